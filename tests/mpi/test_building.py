@@ -51,9 +51,7 @@ def test_a_function_that_hangs_is_a_row_that_says_where(launch, tmp_path, ranks)
 
 @pytest.mark.long
 @pytest.mark.parametrize("survive", [False, True])
-def test_a_rank_that_is_deaf_is_given_up_when_others_have_saved_and_the_same_command_goes_on(
-    launch, tmp_path, survive
-):
+def test_unresponsive_rank_is_given_up_and_run_resumes(launch, tmp_path, survive):
     rates = tmp_path / "rates.json"
     rates.write_text(
         '{"samples_per_epoch": 600, "gpus_per_node": 2, "models": [{"name": "good", "rates": [9.0]}, '
@@ -86,7 +84,7 @@ def test_a_rank_that_is_deaf_is_given_up_when_others_have_saved_and_the_same_com
 
 
 @pytest.mark.long
-def test_a_launch_of_one_rank_that_is_deaf_ends_by_another_of_its_threads(launch, tmp_path):
+def test_unresponsive_single_rank_ends_by_another_thread(launch, tmp_path):
     run = launch(1, spec(tmp_path, [bad("hangs_in_c")], train={"build_timeout": 1.0}))
     assert run.status == 3, run.output
     assert DEAF in run.results()["bad"].reason

@@ -6,7 +6,7 @@ from tests.mpi.conftest import spec
 
 
 @pytest.mark.long
-def test_a_function_that_was_edited_is_refused_until_somebody_says_what_to_do(launch, tmp_path):
+def test_changed_function_is_refused_until_decided(launch, tmp_path):
     (tmp_path / "own_models.py").write_text(
         "import numpy as np\nimport starts\n\n\ndef build(input_shape, classes):\n"
         "    return np.full((int(np.prod(input_shape)) + 1, classes), starts.VALUE)\n"

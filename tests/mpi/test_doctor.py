@@ -92,7 +92,7 @@ def test_a_module_that_one_rank_alone_lacks_ends_all(doctor):
 
 @pytest.mark.long
 @pytest.mark.skipif(CORES < 2, reason="wants two cores")
-def test_a_file_system_on_which_two_nodes_can_hold_one_folder_is_found(doctor):
+def test_doctor_finds_file_system_without_exclusive_lease(doctor):
     content = spec(doctor.folder, MODELS)
     nodes = {"FLEET_RANKS_PER_NODE": "1"}  # pretended
     assert "lease" not in "".join(doctor(content, mpirun(2), **nodes)[1])
@@ -110,7 +110,7 @@ def test_a_file_system_on_which_two_nodes_can_hold_one_folder_is_found(doctor):
 
 @pytest.mark.long
 @pytest.mark.skipif(CORES < 2, reason="wants two cores")
-def test_a_rank_that_is_bound_to_one_core_is_found_and_warned_of_by_the_run_too(doctor):
+def test_doctor_finds_rank_bound_to_one_core(doctor):
     status, lines, _ = doctor(before=bound(1, "core"))
     assert status == 1
     assert lines[0].startswith("rank 0 has one core, and node 0 has ")
@@ -129,7 +129,7 @@ def test_ranks_of_a_launcher_that_mpi_does_not_know_are_found(doctor):
     )
 
 
-def test_of_ranks_that_all_take_themselves_for_rank_0_one_of_each_node_speaks(doctor):
+def test_doctor_runs_once_per_node_if_all_are_rank_0(doctor):
     assert doctor(PMI_SIZE="8", PMI_RANK="3", MPI_LOCALRANKID="3")[:2] == (1, [])
 
 
@@ -202,7 +202,7 @@ def test_a_wrong_spec_ends_with_status_2_on_any_number_of_ranks(doctor):
 
 @pytest.mark.long
 @pytest.mark.tensorflow
-def test_horovod_built_for_another_tensorflow_and_a_disk_that_is_too_small_are_found(doctor):
+def test_doctor_finds_wrong_horovod_and_small_disk(doctor):
     package = doctor.folder / "broken" / "horovod" / "tensorflow"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
@@ -223,7 +223,7 @@ def test_horovod_built_for_another_tensorflow_and_a_disk_that_is_too_small_are_f
 
 @pytest.mark.long
 @pytest.mark.tensorflow
-def test_a_network_that_cannot_be_built_is_found_and_keeps_no_rank_waiting(doctor):
+def test_doctor_finds_network_that_cannot_be_built(doctor):
     content = spec(
         doctor.folder,
         [{"family": "cnn", "args": {"filters": [1] * 6}}],

@@ -58,9 +58,7 @@ def elastic(tmp_path, models, samples=200, batch=None, rates=(), **parts):
 
 
 @pytest.mark.long
-def test_a_network_has_the_gpus_and_the_batch_of_one_that_ends_and_is_replayed_exactly(
-    launch, tmp_path
-):
+def test_elastic_network_takes_gpus_and_batch_and_is_replayed(launch, tmp_path):
     models = [
         {"family": "softmax", "name": name, "train": {"stopping": {"max_epochs": epochs}}}
         for name, epochs in (("short", 1), ("long", 30))
@@ -131,7 +129,7 @@ def test_an_emulated_run_takes_what_the_simulation_says(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_an_interrupted_epoch_that_fewer_gpus_cannot_hold_is_a_row_that_says_so(launch, tmp_path):
+def test_elastic_epoch_too_large_for_fewer_gpus_is_a_row(launch, tmp_path):
     content = elastic(
         tmp_path,
         [{"family": "softmax", "name": "net"}],
@@ -155,7 +153,7 @@ def test_an_interrupted_epoch_that_fewer_gpus_cannot_hold_is_a_row_that_says_so(
 
 @pytest.mark.long
 @pytest.mark.tensorflow
-def test_tensorflow_trains_with_batches_that_change_and_is_replayed(launch, tmp_path):
+def test_elastic_tensorflow_batches_change_and_replay(launch, tmp_path):
     plain = {
         "filters": [4],
         "dense": [8],
@@ -180,9 +178,7 @@ def test_tensorflow_trains_with_batches_that_change_and_is_replayed(launch, tmp_
 
 
 @pytest.mark.long
-def test_times_are_measured_once_where_no_file_says_them_and_the_profile_is_such_a_file(
-    launch, tmp_path
-):
+def test_elastic_step_times_are_measured_into_profile(launch, tmp_path):
     models = [{"family": "softmax", "name": name} for name in "ab"]
     content = spec(
         tmp_path, models, train={"batch": {"size": [8, 32]}}, schedule={"policy": "elastic"}

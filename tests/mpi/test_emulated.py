@@ -34,7 +34,7 @@ RATES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_every_network_trains_for_its_epochs_and_no_faster_than_its_rate(launch, tmp_path, policy):
+def test_emulated_networks_train_all_epochs_at_their_rate(launch, tmp_path, policy):
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
     content = spec(
         tmp_path,
@@ -77,9 +77,7 @@ def test_every_network_trains_for_its_epochs_and_no_faster_than_its_rate(launch,
 
 @pytest.mark.long
 @pytest.mark.parametrize("slots", [2, "auto"])
-def test_networks_share_emulated_gpus_and_the_run_learns_what_they_train_together(
-    launch, tmp_path, slots
-):
+def test_emulated_networks_share_gpus_and_learn_sharing(launch, tmp_path, slots):
     rates = {
         "samples_per_epoch": 200,
         "gpus_per_node": 2,

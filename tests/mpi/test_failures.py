@@ -71,7 +71,7 @@ def test_a_bug_in_a_trainer_ends_all_ranks_and_leaves_no_process(launch, tmp_pat
 
 
 @pytest.mark.long
-def test_a_launch_where_another_is_at_work_is_refused_until_that_is_killed(launch, tmp_path):
+def test_second_launch_is_refused_until_first_is_killed(launch, tmp_path):
     content = spec(
         tmp_path, [GOOD], samples=600, source="slow", train={"stopping": {"max_epochs": 99}}
     )
@@ -99,9 +99,7 @@ def test_a_launch_where_another_is_at_work_is_refused_until_that_is_killed(launc
     ],
     ids=["reader", "writer", "writer of a ring"],
 )
-def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(
-    launch, tmp_path, stopped, data, said
-):
+def test_stopped_reader_or_writer_ends_all_ranks(launch, tmp_path, stopped, data, said):
     content = spec(
         tmp_path,
         [GOOD, {**GOOD, "name": "other"}],
@@ -169,7 +167,7 @@ def test_bad_input_ends_with_status_2_before_any_rank_waits(launch, tmp_path, ch
     assert not (tmp_path / "run").exists()
 
 
-def test_a_rank_whose_launcher_has_gone_before_it_begins_is_no_run_of_its_own(tmp_path):
+def test_rank_without_launcher_starts_no_run(tmp_path):
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({**spec(tmp_path, [GOOD]), "output": str(tmp_path / "run")}))
     environment = {
@@ -190,7 +188,7 @@ def test_a_rank_whose_launcher_has_gone_before_it_begins_is_no_run_of_its_own(tm
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_launch_leaves_whose_launcher_is_killed_goes_with_the_next(launch, tmp_path):
+def test_killed_launchers_remains_are_deleted_next_time(launch, tmp_path):
     content = spec(tmp_path, [GOOD], train={"stopping": {"max_epochs": 100_000}})
     process = launch.start(2, content)
     wait_until(lambda: events_of(RunPaths(tmp_path / "run").events, GroupStarted), process)

@@ -96,7 +96,7 @@ def results(harvest):
 
 
 @pytest.mark.long
-def test_two_launches_share_the_networks_and_one_that_is_killed_loses_an_epoch_at_most(harvest):
+def test_harvest_two_launches_lose_one_epoch_at_most(harvest):
     first, second = harvest.start(), harvest.start()
     harvest.wait_until_both_train()
     kill(first)
@@ -108,7 +108,7 @@ def test_two_launches_share_the_networks_and_one_that_is_killed_loses_an_epoch_a
 
 
 @pytest.mark.long
-def test_launches_that_are_left_alone_train_each_epoch_once_and_all_end_well(harvest):
+def test_harvest_launches_train_each_epoch_once(harvest):
     launches = [harvest.start(), harvest.start()]
     harvest.wait_until_both_train()
     ended = [end(process) for process in launches]
@@ -118,9 +118,7 @@ def test_launches_that_are_left_alone_train_each_epoch_once_and_all_end_well(har
 
 @pytest.mark.long
 @pytest.mark.parametrize("wrong_s", [600, -600])
-def test_where_clocks_differ_by_minutes_a_network_is_taken_over_neither_early_nor_never_and_nothing_is_destroyed(
-    launch, tmp_path, wrong_s
-):
+def test_harvest_takes_over_correctly_with_wrong_clocks(launch, tmp_path, wrong_s):
     gate = tmp_path / "gate"
     harvest = Harvest(launch, tmp_path, samples=f"100:150:{gate}", source="gated", names=["a", "b"])
     first = harvest.start(WRONG_BY_S=str(-wrong_s))
@@ -188,9 +186,7 @@ def test_launches_share_a_folder_on_a_file_system_without_locks(harvest, tmp_pat
 
 
 @pytest.mark.long
-def test_one_launch_of_five_whose_quota_is_hit_says_so_and_the_others_lose_nothing(
-    launch, tmp_path
-):
+def test_harvest_quota_of_one_launch_hurts_no_other(launch, tmp_path):
     harvest = Harvest(launch, tmp_path, samples=800)  # no network is done before it is struck
     launches = [harvest.start("--idle-timeout", "1s") for _ in range(5)]  # of four networks
     wait_until(lambda: any(events_of(log, EpochEnded) for log in harvest.paths.event_logs()))
@@ -216,7 +212,7 @@ def test_one_launch_of_five_whose_quota_is_hit_says_so_and_the_others_lose_nothi
 
 
 @pytest.mark.long
-def test_the_table_follows_what_all_launches_do_while_one_trains_for_long(launch, tmp_path):
+def test_harvest_table_follows_all_launches(launch, tmp_path):
     harvest = Harvest(launch, tmp_path, samples=200, names=["a", "b", "c"])
     harvest.content["models"][0]["train"] = {"stopping": {"max_epochs": 60}}
     launches = [harvest.start("--idle-timeout=1s") for _ in range(2)]
@@ -257,7 +253,7 @@ def _trains(harvest, process):
 
 
 @pytest.mark.long
-def test_a_launch_that_wants_to_be_alone_is_refused_until_the_others_have_ended(launch, tmp_path):
+def test_harvest_exclusive_launch_waits_for_others(launch, tmp_path):
     gate, lease = tmp_path / "gate", {"FLEET_LEASE": "10s"}  # none ends on a busy machine
     harvest = Harvest(launch, tmp_path, samples=f"100:150:{gate}", source="gated", lease=lease)
     first = harvest.start()

@@ -125,7 +125,7 @@ def test_a_recorded_loss_curve_guards_the_step(histories):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (3, 2)])
-def test_horovod_gives_the_same_bits_whatever_number_of_steps_a_call_takes(launch, ranks, seed):
+def test_keras_horovod_bits_do_not_depend_on_steps_per_call(launch, ranks, seed):
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
     done = launch(
@@ -184,9 +184,7 @@ def test_a_network_is_replayed_alone_to_the_same_losses(shared):
 
 
 @pytest.mark.long
-def test_a_deterministic_network_is_replayed_in_a_group_of_its_size_to_the_same_numbers(
-    launch, tmp_path
-):
+def test_keras_deterministic_group_is_replayed_exactly(launch, tmp_path):
     model = {
         "family": "cnn",
         "name": "normalised",
@@ -205,9 +203,7 @@ def test_a_deterministic_network_is_replayed_in_a_group_of_its_size_to_the_same_
 
 
 @pytest.mark.long
-def test_a_group_that_finishes_samples_in_its_graph_is_replayed_with_those_of_hosts_to_the_same_numbers(
-    launch, tmp_path
-):
+def test_keras_device_augmentation_replays_host_results(launch, tmp_path):
     model = {
         "family": "cnn",
         "name": "pair",
@@ -238,9 +234,7 @@ def test_a_group_that_finishes_samples_in_its_graph_is_replayed_with_those_of_ho
 
 
 @pytest.mark.long
-def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_replay_may_differ(
-    launch, tmp_path
-):
+def test_keras_schedules_change_no_result_with_cache(launch, tmp_path):
     """Each policy with GPUs that two trainers share and rates from training, beside one with a GPU for each trainer."""
     models = [
         {
@@ -282,7 +276,7 @@ def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_repla
 
 
 @pytest.mark.parametrize("name", ["normalised", "plain"])
-def test_the_exported_network_gives_the_recorded_accuracy_in_plain_keras(shared, name):
+def test_keras_export_gives_recorded_accuracy(shared, name):
     import keras
 
     _, _, run = shared

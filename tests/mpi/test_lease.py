@@ -24,9 +24,7 @@ def content_of(paths):
 
 
 @pytest.mark.long
-def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_nothing(
-    launch, tmp_path
-):
+def test_lease_lost_while_stopped_ends_launch_safely(launch, tmp_path):
     content = spec(
         tmp_path,
         [{"family": "softmax", "name": "a"}],

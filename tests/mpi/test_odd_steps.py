@@ -41,7 +41,7 @@ def test_a_network_that_kills_its_rank_comes_last_and_then_fails(launch, tmp_pat
 
 
 @pytest.mark.parametrize("ranks", long_but_first(3, 1))
-def test_a_step_that_hangs_does_not_hold_up_the_end_of_the_walltime(launch, tmp_path, ranks):
+def test_hanging_step_does_not_delay_walltime_end(launch, tmp_path, ranks):
     models = MODELS if ranks > 1 else MODELS[1:2]
     content = spec(tmp_path, models, source="slow", train={"stopping": {"max_epochs": 200}})
     odd = {"program": ODD, "environment": {"FLEET_TEST_STEP": "hang"}}
@@ -63,7 +63,7 @@ def test_what_code_of_a_network_leaves_does_not_keep_the_launch(launch, tmp_path
 
 
 @pytest.mark.long
-def test_a_network_that_kills_ranks_fails_in_a_launch_that_outlives_them(launch, tmp_path):
+def test_killing_network_fails_in_fault_tolerant_launch(launch, tmp_path):
     content = spec(tmp_path, MODELS)
     odd = {"program": ODD, "environment": {"FLEET_TEST_STEP": "kill"}}
     run = launch(4, content, survive=True, **odd)

@@ -44,7 +44,7 @@ def waiting_spec(tmp_path, models=(), **parts):
     return launcher, launcher.write(spec(tmp_path, list(models), **{**OPEN, **parts}))
 
 
-def test_networks_are_added_paused_resumed_and_stopped_while_a_run_goes_on(tmp_path, capsys):
+def test_commands_add_pause_resume_and_stop_networks(tmp_path, capsys):
     launcher, path = waiting_spec(tmp_path)
     (tmp_path / "entry.yaml").write_text("{family: softmax, grid: {train.batch.size: [4, 6]}}")
     (tmp_path / "wrong.yaml").write_text("{family: softmaxx}")
@@ -106,7 +106,7 @@ def test_what_others_added_is_there_again_when_the_run_goes_on(tmp_path):
     }
 
 
-def test_a_launch_that_is_interrupted_as_soon_as_it_is_started_is_resumed(tmp_path):
+def test_launch_interrupted_at_start_is_resumed(tmp_path):
     long = {"family": "softmax", "name": "net", "train": {"stopping": {"max_epochs": 10_000}}}
     launcher, path = waiting_spec(tmp_path, models=[long])
     with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
@@ -118,7 +118,7 @@ def test_a_launch_that_is_interrupted_as_soon_as_it_is_started_is_resumed(tmp_pa
     assert [(row.name, row.status) for row in running.results()] == [("net", Status.PRUNED)]
 
 
-def test_an_interrupted_launch_has_all_the_time_that_its_step_takes(tmp_path):
+def test_interrupted_launch_may_finish_its_step(tmp_path):
     """mpirun would end ranks within a second that do not obey a SIGTERM."""
     (tmp_path / "rates.json").write_text(
         '{"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "net", "rates": [8.0]}]}'
@@ -137,7 +137,7 @@ def test_an_interrupted_launch_has_all_the_time_that_its_step_takes(tmp_path):
     assert read_state(RunPaths(running.run).last("net"), with_arrays=False).position > 0
 
 
-def test_a_launch_that_is_refused_says_so_whatever_the_one_before_has_logged(tmp_path):
+def test_refused_launch_says_so_despite_earlier_logs(tmp_path):
     launcher = Launcher(tmp_path)
     path = launcher.write(spec(tmp_path, [{"family": "softmax"}]))
     with launch(path, 2, "--plain", "--fresh", environment=launcher.environment({})) as running:
@@ -254,7 +254,7 @@ def ranks_of(process):
 
 @pytest.mark.long
 @pytest.mark.tensorflow
-def test_networks_that_come_late_train_to_what_they_would_have_come_to_alone(tmp_path):
+def test_late_networks_train_as_if_alone(tmp_path):
     """On Keras, in a stream that others began: a replay trains each by itself."""
     first = {
         "family": "cnn",

@@ -31,7 +31,7 @@ def run_noted(launch, tmp_path, **parts):
     return reads(folder)
 
 
-def test_the_first_rank_looks_at_a_few_samples_once_and_no_other_reads_any(launch, tmp_path):
+def test_reads_rank_0_probes_few_samples_and_others_none(launch, tmp_path):
     read = run_noted(launch, tmp_path)
     assert list(read) == [0]
     assert read[0][: len(LOOKED_AT)] == LOOKED_AT
@@ -53,7 +53,7 @@ def test_samples_that_are_kept_are_read_once_beside_that(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_trainers_that_prepare_their_own_samples_read_those_and_no_others(launch, tmp_path):
+def test_reads_of_own_preprocessing_are_minimal(launch, tmp_path):
     read = run_noted(launch, tmp_path, schedule={"policy": "baseline"})
     assert read.pop(0) == LOOKED_AT
     assert sorted(read) == [1, 2]

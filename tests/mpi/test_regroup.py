@@ -27,9 +27,7 @@ def adaptive(tmp_path, models, rates, **parts):
 
 
 @pytest.mark.parametrize("ranks", long_but_first(3, 5))
-def test_a_group_takes_in_the_devices_of_those_that_finish_in_the_middle_of_an_epoch(
-    launch, tmp_path, ranks
-):
+def test_regroup_adds_freed_devices_within_an_epoch(launch, tmp_path, ranks):
     models = [
         {
             "family": "softmax",

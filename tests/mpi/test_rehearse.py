@@ -22,7 +22,7 @@ RATES = {
 
 
 @pytest.mark.parametrize("policy", long_but_first("global", "adaptive"))
-def test_a_spec_goes_through_all_of_its_run_on_nodes_that_are_pretended(launch, tmp_path, policy):
+def test_dry_run_of_spec_covers_pretended_nodes(launch, tmp_path, policy):
     spec = {
         "models": [{"family": "resnet", "name": network["name"]} for network in RATES["models"]],
         "data": {"source": "builtin:noise", "options": {"samples": 500, "size": 32}},

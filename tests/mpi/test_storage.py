@@ -33,9 +33,7 @@ def is_told(run, why):
 @pytest.mark.parametrize(
     "pages", [3, *(pytest.param(pages, marks=pytest.mark.long) for pages in (9, 20))]
 )
-def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_room(
-    launch, full_disk, pages
-):
+def test_full_disk_ends_run_and_it_resumes_with_room(launch, full_disk, pages):
     ballast = full_disk / "ballast"
     ballast.write_bytes(bytes(4 * 1024 * 1024 - 4096 * pages))
     run = launch(3, content(full_disk))
@@ -56,7 +54,7 @@ def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_roo
 
 
 @pytest.mark.long
-def test_a_folder_that_may_not_be_written_any_more_ends_the_run_before_it_begins(launch, full_disk):
+def test_read_only_folder_ends_run_before_it_starts(launch, full_disk):
     stopped = launch(3, {**content(full_disk), "walltime": 0.001})
     assert stopped.status == 75, stopped.output
     subprocess.run(["mount", "-o", "remount,ro", full_disk], check=True)
@@ -66,7 +64,7 @@ def test_a_folder_that_may_not_be_written_any_more_ends_the_run_before_it_begins
 
 
 @pytest.mark.long
-def test_a_full_disk_under_the_batch_log_ends_the_run_and_what_was_saved_goes_on(launch, tmp_path):
+def test_full_disk_under_batch_log_ends_run_and_it_resumes(launch, tmp_path):
     spec_file = launch.write(content(tmp_path))
     with open("/dev/full", "w") as full:
         done = subprocess.run(

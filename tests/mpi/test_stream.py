@@ -96,9 +96,7 @@ def test_three_preprocessors_give_what_one_gives(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_rank_0_is_left_out_where_the_others_are_faster_without_it_and_nothing_is_lost(
-    launch, tmp_path
-):
+def test_stream_leaves_out_rank_0_where_it_is_slower(launch, tmp_path):
     content = spec(
         tmp_path,
         MODELS,
@@ -142,9 +140,7 @@ KEPT = {**DATA, "cache": "memory"}
     ids=["ring", "small ring", "kept"],
 )
 @pytest.mark.parametrize("nodes", long_but_first(2, 1))
-def test_networks_at_their_own_pace_are_given_each_sample_once_per_epoch(
-    launch, tmp_path, data, nodes
-):
+def test_stream_own_pace_gives_each_sample_once_per_epoch(launch, tmp_path, data, nodes):
     models = [
         *MODELS,
         {"family": "softmax", "name": "long", "gpus": 2, "train": {"stopping": {"max_epochs": 5}}},
@@ -158,9 +154,7 @@ def test_networks_at_their_own_pace_are_given_each_sample_once_per_epoch(
 
 
 @pytest.mark.long
-def test_a_network_that_took_its_shards_from_a_ring_is_trained_again_to_the_same_losses(
-    launch, tmp_path
-):
+def test_stream_ring_path_is_replayed_to_same_losses(launch, tmp_path):
     models = [*MODELS, {"family": "softmax", "name": "pair", "gpus": 2}]
     content = spec(tmp_path, models, samples=230, data={**RING, "shared_memory": 20 * 16 * 3})
     run = launch(5, content)

@@ -163,9 +163,7 @@ def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_pat
     [{"order": "ring", "shards": 10}, {}, {"cache": "memory"}],
     ids=["ring", "strict", "kept"],
 )
-def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(
-    launch, tmp_path, data, nodes
-):
+def test_survival_order_and_nodes_do_not_matter(launch, tmp_path, data, nodes):
     dies = (1, 3)[nodes - 1]
     filler, calls = ("SetFiller.step", 5) if "cache" in data else ("WindowFiller._produce", 20)
     moment = (f"stream.filler:{filler}", calls)
@@ -195,7 +193,7 @@ def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_path):
+def test_survival_stopped_rank_is_not_taken_for_dead(launch, tmp_path):
     run, content = run_dying(
         launch, tmp_path, {"2": (STEP, 30)}, environment={"FLEET_TEST_STOPS": "2"}
     )
@@ -206,9 +204,7 @@ def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_pa
 
 @pytest.mark.long
 @pytest.mark.parametrize("rank", ["0", "2"])
-def test_without_a_coordinator_or_ulfm_all_ranks_end_at_once_and_the_job_resumes(
-    launch, tmp_path, rank
-):
+def test_survival_without_ulfm_all_end_and_job_resumes(launch, tmp_path, rank):
     where = ("ensemble.networks:Networks.end_epoch", 4) if rank == "0" else (STEP, 30)
     run, content = run_dying(launch, tmp_path, {rank: where}, survive=rank == "0")
     assert run.status not in (0, 2, 3, 75)

@@ -165,7 +165,7 @@ def test_a_member_of_a_group_dies(tmp_path, exchange):
     check(launch, run, content, names=())
 
 
-def test_what_runs_out_of_memory_on_a_gpu_that_others_share_is_trained_alone(tmp_path):
+def test_torch_out_of_memory_on_shared_gpu_trains_alone(tmp_path):
     models = [
         {
             "build": "tests.torch_modules:short_of_memory",
@@ -216,7 +216,7 @@ def net(input_shape, classes):
 """
 
 
-def test_a_child_goes_on_from_its_parent_and_a_module_that_was_edited_is_refused(tmp_path):
+def test_torch_child_resumes_and_changed_module_is_refused(tmp_path):
     (tmp_path / "own_modules.py").write_text(CHILDREN)
     model = {
         "build": "own_modules:net",
@@ -250,7 +250,7 @@ DETERMINISTIC = {
 }
 
 
-def test_a_deterministic_network_is_resumed_and_replayed_to_the_same_numbers(tmp_path):
+def test_torch_deterministic_network_replays_exactly(tmp_path):
     """A launch of four epochs, one of two epochs that goes on for two more, and a replay."""
     states = []
     for name, pieces in (("whole", (4,)), ("resumed", (2, 4))):

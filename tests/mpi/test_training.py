@@ -105,7 +105,7 @@ def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
     assert replayed(launch, content, run, "one") < 1e-9
 
 
-def test_a_signal_while_the_data_is_listed_stops_the_run_before_it_trains(launch, tmp_path):
+def test_training_signal_during_listing_stops_before_training(launch, tmp_path):
     content = spec(
         tmp_path, [{"family": "softmax"}], samples=f"60 {tmp_path}", source="listed_slowly"
     )
@@ -119,7 +119,7 @@ def test_a_signal_while_the_data_is_listed_stops_the_run_before_it_trains(launch
 
 
 @pytest.mark.parametrize("ranks", long_but_first(2, 1, 4))
-def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_path, ranks):
+def test_training_signal_stops_within_a_step(launch, tmp_path, ranks):
     models = [{"family": "softmax", "name": "one"}]
     if ranks == 4:
         models.append({"family": "softmax", "name": "pair", "gpus": 2})
@@ -157,7 +157,7 @@ def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_p
 
 
 @pytest.mark.long
-def test_a_run_stops_before_its_walltime_and_an_epoch_longer_than_that_still_ends(launch, tmp_path):
+def test_training_walltime_stops_and_long_epochs_finish(launch, tmp_path):
     content = spec(
         tmp_path,
         [{"family": "softmax", "name": "one"}],
@@ -175,7 +175,7 @@ def test_a_run_stops_before_its_walltime_and_an_epoch_longer_than_that_still_end
     assert replayed(launch, {**content, "walltime": "1h"}, launches[-1], "one") < 1e-9
 
 
-def test_the_same_command_does_nothing_to_a_finished_run_and_fresh_starts_over(launch, tmp_path):
+def test_training_finished_run_is_a_no_op_and_fresh_restarts(launch, tmp_path):
     content = spec(tmp_path, [{"family": "softmax"}])
     assert launch(2, content).status == 0
     again = launch(2, content)

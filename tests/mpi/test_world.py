@@ -34,7 +34,7 @@ def test_every_promise_is_kept_by_ranks_of_mpi(launch, ranks, survive):
     )
 
 
-def test_a_death_strikes_the_group_on_all_other_ranks_and_they_go_on(launch):
+def test_world_death_fails_group_on_all_other_ranks(launch):
     assert "the others have gone on" in run(launch, 4, "struck.py", survive=True)
 
 
@@ -45,7 +45,7 @@ def test_a_death_inside_a_large_sum_ends_it_on_all_other_ranks(launch, ranks, af
 
 
 @pytest.mark.parametrize(("ranks", "survive"), long_but_first((4, False), (1, False), (4, True)))
-def test_mpirun_ends_with_the_status_and_has_nothing_to_say_of_it(launch, ranks, survive):
+def test_world_exit_status_reaches_mpirun_silently(launch, ranks, survive):
     ended = subprocess.run(
         [*mpirun(ranks, survive), str(ROOT / "tests/mpi/leaving.py"), "75"],
         cwd=ROOT,

@@ -34,7 +34,7 @@ def a_small_stage(monkeypatch):
 
 
 @given(ranks=st.integers(2, 5), arrays=LENGTHS, seed=st.integers(0, 99))
-def test_sums_of_any_length_follow_each_other_and_are_equal_on_all_ranks(ranks, arrays, seed):
+def test_node_sum_of_any_length_is_equal_on_all_ranks(ranks, arrays, seed):
     random = np.random.default_rng(seed)
     turns, stages = (np.zeros(shape, kind) for kind, *shape in forms(ranks))
     values = [

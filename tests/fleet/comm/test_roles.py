@@ -47,9 +47,7 @@ def test_every_rank_has_at_most_one_role_and_somebody_trains(node_of, wanted, gp
 
 @settings(max_examples=examples(300))
 @given(launches(), preprocessors, gpus)
-def test_where_samples_are_shared_no_rank_is_idle_and_each_node_has_a_leader_and_a_trainer(
-    node_of, wanted, gpus
-):
+def test_assign_leaves_no_rank_idle_and_every_node_a_trainer(node_of, wanted, gpus):
     roles = assigned(node_of, wanted, gpus)
     if roles and roles.shared:
         assert sorted([*roles.preprocessors, *roles.trainers]) == list(range(len(node_of)))
@@ -67,9 +65,7 @@ def test_where_samples_are_shared_no_rank_is_idle_and_each_node_has_a_leader_and
 
 @settings(max_examples=examples(300))
 @given(launches(), preprocessors, gpus, st.booleans())
-def test_a_node_has_no_more_trainers_than_gpus_and_its_devices_are_numbered_as_policies_think(
-    node_of, wanted, gpus, own
-):
+def test_assign_numbers_devices_as_policies_expect(node_of, wanted, gpus, own):
     if roles := assigned(node_of, wanted, gpus, own):
         most = [len(on(roles, node, roles.trainers)) for node in range(roles.nodes)]
         assert roles.gpus_per_node == max(most) <= (gpus or len(node_of))
@@ -93,7 +89,7 @@ def test_where_gpus_are_known_all_other_ranks_prepare_samples():
     assert (roles.preprocessors, roles.trainers) == ((0, 6, 1, 7), (2, 3, 4, 5, 8, 9, 10, 11))
 
 
-def test_with_their_own_preprocessing_all_but_rank_0_train_on_as_many_gpus_as_there_are():
+def test_assign_own_preprocessing_trains_on_all_but_rank_0():
     assert assign([0, 1, 0, 1, 0, 1], None, None, own_preprocessing=True).trainers == (
         2,
         4,
@@ -146,7 +142,7 @@ def test_a_spec_says_how_ranks_are_split(parts, preprocessors, trainers):
     assert (roles.preprocessors, roles.trainers) == (preprocessors, trainers)
 
 
-def test_trainers_of_a_replay_prepare_their_own_samples_under_any_policy():
+def test_assign_roles_of_replay_uses_own_preprocessing():
     assert assign_roles(spec(), [0, 0], None, own_preprocessing=True).preprocessors == ()
 
 
@@ -204,7 +200,7 @@ def test_ranks_beyond_the_gpus_or_else_the_cores_share_them(ranks, gpus, slots, 
     assert (roles.physical_gpus_per_node, roles.slots) == (whole, each)
 
 
-def test_cores_are_counted_as_many_as_the_largest_least_group_wants():
+def test_assign_counts_cores_for_largest_minimum_group():
     content = spec(
         {"family": "softmax", "name": "a", "gpus": [3, 4]},
         resources={"engine": "numpy", "networks_per_gpu": "auto"},
@@ -222,7 +218,7 @@ def test_with_slots_fewer_ranks_are_left_to_prepare_samples():
     assert len(assign([0] * 10, None, 4, slots=None).preprocessors) == 1
 
 
-def test_more_ranks_than_slots_are_an_error_that_says_what_would_do():
+def test_assign_refuses_more_ranks_than_slots():
     with pytest.raises(
         UserError,
         match=r"6 ranks for 2 GPUs.*start 5 ranks there or raise.*resources.networks_per_gpu",
@@ -263,9 +259,7 @@ def test_more_ranks_than_slots_are_an_error_that_says_what_would_do():
         ),
     ],
 )
-def test_where_ranks_are_too_few_for_the_slots_that_are_asked_for_it_is_said(
-    asked, ranks, gpus, said
-):
+def test_describe_missing_slots_says_how_many_ranks_to_add(asked, ranks, gpus, said):
     ten = spec(
         *({"family": "softmax", "name": f"n{number}"} for number in range(10)),
         resources={"engine": "numpy", "networks_per_gpu": asked, "preprocessors": 1},

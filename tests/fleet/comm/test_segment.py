@@ -10,7 +10,7 @@ from fleet.comm.segment import Segment, map_arrays
 from fleet.errors import InfrastructureError
 
 
-def test_memory_that_is_not_there_is_an_error_that_says_what_to_lower():
+def test_segment_missing_memory_names_what_to_lower():
     with pytest.raises(
         InfrastructureError, match=r"1000000 TB of shared memory .* free in /dev/shm: lower data.w"
     ):
@@ -27,7 +27,7 @@ def test_memory_of_a_run_that_was_killed_is_taken_over():
     assert again.memory[0:1] == b"\0"
 
 
-def test_arrays_that_ranks_share_begin_with_zeros_and_lie_apart_each_from_a_page_on():
+def test_map_arrays_are_zero_and_page_aligned():
     forms = (np.int64, 3), (np.uint8, 0), (np.float32, 500, 7)
     name = f"fleet-test-{uuid.uuid4().hex}"
     segment, arrays = map_arrays(name, True, *forms)

@@ -107,9 +107,7 @@ def _loaded(pipeline, rows, epoch, training):
         ("CMYK", (131, 117), "simplejpeg"),
     ],
 )
-def test_samples_are_the_same_whoever_else_is_fed_and_whatever_is_kept(
-    kind, size, decoder, tmp_path, monkeypatch
-):
+def test_samples_equal_for_all_pipelines_and_caches(kind, size, decoder, tmp_path, monkeypatch):
     if decoder == "Pillow":
         monkeypatch.setattr("preprocess.decode.simplejpeg", None)
     folder = photos(tmp_path / "photos", kind, size)
@@ -128,7 +126,7 @@ def test_samples_are_the_same_whoever_else_is_fed_and_whatever_is_kept(
             assert np.array_equal(targets, alone[key][1])
 
 
-def test_each_image_is_decoded_once_for_all_that_want_it_at_one_size(tmp_path, monkeypatch):
+def test_image_is_decoded_once_per_size(tmp_path, monkeypatch):
     from preprocess.transforms import decoding
 
     folder, sizes = photos(tmp_path / "photos"), []
@@ -151,7 +149,7 @@ def test_each_image_is_decoded_once_for_all_that_want_it_at_one_size(tmp_path, m
     )
 
 
-def test_what_differs_in_size_before_the_first_random_transform_is_refused(tmp_path):
+def test_varying_sizes_before_random_transform_are_refused(tmp_path):
     folder = photos(tmp_path / "photos")
     photos(folder, size=(SIDE, SIDE + 8), count=4)
     for cache, policy, instead in (
@@ -192,7 +190,7 @@ def test_under_baseline_a_network_comes_to_one_result(names, tmp_path):
         {"folds": 2},
     ],
 )
-def test_of_a_shared_stream_a_network_comes_to_what_it_comes_to_alone(data, tmp_path):
+def test_shared_stream_gives_network_results_of_its_own(data, tmp_path):
     folder, names = photos(tmp_path / "photos"), ["small", "large", "random"]
     status, together = launch(spec(tmp_path / "together", names, folder, **data), 3)
     assert status is ExitStatus.OK

@@ -47,7 +47,7 @@ def spec(tmp_path):
     )
 
 
-def test_the_history_says_of_which_file_and_what_goes_on_needs_none(tmp_path, monkeypatch):
+def test_history_names_initial_weights_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path, file = spec(tmp_path), tmp_path / "first.npy"
     status, prepared = launch(path, 1)

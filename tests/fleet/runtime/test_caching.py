@@ -92,7 +92,7 @@ def test_a_ring_is_never_kept_in_memory(fixed_s, varying_s, preprocessors, is_cr
     assert found.why.startswith("order: ring is for data sets larger than the memory")
 
 
-def test_samples_that_differ_before_the_first_random_transform_cannot_be_kept():
+def test_cache_refuses_samples_of_varying_shape():
     found = chosen(kept=None, fixed_s=1.0)
     assert (found.cache, found.nbytes) == ("none", 0)
     assert found.why == "samples differ: a is 6 x 6 and b 4 x 4 before the first random transform"
@@ -127,9 +127,7 @@ EPOCH = SAMPLES * (ROW + 1)  # of finished samples, and whether each is there
 @pytest.mark.parametrize(
     ("room", "cache"), [(10, "memory"), (7, "memory"), (6, "none"), (0, "none")]
 )
-def test_as_many_epochs_as_have_room_are_finished_once_for_all_trainers_that_share_cores(
-    room, cache
-):
+def test_cache_finishes_fitting_epochs_once_for_crowded_trainers(room, cache):
     """Four trainers finish a sample 1 + 3 x (10 - room) / 10 times; above two, preprocessors do less for all."""
     window = (SAMPLES + JUDGING) * ROW + room * EPOCH + 1
     found = chosen(
@@ -145,7 +143,7 @@ def test_as_many_epochs_as_have_room_are_finished_once_for_all_trainers_that_sha
 WIDE = {"data": {"shared_memory": "2kB"}}  # not in memory
 
 
-def test_samples_that_are_slow_to_decode_go_into_a_file_if_that_pays():
+def test_cache_auto_chooses_file_for_slow_decoding():
     found = chosen(fixed_s=0.04, **WIDE)
     assert (found.cache, found.nbytes) == ("file", (SAMPLES + JUDGING) * ROW)
     assert found.why.endswith(
@@ -197,7 +195,7 @@ def test_without_room_or_gain_there_is_no_file(parts, words):
     assert words in found.why
 
 
-def test_where_each_trainer_keeps_samples_for_itself_they_must_fit_so_many_times():
+def test_cache_of_each_trainer_must_fit_as_many_times():
     room = 2 * SAMPLES * ROW + JUDGING * ROW
     assert chosen(HostResources(0, 2), data={"shared_memory": 2 * room}).nbytes == 2 * SAMPLES * ROW
     assert chosen(HostResources(0, 3), data={"shared_memory": room}).cache == "none"
@@ -214,7 +212,7 @@ def test_what_the_spec_says_is_done(cache):
     )
 
 
-def test_trainers_that_prepare_their_own_samples_keep_none_where_they_have_no_room():
+def test_cache_of_own_samples_needs_room():
     found = chosen(HostResources(0, 2), data={"cache": "memory", "shared_memory": "1kB"})
     assert (found.cache, found.asked) == ("none", "memory")
 
@@ -227,7 +225,7 @@ def test_a_launch_goes_on_as_the_one_before(before, cache):
     assert (found.cache, found.why) == (cache, "as in the launch before")
 
 
-def test_what_has_become_impossible_since_the_launch_before_is_not_gone_on_with():
+def test_cache_choice_is_dropped_once_impossible():
     assert chosen(before="memory", **WIDE).cache == "none"
     assert (
         chosen(before="memory", fixed_s=1.0, **WIDE).cache == "none"

@@ -84,9 +84,7 @@ def sides(prepared):
     return known(prepared.inputs.data.train), known(prepared.inputs.data.validation)
 
 
-def test_data_that_is_as_it_was_goes_on_wherever_it_lies_and_however_it_is_spelled(
-    pictured, monkeypatch
-):
+def test_data_unchanged_resumes_from_any_path(pictured, monkeypatch):
     before = sides(pictured.prepare())
     shutil.copytree(pictured.folder / "photos", pictured.folder / "moved")
     shutil.rmtree(pictured.folder / "photos")
@@ -119,9 +117,7 @@ def test_data_that_is_as_it_was_goes_on_wherever_it_lies_and_however_it_is_spell
         ),
     ],
 )
-def test_a_table_that_has_changed_is_refused_with_its_path_what_has_changed_and_the_ways_on(
-    tabular, change, words
-):
+def test_data_changed_table_is_refused_with_changes(tabular, change, words):
     path = tabular.folder / "x.csv"
     assert find_data_changes(tabular.paths) == []
     change(path)
@@ -133,7 +129,7 @@ def test_a_table_that_has_changed_is_refused_with_its_path_what_has_changed_and_
     tabular.prepare()
 
 
-def test_columns_whose_new_order_is_accepted_are_read_as_networks_have_learned_them(tabular):
+def test_data_accepted_column_order_keeps_old_order(tabular):
     before = sides(tabular.prepare())
     sample = tabular.paths.sample.read_bytes()
     table(tabular.folder / "x.csv", [(b, y, a) for a, b, y in rows(60)], ("b", "target", "a"))
@@ -187,7 +183,7 @@ def test_a_folder_of_images_that_has_changed_is_refused(pictured, change, words)
     assert words in find_data_changes(pictured.paths)[0]
 
 
-def test_accepted_data_goes_on_and_stands_in_the_history_and_the_log_and_is_not_asked_about_again(
+def test_data_accepted_change_is_in_history_and_log(
     tabular,
 ):
     table(tabular.folder / "x.csv", rows(60, scale=10))
@@ -209,7 +205,7 @@ def test_accepted_data_goes_on_and_stands_in_the_history_and_the_log_and_is_not_
     assert "targets of 60 of 60 rows differ" in tabular.refused()
 
 
-def test_an_epoch_that_was_under_way_begins_anew_with_accepted_data(tabular):
+def test_data_accepted_change_restarts_open_epoch(tabular):
     tabular.prepare(fresh=True)
     tabular.leave_checkpoints(position=8, stream_epoch=2)
     table(tabular.folder / "x.csv", rows(61))
@@ -218,7 +214,7 @@ def test_an_epoch_that_was_under_way_begins_anew_with_accepted_data(tabular):
     assert (state.epoch, state.position, state.stream_epoch) == (2, 0, -1)
 
 
-def test_samples_keep_their_sides_when_rows_are_added_wherever_they_come(tabular):
+def test_data_added_rows_keep_old_samples_in_their_split(tabular):
     trained, judged = map(set, sides(tabular.prepare()))
     new = [(-1 - number, 0.5, 1.5) for number in range(20)]
     table(tabular.folder / "x.csv", [*new[:3], *rows(60)[:30], *new[3:], *rows(60)[30:]])
@@ -242,7 +238,7 @@ def test_images_keep_their_sides_when_some_come_and_some_go(pictured):
     assert len(now_judged - judged) == 4
 
 
-def test_a_network_that_starts_over_alone_does_not_make_others_go_on_with_changed_data(tabular):
+def test_data_change_is_not_accepted_by_fresh_network(tabular):
     table(tabular.folder / "x.csv", rows(61))
     assert "1 row more" in tabular.refused(fresh_network=("a",))
     assert tabular.prepare(fresh_network=("a", "b")).changes[0].damage == "--fresh-network"
@@ -255,7 +251,7 @@ def test_what_nothing_was_trained_on_may_change(tabular):
     tabular.prepare()
 
 
-def test_a_run_that_has_no_fingerprint_goes_on_and_has_one_from_then_on(tabular):
+def test_data_without_fingerprint_gets_one(tabular):
     tabular.paths.data.unlink()
     assert tabular.prepare().changes == ()
     table(tabular.folder / "x.csv", rows(61))
@@ -306,7 +302,7 @@ def test_folds_stay_what_they_were(tabular):
     assert of_folds(tabular.prepare()) == now
 
 
-def test_a_network_is_not_replayed_on_other_data_unless_it_is_asked_for(tabular):
+def test_data_changed_is_not_replayed_unless_accepted(tabular):
     table(tabular.folder / "x.csv", rows(60, scale=10))
     options = {"replay": str(tabular.paths.root), "only": "a"}
     assert "targets of 60 of 60 rows differ" in tabular.refused(**options)
@@ -329,7 +325,7 @@ def test_decoded_samples_of_other_data_are_made_anew(pictured):
     assert repainted_ones(pictured.prepare(**ACCEPT)) == 1
 
 
-def test_what_can_be_said_of_a_source_of_ones_own_from_outside_is_compared(tmp_path):
+def test_data_of_custom_source_is_compared_from_outside(tmp_path):
     run = made(tmp_path, {"source": "tests.sources:numbered", "path": "60", "transforms": []})
     run.leave_checkpoints()
     run.content["data"]["path"] = "63"

@@ -79,7 +79,7 @@ def test_a_wish_for_a_network_is_logged_before_it_is_heard(office, do, verdict):
     assert not office.handle_commands()
 
 
-def test_networks_that_are_added_are_logged_with_their_entry_before_they_come(office):
+def test_command_add_is_logged_before_networks_come(office):
     assert office.answer(do="add", entry={"family": "cnn", "count": 2}) == {
         "networks": ["new-0", "new-1"]
     }
@@ -99,14 +99,12 @@ def test_networks_that_are_added_are_logged_with_their_entry_before_they_come(of
         ({}, "is no command"),
     ],
 )
-def test_what_cannot_be_done_is_answered_with_the_reason_and_nothing_is_done(
-    office, content, wrong
-):
+def test_command_invalid_is_answered_with_reason(office, content, wrong):
     assert wrong in office.answer(**content)["error"]
     assert office.said == []
 
 
-def test_nodes_that_are_asked_for_are_logged_before_they_are_given_back(office):
+def test_command_release_is_logged_before_nodes_are_released(office):
     answer = office.answer(do="yield", nodes=1, within_s=60)
     event, heard = office.said
     assert answer == {"networks": ["a"], **event.given}
@@ -148,7 +146,7 @@ def test_of_a_network_that_is_over_nothing_becomes_any_more(office):
     }
 
 
-def test_a_launch_that_was_killed_before_it_answered_adds_what_is_left_and_logs_nothing_twice(
+def test_command_repeated_after_kill_acts_once(
     tmp_path,
 ):
     entry = {"family": "cnn", "count": 2}

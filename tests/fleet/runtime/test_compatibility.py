@@ -48,9 +48,7 @@ def run(tmp_path, monkeypatch):
     ("file", "text"),
     [("own_models.py", FIRST.replace("small", "large")), ("layers.py", "small = 2\n")],
 )
-def test_a_network_whose_code_has_changed_is_refused_with_its_name_the_file_and_both_ways_on(
-    run, file, text, reason
-):
+def test_code_changed_is_refused_with_file_and_options(run, file, text, reason):
     run.leave_checkpoints(final=reason)
     run.prepare()
     run.write(file, text)
@@ -69,7 +67,7 @@ def test_other_args_are_a_change_like_any_other(run):
     run.prepare()
 
 
-def test_what_shapes_training_beside_the_network_cannot_be_accepted(run):
+def test_code_change_of_training_settings_is_refused(run):
     run.leave_checkpoints()
     run.content["train"]["batch"]["size"] = 4
     message = run.refused(**ACCEPT)
@@ -77,7 +75,7 @@ def test_what_shapes_training_beside_the_network_cannot_be_accepted(run):
     assert "--fresh-network a" in message
 
 
-def test_changes_that_are_accepted_stand_in_the_history_and_are_not_asked_about_again(run):
+def test_code_accepted_change_is_in_history(run):
     run.leave_checkpoints()
     run.write("layers.py", "small = 2\n")
     prepared = run.prepare(**ACCEPT)
@@ -96,7 +94,7 @@ def test_changes_that_are_accepted_stand_in_the_history_and_are_not_asked_about_
     assert "a (layers.py)" in run.refused()
 
 
-def test_changes_before_the_first_epoch_is_over_stand_in_its_record(run):
+def test_code_change_before_first_epoch_is_in_its_record(run):
     run.leave_checkpoints(epochs=(), position=8, stream_epoch=0)
     run.write("layers.py", "small = 2\n")
     run.prepare(**ACCEPT)
@@ -143,7 +141,7 @@ def test_checkpoints_of_the_first_version_go_on_with_one_warning(run, capsys):
     assert "a (layers.py)" in run.refused()
 
 
-def test_a_network_is_not_replayed_with_other_code_unless_it_is_asked_for(run):
+def test_code_changed_is_not_replayed_unless_accepted(run):
     run.leave_checkpoints()
     run.write("layers.py", "small = 2\n")
     options = {"replay": str(run.paths.root), "only": "a"}
@@ -151,7 +149,7 @@ def test_a_network_is_not_replayed_with_other_code_unless_it_is_asked_for(run):
     assert run.prepare(**ACCEPT, **options).changes == ()
 
 
-def test_a_checkpoint_says_in_plain_text_what_its_network_was_made_of(run):
+def test_checkpoint_record_is_plain_text(run):
     run.leave_checkpoints()
     block = run.paths.last("a").read_bytes().partition(b"\n")[2].partition(b"\0")[0]
     assert sorted(json.loads(block)["code"]) == ["layers.py", "own_models.py"]

@@ -69,7 +69,7 @@ def judged(paths, launch, verdict):
     )
 
 
-def test_a_network_that_another_launch_has_pruned_before_is_trained_no_more(half_done):
+def test_network_pruned_elsewhere_is_not_trained(half_done):
     judged(half_done.paths, "17", "stop")
     results = resumed(half_done)
     assert results.network_status("a").is_pruned
@@ -77,9 +77,7 @@ def test_a_network_that_another_launch_has_pruned_before_is_trained_no_more(half
 
 
 @pytest.mark.parametrize(("verdict", "is_pruned"), [("stop", True), ("pause", False)])
-def test_a_network_that_another_launch_prunes_meanwhile_is_taken_and_let_go_and_one_that_it_pauses_is_trained(
-    half_done, verdict, is_pruned
-):
+def test_network_pruned_or_paused_elsewhere_meanwhile(half_done, verdict, is_pruned):
     results, tail = resumed(half_done), RunTail(half_done.paths, from_end=True)
     beside = ConcurrentLaunches(
         half_done.paths, Leases(), LeaseRequests({"a": 0, "b": 0}, 2, 300.0), results, tail

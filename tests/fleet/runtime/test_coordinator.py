@@ -110,7 +110,7 @@ def launch(make):
     return make()
 
 
-def test_messages_are_sent_events_logged_and_shown_and_results_written(launch):
+def test_coordinator_sends_logs_and_writes_results(launch):
     launch.hear(Ready(1), Ready(2))
     assert launch.told() == [(1, Start)]
     launch.hear(
@@ -174,7 +174,7 @@ def test_what_ends_all_ranks_is_raised(make):
         launch.hear()
 
 
-def test_a_message_that_cannot_be_is_reported_with_all_that_was_heard_before(launch, caplog):
+def test_coordinator_reports_protocol_violation_with_history(launch, caplog):
     launch.hear(Ready(1))
     with (
         caplog.at_level(logging.CRITICAL, "fleet"),

@@ -42,9 +42,7 @@ def test_as_many_trainers_load_the_engine_as_networks_can_have(spec):
     ("slots", "together", "loading"),
     [(None, 1, (1, 2)), (None, 2, (1, 2, 3, 4)), (2, 1, (1, 2, 3, 4))],
 )
-def test_trainers_that_share_load_the_engine_as_far_as_sharing_pays_or_is_wanted(
-    spec, slots, together, loading
-):
+def test_engine_import_loads_where_sharing_pays(spec, slots, together, loading):
     roles = assign([0] * 5, 1, None, slots=slots, cores=2)
     assert busy(spec.networks, roles, grows=True, together=together) == loading
 

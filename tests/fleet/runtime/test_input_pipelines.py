@@ -109,9 +109,7 @@ def assert_as_alone(prepared, name, folder, **said):
 
 
 @pytest.mark.parametrize("cache", ["none", "memory"])
-def test_networks_that_share_the_decoded_sample_come_to_what_each_comes_to_alone(
-    cache, tmp_path, capsys
-):
+def test_pipelines_sharing_decoded_samples_equal_own(cache, tmp_path, capsys):
     names = list(NETWORKS)
     status, prepared = launch(write(tmp_path / "all", names, {"cache": cache}), 3)
     assert status is ExitStatus.OK
@@ -178,7 +176,7 @@ def test_without_a_stream_each_trainer_prepares_its_own(tmp_path, capsys):
         assert_as_alone(alone, name, tmp_path / name)
 
 
-def test_a_network_that_has_nothing_of_its_own_goes_on_from_its_checkpoint_when_another_entry_gets_some(
+def test_pipeline_checkpoint_survives_other_entries_pipelines(
     tmp_path,
 ):
     folder = tmp_path / "run"
@@ -205,14 +203,14 @@ def test_it_is_said_what_is_prepared_how_often(tmp_path):
     assert not same.data.remark
 
 
-def test_entries_with_the_settings_of_the_document_share_everything(tmp_path):
+def test_pipelines_with_document_settings_share_everything(tmp_path):
     networks = {"a": {"transforms": SHARED}, "b": {}}
     spec = load(write(tmp_path, ["a", "b"], {"transforms": SHARED}, networks=networks))
     assert [network.data for network in spec.networks] == [None, None]
     assert list(spec.data_by_pipeline) == [""]
 
 
-def test_what_random_transforms_make_is_shared_where_targets_alone_differ(tmp_path):
+def test_pipelines_share_random_transforms_for_other_targets(tmp_path):
     networks = {"a": {"transforms": FLIPPED}, "b": {"transforms": FLIPPED, "target": "value"}}
     _, prepared = launch(write(tmp_path / "both", ["a", "b"], networks=networks), 3)
     assert prepared.sample.image.shape == (6, 6, 1)
@@ -272,7 +270,7 @@ def test_what_cannot_be_shared_is_refused(names, top, networks, complaint, tmp_p
         prepare(str(write(tmp_path, names, top, networks=networks)), [0, 0], None)
 
 
-def test_masks_may_differ_in_their_transforms_and_not_in_their_classes(tmp_path):
+def test_pipelines_of_masks_may_differ_in_transforms_only(tmp_path):
     networks = {
         "a": {"transforms": SHARED},
         "b": {"transforms": FLIPPED},

@@ -20,7 +20,7 @@ def test_without_a_walltime_and_a_signal_a_run_goes_on(clock):
 
 
 @pytest.mark.parametrize(("walltime", "stops_at"), [(7200, 7140), (100, 90)])
-def test_a_minute_of_the_walltime_is_kept_or_a_tenth_of_a_short_one(clock, walltime, stops_at):
+def test_walltime_reserve_is_a_minute_or_a_tenth(clock, walltime, stops_at):
     interruption = Interruption(walltime, clock)
     clock.now = stops_at - 1
     assert (interruption.reason(), interruption.seconds_left()) == ("", 1.0)
@@ -28,7 +28,7 @@ def test_a_minute_of_the_walltime_is_kept_or_a_tenth_of_a_short_one(clock, wallt
     assert "walltime" in interruption.reason()
 
 
-def test_the_walltime_counts_from_the_beginning_whenever_it_becomes_known(clock):
+def test_walltime_counts_from_start_of_launch(clock):
     interruption = Interruption(None, clock)
     clock.now = 50
     interruption.limit(100)
@@ -48,7 +48,7 @@ def test_a_signal_is_named(clock, number):
             signal.signal(each, handler)
 
 
-def test_a_signal_is_heard_by_another_thread_while_no_handler_is_called(clock):
+def test_signal_is_read_by_thread_without_handler(clock):
     interruption = Interruption(None, clock)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     interruption.watch()

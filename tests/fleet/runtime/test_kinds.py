@@ -199,7 +199,7 @@ def test_any_metric_may_be_monitored(tmp_path):
 
 
 @pytest.mark.parametrize("epochs", [1, 4])
-def test_a_network_that_diverges_has_failed_says_so_and_is_not_the_best(tmp_path, epochs):
+def test_diverged_network_fails_and_is_not_best(tmp_path, epochs):
     models = [
         {"family": "softmax", "name": name, "train": {"optimizer": {"learning_rate": rate}}}
         for name, rate in (("good", 0.01), ("lost", 200.0))
@@ -234,7 +234,7 @@ BEFORE = (
 BEFORE_TEST = (2.4584595596248535, 0.11888111888111888)
 
 
-def test_classes_come_to_the_numbers_that_they_came_to_before_there_were_other_targets(tmp_path):
+def test_class_results_equal_recorded_ones(tmp_path):
     pytest.importorskip("sklearn")  # whose digits they are
     _, prepared = launch(
         write_spec(
@@ -320,7 +320,7 @@ def test_what_does_not_fit_the_targets_is_refused(kind, train, complaint, tmp_pa
         prepare(str(write(tmp_path, kind, **train)), [0, 0], None)
 
 
-def test_a_family_that_gives_one_answer_for_an_image_is_none_for_masks(tmp_path):
+def test_mask_refuses_family_with_one_output_per_image(tmp_path):
     path = write(tmp_path, "mask", [{"family": "softmax"}])
     text = (
         path.read_text()

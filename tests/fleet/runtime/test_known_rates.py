@@ -30,7 +30,7 @@ def test_rates_of_a_file_get_the_bounds_of_the_spec(tmp_path):
         read_rates_of(spec({"family": "softmax", "name": "c"}), path)
 
 
-def test_a_profile_is_written_at_once_and_then_now_and_then_and_in_the_end_it_holds_the_newest_rates(
+def test_profile_file_is_paced_and_ends_with_newest_rates(
     tmp_path,
 ):
     path, asked = tmp_path / "profile.json", []

@@ -22,7 +22,7 @@ def test_commands_come_in_the_order_in_which_they_were_put(mailbox):
     ]
 
 
-def test_a_command_that_was_answered_is_gone_and_so_is_its_answer_once_it_is_read(mailbox):
+def test_command_answered_and_answer_read_are_deleted(mailbox):
     name = mailbox.put({"command": "add"})
     mailbox.answer(name, {"names": ["cnn-0"]})
     assert list(mailbox.commands()) == []

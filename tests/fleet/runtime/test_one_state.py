@@ -85,7 +85,7 @@ def known(run):
     ),
 )
 @pytest.mark.parametrize("turns", [60, 150])
-def test_the_log_says_all_that_a_launch_knows_after_every_event_however_often_it_is_killed(
+def test_log_state_equals_launch_state_after_every_event(
     models, rest, turns, tmp_path, monkeypatch
 ):
     views = []
@@ -101,7 +101,7 @@ def test_the_log_says_all_that_a_launch_knows_after_every_event_however_often_it
     assert sum(view.seen for view in views) > 30
 
 
-def test_beside_others_a_launch_says_why_a_network_is_done_whose_launch_was_killed_before_it_said_so(
+def test_log_finish_reason_of_killed_launch_is_added(
     tmp_path,
 ):
     run = Run(tmp_path, {}, models=MODELS, epochs=2)

@@ -92,7 +92,7 @@ CASES = [(policy, order) for policy in LEARNING for order in ("ring", "strict")]
 
 
 @pytest.mark.parametrize(("policy", "order"), long_but_first(*CASES))
-def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was_wrong(
+def test_online_rates_survive_interruption_and_are_corrected(
     launch, monkeypatch, tmp_path, policy, order
 ):
     signal, add = Signal(), RateBook.add
@@ -147,7 +147,7 @@ def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was
 
 
 @pytest.mark.parametrize("policy", long_but_first(*sorted(POLICIES, key="global".__ne__)))
-def test_every_policy_plans_from_guesses_and_nothing_counts_as_measuring(launch, policy):
+def test_online_policies_plan_without_measuring(launch, policy):
     status, noted = launch(policy, "strict")
     assert (status, noted.epochs) == (ExitStatus.OK, EVERY_EPOCH)
     kinds = [type(event) for event in noted.events]

@@ -118,7 +118,7 @@ def test_each_part_of_the_data_is_looked_at_once(asking, tmp_path, data):
 
 
 @pytest.mark.parametrize(("free", "epochs"), [(10**9, 50 + 3), (20 * 60 * 16, 10), (0, 3)])
-def test_networks_may_be_as_far_apart_as_the_window_and_the_memory_have_room(asking, free, epochs):
+def test_window_holds_as_many_epochs_as_fit(asking, free, epochs):
     asking.content["models"] += [
         {"family": "softmax", "name": "b", "train": {"stopping": {"max_epochs": 3}}}
     ]
@@ -196,7 +196,7 @@ def test_all_that_is_wrong_with_the_networks_is_said_at_once(asking):
     assert "b: gpus: needs at least 7 trainers" in message
 
 
-def test_a_network_that_fits_on_no_gpu_is_refused_before_any_is_built(asking):
+def test_network_too_large_for_any_gpu_is_refused_first(asking):
     asking.content |= {
         "models": [
             {"family": "cnn", "name": "a", "args": {"filters": [4], "dense": [10**6, 10**6]}}
@@ -236,14 +236,14 @@ def test_gpus_of_the_spec_count_before_those_that_are_shown(asking):
     assert asking(gpus=4).roles.preprocessors == (0, 1)
 
 
-def test_with_baseline_every_trainer_prepares_its_own_samples_and_nothing_is_measured(asking):
+def test_baseline_trainers_prepare_samples_without_measuring(asking):
     asking.content["schedule"] = {"policy": "baseline"}
     prepared = asking()
     assert (prepared.roles.preprocessors, prepared.layout) == ((), None)
     assert [model.name for model in prepared.rates.models] == ["a"]
 
 
-def test_a_disk_that_is_full_of_decoded_images_is_not_the_users_mistake(asking, monkeypatch):
+def test_decode_full_disk_is_no_user_error(asking, monkeypatch):
     def full(data, transforms, samples, path, advance):
         raise CannotWrite(errno.ENOSPC, "No space left on device", str(path))
 
@@ -288,7 +288,7 @@ def test_fresh_deletes_what_earlier_launches_have_written(asking):
     ]
 
 
-def test_fresh_deletes_nothing_where_the_library_of_the_engine_is_missing(asking, monkeypatch):
+def test_fresh_deletes_nothing_without_engine_library(asking, monkeypatch):
     asking.leave_checkpoint()
     monkeypatch.setitem(sys.modules, "torch", None)
     asking.content["resources"]["engine"] = "torch"
@@ -304,7 +304,7 @@ def lease():
     return Lease(process, process.me, Times(renew=0.05, patience=0.1, poll=0.02))
 
 
-def test_fresh_leaves_the_commands_that_come_once_the_launch_has_the_folder(asking):
+def test_fresh_keeps_commands_sent_after_lease(asking):
     """Whoever has started it may add networks as soon as it holds the lease."""
 
     class Asked(Lease):
@@ -339,7 +339,7 @@ def test_a_folder_in_which_a_launch_is_at_work_is_left_alone(asking, fresh):
 @pytest.mark.parametrize(
     "name", ["notes.txt", "models/a/plot.png", "models/a/old/last.h5", "spec.yaml.orig"]
 )
-def test_fresh_deletes_nothing_where_something_else_was_put_between(asking, name):
+def test_fresh_deletes_nothing_with_foreign_files(asking, name):
     asking.leave_checkpoint()
     (asking.run.root / name).parent.mkdir(exist_ok=True)
     (asking.run.root / name).touch()
@@ -380,7 +380,7 @@ def test_a_checkpoint_of_other_settings_is_not_taken_up(asking, change):
     asking(fresh=True)
 
 
-def test_more_epochs_another_policy_and_moved_data_take_a_checkpoint_up(asking):
+def test_checkpoint_accepts_new_epochs_policy_and_data_path(asking):
     asking.leave_checkpoint()
     asking.content |= {"schedule": {"policy": "baseline"}}
     asking.content["train"]["stopping"] = {"max_epochs": 100}
@@ -394,7 +394,7 @@ def replay(asking, only="a"):
     return asking(replay=str(asking.run.root), only=only)
 
 
-def test_a_replay_trains_one_network_alone_on_its_history_beside_the_run(asking):
+def test_replay_trains_one_network_beside_the_run(asking):
     asking.leave_checkpoint(epochs=(record(1, stream_epoch=3), record(2, stream_epoch=5)))
     prepared = replay(asking)
     (network,) = prepared.spec.networks
@@ -405,7 +405,7 @@ def test_a_replay_trains_one_network_alone_on_its_history_beside_the_run(asking)
     assert (network.train.stopping.max_epochs, network.max_gpus, prepared.layout) == (2, 1, None)
 
 
-def test_a_batch_that_followed_the_gpus_is_replayed_at_the_size_that_it_had(asking):
+def test_replay_uses_recorded_per_gpu_batch(asking):
     asking.content["train"]["batch"] = {"size": 8, "when_scaled": "per_gpu"}
     asking.content["train"]["optimizer"] = {"learning_rate": 0.25}
     asking.leave_checkpoint(epochs=(record(1, gpus=2), record(2, gpus=2)))
@@ -424,9 +424,7 @@ def test_a_batch_that_followed_the_gpus_is_replayed_at_the_size_that_it_had(aski
 @pytest.mark.parametrize(
     ("had", "ranks", "gets"), [((2, 2), 3, 2), ((2, 2), 1, 1), ((2, 1), 3, 1), ((3,), 2, 1)]
 )
-def test_a_replay_takes_a_group_of_the_size_that_there_was_where_there_are_as_many_ranks(
-    asking, had, ranks, gets
-):
+def test_replay_uses_recorded_group_size_if_possible(asking, had, ranks, gets):
     asking.leave_checkpoint(
         epochs=tuple(record(epoch, gpus=gpus) for epoch, gpus in enumerate(had, start=1))
     )
@@ -469,7 +467,7 @@ def of_values(asking):
     asking.content["models"].append({"family": "softmax", "name": "b"})
 
 
-def test_networks_whose_losses_cannot_be_compared_are_refused_once_the_data_says_what_they_are(
+def test_losses_not_comparable_are_refused_with_data(
     asking,
 ):
     of_values(asking)
@@ -481,7 +479,7 @@ def test_networks_whose_losses_cannot_be_compared_are_refused_once_the_data_says
     assert asking().spec.networks[0].train.stopping.monitor == "val_mae"
 
 
-def test_a_network_that_is_added_is_judged_by_what_the_others_are(asking):
+def test_added_network_needs_criteria_of_the_run(asking):
     of_values(asking)
     asking.content["models"] = asking.content["models"][:1]
     prepared = asking()
@@ -499,7 +497,7 @@ def test_a_network_that_is_added_is_judged_by_what_the_others_are(asking):
     ] == ["c"]
 
 
-def test_a_network_that_comes_later_and_does_not_fit_the_data_fails_in_one_sentence(asking):
+def test_added_network_unfit_for_data_fails_with_reason(asking):
     prepared = asking()
     admission = Admission(prepared, results_of(prepared.spec, prepared.paths), {}, {}, learns=False)
     [late] = admission.parse_entry(

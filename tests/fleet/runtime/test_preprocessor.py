@@ -103,7 +103,7 @@ class Counting(Numbered):
 
 
 @pytest.mark.parametrize("kind", ["window", "kept", "validation"])
-def test_a_step_is_a_small_piece_of_work_and_bad_samples_are_told(kind):
+def test_preprocessor_step_is_small_and_reports_unreadable(kind):
     source = Counting(SAMPLES, seed=1)
     whole = Pipeline(source, [], SEED, pipeline(SAMPLES).sample)
     memory = {
@@ -148,7 +148,7 @@ def test_it_prepares_no_more_when_another_preprocessor_has_died():
     assert filled(window) == []
 
 
-def test_a_leader_of_another_node_may_die_before_the_two_have_met_to_relay():
+def test_preprocessor_survives_death_of_remote_leader():
     def use(world):
         def struck(ranks, number):
             world.dead_ranks = frozenset({2})

@@ -18,7 +18,7 @@ def test_equal_histories_do_not_differ():
 
 
 @pytest.mark.parametrize("name", ["loss", "accuracy", "val_loss", "val_accuracy"])
-def test_the_largest_relative_difference_of_any_value_of_any_epoch_counts(name):
+def test_largest_difference_covers_every_value_and_epoch(name):
     one = [record(1), record(2)]
     other = [
         replace(old, **{name: getattr(old, name) * factor})
@@ -45,7 +45,7 @@ def test_a_number_differs_without_bound_from_what_is_none(a, b, difference):
 
 
 @given(st.floats(allow_nan=True), st.floats(allow_nan=True))
-def test_the_difference_is_the_same_either_way_and_0_for_equal_values_only(a, b):
+def test_difference_is_symmetric_and_0_only_if_equal(a, b):
     one, other = [record(1, loss=a)], [record(1, loss=b)]
     difference = largest_difference(one, other)
     assert difference == largest_difference(other, one) >= 0

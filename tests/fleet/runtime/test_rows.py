@@ -71,7 +71,7 @@ def by_hand(prepared, name, features):
 @pytest.mark.parametrize(
     ("ranks", "cache", "more"), [(1, "memory", {}), (3, "none", {}), (2, "none", {"test": 0.2})]
 )
-def test_predictions_of_all_folds_are_joined_with_the_rows_of_the_table(
+def test_rows_of_folds_join_predictions_with_the_table(
     tmp_path, table, features, ranks, cache, more
 ):
     found, prepared = kept(tmp_path, {"path": table("t.csv"), "folds": 3, **more}, ranks, cache)
@@ -98,7 +98,7 @@ def test_rows_are_those_of_the_file_that_holds_the_part(tmp_path, table):
     assert found["net", "test"]["rows"].tolist() == list(range(2, ROWS, 3))
 
 
-def test_rows_of_data_elsewhere_and_of_a_share_are_those_of_their_own_table(tmp_path, table):
+def test_rows_of_other_data_and_shares_fit_their_table(tmp_path, table):
     held_out = table("v.csv", range(40, ROWS))
     found, _ = kept(
         tmp_path, {"path": table("t.csv", range(40)), "validation": held_out, "test": 0.25}

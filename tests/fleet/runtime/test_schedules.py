@@ -103,9 +103,7 @@ def test_no_schedule_changes_a_result_where_samples_are_kept(table, launches):
     assert tables == dict.fromkeys(launches, tables["global", 1])
 
 
-def test_a_network_that_runs_out_of_memory_beside_others_is_trained_alone_and_the_next_run_knows(
-    table, monkeypatch
-):
+def test_out_of_memory_network_is_trained_alone_next_time(table, monkeypatch):
     build, fails = NumpyEngine.build, ["once"]
 
     def short_of_memory(engine, network, group):
@@ -124,7 +122,7 @@ def test_a_network_that_runs_out_of_memory_beside_others_is_trained_alone_and_th
 
 
 @pytest.mark.long
-def test_what_is_kept_and_where_changes_no_result_of_networks_with_epochs_of_their_own(table):
+def test_caches_change_no_result_of_own_epochs(table):
     """Each trainer prepares what it trains on, decodes it once or in each epoch, alone or with help."""
     first = table("memory", schedule={"policy": "adaptive"})[1]
     for name, ranks, cache in (

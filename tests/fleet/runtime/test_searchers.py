@@ -70,7 +70,7 @@ def test_whatever_a_searcher_raises_is_said():
     searchers.close()
 
 
-def test_nobody_waits_for_one_that_hangs_and_others_are_called_still(slow):
+def test_searchers_replace_a_hanging_thread(slow):
     searchers = Searchers({"net": slow, "other": Slow()}, patience_s={"net": 0.05})
     searchers.consult("net", Ask(0))
     assert await_answer(searchers) == SearcherCallFailed(
@@ -135,9 +135,9 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
     found = [AddPriorTrial(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
     monkeypatch.setattr(warm_start, "read_prior_trials", lambda run, space, objectives: (found, {}))
     search, read = RunSearch(), EarlierRunRead("net", "runs/a", 1)
-    search.tell(EarlierRunRead("net", "runs/a", 2))
+    search.add_earlier_run(EarlierRunRead("net", "runs/a", 2))
     for number in range(2):
-        search.hear(
+        search.add_call(
             SearcherCalled(
                 "net",
                 "know",
@@ -150,7 +150,7 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
     assert read_earlier_run(entry, "runs/a", search, knows=True) == ([], None)
     search.begin(SearcherStarted("net", {}, "space", is_another=True))
     assert read_earlier_run(entry, "runs/a", search, knows=True) == (found, read)
-    search.tell(read)
+    search.add_earlier_run(read)
     assert read_earlier_run(entry, "runs/a", search, knows=True) == (
         found,
         None,

@@ -75,7 +75,7 @@ class Run:
         return events_of(self.paths.events, kind)
 
 
-def test_networks_are_asked_for_one_after_another_and_trained_to_their_end(tmp_path):
+def test_search_trains_trials_one_after_another(tmp_path):
     run = Run(tmp_path, {"max_trials": 5, "max_concurrent": 3})
     assert run.launch() is ExitStatus.OK
     rows = run.rows()
@@ -121,7 +121,7 @@ def test_asha_prunes_and_the_best_are_trained_to_their_end(tmp_path, mode):
     assert all(row.epochs in (1, 3) for row in run.rows().values() if row.status is Status.PRUNED)
 
 
-def test_adaptive_hears_of_every_network_how_far_it_is_from_its_next_rung(tmp_path, monkeypatch):
+def test_search_adaptive_knows_distance_to_next_rung(tmp_path, monkeypatch):
     adaptive, heard = POLICIES["adaptive"], set()
 
     def hearing(rates, progress, cluster, options):
@@ -143,7 +143,7 @@ def test_adaptive_hears_of_every_network_how_far_it_is_from_its_next_rung(tmp_pa
     )
 
 
-def test_no_network_begins_while_one_that_has_passed_a_rung_can_use_the_gpus(tmp_path):
+def test_search_starts_no_trial_while_promoted_ones_fit(tmp_path):
     (tmp_path / "rates.json").write_text(
         json.dumps(
             {
@@ -228,7 +228,7 @@ def test_a_search_that_is_killed_again_and_again_forgets_nothing(tmp_path, searc
         )
 
 
-def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_there(tmp_path):
+def test_search_child_inherits_weights_and_is_replayed(tmp_path):
     asks = [
         {LEARNING_RATE: 0.01},
         {LEARNING_RATE: 0.02, "parent": 0},
@@ -294,7 +294,7 @@ def admission(tmp_path):
     return Admission(prepared, results, {}, {}, learns=False), results
 
 
-def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(admission, tmp_path):
+def test_search_child_waits_for_parents_checkpoint(admission, tmp_path):
     (admission, results), paths = admission, RunPaths(tmp_path / "run")
     admission.request(AddNetwork("net-0", "net", 0, {LEARNING_RATE: 0.01}))
     [parent] = admission.pop_ready((), 0.0)
@@ -344,9 +344,7 @@ def test_a_parent_of_another_kind_or_of_none_is_a_failed_network(tmp_path):
         ("Hanging", "took longer than 3.0 s (search.timeout)"),
     ),
 )
-def test_a_searcher_that_fails_is_called_no_more_and_what_it_has_asked_for_is_trained(
-    tmp_path, searcher, reason
-):
+def test_search_failed_searcher_keeps_its_trials(tmp_path, searcher, reason):
     run = Run(
         tmp_path,
         {
@@ -365,7 +363,7 @@ def test_a_searcher_that_fails_is_called_no_more_and_what_it_has_asked_for_is_tr
     assert f"Ask(number=2) {reason}" in failed.reason
 
 
-def test_a_searcher_whose_constructor_hangs_is_a_mistake_of_the_spec(tmp_path):
+def test_search_hanging_constructor_is_a_spec_mistake(tmp_path):
     run = Run(
         tmp_path,
         {"sampler": "tests.fleet.search.searchers:Unmade", "max_trials": 5, "timeout": 0.2},
@@ -388,9 +386,7 @@ def test_a_searcher_whose_constructor_hangs_is_a_mistake_of_the_spec(tmp_path):
         ),
     ],
 )
-def test_a_network_of_whose_batches_a_rates_file_says_too_little_has_failed_and_says_why(
-    tmp_path, exchanges, batch, reason
-):
+def test_search_trial_without_batch_rates_fails(tmp_path, exchanges, batch, reason):
     rates = {
         "samples_per_epoch": 24,
         "gpus_per_node": 2,
@@ -417,7 +413,7 @@ def test_a_network_of_whose_batches_a_rates_file_says_too_little_has_failed_and_
     ] * 2
 
 
-def test_a_run_stays_open_for_a_while_when_it_has_nothing_to_train(tmp_path):
+def test_search_run_stays_open_while_idle(tmp_path):
     run = Run(tmp_path, None, models=[], keep_open=0.3)
     assert run.launch() is ExitStatus.OK
     [ended] = run.of(ev.LaunchEnded)
@@ -427,7 +423,7 @@ def test_a_run_stays_open_for_a_while_when_it_has_nothing_to_train(tmp_path):
 # ---- what is known ------------------------------------------------------------------------------
 
 
-def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_space_has_changed(
+def test_search_warm_start_survives_changed_space(
     tmp_path,
 ):
     first, folders = (
@@ -476,7 +472,7 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
             ).launch()
 
 
-def test_of_several_objectives_the_table_of_results_has_what_was_told(tmp_path):
+def test_search_objectives_are_in_results_as_reported(tmp_path):
     objectives = [
         {"value": "val_accuracy"},
         {"value": "parameters", "mode": "minimize"},

@@ -108,7 +108,7 @@ def test_a_trainer_without_work_loads_no_engine(launch, monkeypatch):
 
 
 @pytest.mark.parametrize("data", [{"cache": "none"}, {"cache": "memory"}])
-def test_what_a_node_shares_has_no_name_any_more_once_all_of_it_have_mapped_it(launch, data):
+def test_session_unlinks_shared_memory_once_mapped(launch, data):
     named = {}
 
     def watch(one):
@@ -140,9 +140,7 @@ def slow_to_read(path):
     return Numbered(int(path), seed=1, before=_Slowly(0.01)), Numbered(4, seed=2)
 
 
-def test_a_file_of_decoded_samples_is_deleted_when_all_is_done_and_a_replay_makes_one_for_itself(
-    launch, tmp_path
-):
+def test_session_deletes_decoded_file_when_done(launch, tmp_path):
     made = []
     data = {
         "source": f"{__name__}:slow_to_read",
@@ -169,7 +167,7 @@ def test_a_file_of_decoded_samples_is_deleted_when_all_is_done_and_a_replay_make
     assert not prepared.paths.decoded.exists()
 
 
-def test_trainers_that_prepare_their_own_samples_decode_each_once_if_they_fit(launch, tmp_path):
+def test_session_trainers_decode_own_samples_once(launch, tmp_path):
     folder = tmp_path / "reads"
     folder.mkdir()
     data = {
@@ -187,7 +185,7 @@ def test_trainers_that_prepare_their_own_samples_decode_each_once_if_they_fit(la
     assert sum(part == "train" for part, _ in reads(folder)[0]) == looked_at + 12
 
 
-def test_trainers_come_to_the_same_whether_they_keep_their_samples_or_not(launch, tmp_path):
+def test_session_results_do_not_depend_on_stored_samples(launch, tmp_path):
     def came_to(cache):
         data = {
             "source": "tests.sources:partly_bad",
@@ -228,7 +226,7 @@ TWO_TRAINERS = {
     [(0, "0,1", None), (2, "0,1", "cudaHostRegister gives error 2"), (2, "", None)],
     ids=["registered", "refused", "refused without a GPU"],
 )
-def test_what_trainers_copy_to_gpus_is_registered_with_their_driver(
+def test_session_registers_memory_copied_to_gpus(
     launch, tmp_path, monkeypatch, status, gpus, warning
 ):
     driver = Driver(tmp_path, monkeypatch, status=status)
@@ -249,9 +247,7 @@ def test_what_trainers_copy_to_gpus_is_registered_with_their_driver(
 
 
 @pytest.mark.parametrize(("gpus", "warned"), [("0", 1), ("", 0)])
-def test_without_a_driver_one_warning_says_so_where_there_are_gpus(
-    launch, monkeypatch, gpus, warned
-):
+def test_session_warns_once_without_gpu_driver(launch, monkeypatch, gpus, warned):
     monkeypatch.setattr(pinned_memory, "LIBRARIES", ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     statuses, prepared = launch([0, 0], resources={"engine": f"{__name__}:ON_GPUS"})
@@ -259,9 +255,7 @@ def test_without_a_driver_one_warning_says_so_where_there_are_gpus(
     assert len(events_of(prepared.paths.events, NetworkWarned)) == warned
 
 
-def test_trainers_go_to_the_cores_of_their_gpus_and_windows_to_the_memory_there(
-    launch, tmp_path, monkeypatch
-):
+def test_session_binds_trainers_and_windows_near_gpus(launch, tmp_path, monkeypatch):
     bound, made = [], []
     monkeypatch.setattr(
         numa,

@@ -60,7 +60,7 @@ def history(prepared, name="one"):
     ]
 
 
-def test_a_network_learns_from_columns_of_any_size_and_alike_with_any_cache(tmp_path):
+def test_standardize_trains_on_any_column_scale(tmp_path):
     found = []
     for cache, ranks in (("none", 1), ("memory", 1), ("none", 2), ("memory", 3)):
         status, prepared = launch(write(tmp_path / f"{cache}{ranks}", ranks, cache=cache), ranks)
@@ -88,7 +88,7 @@ def test_each_fold_has_the_means_of_what_it_trains_on(tmp_path):
     assert len({prepared.sample.for_pipeline("", fold).affine for fold in range(3)}) == 3
 
 
-def test_entries_may_standardize_or_not_and_share_what_comes_before(tmp_path):
+def test_standardize_per_entry_shares_earlier_transforms(tmp_path):
     models = [
         {"family": "softmax", "name": "one", "gpus": 1},
         {
@@ -109,7 +109,7 @@ def test_entries_may_standardize_or_not_and_share_what_comes_before(tmp_path):
     assert history(prepared) == history(alone)
 
 
-def test_later_launches_and_replays_take_the_numbers_that_a_run_began_with(tmp_path, monkeypatch):
+def test_standardize_values_are_kept_for_later_launches(tmp_path, monkeypatch):
     _, whole = launch(write(tmp_path / "whole"), 1)
     parts = launch_in_parts(write(tmp_path / "parts"), 1, looks=20)
     assert history(parts) == history(whole)
@@ -120,7 +120,7 @@ def test_later_launches_and_replays_take_the_numbers_that_a_run_began_with(tmp_p
     assert launch(write(tmp_path / "whole"), 1)[1].sample == whole.sample
 
 
-def test_what_a_run_began_with_holds_where_data_was_added_and_not_for_other_transforms(tmp_path):
+def test_standardize_values_hold_for_added_data_only(tmp_path):
     def found(before, **said):
         spec = load(write(tmp_path, **said))
         return standardize(open_inputs(spec), spec, before)[1]

@@ -21,7 +21,7 @@ RATES = {
 }
 
 
-def test_one_wide_network_does_not_run_alone_on_an_input_that_cannot_feed_it(tmp_path, monkeypatch):
+def test_supply_bounds_a_wide_network_on_slow_input(tmp_path, monkeypatch):
     """Before the run the input seems fast; then each sample takes a millisecond at least, whatever the machine does."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(Preprocessor, "_measure", lambda preprocessor: 1e6)

@@ -50,14 +50,14 @@ def watch(monkeypatch):
         dog.stop()
 
 
-def test_it_coordinates_and_then_ends_a_launch_that_is_stuck_when_it_should_end(watch):
+def test_watchdog_coordinates_then_ends_stuck_launch(watch):
     world, cut, why = watch("the walltime is nearly over")
     assert world.did.wait(10)
     assert cut.wait(10)
     assert "test_watchdog.py" in why[0]
 
 
-def test_it_ends_a_launch_that_is_over_and_whose_ranks_do_not_leave(watch):
+def test_watchdog_ends_launch_whose_ranks_do_not_leave(watch):
     assert watch("", ExitStatus.OK)[1].wait(10)
 
 

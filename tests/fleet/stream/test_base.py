@@ -7,7 +7,7 @@ from fleet.stream.batch import split_rows
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 9))
-def test_the_rows_of_a_batch_are_shared_out_in_order_as_evenly_as_can_be(first, rows, size):
+def test_split_rows_divides_evenly_in_order(first, rows, size):
     shares = [split_rows(first, first + rows, rank, size) for rank in range(size)]
     assert [row for share in shares for row in range(*share)] == list(range(first, first + rows))
     lengths = [last - first for first, last in shares]

@@ -162,7 +162,7 @@ def read(world, roles, layout, window, group, place, alone, seen):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(streams(), st.integers(0, 10**6))
-def test_every_group_reads_each_sample_of_its_epochs_once_in_order_bit_by_bit(made, seed):
+def test_stream_group_reads_each_sample_once_in_order(made, seed):
     roles, layout, groups = made
     windows = [window_of(layout, is_relayed=roles.nodes > 1) for _ in range(roles.nodes)]
     alone, seen = pipeline(layout.samples), []
@@ -202,7 +202,7 @@ def test_every_group_reads_each_sample_of_its_epochs_once_in_order_bit_by_bit(ma
     st.booleans(),
     st.integers(0, 99),
 )
-def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_them(
+def test_stored_samples_are_decoded_once_augmented_by_readers(
     trainers, nodes, samples, batch, is_random, seed
 ):
     node_of = tuple(node for node in range(nodes) for _ in range(1 + trainers))

@@ -39,7 +39,7 @@ def check_epoch(batches, alone, start=0):
     assert at == SAMPLES
 
 
-def test_the_rest_of_an_epoch_is_prepared_by_the_trainer_when_the_writer_has_died():
+def test_failover_trainer_prepares_rest_of_epoch():
     alone, window = pipeline(SAMPLES), window_of(LAYOUT)
     order = StrictOrder(alone, LAYOUT.chunk)
 
@@ -58,7 +58,7 @@ def test_the_rest_of_an_epoch_is_prepared_by_the_trainer_when_the_writer_has_die
     assert window.cursors[0] == NOT_READING
 
 
-def test_kept_samples_that_will_not_come_are_decoded_by_the_trainer():
+def test_failover_trainer_decodes_missing_stored_samples():
     alone, kept = pipeline(SAMPLES), set_of(SAMPLES, 5)
     first = alone.order(0)[:5]
     alone.load_stored(first, kept.images[:5], kept.targets[:5])
@@ -73,7 +73,7 @@ def test_kept_samples_that_will_not_come_are_decoded_by_the_trainer():
     alone_in_the_world(use)
 
 
-def test_validation_samples_that_will_not_come_are_prepared_by_the_trainer():
+def test_failover_trainer_prepares_validation_samples():
     alone, shared = pipeline(SAMPLES), set_of(SAMPLES, 5)
     shared.publish(0)
 

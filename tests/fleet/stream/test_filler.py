@@ -115,7 +115,7 @@ def test_a_reader_that_goes_holds_nothing_back(go):
     assert filled(use) == 43
 
 
-def test_the_coordinator_hears_how_fast_chunks_are_prepared_whatever_time_passes_between_them():
+def test_filler_reports_throughput_of_chunks():
     """Each load takes a quarter of a second; before the second one of a chunk the rank does other things for an eighth,
     and before the next chunk a reader is waited for, for an hour."""
     times = itertools.accumulate(itertools.cycle([3600.0, 0.25, 0.125, 0.25]))
@@ -134,7 +134,7 @@ def test_the_coordinator_hears_how_fast_chunks_are_prepared_whatever_time_passes
     assert heard == [Prepared(0, 10, 0.5, 0.125)] * 8  # each chunk is loaded as 8 and 2 samples
 
 
-def test_a_preprocessor_that_is_left_out_finishes_the_chunk_that_it_has_begun_and_no_other():
+def test_filler_finishes_started_chunk_when_removed():
     def use(made):
         made.apply_order(4, turns=(0, 1))
         made.step()  # 8 samples of chunk 0
@@ -151,7 +151,7 @@ def test_a_preprocessor_that_is_left_out_finishes_the_chunk_that_it_has_begun_an
     ]
 
 
-def test_a_preprocessor_takes_up_what_is_its_own_when_another_is_left_out():
+def test_filler_takes_over_chunks_of_removed_rank():
     def use(made):
         made.apply_order(4, turns=(1, 2, 0))
         made.fill()  # chunk 2, and chunk 5 would be next
@@ -173,9 +173,7 @@ def test_a_preprocessor_takes_up_what_is_its_own_when_another_is_left_out():
     ("there", "others"),
     [([], [*range(50, 60), *range(30, 40)]), ([1], [*range(50, 60)]), ([1, 3], [])],
 )
-def test_a_set_is_filled_in_turns_and_then_with_what_another_rank_of_the_node_will_not_come_to_soon(
-    there, others
-):
+def test_set_filler_takes_chunks_of_busy_ranks(there, others):
     roles = assign((0, 0, 0, 0), 2, None)
     target, loaded = set_of(SAMPLES, 10), []
 

@@ -57,7 +57,7 @@ def test_an_epoch_without_room_is_not_shared(name):
     assert second(0) is not None
 
 
-def test_samples_are_finished_once_for_two_trainers_to_the_same_bits(name, monkeypatch):
+def test_augmented_epochs_are_shared_bit_for_bit(name, monkeypatch):
     source = Memory([pattern(6, 6, seed=number) for number in range(12)])
     transforms = parse_transforms(
         [{"random_crop": {"size": [4, 4]}}, {"flip": {"horizontal": True}}]

@@ -42,9 +42,7 @@ def test_the_chunks_of_an_epoch_hold_each_position_once(layout, epoch):
     st.integers(1, 10**9),
     st.integers(1, 8),
 )
-def test_a_window_that_is_planned_holds_the_largest_batch_and_one_chunk_more_and_is_not_larger_than_said(
-    samples, shape, batch, window, readers
-):
+def test_plan_layout_fits_largest_batch_and_one_chunk(samples, shape, batch, window, readers):
     batch = min(batch, samples)
     try:
         layout = plan_layout(ImageSpec(shape, "uint8"), samples, window, batch, readers)
@@ -61,7 +59,7 @@ def test_a_window_that_is_planned_holds_the_largest_batch_and_one_chunk_more_and
     assert " need " in message
 
 
-def test_a_window_that_is_too_small_is_told_the_size_that_would_do():
+def test_plan_layout_error_names_needed_size():
     with pytest.raises(
         UserError, match=r"largest batch \(128 samples of 3.07 kB\) and one chunk ahead need 786 kB"
     ):
@@ -70,15 +68,13 @@ def test_a_window_that_is_too_small_is_told_the_size_that_would_do():
 
 
 @pytest.mark.parametrize(("epochs", "held"), [(1, 2), (2, 2), (7, 7)])
-def test_a_window_holds_as_many_epochs_as_networks_can_be_apart_and_never_less_than_two(
-    epochs, held
-):
+def test_plan_layout_holds_needed_epochs_at_least_two(epochs, held):
     layout = plan_layout(GREY, 100, 10**12, 10, 1, epochs=epochs)
     assert layout.slots == held * layout.chunks
     assert plan_layout(GREY, 100, 4000, 10, 1, epochs=epochs).window_bytes <= 4000
 
 
-def test_a_ring_wants_room_for_three_shards_and_says_what_that_is():
+def test_plan_ring_needs_three_shards():
     assert plan_ring(COLOR, 1000, 10**6, 50, readers=4).chunk == 20
     with pytest.raises(
         UserError, match=r"three shards of 20 samples of 3.07 kB need 184 kB; or .* data.shards: 50"

@@ -28,9 +28,7 @@ from tests.sources import Numbered, partly_bad
 @given(
     st.integers(1, 30), st.integers(1, 12), st.integers(1, 3), st.integers(0, 3), st.integers(0, 29)
 )
-def test_what_a_rank_prepares_itself_is_what_the_stream_would_have_brought(
-    samples, batch, size, epoch, start
-):
+def test_local_batches_equal_those_of_the_stream(samples, batch, size, epoch, start):
     alone, start = pipeline(samples), min(start, samples - 1)
     rows = []
 
@@ -48,7 +46,7 @@ def test_what_a_rank_prepares_itself_is_what_the_stream_would_have_brought(
     assert sorted(rows) == list(range(start, samples))
 
 
-def test_a_stream_of_ones_own_that_is_left_early_leaves_no_thread():
+def test_local_batches_left_early_leave_no_thread():
     import threading
 
     def leave_early(world):
@@ -61,7 +59,7 @@ def test_a_stream_of_ones_own_that_is_left_early_leaves_no_thread():
     assert "own-stream" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_an_error_while_preparing_ones_own_samples_is_raised_where_they_are_used():
+def test_local_batches_raise_errors_where_used():
     class Broken(Numbered):
         def read(self, index):
             raise RuntimeError("the source has a bug")
@@ -111,9 +109,7 @@ class Counting(Pipeline):
     ),
     st.integers(0, 4),
 )
-def test_networks_of_a_rank_have_samples_of_one_epoch_finished_once_where_there_is_room(
-    asked, room
-):
+def test_local_batches_share_augmented_epochs(asked, room):
     alone = pipeline(10)
     transforms = parse_transforms(["tests.sources:noise"])
     counting = Counting(

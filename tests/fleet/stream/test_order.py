@@ -30,7 +30,7 @@ sizes = st.integers(1, 50).flatmap(
 
 
 @given(sizes, st.integers(0, 5))
-def test_the_chunks_of_a_production_hold_every_sample_once_in_either_order(size, production):
+def test_order_chunks_hold_every_sample_once(size, production):
     samples, chunk = size
     chunks = -(-samples // chunk)
     for order in (
@@ -46,9 +46,7 @@ def test_the_chunks_of_a_production_hold_every_sample_once_in_either_order(size,
 
 
 @given(sizes, st.randoms(use_true_random=False), st.data())
-def test_any_path_through_a_ring_in_which_each_shard_comes_once_is_an_epoch_and_is_completed_to_one(
-    size, random, data
-):
+def test_ring_order_completes_any_path_to_an_epoch(size, random, data):
     samples, chunk = size
     order = RingOrder(PermutationSource(samples), chunk, seed=1)
     window = list(range(3 * order.shards, 6 * order.shards))
@@ -71,7 +69,7 @@ def test_any_path_through_a_ring_in_which_each_shard_comes_once_is_an_epoch_and_
     assert order.plan_epoch(Epoch(0, completed.path)).indices.tolist() == completed.indices.tolist()
 
 
-def test_a_shard_holds_the_same_samples_in_every_production_in_another_order():
+def test_ring_order_shard_has_same_samples_reordered():
     order = RingOrder(PermutationSource(40), 10, seed=1)
     held = {}
     for sequence in range(40):

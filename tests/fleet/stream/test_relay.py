@@ -105,7 +105,7 @@ def test_a_chunk_comes_to_a_node_only_where_it_may_be_written():
     assert not windows[1].has(1)  # nobody has prepared it
 
 
-def test_what_is_under_way_may_not_be_overwritten_and_what_was_sent_may():
+def test_relay_protects_chunks_in_progress_only():
     cursors = []
 
     def use(world, node, relay, windows):
@@ -121,7 +121,7 @@ def test_what_is_under_way_may_not_be_overwritten_and_what_was_sent_may():
     assert sorted(cursors) == [0, 0, 1, 1]
 
 
-def test_leaders_that_have_begun_different_numbers_of_broadcasts_end_together():
+def test_relay_leaders_end_together():
     def use(world, node, relay, windows):
         if node == 0:
             fill(windows[0], 0)

@@ -45,7 +45,7 @@ def stocks(chunks=12):
 
 
 @given(st.lists(stocks(), min_size=1, max_size=4), st.sets(st.integers(0, 20)))
-def test_what_is_chosen_is_had_by_all_nodes_and_the_oldest_of_use(held, useless):
+def test_ring_choose_takes_oldest_chunk_of_all_nodes(held, useless):
     def may_be(sequence):
         return sequence not in useless and all(stock.will_have(sequence) for stock in held)
 
@@ -56,7 +56,7 @@ def test_what_is_chosen_is_had_by_all_nodes_and_the_oldest_of_use(held, useless)
     assert chosen == min(there or possible)
 
 
-def test_chunks_of_use_that_one_node_holds_and_another_let_go_are_missed():
+def test_ring_missed_counts_overwritten_useful_chunks():
     here = Stock(frozenset({2, 3, 4}), frozenset({5}), until=6)
     there = Stock(frozenset({4, 6, 7}), frozenset({8}), until=9)
     assert missed([here, there], lambda sequence: sequence != 2) == {3, 5}
@@ -81,7 +81,7 @@ def test_chunks_of_use_that_one_node_holds_and_another_let_go_are_missed():
     ],
     ids=["late", "last", "without a slot"],
 )
-def test_a_group_that_waits_too_long_for_a_chunk_says_why_it_does_not_come(taken, said):
+def test_ring_stalled_group_names_the_cause(taken, said):
     layout = Layout(GREY, 6 * SIZE, SIZE, slots=3, lookahead=2, readers=2, is_ring=True)
     window, alone = window_of(layout), pipeline(layout.samples)
     for chunk in range(3):
@@ -97,7 +97,7 @@ def test_a_group_that_waits_too_long_for_a_chunk_says_why_it_does_not_come(taken
         alone_in_the_world(use)
 
 
-def test_an_epoch_counts_the_chunks_that_one_node_of_the_group_let_go():
+def test_ring_epoch_counts_missed_chunks():
     layout = Layout(GREY, 3 * SIZE, SIZE, slots=4, lookahead=2, readers=1, is_ring=True)
     windows, alone, counted = [window_of(layout), window_of(layout)], pipeline(layout.samples), []
     for node, window in enumerate(windows):
@@ -361,7 +361,7 @@ TestRings.settings = settings(max_examples=40, stateful_step_count=20, deadline=
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_group_that_chooses_before_the_ring_has_begun_chooses_what_this_launch_will_make(nodes):
+def test_ring_choose_before_start_takes_this_launchs_chunk(nodes):
     layout = Layout(GREY, 2 * SIZE, SIZE, slots=4, lookahead=2, readers=1, is_ring=True)
     node_of, everybody = tuple(node for node in range(nodes) for _ in range(2)), tuple(range(nodes))
     plan = Plan(node_of, nodes, layout, (Group(everybody, 1, SIZE),), first=3)
@@ -377,7 +377,7 @@ def test_a_group_that_chooses_before_the_ring_has_begun_chooses_what_this_launch
 @pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(plans(), st.integers(0, 10**6))
-def test_the_ring_turns_no_further_than_a_group_that_is_alone_wants(plan, seed):
+def test_ring_advances_only_as_far_as_single_group_needs(plan, seed):
     """All shards that it lacks come within the next two productions."""
     group = Group(tuple(range(len(plan.roles.trainers))), 4, SIZE)
     plan = dataclasses.replace(plan, groups=(group,))

@@ -13,7 +13,7 @@ from tests.sources import Numbered
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_validation_samples_are_shared_out_among_the_ranks_whoever_prepared_them(size):
+def test_validation_is_divided_among_ranks(size):
     whole = Pipeline.from_source(Numbered(20, seed=2), [], SEED)
     shared = set_of(20, 6)
     got = {"shared": [], "own": []}

@@ -28,7 +28,7 @@ def test_ranks_that_map_one_window_see_what_the_others_write():
 
 
 @pytest.mark.parametrize("access", range(6))
-def test_a_reader_that_leaves_meanwhile_is_not_taken_for_one_that_is_infinitely_far(access):
+def test_window_leaving_reader_is_not_infinitely_far(access):
     window = window_of(LAYOUT)
     window.need(0, 3)
     window.need(1, 5)
@@ -42,7 +42,7 @@ def test_a_reader_that_leaves_meanwhile_is_not_taken_for_one_that_is_infinitely_
     assert window.fastest_reader() == (3 if access == 0 else 5)
 
 
-def test_a_slot_is_free_once_no_reader_no_relay_and_no_joiner_needs_what_it_holds():
+def test_window_slot_is_free_once_no_cursor_needs_it():
     window = window_of(LAYOUT)
     everybody = NOT_READING
     assert window.is_free(2, hold=0, first=0)  # nothing was there before
@@ -60,7 +60,7 @@ def test_a_slot_is_free_once_no_reader_no_relay_and_no_joiner_needs_what_it_hold
     assert window.fastest_reader() == 1
 
 
-def test_a_chunk_waits_for_the_one_before_it_in_its_slot_even_where_nobody_needs_that():
+def test_window_chunk_waits_for_its_predecessor_in_slot():
     window = window_of(LAYOUT)
     assert not window.is_free(
         5, NOT_READING, first=2
@@ -82,7 +82,7 @@ RING = Layout(
 )
 
 
-def test_any_slot_of_a_ring_that_nobody_reads_is_given_to_the_next_chunk():
+def test_window_ring_assigns_any_unread_slot():
     ring = window_of(RING)
     for chunk in range(3):
         assert ring.assign(chunk)
@@ -96,7 +96,7 @@ def test_any_slot_of_a_ring_that_nobody_reads_is_given_to_the_next_chunk():
     assert [ring.stock().will_have(chunk) for chunk in range(5)] == [True, True, False, True, True]
 
 
-def test_a_ring_that_has_not_begun_will_have_no_chunk_before_its_first():
+def test_window_ring_has_no_chunk_before_first():
     ring = window_of(RING)
     assert ring.stock(first=6) == Stock(frozenset(), frozenset(), until=6)
     ring.assign(6)
@@ -119,7 +119,7 @@ def test_a_ring_lets_go_of_nothing_while_a_reader_chooses():
 
 @pytest.mark.parametrize("cursor", [CHOOSING, 0])
 @pytest.mark.parametrize("access", range(8))
-def test_a_chunk_that_a_reader_comes_for_meanwhile_stays_or_was_gone_before(access, cursor):
+def test_window_chunk_needed_meanwhile_stays_or_is_gone(access, cursor):
     ring = window_of(RING)
     for chunk in range(3):
         ring.assign(chunk)
@@ -147,7 +147,7 @@ def test_a_chunk_that_a_reader_comes_for_meanwhile_stays_or_was_gone_before(acce
     assert assigned or cursor == CHOOSING
 
 
-def test_a_chunk_of_a_ring_that_was_not_sent_to_the_other_nodes_stays():
+def test_window_ring_keeps_chunk_not_yet_relayed():
     ring = window_of(RING, is_relayed=True)
     for chunk in range(3):
         ring.assign(chunk)

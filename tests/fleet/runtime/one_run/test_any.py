@@ -30,9 +30,7 @@ def test_every_network_is_trained_to_its_end_as_if_it_were_alone(folders, case):
     [{"source": "tests.sources:numbered"}, {"source": "tests.sources:unvalidated", "folds": 2}],
     ids=["whole", "folds"],
 )
-def test_a_network_that_is_new_in_a_resumed_ring_waits_for_no_chunk_of_the_launch_before(
-    folders, monkeypatch, data
-):
+def test_ring_resumed_network_waits_for_no_earlier_chunk(folders, monkeypatch, data):
     """It chooses before the preprocessors have begun, and would take any shard of any production."""
     content = {
         "models": [{"family": "softmax", "name": "old"}],
@@ -77,9 +75,7 @@ def policy(rates, progress, cluster, options):
 """
 
 
-def test_a_policy_of_ones_own_that_fails_ends_the_run_with_its_name_and_the_run_goes_on_when_it_is_mended(
-    folders, monkeypatch
-):
+def test_policy_custom_failure_ends_run_and_run_resumes(folders, monkeypatch):
     folder = folders()
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "live_policy", raising=False)
@@ -118,9 +114,7 @@ def test_a_policy_of_ones_own_that_fails_ends_the_run_with_its_name_and_the_run_
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_in_lockstep_the_groups_of_a_round_begin_and_end_on_the_same_epochs_of_the_stream(
-    folders, seed
-):
+def test_lockstep_groups_of_a_round_share_stream_epochs(folders, seed):
     epochs = {"n0": 1, "n1": 4, "n2": 2, "n3": 3, "n4": 2}
     content = {
         "models": [

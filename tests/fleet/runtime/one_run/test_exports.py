@@ -28,9 +28,7 @@ class _ExportingEngine(NumpyEngine):
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_an_export_that_fails_for_a_reason_that_may_pass_is_tried_again(
-    folders, monkeypatch, failures
-):
+def test_export_transient_failure_is_retried(folders, monkeypatch, failures):
     monkeypatch.setattr(networks, "_REST_S", 0.01)
     monkeypatch.setattr(
         fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample)
@@ -52,9 +50,7 @@ def test_an_export_that_fails_for_a_reason_that_may_pass_is_tried_again(
 
 
 @pytest.mark.parametrize("keep", ["best+last", "last"])
-def test_a_network_that_was_trained_on_is_exported_again_whichever_launch_comes_to_that(
-    folders, monkeypatch, keep
-):
+def test_export_repeated_after_more_training(folders, monkeypatch, keep):
     export = lambda self, arrays, path: path.write_text(repr(arrays["weights"].tolist()))  # noqa: E731
     monkeypatch.setattr(
         fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample)

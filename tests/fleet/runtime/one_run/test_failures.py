@@ -26,7 +26,7 @@ from tests.fleet.runtime.one_run.runner import (
 
 @few
 @given(cases(failing=True))
-def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(folders, case):
+def test_failed_networks_are_rows_and_others_finish(folders, case):
     runner = Runner(case, folders())
     failing = {
         model["name"]: FAILING[model["build"]]
@@ -43,9 +43,7 @@ def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(fol
 @pytest.mark.parametrize(
     "policy", ["global", "baseline"]
 )  # with baseline nothing is measured before
-def test_a_network_is_tried_again_as_often_as_the_spec_says_and_again_in_the_next_launch(
-    folders, monkeypatch, policy
-):
+def test_retry_count_follows_spec_in_each_launch(folders, monkeypatch, policy):
     monkeypatch.setattr(networks, "_REST_S", 0.01)
     runner = shaky(folders(), failures=4, retries=2, policy=policy)
     assert runner.launch() is ExitStatus.NETWORK_FAILED
@@ -56,7 +54,7 @@ def test_a_network_is_tried_again_as_often_as_the_spec_says_and_again_in_the_nex
     assert len(runner.events(ev.NetworkFailed)) == 1
 
 
-def test_a_network_that_is_tried_again_goes_on_from_all_that_it_has_told(folders, monkeypatch):
+def test_retry_continues_from_reported_state(folders, monkeypatch):
     def write_late(*arguments):
         time.sleep(0.2)
         write(*arguments)
@@ -72,7 +70,7 @@ def test_a_network_that_is_tried_again_goes_on_from_all_that_it_has_told(folders
 
 
 @pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 2}], ids=["strict", "ring"])
-def test_a_replay_that_is_tried_again_takes_the_epochs_that_are_left(folders, monkeypatch, data):
+def test_retry_of_replay_takes_the_remaining_epochs(folders, monkeypatch, data):
     monkeypatch.setattr(networks, "_REST_S", 0.01)
     runner = shaky(folders(), failures=0, retries=1, epochs=3, data=data, policy="global")
     assert runner.launch() is ExitStatus.OK

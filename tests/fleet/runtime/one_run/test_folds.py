@@ -30,7 +30,7 @@ def folded(draw):
 @pytest.mark.long
 @few
 @given(folded())
-def test_a_network_of_a_fold_is_trained_as_if_it_were_alone_on_the_other_folds(folders, case):
+def test_folds_network_trains_as_if_alone(folders, case):
     runner = Runner(case, folders())
     assert runner.launch() is ExitStatus.OK
     assert {row.status for row in runner.results().values()} == {Status.FINISHED}
@@ -45,9 +45,7 @@ def test_a_network_of_a_fold_is_trained_as_if_it_were_alone_on_the_other_folds(f
 @pytest.mark.long
 @few
 @given(folded(), st.lists(st.integers(0, 60), max_size=4))
-def test_a_run_of_folds_that_is_interrupted_goes_on_and_nothing_is_trained_twice(
-    folders, case, moments
-):
+def test_folds_interrupted_run_trains_nothing_twice(folders, case, moments):
     runner = Runner(case, folders())
     runner.finish_interrupted(moments)
 
@@ -55,9 +53,7 @@ def test_a_run_of_folds_that_is_interrupted_goes_on_and_nothing_is_trained_twice
 @pytest.mark.long
 @few
 @given(folded(), st.lists(st.integers(1, 3000), min_size=1, max_size=3))
-def test_a_run_of_folds_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(
-    folders, case, moments
-):
+def test_folds_killed_run_resumes_from_checkpoints(folders, case, moments):
     runner = Runner(case, folders())
     runner.finish_killed(moments)
 
@@ -65,9 +61,7 @@ def test_a_run_of_folds_that_is_killed_at_any_moment_goes_on_where_its_checkpoin
 @pytest.mark.parametrize(
     "data", [{"cache": "none"}, {"order": "ring", "shards": 5}, {"cache": "memory"}]
 )
-def test_a_network_of_a_fold_comes_to_the_numbers_of_one_that_is_given_those_samples_alone(
-    folders, data
-):
+def test_folds_network_equals_one_given_those_samples(folders, data):
     """The data of the second run is the fold itself: what it trains on, and what it is judged by."""
 
     def spec(name, **more):  # each on a rank of its own from the first epoch of the stream on
@@ -120,7 +114,7 @@ def test_a_network_of_a_fold_comes_to_the_numbers_of_one_that_is_given_those_sam
         assert len(ours) == 3
 
 
-def test_the_row_of_a_network_has_the_mean_of_its_folds_and_stands_before_them(folders):
+def test_folds_row_has_their_mean_and_comes_first(folders):
     content = {
         "models": [{"family": "softmax", "name": name} for name in ("a", "b")],
         "resources": {"engine": "numpy"},

@@ -27,9 +27,7 @@ class Hurry(Interruption):
 @pytest.mark.long
 @few
 @given(cases())
-def test_launches_that_have_too_little_time_for_a_second_round_train_the_first_and_come_to_the_end(
-    folders, case
-):
+def test_launches_short_of_time_finish_round_by_round(folders, case):
     runner = Runner(case, folders())
     for _ in range(1 + len(case.content["models"])):
         done = (
@@ -46,14 +44,12 @@ def test_launches_that_have_too_little_time_for_a_second_round_train_the_first_a
 
 @few
 @given(cases(), st.lists(st.integers(0, 120), min_size=1, max_size=3))
-def test_a_run_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders, case, moments):
+def test_interrupted_run_trains_nothing_twice(folders, case, moments):
     runner = Runner(case, folders())
     runner.finish_interrupted(moments)
 
 
-def test_a_launch_that_goes_on_reads_each_line_of_an_epoch_and_each_checkpoint_once_before_it_begins(
-    folders, monkeypatch
-):
+def test_resume_reads_each_line_and_checkpoint_once(folders, monkeypatch):
     runner = shaky(
         folders(), failures=0, retries=0, epochs=9, policy="baseline", checkpoint={"keep": "last"}
     )
@@ -86,9 +82,7 @@ def test_a_launch_that_goes_on_reads_each_line_of_an_epoch_and_each_checkpoint_o
 
 
 @pytest.mark.parametrize("checkpoint", [{}, {"every": "0.001s"}], ids=["between", "within"])
-def test_an_epoch_that_was_interrupted_took_as_long_as_all_of_its_pieces(
-    folders, monkeypatch, checkpoint
-):
+def test_interrupted_epoch_sums_the_time_of_its_parts(folders, monkeypatch, checkpoint):
     signal = Signal()
     monkeypatch.setattr(
         SoftmaxRegression,
@@ -117,9 +111,7 @@ def test_an_epoch_that_was_interrupted_took_as_long_as_all_of_its_pieces(
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_an_epoch_whose_judgement_was_interrupted_is_judged_again_and_not_trained(
-    folders, monkeypatch, gpus
-):
+def test_interrupted_evaluation_is_repeated_without_training(folders, monkeypatch, gpus):
     signal, steps = Signal(), []
     monkeypatch.setattr(
         SoftmaxRegression,

@@ -11,7 +11,7 @@ from fleet.storage.results import Status
 from tests.fleet.runtime.one_run.runner import Case, Runner, shaky
 
 
-def test_a_share_is_set_aside_for_the_test_before_any_other_and_is_never_trained_on(folders):
+def test_test_share_is_held_out_first_and_never_trained_on(folders):
     content = {
         "models": [{"family": "softmax", "name": "n0"}],
         "resources": {"engine": "numpy"},
@@ -43,7 +43,7 @@ def test_a_share_is_set_aside_for_the_test_before_any_other_and_is_never_trained
     runner.check_tests()
 
 
-def test_finished_networks_are_judged_when_the_spec_names_test_data_later_or_other_data(folders):
+def test_finished_networks_are_tested_on_new_test_data(folders):
     folder = folders()
     before = shaky(folder, failures=0, retries=0, epochs=2)
     assert before.launch() is ExitStatus.OK
@@ -56,7 +56,7 @@ def test_finished_networks_are_judged_when_the_spec_names_test_data_later_or_oth
     assert runner.results()["n0"].test_accuracy >= 0
 
 
-def test_a_network_that_is_trained_further_is_judged_as_it_is_then(folders):
+def test_network_trained_further_is_tested_again(folders):
     folder = folders()
     for epochs in (2, 4):
         runner = further(folder, epochs)
@@ -67,7 +67,7 @@ def test_a_network_that_is_trained_further_is_judged_as_it_is_then(folders):
     assert len(runner.events(ev.NetworkTested)) == 3
 
 
-def test_networks_that_finish_keep_what_they_give_and_the_run_says_how_good_they_are_together(
+def test_finished_networks_keep_predictions_for_ensembles(
     folders,
 ):
     content = {
@@ -116,7 +116,7 @@ def further(folder, epochs):
     return Runner(Case(content, (0, 0), 4, 1, 0), folder)
 
 
-def test_a_pruned_network_that_is_to_start_over_is_trained_to_its_end(folders):
+def test_pruned_network_started_over_is_trained_fully(folders):
     content = {
         "models": [
             {

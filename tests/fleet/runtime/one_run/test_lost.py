@@ -17,7 +17,7 @@ from tests.fleet.runtime.runs import Interruption, Signal
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_run_within_its_quota_drops_older_checkpoints_and_one_without_room_goes_on_with_a_larger_quota(
+def test_quota_drops_old_checkpoints_and_can_be_raised(
     folders,
 ):
     runner = shaky(folders(), failures=0, retries=0, policy="global")
@@ -45,7 +45,7 @@ def test_a_run_within_its_quota_drops_older_checkpoints_and_one_without_room_goe
 
 
 @pytest.mark.parametrize("where", [0, 100, -1], ids=["head", "record", "arrays"])
-def test_a_finished_network_with_a_damaged_checkpoint_is_not_trained_again(folders, where):
+def test_finished_network_with_damaged_checkpoint_stays(folders, where):
     runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
     assert runner.launch() is ExitStatus.OK
     before, row = runner.history("n0"), str(runner.results()["n0"])
@@ -62,9 +62,7 @@ def test_a_finished_network_with_a_damaged_checkpoint_is_not_trained_again(folde
     )
 
 
-def test_a_network_whose_newest_checkpoint_was_deleted_says_from_which_epoch_it_goes_on(
-    folders, monkeypatch, capsys
-):
+def test_deleted_checkpoint_is_reported_with_resume_epoch(folders, monkeypatch, capsys):
     signal = Signal()
     monkeypatch.setattr(
         SoftmaxRegression,
@@ -84,7 +82,7 @@ def test_a_network_whose_newest_checkpoint_was_deleted_says_from_which_epoch_it_
     runner.check_epochs()
 
 
-def test_a_network_whose_folder_was_deleted_says_that_it_starts_over(folders, capsys):
+def test_deleted_network_folder_is_reported(folders, capsys):
     runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
     assert runner.launch() is ExitStatus.OK
     assert not runner.events(ev.NetworkRolledBack)
@@ -102,9 +100,7 @@ def test_a_network_whose_folder_was_deleted_says_that_it_starts_over(folders, ca
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @few
 @given(cases(), st.lists(st.integers(1, 150), min_size=1, max_size=3))
-def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(
-    folders, case, moments
-):
+def test_killed_run_resumes_from_its_checkpoints(folders, case, moments):
     runner = Runner(case, folders())
     runner.finish_killed(moments)
     events = runner.prepared.paths.events
@@ -134,9 +130,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(
         max_size=3,
     ),
 )
-def test_a_run_whose_checkpoints_are_damaged_goes_on_from_those_that_are_whole(
-    folders, case, launches
-):
+def test_damaged_checkpoints_fall_back_to_whole_ones(folders, case, launches):
     runner = Runner(case, folders())
     for is_kill, moment, flips in launches:
         runner.launch(

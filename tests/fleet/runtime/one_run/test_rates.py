@@ -46,7 +46,7 @@ def rates_in(cache):
     return [(key, sizes) for key, sizes in cache.items() if not key.startswith("beside steps")]
 
 
-def test_a_launch_that_looks_at_no_rates_leaves_those_that_it_showed_and_what_it_took_beside_steps(
+def test_rates_observed_and_overheads_are_kept(
     cached,
 ):
     runner = shaky(cached, failures=0, retries=0, policy="baseline", epochs=3)
@@ -58,9 +58,7 @@ def test_a_launch_that_looks_at_no_rates_leaves_those_that_it_showed_and_what_it
     assert [beside[number]["network"] for number in "123"] == ["ready_s", "start_s", "epoch_s"]
 
 
-def test_a_rate_of_the_cache_is_told_with_its_age_corrected_where_it_is_wrong_and_measured_anew_if_asked(
-    cached, monkeypatch
-):
+def test_cached_rate_has_age_and_is_corrected(cached, monkeypatch):
     add = StepClock.add
     monkeypatch.setattr(
         StepClock, "add", lambda clock, samples, seconds: add(clock, samples, 0.001)
@@ -95,7 +93,7 @@ def test_a_rate_of_the_cache_is_told_with_its_age_corrected_where_it_is_wrong_an
         ({"rates": "x.json"}, "x.json"),
     ],
 )
-def test_who_asks_to_measure_anew_what_is_not_measured_is_told_so(folders, schedule, why):
+def test_remeasure_is_refused_where_nothing_is_measured(folders, schedule, why):
     folder = folders()
     (folder / "x.json").write_text(
         json.dumps(

@@ -71,9 +71,7 @@ def test_a_run_may_be_killed_while_its_groups_change(regrouping, folders, case, 
     runner.finish_killed(moments)
 
 
-def test_a_network_that_cannot_be_built_on_a_rank_that_joins_fails_on_all_of_its_ranks(
-    folders, monkeypatch
-):
+def test_joining_rank_build_failure_fails_all_ranks(folders, monkeypatch):
     build = NumpyEngine.build
 
     def small(engine, network, group):

@@ -9,7 +9,7 @@ from tests.fleet.one_process import Launch
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("failing", [[], [0], [-1], [0, -1]], ids=str)
-def test_a_rank_that_fails_is_not_waited_for_where_all_come_together(ranks, failing):
+def test_agreement_does_not_wait_for_failed_rank(ranks, failing):
     failing, said = {place % ranks for place in failing}, {}
 
     def rank_main(world):

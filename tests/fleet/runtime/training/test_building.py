@@ -34,12 +34,12 @@ def raising(error):
     return build
 
 
-def test_what_is_built_in_time_is_returned_and_nothing_comes_later():
+def test_build_within_returns_result_in_time():
     assert build_within(0.05, lambda: 5) == 5
     time.sleep(0.1)
 
 
-def test_what_hangs_is_interrupted_even_where_it_catches_exceptions_and_told_with_its_place():
+def test_build_within_interrupts_hanging_function():
     with pytest.raises(
         ModelError,
         match=rf"building took longer than 0.1 s \(train.build_timeout\); it was at "

@@ -24,7 +24,7 @@ def now(monkeypatch):
     return now
 
 
-def test_a_state_gathers_the_seconds_of_its_epoch_piece_by_piece_each_once(now):
+def test_epoch_clock_adds_each_part_once(now):
     sources, writer = SimpleNamespace(waited_s=5.0), SimpleNamespace(blocked_s=7.0)
     clock, state = (
         EpochClock(sources, writer),
@@ -59,9 +59,7 @@ def test_another_epoch_begins_at_nothing(now):
         (4000, ((101.0, 100), (103.9, 100), (104.0, 100), (107.0, 100)), [Pace("net", 100, 25.0)]),
     ],
 )
-def test_the_pace_is_that_since_it_was_told_once_a_second_or_more_seldom_where_very_many_ranks_tell_theirs(
-    now, ranks, moments, expected
-):
+def test_pace_report_is_sent_once_a_second_or_less(now, ranks, moments, expected):
     told, steps = [], StepClock()
     steps.pop_is_new()
     report = PaceReport("net", 0, steps, ranks=ranks)
@@ -79,7 +77,7 @@ def test_the_first_step_of_a_group_is_told_at_once(now):
     assert told == [Pace("net", 10, 20.0)]
 
 
-def test_a_rate_is_told_once_it_rests_on_enough_steps_and_again_when_it_rests_on_many_more(now):
+def test_step_clock_returns_rate_when_steps_suffice(now):
     told, steps = [], StepClock(warm_up=0, min_steps=2)
     report = PaceReport("net", 0, steps)
     for number in range(1, 41):
@@ -94,7 +92,7 @@ def test_a_rate_is_told_once_it_rests_on_enough_steps_and_again_when_it_rests_on
     assert {pace.rate.rate for pace in told} == {0.0, 20.0}
 
 
-def test_the_rate_of_steps_leaves_out_the_first_ones_and_says_nothing_of_too_few():
+def test_step_clock_ignores_warm_up_and_few_steps():
     clock = StepClock(warm_up=2, min_steps=2)
     for seconds in (9.0, 7.0, 0.5):
         clock.add(10, seconds)
@@ -103,7 +101,7 @@ def test_the_rate_of_steps_leaves_out_the_first_ones_and_says_nothing_of_too_few
     assert clock.rate == StepRate(10.0, 0.5, 2)
 
 
-def test_as_many_steps_fit_as_take_so_long_by_their_mean_and_by_the_latest():
+def test_step_clock_counts_fitting_steps_by_mean_and_latest():
     clock, found = StepClock(warm_up=1), []
     for seconds in (9.0, 0.01, 0.01, 0.01, 0.13, 0.01):
         clock.add(10, seconds)
@@ -111,7 +109,7 @@ def test_as_many_steps_fit_as_take_so_long_by_their_mean_and_by_the_latest():
     assert found == [1, 40, 40, 40, 3, 11]
 
 
-def test_steps_are_timed_anew_when_networks_come_to_share_the_gpu_or_leave_it():
+def test_step_clock_resets_when_networks_share_gpu():
     clock = StepClock(warm_up=0, min_steps=2)
     for beside, seconds in ((1, 1.0), (1, 1.0), (2, 1.5), (2, 2.0), (2, 2.0)):
         clock.add(10, seconds)
@@ -121,7 +119,7 @@ def test_steps_are_timed_anew_when_networks_come_to_share_the_gpu_or_leave_it():
     assert clock.rate == StepRate()
 
 
-def test_steps_beside_others_tell_nothing_in_the_time_of_one_turn():
+def test_step_clock_ignores_shared_steps_of_one_turn():
     clock, told = StepClock(warm_up=0, min_steps=10), []
     clock.set_networks_on_gpu(2)
     for _ in range(1000):
@@ -135,7 +133,7 @@ def test_steps_beside_others_tell_nothing_in_the_time_of_one_turn():
 
 @given(st.integers(0, 10**6), st.integers(0, 1499), st.floats(1.0, 100.0))
 @settings(max_examples=examples(30), deadline=None)
-def test_steps_of_a_millisecond_of_which_one_is_an_outlier_show_the_curve(seed, outlier, times):
+def test_step_clock_outlier_still_shows_sharing_curve(seed, outlier, times):
     """A step takes 1 ms alone and 1.25 beside another network; a rate is told whenever there are more steps."""
     sharing, noise = Sharing(), np.random.default_rng(seed).uniform(0.5, 1.5, 1500)
     for beside, milliseconds in ((1, 1.0), (2, 1.25)):

@@ -72,7 +72,7 @@ def judged(size, seed, samples, judge, ends=lambda: False):
 
 @settings(max_examples=examples(30), deadline=None)
 @given(st.integers(1, 4), st.integers(0, 20), st.integers(0, 99))
-def test_every_rank_has_the_sums_over_all_samples_even_where_some_have_none(size, samples, seed):
+def test_evaluate_gives_all_ranks_sums_over_all_samples(size, samples, seed):
     all_of_them = StepTotals(float(sum(range(samples))), samples / 2, samples)
     assert judged(size, seed, samples, Judge()) == [all_of_them] * size
 

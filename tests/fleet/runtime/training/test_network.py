@@ -22,7 +22,7 @@ def weights(training):
     return training.trainable.state()["weights"].tolist()
 
 
-def test_ranks_that_are_new_get_the_network_and_its_state_as_the_master_has_them():
+def test_change_group_gives_new_ranks_masters_network():
     found, grown = {}, TrainingState({}, "i", stream_epoch=3, position=8)
 
     def rank_main(world):
@@ -53,7 +53,7 @@ def test_what_a_new_rank_could_not_build_fails_on_all():
     assert len(failed) == 3
 
 
-def test_a_step_that_fails_on_one_rank_fails_on_all_with_its_reason():
+def test_step_failure_on_one_rank_fails_all():
     failed = {}
 
     def rank_main(world):

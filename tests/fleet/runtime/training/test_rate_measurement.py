@@ -25,7 +25,7 @@ def test_made_up_samples_are_of_the_datas_shape_and_type(rows, dtype):
 
 
 @pytest.mark.parametrize(("rank", "rows"), [(0, 4), (1, 3), (2, 3)])
-def test_the_last_steps_of_a_few_are_timed_each_rank_with_its_share(monkeypatch, rank, rows):
+def test_measure_rate_times_last_steps_of_each_rank(monkeypatch, rank, rows):
     now, seen = Clock(), []
     monkeypatch.setattr(rate_measurement.time, "perf_counter", now)
 
@@ -78,7 +78,7 @@ MANY = {"batches": 100, "timed": 99, "seconds": 1000, "spread": 0.01}
         "steps take for ever",
     ],
 )
-def test_a_measurement_goes_on_until_it_knows_the_rate_or_has_taken_long_enough(
+def test_measure_rate_stops_when_sure_or_out_of_time(
     monkeypatch, durations, profile, steps, timed, rate
 ):
     found, stops = measured(monkeypatch, durations, Profile(**profile))
@@ -92,7 +92,7 @@ def test_only_the_master_ends_a_measurement_and_all_end_with_it(monkeypatch):
     assert stops == [False] * 3
 
 
-def test_several_batches_are_timed_up_to_the_first_that_does_not_fit(monkeypatch):
+def test_measure_batches_stops_at_first_that_does_not_fit(monkeypatch):
     now = Clock()
     monkeypatch.setattr(rate_measurement.time, "perf_counter", now)
 
@@ -109,7 +109,7 @@ def test_several_batches_are_timed_up_to_the_first_that_does_not_fit(monkeypatch
         measure_batches(group(step), SAMPLE, profile, (40, 80))
 
 
-def test_a_rank_that_has_timed_nothing_when_the_master_ends_says_so():
+def test_measure_rate_without_timed_steps_is_reported():
     """It came later than the master, and the first step took long."""
     late = group(lambda images, labels, size, stop: StepTotals(stop=True), rank=1)
     assert measure_batches(late, SAMPLE, Profile(batches=6, timed=4), (10,)) == [StepRate()]

@@ -51,7 +51,7 @@ def launched(shown, lost=frozenset()):
 SHOWN = {1: "4", 2: "5", 3: "4", 4: "5", 6: "0", 7: "1"}
 
 
-def test_the_first_trainer_of_each_node_starts_a_daemon_for_each_gpu_and_all_use_it(service):
+def test_shared_gpus_start_one_daemon_per_gpu_and_node(service):
     environments = launched(SHOWN)
     assert sorted(service.started) == [(1, ("4", "5")), (6, ("0", "1"))]
     assert sorted(service.stopped) == [("0", "1"), ("4", "5")]
@@ -64,7 +64,7 @@ def test_the_first_trainer_of_each_node_starts_a_daemon_for_each_gpu_and_all_use
     assert environments[0] == {"rank": 0}  # it trains nothing
 
 
-def test_where_the_first_trainer_is_lost_another_one_ends_the_daemons(service):
+def test_shared_gpus_daemons_end_after_first_trainer_died(service):
     launched(SHOWN, lost=frozenset({1}))
     assert sorted(service.stopped) == [("0", "1"), ("4", "5")]
 
@@ -72,7 +72,7 @@ def test_where_the_first_trainer_is_lost_another_one_ends_the_daemons(service):
 @pytest.mark.parametrize(
     "shown", [{}, dict.fromkeys(SHOWN, "0")], ids=["no GPUs", "each its own, by one name"]
 )
-def test_nothing_is_started_where_names_do_not_say_which_gpus_are_shared(service, shown):
+def test_shared_gpus_need_matching_names(service, shown):
     environments = launched(shown)
     assert (service.started, service.stopped) == ([], [])
     assert environments[1] == {"rank": 1}

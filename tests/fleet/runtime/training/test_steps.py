@@ -89,13 +89,13 @@ def test_a_group_stops_one_step_later_and_a_rank_alone_at_once():
     assert taken(Strides(9), asks=[1]) == [(0, False, False), (1, True, True)]
 
 
-def test_where_a_network_is_to_stand_still_its_sums_are_read_before_the_next_step_with_its_batch_at_hand():
+def test_steps_read_sums_before_checkpoint_with_batch_ready():
     strides = Strides(3)
     assert taken(strides, due=[0]) == [(0, False, True), (1, False, False), (2, False, True)]
     assert strides.said[:4] == ["make 0", "begin 0", "make 1", "read 0"]
 
 
-def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_own_begin(monkeypatch):
+def test_steps_last_from_previous_end_or_own_start(monkeypatch):
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: 0.5)
     training = SimpleNamespace(is_async=True, group=Group(), steps=StepClock())
     seconds = [one.seconds for one in Steps(training, lambda: False, lambda: False).run(Strides(3))]
@@ -147,9 +147,7 @@ def outcome(folder, ranks, ahead, after=None):
     return rows, {name: array.tobytes() for name, array in state.arrays.items()}
 
 
-def test_histories_and_checkpoints_are_those_of_a_run_that_takes_step_by_step_and_reads_sums_at_once(
-    tmp_path, ranks
-):
+def test_steps_ahead_give_histories_of_single_steps(tmp_path, ranks):
     at_once = outcome(tmp_path / "at once", ranks, ahead=False)
     assert outcome(tmp_path / "ahead", ranks, ahead=True) == at_once
     for after in (20, 45):  # looks of the coordinator

@@ -77,7 +77,7 @@ def prompt(monkeypatch):
     monkeypatch.setattr(steps_module, "_PROMPT_S", np.inf)
 
 
-def test_short_steps_are_taken_several_steps_per_call_and_the_last_of_an_epoch_may_be_fewer_and_smaller():
+def test_strides_gather_short_steps_and_smaller_last_ones():
     assert [(positions, len(targets)) for positions, _, targets in taken(training(0.013))] == [
         ([5, 10, 15], 15),
         ([20, 23], 8),
@@ -101,7 +101,7 @@ def test_steps_that_nobody_has_timed_yet_are_taken_one_by_one():
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.02, 0.0001])
-def test_whatever_is_taken_steps_per_call_are_the_samples_of_the_stream(seconds):
+def test_strides_yield_the_samples_of_the_stream(seconds):
     found = taken(training(seconds))
     assert [row for _, images, _ in found for row in images] == list(range(23))
     assert [row for *_, targets in found for row in targets] == list(range(23))
@@ -120,9 +120,7 @@ def test_a_stride_ends_with_a_batch_that_was_not_there(monkeypatch):
 
 
 @pytest.mark.parametrize("prompt_s", [0.0, np.inf])
-def test_a_group_takes_as_many_as_it_has_agreed_on_whether_they_are_there_or_not(
-    monkeypatch, prompt_s
-):
+def test_strides_of_group_have_agreed_length(monkeypatch, prompt_s):
     monkeypatch.setattr(steps_module, "_PROMPT_S", prompt_s)
     assert [positions for positions, *_ in taken(training(0.5, size=2, steps_per_call=3))] == [
         [5, 10, 15],
@@ -144,9 +142,7 @@ def test_a_group_takes_as_many_as_it_has_agreed_on_whether_they_are_there_or_not
         ([], training(0.005, size=2, can_stride=False), 1),
     ],
 )
-def test_what_a_master_says_would_fit_is_what_takes_20_ms_but_no_more_than_were_there(
-    monkeypatch, late, one, fitting
-):
+def test_stride_count_fits_20_ms_and_ready_batches(monkeypatch, late, one, fitting):
     monkeypatch.setattr(steps_module, "_PROMPT_S", 1.0)
     clock = itertools.accumulate(
         itertools.chain.from_iterable([0, 9 * (place in late)] for place in range(9))
@@ -212,9 +208,7 @@ def result(folder, after=None):
     return row.loss, row.accuracy, row.val_loss, row.val_accuracy, row.best_epoch
 
 
-def test_a_run_comes_to_the_same_by_strides_as_step_by_step_also_where_it_is_interrupted(
-    tmp_path, striding, monkeypatch
-):
+def test_strides_equal_single_steps_when_interrupted(tmp_path, striding, monkeypatch):
     folders = [tmp_path / name for name in ("strides", "interrupted", "steps")]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     by_strides = result(folders[0])
