@@ -88,10 +88,10 @@ def measure(trainers: int, way: str, args: argparse.Namespace) -> tuple[float, f
                     "models": [
                         {
                             "family": "cnn",
-                            "name": f"n{place}",
+                            "name": f"n{index}",
                             "args": {"filters": args.filters, "dense": [16]},
                         }
-                        for place in range(trainers)
+                        for index in range(trainers)
                     ],
                     "train": {
                         "batch": {"size": args.batch},
@@ -126,7 +126,7 @@ def measure(trainers: int, way: str, args: argparse.Namespace) -> tuple[float, f
         epochs = [event.record for event in events_of(RunPaths(folder / "run").events, EpochEnded)]
         later = [record for record in epochs if record.epoch > 1]
         rate = trainers * statistics.mean(record.samples / record.seconds for record in later)
-        return sum(idle for idle, *_ in noted) / sum(whole for _, whole, _ in noted), rate
+        return sum(idle for idle, *_ in noted) / sum(step_s for _, step_s, _ in noted), rate
 
 
 def main() -> None:
@@ -146,9 +146,9 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for trainers in args.trainers:
-        found: dict[str, list[tuple[float, float]]] = {"at once": [], "ahead": []}
+        results: dict[str, list[tuple[float, float]]] = {"at once": [], "ahead": []}
         for _ in range(args.rounds):
-            for way, measured in found.items():
+            for way, measured in results.items():
                 measured.append(measure(trainers, way, args))
                 print(f"  {trainers} trainers, {way}: {measured[-1]}", file=sys.stderr, flush=True)
         rows += [
@@ -158,7 +158,7 @@ def main() -> None:
                 "idle": statistics.median(idle for idle, _ in measured),
                 "samples_per_s": statistics.median(rate for _, rate in measured),
             }
-            for way, measured in found.items()
+            for way, measured in results.items()
         ]
     if args.json:
         print_json(rows)

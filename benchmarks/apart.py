@@ -9,11 +9,11 @@ from typing import Any
 
 def within(limit_s: float, work: Callable[..., None], *args: Any) -> Any:
     """What ``work(*args, answer)`` sends to ``answer``; None where it took longer than the limit."""
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(*args, there))
+    folder, copy = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(*args, copy))
     process.start()
-    there.close()
-    found = here.recv() if here.poll(limit_s) else None
+    copy.close()
+    results = folder.recv() if folder.poll(limit_s) else None
     process.terminate()
     process.join()
-    return found
+    return results

@@ -48,19 +48,19 @@ def leader(args: argparse.Namespace) -> None:
     def by_tree(chunk: np.ndarray, root: int, number: int) -> Callable[[], bool]:
         return MPIBroadcast(comm, [chunk], root, number).is_done
 
-    found: dict[str, list[tuple[float, float]]] = {"ibcast": [], "tree": []}
+    counts: dict[str, list[tuple[float, float]]] = {"ibcast": [], "tree": []}
     for _ in range(args.turns):
         for name, begin in (("ibcast", ibcast), ("tree", by_tree)):
             comm.Barrier()
-            found[name].append(_turn(begin, chunks, args, world.size))
+            counts[name].append(_turn(begin, chunks, args, world.size))
     places = [
         tree(comm.rank, comm.size, _root(number, args, comm.size)) for number in range(args.chunks)
     ]
     at_once = comm.gather(max(len(children) for _, children in places))
     if comm.rank == 0 and at_once is not None:
-        other, began = np.empty_like(chunks[0]), time.perf_counter()
+        peer, began = np.empty_like(chunks[0]), time.perf_counter()
         for _ in range(args.chunks):
-            other[...] = chunks[0]
+            peer[...] = chunks[0]
         copied = args.chunks * args.bytes / (time.perf_counter() - began) / 1e6
         print(
             json.dumps(
@@ -70,9 +70,9 @@ def leader(args: argparse.Namespace) -> None:
                     "depth": comm.size.bit_length() - 1,
                     "sends_of_one": max(at_once),
                     **{
-                        f"{name}_{what}": round(median(turn[index] for turn in turns), 2)
-                        for name, turns in found.items()
-                        for index, what in enumerate(("looks", "mb_s"))
+                        f"{name}_{label}": round(median(turn[index] for turn in turns), 2)
+                        for name, turns in counts.items()
+                        for index, label in enumerate(("looks", "mb_s"))
                     },
                     "memcpy_mb_s": round(copied),
                 }
@@ -94,20 +94,23 @@ def _turn(
 ) -> tuple[float, float]:
     """How many looks a chunk takes, and MB/s."""
     under_way: deque[tuple[int, Callable[[], bool]]] = deque()
-    begun, looks, taken, began = 0, 0, list[int](), time.perf_counter()
-    while len(taken) < args.chunks:
-        while begun < args.chunks and len(under_way) < args.under_way:
+    started, looks, used, began = 0, 0, list[int](), time.perf_counter()
+    while len(used) < args.chunks:
+        while started < args.chunks and len(under_way) < args.under_way:
             under_way.append(
-                (looks, begin(chunks[begun % args.under_way], _root(begun, args, size), begun))
+                (
+                    looks,
+                    begin(chunks[started % args.under_way], _root(started, args, size), started),
+                )
             )
-            begun += 1
+            started += 1
         looks += 1
         done = [is_done() for _, is_done in under_way]
         while done and done[0]:
             done.pop(0)
-            taken.append(looks - under_way.popleft()[0])
+            used.append(looks - under_way.popleft()[0])
         time.sleep(args.pause)
-    return sum(taken) / len(taken), args.chunks * args.bytes / (time.perf_counter() - began) / 1e6
+    return sum(used) / len(used), args.chunks * args.bytes / (time.perf_counter() - began) / 1e6
 
 
 def counted(folder: Path, chunks: int) -> dict[str, float]:
@@ -149,7 +152,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for leaders in args.leaders:
         with tempfile.TemporaryDirectory() as folder:
-            told = subprocess.run(
+            measured = subprocess.run(
                 [*mpirun(leaders), __file__, *sys.argv[1:], "--as-leader"],
                 check=True,
                 stdout=subprocess.PIPE,
@@ -162,7 +165,7 @@ def main() -> None:
                 },
             )
             rows.append(
-                {**json.loads(told.stdout), **counted(Path(folder), args.turns * args.chunks)}
+                {**json.loads(measured.stdout), **counted(Path(folder), args.turns * args.chunks)}
             )
     if args.json:
         print(json.dumps(rows, indent=1))

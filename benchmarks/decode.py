@@ -68,11 +68,11 @@ def main() -> None:
 
 def ways(source: ImageFolder) -> dict[str, Way]:
     """What is compared, in this process."""
-    found: dict[str, Way] = {}
+    ways_by_name: dict[str, Way] = {}
     for name, has_it in (("simplejpeg", decoders.simplejpeg is not None), ("Pillow", True)):
         if not has_it:
             continue
-        found |= {
+        ways_by_name |= {
             f"decode: {name}": decode_only(source, name),
             f"train, uint8: preprocess with {name}": with_decoder(name, source, TRAIN),
             f"train, float32: preprocess with {name}": with_decoder(name, source, TRAIN + SCALE),
@@ -82,13 +82,13 @@ def ways(source: ImageFolder) -> dict[str, Way]:
 
     def plain(index: int) -> np.ndarray:
         image = Image.open(source.name(index)).convert("RGB")
-        top, left = rng.integers(0, 256 - CROP + 1, 2)
-        image = image.crop((left, top, left + CROP, top + CROP))
+        top, offset = rng.integers(0, 256 - CROP + 1, 2)
+        image = image.crop((offset, top, offset + CROP, top + CROP))
         if rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return np.asarray(image)
 
-    return found | {
+    return ways_by_name | {
         "train, uint8: plain Pillow": plain,
         "train, float32: plain Pillow": lambda index: (plain(index).astype(np.float32) / 255 - 0.5)
         / 0.25,

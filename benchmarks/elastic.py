@@ -63,12 +63,12 @@ def category_curves(rng: np.random.Generator, jobs: int, policy: str) -> list[Sc
 
 
 def rising_curves(
-    rng: np.random.Generator, jobs: int, most: int, concave: bool
+    rng: np.random.Generator, jobs: int, max_gpus: int, concave: bool
 ) -> list[ScalingCurve]:
     """Curves with random gains from one count to the next."""
     curves = []
     for _ in range(jobs):
-        gains = rng.random(most)
+        gains = rng.random(max_gpus)
         curves.append(
             ScalingCurve(tuple(np.cumsum(np.sort(gains)[::-1] if concave else gains).tolist()))
         )
@@ -105,7 +105,7 @@ def speeds(limit_s: float) -> list[Speed]:
         assert chosen is not None
         assert programme is not None
         solver = timed_solver(name, jobs, gpus, limit_s) if solve else None
-        found = [programme.throughput, *([solver[1]] if solver else [])]
+        results = [programme.throughput, *([solver[1]] if solver else [])]
         solver_s = (
             f"> {limit_s:g} (wall)"
             if solve and solver is None
@@ -122,7 +122,7 @@ def speeds(limit_s: float) -> list[Speed]:
                 *decisions_ms(name, jobs, gpus),
                 cpu(dynamic_programme, name, jobs, gpus),
                 solver_s,
-                all(math.isclose(value, chosen.throughput, rel_tol=1e-9) for value in found),
+                all(math.isclose(value, chosen.throughput, rel_tol=1e-9) for value in results),
             )
         )
     return rows
@@ -133,19 +133,19 @@ def decisions_ms(name: str, jobs: int, gpus: int) -> tuple[float, float]:
 
     That one has decided before: each time one job has gone and another, with a curve of its own, has come.
     """
-    new, known = [], []
+    new, known_curves = [], []
     for seed in range(5):
         factors = [curve.factors for curve in instance(name, jobs + 5, seed)]
         start = time.process_time()
-        curves = [ScalingCurve(own) for own in factors[5:]]
+        curves = [ScalingCurve(job_curves) for job_curves in factors[5:]]
         allocate(curves, gpus)
         new.append(time.process_time() - start)
-        for own in factors[:5]:
+        for job_curves in factors[:5]:
             start = time.process_time()
-            curves = [*curves[1:], ScalingCurve(own)]
+            curves = [*curves[1:], ScalingCurve(job_curves)]
             allocate(curves, gpus)
-            known.append(time.process_time() - start)
-    return 1000 * statistics.median(new), 1000 * statistics.median(known)
+            known_curves.append(time.process_time() - start)
+    return 1000 * statistics.median(new), 1000 * statistics.median(known_curves)
 
 
 def cpu(
@@ -163,8 +163,8 @@ def cpu(
 
 def timed_solver(name: str, jobs: int, gpus: int, limit_s: float) -> tuple[float, float] | None:
     """CPU seconds and objective of HiGHS on instance 0; None where it took longer than the limit."""
-    found: tuple[float, float] | None = within(limit_s, _solve, name, jobs, gpus)
-    return found
+    results: tuple[float, float] | None = within(limit_s, _solve, name, jobs, gpus)
+    return results
 
 
 def _solve(name: str, jobs: int, gpus: int, answer: Connection) -> None:
@@ -172,9 +172,9 @@ def _solve(name: str, jobs: int, gpus: int, answer: Connection) -> None:
 
     curves = instance(name, jobs, 0)
     start = time.process_time()
-    found = integer_programme(curves, gpus)
-    assert found is not None
-    answer.send((time.process_time() - start, found.throughput))
+    results = integer_programme(curves, gpus)
+    assert results is not None
+    answer.send((time.process_time() - start, results.throughput))
 
 
 # --- The paper's tables -------------------------------------------------------------------------
@@ -273,10 +273,10 @@ TABLE_HEADERS = (
 
 def reach(table: Table, seeds: int) -> list[Reached]:
     """Simulate the rows of a table with decisions at every arrival and completion."""
-    found = []
+    results = []
     for row in table.rows:
         settings = Autoscaling(table.gpus, interval_min=0, drop=row.drop)
-        found.append(
+        results.append(
             Reached(
                 table,
                 row,
@@ -289,7 +289,7 @@ def reach(table: Table, seeds: int) -> list[Reached]:
                 ),
             )
         )
-    return found
+    return results
 
 
 @dataclass(frozen=True)
@@ -317,11 +317,11 @@ class Case:
             for policy in ("elastic", self.baseline)
         )
         if self.faster:
-            ours, theirs = (
+            measured, published = (
                 statistics.fmean(outcome.mean_completion_min for outcome in outcomes)
                 for outcomes in (elastic, baseline)
             )
-            return Compared(self, ours, theirs, 100 * (1 - ours / theirs))
+            return Compared(self, measured, published, 100 * (1 - measured / published))
         done, fewer = (
             sum(outcome.completed for outcome in outcomes) for outcomes in (elastic, baseline)
         )
@@ -416,12 +416,14 @@ def main() -> None:
                 "decisions": list(map(asdict, speed)),
                 "tables": {
                     rows[0].table.title: [
-                        dict(zip(TABLE_HEADERS[::2], own.cells[::2], strict=False)) for own in rows
+                        dict(zip(TABLE_HEADERS[::2], own_targets.cells[::2], strict=False))
+                        for own_targets in rows
                     ]
                     for rows in reached
                 },
                 "one_category": [
-                    dict(zip(COMPARED_HEADERS[:-1], own.cells, strict=False)) for own in compared
+                    dict(zip(COMPARED_HEADERS[:-1], own_targets.cells, strict=False))
+                    for own_targets in compared
                 ],
             }
         )
@@ -431,11 +433,13 @@ def main() -> None:
         table = rows[0].table
         print_table(
             TABLE_HEADERS,
-            [own.cells for own in rows],
+            [own_targets.cells for own_targets in rows],
             title=f"{table.title}: {table.gpus} GPUs, load {table.load}, mean (range) of {args.seeds} seeds",
         )
     print_table(
-        COMPARED_HEADERS, [own.cells for own in compared], title="One category at a time, 40 GPUs"
+        COMPARED_HEADERS,
+        [own_targets.cells for own_targets in compared],
+        title="One category at a time, 40 GPUs",
     )
 
 

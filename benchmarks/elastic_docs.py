@@ -56,7 +56,7 @@ def write(
             more=", ".join(
                 f"{more(rows):.0f} % more on {rows[0].table.gpus} GPUs" for rows in reached
             ),
-            compared=table(COMPARED_HEADERS, [one.cells for one in compared]),
+            compared=table(COMPARED_HEADERS, [number.cells for number in compared]),
             intervals=table(INTERVAL_HEADERS, intervals()),
             rescales=table(RESCALE_HEADERS, rescales()),
             patterns=table(PATTERN_HEADERS, patterns()),
@@ -71,14 +71,14 @@ def write(
 
 
 def paper_table(rows: list[Reached]) -> str:
-    own = rows[0].table
+    ours_row = rows[0].table
     seeds = len(rows[0].outcomes)
     command = (
-        f"fleet simulate autoscale --jobs generate --gpus {own.gpus} --minutes {own.minutes:g} "
-        f"--load {own.load:g} --interval 0 --policy elastic|fixed [--drop] --seed 0..{seeds - 1}"
+        f"fleet simulate autoscale --jobs generate --gpus {ours_row.gpus} --minutes {ours_row.minutes:g} "
+        f"--load {ours_row.load:g} --interval 0 --policy elastic|fixed [--drop] --seed 0..{seeds - 1}"
     )
     return (
-        f"### {own.title}: {own.gpus} GPUs, jobs arrive for {own.minutes:g} min\n\n    {command}\n\n"
+        f"### {ours_row.title}: {ours_row.gpus} GPUs, jobs arrive for {ours_row.minutes:g} min\n\n    {command}\n\n"
         + table(TABLE_HEADERS, [row.cells for row in rows])
     )
 
@@ -182,25 +182,28 @@ PATTERN_HEADERS = (
 def patterns() -> Iterable[list[object]]:
     """40 GPUs for 240 minutes, with drops; sums and means over five seeds."""
     for pattern in PATTERNS:
-        found = {}
+        results = {}
         for policy in SHOWN:
             runs = [generate(40, 240, pattern, policy, seed) for seed in range(5)]
-            found[policy] = [
+            results[policy] = [
                 simulate(jobs, Autoscaling(40, 0.0, drop=True), minutes=240) for jobs in runs
             ]
-        done = {policy: sum(outcome.completed for outcome in own) for policy, own in found.items()}
+        done = {
+            policy: sum(outcome.completed for outcome in measured)
+            for policy, measured in results.items()
+        }
         yield [
             pattern,
-            sum(len(outcome.completion_min) for outcome in found["elastic"]),
+            sum(len(outcome.completion_min) for outcome in results["elastic"]),
             done["elastic"],
             done["fixed"],
             f"{100 * (done['elastic'] / done['fixed'] - 1):.0f}",
             *(
-                percent(sum(outcome.sjs_efficiency for outcome in found[policy]) / 5)
+                percent(sum(outcome.sjs_efficiency for outcome in results[policy]) / 5)
                 for policy in SHOWN
             ),
             *(
-                percent(sum(outcome.drop_ratio for outcome in found[policy]) / 5)
+                percent(sum(outcome.drop_ratio for outcome in results[policy]) / 5)
                 for policy in SHOWN
             ),
         ]
@@ -216,11 +219,11 @@ def minutes(outcome: Outcome) -> str:
 
 def lost(outcome: Outcome) -> float:
     """The share of the GPU-minutes held in which jobs stood still after a resize."""
-    held = math.fsum(h.gpus * (h.end_min - h.start_min) for h in outcome.holdings)
+    held_gpu_s = math.fsum(h.gpus * (h.end_min - h.start_min) for h in outcome.holdings)
     still = math.fsum(
         h.gpus * (min(h.steady_min, h.end_min) - h.start_min) for h in outcome.holdings
     )
-    return still / held
+    return still / held_gpu_s
 
 
 def assumptions() -> Iterable[str]:

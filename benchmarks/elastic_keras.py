@@ -101,14 +101,14 @@ def histories(root: Path, args: argparse.Namespace) -> dict[str, Sequence[EpochR
     }
 
 
-def check(args: argparse.Namespace, found: dict[str, Sequence[EpochRecord]]) -> int:
+def check(args: argparse.Namespace, histories: dict[str, Sequence[EpochRecord]]) -> int:
     """Hold every row against what it should be; returns how many changes of a batch there were.
 
     Raises:
         SystemExit: a row is otherwise.
     """
     changes = 0
-    for name, rows in found.items():
+    for name, rows in histories.items():
         for row in rows:
             if row.batch > args.batch * row.gpus or row.batch % args.batch:
                 raise SystemExit(f"{name}, epoch {row.epoch}: a batch of {row.batch} on {row.gpus}")
@@ -125,8 +125,10 @@ def check(args: argparse.Namespace, found: dict[str, Sequence[EpochRecord]]) -> 
 
 def told(rows: Sequence[EpochRecord]) -> str:
     """A history in short: epochs x batch on GPUs."""
-    kept = groupby(rows, key=lambda row: (row.batch, row.gpus))
-    return ", ".join(f"{len(list(group))} x {batch} on {gpus}" for (batch, gpus), group in kept)
+    log_lines = groupby(rows, key=lambda row: (row.batch, row.gpus))
+    return ", ".join(
+        f"{len(list(group))} x {batch} on {gpus}" for (batch, gpus), group in log_lines
+    )
 
 
 def trained(
@@ -156,19 +158,19 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="that a trainer holds")
     args = parser.parse_args()
     lines = []
-    least, most = args.batch, args.batch * args.trainers
-    for batch in ([least, most], [least, least], [most, most]):
+    minimum, maximum = args.batch, args.batch * args.trainers
+    for batch in ([minimum, maximum], [minimum, minimum], [maximum, maximum]):
         with tempfile.TemporaryDirectory() as folder:
             seconds, accuracies = trained(Path(folder), args, batch)
             named = " to ".join(map(str, sorted(set(batch))))
             lines.append(
                 f"| {named} | {seconds:.1f} | {statistics.mean(accuracies.values()):.3f} |"
             )
-            if batch == [least, most]:
-                found = histories(Path(folder) / "run", args)
-                changes = check(args, found)
+            if batch == [minimum, maximum]:
+                results = histories(Path(folder) / "run", args)
+                changes = check(args, results)
                 again = []
-                for name, rows in found.items():
+                for name, rows in results.items():
                     run(
                         Path(folder) / "spec.yaml",
                         1,

@@ -77,8 +77,8 @@ def draw(
     slower = [_rate(kind) / RATE for kind in kinds]
     # Two categories are of one size; here each has one of its own, since their steps stand for different numbers.
     comm = tuple(
-        CommTime(float(place), gpus, times * seconds)
-        for place, (kind, times) in enumerate(zip(kinds, slower, strict=True), start=1)
+        CommTime(float(index), gpus, times * seconds)
+        for index, (kind, times) in enumerate(zip(kinds, slower, strict=True), start=1)
         for gpus, seconds in enumerate(
             exchange_seconds(workload().comm_s, kind.network.params_mb or 0.0, args.gpus).tolist(),
             start=1,
@@ -91,14 +91,14 @@ def draw(
     squeezed = drawn_min / args.minutes
     drawn = generate(args.gpus, drawn_min, pattern, policy, seed, args.load / squeezed)
     for number, job in enumerate(drawn):
-        place = next(place for place, kind in enumerate(kinds) if kind.length_min == job.length_min)
-        kind = kinds[place]
+        index = next(index for index, kind in enumerate(kinds) if kind.length_min == job.length_min)
+        kind = kinds[index]
         fixed = job.curve.batches[job.curve.min_gpus - 1]
         batches = (
             (fixed, fixed) if policy != "elastic" else (kind.batches.smallest, kind.batches.largest)
         )
         steps = tuple(
-            StepTime(step.batch, step.seconds * slower[place]) for step in kind.network.step_s
+            StepTime(step.batch, step.seconds * slower[index]) for step in kind.network.step_s
         )
         jobs.append(
             Job(
@@ -107,7 +107,7 @@ def draw(
                     f"job{number}",
                     (1.0,),
                     epochs=max(1, round(job.length_min * 60 * RATE / SAMPLES)),
-                    params_mb=float(place + 1),
+                    params_mb=float(index + 1),
                     step_s=steps,
                     batches=batches,
                 ),
@@ -118,8 +118,8 @@ def draw(
 
 def _rate(kind: Category) -> float:
     """Samples/s on one GPU with the largest batch that it holds and the job may use."""
-    most = min(max(step.batch for step in kind.network.step_s), kind.batches.largest)
-    return step_rate(kind.network, (), 1, most)
+    max_batch = min(max(step.batch for step in kind.network.step_s), kind.batches.largest)
+    return step_rate(kind.network, (), 1, max_batch)
 
 
 def live(
@@ -174,13 +174,13 @@ def live(
     ]:
         raise SystemExit("\n".join(failed))
     came: dict[str, float] = {}
-    found = {}
+    results = {}
     for t_s, event in read_events(RunPaths(folder / "run").events):
         if isinstance(event, NetworkAdded):
             came[event.network] = t_s / minute_s
         elif isinstance(event, NetworkFinished):
-            found[event.network] = (came[event.network], t_s / minute_s)
-    return found
+            results[event.network] = (came[event.network], t_s / minute_s)
+    return results
 
 
 def _table(
@@ -196,9 +196,10 @@ def simulated(
     twins = []
     for job in jobs:
         curve = curve_of(job.network, comm, gpus)
-        least = curve.min_gpus
+        min_gpus = curve.min_gpus
         rate = (
-            step_rate(job.network, comm, least, curve.batches[least - 1]) / curve.factors[least - 1]
+            step_rate(job.network, comm, min_gpus, curve.batches[min_gpus - 1])
+            / curve.factors[min_gpus - 1]
         )
         twins.append(
             ElasticJob(
@@ -222,7 +223,7 @@ def simulated_run(
     """The same by the simulation of ensembles, with what moves cost."""
     first = min(came.values())
     arrivals = {name: 60 * (moment - first) for name, moment in came.items()}
-    told = simulate(
+    account = simulate(
         _table([job.network for job in jobs], comm, args),
         Cluster.of(args.gpus, args.gpus),
         POLICIES["elastic"],
@@ -233,7 +234,7 @@ def simulated_run(
     return {
         name: (
             came[name],
-            first + max(stint.end_s for stint in told.stints if stint.name == name) / 60,
+            first + max(stint.end_s for stint in account.stints if stint.name == name) / 60,
         )
         for name in came
     }
@@ -241,9 +242,11 @@ def simulated_run(
 
 def costs_of(folder: Path, time_scale: float) -> Costs:
     """What moves cost in a run, in seconds of the emulated time."""
-    told = account(replay_log(read_run(RunPaths(folder / "run"))))
-    assert told is not None  # it has come to its end
-    return Costs(**{name: seconds / time_scale for name, seconds in asdict(told.costs).items()})
+    run_account = account(replay_log(read_run(RunPaths(folder / "run"))))
+    assert run_account is not None  # it has come to its end
+    return Costs(
+        **{name: seconds / time_scale for name, seconds in asdict(run_account.costs).items()}
+    )
 
 
 def mean_and_last(done: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
@@ -263,24 +266,24 @@ def measured(
         done = live(jobs, comm, Path(folder), args)
         costs = costs_of(Path(folder), args.time_scale)
     came = {name: start for name, (start, _) in done.items()}
-    told = [
+    account = [
         mean_and_last(simulated(jobs, comm, came, args.gpus)),
         mean_and_last(simulated_run(jobs, comm, came, costs, args)),
     ]
-    found = []
-    for place, value in enumerate(mean_and_last(done)):
-        found += [value, *(100 * (value / one[place] - 1) for one in told)]
+    results = []
+    for index, value in enumerate(mean_and_last(done)):
+        results += [value, *(100 * (value / epoch[index] - 1) for epoch in account)]
     forming, deciding, between = (
         1000 * args.time_scale * seconds
         for seconds in (costs.regroup_s, costs.scheduling_s, costs.epoch_s)
     )
     print(
-        f"{pattern}, {policy}, seed {seed}: {len(jobs)} jobs, {', '.join(f'{value:.2f}' for value in found)}; ms to "
+        f"{pattern}, {policy}, seed {seed}: {len(jobs)} jobs, {', '.join(f'{value:.2f}' for value in results)}; ms to "
         f"form a group {forming:.1f}, to decide {deciding:.1f}, between epochs {between:.1f}",
         file=sys.stderr,
         flush=True,
     )
-    return len(jobs), found
+    return len(jobs), results
 
 
 def middle(values: Sequence[float], form: str = ".1f") -> str:
@@ -313,15 +316,15 @@ def main() -> None:
             counts, runs = zip(
                 *(measured(args, pattern, policy, seed) for seed in args.seeds), strict=True
             )
-            took, *others = zip(*runs, strict=True)
-            shown = [
+            took, *other_runs = zip(*runs, strict=True)
+            cells = [
                 middle(took),
-                *(middle(values, "+.1f") for values in others[:2]),
-                middle(others[2]),
-                *(middle(values, "+.1f") for values in others[3:]),
+                *(middle(values, "+.1f") for values in other_runs[:2]),
+                middle(other_runs[2]),
+                *(middle(values, "+.1f") for values in other_runs[3:]),
             ]
             lines.append(
-                f"| {pattern} | {policy} | {', '.join(map(str, counts))} | {' | '.join(shown)} |"
+                f"| {pattern} | {policy} | {', '.join(map(str, counts))} | {' | '.join(cells)} |"
             )
     print(
         "| arrivals | batches | jobs | completion, min | off, % | off with costs, % | all done, min | off, % | "

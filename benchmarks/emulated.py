@@ -71,18 +71,18 @@ def measure(policy: str, folder: Path, args: argparse.Namespace) -> Account:
     return read_report(RunPaths(output)).account
 
 
-def row(policy: str, told: Account) -> str:
+def row(policy: str, account: Account) -> str:
     """A line of the table."""
-    assert told.replay is not None  # the run has come to its end
-    simulated = told.replay.simulated
+    assert account.replay is not None  # the run has come to its end
+    simulated = account.replay.simulated
     measured_s, simulated_s, bound_s = (
-        seconds * told.time_scale
-        for seconds in (told.replay.measured_s, simulated.makespan_s, simulated.lower_bound_s)
+        seconds * account.time_scale
+        for seconds in (account.replay.measured_s, simulated.makespan_s, simulated.lower_bound_s)
     )
     return (
         f"| `{policy}` | {measured_s:.1f} | {simulated_s:.1f} | {measured_s / simulated_s:.3f} | "
-        f"{measured_s / bound_s:.3f} | {len(told.stints)} | {1000 * told.costs.regroup_s:.0f} | "
-        f"{1000 * told.costs.epoch_s:.0f} |"
+        f"{measured_s / bound_s:.3f} | {len(account.stints)} | {1000 * account.costs.regroup_s:.0f} | "
+        f"{1000 * account.costs.epoch_s:.0f} |"
     )
 
 

@@ -33,7 +33,7 @@ class Said(NamedTuple):
 def estimates(paths: RunPaths) -> list[Said]:
     """What would have been said in the last launch of a run, beside what came true."""
     log, spec = list(read_events(paths.events)), load(str(paths.spec))
-    first = max(place for place, (_, event) in enumerate(log) if isinstance(event, LaunchStarted))
+    first = max(index for index, (_, event) in enumerate(log) if isinstance(event, LaunchStarted))
     launch, run = log[first:], replay_log(log[:first], spec)
     began_s = launch[0].t_s
     end_s = next(t_s for t_s, event in launch if isinstance(event, LaunchEnded))
@@ -42,20 +42,22 @@ def estimates(paths: RunPaths) -> list[Said]:
         Estimator(spec, networks, run),
         EstimateSchedule(least_s=0.02 * (end_s - began_s)),
     )
-    said = []
+    estimate_list = []
     for t_s, event in launch:
         run.apply(t_s, event)
         if isinstance(event, EpochEnded | GroupStarted) and times.is_due(t_s):
-            found = estimator.estimate()
-            times.record(t_s, 0.0, found)
-            if found is not None and end_s > t_s:
-                left = end_s - t_s
-                said.append(
+            estimate = estimator.estimate()
+            times.record(t_s, 0.0, estimate)
+            if estimate is not None and end_s > t_s:
+                remaining = end_s - t_s
+                estimate_list.append(
                     Said(
-                        (t_s - began_s) / (end_s - began_s), found.low_s / left, found.high_s / left
+                        (t_s - began_s) / (end_s - began_s),
+                        estimate.low_s / remaining,
+                        estimate.high_s / remaining,
                     )
                 )
-    return said
+    return estimate_list
 
 
 def main(runs: list[str]) -> None:
@@ -65,16 +67,22 @@ def main(runs: list[str]) -> None:
     )
     print("| --- | --- | --- | --- | --- | --- |")
     every = {Path(run).name: estimates(RunPaths(Path(run))) for run in runs}
-    for name, said in every.items():
-        print(_row(name, said))
-    print(_row("all", [one for said in every.values() for one in said]))
+    for name, estimate_list in every.items():
+        print(_row(name, estimate_list))
+    print(_row("all", [estimate for estimate_list in every.values() for estimate in estimate_list]))
 
 
-def _row(name: str, said: list[Said]) -> str:
-    within = sum(one.low <= 1 <= one.high for one in said)
-    low, high = (statistics.median(getattr(one, end) for one in said) for end in ("low", "high"))
-    widest = max((one.high / one.low for one in said if one.at >= _FIRST), default=float("nan"))
-    return f"| {name} | {len(said)} | {within} ({within / len(said):.0%}) | {low:.2f} | {high:.2f} | {widest:.2f} x |"
+def _row(name: str, estimates: list[Said]) -> str:
+    within = sum(estimate.low <= 1 <= estimate.high for estimate in estimates)
+    low, high = (
+        statistics.median(getattr(estimate, end) for estimate in estimates)
+        for end in ("low", "high")
+    )
+    widest = max(
+        (estimate.high / estimate.low for estimate in estimates if estimate.at >= _FIRST),
+        default=float("nan"),
+    )
+    return f"| {name} | {len(estimates)} | {within} ({within / len(estimates):.0%}) | {low:.2f} | {high:.2f} | {widest:.2f} x |"
 
 
 if __name__ == "__main__":

@@ -63,13 +63,13 @@ class Speed:
 
 def in_seconds(job: BatchJob) -> RunningJob:
     """The costs of a job with times in whole seconds."""
-    known = job.checkpointing
-    app, system = (STORAGE.seconds(known.sizes(way) or ()) for way in eviction.CHECKPOINTS)
+    plan_jobs = job.checkpointing
+    app, system = (STORAGE.seconds(plan_jobs.sizes(way) or ()) for way in eviction.CHECKPOINTS)
     return RunningJob(
-        known.id,
-        known.nodes,
-        known.loss,
-        math.ceil(60 * (known.wait_min or 0) + app),
+        plan_jobs.id,
+        plan_jobs.nodes,
+        plan_jobs.loss,
+        math.ceil(60 * (plan_jobs.wait_min or 0) + app),
         math.ceil(system),
     )
 
@@ -116,7 +116,7 @@ def others(draws: int) -> dict[str, float]:
     jobs = [case.draw(seed) for seed in range(draws)]
 
     def median(method: Callable[[Sequence[RunningJob]], object], runs: int) -> float:
-        return statistics.median(cpu_ms(partial(method, own), runs) for own in jobs)
+        return statistics.median(cpu_ms(partial(method, timings), runs) for timings in jobs)
 
     return {
         "every count of nodes, 0 to 4,352": median(lambda own: Spectrum(own, case.steps), 5),
@@ -169,14 +169,14 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5, help="machines drawn for each case (5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    found, beside = [measure(case, args.draws) for case in CASES], others(args.draws)
+    results, comparison = [measure(case, args.draws) for case in CASES], others(args.draws)
     if args.json:
-        print_json({"speeds": [asdict(speed) for speed in found], "others_ms": beside})
+        print_json({"speeds": [asdict(speed) for speed in results], "others_ms": comparison})
         return
-    print_table(HEADERS, [cells(speed) for speed in found])
+    print_table(HEADERS, [cells(speed) for speed in results])
     print_table(
         ["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"],
-        [[name, digits(value)] for name, value in beside.items()],
+        [[name, digits(value)] for name, value in comparison.items()],
     )
 
 

@@ -90,8 +90,8 @@ def response_block(figure: Path) -> str:
     }
 
     def draw(axes: NDArray[Any]) -> None:
-        for panel, ((count, nodes), own) in zip(axes.flat, curves.items(), strict=True):
-            for name, values in own.items():
+        for panel, ((count, nodes), series) in zip(axes.flat, curves.items(), strict=True):
+            for name, values in series.items():
                 panel.plot(DEADLINES, values, marker=".", label=name)
             panel.set(yscale="log", ylim=(0.01, 1e5), title=f"{count} jobs, {nodes} nodes")
         for panel in axes[:, 0]:
@@ -107,10 +107,10 @@ def response_block(figure: Path) -> str:
             nodes,
             *(
                 speed.digits(values[-1]) if math.isfinite(values[-1]) else "gave up"
-                for values in own.values()
+                for values in series.values()
             ),
         ]
-        for (count, nodes), own in curves.items()
+        for (count, nodes), series in curves.items()
     ]
     return table(["jobs", "to free", *next(iter(curves.values()))], rows)
 
@@ -151,17 +151,17 @@ def loss_block(figure: Path, draws: int) -> str:
 
     picture(figure, (9, 3), 1, 3, draw)
     rows = []
-    for (count, nodes), own in losses.items():
-        least, more = own[:, 0], own[:, 1] - own[:, 0]
+    for (count, nodes), series in losses.items():
+        minimum, more = series[:, 0], series[:, 1] - series[:, 0]
         rows.append(
             [
                 count,
                 nodes,
                 *(
-                    f"{least[:, moment].mean():.0f} + {more[:, moment].mean():.0f}"
+                    f"{minimum[:, moment].mean():.0f} + {more[:, moment].mean():.0f}"
                     for moment in (0, 5, 10, 15)
                 ),
-                f"{(own[:, 0, -1] == 0).mean():.0%}",
+                f"{(series[:, 0, -1] == 0).mean():.0%}",
                 f"{(more[:, -1] > more[:, 0]).mean():.0%}",
             ]
         )
@@ -246,11 +246,11 @@ def carried_out(jobs: Sequence[BatchJob], nodes: int, deadline: int) -> list[flo
 def speed_block() -> str:
     """The speeds beside their targets."""
     rows = [speed.cells(speed.measure(case, 5)) for case in speed.CASES]
-    beside = [[name, speed.digits(value)] for name, value in speed.others(5).items()]
+    comparison = [[name, speed.digits(value)] for name, value in speed.others(5).items()]
     return "\n\n".join(
         [
             table(speed.HEADERS, rows),
-            table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"], beside),
+            table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"], comparison),
         ]
     )
 

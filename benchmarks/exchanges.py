@@ -123,21 +123,21 @@ def main() -> None:
     if args.inside:
         inside(*args.inside)
         return
-    found: dict[tuple[int, str, float], dict[str, list[float]]] = {}
+    results: dict[tuple[int, str, float], dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spec.yaml"
         path.write_text(yaml.safe_dump({**_SPEC, "output": folder}))
         for _ in range(args.turns):
             for ranks in args.ranks:
                 for exchange in args.exchanges:
-                    told = subprocess.run(
+                    account = subprocess.run(
                         [*mpirun(ranks), __file__, "--inside", exchange, str(path)],
                         check=True,
                         stdout=subprocess.PIPE,
                         text=True,
                     )
-                    for row in map(json.loads, told.stdout.splitlines()):
-                        of = found.setdefault((ranks, row["network"], row["mb"]), {})
+                    for row in map(json.loads, account.stdout.splitlines()):
+                        of = results.setdefault((ranks, row["network"], row["mb"]), {})
                         of.setdefault(f"{exchange}_ms", []).append(row["ms"])
                         if exchange == "mpi":
                             of.setdefault("sum_ms", []).append(row["sum_ms"])
@@ -148,7 +148,7 @@ def main() -> None:
             "mb": mb,
             **{name: round(statistics.median(times), 1) for name, times in of.items()},
         }
-        for (ranks, network, mb), of in found.items()
+        for (ranks, network, mb), of in results.items()
     ]
     if args.json:
         print_json(rows)

@@ -78,7 +78,7 @@ _KIND = {
 
 def library(folder: Path) -> Path:
     """The library that counts and delays, built here."""
-    made = folder / "files.so"
+    compiled = folder / "files.so"
     subprocess.run(
         [
             os.environ.get("CC", "cc"),
@@ -87,13 +87,13 @@ def library(folder: Path) -> Path:
             "-shared",
             "-fPIC",
             "-o",
-            made,
+            compiled,
             Path(__file__).with_suffix(".c"),
             "-ldl",
         ],
         check=True,
     )
-    return made
+    return compiled
 
 
 def write(folder: Path, networks: int, epochs: int, epoch_s: float) -> Path:
@@ -104,7 +104,7 @@ def write(folder: Path, networks: int, epochs: int, epoch_s: float) -> Path:
 def operations(folder: Path, networks: int, epochs: int, args: argparse.Namespace) -> Counter[str]:
     """What a run asks for, by kind."""
     folder.mkdir()
-    spec, told = write(folder, networks, epochs, args.epoch_s), folder / "told"
+    spec, trace_lines = write(folder, networks, epochs, args.epoch_s), folder / "told"
     if args.by == "strace":
         trace = [
             "strace",
@@ -113,7 +113,7 @@ def operations(folder: Path, networks: int, epochs: int, args: argparse.Namespac
             "-y",
             "-qq",
             "-o",
-            str(told),
+            str(trace_lines),
             "-e",
             f"trace={_TRACED}",
         ]
@@ -127,14 +127,14 @@ def operations(folder: Path, networks: int, epochs: int, args: argparse.Namespac
             environment={
                 "LD_PRELOAD": str(library(folder)),
                 "FLEET_FILES_UNDER": str(folder / "run"),
-                "FLEET_FILES_LOG": str(told),
+                "FLEET_FILES_LOG": str(trace_lines),
             },
         )
-    return Counter(_kinds(told, str(folder / "run"), args.by))
+    return Counter(_kinds(trace_lines, str(folder / "run"), args.by))
 
 
-def _kinds(told: Path, inside: str, by: str) -> Iterator[str]:
-    with open(told, encoding="utf-8", errors="replace") as lines:
+def _kinds(trace: Path, inside: str, by: str) -> Iterator[str]:
+    with open(trace, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if by != "strace":
                 yield line.partition(" ")[0]
@@ -159,7 +159,7 @@ def count(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, float]]
     return {"network and epoch": per_epoch, "network": per_network, "launch": per_launch}
 
 
-def show(found: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
+def show(results: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
     """Print what was counted."""
     rows = [
         {
@@ -167,7 +167,7 @@ def show(found: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
             **{kind: round(kinds[kind], 2) for kind in KINDS},
             "all": round(sum(kinds.values()), 2),
         }
-        for per, kinds in found.items()
+        for per, kinds in results.items()
     ]
     if as_json:
         print(json.dumps(rows, indent=1))
@@ -294,15 +294,15 @@ def resume(folder: Path, args: argparse.Namespace) -> None:
     log.close()
     began = time.monotonic()
     run(spec, 1, "--plain", "--walltime", "1s", log=sys.stderr)
-    found = events_of(paths.events, LaunchStarted)[-1].before_s
+    results = events_of(paths.events, LaunchStarted)[-1].before_s
     print(
         json.dumps(
             {
                 "networks": args.resume,
                 "epochs": args.epochs,
                 "seconds": round(time.monotonic() - began, 2),
-                "reads_s": round(found["reading"] + found["setting up"], 2),
-                "start_up": found,
+                "reads_s": round(results["reading"] + results["setting up"], 2),
+                "start_up": results,
             }
         )
     )

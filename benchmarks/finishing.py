@@ -56,7 +56,7 @@ class Images(RandomAccess):
         rng = np.random.default_rng(0)
         small = rng.integers(0, 256, (BATCH, 16, 16, 3), np.uint8)
         self.images = np.stack(
-            [np.asarray(Image.fromarray(one).resize((side, side))) for one in small]
+            [np.asarray(Image.fromarray(image).resize((side, side))) for image in small]
         )
         self.labels, self.classes = np.zeros(BATCH, np.int64), ("one", "other")
 
@@ -70,58 +70,58 @@ class Images(RandomAccess):
 def ours(pipeline: Pipeline, kernels: object) -> Callable[[], np.ndarray]:
     """A batch of the next epoch, one by one without kernels."""
     indices, epoch = np.arange(BATCH), 0
-    kept, made = pipeline.empty_stored(BATCH), pipeline.empty(BATCH)
-    pipeline.load_stored(indices, *kept)
+    stored, batch = pipeline.empty_stored(BATCH), pipeline.empty(BATCH)
+    pipeline.load_stored(indices, *stored)
     affine = pipeline.sample.affine
-    scaled = np.empty(made[0].shape, np.float32)
+    scaled = np.empty(batch[0].shape, np.float32)
 
     def way() -> np.ndarray:
         nonlocal epoch
         epoch, NUMBA.kernels = epoch + 1, kernels
-        pipeline.augment_stored(*kept, indices, epoch, *made)
-        return made[0] if affine is None else affine.apply(made[0], scaled)
+        pipeline.augment_stored(*stored, indices, epoch, *batch)
+        return batch[0] if affine is None else affine.apply(batch[0], scaled)
 
     return way
 
 
-def memcpy(made: np.ndarray) -> Way:
-    source, target = np.ones_like(made), np.ones_like(made)
+def memcpy(target_batch: np.ndarray) -> Way:
+    source, target = np.ones_like(target_batch), np.ones_like(target_batch)
     return lambda: np.copyto(target, source)
 
 
-def pillow(images: np.ndarray, what: str, crop: int) -> Way:
+def pillow(images: np.ndarray, work: str, crop: int) -> Way:
     """A plain loop, which draws windows as cheaply as can be."""
     rng, side = np.random.default_rng(0), images.shape[1]
     pictures = [Image.fromarray(image) for image in images]
 
     def one(picture: Image.Image) -> np.ndarray:
-        if what.startswith("random_resized"):
+        if work.startswith("random_resized"):
             size = (
                 side
                 * np.sqrt(rng.uniform(0.08, 1))
                 * np.exp(np.array([0.5, -0.5]) * rng.uniform(-0.29, 0.29))
             )
             width, height = np.clip(size.round(), 1, side)
-            left, top = rng.integers(0, side - width + 1), rng.integers(0, side - height + 1)
+            x, top = rng.integers(0, side - width + 1), rng.integers(0, side - height + 1)
             return np.asarray(
                 picture.resize(
-                    (crop, crop), Image.Resampling.BILINEAR, (left, top, left + width, top + height)
+                    (crop, crop), Image.Resampling.BILINEAR, (x, top, x + width, top + height)
                 )
             )
-        left, top = rng.integers(0, side - crop + 1, 2)
-        picture = picture.crop((left, top, left + crop, top + crop))
+        x, top = rng.integers(0, side - crop + 1, 2)
+        picture = picture.crop((x, top, x + crop, top + crop))
         if rng.random() < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return np.asarray(picture)
 
     def way() -> np.ndarray:
-        made = np.stack([one(picture) for picture in pictures])
-        return (made.astype(np.float32) / 255 - 0.5) / 0.25 if what.endswith("float32") else made
+        batch = np.stack([one(picture) for picture in pictures])
+        return (batch.astype(np.float32) / 255 - 0.5) / 0.25 if work.endswith("float32") else batch
 
     return way
 
 
-def tf_data(images: np.ndarray, what: str, crop: int) -> Way | None:
+def tf_data(images: np.ndarray, work: str, crop: int) -> Way | None:
     """The same by tf.data with one thread; None where TensorFlow is not installed."""
     try:
         import tensorflow as tf
@@ -131,7 +131,7 @@ def tf_data(images: np.ndarray, what: str, crop: int) -> Way | None:
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
     def vary(image: tf.Tensor) -> tf.Tensor:
-        if what.startswith("random_resized"):
+        if work.startswith("random_resized"):
             begin, size, _ = tf.image.sample_distorted_bounding_box(
                 tf.shape(image),
                 tf.zeros((1, 0, 4)),
@@ -140,11 +140,13 @@ def tf_data(images: np.ndarray, what: str, crop: int) -> Way | None:
                 aspect_ratio_range=(3 / 4, 4 / 3),
                 use_image_if_no_bounding_boxes=True,
             )
-            shown = tf.image.resize(tf.slice(image, begin, size), (crop, crop), antialias=True)
-            return tf.cast(shown, tf.uint8)
-        shown = tf.image.random_flip_left_right(tf.image.random_crop(image, (crop, crop, 3)))
+            decoded = tf.image.resize(tf.slice(image, begin, size), (crop, crop), antialias=True)
+            return tf.cast(decoded, tf.uint8)
+        decoded = tf.image.random_flip_left_right(tf.image.random_crop(image, (crop, crop, 3)))
         return (
-            (tf.cast(shown, tf.float32) / 255 - 0.5) / 0.25 if what.endswith("float32") else shown
+            (tf.cast(decoded, tf.float32) / 255 - 0.5) / 0.25
+            if work.endswith("float32")
+            else decoded
         )
 
     options = tf.data.Options()
@@ -177,26 +179,26 @@ def rows(rounds: int) -> Iterable[dict[str, object]]:
     if not NUMBA.load():
         raise SystemExit("benchmarks/finishing.py needs numba: pip install 'fleet-ensemble[fast]'")
     kernels = NUMBA.kernels
-    for what, (side, crop, transforms) in WORK.items():
+    for work, (side, crop, transforms) in WORK.items():
         source = Images(side)
         parsed = parse_transforms(transforms)
         pipeline = Pipeline(source, parsed, 0, infer_sample_spec(source, parsed, 0, keep=True))
         ways: dict[str, Way] = {"": ours(pipeline, kernels), "was": ours(pipeline, None)}
-        made, reference = ways[""](), ways["was"]()
-        assert np.array_equal(made, reference), f"{what}: other bits than one by one"
-        if (by_tf := tf_data(source.images, what, crop)) is not None:
+        batch, reference = ways[""](), ways["was"]()
+        assert np.array_equal(batch, reference), f"{work}: other bits than one by one"
+        if (by_tf := tf_data(source.images, work, crop)) is not None:
             ways["tf.data"] = by_tf
-        ways["Pillow"] = pillow(source.images, what, crop)
-        if not what.startswith("random_resized"):
-            ways["memcpy"] = memcpy(np.asarray(made))
-        found = {name: round(rate) for name, rate in measure(ways, rounds).items()}
-        for rival in list(found)[2:]:
+        ways["Pillow"] = pillow(source.images, work, crop)
+        if not work.startswith("random_resized"):
+            ways["memcpy"] = memcpy(np.asarray(batch))
+        results = {name: round(rate) for name, rate in measure(ways, rounds).items()}
+        for rival in list(results)[2:]:
             yield {
-                "what": what,
-                "samples_per_s": found[""],
-                "was": found["was"],
+                "what": work,
+                "samples_per_s": results[""],
+                "was": results["was"],
                 "rival": rival,
-                "rival_samples_per_s": found[rival],
+                "rival_samples_per_s": results[rival],
             }
 
 
@@ -208,15 +210,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the rows")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-    found = list(rows(arguments.rounds))
+    results = list(rows(arguments.rounds))
     if arguments.json:
-        print_json(found)
+        print_json(results)
         return
     print_table(
         ("", "samples/s", "one by one", "rival", "samples/s of it"),
         [
             tuple(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row.values())
-            for row in found
+            for row in results
         ],
     )
 

@@ -235,17 +235,17 @@ class Found:
     seconds: float = 0.0
 
     def add(
-        self, what: str, value: float, unit: str, beside: str = "", ratio: float | None = None
+        self, label: str, value: float, unit: str, comparison: str = "", ratio: float | None = None
     ) -> None:
         self.rows.append(
-            {"what": what, "value": value, "unit": unit, "beside": beside, "ratio": ratio}
+            {"what": label, "value": value, "unit": unit, "beside": comparison, "ratio": ratio}
         )
-        beside = f", {ratio:.3g} x {beside}" if ratio else ""
-        print(f"  {what}: {value:.4g} {unit}{beside}", file=sys.stderr, flush=True)
+        comparison = f", {ratio:.3g} x {comparison}" if ratio else ""
+        print(f"  {label}: {value:.4g} {unit}{comparison}", file=sys.stderr, flush=True)
 
-    def skip(self, what: str, why: str) -> None:
-        self.skipped.append({"what": what, "why": why})
-        print(f"  {what}: skipped: {why}", file=sys.stderr, flush=True)
+    def skip(self, label: str, reason: str) -> None:
+        self.skipped.append({"what": label, "why": reason})
+        print(f"  {label}: skipped: {reason}", file=sys.stderr, flush=True)
 
     def markdown(self) -> str:
         """A page: the device, a table of rows, and what was skipped."""
@@ -258,7 +258,9 @@ class Found:
             ],
         )
         device = ", ".join(f"{name}: {value}" for name, value in self.device.items())
-        skipped = "\n".join(f"- {one['what']}: {one['why']}" for one in self.skipped) or "Nothing."
+        skipped = (
+            "\n".join(f"- {entry['what']}: {entry['why']}" for entry in self.skipped) or "Nothing."
+        )
         return (
             f"# On a GPU\n\n{device}; {self.seconds:.0f} s.\n\n{rows}\n\n## Skipped\n\n{skipped}\n"
         )
@@ -293,20 +295,20 @@ class Bench:
     def left_s(self) -> float:
         return self._ends - time.monotonic()
 
-    def part(self, what: str, measure: Callable[[], None]) -> None:
+    def part(self, label: str, measure: Callable[[], None]) -> None:
         """A part, which may fail, or have no time left, without the others."""
-        print(what, file=sys.stderr, flush=True)
+        print(label, file=sys.stderr, flush=True)
         try:
             if self.left_s < _LEAST_S:
                 raise Skipped("there is no time left: --seconds")
             measure()
         except Skipped as why:
-            self.found.skip(what, str(why))
+            self.found.skip(label, str(why))
         except subprocess.TimeoutExpired:
-            self.found.skip(what, "it did not end in the time that was left: --seconds")
+            self.found.skip(label, "it did not end in the time that was left: --seconds")
         except Exception as error:  # a page with the other parts is worth more
             self.found.skip(
-                what, f"it failed: {type(error).__name__}: {' '.join(str(error).split())[-400:]}"
+                label, f"it failed: {type(error).__name__}: {' '.join(str(error).split())[-400:]}"
             )
 
     # ---- what the parts do ----
@@ -315,12 +317,12 @@ class Bench:
         self, command: list[str], status: int = 0, environment: dict[str, str] | None = None
     ) -> str:
         """Run a command in the time that is left; returns what it prints."""
-        shown = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}  # with --cpu none
+        displayed = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}  # with --cpu none
         done = subprocess.run(
             command,
             cwd=ROOT,
             env=os.environ
-            | shown
+            | displayed
             | {
                 "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
                 "XDG_CACHE_HOME": str(self._folder / "cache"),
@@ -374,16 +376,16 @@ class Bench:
         records = [event.record for event in events_of(paths.events, EpochEnded)][
             1:
         ]  # the first one compiles
-        mine = statistics.median(record.samples / record.seconds for record in records)
+        local_part = statistics.median(record.samples / record.seconds for record in records)
         rates = self.python(
             ENGINES[name].loop, json.dumps([self.samples, 32, self.epochs, BATCH, self.filters])
         )[1:]
         self.found.add(
             f"{name}: one network alone",
-            mine,
+            local_part,
             "samples/s",
             ENGINES[name].rival,
-            mine / statistics.median(rates),
+            local_part / statistics.median(rates),
         )
         self.found.add(
             f"{name}: waits of one network alone for samples",
@@ -404,7 +406,7 @@ class Bench:
             if self.gpus
             else ["--epochs=6", "--samples=8192", "--filters", "8"]
         )
-        told = json.loads(
+        account = json.loads(
             self.call(
                 [
                     sys.executable,
@@ -419,33 +421,33 @@ class Bench:
                 ]
             )
         )
-        [one] = told["rounds"][str(slots)]
+        [network] = account["rounds"][str(slots)]
         for key, unit in (("together", "samples/s"), ("finished", "networks/min")):
-            first = self._first.setdefault((name, key), one[key])
+            first = self._first.setdefault((name, key), network[key])
             self.found.add(
-                f"{name}: {slots} on {told['device']}",
-                one[key],
+                f"{name}: {slots} on {account['device']}",
+                network[key],
                 unit,
                 "the first of these",
-                one[key] / first,
+                network[key] / first,
             )
 
     def copies(self, name: str) -> None:
         """How fast inputs go to the device, and what it takes to have the state of a network."""
-        found = self.python(
+        results = self.python(
             ENGINES[name].copies,
             json.dumps({} if self.gpus else {"blocks": [1, 1], "width": 16}),
             name,
         )
-        for what, rate in found["copies"].items():
-            self.found.add(f"{name}: inputs to the device: {what}", rate, "GB/s")
+        for label, rate in results["copies"].items():
+            self.found.add(f"{name}: inputs to the device: {label}", rate, "GB/s")
         self.found.add(
-            f"{name}: state of a network of {found['state_mb']:.3g} MB to the host",
-            found["state_ms"],
+            f"{name}: state of a network of {results['state_mb']:.3g} MB to the host",
+            results["state_ms"],
             "ms",
         )
-        if found["said"]:
-            self.found.skip(f"{name}: inputs from registered memory", found["said"][0])
+        if results["said"]:
+            self.found.skip(f"{name}: inputs from registered memory", results["said"][0])
 
     def regroup(self, name: str) -> None:
         """What checkpoints and changes of a group take; groups have a GPU for each rank."""
@@ -528,8 +530,8 @@ class Bench:
             if importlib.util.find_spec(engine.library) is None:
                 self.found.skip(name, f"{engine.library} is not installed")
                 continue
-            for what, measure in parts.items():
-                self.part(f"{name}: {what}", partial(measure, name))
+            for label, measure in parts.items():
+                self.part(f"{name}: {label}", partial(measure, name))
         if not self.found.device["mps"]:
             self.found.skip("networks on one GPU with MPS", f"{CONTROL} is not installed")
         self.found.seconds = time.monotonic() - began
@@ -549,11 +551,11 @@ def main() -> None:
     if not gpus and not args.cpu:
         parser.error("no GPU is at hand; --cpu tries the script without one")
     with tempfile.TemporaryDirectory() as folder:
-        found = Bench(gpus, args.seconds, Path(folder)).all()
+        results = Bench(gpus, args.seconds, Path(folder)).all()
     out = Path(args.out)
-    out.with_suffix(".json").write_text(json.dumps(asdict(found), indent=1))
-    out.with_suffix(".md").write_text(found.markdown())
-    print(found.markdown())
+    out.with_suffix(".json").write_text(json.dumps(asdict(results), indent=1))
+    out.with_suffix(".md").write_text(results.markdown())
+    print(results.markdown())
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def decisions(limit_s: float, repeat: int = 9) -> list[Decision]:
         times = [cpu(partial(allocate, *problem(size, seed)), 1) for seed in range(repeat)]
         best = objective_value(*problem(size, 0)[:2], allocate(*problem(size, 0)), 120.0)
         counts, nodes = (timed_solver(solver, size, limit_s) for solver in ("counts", "nodes"))
-        same = all(abs(found[1] - best) <= 1e-9 * best for found in (counts, nodes) if found)
+        same = all(abs(results[1] - best) <= 1e-9 * best for results in (counts, nodes) if results)
         rows.append(
             Decision(
                 *size, statistics.median(times), counts and counts[0], nodes and nodes[0], same
@@ -219,8 +219,8 @@ def timed_solver(
     solver: str, size: tuple[int, int, int], limit_s: float
 ) -> tuple[float, float] | None:
     """CPU seconds and objective of HiGHS on instance 0; None where it took longer than the limit."""
-    found: tuple[float, float] | None = within(limit_s, _solve, solver, size)
-    return found
+    results: tuple[float, float] | None = within(limit_s, _solve, solver, size)
+    return results
 
 
 def _solve(solver: str, size: tuple[int, int, int], answer: Connection) -> None:
@@ -232,12 +232,12 @@ def _solve(solver: str, size: tuple[int, int, int], answer: Connection) -> None:
         solution = allocate_counts(team, current, nodes, horizon_s)
     else:
         ends = np.cumsum([0, *current]).tolist()
-        held = [
+        held_nodes = [
             frozenset(range(end - had, end)) for end, had in zip(ends[1:], current, strict=True)
         ]
-        found = allocate_nodes(team, held, nodes, horizon_s)
-        assert found is not None
-        solution = found
+        results = allocate_nodes(team, held_nodes, nodes, horizon_s)
+        assert results is not None
+        solution = results
     answer.send(
         (time.process_time() - start, objective_value(team, current, solution.counts, horizon_s))
     )

@@ -44,7 +44,7 @@ class Claim:
     """A number of the paper, what was measured, and whether that agrees."""
 
     paper: str
-    here: str
+    measured: str
     verdict: str
 
 
@@ -88,7 +88,7 @@ class Recorded:
     ) -> Counts:
         counts = self.policy(trainers, current, nodes, horizon_s)
         self.costs.append(
-            sum(self._cost(*one) for one in zip(trainers, current, counts, strict=True))
+            sum(self._cost(*decision) for decision in zip(trainers, current, counts, strict=True))
         )
         self.had = {id(trainer): count for trainer, count in zip(trainers, counts, strict=True)}
         return counts
@@ -133,27 +133,27 @@ def near(value: float, paper: float, within: float) -> str:
 
 def claims(folder: Path, best_six_hours: float | None = None) -> list[Claim]:
     """All of them; the best efficiency of six hours, where the caller has measured it."""
-    data, whole = Data.read(folder), Data.read(folder, None, None)
+    data, machine = Data.read(folder), Data.read(folder, None, None)
     jobs = data.jobs()
-    found = [
-        *_of_the_trace(whole.by_index, data.by_index),
+    results = [
+        *_of_the_trace(machine.by_index, data.by_index),
         *_of_decisions(data.by_index, jobs),
         *_unoccupied(Data.read(folder, end_s=None)),
     ]
     if best_six_hours is not None:
-        found.append(
+        results.append(
             Claim(
                 "efficiencies of up to 93 %",
                 f"{best_six_hours:.1%} in the best six hours of the week",
                 near(best_six_hours, 0.93, 0.02),
             )
         )
-    return found
+    return results
 
 
-def _of_the_trace(whole: Trace, week: Trace) -> list[Claim]:
-    short, of_time, count = fragments(whole)
-    nodes, machine = departure_within(week), departure_within(whole)
+def _of_the_trace(machine_trace: Trace, week: Trace) -> list[Claim]:
+    short, of_time, count = fragments(machine_trace)
+    nodes, machine = departure_within(week), departure_within(machine_trace)
     share, of_all, change = (
         float((seconds <= 170).mean()) for seconds in (nodes, machine, np.diff(week.times_s))
     )
@@ -179,9 +179,7 @@ def _of_decisions(trace: Trace, jobs: Sequence[TrainerJob]) -> list[Claim]:
     shared, shared_done = outcomes(trace, jobs, allocate_equally_as_published)
     does = shared > 0  # else there is no ratio
     ratio = exact[does] / shared[does]
-    worse, double, five = (
-        float(which.mean()) for which in (ratio < 1 - 1e-9, ratio >= 2, ratio >= 5)
-    )
+    worse, double, five = (float(key.mean()) for key in (ratio < 1 - 1e-9, ratio >= 2, ratio >= 5))
     mean = float(ratio.mean())
     per_event = {
         name: replay(trace, jobs, Settings(policy=policy, horizon_s=horizon_s)).rescale_cost
@@ -192,14 +190,16 @@ def _of_decisions(trace: Trace, jobs: Sequence[TrainerJob]) -> list[Claim]:
         )
     }
     times = per_event["published"] / per_event["exact"]
-    ours = efficiency(trace, jobs, replay(trace, jobs, Settings(policy=allocate_equally)), 10)
-    theirs = efficiency(trace, jobs, shared_done, 10)
+    exact_gains = efficiency(
+        trace, jobs, replay(trace, jobs, Settings(policy=allocate_equally)), 10
+    )
+    heuristic = efficiency(trace, jobs, shared_done, 10)
     return [
         Claim(
             "the heuristic's efficiency is 75 %",
-            f"{theirs:.1%} where a share must be greater than n_min, as in the "
-            f"authors' replay (`equal-as-published`); {ours:.1%} where it may be as great (`equal`)",
-            near(theirs, 0.75, 0.02),
+            f"{heuristic:.1%} where a share must be greater than n_min, as in the "
+            f"authors' replay (`equal-as-published`); {exact_gains:.1%} where it may be as great (`equal`)",
+            near(heuristic, 0.75, 0.02),
         ),
         Claim(
             "between 6.9 % of the events exact decisions do worse than the heuristic ...",
@@ -228,28 +228,28 @@ def _of_decisions(trace: Trace, jobs: Sequence[TrainerJob]) -> list[Claim]:
 
 
 def _unoccupied(data: Data) -> list[Claim]:
-    found = []
+    results = []
     for parallel, paper in ((5, 0.124), (10, 0.021), (15, 0.0)):
         shares = [
             unoccupied(data.by_index, data.jobs(IMAGENET, objective), parallel)
             for objective in ("samples", "efficiency")
         ]
         agrees = [abs(share - paper) <= 0.02 for share in shares]
-        found.append(
+        results.append(
             Claim(
                 f"{paper:.1%} of the node-time is unoccupied with {parallel} trainers at once",
                 f"{shares[0]:.1%} (objective samples/s), {shares[1]:.1%} (scaling efficiency)",
                 HOLDS if all(agrees) else PARTLY if any(agrees) else FAILS,
             )
         )
-    return found
+    return results
 
 
 def block(folder: Path, best_six_hours: float) -> str:
     """The claims as a table in Markdown."""
     return table(
         HEADERS,
-        [[claim.paper, claim.here, claim.verdict] for claim in claims(folder, best_six_hours)],
+        [[claim.paper, claim.measured, claim.verdict] for claim in claims(folder, best_six_hours)],
     )
 
 
@@ -260,12 +260,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    found = claims(args.data)
+    results = claims(args.data)
     if args.json:
-        print_json([asdict(claim) for claim in found])
+        print_json([asdict(claim) for claim in results])
     else:
         print_table(
-            HEADERS, [[claim.paper, claim.here, claim.verdict.strip("*")] for claim in found]
+            HEADERS, [[claim.paper, claim.measured, claim.verdict.strip("*")] for claim in results]
         )
 
 

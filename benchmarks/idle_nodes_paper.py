@@ -86,14 +86,14 @@ def in_speed_up(data: Data) -> list[float]:
     best = static_outcome(
         normal, data.by_index.node_seconds() / seconds, seconds, PUBLISHED.max_parallel
     )
-    found = []
+    results = []
     for horizon in HORIZONS_S:
         done = replay(data.by_index, jobs, replace(PUBLISHED, horizon_s=horizon))
-        found.append(
+        results.append(
             sum(record.samples / jobs[record.job].samples.table(1)[1] for record in done.trainers)
             / best
         )
-    return found
+    return results
 
 
 def six_hours(data: Data, jobs: Sequence[TrainerJob], settings: Settings) -> list[float]:
@@ -274,14 +274,14 @@ def horizon_block(data: Data, figure: Path) -> str:
         "ImageNet, samples/s, counted in speed-up": in_speed_up(data),
     }
 
-    def draw(left: Any, right: Any) -> None:
-        for place, (name, values) in enumerate(lines.items()):
-            (left if place < 3 else right).plot(
+    def draw(axes_left: Any, right: Any) -> None:
+        for index, (name, values) in enumerate(lines.items()):
+            (axes_left if index < 3 else right).plot(
                 HORIZONS_S, 100 * np.array(values), marker=".", label=name
             )
-        left.set(title="Fig. 9: one network", ylabel="efficiency, %")
+        axes_left.set(title="Fig. 9: one network", ylabel="efficiency, %")
         right.set(title="Fig. 13: seven networks")
-        for axes in (left, right):
+        for axes in (axes_left, right):
             axes.set(xlabel="forward-looking time, s", ylim=(70, 92))
             axes.legend(fontsize="small", loc="lower right")
 
@@ -365,7 +365,7 @@ def parallel_block(folder: Path, figure: Path) -> str:
         axes[0].legend(fontsize="small")
 
     picture(figure, (10, 3.2), 3, draw)
-    whole = table(
+    all_hours = table(
         ["objective", "", *PARALLEL],
         [
             [OBJECTIVES[objective], name, *(text(run) for run in columns)]
@@ -390,7 +390,7 @@ def parallel_block(folder: Path, figure: Path) -> str:
         )
         for number, objective, printed in ((3, "samples", TABLE_3), (4, "efficiency", TABLE_4))
     ]
-    return "\n\n".join([whole, *tables])
+    return "\n\n".join([all_hours, *tables])
 
 
 ENDS: dict[str, Callable[[ToTheEnd], str]] = {
@@ -423,14 +423,14 @@ def costs_block(data: Data, folder: Path, figure: Path) -> str:
         )
     }
 
-    def draw(left: Any, right: Any) -> None:
+    def draw(axes_left: Any, right: Any) -> None:
         places = np.arange(len(order))
         for shift, (name, values) in zip((-0.2, 0.2), networks.items(), strict=True):
-            left.bar(places + shift, 100 * np.array(values), 0.4, label=name)
-        left.set(
+            axes_left.bar(places + shift, 100 * np.array(values), 0.4, label=name)
+        axes_left.set(
             title="Fig. 15: which network", ylabel="efficiency, %", xticks=places, ylim=(50, 100)
         )
-        left.set_xticklabels(order, rotation=20, fontsize="small")
+        axes_left.set_xticklabels(order, rotation=20, fontsize="small")
         for name, values in factors.items():
             right.plot(FACTORS, 100 * np.array(values), marker=".", label=name)
         right.set(title="Fig. 16: dearer rescaling", xlabel="times as dear", ylim=(50, 100))

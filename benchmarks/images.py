@@ -27,14 +27,14 @@ def make_jpegs(tar: str, folder: Path, count: int = 4000, size: int = 256, seed:
     written: dict[str, int] = {}
     with tarfile.open(tar) as archive:
         for member in archive:
-            part, _, rest = member.name.partition("/")
-            name = rest.partition("/")[0]
+            part, _, missing = member.name.partition("/")
+            name = missing.partition("/")[0]
             if part != "train" or not member.isfile() or written.get(name, 0) >= count / 10:
                 continue
             written[name] = written.get(name, 0) + 1
             content = archive.extractfile(member)
             assert content is not None
-            target = folder / rest
+            target = folder / missing
             target.parent.mkdir(parents=True, exist_ok=True)
             _enlarge(Image.open(io.BytesIO(content.read())), size, rng).save(target, quality=85)
     return folder

@@ -49,8 +49,8 @@ def runs(count: int, digits: int) -> Callable[[Path], None]:
         rng = np.random.default_rng(0)
         with open(folder / "runs.txt", "w") as file:
             for first in range(0, count, 1_000_000):
-                some = np.exp(rng.normal(8, 1.5, min(1_000_000, count - first)))
-                file.write("".join(f"{value:.{digits}f}\n" for value in some.tolist()))
+                chunk = np.exp(rng.normal(8, 1.5, min(1_000_000, count - first)))
+                file.write("".join(f"{value:.{digits}f}\n" for value in chunk.tolist()))
 
     return write
 

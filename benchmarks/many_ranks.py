@@ -67,16 +67,16 @@ class Notes:
             )
 
         def hear(world: MPIWorld, tag: Tag) -> Message | None:
-            found: Any = world._receive(tag)
-            if found is None:
+            message: Any = world._receive(tag)
+            if message is None:
                 return None
             if tag == Tag.COORDINATOR:
-                sent_s, found = found
-                self._note(found, time.monotonic() - sent_s)
+                sent_s, message = message
+                self._note(message, time.monotonic() - sent_s)
             elif tag == Tag.TRAINER and self._asked_s:
                 self.orders.append(time.monotonic() - self._asked_s)
                 self._asked_s = 0.0
-            return found
+            return message
 
         world: Any = MPIWorld
         world.send, world.receive = tell, hear
@@ -99,7 +99,7 @@ def inside(folder: Path) -> int:
     notes.patch()
     status = main([str(folder / "spec.yaml"), "--plain"])
     rank = os.environ["OMPI_COMM_WORLD_RANK"]
-    found: dict[str, Any] = (
+    results: dict[str, Any] = (
         {"orders": notes.orders}
         if rank != "0"
         else {
@@ -110,7 +110,7 @@ def inside(folder: Path) -> int:
             "cpu_s": notes.until[1] - notes.began[1],
         }
     )
-    write_json(folder / f"{rank}.json", found)
+    write_json(folder / f"{rank}.json", results)
     return status
 
 
@@ -131,8 +131,8 @@ def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     run(folder / "spec.yaml", args.trainers + 1, launcher=[*launcher, "--"], log=sys.stderr)
     took_s = time.monotonic() - began
-    told = [json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")]
-    (first,) = (one for one in told if "heard" in one)
+    account = [json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")]
+    (first,) = (note for note in account if "heard" in note)
     at = {
         type(event): t_s
         for t_s, event in read_events(
@@ -140,7 +140,7 @@ def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             kinds=(LaunchStarted, TrainersReady, FirstStep, LaunchEnded),
         )
     }
-    heard = sum(first["heard"].values())
+    messages = sum(first["heard"].values())
     return {
         "trainers": args.trainers,
         "networks": args.networks,
@@ -148,15 +148,15 @@ def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         "epoch_s": args.epoch_s,
         "policy": args.policy,
         "messages": first["heard"],
-        "messages_per_s": round(heard / first["seconds"], 1),
+        "messages_per_s": round(messages / first["seconds"], 1),
         "cpu_of_rank_0": round(first["cpu_s"] / first["seconds"], 3),
-        "cpu_us_a_message": round(1e6 * first["cpu_s"] / heard),
+        "cpu_us_a_message": round(1e6 * first["cpu_s"] / messages),
         "ready_s": round(at[TrainersReady], 1),
         "first_step_s": round(at[FirstStep], 1),
         "end_s": round(at[LaunchEnded], 1),
         "whole_s": round(took_s, 1),
         "delay_ms": shares(first["delays"]),
-        "orders_ms": shares([s for one in told for s in one["orders"]]),
+        "orders_ms": shares([s for note in account for s in note["orders"]]),
     }
 
 

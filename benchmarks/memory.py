@@ -53,7 +53,7 @@ def architectures(family: str) -> Iterator[dict[str, Any]]:
 
 def spec(folder: Path, args: argparse.Namespace) -> Path:
     """Write the spec of a run of all networks."""
-    made = itertools.islice(architectures(args.family), args.networks)
+    model = itertools.islice(architectures(args.family), args.networks)
     content = {
         "name": "memory",
         "output": str(folder / "run"),
@@ -63,8 +63,8 @@ def spec(folder: Path, args: argparse.Namespace) -> Path:
             "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
         },
         "models": [
-            {"family": args.family, "name": f"net-{place}", "args": arguments}
-            for place, arguments in enumerate(made)
+            {"family": args.family, "name": f"net-{index}", "args": arguments}
+            for index, arguments in enumerate(model)
         ],
         "train": {
             "batch": {"size": 64},
@@ -117,18 +117,18 @@ def of_trainer(folder: Path, args: argparse.Namespace) -> list[float]:
 
 def of_check(folder: Path, args: argparse.Namespace) -> list[float]:
     """MB of the process of ``fleet check``, when it had tried each network."""
-    found = load(spec(folder, args))
-    opened = open_inputs(found)
-    [found] = settle(opened, found)
+    results = load(spec(folder, args))
+    opened = open_inputs(results)
+    [results] = settle(opened, results)
     sizes: list[float] = []
 
-    tried = try_networks(
-        found,
+    trials = try_networks(
+        results,
         opened.sample,
-        range(len(found.networks)),
+        range(len(results.networks)),
         advance=lambda _: sizes.append(resident_mb(os.getpid())),
     )
-    if problems := {trial.problem for trial in tried.trials.values() if trial.problem}:
+    if problems := {trial.problem for trial in trials.trials.values() if trial.problem}:
         raise RuntimeError("; ".join(problems))
     return sizes
 
@@ -153,10 +153,10 @@ def main() -> None:
     if args.networks < FIRST + SOME:
         parser.error(f"--networks should be {FIRST + SOME} or more")
     measured = []
-    for what in args.of:
+    for process in args.of:
         with tempfile.TemporaryDirectory() as name:
-            sizes = (of_trainer if what == "trainer" else of_check)(Path(name), args)
-        measured.append({"of": what, "sizes_mb": sizes, "added_mb": added(sizes)})
+            sizes = (of_trainer if process == "trainer" else of_check)(Path(name), args)
+        measured.append({"of": process, "sizes_mb": sizes, "added_mb": added(sizes)})
     if args.json:
         print_json(
             {
@@ -172,12 +172,12 @@ def main() -> None:
         ["of", f"MB after {FIRST}", f"MB after {args.networks}", "added, MB"],
         [
             [
-                one["of"],
-                f"{one['sizes_mb'][FIRST - 1]:.1f}",
-                f"{one['sizes_mb'][-1]:.1f}",
-                f"{one['added_mb']:.1f}",
+                sample["of"],
+                f"{sample['sizes_mb'][FIRST - 1]:.1f}",
+                f"{sample['sizes_mb'][-1]:.1f}",
+                f"{sample['added_mb']:.1f}",
             ]
-            for one in measured
+            for sample in measured
         ],
     )
 

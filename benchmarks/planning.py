@@ -36,7 +36,7 @@ LITERAL = Options(delta=Delta(20.0, relative=False), peak_limited=False)
 class Row:
     """One measurement."""
 
-    what: str
+    label: str
     policy: str
     median_s: float
     target_s: float = TARGET_S
@@ -79,7 +79,7 @@ def rows() -> list[Row]:
                 median_s(partial(simulate, small, Cluster.of(160, 4), POLICIES[policy], options)),
             )
         )
-    return sorted(measured, key=lambda row: row.what)
+    return sorted(measured, key=lambda row: row.label)
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ def main() -> None:
     else:
         print_table(
             ["what", "policy", "median, s", "target, s"],
-            [[row.what, row.policy, row.median_s, row.target_s] for row in measured],
+            [[row.label, row.policy, row.median_s, row.target_s] for row in measured],
         )
 
 

@@ -54,8 +54,8 @@ class Bench:
     def step(self, trainable: Trainable, group: Group) -> float:
         """Train on a batch; returns the milliseconds."""
         began = time.perf_counter()
-        mine = slice(group.rank, None, group.size)
-        trainable.step(self.images[mine], self.labels[mine], BATCH)
+        local_rows = slice(group.rank, None, group.size)
+        trainable.step(self.images[local_rows], self.labels[local_rows], BATCH)
         return 1e3 * (time.perf_counter() - began)
 
     def regroup(self, before: int, size: int) -> list[float]:

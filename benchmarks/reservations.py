@@ -35,14 +35,14 @@ REPEATS = 9
 class Speed:
     """Medians beside the target, in milliseconds."""
 
-    what: str
+    label: str
     clock_ms: float
     processor_ms: float
     target_ms: float | None = None
 
 
 def timed(
-    what: str, work: Callable[[], object], target_ms: float | None = None, repeats: int = REPEATS
+    label: str, work: Callable[[], object], target_ms: float | None = None, repeats: int = REPEATS
 ) -> Speed:
     """Median times of a few calls."""
     clock, processor = [], []
@@ -51,7 +51,7 @@ def timed(
         work()
         clock.append(1000 * (time.perf_counter() - start[0]))
         processor.append(1000 * (time.process_time() - start[1]))
-    return Speed(what, statistics.median(clock), statistics.median(processor), target_ms)
+    return Speed(label, statistics.median(clock), statistics.median(processor), target_ms)
 
 
 def first_call() -> Speed:
@@ -116,7 +116,7 @@ def main() -> None:
     print_table(
         ["", "clock, ms", "processor, ms", "target, ms"],
         [
-            [speed.what, round(speed.clock_ms, 1), round(speed.processor_ms, 1), speed.target_ms]
+            [speed.label, round(speed.clock_ms, 1), round(speed.processor_ms, 1), speed.target_ms]
             for speed in measure()
         ],
     )

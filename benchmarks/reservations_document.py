@@ -94,18 +94,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--logs", type=Path, metavar="FOLDER")
-    what.add_argument("--speeds", action="store_true")
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--logs", type=Path, metavar="FOLDER")
+    mode.add_argument("--speeds", action="store_true")
     parser.add_argument(
         "--seeds", type=int, default=20, help="simulations averaged in each cell (20)"
     )
     parser.add_argument("--out", type=Path, default=Path("docs/measured/reservations.md"))
     args = parser.parse_args()
     if args.speeds:
-        before, _, rest = args.out.read_text(encoding="utf-8").partition("## Speed\n")
+        before, _, remainder = args.out.read_text(encoding="utf-8").partition("## Speed\n")
         args.out.write_text(
-            before + speeds() + "\n\n## " + rest.partition("\n## ")[2], encoding="utf-8"
+            before + speeds() + "\n\n## " + remainder.partition("\n## ")[2], encoding="utf-8"
         )
         return
     figures = args.out.parent.parent / "figures"
@@ -152,15 +152,15 @@ Utilisation counts only runs that complete; responses are in hours from arrival 
 def table_1() -> str:
     rows = []
     for rate, published in PUBLISHED.items():
-        found = (
+        sequence = (
             t_optimal(discretize(TABLE_1, 200))
             if rate == 0
             else at_optimal(discretize(TABLE_1, 46), rate)
         )
         digits = 1 if rate == 0 else 2
         name = "TOptimal, n = 200" if rate == 0 else f"ATOptimal, zeta = {rate}, n = 46"
-        shown = ", ".join(f"{_cut(request, digits):.{digits}f}" for request in found.requests)
-        rows.append([name, published, shown, f"{found.expected_makespan:.4f}"])
+        requests = ", ".join(f"{_cut(request, digits):.{digits}f}" for request in sequence.requests)
+        rows.append([name, published, requests, f"{sequence.expected_makespan:.4f}"])
     return (
         "## The paper's figures\n\n### Table 1\n\nTruncated normal, mean 8 h, deviation 2 h, from 0 to 20 h. The "
         "paper's ATOptimal requests are those of n = 46 cut to two decimals.\n\n"
@@ -178,7 +178,7 @@ def _cut(value: float, digits: int) -> float:
 def speeds() -> str:
     rows = [
         [
-            speed.what,
+            speed.label,
             f"{speed.clock_ms:.1f}",
             f"{speed.processor_ms:.1f}",
             "" if speed.target_ms is None else f"{speed.target_ms:g}",
@@ -238,14 +238,17 @@ def real_logs(logs: dict[str, Any]) -> str:
         law = empirical_law(runs)
         rows = []
         for rate in (0.0, 0.1, 0.5):
-            found, single = optimal_requests(law, rate), expected_makespan(law, [law.longest], rate)
+            sequence, single = (
+                optimal_requests(law, rate),
+                expected_makespan(law, [law.longest], rate),
+            )
             rows.append(
                 [
                     rate,
-                    ", ".join(f"{request:g}" for request in found.requests),
-                    f"{found.expected_makespan:.0f}",
+                    ", ".join(f"{request:g}" for request in sequence.requests),
+                    f"{sequence.expected_makespan:.0f}",
                     f"{single:.0f}",
-                    saving(found.expected_makespan, single),
+                    saving(sequence.expected_makespan, single),
                 ]
             )
         parts.append(
@@ -285,13 +288,13 @@ def _on_new_runs(runs: Any, k: int) -> list[tuple[float, float]]:
     for _ in range(1000):
         picked = rng.permutation(len(runs))[: k + 1]
         past, new = runs[picked[:k]], float(runs[picked[k]])
-        asked = (
+        sequences = (
             requests_from_runs(past),
             RequestSequence((float(past.max()),), 0.0),
             RequestSequence((float(past[-10:].max()),), 0.0),
         )
-        for found, outcome in zip(asked, outcomes, strict=True):
-            outcome.append(_until_success(list(found.requests), new))
+        for sequence, outcome in zip(sequences, outcomes, strict=True):
+            outcome.append(_until_success(list(sequence.requests), new))
     return [
         (
             float(np.mean([time for time, _ in outcome])) / float(runs.mean()),
@@ -324,7 +327,7 @@ def claims_table(claims: Iterable[Claim]) -> str:
 
 
 def section_1(seeds: int, figures: Path) -> str:
-    found = {
+    results = {
         (convention, sizes, name): scenario_1(convention, sizes, law, seeds)
         for convention in Convention
         for sizes in Sizes
@@ -332,7 +335,7 @@ def section_1(seeds: int, figures: Path) -> str:
         if convention is Convention.PLANNED or sizes in (Sizes.FULL, Sizes.BETA)
     }
     rows, claims = [], []
-    for (convention, sizes, name), means in found.items():
+    for (convention, sizes, name), means in results.items():
         rows.append(
             [
                 convention,
@@ -343,7 +346,7 @@ def section_1(seeds: int, figures: Path) -> str:
             ]
         )
     for convention in Convention:
-        gains = {key[1:]: gain_1(means) for key, means in found.items() if key[0] is convention}
+        gains = {key[1:]: gain_1(means) for key, means in results.items() if key[0] is convention}
         mild = [gain for (_, name), gain in gains.items() if name in ("truncated normal", "beta")]
         heavy = [
             gain for (_, name), gain in gains.items() if name not in ("truncated normal", "beta")
@@ -378,7 +381,7 @@ def section_1(seeds: int, figures: Path) -> str:
                 convention,
                 all(
                     means[Rule.RECENT].utilisation > means[Rule.CLASSICAL].utilisation
-                    for key, means in found.items()
+                    for key, means in results.items()
                     if key[0] is convention
                 ),
                 ranges(
@@ -387,7 +390,7 @@ def section_1(seeds: int, figures: Path) -> str:
                             means[Rule.RECENT].utilisation / means[Rule.CLASSICAL].utilisation,
                             means[Rule.CLASSICAL].response / means[Rule.RECENT].response,
                         )
-                        for key, means in found.items()
+                        for key, means in results.items()
                         if key[0] is convention
                     ]
                 ),
@@ -397,7 +400,7 @@ def section_1(seeds: int, figures: Path) -> str:
     def panel(convention: Convention) -> Callable[[Any], None]:
         def draw(axes: Any) -> None:
             for index, rule in enumerate((Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL)):
-                heights = [found[convention, Sizes.FULL, name][rule].utilisation for name in LAWS]
+                heights = [results[convention, Sizes.FULL, name][rule].utilisation for name in LAWS]
                 axes.bar(
                     np.arange(len(LAWS)) + 0.27 * (index - 1), heights, 0.27, label=NAMES[rule]
                 )
@@ -431,10 +434,10 @@ def section_1(seeds: int, figures: Path) -> str:
 
 
 def gain_1(means: dict[Rule, Mean]) -> tuple[float, float]:
-    others = (means[Rule.CLASSICAL], means[Rule.RECENT])
+    baselines = (means[Rule.CLASSICAL], means[Rule.RECENT])
     return (
-        means[Rule.TOPTIMAL].utilisation / max(mean.utilisation for mean in others),
-        min(mean.response for mean in others) / means[Rule.TOPTIMAL].response,
+        means[Rule.TOPTIMAL].utilisation / max(mean.utilisation for mean in baselines),
+        min(mean.response for mean in baselines) / means[Rule.TOPTIMAL].response,
     )
 
 
@@ -453,12 +456,12 @@ def section_past_runs(seeds: int) -> str:
     for convention in Convention:
         bests, nearer = [], []
         for name, law in LAWS.items():
-            found = {past: past_runs(convention, law, past, seeds) for past in PAST_RUNS}
-            others = scenario_1(convention, Sizes.FULL, law, seeds)
-            used = [mean.utilisation for mean in found.values()]
+            results = {past: past_runs(convention, law, past, seeds) for past in PAST_RUNS}
+            baselines = scenario_1(convention, Sizes.FULL, law, seeds)
+            used = [mean.utilisation for mean in results.values()]
             bests.append(PAST_RUNS[int(np.argmax(used))])
             apart = [
-                abs(found[past].utilisation - others[Rule.CLASSICAL].utilisation)
+                abs(results[past].utilisation - baselines[Rule.CLASSICAL].utilisation)
                 for past in (10, PAST_RUNS[-1])
             ]
             nearer.append(apart[1] < apart[0])
@@ -466,13 +469,17 @@ def section_past_runs(seeds: int) -> str:
                 [
                     convention,
                     name,
-                    what,
+                    quantity,
                     *(
                         text(mean)
-                        for mean in (*found.values(), others[Rule.CLASSICAL], others[Rule.TOPTIMAL])
+                        for mean in (
+                            *results.values(),
+                            baselines[Rule.CLASSICAL],
+                            baselines[Rule.TOPTIMAL],
+                        )
                     ),
                 ]
-                for what, text in (
+                for quantity, text in (
                     ("utilisation", lambda mean: percent(mean.utilisation)),
                     ("response, h", lambda mean: f"{mean.response:.4g}"),
                 )
@@ -511,8 +518,8 @@ def section_2(seeds: int) -> str:
     ]
     rows, claims = [], []
     for convention in Convention:
-        found = {share: scenario_2(convention, share, seeds) for share in SHARES}
-        for share, means in found.items():
+        results = {share: scenario_2(convention, share, seeds) for share in SHARES}
+        for share, means in results.items():
             rows.append(
                 [
                     convention,
@@ -524,11 +531,11 @@ def section_2(seeds: int) -> str:
         raised = {
             rule: [
                 means[rule, True].utilisation / means[rule, False].utilisation
-                for means in found.values()
+                for means in results.values()
             ]
             for rule in (Rule.CLASSICAL, Rule.TOPTIMAL)
         }
-        shown = {
+        displayed = {
             rule: f"utilisation x {min(raised[rule]):.2f} to {max(raised[rule]):.2f}"
             for rule in raised
         }
@@ -539,11 +546,11 @@ def section_2(seeds: int) -> str:
                 - 1
                 or 1e-9
             )
-            for means in found.values()
+            for means in results.values()
         ]
         against = [
-            found[share][Rule.CLASSICAL, True].utilisation
-            / found[share][Rule.TOPTIMAL, False].utilisation
+            results[share][Rule.CLASSICAL, True].utilisation
+            / results[share][Rule.TOPTIMAL, False].utilisation
             for share in SHARES
             if share >= 0.5
         ]
@@ -554,13 +561,13 @@ def section_2(seeds: int) -> str:
                 "speculative backfilling helps classical requests drastically",
                 convention,
                 min(raised[Rule.CLASSICAL]) > 1.2,
-                shown[Rule.CLASSICAL],
+                displayed[Rule.CLASSICAL],
             ),
             Claim(
                 "... and TOptimal much less (less than half as much at every share)",
                 convention,
                 min(raised[Rule.CLASSICAL]) > 1 and max(gained) < 0.5,
-                shown[Rule.TOPTIMAL],
+                displayed[Rule.TOPTIMAL],
             ),
             Claim(
                 "from half small jobs on, classical requests with it do as well as TOptimal",
@@ -593,7 +600,7 @@ def section_2(seeds: int) -> str:
 def section_3(seeds: int, figures: Path) -> str:
     rules = (Rule.CLASSICAL, Rule.TOPTIMAL, Rule.ATOPTIMAL)
     conventions = (Convention.PLANNED, Convention.WORK_CONSERVING)
-    found = {
+    results = {
         (convention, rate): scenario_3(convention, rate, seeds)
         for convention in conventions
         for rate in WORK_RATES
@@ -606,11 +613,11 @@ def section_3(seeds: int, figures: Path) -> str:
             *(f"{means[rule].response:.4g}" for rule in rules),
             *(f"{means[rule].all_response:.4g}" for rule in rules),
         ]
-        for (convention, rate), means in found.items()
+        for (convention, rate), means in results.items()
     ]
     claims = []
     for convention in conventions:
-        means = [found[convention, rate] for rate in WORK_RATES]
+        means = [results[convention, rate] for rate in WORK_RATES]
         adaptive = [mean[Rule.ATOPTIMAL] for mean in means]
         best = [
             max(mean[Rule.CLASSICAL].utilisation, mean[Rule.TOPTIMAL].utilisation) for mean in means
@@ -662,7 +669,7 @@ def section_3(seeds: int, figures: Path) -> str:
             for rule in rules:
                 axes.plot(
                     WORK_RATES,
-                    [found[convention, rate][rule].utilisation for rate in WORK_RATES],
+                    [results[convention, rate][rule].utilisation for rate in WORK_RATES],
                     marker="o",
                     label=NAMES[rule],
                 )
@@ -711,7 +718,7 @@ def section_4(seeds: int) -> str:
     for gaps_only in (True, False):
         short = "gaps" if gaps_only else "queue"
         for convention in Convention:
-            found = scenario_4(convention, seeds, gaps_only=gaps_only)
+            results = scenario_4(convention, seeds, gaps_only=gaps_only)
             rows += [
                 [
                     short,
@@ -722,30 +729,35 @@ def section_4(seeds: int) -> str:
                     f"{mean.all_response:.4g}",
                     f"{mean.makespan:.4g}",
                 ]
-                for (rule, speculative), mean in found.items()
+                for (rule, speculative), mean in results.items()
             ]
-            plain, tried = (_gain_4(found, speculative) for speculative in (False, True))
-            where = f" (short jobs: {short})"
+            plain, speculative_gain = (
+                _gain_4(results, speculative) for speculative in (False, True)
+            )
+            suffix = f" (short jobs: {short})"
             claims += [
                 Claim(
-                    "ATOptimal beats classical requests" + where,
+                    "ATOptimal beats classical requests" + suffix,
                     convention,
                     min(plain) > 1,
                     ranges([plain]),
                 ),
-                Claim("... by about 20 %" + where, convention, min(plain) > 1.15, ranges([plain])),
+                Claim("... by about 20 %" + suffix, convention, min(plain) > 1.15, ranges([plain])),
                 Claim(
-                    "... with speculation by 25 to 30 %" + where,
+                    "... with speculation by 25 to 30 %" + suffix,
                     convention,
-                    min(tried) > 1.22,
-                    ranges([tried]),
+                    min(speculative_gain) > 1.22,
+                    ranges([speculative_gain]),
                 ),
             ]
     savings = []
     for name, law in {"AbOrganSeg": ORGANS, "maCRUISE": CRUISE, "FSL": FSL}.items():
-        known = discretize(law, 200)
+        law_200 = discretize(law, 200)
         for rate in (0.0, INTREPID_RATE):
-            best, single = optimal_requests(known, rate), expected_makespan(known, [law.high], rate)
+            best, single = (
+                optimal_requests(law_200, rate),
+                expected_makespan(law_200, [law.high], rate),
+            )
             savings.append(
                 [
                     name,
@@ -791,9 +803,9 @@ def section_4(seeds: int) -> str:
     )
 
 
-def _gain_4(found: dict[tuple[Rule, bool], Mean], speculative: bool) -> tuple[float, float]:
+def _gain_4(results: dict[tuple[Rule, bool], Mean], speculative: bool) -> tuple[float, float]:
     """Of ATOptimal over classical requests with classical backfilling, in utilisation and response."""
-    mean, classical = found[Rule.ATOPTIMAL, speculative], found[Rule.CLASSICAL, False]
+    mean, classical = results[Rule.ATOPTIMAL, speculative], results[Rule.CLASSICAL, False]
     return mean.utilisation / classical.utilisation, classical.response / mean.response
 
 

@@ -71,8 +71,8 @@ def averaged(
 
     return _mean(
         [
-            (found.utilisation, found.response(small=False), found.response(), found.end)
-            for found in map(one, range(seeds))
+            (results.utilisation, results.response(small=False), results.response(), results.end)
+            for results in map(one, range(seeds))
         ]
     )
 

@@ -47,20 +47,20 @@ def resident(root: int, window: re.Pattern[str]) -> Resident:
             lines = Path(f"/proc/{process}/smaps").read_text().splitlines()
         except OSError:  # it has ended
             continue
-        mine = {"Size": 0, "Rss": 0, "Pss": 0}
-        every = dict(mine)
+        local_part = {"Size": 0, "Rss": 0, "Pss": 0}
+        every = dict(local_part)
         inside = False
         for line in lines:
             if _MAPPING.match(line):
                 inside = window.search(line) is not None
-            elif found := _SIZES.match(line):
-                size = 1024 * int(found[2])
-                every[found[1]] += size
+            elif results := _SIZES.match(line):
+                size = 1024 * int(results[2])
+                every[results[1]] += size
                 if inside:
-                    mine[found[1]] += size
-        if mine["Size"]:
-            processes, mapped = processes + 1, mine["Size"]
-            window_rss, window_pss = window_rss + mine["Rss"], window_pss + mine["Pss"]
+                    local_part[results[1]] += size
+        if local_part["Size"]:
+            processes, mapped = processes + 1, local_part["Size"]
+            window_rss, window_pss = window_rss + local_part["Rss"], window_pss + local_part["Pss"]
             rss, pss = rss + every["Rss"], pss + every["Pss"]
     return Resident(processes, mapped, window_rss, window_pss, rss, pss)
 

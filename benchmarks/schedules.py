@@ -87,13 +87,13 @@ class Variant:
                 table, models=tuple(replace(n, max_gpus=self.most_gpus) for n in table.models)
             )
         table = replace(table, sharing=self.sharing)
-        options, learning, told = replace(self.options, seed=seed or 0), None, table
+        options, learning, told_rates = replace(self.options, seed=seed or 0), None, table
         if self.prior_factor is not None:
             learning = Learning(
                 math.log(self.prior_factor), self.rate_error, seed=1000 + (seed or 0)
             )
         elif self.rate_error:
-            told = smooth_rates(with_errors(table, self.rate_error, 1000 + (seed or 0)), gpus)
+            told_rates = smooth_rates(with_errors(table, self.rate_error, 1000 + (seed or 0)), gpus)
         return simulate(
             table,
             Cluster.of(gpus, table.gpus_per_node, self.slots),
@@ -101,7 +101,7 @@ class Variant:
             options,
             self.costs,
             self.stream,
-            told,
+            told_rates,
             learning,
         )
 
@@ -147,15 +147,15 @@ class Laboratory:
     def run(self, variants: Iterable[Variant], gpus: Sequence[int], seeds: int) -> Results:
         """All variants on all clusters with all draws of the epochs."""
         variants = list(variants)
-        wanted = [key for key in product(variants, gpus, range(seeds)) if key not in self.known]
+        targets = [key for key in product(variants, gpus, range(seeds)) if key not in self.known]
         with ProcessPoolExecutor(self.jobs) as pool:
             for key, outcome in zip(
-                wanted,
-                pool.map(_outcome, [(self.table, *key) for key in wanted], chunksize=4),
+                targets,
+                pool.map(_outcome, [(self.table, *key) for key in targets], chunksize=4),
                 strict=True,
             ):
                 self.known[key] = outcome
-        print(f"{len(wanted)} simulations", file=sys.stderr, flush=True)
+        print(f"{len(targets)} simulations", file=sys.stderr, flush=True)
         return {
             (variant, count): [self.known[variant, count, seed] for seed in range(seeds)]
             for variant, count in product(variants, gpus)
@@ -217,8 +217,8 @@ def over_homogeneous(table: RateTable, results: Results) -> str:
     def drawn(variant: Variant) -> Callable[[int], str]:
         return lambda gpus: spread(
             [
-                other.makespan_s / run.makespan_s
-                for other, run in zip(
+                rival.makespan_s / run.makespan_s
+                for rival, run in zip(
                     results[HOMOGENEOUS, gpus], results[variant, gpus], strict=True
                 )
             ]
@@ -299,7 +299,7 @@ def draw(results: Results, file: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    axes_left, right = figure.subplots(1, 2)
     for name, variant in MAIN.items():
         ratio = [[run.ratio for run in results[variant, gpus]] for gpus in GPUS]
         gain = [
@@ -309,23 +309,23 @@ def draw(results: Results, file: Path) -> None:
             ]
             for gpus in GPUS
         ]
-        for axes, values in ((left, gain), (right, ratio)):
+        for axes, values in ((axes_left, gain), (right, ratio)):
             axes.errorbar(
                 GPUS,
-                [statistics.mean(one) for one in values],
+                [statistics.mean(curve) for curve in values],
                 marker="o",
                 markersize=3,
                 capsize=2,
-                yerr=[statistics.stdev(one) if len(one) > 1 else 0.0 for one in values],
+                yerr=[statistics.stdev(curve) if len(curve) > 1 else 0.0 for curve in values],
                 label=name.replace("`", ""),
             )
-    left.set(xlabel="GPUs", ylabel="speed-up over baseline", ylim=(0, None))
+    axes_left.set(xlabel="GPUs", ylabel="speed-up over baseline", ylim=(0, None))
     right.set(xlabel="GPUs", ylabel="makespan over the lower bound", yscale="log")
     right.set_yticks(
         [1, 1.1, 1.25, 1.5, 2, 3, 4], labels=["1", "1.1", "1.25", "1.5", "2", "3", "4"]
     )
     right.minorticks_off()
-    left.legend(fontsize=7)
+    axes_left.legend(fontsize=7)
     figure.savefig(file, metadata={"Date": None})
 
 
@@ -341,9 +341,9 @@ def running_lengths(table: RateTable) -> str:
         return statistics.mean(seconds), statistics.stdev(seconds) if len(seconds) > 1 else 0.0
 
     def row(
-        name: str, flotilla: str, paper: tuple[float, float], ours: tuple[float, float]
+        name: str, flotilla: str, paper: tuple[float, float], measured: tuple[float, float]
     ) -> list[str]:
-        return [name, flotilla, *(f"{value:.0f}" for value in (*paper, *ours))]
+        return [name, flotilla, *(f"{value:.0f}" for value in (*paper, *measured))]
 
     rows = [
         row(f"`{policy}`", "", paper, lengths(MAIN[f"`{policy}`"].run(table, 80, None)))
@@ -351,8 +351,15 @@ def running_lengths(table: RateTable) -> str:
     ]
     run = MAIN["`global` to the letter"].run(table, 80, None)
     rows += [
-        row("`global` to the letter", str(number), paper, lengths(run, one.start_s, one.end_s))
-        for number, (paper, one) in enumerate(zip(TABLE_3_FLOTILLAS, run.rounds, strict=False))
+        row(
+            "`global` to the letter",
+            str(number),
+            paper,
+            lengths(run, run_stint.start_s, run_stint.end_s),
+        )
+        for number, (paper, run_stint) in enumerate(
+            zip(TABLE_3_FLOTILLAS, run.rounds, strict=False)
+        )
     ]
     return markdown(
         ["policy", "flotilla", "paper: mean, s", "deviation, s", "here: mean, s", "deviation, s"],
@@ -386,7 +393,9 @@ def overheads(table: RateTable) -> str:
 def _beyond_peak(table: RateTable, run: Simulated, gpus: int) -> int:
     """In how many rounds a network has more GPUs than it has its best rate on."""
     peak = {network.name: 1 + int(curve(network, gpus).argmax()) for network in table.models}
-    return sum(any(member.gpus > peak[member.name] for member in one.members) for one in run.rounds)
+    return sum(
+        any(member.gpus > peak[member.name] for member in group.members) for group in run.rounds
+    )
 
 
 STREAMS = {
@@ -481,7 +490,7 @@ def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) ->
     laboratory = Laboratory(table, jobs)
     main = laboratory.run(MAIN.values(), GPUS, seeds)
     draw(main, figure)
-    others = laboratory.run(
+    sections = laboratory.run(
         [*STREAMS.values(), *SENSITIVITY.values(), *HEAVY.values(), *SMALL.values()], FEW_GPUS, few
     )
     pairs = laboratory.run(
@@ -505,10 +514,10 @@ def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) ->
         targets=targets(main),
         running_lengths=running_lengths(table),
         overheads=overheads(table),
-        streams=ratios(others, STREAMS, FEW_GPUS),
-        sensitivity=ratios(others, SENSITIVITY, FEW_GPUS),
-        heavy=ratios(others, HEAVY, FEW_GPUS),
-        small=ratios(others, SMALL, FEW_GPUS),
+        streams=ratios(sections, STREAMS, FEW_GPUS),
+        sensitivity=ratios(sections, SENSITIVITY, FEW_GPUS),
+        heavy=ratios(sections, HEAVY, FEW_GPUS),
+        small=ratios(sections, SMALL, FEW_GPUS),
         placement=placement(),
         online=price(pairs, ONLINE, FEW_GPUS),
         shared=price(pairs, SHARED, FEW_GPUS),

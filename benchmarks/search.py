@@ -77,7 +77,7 @@ class InFleet:
         settings = Settings(sampler="random", max_trials=networks)
         self._searcher = searcher
         entry = Entry(ENTRY, settings, RANGES, "maximize", "val_accuracy")
-        self._mind = SearchController(
+        self._controller = SearchController(
             [entry],
             [],
             make_pruner(prune, EPOCHS, seed=0),
@@ -89,23 +89,23 @@ class InFleet:
         )
         self._values: dict[str, Mapping[str, float]] = {}
         self._ready: list[str] = []  # that wait for a GPU
-        self._held: set[str] = set()  # paused or pruned
+        self._paused: set[str] = set()  # paused or pruned
         self._decide()
 
     def _decide(self) -> None:
         """Carry out what follows, until nothing more does."""
-        while decisions := self._mind.decide():
+        while decisions := self._controller.decide():
             for decision in decisions:
                 match decision:
                     case AddNetwork(network=name, values=values):
                         self._values[name] = values
                         self._ready.append(name)
                     case CallSearcher(entry=entry, call=call):
-                        self._mind.answered(entry, call, make_call(self._searcher, call))
+                        self._controller.handle_answer(entry, call, make_call(self._searcher, call))
                     case LogEvent(NetworkVerdict(network=name, verdict="go_on")):
                         self._ready.append(name)
                     case LogEvent(NetworkVerdict(network=name)):
-                        self._held.add(name)
+                        self._paused.add(name)
 
     def next(self) -> tuple[int, Mapping[str, float]] | None:
         if not self._ready:
@@ -113,30 +113,30 @@ class InFleet:
         name = self._ready.pop(0)
         return int(name.rpartition("-")[2]), self._values[name]
 
-    def _heard(self, number: int, epoch: int, accuracy: float) -> str:
+    def _report_epoch(self, number: int, epoch: int, accuracy: float) -> str:
         record = EpochRecord(epoch, epoch - 1, 1.0, accuracy, 1.0, accuracy, 0.1, 1, 1, 1.0, 0.0)
         name = f"{ENTRY}-{number}"
-        self._mind.epoch_ended(name, record, epoch == EPOCHS)
+        self._controller.end_epoch(name, record, epoch == EPOCHS)
         if epoch == EPOCHS:
-            self._mind.network_over(name, TrialOutcome.FINISHED)
+            self._controller.end_network(name, TrialOutcome.FINISHED)
         return name
 
     def ended(self, number: int, epoch: int, accuracy: float) -> bool:
-        name = self._heard(number, epoch, accuracy)
-        self._held.discard(name)
+        name = self._report_epoch(number, epoch, accuracy)
+        self._paused.discard(name)
         self._decide()
         if name in self._ready:  # it was paused, and is among the best at once
             self._ready.remove(name)
             return True
-        return name not in self._held
+        return name not in self._paused
 
     def finished(self, number: int, accuracy: float) -> None:
-        self._heard(number, EPOCHS, accuracy)
+        self._report_epoch(number, EPOCHS, accuracy)
         self._decide()
 
     def next_rung(self, number: int, epochs: int) -> int:
         """After how many epochs a network is judged next."""
-        return self._mind.next_rung(f"{ENTRY}-{number}", epochs) or EPOCHS
+        return self._controller.next_rung(f"{ENTRY}-{number}", epochs) or EPOCHS
 
 
 class InOptuna:
@@ -152,7 +152,7 @@ class InOptuna:
             "asha": optuna.pruners.SuccessiveHalvingPruner,
             "hyperband": partial(optuna.pruners.HyperbandPruner, 1, EPOCHS, 3),
         }
-        made = (
+        study = (
             pruners[pruner](min_resource=1, reduction_factor=3)
             if pruner == "asha"
             else pruners[pruner]()
@@ -161,7 +161,7 @@ class InOptuna:
             study_name=f"seed {seed}",
             direction="maximize",  # it decides on brackets
             sampler=samplers[sampler](seed=seed),
-            pruner=made,
+            pruner=study,
         )
         if sampler == "random":
             for values in drawn(seed):
@@ -228,7 +228,7 @@ def ray_asha(seeds: int) -> list[Spent]:
     done = subprocess.run(
         [python, HERE / "search_ray.py", str(seeds)], check=True, capture_output=True, text=True
     )
-    return [Spent(**one) for one in json.loads(done.stdout.splitlines()[-1])]
+    return [Spent(**seed_result) for seed_result in json.loads(done.stdout.splitlines()[-1])]
 
 
 def main() -> None:
@@ -243,25 +243,30 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the numbers of all seeds")
     arguments = parser.parse_args()
     logging.disable()
-    found = {}
+    results = {}
     for name, side in SIDES.items():
-        found[name] = [simulate(side(seed), seed) for seed in range(arguments.seeds)]
+        results[name] = [simulate(side(seed), seed) for seed in range(arguments.seeds)]
         print(
-            f"  {name}: {statistics.median(one.total for one in found[name]):.1f} GPU hours",
+            f"  {name}: {statistics.median(seed_result.total for seed_result in results[name]):.1f} GPU hours",
             file=sys.stderr,
         )
     if not arguments.without_ray:
-        found["Ray Tune, asha"] = ray_asha(arguments.seeds)
+        results["Ray Tune, asha"] = ray_asha(arguments.seeds)
     cpu_ms = cpu_of_an_epoch(arguments.networks).ms
     if arguments.json:
         print_json(
             {
-                "searches": {name: [asdict(one) for one in spent] for name, spent in found.items()},
+                "searches": {
+                    name: [asdict(seed_result) for seed_result in spent]
+                    for name, spent in results.items()
+                },
                 "coordinator_ms": cpu_ms,
             }
         )
         return
-    everything = statistics.median(one.total for one in found["all to the end"])
+    full_gpu_hours = statistics.median(
+        seed_result.total for seed_result in results["all to the end"]
+    )
     print_table(
         [
             "search",
@@ -271,7 +276,7 @@ def main() -> None:
             "times fewer",
             "best, % of the best",
         ],
-        [_line(name, spent, everything) for name, spent in found.items()],
+        [_line(name, spent, full_gpu_hours) for name, spent in results.items()],
         title=f"{NETWORKS} networks of {EPOCHS} epochs on {GPUS} GPUs, {arguments.seeds} seeds: median "
         "(quartiles)",
     )
@@ -280,16 +285,16 @@ def main() -> None:
     )
 
 
-def _line(name: str, spent: list[Spent], everything: float) -> list[str]:
-    reached = sum(one.until_near < float("inf") for one in spent)
-    total = statistics.median(one.total for one in spent)
+def _line(name: str, spent: list[Spent], full_gpu_hours: float) -> list[str]:
+    reached = sum(outcome.until_near < float("inf") for outcome in spent)
+    total = statistics.median(outcome.total for outcome in spent)
     return [
         name,
-        _spread([one.until_near for one in spent]),
+        _spread([outcome.until_near for outcome in spent]),
         f"{reached}/{len(spent)}",
-        _spread([one.total for one in spent]),
-        f"{everything / total:.1f}",
-        _spread([100 * one.best for one in spent]),
+        _spread([outcome.total for outcome in spent]),
+        f"{full_gpu_hours / total:.1f}",
+        _spread([100 * outcome.best for outcome in spent]),
     ]
 
 

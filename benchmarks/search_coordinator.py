@@ -152,8 +152,8 @@ class Trainers:
         rate = self._rate(name) * (1 + 0.1 * (self.epochs % 7 - 3) / 3)
         self.paces += self._paces
         for number in range(1, self._paces + 1):  # the first is the first sure rate, which is news
-            shown = StepRate(rate, 0.05, 10) if number == 1 else StepRate()
-            self._said.append(Pace(name, number * SAMPLES // (self._paces + 1), rate, shown))
+            displayed = StepRate(rate, 0.05, 10) if number == 1 else StepRate()
+            self._said.append(Pace(name, number * SAMPLES // (self._paces + 1), rate, displayed))
         record = EpochRecord(
             done, stream_epoch, 1.0, accuracy, 1.0, accuracy, 0.1, SAMPLES, 1, 1.0, 0.0
         )
@@ -211,7 +211,7 @@ def cpu_of_an_epoch(
             own_preprocessing=True,
         )
         world = Trainers(roles, 1, lambda name: 1e6 / (traits[name].operations or 1.0), paces)
-        keys = {name: one.key for name, one in traits.items()}
+        keys = {name: measurement.key for name, measurement in traits.items()}
         survey = RateMeasurement([], keys, spec.profile, trainers, per_node, {})
         run = RunState(spec)
         view = make_view(run, True)

@@ -49,27 +49,27 @@ def curve(values: Mapping[str, float], seed: int) -> Curve:
     rates and with many layers: so curves cross. An epoch of the largest network takes 60 times as long as one of the
     smallest.
     """
-    place = {name: _share(name, values[name]) for name in SPACE}
-    world, own = random.Random(seed), random.Random(f"{seed} {sorted(place.items())}")
+    position = {name: _share(name, values[name]) for name in SPACE}
+    world, rng = random.Random(seed), random.Random(f"{seed} {sorted(position.items())}")
     best = {
         "learning_rate": world.uniform(0.35, 0.75),
         "width": world.uniform(0.5, 0.9),
         "depth": world.uniform(0.3, 0.8),
     }
     weights = {"learning_rate": 1.6, "width": 0.35, "depth": 0.35}
-    lacks = sum(weights[name] * (place[name] - best[name]) ** 2 for name in SPACE)
-    end = max(START, 0.95 - lacks - abs(own.gauss(0, 0.015)))
+    lacks = sum(weights[name] * (position[name] - best[name]) ** 2 for name in SPACE)
+    end = max(START, 0.95 - lacks - abs(rng.gauss(0, 0.015)))
     half = math.exp(
-        own.uniform(0, math.log(4))
-        + 0.7 * (1 - place["learning_rate"]) * place["depth"]
+        rng.uniform(0, math.log(4))
+        + 0.7 * (1 - position["learning_rate"]) * position["depth"]
         + max(0.0, end - 0.8)
     )
     accuracies = tuple(
         START + (end - START) * (1 - (1 + epoch / half) ** -1.5) for epoch in range(1, EPOCHS + 1)
     )
-    measured = tuple(accuracy + own.gauss(0, NOISE) for accuracy in accuracies)
+    measured = tuple(accuracy + rng.gauss(0, NOISE) for accuracy in accuracies)
     return Curve(
-        accuracies, measured, 20 * (0.4 + place["width"] * 3) * (0.4 + place["depth"] * 2.5)
+        accuracies, measured, 20 * (0.4 + position["width"] * 3) * (0.4 + position["depth"] * 2.5)
     )
 
 
@@ -132,8 +132,8 @@ def simulate(search: Search, seed: int) -> Spent:
     ends: list[tuple[float, int]] = []  # (seconds, network) of the epochs that are being trained
     idle, now, gpu_s, best, near = GPUS, 0.0, 0.0, 0.0, math.inf
     while True:
-        while idle and (given := search.next()) is not None:
-            number, values = given
+        while idle and (proposed := search.next()) is not None:
+            number, values = proposed
             curves.setdefault(number, curve(values, seed))
             done.setdefault(number, 0)
             heapq.heappush(ends, (now + curves[number].epoch_s, number))
@@ -141,15 +141,15 @@ def simulate(search: Search, seed: int) -> Spent:
         if not ends:
             return Spent(near / 3600, gpu_s / 3600, now / 3600, best / reference)
         now, number = heapq.heappop(ends)
-        one, epoch = curves[number], done[number] + 1
+        learning_curve, epoch = curves[number], done[number] + 1
         done[number] = epoch
-        gpu_s += one.epoch_s
-        best = max(best, one.accuracies[epoch - 1])
+        gpu_s += learning_curve.epoch_s
+        best = max(best, learning_curve.accuracies[epoch - 1])
         if best >= NEAR * reference:
             near = min(near, gpu_s)
         if epoch == EPOCHS:
-            search.finished(number, one.measured[epoch - 1])
-        elif search.ended(number, epoch, one.measured[epoch - 1]):
-            heapq.heappush(ends, (now + one.epoch_s, number))
+            search.finished(number, learning_curve.measured[epoch - 1])
+        elif search.ended(number, epoch, learning_curve.measured[epoch - 1]):
+            heapq.heappush(ends, (now + learning_curve.epoch_s, number))
             continue
         idle += 1

@@ -111,9 +111,11 @@ class Trials:
             tuple(
                 Network(
                     str(number),
-                    tuple(SAMPLES / one.epoch_s * self.speedup(gpus) for gpus in powers(self.gpus)),
+                    tuple(
+                        SAMPLES / trial.epoch_s * self.speedup(gpus) for gpus in powers(self.gpus)
+                    ),
                 )
-                for number, one in enumerate(self.curves)
+                for number, trial in enumerate(self.curves)
             ),
         )
 
@@ -151,10 +153,10 @@ class Trials:
             trial.left -= passed_s * self.speedup(trial.gpus) / trial.curve.epoch_s
             self.gpu_s += trial.gpus * passed_s
 
-    def fetch(self, most: int) -> None:
+    def fetch(self, limit: int) -> None:
         """Have so many wait for GPUs, if the search has as many."""
-        while len(self.waiting) < most and (given := self.search.next()) is not None:
-            number, _ = given
+        while len(self.waiting) < limit and (proposed := self.search.next()) is not None:
+            number, _ = proposed
             self.all.setdefault(number, Trial(self.curves[number]))
             self.waiting[number] = None
 
@@ -211,7 +213,7 @@ def rasda(trials: Trials) -> None:
 def adaptive(trials: Trials, survivors_first: bool = True) -> None:
     trials.fetch(trials.gpus)
     running, waiting = trials.running, list(trials.waiting)
-    there = {*running, *waiting}
+    active = {*running, *waiting}
     first = count()
     sizes = group_sizes(
         trials.rates,
@@ -221,15 +223,15 @@ def adaptive(trials: Trials, survivors_first: bool = True) -> None:
                 for number in running
             ),
             finished=frozenset(
-                str(number) for number in range(trials.networks) if number not in there
+                str(number) for number in range(trials.networks) if number not in active
             ),
             ahead={
                 str(number): trials.search.next_rung(number, trials.all[number].done)
                 - trials.all[number].done
-                for number in there
+                for number in active
             },
             survivors=frozenset(
-                str(number) for number in there if survivors_first and trials.rungs(number)
+                str(number) for number in active if survivors_first and trials.rungs(number)
             ),
         ),
         Cluster.of(trials.gpus, PER_NODE),
@@ -262,7 +264,7 @@ def simulate(
     values = drawn(seed, networks)
     search = InFleet(Prune(rule="asha", on_fail=mode), Listed(values), networks, gpus)
     trials = Trials(search, seed, gpus, networks, partial(speedup, loss=loss))
-    best = max(one.accuracies[-1] for one in trials.curves)
+    best = max(trial.accuracies[-1] for trial in trials.curves)
     near, signal_h = (math.inf, math.inf), math.inf
     way(trials)
     for accuracy in trials.epochs():
@@ -271,7 +273,7 @@ def simulate(
         if (
             math.isinf(signal_h)
             and len(trials.all) == networks
-            and all(one.done for one in trials.all.values())
+            and all(trial.done for trial in trials.all.values())
         ):
             signal_h = trials.now / 3600
         way(trials)
@@ -302,7 +304,7 @@ def main() -> None:
                     "gpus": gpus,
                     "way": name,
                     **{
-                        key: round(statistics.median(one[key] for one in came), 2)
+                        key: round(statistics.median(outcome[key] for outcome in came), 2)
                         for key in came[0]
                     },
                 }

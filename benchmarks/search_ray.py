@@ -41,15 +41,15 @@ class RayAsha:
         return number, values
 
     def ended(self, number: int, epoch: int, accuracy: float) -> bool:
-        found = {"training_iteration": epoch, "accuracy": accuracy}
+        results = {"training_iteration": epoch, "accuracy": accuracy}
         return (
-            self._scheduler.on_trial_result(None, self._trials[number], found)
+            self._scheduler.on_trial_result(None, self._trials[number], results)
             == self._scheduler.CONTINUE
         )
 
     def finished(self, number: int, accuracy: float) -> None:
-        found = {"training_iteration": EPOCHS, "accuracy": accuracy}
-        self._scheduler.on_trial_complete(None, self._trials[number], found)
+        results = {"training_iteration": EPOCHS, "accuracy": accuracy}
+        self._scheduler.on_trial_complete(None, self._trials[number], results)
 
 
 if __name__ == "__main__":

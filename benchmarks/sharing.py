@@ -111,20 +111,20 @@ def told(log: Sequence[LoggedEvent], slots: int) -> Measured:
     Raises:
         RuntimeError: there were never so many networks on one device.
     """
-    begun = min(at for at, event in log if isinstance(event, GroupStarted))
+    started = min(at for at, event in log if isinstance(event, GroupStarted))
     ended = max(at for at, event in log if isinstance(event, GroupStopped))
-    running, most = 0, 0
+    running, maximum = 0, 0
     for _, event in log:
         running += isinstance(event, GroupStarted) - isinstance(event, GroupStopped)
-        most = max(most, running)
+        maximum = max(maximum, running)
     start = next(event for _, event in log if isinstance(event, LaunchStarted))
-    if (most, start.cluster.whole_gpus) != (slots, 1):
+    if (maximum, start.cluster.whole_gpus) != (slots, 1):
         raise RuntimeError(
-            f"{most} networks were on {start.cluster.whole_gpus} devices, instead of {slots} on one"
+            f"{maximum} networks were on {start.cluster.whole_gpus} devices, instead of {slots} on one"
         )
     epochs = [(at, event.record) for at, event in log if isinstance(event, EpochEnded)]
     networks = len({event.network for _, event in log if isinstance(event, EpochEnded)})
-    return Measured(together(epochs, slots), 60 * networks / (ended - begun))
+    return Measured(together(epochs, slots), 60 * networks / (ended - started))
 
 
 def together(epochs: Sequence[tuple[float, EpochRecord]], slots: int) -> float:
@@ -195,11 +195,11 @@ def show(measured: dict[int, list[Measured]], device: str, args: argparse.Namesp
         print_json({"device": device, "goal": GOAL, "rounds": measured})
         return
     trained = {
-        slots: statistics.median(one.together for one in rounds)
+        slots: statistics.median(row.together for row in rounds)
         for slots, rounds in measured.items()
     }
     finished = {
-        slots: statistics.median(one.finished for one in rounds)
+        slots: statistics.median(row.finished for row in rounds)
         for slots, rounds in measured.items()
     }
     first = min(measured)

@@ -38,9 +38,9 @@ def step_times(
         "benchmarks/steps.py is of the engine keras"
     )
     values, weights = sample.target.split(targets)
-    least = [np.inf] * len(AT_ONCE)
+    fastest = [np.inf] * len(AT_ONCE)
     for _ in range(rounds + 1):  # the first one traces
-        for place, many in enumerate(AT_ONCE):
+        for index, many in enumerate(AT_ONCE):
             began = time.process_time()
             for first in range(0, STEPS * size, many * size):
                 rows = slice(first, first + many * size)
@@ -52,9 +52,9 @@ def step_times(
                     StepTotals(),
                     None if weights is None else weights[rows],
                 )()
-            least[place] = min(least[place], 1e3 * (time.process_time() - began) / STEPS)
+            fastest[index] = min(fastest[index], 1e3 * (time.process_time() - began) / STEPS)
     trainable.close()
-    return least
+    return fastest
 
 
 def beside(times: Sequence[float]) -> tuple[float, float]:

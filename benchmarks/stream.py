@@ -63,7 +63,7 @@ class Row:
 
     Attributes:
         point: of the list in the module's docstring.
-        what: was measured.
+        label: what was measured.
         measured, against: two numbers of one unit.
         ratio: that the target speaks of.
         target: in words; empty where there is none.
@@ -71,7 +71,7 @@ class Row:
     """
 
     point: int
-    what: str
+    label: str
     measured: float
     against: float | None = None
     ratio: float | None = None
@@ -84,12 +84,12 @@ class Other:
     """Another way to feed consumers.
 
     Attributes:
-        what: it is.
+        label: its name.
         target: of the ratio.
         python, program, servers, consumers: see :func:`rivals.consumed`.
     """
 
-    what: str
+    label: str
     target: float
     python: str
     program: str
@@ -116,18 +116,18 @@ class Bench:
         samples = len(ImageFolder(self._folder))
         seconds: dict[int, list[float]] = {readers: [] for readers in (1, 2, 4, 8)}
         for _ in range(self._rounds):
-            for readers, found in seconds.items():
-                found.append(
+            for readers, results in seconds.items():
+                results.append(
                     samples * _cpu_per_sample(self._stream(str(self._folder), readers, "uint8"))
                 )
         rows = []
-        for readers, found in seconds.items():
-            ratio = _ratio(found, seconds[1])
+        for readers, results in seconds.items():
+            ratio = _ratio(results, seconds[1])
             rows.append(
                 Row(
                     1,
                     f"CPU s of preprocessing per epoch, {readers} consumers; against 1",
-                    statistics.median(found),
+                    statistics.median(results),
                     statistics.median(seconds[1]),
                     ratio,
                     *_judge(0.9 <= ratio <= 1.1, "within 10 %"),
@@ -152,57 +152,57 @@ class Bench:
         return [row for dtype in ("uint8", "float32") for row in self._deliveries(dtype)]
 
     def _deliveries(self, dtype: str) -> list[Row]:
-        mine: list[float] = []
-        others: dict[Other, list[float]] = {other: [] for other in self._others(dtype)}
+        fleet_rate: list[float] = []
+        rivals: dict[Other, list[float]] = {rival: [] for rival in self._others(dtype)}
         for _ in range(self._rounds):
-            mine.append(
+            fleet_rate.append(
                 each_consumer(self._stream(str(self._folder), CONSUMERS, dtype).reads, BATCH)
             )
-            for other, found in others.items():
-                found.append(self._rate(other, dtype))
+            for rival, results in rivals.items():
+                results.append(self._rate(rival, dtype))
         rows = []
-        for other, found in others.items():
-            ratio = _ratio(mine, found)
+        for rival, results in rivals.items():
+            ratio = _ratio(fleet_rate, results)
             rows.append(
                 Row(
                     2,
-                    f"samples/s of each of {CONSUMERS} consumers, {dtype}; against {other.what}",
-                    statistics.median(mine),
-                    _median(found),
+                    f"samples/s of each of {CONSUMERS} consumers, {dtype}; against {rival.label}",
+                    statistics.median(fleet_rate),
+                    _median(results),
                     ratio,
-                    *_judge(ratio >= other.target, f"at least {other.target}"),
+                    *_judge(ratio >= rival.target, f"at least {rival.target}"),
                 )
             )
         return rows
 
     def _others(self, dtype: str) -> list[Other]:
         work = (str(self._folder), dtype, str(BATCH), str(self._seconds))
-        here, four = (sys.executable, "stream_tfdata.py"), range(CONSUMERS)
-        found = [
+        script_folder, four = (sys.executable, "stream_tfdata.py"), range(CONSUMERS)
+        results = [
             Other(
                 "one tf.data pipeline alone",
                 0.9 if dtype == "uint8" else 0.75,
-                *here,
+                *script_folder,
                 (),
                 (("alone", *work),),
             ),
             Other(
                 "4 independent tf.data pipelines",
                 3.5,
-                *here,
+                *script_folder,
                 (),
                 tuple(("alone", *work) for _ in four),
             ),
             Other(
                 "tf.data service",
                 5.0,
-                *here,
+                *script_folder,
                 (("serve",),),
                 tuple(("consume", *work, str(number)) for number in four),
             ),
         ]
         if self._tensorsocket is not None:
-            found.append(
+            results.append(
                 Other(
                     "TensorSocket",
                     1.3,
@@ -212,19 +212,19 @@ class Bench:
                     tuple(("consume", *work) for _ in four),
                 )
             )
-        return found
+        return results
 
-    def _rate(self, other: Other, dtype: str) -> float:
+    def _rate(self, rival: Other, dtype: str) -> float:
         """Samples/s of each consumer of another loader."""
-        for left in reversed(range(_TRIES)):
-            _say(f"{other.what}, {dtype}")
+        for remaining in reversed(range(_TRIES)):
+            _say(f"{rival.label}, {dtype}")
             try:
                 return each_consumer(
-                    consumed(other.python, other.program, other.servers, other.consumers), BATCH
+                    consumed(rival.python, rival.program, rival.servers, rival.consumers), BATCH
                 )
             except RuntimeError as error:
                 self.notes.append(
-                    f"{other.what}, {dtype}: {error}; {f'{left} tries left' if left else 'given up'}"
+                    f"{rival.label}, {dtype}: {error}; {f'{remaining} tries left' if remaining else 'given up'}"
                 )
         return math.nan
 
@@ -290,13 +290,13 @@ class Bench:
             rows += [
                 Row(
                     4,
-                    f"images/s per core, {dtype}, {best}; against {other}",
+                    f"images/s per core, {dtype}, {best}; against {rival}",
                     of_dtype[best],
                     rate,
                     of_dtype[best] / rate,
                 )
-                for other, rate in of_dtype.items()
-                if other != best
+                for rival, rate in of_dtype.items()
+                if rival != best
             ]
         return rows
 
@@ -339,9 +339,9 @@ class Bench:
         ]
 
 
-def _say(what: str) -> None:
+def _say(label: str) -> None:
     print(
-        f"[{time.strftime('%H:%M:%S')}, load {os.getloadavg()[0]:.1f}] {what}",
+        f"[{time.strftime('%H:%M:%S')}, load {os.getloadavg()[0]:.1f}] {label}",
         file=sys.stderr,
         flush=True,
     )
@@ -351,14 +351,19 @@ def _judge(is_met: bool, target: str) -> tuple[str, bool]:
     return target, is_met
 
 
-def _ratio(mine: Sequence[float], others: Sequence[float]) -> float:
+def _ratio(fleet_rates: Sequence[float], rival_rates: Sequence[float]) -> float:
     """Of what was measured in turns."""
-    return _median([one / other for one, other in zip(mine, others, strict=True)])
+    return _median(
+        [
+            fleet_rate / rival_rate
+            for fleet_rate, rival_rate in zip(fleet_rates, rival_rates, strict=True)
+        ]
+    )
 
 
-def _median(found: Sequence[float]) -> float:
+def _median(results: Sequence[float]) -> float:
     """Rounds in which a side gave nothing do not count."""
-    numbers = [number for number in found if not math.isnan(number)]
+    numbers = [number for number in results if not math.isnan(number)]
     return statistics.median(numbers) if numbers else math.nan
 
 
@@ -428,9 +433,9 @@ def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float,
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as launch:
         while launch.poll() is None:
             time.sleep(2.0)
-            found = resident(launch.pid, re.compile(r"/dev/shm/fleet-\S+-train"))
-            if (found.processes, found.window_rss) > (largest.processes, largest.window_rss):
-                largest = found
+            results = resident(launch.pid, re.compile(r"/dev/shm/fleet-\S+-train"))
+            if (results.processes, results.window_rss) > (largest.processes, largest.window_rss):
+                largest = results
     if launch.returncode:
         raise RuntimeError(f"training ended with status {launch.returncode}")
     paths = RunPaths(folder / "run")
@@ -496,7 +501,7 @@ def main() -> None:
         [
             [
                 row.point,
-                row.what,
+                row.label,
                 row.measured,
                 row.against,
                 row.ratio,

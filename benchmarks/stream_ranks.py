@@ -155,12 +155,12 @@ def run(world: World, job: Job) -> Outcome:
         reads, work = read(world, roles, window, pipeline, job), None
     else:
         reads, work = None, serve(world, roles, window, pipeline)
-    everything = world.allgather((reads, work))
+    outcomes = world.allgather((reads, work))
     world.finish()
     return Outcome(
         layout.image.nbytes,
-        [reads for reads, _ in everything if reads],
-        [work for _, work in everything if work],
+        [reads for reads, _ in outcomes if reads],
+        [work for _, work in outcomes if work],
     )
 
 

@@ -46,11 +46,11 @@ class Images(torch.utils.data.Dataset):
         index = random.randrange(len(self._paths))
         with open(self._paths[index], "rb", buffering=0) as file:
             image = simplejpeg.decode_jpeg(file.read())
-        top, left = (
+        top, x = (
             random.randrange(image.shape[0] - CROP + 1),
             random.randrange(image.shape[1] - CROP + 1),
         )
-        image = image[top : top + CROP, left : left + CROP]
+        image = image[top : top + CROP, x : x + CROP]
         if random.random() < 0.5:
             image = image[:, ::-1]
         if self._dtype == "float32":

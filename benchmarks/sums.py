@@ -35,14 +35,14 @@ def measured(mb: float) -> dict[str, Any]:
     world = start_mpi()
     world.node_of()
     group, comm = world.group(range(world.size), 1), MPI.COMM_WORLD
-    mine = np.full(max(1, int(mb * 1e6 / 4)), 1.0, np.float32)
-    out = np.empty_like(mine)
+    buffer = np.full(max(1, int(mb * 1e6 / 4)), 1.0, np.float32)
+    out = np.empty_like(buffer)
     calls: dict[str, Callable[[], Any]] = {
-        "sum": lambda: group.sum(mine),
-        "allreduce in place": lambda: comm.Allreduce(MPI.IN_PLACE, mine),
-        "allreduce": lambda: comm.Allreduce(mine, out),
-        "iallreduce in place": lambda: comm.Iallreduce(MPI.IN_PLACE, mine).Wait(),
-        "iallreduce": lambda: comm.Iallreduce(mine, out).Wait(),
+        "sum": lambda: group.sum(buffer),
+        "allreduce in place": lambda: comm.Allreduce(MPI.IN_PLACE, buffer),
+        "allreduce": lambda: comm.Allreduce(buffer, out),
+        "iallreduce in place": lambda: comm.Iallreduce(MPI.IN_PLACE, buffer).Wait(),
+        "iallreduce": lambda: comm.Iallreduce(buffer, out).Wait(),
     }
     repeats = max(
         1, int(5 / mb)
@@ -50,7 +50,7 @@ def measured(mb: float) -> dict[str, Any]:
     took: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(ROUNDS + 1):
         for name, call in calls.items():
-            mine.fill(1.0)
+            buffer.fill(1.0)
             comm.Barrier()
             began = time.perf_counter()
             for _ in range(repeats):
@@ -100,8 +100,8 @@ def row(ranks: int, mb: float) -> dict[str, Any]:
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def main() -> None:
@@ -114,19 +114,19 @@ def main() -> None:
     parser.add_argument("--inside", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside is not None:
-        found = measured(args.inside)
+        results = measured(args.inside)
         if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
-            print(json.dumps(found), flush=True)
+            print(json.dumps(results), flush=True)
         return
     rows = []
     for ranks in args.ranks:
         for mb in args.mb:
             rows.append(row(ranks, mb))
             if not args.json:
-                one = rows[-1]
+                size = rows[-1]
                 print(
-                    f"{ranks} ranks, {mb:g} MB: {one['ms']:.2f} ms, the best of MPI's calls {one['best_ms']:.2f}: "
-                    f"{one['ratio']:.2f}",
+                    f"{ranks} ranks, {mb:g} MB: {size['ms']:.2f} ms, the best of MPI's calls {size['best_ms']:.2f}: "
+                    f"{size['ratio']:.2f}",
                     flush=True,
                 )
     if args.json:

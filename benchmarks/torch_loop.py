@@ -72,26 +72,26 @@ def by_hand(module: Any, rate: float = RATE) -> Callable[[np.ndarray, np.ndarray
         inputs = (
             torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1).contiguous()
         )
-        wanted = torch.from_numpy(labels)
+        target = torch.from_numpy(labels)
         optimizer.zero_grad()
         outputs = module(inputs)
-        loss = cross_entropy(outputs, wanted)
+        loss = cross_entropy(outputs, target)
         loss.backward()
         optimizer.step()
-        return loss.item() + (outputs.argmax(1) == wanted).sum().item()
+        return loss.item() + (outputs.argmax(1) == target).sum().item()
 
     return step
 
 
 def by_fleet(
-    what: str, group: Any, exchange: str = "mpi"
+    settings: str, group: Any, exchange: str = "mpi"
 ) -> Callable[[np.ndarray, np.ndarray], Any]:
     """A step of the engine, on this rank of a group."""
     from fleet.engines.registry import make_engine
     from fleet.spec import parse
     from preprocess.sample import Affine, ImageSpec, SampleSpec
 
-    filters, dense, side, batch, _ = SIZES[what]
+    filters, dense, side, batch, _ = SIZES[settings]
     spec = parse(
         {
             "models": [{"family": "cnn", "args": {"filters": filters, "dense": dense}}],
@@ -107,9 +107,9 @@ def by_fleet(
     return lambda images, labels: network.step(images, labels, batch * group.size)
 
 
-def batches_of(what: str, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+def batches_of(settings: str, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     """Some batches of a rank, in memory."""
-    _, _, side, batch, _ = SIZES[what]
+    _, _, side, batch, _ = SIZES[settings]
     random = np.random.default_rng(seed)
     return [
         (
@@ -121,36 +121,38 @@ def batches_of(what: str, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def turns(
-    what: str,
+    title: str,
     steps: Sequence[Callable[..., Any]],
     pairs: int,
     meet: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """The ratio of each pair of turns: seconds of the second over those of the first."""
-    batches, count = batches_of(what), SIZES[what][-1]
-    found = []
+    batches, count = batches_of(title), SIZES[title][-1]
+    results = []
     for step in steps:
-        for place in range(DROPPED):
-            step(*batches[place % len(batches)])
+        for index in range(DROPPED):
+            step(*batches[index % len(batches)])
     for pair in range(pairs):
         seconds = [0.0, 0.0]
-        for one in ((0, 1), (1, 0))[pair % 2]:
+        for side in ((0, 1), (1, 0))[pair % 2]:
             meet()
             began = time.perf_counter()
-            for place in range(count):
-                steps[one](*batches[place % len(batches)])
-            seconds[one] = time.perf_counter() - began
-        found.append(seconds[1] / seconds[0])
-    return found
+            for index in range(count):
+                steps[side](*batches[index % len(batches)])
+            seconds[side] = time.perf_counter() - began
+        results.append(seconds[1] / seconds[0])
+    return results
 
 
-def on_one_rank(what: str, pairs: int) -> list[float]:
+def on_one_rank(settings: str, pairs: int) -> list[float]:
     """FLEET and the loop, in turns."""
     from fleet.comm.single_rank import SingleRankGroup
 
-    filters, dense, side, *_ = SIZES[what]
+    filters, dense, side, *_ = SIZES[settings]
     return turns(
-        what, [by_fleet(what, SingleRankGroup()), by_hand(module_of(filters, dense, side))], pairs
+        settings,
+        [by_fleet(settings, SingleRankGroup()), by_hand(module_of(filters, dense, side))],
+        pairs,
     )
 
 
@@ -164,15 +166,15 @@ def on_this_rank(pairs: int, folder: Path) -> None:
     world = start_mpi()
     world.node_of()
     group = world.group((0, 1), 1)
-    ours = by_fleet("two ranks", group)
+    fleet_side = by_fleet("two ranks", group)
     distributed.init_process_group(
         "gloo", store=distributed.FileStore(str(folder / "store"), 2), rank=world.rank, world_size=2
     )
     filters, dense, side, *_ = SIZES["two ranks"]
-    theirs = by_hand(torch.nn.parallel.DistributedDataParallel(module_of(filters, dense, side)))
-    found = turns("two ranks", [ours, theirs], pairs, group.barrier)
+    rival_side = by_hand(torch.nn.parallel.DistributedDataParallel(module_of(filters, dense, side)))
+    results = turns("two ranks", [fleet_side, rival_side], pairs, group.barrier)
     if world.rank == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(results), flush=True)
     distributed.destroy_process_group()
     world.finish()
     world.exit(0)
@@ -190,14 +192,14 @@ def on_two_ranks(pairs: int) -> list[float]:
             capture_output=True,
             check=True,
         )
-    found: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def ten_settings() -> Iterator[tuple[list[int], list[int], float]]:
     """Filters, dense layers and learning rate of each of ten networks."""
-    for place in range(10):
-        yield ([8, 16], [16, 32])[place % 2], ([32], [64])[place // 5], 0.01 * (1 + place)
+    for index in range(10):
+        yield ([8, 16], [16, 32])[index % 2], ([32], [64])[index // 5], 0.01 * (1 + index)
 
 
 def train_ten(folder: Path) -> None:
@@ -221,7 +223,7 @@ def with_ten_networks(pairs: int) -> list[float]:
 
     from fleet.api import mpirun
 
-    found = []
+    results = []
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         random = np.random.default_rng(0)
@@ -233,11 +235,11 @@ def with_ten_networks(pairs: int) -> list[float]:
         models = [
             {
                 "family": "cnn",
-                "name": f"n{place}",
+                "name": f"n{index}",
                 "args": {"filters": filters, "dense": dense},
                 "train": {"optimizer": {"name": "sgd", "learning_rate": rate, "momentum": 0.9}},
             }
-            for place, (filters, dense, rate) in enumerate(ten_settings())
+            for index, (filters, dense, rate) in enumerate(ten_settings())
         ]
         spec = {
             "data": {
@@ -260,12 +262,12 @@ def with_ten_networks(pairs: int) -> list[float]:
         ]
         for pair in range(pairs):
             seconds = [0.0, 0.0]
-            for one in ((0, 1), (1, 0))[pair % 2]:
+            for duration in ((0, 1), (1, 0))[pair % 2]:
                 began = time.perf_counter()
-                subprocess.run(sides[one], cwd=ROOT, check=True, capture_output=True)
-                seconds[one] = time.perf_counter() - began
-            found.append(seconds[1] / seconds[0])
-    return found
+                subprocess.run(sides[duration], cwd=ROOT, check=True, capture_output=True)
+                seconds[duration] = time.perf_counter() - began
+            results.append(seconds[1] / seconds[0])
+    return results
 
 
 def main() -> None:
@@ -290,14 +292,14 @@ def main() -> None:
     from fleet.terminal import print_table
 
     rows = []
-    for what in arguments.what:
-        if what == "two ranks":
-            found = on_two_ranks(arguments.pairs)
-        elif what == "ten networks":
-            found = with_ten_networks(-(-arguments.pairs // 3))
+    for part in arguments.what:
+        if part == "two ranks":
+            results = on_two_ranks(arguments.pairs)
+        elif part == "ten networks":
+            results = with_ten_networks(-(-arguments.pairs // 3))
         else:
-            found = on_one_rank(what, arguments.pairs)
-        rows.append({"what": what, "ratio": round(statistics.median(found), 3)})
+            results = on_one_rank(part, arguments.pairs)
+        rows.append({"what": part, "ratio": round(statistics.median(results), 3)})
     if arguments.json:
         print_json(rows)
         return

@@ -148,9 +148,9 @@ def install_ray(folder: Path) -> Path:
     python = folder / "bin/python"
     if not list(folder.glob("lib/python*/site-packages/ray")):  # an interrupted one is made anew
         venv.create(folder, clear=True, with_pip=True)
-        ours = next(path for path in sys.path if path.endswith("site-packages"))
-        [theirs] = folder.glob("lib/python*/site-packages")
-        (theirs / "beside.pth").write_text(ours + "\n")
+        installed = next(path for path in sys.path if path.endswith("site-packages"))
+        [required] = folder.glob("lib/python*/site-packages")
+        (required / "beside.pth").write_text(installed + "\n")
         versions = ROOT / f"tools/constraints-{sys.version_info.major}.{sys.version_info.minor}.txt"
         subprocess.run([python, "-m", "pip", "install", "-q", "-c", versions, RAY], check=True)
     return python
@@ -271,22 +271,25 @@ def main() -> None:
         )
     from versus_fit import NETWORKS
 
-    everything = {
+    outcomes = {
         epochs: measure(sides, epochs, arguments.rounds, len(NETWORKS))
         for epochs in arguments.epochs
     }
     if arguments.json:
         print_json(
             {
-                epochs: {name: [asdict(one) for one in rounds] for name, rounds in measured.items()}
-                for epochs, measured in everything.items()
+                epochs: {
+                    name: [asdict(seconds) for seconds in rounds]
+                    for name, rounds in measured.items()
+                }
+                for epochs, measured in outcomes.items()
             }
         )
         return
-    for epochs, measured in everything.items():
+    for epochs, measured in outcomes.items():
 
         def median(name: str, key: str, rounds: dict[str, list[Measured]] = measured) -> float:
-            return statistics.median(getattr(one, key) or 0.0 for one in rounds[name])
+            return statistics.median(getattr(seconds, key) or 0.0 for seconds in rounds[name])
 
         print_table(
             ("", "seconds", "loop / it", "CPU-s", "waits", "accuracy"),

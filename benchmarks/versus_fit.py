@@ -39,12 +39,12 @@ def datasets(
     """
     crops = transforms == "crop"
     names = sorted(path.name for path in Path(folder).iterdir())
-    train, held = [], []
+    train, validation = [], []
     for label, name in enumerate(names):
         files = sorted(str(path) for path in (Path(folder) / name).iterdir())
-        kept = round(VALIDATION * len(files))
-        train += [(file, label) for file in files[kept:]]
-        held += [(file, label) for file in files[:kept]]
+        stored = round(VALIDATION * len(files))
+        train += [(file, label) for file in files[stored:]]
+        validation += [(file, label) for file in files[:stored]]
 
     def decode(file: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image = tf.image.decode_jpeg(tf.io.read_file(file), 3)
@@ -78,13 +78,13 @@ def datasets(
     training = (
         decoded(train).shuffle(len(train)).map(vary, tf.data.AUTOTUNE).batch(BATCH).map(scale)
     )
-    judged = decoded(held).map(centre).batch(BATCH).map(scale)
+    judged = decoded(validation).map(centre).batch(BATCH).map(scale)
     return training.prefetch(tf.data.AUTOTUNE), judged.prefetch(2), len(names)
 
 
 def fit(name: str, data: tuple[tf.data.Dataset, tf.data.Dataset, int], epochs: int) -> float:
     """Train one network; gives its accuracy on the validation samples."""
-    train, held, classes = data
+    train, validation, classes = data
     keras.backend.clear_session()
     model = build_model(Architecture("cnn", NETWORKS[name]), (PIXELS, PIXELS, 3), classes, 0)
     model.compile(
@@ -92,7 +92,7 @@ def fit(name: str, data: tuple[tf.data.Dataset, tf.data.Dataset, int], epochs: i
         metrics=["accuracy"],
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    history = model.fit(train, epochs=epochs, validation_data=held, verbose=0)
+    history = model.fit(train, epochs=epochs, validation_data=validation, verbose=0)
     return max(history.history["val_accuracy"])
 
 

@@ -30,8 +30,8 @@ def main() -> None:
     from versus_fit import NETWORKS
 
     folder, epochs, cpus = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent)])
+    script_folder = Path(__file__).parent
+    path = os.pathsep.join([str(script_folder), str(script_folder.parent)])
     ray.init(
         num_cpus=cpus,
         include_dashboard=False,
@@ -39,7 +39,7 @@ def main() -> None:
         logging_level="error",
         runtime_env={"env_vars": {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}},
     )
-    found = tune.Tuner(
+    best_results = tune.Tuner(
         tune.with_resources(trial, {"cpu": 1}),
         param_space={
             "network": tune.grid_search(list(NETWORKS)),
@@ -49,10 +49,10 @@ def main() -> None:
         },
         run_config=tune.RunConfig(verbose=0, storage_path=os.environ["VERSUS_STORAGE"]),
     ).fit()
-    if found.num_errors:
-        raise SystemExit(str(found.errors[0]))
-    for one in found:
-        print(one.config["network"], one.metrics["val_accuracy"])
+    if best_results.num_errors:
+        raise SystemExit(str(best_results.errors[0]))
+    for ray_trial in best_results:
+        print(ray_trial.config["network"], ray_trial.metrics["val_accuracy"])
 
 
 if __name__ == "__main__":
