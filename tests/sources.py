@@ -232,7 +232,7 @@ def hangs(input_shape, classes):
 
 
 def hangs_in_c(input_shape, classes):
-    """The same, where Python hears no signal."""
+    """The same, while Python handles no signal."""
     _lock_twice(ctypes.CDLL(None))
 
 

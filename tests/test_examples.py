@@ -168,7 +168,7 @@ def test_the_page_on_data_takes_a_table_from_start_to_end(with_targets):
     assert np.mean(right) > 0.95
 
 
-# ---- parts of one's own ------------------------------------------------------------------------
+# ---- custom parts ------------------------------------------------------------------------
 
 EXTENDING = EXAMPLES / "extending"
 PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")

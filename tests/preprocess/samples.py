@@ -44,7 +44,7 @@ def foreign(path, images, labels, **more):
 
 
 class Memory(RandomAccess):
-    """A source of arrays or encoded images; those that are None cannot be read."""
+    """A source of arrays or encoded images; None marks an unreadable sample."""
 
     def __init__(self, samples, labels=None, classes=("a", "b")):
         self.samples = samples
@@ -83,7 +83,7 @@ class Samples(RandomAccess):
 
 
 class Draws:
-    """A generator that draws what it is told."""
+    """A generator that draws given values."""
 
     def __init__(self, *values):
         self.random = iter(values).__next__

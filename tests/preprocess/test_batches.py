@@ -147,7 +147,7 @@ def test_apply_batch_equals_one_sample_at_a_time(
     pipeline = made_or_not(source, transforms, seed)
     first, *alone = both(pipeline, kernels, [4, 0, 3, 1, 2], epoch, training)
     assert first[:2] == alone[1][:2] == alone[0][:2] == alone[2][:2]
-    assert first[2] == alone[1][2]  # what cannot be read is told by load alone
+    assert first[2] == alone[1][2]  # only load reports unreadable samples
     assert alone[0][2] == alone[2][2]
 
 

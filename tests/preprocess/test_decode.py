@@ -1,4 +1,4 @@
-"""What becomes of the bytes of an image file; the same with either decoder."""
+"""Decoding image files: both decoders give the same arrays."""
 
 import io
 import struct

@@ -244,7 +244,7 @@ def write_masks(folder, images, labels):
             path = folder / name / f"{number}.npy"
             path.write_bytes(as_file(array))
             if name == "images":
-                path.rename(path.with_suffix(".png"))  # which nobody decodes here
+                path.rename(path.with_suffix(".png"))  # not decoded here
     return "image_folder", folder
 
 
@@ -333,13 +333,13 @@ class Own:
         return np.arange(4)
 
 
-def own(path):
+def custom(path):
     return Own()
 
 
 def test_a_source_of_ones_own_may_say_what_it_is_known_by(monkeypatch):
     def now(path="x"):
-        return open_per_target(f"{__name__}:own", path, None, 0, {}, None, (None,), "", None)[1]
+        return open_per_target(f"{__name__}:custom", path, None, 0, {}, None, (None,), "", None)[1]
 
     before = now()
     monkeypatch.setattr(Own, "version", 2)

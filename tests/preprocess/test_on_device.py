@@ -1,4 +1,4 @@
-"""What is left to the device comes to the bits that the host comes to, whoever does it."""
+"""Deferred augmentation gives the same bits on the device as on the host."""
 
 import numpy as np
 import pytest

@@ -89,19 +89,19 @@ def test_a_place_that_does_not_exist_is_named(data, tmp_path):
 class FullDisk(io.FileIO):
     """A file for which there is room for the first bytes only."""
 
-    left = 4000
+    free = 4000
 
     def write(self, data):
-        if self.left <= 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        self.left -= len(data)
+        if self.free <= 0:
+            raise OSError(errno.ENOSPC, "No space free on device")
+        self.free -= len(data)
         return super().write(data)
 
 
 @pytest.mark.parametrize("free", range(0, 12000, 3000))
 def test_write_hdf5_keeps_the_old_file_on_a_full_disk(data, path, tmp_path, monkeypatch, free):
     write_hdf5(data.splits(), path)
-    monkeypatch.setattr(FullDisk, "left", free)
+    monkeypatch.setattr(FullDisk, "free", free)
     monkeypatch.setattr("builtins.open", lambda name, mode, **options: FullDisk(name, mode))
     with pytest.raises(CannotWrite, match="No space left"):
         write_hdf5(decoded(data, ["decode", {"resize": {"size": [64, 64]}}]), path)
@@ -115,7 +115,7 @@ def test_write_hdf5_reports_a_full_disk_before_hdf5_errors(data, path, monkeypat
         buffer[:] = b"\xff" * len(buffer)
         return len(buffer)
 
-    monkeypatch.setattr(FullDisk, "left", 0)
+    monkeypatch.setattr(FullDisk, "free", 0)
     monkeypatch.setattr("preprocess.files.deferred_errors.DeferredErrorFile.readinto", garbage)
     monkeypatch.setattr("builtins.open", lambda name, mode, **options: FullDisk(name, mode))
     with pytest.raises(CannotWrite, match="No space left"):

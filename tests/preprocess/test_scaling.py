@@ -1,4 +1,4 @@
-"""Bytes to numbers: the same bits, whichever way they are computed."""
+"""Scaling bytes: NumPy and the compiled loop give the same bits."""
 
 from importlib import import_module
 

@@ -213,7 +213,7 @@ def test_a_lone_class_keeps_its_spelling_in_tables(tmp_path):
     assert open_data("table", str(tmp_path / "a.csv"), None, 0).classes == (" cat", " dog")
 
 
-# ---- validation data that is none -------------------------------------------------------------
+# ---- invalid validation data -------------------------------------------------------------
 
 
 def test_a_share_of_many_small_classes_is_told_of(tmp_path):
@@ -276,12 +276,12 @@ def test_rows_of_few_values_may_be_alike(tmp_path):
 # ---- the user's own ---------------------------------------------------------------------------
 
 
-def mine(path, count=4):
+def custom(path, count=4):
     return memory([0, 1] * (count // 2), classes=(path, "b"))
 
 
 def mine_with_validation(path):
-    return mine(path), mine(path)
+    return custom(path), custom(path)
 
 
 def not_a_source(path):
@@ -289,13 +289,13 @@ def not_a_source(path):
 
 
 def test_a_users_source_is_called_with_path_and_options():
-    data = open_data(f"{__name__}:mine", "some path", None, 0, {"count": 6})
+    data = open_data(f"{__name__}:custom", "some path", None, 0, {"count": 6})
     assert (len(data.train), data.classes) == (6, ("some path", "b"))
 
 
 def test_a_users_source_may_bring_validation_data():
     assert len(open_data(f"{__name__}:mine_with_validation", "p", 0.5, 0).validation) == 4
-    assert len(open_data(f"{__name__}:mine", "p", 0.5, 0).validation) == 2
+    assert len(open_data(f"{__name__}:custom", "p", 0.5, 0).validation) == 2
 
 
 def test_a_function_that_returns_no_source_is_told_what_one_has():

@@ -193,7 +193,7 @@ def pair_of(path, pair):
 
 
 def masked(count=6, height=8, width=10, outputs=200, **said):
-    """Images whose red channel is their mask, so that both must agree wherever pixels go."""
+    """Images whose red channel is their mask, so that both must move alike."""
     random = np.random.default_rng(0)
     masks = [random.integers(0, outputs, (height, width)) for _ in range(count)]
     images = [np.stack([mask, 0 * mask, 0 * mask], axis=2).astype(np.uint8) for mask in masks]

@@ -150,7 +150,7 @@ def test_what_is_wrong_with_a_network_or_a_name_will_not_pass(error):
     assert not is_transient(error)
 
 
-def test_whoever_read_what_is_written_does_not_come_back():
+def test_is_transient_for_writer_is_false_for_a_broken_pipe():
     assert is_transient_for_writer(OSError(errno.EIO, ""))
     assert is_transient_for_writer(OSError(errno.ENOSPC, ""))
     assert not is_transient_for_writer(BrokenPipeError(errno.EPIPE, ""))

@@ -107,7 +107,7 @@ def test_two_threads_leave_the_process_as_it_was():
     assert os.getcwd() == before
 
 
-def test_an_import_is_the_same_whoever_makes_it(tmp_path, monkeypatch):
+def test_import_user_module_is_the_same_in_every_process(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "drawing.py").write_text(
         "import os, random\nos.environ['FLEET_TEST'] = 'x'\nDRAWN = random.random()\n"

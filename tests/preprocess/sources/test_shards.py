@@ -45,7 +45,7 @@ def touch(tmp_path):
     return touch
 
 
-def found(path, folder):
+def find_names(path, folder):
     return tuple(
         [os.path.relpath(name, folder) for name in part] for part in find_shards(path, r"\.tar$")
     )
@@ -73,18 +73,18 @@ def found(path, folder):
 )
 def test_a_folder_may_hold_validation_shards_too(touch, names, train, validation):
     folder = touch(*names)
-    assert found(folder, folder) == (train, validation)
+    assert find_names(folder, folder) == (train, validation)
 
 
 @pytest.mark.parametrize("pattern", ["x-*.tar", "x-{08..10}.tar"])
 def test_a_pattern_means_the_shards_that_fit(touch, pattern):
     folder = touch("x-08.tar", "x-09.tar", "x-10.tar", "y.tar")
-    assert found(f"{folder}/{pattern}", folder) == (["x-08.tar", "x-09.tar", "x-10.tar"], [])
+    assert find_names(f"{folder}/{pattern}", folder) == (["x-08.tar", "x-09.tar", "x-10.tar"], [])
 
 
 def test_a_pattern_for_all_parts_trains_on_one(touch):
     folder = touch("birds-train-0.tar", "birds-val-0.tar", "birds-test-0.tar")
-    assert found(f"{folder}/*.tar", folder) == (["birds-train-0.tar"], ["birds-val-0.tar"])
+    assert find_names(f"{folder}/*.tar", folder) == (["birds-train-0.tar"], ["birds-val-0.tar"])
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def opened(path, kind=None, **options):
 
 
 def members(*samples):
-    """The members of samples (key, image, label), with a member that nobody asked for."""
+    """The members of samples (key, image, label), with an unused member."""
     return [
         member
         for key, image, label in samples
