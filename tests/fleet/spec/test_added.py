@@ -26,7 +26,7 @@ def names(content, taken=("a",)):
     return [network.name for network in with_entry(SPEC, content, taken)[1]]
 
 
-def test_an_entry_is_the_last_of_the_models_and_its_network_has_what_it_would_have_in_the_file():
+def test_with_entry_appends_the_entry_with_its_networks():
     content = {
         "family": "cnn",
         "args": {"filters": [4]},
@@ -39,14 +39,14 @@ def test_an_entry_is_the_last_of_the_models_and_its_network_has_what_it_would_ha
     assert len(grown.document.models) == 3
 
 
-def test_one_without_a_name_has_a_number_where_that_of_its_family_is_taken():
+def test_with_entry_numbers_an_unnamed_entry():
     assert names({"family": "cnn"}) == ["cnn"]
     assert names({"family": "cnn"}, ["cnn"]) == ["cnn.2"]
     assert names({"family": "cnn"}, ["cnn-0", "cnn.2"]) == ["cnn.3"]
     assert names({"family": "cnn", "grid": {"kernel": [3, 5]}}) == ["cnn-0", "cnn-1"]
 
 
-def test_what_was_drawn_is_drawn_again_whatever_entries_the_file_has_by_then():
+def test_with_entry_draws_again_at_the_same_position():
     content = {
         "family": "cnn",
         "count": 3,
@@ -78,6 +78,6 @@ def test_what_was_drawn_is_drawn_again_whatever_entries_the_file_has_by_then():
     ],
 )
 def test_a_wrong_entry_is_refused_with_its_mistake(content, wrong):
-    with pytest.raises(SpecError) as found:
+    with pytest.raises(SpecError) as refusal:
         with_entry(SPEC, content, ["a"])
-    assert wrong in str(found.value)
+    assert wrong in str(refusal.value)

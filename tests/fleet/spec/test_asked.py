@@ -28,17 +28,17 @@ SPEC = {
 }
 
 
-def test_it_is_the_network_that_count_would_have_drawn_but_for_its_name():
+def test_proposed_network_equals_a_drawn_one_except_its_name():
     spec = parse(SPEC)
     drawn = spec.networks[2]
-    asked = proposed_network(spec, 1, 1, drawn.parameters)
-    assert replace(asked, number=None) == drawn
-    assert asked.number == 1
+    proposed = proposed_network(spec, 1, 1, drawn.parameters)
+    assert replace(proposed, number=None) == drawn
+    assert proposed.number == 1
     assert proposed_network(spec, 1, 7, drawn.parameters).name == "net-7"
     assert proposed_network(spec, 1, 7, drawn.parameters).seed != drawn.seed
 
 
-def test_a_part_of_a_list_may_be_asked_for_that_the_entry_leaves_to_its_family():
+def test_proposed_network_may_set_items_of_default_lists():
     spec = parse(
         {
             "models": [

@@ -12,17 +12,17 @@ from fleet.vocabulary.measures import LOSSES
 
 def spec(*trains, target="value", **parts):
     models = [
-        train if "family" in train else {"family": "softmax", "name": f"n{place}", "train": train}
-        for place, train in enumerate(trains)
+        train if "family" in train else {"family": "softmax", "name": f"n{number}", "train": train}
+        for number, train in enumerate(trains)
     ]
     data = {"source": "tests.sources:numbered", **({} if target is None else {"target": target})}
     return parse({"data": data, "models": models, **parts})
 
 
 def refused(*trains, **parts):
-    with pytest.raises(SpecError) as found:
+    with pytest.raises(SpecError) as refusal:
         spec(*trains, **parts)
-    return str(found.value)
+    return str(refusal.value)
 
 
 def searched(space, **more):
@@ -30,13 +30,17 @@ def searched(space, **more):
 
 
 def test_networks_of_different_losses_are_not_ranked_by_loss():
-    said = refused({"loss": "huber"}, {"loss": "mse"}, {"loss": "msle"}, train={"metrics": ["mae"]})
-    assert "huber for n0, mean_squared_error for n1, mean_squared_logarithmic_error for n2" in said
-    assert "monitor: val_mae" in said
+    message = refused(
+        {"loss": "huber"}, {"loss": "mse"}, {"loss": "msle"}, train={"metrics": ["mae"]}
+    )
+    assert (
+        "huber for n0, mean_squared_error for n1, mean_squared_logarithmic_error for n2" in message
+    )
+    assert "monitor: val_mae" in message
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         ({"loss": "huber"}, {}),
         ({"loss": {"huber": {"delta": 2}}}, {"loss": "huber"}),
@@ -56,12 +60,12 @@ def test_networks_of_different_losses_are_not_ranked_by_loss():
         ),
     ],
 )
-def test_what_is_monitored_measures_the_same_of_all(one, other):
-    refused(one, other)
+def test_what_is_monitored_measures_the_same_of_all(first, second):
+    refused(first, second)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         ({"loss": "mse"}, {}),
         ({"loss": "MeanSquaredError"}, {"loss": "mean_squared_error"}),
@@ -74,11 +78,11 @@ def test_what_is_monitored_measures_the_same_of_all(one, other):
         ({"stopping": {"monitor": "val_mae"}}, {"stopping": {"monitor": "val_loss"}}),
     ],
 )
-def test_losses_that_are_the_same_and_metrics_that_all_have_are_compared(one, other):
-    assert len(spec(one, other, train={"metrics": ["mae"]}).networks) == 2
+def test_check_comparable_accepts_equal_measures(first, second):
+    assert len(spec(first, second, train={"metrics": ["mae"]}).networks) == 2
 
 
-def test_smoothing_makes_losses_differ_and_weights_of_classes_those_of_training_alone():
+def test_check_comparable_sees_smoothing_and_class_weights():
     some, weighted = {"label_smoothing": 0.1}, {"class_weights": {"0": 2.0}}
     assert "val_accuracy" in refused(
         some, {}, target="class", train={"stopping": {"monitor": "val_loss"}}
@@ -90,7 +94,7 @@ def test_smoothing_makes_losses_differ_and_weights_of_classes_those_of_training_
         spec(train, {}, target="class", train={"stopping": {"monitor": monitor}})
 
 
-def test_weights_of_one_are_none_and_the_message_speaks_of_targets_that_the_settings_can_be_of():
+def test_check_comparable_ignores_class_weights_of_one():
     by_loss = {"stopping": {"monitor": "loss"}}
     spec(
         {},
@@ -100,16 +104,16 @@ def test_weights_of_one_are_none_and_the_message_speaks_of_targets_that_the_sett
         train=by_loss,
     )
     for train in ({"label_smoothing": 0.1}, {"class_weights": {"a": 2}}):
-        said = refused(train, {}, target=None, train=by_loss)
-        assert "categorical_crossentropy" in said
-        assert "monitor: accuracy" in said
+        message = refused(train, {}, target=None, train=by_loss)
+        assert "categorical_crossentropy" in message
+        assert "monitor: accuracy" in message
 
 
-def test_without_a_word_on_targets_only_what_no_kind_of_them_could_bear_is_refused():
-    found = spec({"loss": "huber"}, {}, target=None)
+def test_check_comparable_with_unknown_target_kind():
+    resolved = spec({"loss": "huber"}, {}, target=None)
     with pytest.raises(SpecError, match="val_loss is not the same"):
-        check_comparable(found, found.networks, lambda network: ("value",))
-    check_comparable(found, found.networks, lambda network: ("class",))
+        check_comparable(resolved, resolved.networks, lambda network: ("value",))
+    check_comparable(resolved, resolved.networks, lambda network: ("class",))
     spec(
         {"loss": "mse"}, {}, target=None, train={"stopping": {"monitor": "val_loss"}}
     )  # the same, of values
@@ -118,7 +122,7 @@ def test_without_a_word_on_targets_only_what_no_kind_of_them_could_bear_is_refus
     )
 
 
-def test_networks_that_answer_different_questions_are_not_compared():
+def test_check_comparable_separates_different_targets():
     spec({"loss": "mse"}, {"family": "softmax", "name": "other", "data": {"target": "class"}})
 
 
@@ -134,13 +138,13 @@ def test_networks_that_answer_different_questions_are_not_compared():
     ],
 )
 def test_a_search_draws_no_losses_that_cannot_be_compared(space):
-    own = {"train": {"loss": {"huber": {"delta": 1}}}} if "train.loss" not in space else {}
-    said = refused(searched(space, **own))
-    assert "val_loss is not the same" in said
+    overrides = {"train": {"loss": {"huber": {"delta": 1}}}} if "train.loss" not in space else {}
+    message = refused(searched(space, **overrides))
+    assert "val_loss is not the same" in message
     refused(searched({"train.optimizer.learning_rate": [0.1, 0.2]}), {"loss": "mae"})
     metric = {"metrics": ["mae"], "stopping": {"monitor": "val_mae"}}
-    found = spec(searched(space, train={**own.get("train", {}), **metric}))
-    assert {network.name for network in variants(found)} == {"s"}
+    resolved = spec(searched(space, train={**overrides.get("train", {}), **metric}))
+    assert {network.name for network in variants(resolved)} == {"s"}
 
 
 def test_the_lines_of_what_differs_are_named(tmp_path):
@@ -151,9 +155,9 @@ def test_the_lines_of_what_differs_are_named(tmp_path):
         "- family: softmax\n  name: b\n  grid:\n    train.loss: [mse, mae]\n"
         "train:\n  stopping:\n    monitor: val_loss\n"
     )
-    with pytest.raises(SpecError) as found:
+    with pytest.raises(SpecError) as refusal:
         load(tmp_path / "spec.yaml")
-    [mistake] = found.value.mistakes
+    [mistake] = refusal.value.mistakes
     assert (mistake.line, mistake.key) == (13, "train.stopping.monitor")
     assert (
         "huber for a (line 6), mean_squared_error for b-0 (line 10), mean_absolute_error for b-1 (line 10)"
@@ -161,7 +165,7 @@ def test_the_lines_of_what_differs_are_named(tmp_path):
     )
 
 
-def test_an_entry_that_was_added_has_no_line_in_the_file_of_the_spec(tmp_path):
+def test_check_comparable_names_no_line_of_an_added_entry(tmp_path):
     from fleet.spec import load
 
     (tmp_path / "spec.yaml").write_text(
@@ -173,12 +177,12 @@ def test_an_entry_that_was_added_has_no_line_in_the_file_of_the_spec(tmp_path):
     )
     with pytest.raises(SpecError) as refusal:
         check_comparable(found, (*before.networks, *networks), lambda network: ("value",))
-    said = str(refusal.value)
-    assert "\n  entry: train.stopping.monitor: val_loss is not the same" in said
-    assert "mean_squared_error for a (line 3), huber for b;" in said
+    message = str(refusal.value)
+    assert "\n  entry: train.stopping.monitor: val_loss is not the same" in message
+    assert "mean_squared_error for a (line 3), huber for b;" in message
 
 
-def test_networks_are_ranked_by_what_all_monitor_and_by_no_losses_that_differ():
+def test_ranking_of_uses_common_monitors_and_equal_losses():
     def columns(*trains):
         return [
             name
@@ -197,13 +201,13 @@ def test_networks_are_ranked_by_what_all_monitor_and_by_no_losses_that_differ():
 
 
 def test_pruning_wants_one_monitor():
-    said = refused(
+    message = refused(
         {"stopping": {"monitor": "val_mae"}},
         {"stopping": {"monitor": "val_loss"}},
         train={"metrics": ["mae"]},
         prune={"rule": "asha"},
     )
-    assert "asha compares all networks, but they monitor different quantities" in said
+    assert "asha compares all networks, but they monitor different quantities" in message
 
 
 @pytest.mark.parametrize(
@@ -237,12 +241,10 @@ def test_pruning_wants_one_monitor():
         ("mask", {"metrics": ["PearsonCorrelation"]}, "targets that are masks"),
     ],
 )
-def test_losses_and_metrics_that_targets_cannot_have_are_refused_with_what_would_fit(
-    target, train, wrong
-):
-    said = refused(train, target=target)
-    assert wrong in said
-    assert "should be one of" in said
+def test_unfit_measures_are_refused_with_alternatives(target, train, wrong):
+    message = refused(train, target=target)
+    assert wrong in message
+    assert "should be one of" in message
     spec(train, target=None)  # nobody knows before the data does
     [key], [value] = (f"train.{name}" for name in train), train.values()
     fine, value = ("mae", value) if key == "train.loss" else (["mse"], ["mse", *value])
@@ -269,13 +271,13 @@ def test_the_defaults_of_losses_are_those_of_keras():
 
     for name in LOSSES:
         options = inspect.signature(getattr(keras.losses, name)).parameters
-        known = {
+        parameters = {
             key: option.default
             for key, option in options.items()
             if option.default is not inspect.Parameter.empty
             and key not in ("from_logits", "axis", "ignore_class")
         }
-        assert LOSSES[name].defaults == known
-        assert canonical_loss({name: known}, 0.0, "value", LOSSES) == canonical_loss(
+        assert LOSSES[name].defaults == parameters
+        assert canonical_loss({name: parameters}, 0.0, "value", LOSSES) == canonical_loss(
             name, 0.0, "value", LOSSES
         )

@@ -24,7 +24,7 @@ def refused(rate, **entry):
 
 
 @pytest.mark.parametrize(
-    ("rate", "said"),
+    ("rate", "message"),
     [
         (
             {**COSINE, "alhpa": 0.1},
@@ -62,15 +62,15 @@ def refused(rate, **entry):
         ),
     ],
 )
-def test_a_schedule_that_keras_would_refuse_is_a_mistake_of_the_spec(rate, said):
-    assert said in refused(rate)
+def test_schedule_that_keras_would_refuse_is_a_mistake(rate, message):
+    assert message in refused(rate)
 
 
-def test_all_that_is_wrong_with_an_optimizer_and_its_schedule_is_said_at_once():
+def test_optimizer_and_schedule_mistakes_are_reported_together():
     rate = {"name": "CosineDecay", "initial_learning_rate": "fast", "decay_steps": -5, "alhpa": 0.1}
-    said = refused(rate, train={"optimizer": {"beta_1": 0.9}})
+    message = refused(rate, train={"optimizer": {"beta_1": 0.9}})
     assert all(
-        part in said
+        part in message
         for part in (
             "takes no alhpa",
             "for initial_learning_rate, not 'fast'",
@@ -148,7 +148,7 @@ def spec(train, row="OWN", **entry):
 
 
 @pytest.mark.parametrize(
-    ("row", "train", "key", "said"),
+    ("row", "train", "key", "message"),
     [
         (
             "FEW",
@@ -228,15 +228,15 @@ def spec(train, row="OWN", **entry):
         ("OWN", {"metrics": ["gini"]}, "metrics", "the metric gini needs of"),
     ],
 )
-def test_what_an_engine_does_not_know_is_said_by_its_key_with_what_it_knows(row, train, key, said):
+def test_unsupported_setting_names_its_key_and_alternatives(row, train, key, message):
     with pytest.raises(SpecError) as caught:
         spec(train, row)
     (mistake,) = caught.value.mistakes
     assert mistake.key.removeprefix("models[0].") == f"train.{key}"
-    assert said in str(mistake)
+    assert message in str(mistake)
 
 
-def test_a_schedule_is_not_said_to_be_wrong_where_the_name_of_the_optimizer_is_drawn():
+def test_schedule_is_accepted_if_the_optimizer_is_drawn():
     with pytest.raises(SpecError) as caught:
         spec(
             {"optimizer": {"learning_rate": COSINE}}, "FEW", grid={"train.optimizer.name": ["sgd"]}
@@ -245,7 +245,7 @@ def test_a_schedule_is_not_said_to_be_wrong_where_the_name_of_the_optimizer_is_d
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ("FOREIGN", "knows optimizers that are none: 'newton'"),
         ("UNREADABLE", "knows metrics that are none: 'acc'"),
@@ -253,18 +253,18 @@ def test_a_schedule_is_not_said_to_be_wrong_where_the_name_of_the_optimizer_is_d
         ("OPEN", "knows schedules that are none: 'Open', 'Least'"),
     ],
 )
-def test_a_row_whose_words_cannot_be_known_is_a_mistake_of_the_spec(row, said):
+def test_engine_with_invalid_words_is_a_mistake(row, message):
     with pytest.raises(SpecError) as caught:
         spec({}, row)
     (mistake,) = caught.value.mistakes
     assert mistake.key == "resources.engine"
-    assert said in mistake.wrong
+    assert message in mistake.wrong
     assert mistake.right.startswith("names of fleet.vocabulary, or a table")
 
 
-def test_words_that_an_engine_alone_knows_are_taken_with_all_that_it_says_of_them():
+def test_words_of_a_custom_engine_are_used():
     metric = {"gini": {"of": "rows", "name": "g"}}
-    found = spec(
+    resolved = spec(
         {
             "optimizer": {
                 "name": "Newton",
@@ -276,9 +276,9 @@ def test_words_that_an_engine_alone_knows_are_taken_with_all_that_it_says_of_the
             "stopping": {"monitor": "val_g"},
         }
     )
-    (network,) = found.networks
+    (network,) = resolved.networks
     assert network.train.stopping.sign == 1  # more of it is better, says the row
-    assert training_bytes(1000, network, found) == 4 * 1000 * (
+    assert training_bytes(1000, network, resolved) == 4 * 1000 * (
         1 + 4 + 1
     )  # weights, what newton keeps, gradients
     with pytest.raises(
@@ -309,7 +309,7 @@ def test_a_rehearsal_takes_the_words_of_any_engine(tmp_path):
     assert network.train.optimizer.name == "newton"
 
 
-def test_an_engine_that_does_not_know_the_default_optimizer_wants_another_one_to_be_named():
+def test_engine_without_sgd_needs_a_named_optimizer():
     with pytest.raises(
         SpecError, match=r"train.optimizer.name: the own_words:BARE engine has no optimizer 'sgd'"
     ):
@@ -318,7 +318,7 @@ def test_an_engine_that_does_not_know_the_default_optimizer_wants_another_one_to
     assert network.train.optimizer.name == "adam"
 
 
-def test_a_word_at_the_top_is_a_mistake_once_though_all_entries_take_it():
+def test_top_level_mistake_is_reported_once():
     with pytest.raises(SpecError) as caught:
         parse(
             {
@@ -340,7 +340,7 @@ def test_a_word_that_is_drawn_is_a_mistake_of_the_space(tmp_path):
     with pytest.raises(SpecError) as caught:
         load(path)
     size, name = sorted(caught.value.mistakes, key=lambda mistake: mistake.key)
-    assert [(one.line, one.key) for one in (size, name)] == [
+    assert [(error.line, error.key) for error in (size, name)] == [
         (4, "models[0].space.train.batch.size"),
         (4, "models[0].space.train.optimizer.name"),
     ]
@@ -348,15 +348,15 @@ def test_a_word_that_is_drawn_is_a_mistake_of_the_space(tmp_path):
 
 
 def test_a_network_that_a_search_asks_for_is_refused_for_a_word():
-    found = spec({}, space={"train.optimizer.name": ["sgd", "newton"]}, search={"max_trials": 3})
+    resolved = spec({}, space={"train.optimizer.name": ["sgd", "newton"]}, search={"max_trials": 3})
     assert (
-        proposed_network(found, 0, 0, {"train.optimizer.name": "newton"}).train.optimizer.name
+        proposed_network(resolved, 0, 0, {"train.optimizer.name": "newton"}).train.optimizer.name
         == "newton"
     )
     with pytest.raises(
         UserError, match=r"train.optimizer.name: the own_words:OWN engine has no optimizer 'adam'"
     ):
-        proposed_network(found, 0, 1, {"train.optimizer.name": "adam"})
+        proposed_network(resolved, 0, 1, {"train.optimizer.name": "adam"})
 
 
 def rates_of(**content):
@@ -369,7 +369,7 @@ def rates_of(**content):
 @pytest.mark.parametrize(
     ("name", "rate"), [("sgd", 0.01), ("adam", 0.001), ("schedulefreeadamw", 0.0025)]
 )
-def test_a_rate_that_is_not_given_is_the_default_of_the_optimizer(name, rate):
+def test_missing_learning_rate_is_the_optimizer_default(name, rate):
     assert rates_of(train={"optimizer": {"name": name}}) == [rate]
     assert rates_of(train={"optimizer": {"name": name, "learning_rate": None}}) == [rate]
     assert rates_of(train={"optimizer": {"name": name}}, defaults=0.2) == [0.01]

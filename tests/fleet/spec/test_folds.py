@@ -6,7 +6,7 @@ from fleet.errors import SpecError
 from fleet.spec import parse
 
 
-def test_each_network_stands_for_one_of_each_fold_with_a_seed_of_its_own():
+def test_folds_make_one_seeded_network_per_fold():
     spec = parse(
         {
             "models": [

@@ -21,17 +21,17 @@ SCHEMA = json_schema()
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 
-def keys(schema, place=""):
+def keys(schema, prefix=""):
     """Every key of a schema, with what is said of it; references are followed."""
     if isinstance(schema, list):
-        for one in schema:
-            yield from keys(one, place)
+        for option in schema:
+            yield from keys(option, prefix)
     elif isinstance(schema, dict):
         if "$ref" in schema:
-            yield from keys(_target(schema), place)
+            yield from keys(_target(schema), prefix)
         for key, value in schema.get("properties", {}).items():
-            yield f"{place}.{key}".removeprefix("."), value
-            yield from keys(value, f"{place}.{key}")
+            yield f"{prefix}.{key}".removeprefix("."), value
+            yield from keys(value, f"{prefix}.{key}")
         for keyword in (
             "anyOf",
             "oneOf",
@@ -41,7 +41,7 @@ def keys(schema, place=""):
             "additionalProperties",
             "then",
         ):
-            yield from keys(schema.get(keyword), place)
+            yield from keys(schema.get(keyword), prefix)
 
 
 def _target(schema):
@@ -59,8 +59,8 @@ def choices(schema):
     """The names that an editor offers."""
     if "$ref" in schema:
         return choices(_target(schema))
-    own = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    return {*own, *(name for one in schema.get("anyOf", []) for name in choices(one))}
+    direct = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return {*direct, *(name for option in schema.get("anyOf", []) for name in choices(option))}
 
 
 def test_all_parts_are_reached():
@@ -111,7 +111,7 @@ def test_where_there_is_a_choice_the_names_are_offered(key, names):
     assert choices(KEYS[key]) == set(names)
 
 
-def test_transforms_and_learning_rate_schedules_are_offered_with_their_arguments():
+def test_json_schema_lists_transforms_and_schedules():
     bare, _, mapping = KEYS["data.transforms"]["items"]["anyOf"]
     assert bare["enum"] == [
         "decode",

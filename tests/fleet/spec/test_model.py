@@ -45,19 +45,19 @@ def test_small_images_get_basic_blocks_and_a_small_stem():
 
 
 @pytest.mark.parametrize(
-    ("settings", "side", "least"),
+    ("settings", "side", "smallest"),
     [
         (kinds.DenseNet(), 7, 8),
         (kinds.DenseNet(stem="imagenet"), 28, 29),
         (kinds.CNN(filters=(8, 8, 8)), 7, 8),
     ],
 )
-def test_an_image_too_small_to_be_pooled_is_refused_with_the_least_size(settings, side, least):
+def test_check_input_refuses_too_small_images(settings, side, smallest):
     with pytest.raises(
-        UserError, match=f"needs at least {least}x{least} pixels, not {side}x{side}"
+        UserError, match=f"needs at least {smallest}x{smallest} pixels, not {side}x{side}"
     ):
         count_parameters(settings, (side, side, 3), classes=10)
-    count_parameters(settings, (least, least, 3), classes=10)
+    count_parameters(settings, (smallest, smallest, 3), classes=10)
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ def test_a_network_of_no_space_is_none_of_those_that_are_drawn(tmp_path):
 def test_old_names_hold_for_folds(tmp_path):
     leave(tmp_path / "run", {"net-00": {}, "net-00-fold0": {}, "net-00-fold1": {}})
     spec = {"family": "cnn", "name": "net", **of_space(1)}
-    found = parse({"output": str(tmp_path / "run"), "data": {"folds": 2}, "models": [spec]})
-    assert [network.name for network in found.networks] == ["net-00-fold0", "net-00-fold1"]
+    names = parse({"output": str(tmp_path / "run"), "data": {"folds": 2}, "models": [spec]})
+    assert [network.name for network in names.networks] == ["net-00-fold0", "net-00-fold1"]
 
 
 def test_a_grid_with_a_further_choice_keeps_its_networks(tmp_path):

@@ -146,7 +146,7 @@ def test_notice_names_the_first_line_of_a_key(tmp_path):
     assert notice.startswith(f"note: {path}:4: train.converge is now stopping")
 
 
-def test_names_of_spaces_and_grids_are_renamed_with_their_choices():
+def test_old_names_in_spaces_and_grids_are_renamed():
     def document(stopping, stop_at):
         return {
             "models": [

@@ -109,7 +109,7 @@ def test_what_was_drawn_is_kept_for_the_results():
     assert (network.architecture.args, network.train.batch.size) == ({"kernel": 5}, 3)
 
 
-def test_another_entry_changes_neither_draws_nor_seeds_of_the_others():
+def test_added_entry_keeps_other_draws_and_seeds():
     entry = {"family": "cnn", "count": 3, "space": {"dropout": {"low": 0.0, "high": 0.5}}}
     alone = parse({"seed": 3, "models": [entry]}).networks
     assert parse({"seed": 3, "models": [entry, {"family": "softmax"}]}).networks[:3] == alone
@@ -118,15 +118,17 @@ def test_another_entry_changes_neither_draws_nor_seeds_of_the_others():
 
 def test_another_seed_draws_and_initialises_otherwise():
     entry = {"family": "cnn", "count": 3, "space": {"dropout": {"low": 0.0, "high": 0.5}}}
-    one, other = (parse({"seed": seed, "models": [entry]}).networks for seed in (1, 2))
-    assert not {network.seed for network in one} & {network.seed for network in other}
-    assert [network.parameters for network in one] != [network.parameters for network in other]
+    first, second = (parse({"seed": seed, "models": [entry]}).networks for seed in (1, 2))
+    assert not {network.seed for network in first} & {network.seed for network in second}
+    assert [network.parameters for network in first] != [network.parameters for network in second]
 
 
 def test_two_entries_of_one_space_draw_differently():
     entry = {"family": "cnn", "count": 1, "space": {"dropout": {"low": 0.0, "high": 0.5}}}
-    one, other = parse({"models": [{**entry, "name": "one"}, {**entry, "name": "other"}]}).networks
-    assert one.parameters != other.parameters
+    first, second = parse(
+        {"models": [{**entry, "name": "one"}, {**entry, "name": "other"}]}
+    ).networks
+    assert first.parameters != second.parameters
 
 
 @pytest.mark.parametrize(("gpus", "bounds"), [(None, (1, None)), (2, (2, 2)), ([1, 4], (1, 4))])
@@ -135,7 +137,7 @@ def test_gpus_bound_a_network(gpus, bounds):
     assert (network.min_gpus, network.max_gpus) == bounds
 
 
-def test_a_batch_per_gpu_grows_with_the_group_and_so_does_the_learning_rate():
+def test_per_gpu_batch_scales_with_the_group():
     (network,) = parse(
         {**SOFTMAX, "train": {"batch": {"size": 8, "when_scaled": "per_gpu"}}}
     ).networks
@@ -224,15 +226,15 @@ ELASTIC = "schedule: {policy: elastic}\n"
     ],
 )
 def test_what_is_wrong_with_a_range_of_batches(file, text, line, key, says):
-    found = mistakes(text, file)
-    assert [(mistake.line, mistake.key) for mistake in found] == [(line, key)]
-    assert says in f"{found[0].wrong}; {found[0].right}"
+    errors = mistakes(text, file)
+    assert [(mistake.line, mistake.key) for mistake in errors] == [(line, key)]
+    assert says in f"{errors[0].wrong}; {errors[0].right}"
 
 
 def test_only_the_output_differs_in_a_spec_with_another_output():
     spec = parse(SOFTMAX)
-    other = with_output(spec, "elsewhere")
-    assert (other.output, other.networks) == (Path("elsewhere"), spec.networks)
+    moved = with_output(spec, "elsewhere")
+    assert (moved.output, moved.networks) == (Path("elsewhere"), spec.networks)
 
 
 # ---- settings of single networks ---------------------------------------------------------------
@@ -379,8 +381,8 @@ schedule:
 """
 
 
-def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_right(file):
-    found = [
+def test_load_reports_all_mistakes_with_lines_and_keys(file):
+    errors = [
         (mistake.line, mistake.key, mistake.wrong, mistake.right)
         for mistake in mistakes(WRONG, file)
     ]
@@ -441,8 +443,8 @@ def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_righ
             "should be written like 15% (of the fastest rate) or 20/s",
         ),
     ]
-    assert [mistake[:2] for mistake in found] == [mistake[:2] for mistake in expected]
-    for (*_, wrong, right), (*_, in_wrong, in_right) in zip(found, expected, strict=True):
+    assert [mistake[:2] for mistake in errors] == [mistake[:2] for mistake in expected]
+    for (*_, wrong, right), (*_, in_wrong, in_right) in zip(errors, expected, strict=True):
         assert in_wrong in wrong
         assert in_right in right
 
@@ -460,14 +462,14 @@ def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_righ
     ],
 )
 def test_true_is_no_number(key, right, file):
-    first, *others = key.split(".")
+    first, *exempt = key.split(".")
     text = (
-        "".join(f"{'  ' * depth}{part}:\n" for depth, part in enumerate((first, *others)))[:-1]
+        "".join(f"{'  ' * depth}{part}:\n" for depth, part in enumerate((first, *exempt)))[:-1]
         + " true\n"
     )
-    found = mistakes(text + "models: [{family: resnet}]\n", file)
-    assert [(one.line, one.key, one.wrong, one.right) for one in found] == [
-        (len(others) + 1, key, "True", right)
+    errors = mistakes(text + "models: [{family: resnet}]\n", file)
+    assert [(error.line, error.key, error.wrong, error.right) for error in errors] == [
+        (len(exempt) + 1, key, "True", right)
     ]
 
 
@@ -684,9 +686,9 @@ def test_the_error_is_a_line_for_each_mistake(file):
     ],
 )
 def test_a_mistake_is_named(text, line, key, words, file):
-    found = mistakes(text, file)
-    assert (line, key) in [(mistake.line, mistake.key) for mistake in found]
-    assert words in "\n".join(map(str, found))
+    errors = mistakes(text, file)
+    assert (line, key) in [(mistake.line, mistake.key) for mistake in errors]
+    assert words in "\n".join(map(str, errors))
 
 
 @pytest.mark.parametrize(
@@ -715,16 +717,16 @@ def test_a_mistake_is_named(text, line, key, words, file):
     ],
 )
 def test_a_key_that_the_policy_does_not_read_is_a_mistake(policy, key, value, reads, file):
-    found = mistakes(
+    errors = mistakes(
         f"models: [{{family: softmax}}]\nschedule:\n  policy: {policy}\n  {key}: {json.dumps(value)}\n"
         "seed: -1",
         file,
     )
-    assert [(mistake.line, mistake.key) for mistake in found] == [
+    assert [(mistake.line, mistake.key) for mistake in errors] == [
         (4, f"schedule.{key}"),
         (5, "seed"),
     ]
-    assert (found[0].wrong, found[0].right) == (f"{policy} does not read {key}", reads)
+    assert (errors[0].wrong, errors[0].right) == (f"{policy} does not read {key}", reads)
 
 
 @pytest.mark.parametrize(
@@ -737,12 +739,12 @@ def test_a_key_that_the_policy_does_not_read_is_a_mistake(policy, key, value, re
         ({"policy": "local", "pace_tolerance": "20%"}, "local"),
     ],
 )
-def test_who_names_no_policy_gets_adaptive_or_the_one_that_reads_the_keys(schedule, policy):
+def test_default_policy_follows_the_given_keys(schedule, policy):
     assert parse(SOFTMAX | {"schedule": schedule}).schedule.policy == policy
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_keys_that_are_left_out_are_no_mistakes_whatever_the_policy_reads(policy):
+def test_missing_schedule_keys_are_valid_for_all_policies(policy):
     assert (
         parse({"models": [{"family": "softmax"}], "schedule": {"policy": policy}}).options
         == Options()
@@ -788,8 +790,8 @@ def test_a_delta_means_the_same_with_and_without_quotes(written, delta, file):
     ],
 )
 def test_a_bomb_does_not_go_off(text, file):
-    (found,) = mistakes(text, file)
-    assert "unfolds to more than" in found.wrong
+    (errors,) = mistakes(text, file)
+    assert "unfolds to more than" in errors.wrong
 
 
 @pytest.mark.parametrize("bracket", ["[", "{a: ", "- "])
@@ -810,7 +812,7 @@ def test_a_file_that_cannot_be_read_is_named(file, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file_name", "content", "said"),
+    ("file_name", "content", "message"),
     [
         (
             "package/__init__.py",
@@ -834,8 +836,8 @@ def test_a_file_that_cannot_be_read_is_named(file, tmp_path):
         ),
     ],
 )
-def test_a_module_that_raises_when_it_is_imported_is_not_taken_for_one_that_lacks_a_function(
-    tmp_path, monkeypatch, file, file_name, content, said
+def test_failing_import_of_a_build_module_is_reported(
+    tmp_path, monkeypatch, file, file_name, content, message
 ):
     for path in ("package/__init__.py", "package/models.py"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
@@ -844,13 +846,12 @@ def test_a_module_that_raises_when_it_is_imported_is_not_taken_for_one_that_lack
     forget(monkeypatch, "package", "package.models")
     wrong = mistakes("models: [{build: 'package.models:build'}]", file)[0].wrong
     assert re.search(
-        f"^model function 'package.models:build': cannot import 'package.models': .*{said}", wrong
+        f"^model function 'package.models:build': cannot import 'package.models': .*{message}",
+        wrong,
     ), wrong
 
 
-def test_a_function_that_stands_nowhere_in_its_file_is_found_by_importing_it(
-    tmp_path, monkeypatch, file
-):
+def test_dynamic_build_function_is_found_by_importing(tmp_path, monkeypatch, file):
     (tmp_path / "making.py").write_text("for name in ['build']:\n    globals()[name] = print\n")
     monkeypatch.syspath_prepend(tmp_path)
     forget(monkeypatch, "making")
@@ -949,9 +950,9 @@ GOOD = {
 }
 
 
-def places(tree, where=()):
+def places(tree, path=()):
     """Every place of a tree of mappings and lists, as a path."""
-    yield where
+    yield path
     for key, value in (
         tree.items()
         if isinstance(tree, dict)
@@ -959,19 +960,19 @@ def places(tree, where=()):
         if isinstance(tree, list)
         else ()
     ):
-        yield from places(value, (*where, key))
+        yield from places(value, (*path, key))
 
 
-def changed(tree, where, change):
+def changed(tree, path, change):
     """A tree with one place changed; the same where there is no such place."""
-    if not where:
+    if not path:
         return change(tree)
     try:
-        branch = changed(tree[where[0]], where[1:], change)
+        branch = changed(tree[path[0]], path[1:], change)
     except (KeyError, IndexError, TypeError):
         return tree
     tree = copy.copy(tree)
-    tree[where[0]] = branch
+    tree[path[0]] = branch
     return tree
 
 
@@ -1047,7 +1048,7 @@ trees = st.recursive(
 def nearly_good(draw):
     """A good spec with some places replaced, or with something added to them."""
     tree = GOOD
-    for where in draw(st.lists(st.sampled_from(list(places(GOOD))), min_size=1, max_size=3)):
+    for path in draw(st.lists(st.sampled_from(list(places(GOOD))), min_size=1, max_size=3)):
         key, value, replaces = draw(keys), draw(trees), draw(st.booleans())
 
         def change(old, key=key, value=value, replaces=replaces):
@@ -1055,7 +1056,7 @@ def nearly_good(draw):
                 return {**old, key: value}
             return [*old, value] if isinstance(old, list) and not replaces else value
 
-        tree = changed(tree, where, change)
+        tree = changed(tree, path, change)
     return tree
 
 
@@ -1271,10 +1272,10 @@ def test_a_document_made_in_code_is_read_like_a_file(file):
     assert load(file).document == document
 
 
-def test_what_is_wrong_with_a_section_is_said_at_its_key_without_the_defaults_that_were_joined_to_it(
+def test_section_mistake_omits_merged_defaults(
     file,
 ):
-    found = mistakes(
+    errors = mistakes(
         """\
 data: {path: photos}
 models:
@@ -1287,15 +1288,15 @@ train:
 """,
         file,
     )
-    assert [(one.line, one.key) for one in found] == [
+    assert [(error.line, error.key) for error in errors] == [
         (3, "models[0].train.loss"),
         (8, "train.stopping.monitor"),
     ]
-    assert "the keras engine has no loss 'msee'" in found[0].wrong
-    assert found[0].right == "a name that it has, or an import path module:function"
-    assert "'val_mae' is not computed" in found[1].wrong
-    assert "should be one of loss, accuracy" in found[1].right
-    assert not any("when_scaled" in str(one) for one in found)
+    assert "the keras engine has no loss 'msee'" in errors[0].wrong
+    assert errors[0].right == "a name that it has, or an import path module:function"
+    assert "'val_mae' is not computed" in errors[1].wrong
+    assert "should be one of loss, accuracy" in errors[1].right
+    assert not any("when_scaled" in str(error) for error in errors)
 
 
 @pytest.mark.parametrize(
@@ -1305,7 +1306,7 @@ train:
         ({"value": "val_loss", "mode": "maximize"}, {"direction": "min"}),
     ],
 )
-def test_an_objective_and_a_direction_that_contradict_are_refused(objective, converge):
+def test_contradicting_objective_and_direction_are_refused(objective, converge):
     entry = {
         "family": "cnn",
         "space": {"dropout": [0.1, 0.2]},

@@ -142,7 +142,7 @@ def test_numbers_written_with_an_exponent_but_no_point_are_read():
 # --- grids and overrides -------------------------------------------------------------------
 
 
-def test_a_grid_is_the_full_product_in_the_order_written_without_repetitions():
+def test_grid_is_the_full_product_without_repetitions():
     assert grid({"blocks": [[1], [2], [1]], "norm": ["batch", "none"]}) == [
         {"blocks": [1], "norm": "batch"},
         {"blocks": [1], "norm": "none"},
@@ -183,7 +183,7 @@ def test_an_override_of_what_is_not_there_is_refused(name, message):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_paper_s_example_stands_for_a_hundred_different_networks(seed):
+def test_paper_example_has_a_hundred_different_networks(seed):
     entries = yaml.safe_load((ROOT / "examples/paper.yaml").read_text())["models"]
     networks = [
         Architecture(entry["family"], override(entry["args"], member))
@@ -201,7 +201,7 @@ def test_names_apply_in_order_of_their_depth():
 
 
 @pytest.mark.parametrize(
-    ("space", "found"),
+    ("space", "pairs"),
     [
         ({"a.b": [1], "a": [{"c": 2}]}, []),
         ({"a.b": [1], "a": [{"c": 2}, {"b": 2}]}, [("a.b", "a")]),
@@ -210,8 +210,8 @@ def test_names_apply_in_order_of_their_depth():
         ({"a": Range(0, 1), "ab": [1]}, []),
     ],
 )
-def test_two_values_for_one_setting_are_a_contradiction(space, found):
-    assert list(contradictions(space)) == found
+def test_two_values_for_one_setting_are_a_contradiction(space, pairs):
+    assert list(contradictions(space)) == pairs
 
 
 def test_values_that_python_calls_equal_are_different_choices():
