@@ -93,7 +93,7 @@ class FullDisk(io.FileIO):
 
     def write(self, data):
         if self.free <= 0:
-            raise OSError(errno.ENOSPC, "No space free on device")
+            raise OSError(errno.ENOSPC, "No space left on device")
         self.free -= len(data)
         return super().write(data)
 
