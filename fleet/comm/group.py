@@ -91,7 +91,7 @@ class MPIGroup:
         def looked() -> bool | None:
             if is_so():
                 return True
-            self.comm.Iprobe()  # what this rank has sent goes on its way, and MPI hears of deaths
+            self.comm.Iprobe()  # what this rank has sent goes on its way, and MPI notices deaths
             return None
 
         self._await(looked)
@@ -120,7 +120,7 @@ class MPIGroup:
     def allgather(self, value: T) -> list[T]:  # noqa: D102
         if self.size == 1:
             return [value]
-        self.barrier()  # then nobody blocks long in the next lines
+        self.barrier()  # so that no rank blocks long below
         with self.raising_group_failed():
             return self.comm.allgather(value)
 

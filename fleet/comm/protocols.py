@@ -28,9 +28,9 @@ class Broadcast(Protocol):
 class Group(Protocol):
     """Some ranks including this one, which train one network or relay the stream.
 
-    All methods but ``check``, ``rest`` and ``raising_group_failed`` are collective: every rank of
-    the group calls them, in one order. While a rank waits for the others it does its duties
-    (:attr:`World.background_tasks`). When a rank of the group has died, all others raise
+    All methods but ``check``, ``sleep`` and ``raising_group_failed`` are collective: every rank of
+    the group calls them, in one order. While a rank waits for the others it runs its background
+    tasks (:attr:`World.background_tasks`). When a rank of the group has died, all others raise
     :class:`fleet.errors.GroupFailed`.
 
     Attributes:
@@ -90,9 +90,10 @@ class World(Protocol):
         rank: of this one.
         size: how many ranks were started.
         host: the name of this rank's machine.
-        duties: functions that this rank owes the run whenever it waits (rank 0 coordinates, even
+        background_tasks: functions that this rank calls whenever it waits (rank 0 coordinates, even
             while it trains); each does a bounded piece of work and says whether it did any.
-        outlives: whether the launch outlives its ranks: ``mpirun --with-ft ulfm``.
+        is_fault_tolerant: whether the launch survives deaths of its ranks: ``mpirun --with-ft
+            ulfm``.
         hosts: what the nodes are called, in the order of their numbers, once :meth:`node_of` has
             asked.
         before_end: is called before this rank ends all ranks at once.
@@ -124,7 +125,7 @@ class World(Protocol):
     # ---- waiting ----
 
     def wait(self, ready: Callable[[], T | None], patience: float = 1.0) -> T:
-        """Poll until ``ready`` gives something else than None, doing this rank's duties meanwhile.
+        """Poll until ``ready`` gives something else than None, running background tasks meanwhile.
 
         They are done once at least: a rank that is never kept waiting owes them as well. Deaths are
         heeded (:meth:`check_for_deaths`) as long as there is nothing.

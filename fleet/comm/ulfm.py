@@ -70,7 +70,7 @@ class ULFMWorld(MPIWorld):
         """Update the dead ranks; returns the status to end with if all ranks are to end."""
         status: int | None = self._receive(
             _FAILED_TAG
-        )  # without a call of this kind MPI hears of no death
+        )  # without a call of this kind MPI notices no death
         failed = self.comm.Get_failed()
         if failed.size > len(self.dead_ranks):
             self.dead_ranks = frozenset(

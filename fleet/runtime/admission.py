@@ -38,9 +38,9 @@ class Admission:
     """Admits networks to a run.
 
     Args:
-        results: of the run; they know of a network from then on.
+        results: of the run; networks are added to them.
         keys: of networks: equal ones train at equal speed; those that come are added.
-        known: key -> {GPUs: samples/s}, of earlier runs.
+        prior_rates: key -> {GPUs: samples/s}, of earlier runs.
         learns: whether rates are learned from training.
     """
 

@@ -53,7 +53,7 @@ def choose_cache(
     """Choose how decoded samples are cached.
 
     Args:
-        means: of the launch.
+        resources: of the launch.
         earlier: what a launch of this run has chosen before; it holds as long as it is possible.
     """
     before = None if earlier is None else earlier.cache
@@ -181,7 +181,7 @@ def count_shared_epochs(spec: Spec, opened: Inputs, used_bytes: int, shared_free
     """Return how many augmented epochs fit into a node's memory, at most those needed.
 
     Args:
-        taken: bytes that other samples take there.
+        used_bytes: bytes that other samples take there.
         shared_free: bytes of shared memory that are free on the node that has least.
     """
     host_transforms = split_scale(split_device(opened.transforms)[0])[

@@ -40,7 +40,7 @@ def check_fresh(spec: Spec, fresh_networks: Sequence[str]) -> None:
     """Refuse to start over networks that the spec lacks.
 
     Raises:
-        UserError: one of the names is none.
+        UserError: a name is not in the spec.
     """
     for name in fresh_networks:
         if name not in spec.by_name:

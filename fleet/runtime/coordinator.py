@@ -53,12 +53,12 @@ class SearchParts:
     """The search controller, searchers and admission of a launch.
 
     Attributes:
-        mind: that has heard nothing yet.
+        controller: the search controller, before any input.
         searchers: that are called.
         admission: looks at networks that come.
         log: of earlier launches.
-        clerk: takes up what others want of the launch; None where nobody may want anything.
-        begins: what is to be logged of searchers before they are called.
+        command_handler: handles commands from outside; None if there can be none.
+        first_events: events about searchers, logged before they are called.
     """
 
     controller: SearchController
@@ -95,9 +95,9 @@ class StartupEvents:
     Attributes:
         unlogged: epochs of earlier launches that are in checkpoints and not in the event log.
         remembered: the rates of earlier launches that are used.
-        found: how far networks are by their checkpoints, where logs say otherwise.
+        statuses: status of networks by their checkpoints, where logs differ.
         changes: what was done, and chosen, before this launch.
-        laps: of the start-up, which ends when the launch is said to begin.
+        timer: of the start-up, which ends when the launch is logged.
         folders: where modules that the spec names are looked for.
     """
 
@@ -117,11 +117,11 @@ class Coordinator:
 
     Args:
         speeds: what is known of how fast networks are.
-        show: each is told of all that is decided or done: what goes into the event log.
-        show_pace: is told how far a group is: its network, the samples of the epoch, and samples/s.
+        show: functions that receive every logged event.
+        show_pace: receives a group's network, samples of the epoch, and samples/s.
         interruption: says when to stop before the end.
         search: what asks for networks and prunes them.
-        beside: the networks that it holds, where several launches work at a time.
+        concurrent: the networks that this launch holds, if several launches share the run.
 
     Attributes:
         status: how the launch ends, once it is over.
@@ -175,9 +175,7 @@ class Coordinator:
             setup, statuses, speeds, self._ask, self._search.controller, restored
         )
         self._queue: deque[e.Input] = deque()  # what was heard, and the ensemble has not
-        self._handled_deaths: frozenset[int] = (
-            frozenset()
-        )  # the deaths that the ensemble has heard of
+        self._handled_deaths: frozenset[int] = frozenset()  # deaths that the controller has handled
         self._is_interrupted = False
         self._before_s = 0.0 if run.launch is None else run.launch.ended_s  # of earlier launches
         self._estimator = Estimator(setup.spec, self._results.networks, run)

@@ -33,8 +33,8 @@ class Ahead:
     """An engine that can be imported early, and the ranks that will train.
 
     Attributes:
-        engine: its name; empty where it is one of the user's own, of which nobody knows what it
-            imports.
+        engine: its name; empty where it is one of the user's own, whose imports are unknown: what
+            it imports.
         ranks: that will train.
     """
 

@@ -63,7 +63,7 @@ def check_shareable(spec: Spec, option: str) -> None:
     """Refuse to share a run that several launches cannot share.
 
     Args:
-        asked: what the user asked for, for the message.
+        option: the option that the user gave, for the message.
 
     Raises:
         UserError: its networks come while it goes on, to the one launch that asks for them.

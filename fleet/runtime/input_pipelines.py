@@ -34,12 +34,12 @@ class InputPipeline:
         data: the samples, with the targets of these networks.
         transforms: all that is done to them.
         samples: what a sample of each part is then.
-        done: how many of the transforms the stream has done; 0 where there is none, or all are fed
-            with the same.
-        carried: the target of a sample of the stream; None where there is none, and each network
-            prepares its own, or where all are fed with the same.
-        piece: where in a sample of the stream these have left what they made; None where it carries
-            nothing else.
+        shared_count: number of transforms that the stream has applied; 0 where there is none, or
+            all are fed with the same.
+        stream_target: the target of a sample of the stream; None where there is none, and each
+            network prepares its own, or where all are fed with the same.
+        packed_slice: where in a sample of the stream these have left what they made; None where it
+            carries nothing else.
     """
 
     data: DataSet
@@ -102,9 +102,9 @@ class SharedTransforms:
 
     Attributes:
         transforms: which ones; none of them random, unless all networks have the same.
-        done: how many of the transforms of each feed these are.
-        pieces: where in a sample what was made for each feed is; empty where the same was made for
-            all.
+        shared_count: how many of the transforms of each feed these are.
+        packed_slices: where in a sample what was made for each feed is; empty where the same was
+            made for all.
     """
 
     transforms: tuple[Transform, ...]
@@ -136,7 +136,7 @@ def find_shared_transforms(
     """Find the transforms that input pipelines can share, probing samples if necessary.
 
     Args:
-        data, each: the data and the transforms of each feed.
+        data, transforms_by_key: the data and the transforms of each feed.
 
     Raises:
         UserError: what one of them makes before its first random transform differs from sample to
@@ -213,7 +213,7 @@ def make_pipelines(
     """Make the input pipelines of a spec that has several, probing samples for each.
 
     Args:
-        data, each: the data and the transforms of each feed.
+        data, transforms_by_key: the data and the transforms of each feed.
         shared: what is done for all of them.
         stream: what the stream carries of each part; None where there is none, and each network
             prepares its own.

@@ -45,12 +45,12 @@ class Inputs:
         transforms: what is done to them.
         samples: what a sample of each part is then, by the names of :meth:`DataSet.splits`; they
             may differ in what is kept of them alone.
-        looks: what the first look at each part has shown.
+        probes: the probes of each split.
         left_out: the samples that could not be decoded when they were, once and for all.
-        feeds: what networks are fed with, by their keys, where it is not the same for all;
+        pipelines: what networks are fed with, by their keys, where it is not the same for all;
             ``data``, ``transforms`` and ``samples`` are then of the stream, which carries what all
             have in common.
-        fingerprint: what the data is known by; None where nobody has asked.
+        fingerprint: what the data is known by; None if it was not requested.
         rows: the places of the training samples among those of ``train`` in the fingerprint, before
             any are taken.
     """

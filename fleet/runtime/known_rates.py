@@ -167,7 +167,7 @@ def check_remeasuring(spec: Spec, replays: bool = False) -> None:
     """Refuse `--remeasure` where no rates are measured.
 
     Raises:
-        UserError: rates are read from a file, or nobody looks at them.
+        UserError: rates are read from a file, or are not used.
     """
     if replays:
         reason = "a replay measures no rates"

@@ -56,18 +56,18 @@ class Launch:
     Attributes:
         request: what was asked for.
         spec: ``spec.data.cache`` is what was chosen.
-        ends: the spec with the networks that stand for those of its searches, instead of its own;
-            of none in a replay.
+        search_extremes: the spec with the networks that stand for those of its searches, instead of
+            its own; of none in a replay.
         inputs: what networks learn from; no rank looks at a sample to find out what it is.
         layout: of the stream; None where every trainer prepares its own samples, or finishes kept
             ones.
         folds: the fold of each training sample, (samples,); None where there are no folds.
-        cache: what becomes of decoded samples, and why.
+        cache: how decoded samples are cached, and why.
         rates: where they need not be measured.
         machine: on which it trains.
         codes: import path of a ``build:`` function -> its files.
         changes: what was done to networks before the launch, for the event log.
-        found: of checkpoints, by network: what rank 0 has read, and need not read again; for it
+        checkpoints: by network: what rank 0 has read, and need not read again; for it
             alone.
         fence: this launch's right to write into the run's folder; None where it has one for each
             network, and in a test that needs none.

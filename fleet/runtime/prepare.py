@@ -72,7 +72,7 @@ def prepare(
     Args:
         lease: keeps other launches out of the run's folder from now on; beside others, until all is
             read and checked.
-        announce: is told what can be imported ahead, as soon as that is known.
+        announce: receives what can be imported ahead, as soon as that is known.
         name: of this launch among others.
 
     Raises:

@@ -27,11 +27,11 @@ class RateMemory:
     """The rates that a launch knows and keeps; see the module.
 
     Args:
-        left: the networks that are not done when the launch begins.
+        unfinished: the networks that are not done when the launch begins.
 
     Attributes:
         keys: of each network, also of those that come: equal ones train at equal speed.
-        known: key -> GPUs -> samples/s, of earlier runs.
+        prior_rates: key -> GPUs -> samples/s, of earlier runs.
     """
 
     def __init__(self, launch: Launch, unfinished: Sequence[NetworkSpec]) -> None:

@@ -2,8 +2,8 @@
 
 A searcher may think for seconds, while MPI, messages and the lease cannot wait. So the coordinator
 hands over a call (:meth:`Searchers.consult`) and looks at each of its steps whether the answer is
-there (:meth:`Searchers.heard`). A searcher that raises or hangs is never called again; a thread
-that hangs is left behind, and the next call has another.
+there (:meth:`Searchers.poll_answer`). A searcher that raises or hangs is never called again; a
+thread that hangs is left behind, and the next call has another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fleet.spec.model import one_line
 from fleet.units import format_duration
 from preprocess import user_code
 
-_PATIENCE_S = 60.0  # for one call, where nobody has said how long
+_PATIENCE_S = 60.0  # for one call, if no limit is set
 
 
 Answer: TypeAlias = SearcherAnswered | SearcherCallFailed

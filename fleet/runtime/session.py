@@ -51,7 +51,7 @@ class Session:
         interruption: says when to stop before the end.
         lease: of rank 0, where several launches work on the networks of the run.
         loading: of the engine, which may have begun.
-        laps: of this start-up, on rank 0.
+        timer: of this start-up, on rank 0.
     """
 
     def __init__(

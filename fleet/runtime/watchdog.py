@@ -23,7 +23,7 @@ from fleet.runtime.interrupt import Interruption
 _LOOK_S = 0.25
 _LATE_S = 1.0  # for the main thread to do its duties
 _MORE_S = 3.0  # after the coordinator should have given up who does not answer
-_LEAVING_S = 30.0  # for all ranks to leave, once they have been told that the launch is over
+_LEAVING_S = 30.0  # for all ranks to leave, after the launch is over
 _NOT_OF_USERS = (
     str(Path(__file__).parents[1]),
     "<",
@@ -36,7 +36,7 @@ class Watchdog:
 
     Args:
         status: how the launch ends, once the coordinator has decided that; None before.
-        cut: writes what came out, and ends all ranks; is told why.
+        cut: writes what came out, and ends all ranks; receives the reason.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ class Witness:
             death = f"rank {rank} on {host} has died"
             network = claim_death(self._paths, rank)
             if network:
-                with suppress(OSError):  # nobody listens any more
+                with suppress(OSError):  # stderr is closed
                     print(
                         f"fleet: rank {rank} on {host} died while it trained {network}, and all ranks end: the same "
                         f"command goes on, with {network} last (fleet skip leaves it out)",

@@ -32,7 +32,7 @@ class DeferredAugmentation:
     Args:
         pipeline: its :meth:`~preprocess.pipeline.Pipeline.augment_stored` does the rest.
         is_done: nothing is left to do to inputs: the targets are others.
-        on_bad: is told of samples that cannot be used.
+        on_bad: receives unreadable samples.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class Batch:
         is_last: of the epoch.
         epoch: what is consumed then: its number, or in a ring the latest production, and the path.
         missed: chunks of a ring that were of use to the epoch so far, that a node of the group
-            held, and that another had let go.
+            held, and that another had overwritten.
     """
 
     images: np.ndarray

@@ -53,11 +53,11 @@ class NodeMemory:
 
     Attributes:
         window: of training samples that come and go, in an order; or
-        kept: all training samples, up to the first random transform, in the order of epoch 0.
+        decoded: all training samples, up to the first random transform, in the order of epoch 0.
         validation: all validation samples.
-        finished: epochs of training samples as they go into training; None where none are shared.
-        tenants: which trainers train a network (:class:`fleet.stream.active_slots.ActiveSlots`);
-            None where no GPU is shared.
+        augmented: epochs of training samples as they go into training; None where none are shared.
+        active_slots: which trainers train a network
+            (:class:`fleet.stream.active_slots.ActiveSlots`); None where no GPU is shared.
     """
 
     window: Window | None = None
@@ -90,14 +90,14 @@ class Stream:
     """The samples of a network's epochs, from which a rank reads its rows.
 
     Args:
-        own: the same samples, prepared by this rank alone.
+        local: the same samples, prepared by this rank alone.
         order: of the samples.
         reader: of the window; None where there is none. It raises WriterDied when it waits for what
             will not come.
         finish: what is left to do to what it reads; None where nothing is.
 
     Attributes:
-        own: for the rest of an epoch that the stream has left behind.
+        local: for the rest of an epoch that the stream has left behind.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ def compose(
         memory: of this node.
         reader: the place of this rank among the node's readers.
         waiting: for what other ranks prepare.
-        on_bad: is told of samples that cannot be used.
+        on_bad: receives unreadable samples.
         finish: what is left to do to samples that pass by; None where nothing is.
         first_epoch: of the stream, in this launch.
 

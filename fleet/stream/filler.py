@@ -20,7 +20,7 @@ from preprocess.pipeline import Pipeline
 
 _SAMPLES_A_STEP = 8  # some milliseconds of work: what the coordinator on rank 0 may be kept waiting
 _TELL_EVERY_S = 0.002
-_BUSY_S = 0.5  # of work, until the coordinator hears how fast it went
+_BUSY_S = 0.5  # of work, until the coordinator gets a report
 
 
 class WindowFiller:
@@ -128,7 +128,7 @@ class WindowFiller:
         """Return True if chunk ``sequence`` may be produced now."""
         fastest = self._window.fastest_reader()
         if fastest is None:
-            # Nobody reads on this node. No reader of another one is beyond `hold`, so it is not
+            # No rank reads on this node. No reader of another one is beyond `hold`, so it is not
             # held back.
             fastest = 0 if self._window.layout.is_ring else self._hold
         ahead_of = max(

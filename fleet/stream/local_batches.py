@@ -28,8 +28,8 @@ class LocalBatches:
     Args:
         store: where they come from.
         order: of the epochs.
-        waiting: for those that other ranks prepare.
-        on_bad: is told of samples that cannot be read, in the thread that iterates.
+        waiting: for samples that other ranks prepare.
+        on_bad: receives unreadable samples, in the thread that iterates.
 
     Attributes:
         waited_s: for samples so far.

@@ -176,7 +176,7 @@ class RingOrder:
 class FoldOrder:
     """An order without the samples of the fold that evaluates a network.
 
-    Positions count the samples that it trains on, so whoever asks for batches need not know that
+    Positions count the samples that it trains on, so readers of batches need not know that
     there are others. See docs/design/folds.md.
 
     Args:

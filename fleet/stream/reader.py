@@ -32,7 +32,7 @@ class Reader:
     Args:
         window: of this node.
         reader: the place of this rank among the node's readers.
-        waiting: for those who fill the window.
+        waiting: for the ranks that fill the window.
         order: of all samples.
         keeps: (samples of the source,) bool, which ones are read; None for all.
 

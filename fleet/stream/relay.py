@@ -82,7 +82,7 @@ class Relay:
         with self._group.raising_group_failed():
             worked = self._complete() | self._begin(claim)
             if self._under_way and not worked:
-                # a rank that gets nothing from one that has died does not hear of it
+                # a rank that gets nothing from one that has died does not notice
                 self._group.check()
             return worked
 
@@ -128,7 +128,7 @@ class Relay:
         """Complete the broadcasts that any leader has started; collective over the leaders.
 
         MPI knows no way to take a begun broadcast back, so the others take part in it, whatever it
-        carries: nobody reads it.
+        carries: it is never read.
         """
         last = max(self._ending.allgather(self._next))
         while self._next < last:

@@ -114,7 +114,7 @@ class RingReader(Reader):
                     parts.append(self._part(path[-1], positions[low - begin : high - begin]))
                 if end >= last:
                     break
-                # What this rank wants of the chunk is copied before the chunk is let go.
+                # What this rank wants of the chunk is copied before the chunk is released.
                 parts = [(images.copy(), targets.copy()) for images, targets in parts]
                 path.append(self._take(is_of_use, group, missed_chunks))
                 lacks.remove(self._ring.shard(path[-1]))

@@ -33,7 +33,7 @@ class StallClock:
     """Measures one wait and ends the run when it takes too long.
 
     Args:
-        stall_s: so long without progress is too long.
+        stall_s: seconds without progress that are too long.
         explain: what to say then.
         progress: a number that grows whenever something comes; by default only the end of the wait
             counts.
@@ -87,7 +87,7 @@ class Waiting:
 
     Attributes:
         world: to wait with.
-        stall_s: a wait so long is an error: whoever should read or write has stopped.
+        stall_s: seconds after which a wait is an error: the other rank has stopped.
         writers: the ranks that write.
     """
 

@@ -80,7 +80,7 @@ class NodeStore(FileStore):
     """A store in the node's memory: decoded samples, augmented by this rank.
 
     Args:
-        stall_s: a wait so long without a further chunk is an error.
+        stall_s: seconds without a further chunk that are an error.
         shared: of :class:`~fleet.stream.augment.AugmentedEpochs`.
     """
 

@@ -21,7 +21,7 @@ class NodeValidation:
 
     Attributes:
         samples: all of them.
-        waiting: for those who prepare them.
+        waiting: for the ranks that prepare them.
         finish: what is left to do to them; None where nothing is.
     """
 
@@ -47,8 +47,8 @@ class Validation:
 
     Args:
         pipeline: prepares them, where the node does not keep them.
-        on_bad: is told of those that cannot be read.
-        rows: those that networks are judged by; None for all.
+        on_bad: receives unreadable samples.
+        rows: rows that networks are evaluated on; None for all.
         shared: from where they come; None where each rank prepares its own.
         keeps: whether a rank keeps its own, all of them, from their first use on. Test data is read
             rarely: of it each rank prepares its share whenever it is asked for.

@@ -9,15 +9,15 @@ Ranks agree through a few 64-bit words in the segment, each with one writer:
 - ``stamps[slot] = s + 1``: chunk ``s`` is complete there; written by the rank that filled it.
 - ``cursors[reader]``: the first chunk that a reader still needs; infinity while it reads nothing.
   A slot is filled again only when all cursors have passed what it held. Chunks follow each other in
-  a slot in order of their numbers, also those that nobody needs: a slow preprocessor that comes
+  a slot in order of their numbers, also unneeded ones: a slow preprocessor that comes
   late with an old one must not put it over a new one.
 - ``demand``: how far the readers of other nodes are; written by the node's leader.
 
 A *ring* (see :mod:`fleet.stream.order`) is a window from which readers take chunks in orders of
 their own. There a cursor is the one chunk that a reader reads or waits for; and any slot that no
-cursor is on may be filled with any chunk, so that a slow reader stops nobody. Which one, the node's
-leader decides; while a reader chooses its next chunk (:mod:`fleet.stream.ring`), it lets go of
-none.
+cursor is on may be filled with any chunk, so that a slow reader stops no other. Which one, the
+node's leader decides; while a reader chooses its next chunk (:mod:`fleet.stream.ring`), it lets go
+of none.
 
 - ``assigned[slot] = s + 1``: chunk ``s`` is there, or is being written.
 - ``assigned_until``: one past the last chunk that was given a slot.
@@ -42,7 +42,7 @@ class Stock:
 
     Attributes:
         complete: the chunks that are there.
-        coming: those that have a slot, and are being written.
+        coming: chunks that have a slot and are being written.
         until: from here on no chunk was given a slot yet, and each will be given one.
     """
 

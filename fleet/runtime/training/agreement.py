@@ -47,7 +47,7 @@ def all_or_none(group: Group, action: Callable[[], T]) -> T:
         result = action()
     except InfrastructureError:
         raise
-    except PeersFailed as caught:  # all have heard of it
+    except PeersFailed as caught:  # all ranks know it
         raise _make_failure(caught.reports) from caught
     except (Exception, SystemExit) as caught:  # a user's function may have called sys.exit
         error = caught

@@ -13,7 +13,7 @@ from fleet.runtime.training.sources import Sources
 from fleet.storage.writer import CheckpointWriter
 
 _PACE_EVERY_S = 1.0
-_PACES_A_SECOND = 1000  # that rank 0 hears at most: one takes it some 50 microseconds
+_PACES_A_SECOND = 1000  # that rank 0 receives at most: one takes it some 50 microseconds
 _MANY = 4  # times as many steps as before
 _SHARED_S = 0.25  # steps beside others, in less time, may all have been in one turn of this process
 
@@ -70,11 +70,11 @@ class StepClock:
 
     Args:
         warm_up: so many steps are left out, the first ones: they trace and compile.
-        least: fewer steps tell nothing.
+        min_steps: fewer steps give no rate.
 
     Attributes:
-        at_once: how many steps the ranks of the group take in their next call: what all have read
-            in the same sums.
+        steps_per_call: how many steps the ranks of the group take in their next call: what all have
+            read in the same sums.
     """
 
     def __init__(self, warm_up: int = 3, min_steps: int = 1) -> None:
@@ -155,7 +155,7 @@ class PaceReport:
 
     Args:
         position: samples of the epoch that are consumed already.
-        steps: of the group, as it is now; its first one is told at once.
+        steps: of the group, as it is now; its first one is reported at once.
         ranks: of the launch.
     """
 

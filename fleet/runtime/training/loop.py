@@ -54,7 +54,7 @@ class TrainingLoop:
 
     Args:
         save_every: seconds between two checkpoints inside an epoch; None for none.
-        tenants: of this rank's GPU.
+        active_slots: of this rank's GPU.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class TrainingLoop:
                 is_over = batch.is_last
                 missed = batch.missed
             if group.is_master and not (is_over or finished.stops):
-                # Nobody can tell where in steps ranks waited for others that lacked samples.
+                # It is unknown where in steps ranks waited for others that lacked samples.
                 pace.send_if_due(
                     self._tell, batch.position, group.size > 1 and self._clock.wait_share > _WAITING
                 )
@@ -210,7 +210,7 @@ class TrainingLoop:
                     self._save(training, state)
         return state, is_over, missed
 
-    # ---- what is heard ----
+    # ---- receiving orders ----
 
     def _should_pause(self) -> bool:
         """Return True if the coordinator asked the group to pause."""

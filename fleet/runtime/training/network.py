@@ -174,8 +174,8 @@ class Training:
         Args:
             stay: so many of the group's ranks, the first ones, have the network already.
             state: None on a rank that is new.
-            failure: why a rank that is new could not build the network, for all to hear now that
-                they have met.
+            failure: why a rank that is new could not build the network, to raise on all ranks now
+                that they have met.
 
         Raises:
             TrainingFailed: on all ranks, when one has brought a failure.

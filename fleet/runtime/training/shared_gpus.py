@@ -18,7 +18,7 @@ class SharedGpus:
     Args:
         gpu: of this trainer, by the name that the system gives it; None for other ranks, and
             without GPUs.
-        environment: of this process, which is told where the daemon of its GPU is.
+        environment: of this process, which receives the path of its GPU's daemon.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class Stride:
     Attributes:
         batches: whose own inputs and targets are valid no longer, where there are several.
         images, targets: of all of them, one behind the other.
-        there: how many of them were there when they were asked for.
+        ready_count: how many of them were ready when requested.
     """
 
     batches: Sequence[Batch]
@@ -153,7 +153,7 @@ class FinishedSteps:
         sums: over each.
         seconds: that each took by itself.
         stops: whether a rank of the group has asked to stop after them.
-        rests: whether no later one has begun.
+        is_idle: whether no later step has begun.
     """
 
     batches: Sequence[Batch]
@@ -192,7 +192,7 @@ class Steps:
         for stride in strides:
             if pending is not None and self._is_due():
                 yield (finished := pending(True))
-                # others of the group hear of it when they have begun with this one
+                # the other ranks learn it once they have begun with this one
                 pending = None
                 stops = finished.stops
             asks = asks or self._is_asked()

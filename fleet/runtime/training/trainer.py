@@ -61,7 +61,7 @@ class Trainer:
 
     Args:
         make_engine: makes what computes; called once, before the first network is built here.
-        tenants: of the GPU.
+        active_slots: of the GPU.
         mark: says in the run's folder which network this rank is at.
     """
 
