@@ -182,7 +182,7 @@ class RateTable:
         )  # equal tables have equal ones
 
     def __eq__(self, other: object) -> bool:
-        """Compare two tables; equal ones then share their networks, so the next comparison is quick."""
+        """Compare two tables; equal ones then share their networks."""
         if (
             not isinstance(other, RateTable)
             or self._settings != other._settings
@@ -240,12 +240,12 @@ class Cluster:
             raise InputError(f"gpus_per_node is {self.gpus_per_node}; it must be at least 1")
         if self.slots < 1 or self.gpus_per_node % self.slots:
             raise InputError(
-                f"{pluralize(self.gpus_per_node, 'device')} a node, {self.slots} of which share a GPU: it "
-                "must be a multiple of that"
+                f"gpus_per_node is {self.gpus_per_node}, but {self.slots} slots share a GPU: "
+                "it must be a multiple of the slots"
             )
         if len(set(self.devices)) < len(self.devices) or min(self.devices, default=0) < 0:
             raise InputError(
-                f"devices {self.devices}: each must be there once, as a number of at least 0"
+                f"devices {self.devices}: each must appear once, as a number of at least 0"
             )
 
     @classmethod
@@ -267,7 +267,8 @@ class Cluster:
         check_range("gpus", gpus, 1, MAX_NODES)
         if gpus_per_node > gpus:
             raise InputError(
-                f"gpus_per_node is {gpus_per_node}, but the whole cluster has {pluralize(gpus, 'GPU')}"
+                f"gpus_per_node is {gpus_per_node}, "
+                f"but the whole cluster has {pluralize(gpus, 'GPU')}"
             )
         check_range("slots", slots, 1, MAX_SLOTS)
         return cls(
@@ -447,7 +448,8 @@ class Delta:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.value) and self.value >= 0):
             raise InputError(
-                f"delta is {self.value}; it must be at least 0 (a share of the fastest, or samples/s)"
+                f"delta is {self.value}; "
+                "it must be at least 0 (a share of the fastest, or samples/s)"
             )
 
     def of(self, reference: float) -> float:

@@ -22,9 +22,7 @@ from scheduler.base import MAX_VALUE, MIN_VALUE, InputError, Network, is_number
 MAX_MISTAKES = 8  # named in one line; the rest are counted
 BLOCK = 1 << 24  # bytes that are read at once
 
-ProgressCallback = Callable[
-    [int, int], object
-]  # is told how much of some work has been done, and of how much
+ProgressCallback = Callable[[int, int], object]  # called with the work done so far and the total
 
 
 def read_json(path: str | Path) -> Any:
@@ -168,7 +166,7 @@ class RecordReader:
         required, allowed = tuple(required), (*required, *optional)
         if not isinstance(value, dict):
             self.add_mistake(
-                location or "the whole",
+                location or "the document",
                 f"{_short(value)}, but must be an object with " + ", ".join(allowed),
             )
             return {}
@@ -200,7 +198,7 @@ class RecordReader:
         return []
 
     def positive(self, value: Any, location: str, unit: str) -> float:
-        """Return a positive number within the range of machines, so that sums and quotients are finite."""
+        """Return a positive number in the range of machines."""
         return self._number(
             value,
             location,
@@ -220,7 +218,7 @@ class RecordReader:
     def count(self, record: dict[str, Any], key: str, location: str) -> int:
         """Return a whole number from 1 to 1e12."""
         if key not in record:
-            return 1  # that it is missing has been said
+            return 1  # reported as missing already
         return int(
             self._number(
                 record[key],

@@ -28,7 +28,8 @@ def concave_hulls(
         The indices of the vertices, ascending, int64. They include the first and the last of each
         row.
 
-    >>> concave_hulls(np.array([0, 0, 0, 0, 1]), np.array([0, 1, 2, 4, 7]), np.array([0.0, 1, 3, 4, 9]))
+    >>> row, x, y = [0, 0, 0, 0, 1], [0, 1, 2, 4, 7], [0.0, 1, 3, 4, 9]
+    >>> concave_hulls(np.array(row), np.array(x), np.array(y))
     array([0, 2, 3, 4])
     """
     changes = np.flatnonzero(np.diff(row)) + 1

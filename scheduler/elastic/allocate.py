@@ -81,7 +81,8 @@ def step_seconds(measured: Sequence[StepTime], batch: NDArray[np.int64]) -> Arra
     Raises:
         InputError: fewer than two sizes, a size twice, or a time that is not positive.
 
-    >>> step_seconds([StepTime(8, 0.5), StepTime(16, 0.9)], np.array([4, 12, 16, 17])).round(3).tolist()
+    >>> steps = [StepTime(8, 0.5), StepTime(16, 0.9)]
+    >>> step_seconds(steps, np.array([4, 12, 16, 17])).round(3).tolist()
     [0.3, 0.7, 0.9, inf]
     """
     sizes, seconds = _measured_steps(measured)
@@ -177,7 +178,8 @@ class BatchRange:
     def __post_init__(self) -> None:
         if not 1 <= self.smallest <= self.largest:
             raise InputError(
-                f"batch range [{self.smallest}, {self.largest}]: it must be 1 <= smallest <= largest"
+                f"batch range [{self.smallest}, {self.largest}]: "
+                "it must be 1 <= smallest <= largest"
             )
 
 

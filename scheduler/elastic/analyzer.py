@@ -38,7 +38,8 @@ class StepTimings:
     def has_batches(self, batches: Sequence[int]) -> bool:
         """Return True if these batches were timed on one GPU, up to the first that does not fit.
 
-        >>> StepTimings({1: [StepTime(8, 0.5), StepTime(16, 0.9)]}).has_batches((8, 16, 32)), StepTimings({}).has_batches((8, 16))
+        >>> timings = StepTimings({1: [StepTime(8, 0.5), StepTime(16, 0.9)]})
+        >>> timings.has_batches((8, 16, 32)), StepTimings({}).has_batches((8, 16))
         (True, False)
         """
         timed = tuple(step.batch for step in self.steps.get(1, ()))
@@ -64,8 +65,10 @@ def batches_to_time(
         gpus: number of GPUs to time.
         fits: the largest batch that is known to fit on one GPU.
 
-    >>> batches_to_time((64, 512), 1, 1), batches_to_time((64, 512), 1, 4, fits=100), batches_to_time((8, 8), 1, 1)
-    ((64, 181, 512), (400,), (4, 6, 8))
+    >>> batches_to_time((64, 512), 1, 1), batches_to_time((64, 512), 1, 4, fits=100)
+    ((64, 181, 512), (400,))
+    >>> batches_to_time((8, 8), 1, 1)
+    (4, 6, 8)
     >>> batches_to_time((1, 1), 1, 1), batches_to_time((100, 128), 4, 2, fits=32)
     ((1, 2), (64,))
     """
@@ -89,7 +92,8 @@ def analyze(network: Network, timed: StepTimings) -> tuple[Network, tuple[CommTi
 
     On two GPUs a step on 16 samples takes 0.3 s longer than one on 8 samples takes on one.
 
-    >>> seen = StepTimings({1: [StepTime(8, 0.5), StepTime(16, 0.9)], 2: [StepTime(16, 0.8)]}, parameters=250_000)
+    >>> steps = {1: [StepTime(8, 0.5), StepTime(16, 0.9)], 2: [StepTime(16, 0.8)]}
+    >>> seen = StepTimings(steps, parameters=250_000)
     >>> analyze(Network("a", (1.0,)), seen)[1]
     (CommTime(params_mb=1.0, gpus=2, seconds=0.30000000000000004),)
     """

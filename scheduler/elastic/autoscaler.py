@@ -55,8 +55,8 @@ class Autoscaling:
                 check_range(name, value, 0, MAX_MIN, "min")
         if 0 < self.interval_min < 1e-3:
             raise InputError(
-                f"interval_min is {self.interval_min}; it must be 0 (decide at every event) or at least "
-                "a thousandth of a minute"
+                f"interval_min is {self.interval_min}; "
+                "it must be 0 (decide at every event) or at least a thousandth of a minute"
             )
 
     @property

@@ -186,7 +186,7 @@ def _sizes_of(rates: RateTable, cluster: Cluster) -> _Sizes:
 def _work(
     names: tuple[str, ...], rows: NDArray[np.int64], progress: Progress
 ) -> NDArray[np.float64]:
-    """Return the remaining epochs of networks, shape (rows,); the mean of the others where unknown."""
+    """Return the remaining epochs of networks, shape (rows,); the mean of the others if unknown."""
     if not progress.ahead:
         return np.ones(len(rows))
     work = values_of(names, progress.ahead)[rows]
@@ -206,7 +206,8 @@ def _until_rungs(
     >>> one_each, nobody = np.array([1, 1, 1]), np.array([False] * 3)
     >>> _until_rungs(np.array([3.6, 0.2, 0.2]), one_each, nobody, 4)
     array([2., 1., 1.])
-    >>> np.round(_until_rungs(np.array([1.7, 0.2, 0.1]), one_each, np.array([False, False, True]), 2), 3)
+    >>> holds = np.array([False, False, True])
+    >>> np.round(_until_rungs(np.array([1.7, 0.2, 0.1]), one_each, holds, 2), 3)
     array([1. , 0.2, 1. ])
     """
     if min_gpus.sum() > gpus:
@@ -246,7 +247,7 @@ def _allowed_sizes(
 def _round(
     rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, current: Mapping[int, int]
 ) -> dict[int, int]:
-    """Round average shares to group sizes: down first, then up by largest remainder while GPUs last.
+    """Round average shares to group sizes: down, then up by largest remainder while GPUs last.
 
     Returns:
         Row -> GPUs of the networks that get any.

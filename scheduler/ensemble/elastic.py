@@ -68,7 +68,7 @@ def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Scaling
 
 @lru_cache(maxsize=4096)
 def step_rate(network: Network, comm: tuple[CommTime, ...], gpus: int, batch: int) -> float:
-    """Compute T(b, k) of [ELASTIC] Eq. 1: samples/s on k GPUs with a global batch b; 0 if too large.
+    """Compute T(b, k) of [ELASTIC] Eq. 1: samples/s with a global batch; 0 if it does not fit.
 
     Args:
         network: with its ``step_s`` and ``params_mb``.
@@ -128,7 +128,7 @@ def with_best_batches(table: RateTable, gpus: int) -> RateTable:
 
 
 def _with_best_batches(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Network:
-    """Return one network with its best rates; it needs the GPUs on which its smallest batch fits."""
+    """Return one network with its best rates and the GPUs that its smallest batch needs."""
     max_gpus = _max_gpus(network, gpus)
     scaled = curve_of(replace(network, min_gpus=1), comm, max_gpus)
     rates = [
@@ -176,7 +176,7 @@ def _batch(curve: ScalingCurve, member: Member) -> int | None:
 
 
 def _admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[str, ScalingCurve]:
-    """Return the curves of running networks, then of the first waiting ones that fit, in table order."""
+    """Return the curves of running networks and of the first waiting ones that fit."""
     started = {member.name for member in (*progress.running, *progress.target.members)}
     curves = {
         network.name: curve_of(network, rates.comm_s, cluster.gpus)

@@ -78,7 +78,7 @@ def form_flotilla(
 def _form(
     rates: RateTable, rows: NDArray[np.int64], gpus: int, width: int, options: Options
 ) -> tuple[dict[str, int], bool]:
-    """Return the flotilla with at most ``width`` GPUs per group, and whether that limit mattered."""
+    """Return the flotilla of groups of at most ``width`` GPUs, and whether that limit mattered."""
     if options.peak_limited:
         rate_curves = useful_curves(rates, gpus, width)
     else:

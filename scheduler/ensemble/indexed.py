@@ -124,8 +124,10 @@ def iter_ascending(
         few: number of values that are usually enough.
         ties: keys that break ties, the least important first; the last one is the index.
 
-    >>> list(iter_ascending(np.array([3.0, 1.0, 2.0, 1.0]), 4)), list(iter_ascending(np.array([2.0] * 3), 1, np.array([1, 0, 1])))
-    ([1, 3, 2, 0], [1, 0, 2])
+    >>> list(iter_ascending(np.array([3.0, 1.0, 2.0, 1.0]), 4))
+    [1, 3, 2, 0]
+    >>> list(iter_ascending(np.array([2.0] * 3), 1, np.array([1, 0, 1])))
+    [1, 0, 2]
     """
     is_first = values <= (np.partition(values, few)[few] if len(values) > 4 * few else np.inf)
     for places in (np.flatnonzero(is_first), np.flatnonzero(~is_first)):

@@ -44,9 +44,9 @@ from scheduler.base import Network, RateTable
 from scheduler.ensemble.rates import Line, rate, shrink_slopes
 from scheduler.ensemble.sharing import Sharing, curves_differ, share
 
-OFF = 0.25  # a rate is wrong that is further from what was told, as a share of it
-SURE = 3.0  # standard errors: an observation that may differ by chance alone says nothing
-# changes that say how noisy rates are: as many at most and at least
+OFF = 0.25  # relative error above which a rate is wrong
+SURE = 3.0  # standard errors within which a difference may be chance
+# number of changes that estimate the noise of rates: at most and at least
 MAX_CHANGES = 50
 MIN_CHANGES = 4
 REACH = 2  # times as many GPUs as were seen, at most
@@ -108,8 +108,10 @@ def is_off(observed: Observation, expected: float, noise: float = 0.0) -> bool:
 
     >>> is_off(Observation(13.0), expected=10.0), is_off(Observation(12.0), expected=10.0)
     (True, False)
-    >>> is_off(Observation(13.0, spread=0.5, steps=16), expected=10.0), is_off(Observation(13.0), expected=10.0, noise=0.1)
-    (False, False)
+    >>> is_off(Observation(13.0, spread=0.5, steps=16), expected=10.0)
+    False
+    >>> is_off(Observation(13.0), expected=10.0, noise=0.1)
+    False
     """
     doubt = math.exp(SURE * math.hypot(observed.error, noise))
     nearest = min(
@@ -239,7 +241,7 @@ class OnlineRates:
     # ---- observe ----
 
     def observe(self, name: str, gpus: int, observed: Observation) -> None:
-        """Record the rate of a group; it replaces its earlier observation or the prior of its network."""
+        """Record the rate of a group; it replaces its last observation or its prior."""
         if not observed.rate > 0:
             return
         key = self._networks[name].key
@@ -300,7 +302,7 @@ class OnlineRates:
         return self.sharing.curve
 
     def has_seen(self, name: str, gpus: int | None = None) -> bool:
-        """Return True if training has shown the rate of a network, on any or on this number of GPUs."""
+        """Return True if training has shown the rate of a network, on any or on these GPUs."""
         seen = self._seen.get(self._networks[name].key, {})
         if gpus is None:
             return bool(seen)
@@ -319,7 +321,7 @@ class OnlineRates:
 
     @property
     def has_news(self) -> bool:
-        """Whether another plan may be better than the present one, according to the current table."""
+        """Whether another plan may be better than the present one."""
         return (self.is_off or self.is_answered or self.may_grow) and (
             self._table is None or not self._unread
         )
@@ -510,7 +512,7 @@ class _Estimate:
         return self._base
 
     def _offset_of_families(self) -> Callable[[str], float]:
-        """Return the offset of a family to the log rate on one GPU, at the lower end of its range."""
+        """Return the offset of a family to the log rate on one GPU, pessimistically."""
         residuals: dict[
             str, dict[str, float]
         ] = {}  # family -> key -> how far what was seen is above the base
@@ -535,7 +537,7 @@ def _offsets(residuals: Mapping[str, Sequence[float]]) -> tuple[float, dict[str,
 
     >>> _offsets({"a": [1.0, 1.0], "b": [3.0, 3.0]})
     (2.0, {'a': 1.0, 'b': 3.0}, 0.0)
-    >>> _offsets({"a": [0.5, 1.5], "b": [1.0, 2.0]})  # families differ by no more than their members do
+    >>> _offsets({"a": [0.5, 1.5], "b": [1.0, 2.0]})
     (1.25, {'a': 1.25, 'b': 1.25}, 0.7071067811865476)
     """
     if not residuals:

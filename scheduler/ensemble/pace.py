@@ -124,7 +124,7 @@ LOCKSTEP = Stream(count=1)
 
 
 def _cut(rates: Floats, gpus: Floats, count: int) -> list[int]:
-    """Cut networks, ordered by rate, into runs; dynamic program over (runs so far, networks so far)."""
+    """Cut networks, ordered by rate, into runs, by a dynamic program."""
     order = np.argsort(rates, kind="stable")
     ordered = rates[order]
     size = len(rates)

@@ -22,7 +22,7 @@ from scheduler.base import InputError, Member, pluralize
 
 MAX_PERMUTATIONS = 1024  # [FLEET] appendix A
 MAX_STATES = 2_000  # of the exact search: some hundredths of a second
-MAX_SHARES = 64  # nodes of one group: with more, another node hardly counts, and the ways to choose them are too many
+MAX_SHARES = 64  # nodes of one group; with more there are too many ways to choose them
 
 Groups = Mapping[str, int]  # name -> size
 Share = tuple[int, int]  # (devices that a group takes of a node, how many the node had free)
@@ -85,7 +85,7 @@ def place_greedily(
     slots = _by_node(devices, gpus_per_node)
     if sum(groups.values()) > len(slots):
         raise InputError(
-            f"groups need {pluralize(sum(groups.values()), 'GPU')}, and {len(slots)} can be had"
+            f"groups need {pluralize(sum(groups.values()), 'GPU')}, but {len(slots)} are free"
         )
     order, remaining = _fill_nodes(groups, gpus_per_node)
     order += _best_permutation(groups, order, remaining, np.array(slots, np.int64) // gpus_per_node)
@@ -114,8 +114,9 @@ def rearrange(
     Returns:
         The groups in the given order; the first device of a running group stays the first.
 
-    >>> [m.devices for m in rearrange({"a": 1, "b": 3, "c": 2}, [Member("a", (0, 1)), Member("b", (4, 5))],
-    ...                               range(8), gpus_per_node=4)]
+    >>> running = [Member("a", (0, 1)), Member("b", (4, 5))]
+    >>> groups = rearrange({"a": 1, "b": 3, "c": 2}, running, range(8), gpus_per_node=4)
+    >>> [group.devices for group in groups]
     [(0,), (4, 5, 6), (1, 2)]
     """
     current = {member.name: member.devices for member in running if member.name in groups}
@@ -141,7 +142,7 @@ def rearrange(
 
 
 def _keep(owned: tuple[int, ...], size: int, gpus_per_node: int) -> tuple[int, ...]:
-    """Return the devices that a shrinking group keeps: its first, and those on its fullest nodes."""
+    """Return the devices that a shrinking group keeps: the first, and those on full nodes."""
     if size >= len(owned):
         return owned
     on_node = Counter(device // gpus_per_node for device in owned)
@@ -158,7 +159,7 @@ def _keep(owned: tuple[int, ...], size: int, gpus_per_node: int) -> tuple[int, .
 
 
 def _near(owned: tuple[int, ...], more: int, free: set[int], gpus_per_node: int) -> tuple[int, ...]:
-    """Return free devices for a growing group: on its own nodes, then on as few others as possible."""
+    """Return free devices for a growing group: on its own nodes, then on few others."""
     own_nodes = {device // gpus_per_node for device in owned}
     free_on: dict[int, list[int]] = {}
     for device in sorted(free):
@@ -315,7 +316,7 @@ class _State(NamedTuple):
 def _iter_shares(
     size: int, free: tuple[int, ...], max_nodes: int, largest: Share | None = None
 ) -> Iterator[tuple[Share, ...]]:
-    """Yield all ways to take ``size`` devices from at most ``max_nodes`` nodes, largest shares first."""
+    """Yield all ways to take ``size`` devices from ``max_nodes`` nodes, largest shares first."""
     if size == 0:
         yield ()
         return

@@ -52,7 +52,8 @@ def plan(
 def limit_to_supply(rates: RateTable, gpus: int) -> RateTable:
     """Limit rates to the supply of the input; GPUs beyond that peak are of no use.
 
-    >>> table = RateTable(1, 4, (Network("a", (60.0, 110.0, 150.0)), Network("b", (10.0, 20.0))), supply=100.0)
+    >>> networks = Network("a", (60.0, 110.0, 150.0)), Network("b", (10.0, 20.0))
+    >>> table = RateTable(1, 4, networks, supply=100.0)
     >>> [(network.rates, network.max_gpus) for network in limit_to_supply(table, 4).models]
     [((60.0, 100.0), 2), ((10.0, 20.0), None)]
     """
@@ -67,7 +68,7 @@ def limit_to_supply(rates: RateTable, gpus: int) -> RateTable:
 
 
 def max_rate(network: Network, gpus: int) -> float:
-    """Return an upper bound on the rate of a network: each GPU adds at most as much as the first."""
+    """Return an upper bound on the rate of a network."""
     if len(network.rates) > 1:
         return max(max(network.rates), gpus * network.rates[-1] / len(network.rates))
     return network.rates[0]
@@ -193,7 +194,7 @@ class _SharedPlan:
         )
 
     def _progress(self, rates: RateTable, inner: Mapping[int, int]) -> Progress:
-        """Return the progress in the policy's numbers; networks that must wait appear as finished."""
+        """Return the progress in the policy's numbers; waiting networks appear as finished."""
         progress = self.progress
         waits = {
             network.name for network in rates.models if network.min_gpus > self.cluster.whole_gpus
@@ -243,9 +244,11 @@ def separate_slots(
         in_use: devices of running groups.
 
     >>> cluster = Cluster.of(gpus=2, gpus_per_node=2, slots=2)
-    >>> [member.devices for member in separate_slots([Member("a", (0, 2)), Member("b", (1,))], cluster, set())]
+    >>> groups = [Member("a", (0, 2)), Member("b", (1,))]
+    >>> [group.devices for group in separate_slots(groups, cluster, set())]
     [(0, 3), (1,)]
-    >>> [member.devices for member in separate_slots([Member("a", (0, 2)), Member("b", (1,)), Member("c", (3,))], cluster, {1})]
+    >>> groups.append(Member("c", (3,)))
+    >>> [group.devices for group in separate_slots(groups, cluster, {1})]
     [(0, 3), (1,), (2,)]
     """
     groups = {member.name: list(member.devices) for member in members}

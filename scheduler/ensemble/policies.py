@@ -86,8 +86,8 @@ class Policy:
         unknown = sorted(self.reads - SETTINGS)
         if unknown:
             raise InputError(
-                f"policy {self.name} reads unknown options {', '.join(map(repr, unknown))}; there are "
-                f"{', '.join(sorted(SETTINGS))}"
+                f"policy {self.name} reads unknown options {', '.join(map(repr, unknown))}; "
+                f"the options are {', '.join(sorted(SETTINGS))}"
             )
 
     def describe_reads(self, settings: Mapping[str, str]) -> str:
@@ -97,15 +97,15 @@ class Policy:
             settings: fields of :class:`~scheduler.base.Options` -> their names for users.
 
         >>> settings = {"alpha": "--round-end-share", "delta": "--pace-tolerance"}
-        >>> POLICIES["local"].describe_reads(settings), POLICIES["adaptive"].describe_reads(settings)
-        ('it reads --pace-tolerance', 'it reads none of --round-end-share, --pace-tolerance')
+        >>> [POLICIES[name].describe_reads(settings) for name in ("local", "adaptive")]
+        ['it reads --pace-tolerance', 'it reads none of --round-end-share, --pace-tolerance']
         """
         read = [called for setting, called in settings.items() if setting in self.reads]
         return f"it reads {', '.join(read) or 'none of ' + ', '.join(settings.values())}"
 
 
 def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """Train a flotilla until fewer than alpha of the devices are active, then form the next (FLEET-G).
+    """Train a flotilla until fewer than alpha of the devices are active, then the next (FLEET-G).
 
     A round that has fallen below alpha nevertheless continues if a new flotilla would give every
     network what it has and start no other: stopping would cost time and change nothing. So rounds
@@ -224,7 +224,7 @@ def baseline(rates: RateTable, progress: Progress, cluster: Cluster, options: Op
 
 
 def homogeneous(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """Train as many random networks as there are devices, one each; start the next when all are done.
+    """Train one random network per device; start the next ones when all are done.
 
     Groups are as in :func:`baseline`; the differences are the shared stream and waiting for the
     last network.
@@ -322,8 +322,8 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
             network = None
         if network is None or member.name in progress.finished or member.name in names:
             raise InputError(
-                f"gives devices to {getattr(member, 'name', member)!r}, which is not among the networks "
-                "that are left"
+                f"gives devices to {getattr(member, 'name', member)!r}, "
+                "which is not an unfinished network"
             )
         if not network.min_gpus <= member.gpus <= (network.max_gpus or member.gpus):
             raise InputError(
@@ -346,12 +346,13 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
         names.add(member.name)
     if len(set(devices)) < len(devices) or not set(devices) <= set(cluster.devices):
         raise InputError(
-            f"hands out the devices {sorted(devices)}; it can hand out each of {list(cluster.devices)} once"
+            f"assigns the devices {sorted(devices)}; "
+            f"it can assign each of {list(cluster.devices)} once"
         )
 
 
 def _alive_groups(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
-    """Return the running groups without dead devices and without groups below their minimum size."""
+    """Return the running groups that have their minimum size without dead devices."""
     return _without_dead_devices(progress.running, rates, progress, cluster)
 
 

@@ -17,7 +17,7 @@ from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.rates import rate
 
-AT_A_TIME = 4  # probes of a plan; each takes another plan to find, and each answer calls for one that finds others
+AT_A_TIME = 4  # probes of a plan; finding each takes another plan
 
 Sizes = Mapping[str, int]  # network -> GPUs
 Probes = frozenset[tuple[str, int]]  # networks, each on a number of GPUs
@@ -46,11 +46,12 @@ def find_probes(
     would get only one:
 
     >>> from scheduler.base import Network
-    >>> told = RateTable(1, 4, (Network("a", (10.0, 20.0), max_gpus=2), Network("b", (10.0, 15.0), max_gpus=2)))
+    >>> pair = Network("a", (10.0, 20.0), max_gpus=2), Network("b", (10.0, 15.0), max_gpus=2)
+    >>> rates = RateTable(1, 4, pair)
     >>> lower = {"a": (10.0, 10.0), "b": (10.0, 15.0)}
     >>> def best(table):
-    ...     return {network.name: 1 + network.rates.index(max(network.rates)) for network in table.models}
-    >>> sorted(find_probes(best(told), told, lower.get, best))
+    ...     return {net.name: 1 + net.rates.index(max(net.rates)) for net in table.models}
+    >>> sorted(find_probes(best(rates), rates, lower.get, best))
     [('a', 2)]
     """
     doubts = []

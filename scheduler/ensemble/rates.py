@@ -83,7 +83,8 @@ def rate(network: Network, gpus: int) -> float:
 def median_rates(networks: Sequence[Network]) -> tuple[float, ...]:
     """Return the rates of the network with the median rate on one GPU; (1.0,) without networks.
 
-    >>> median_rates([Network("slow", (1.0,)), Network("fast", (9.0, 12.0)), Network("other", (4.0, 6.0))])
+    >>> slow, fast, other = Network("a", (1.0,)), Network("b", (9.0,)), Network("c", (4.0, 6.0))
+    >>> median_rates([slow, fast, other])
     (4.0, 6.0)
     """
     ordered = sorted(networks, key=lambda network: network.rates[0])
@@ -193,7 +194,7 @@ def all_last_useful(table: RateTable, gpus: int) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=64)
 def useful_curves(table: RateTable, gpus: int, width: int) -> Curves:
-    """Return :func:`curves` up to ``width`` columns, without columns that are useful to no network."""
+    """Return :func:`curves` up to ``width`` columns, without useless columns."""
     return curves(table, min(width, int(all_last_useful(table, gpus).max(initial=1))))
 
 
@@ -255,8 +256,10 @@ def extend_as_printed(table: RateTable, gpus: int) -> RateTable:
     sixth is not:
 
     >>> table = RateTable(1, 2, (Network("a", (10.0, 20.0, 30.0, 36.0, 44.0)),))
-    >>> extend_as_printed(table, 6).models[0].rates[4:], round(float(curve(table.models[0], 6)[5]), 2)
-    ((44.0, 43.74), 51.63)
+    >>> extend_as_printed(table, 6).models[0].rates[4:]
+    (44.0, 43.74)
+    >>> round(float(curve(table.models[0], 6)[5]), 2)
+    51.63
     """
     b = 2 * table.gpus_per_node
 
@@ -285,7 +288,8 @@ def smooth_rates(table: RateTable, gpus: int) -> RateTable:
 
     Efficiencies 9, 9 and 8.1 fall by 5 % a GPU on average:
 
-    >>> round(float(smooth_rates(RateTable(1, 4, (Network("a", (9.0, 18.0, 24.3)),)), 4).models[0].rates[3]), 1)
+    >>> table = RateTable(1, 4, (Network("a", (9.0, 18.0, 24.3)),))
+    >>> round(float(smooth_rates(table, 4).models[0].rates[3]), 1)
     30.7
     """
     lines = {
@@ -335,7 +339,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Slopes:
-    """The slopes of networks with their standard deviations, and the variance of the true slopes."""
+    """The slopes of networks, their standard deviations, and the variance of the true slopes."""
 
     of: Mapping[str, tuple[float, float]]
     true: float

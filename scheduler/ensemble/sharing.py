@@ -25,8 +25,8 @@ import numpy as np
 from scheduler.base import RateTable
 from scheduler.ensemble.rates import rate
 
-REACH = 2  # times as many networks on a GPU as are known of, at most
-PAYS = 1.03  # another network on each GPU pays where they train so many times as many samples/s together
+REACH = 2  # times as many networks on a GPU as were measured, at most
+PAYS = 1.03  # gain in total throughput from which one more network per GPU pays
 
 _SPREAD = 0.3  # of the durations of steps, at least: a few equal ones are no proof that all are
 _PLAIN_ERROR = 0.02  # of a rate, at least
@@ -68,9 +68,12 @@ def best_networks_per_gpu(rates: RateTable, names: Iterable[str], max_networks: 
 
     >>> from scheduler.base import Network
     >>> pair = (Network("a", (900.0,)), Network("b", (900.0,)))
-    >>> [best_networks_per_gpu(RateTable(1, 1, pair, sharing=(1.0, 1.0), supply=supply), "ab", 2) for supply in (math.inf, 100.0)]
-    [1, 2]
-    >>> [best_networks_per_gpu(RateTable(1, 1, pair, sharing=sharing), "ab", 8) for sharing in ((), (1.0,), (1.0, 1.4))]
+    >>> def best(sharing, supply=math.inf):
+    ...     table = RateTable(1, 1, pair, sharing=sharing, supply=supply)
+    ...     return best_networks_per_gpu(table, "ab", 8)
+    >>> best((1.0, 1.0)), best((1.0, 1.0), supply=100.0) > 1
+    (1, True)
+    >>> [best(sharing) for sharing in ((), (1.0,), (1.0, 1.4))]
     [1, 2, 4]
     """
     max_networks = min(max_networks, max(1, REACH * len(rates.sharing)))
@@ -105,8 +108,12 @@ def useful_networks_per_gpu(sharing: Sequence[float]) -> int:
 def curves_differ(before: Sequence[float], now: Sequence[float], off: float) -> bool:
     """Return True if a plan made from one curve may be wrong for another.
 
-    >>> curves_differ((1.0,), (1.0, 1.4), 0.25), curves_differ((1.0, 1.4), (1.0, 1.5), 0.25), curves_differ((1.0, 1.4), (1.0, 1.0), 0.25)
-    (True, False, True)
+    >>> curves_differ((1.0,), (1.0, 1.4), 0.25)
+    True
+    >>> curves_differ((1.0, 1.4), (1.0, 1.5), 0.25)
+    False
+    >>> curves_differ((1.0, 1.4), (1.0, 1.0), 0.25)
+    True
     """
     counts = range(1, 1 + max(len(before), len(now)))
     then, after = ([speedup(curve, count) for count in counts] for curve in (before, now))
@@ -204,7 +211,8 @@ class Sharing:
 def _fit_sharing(observations: Sequence[_SharedRate]) -> dict[int, float]:
     """Return s(k) of each k that is connected to k = 1 by units measured at both.
 
-    >>> _fit_sharing([_SharedRate(("a", 1), 1, 10.0), _SharedRate(("a", 1), 2, 8.0), _SharedRate(("b", 1), 3, 4.0)])
+    >>> a, b = ("a", 1), ("b", 1)
+    >>> _fit_sharing([_SharedRate(a, 1, 10.0), _SharedRate(a, 2, 8.0), _SharedRate(b, 3, 4.0)])
     {2: 1.6}
     """
     counts = _connected_counts(observations)

@@ -19,7 +19,7 @@ from typing import Literal
 from scheduler.base import InputError
 from scheduler.eviction.plan import Action, RunningJob, check_jobs, plan_evictions
 
-GRAIN = 0.1  # minutes: what is left of the time is rounded down to its multiples
+GRAIN = 0.1  # minutes to whose multiples the remaining time is rounded down
 AGAIN_MIN = 2.0  # after which a job that was stopped and still holds its nodes is stopped again
 
 StepKind = Literal[
@@ -294,9 +294,13 @@ class Eviction:
 def dry_run(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float, Step]]:
     """Return the steps, with their minutes, if every job obeys and none ends by itself.
 
-    >>> jobs = [RunningJob("a", 2, 7200, app_time=3), RunningJob("b", 2, 100), RunningJob("c", 4, 90000, app_time=4)]
-    >>> [(minute, step.kind, step.job) for minute, step in dry_run(jobs, Eviction(6, 6, margin_min=1))]
-    [(0.0, 'plan', ''), (0.0, 'save', 'c'), (4.0, 'freed', 'c'), (5.0, 'stop', 'b'), (5.0, 'freed', 'b')]
+    >>> jobs = [RunningJob("a", 2, 7200, app_time=3), RunningJob("b", 2, 100)]
+    >>> jobs.append(RunningJob("c", 4, 90000, app_time=4))
+    >>> steps = dry_run(jobs, Eviction(6, 6, margin_min=1))
+    >>> [(minute, step.kind, step.job) for minute, step in steps[:3]]
+    [(0.0, 'plan', ''), (0.0, 'save', 'c'), (4.0, 'freed', 'c')]
+    >>> [(minute, step.kind, step.job) for minute, step in steps[3:]]
+    [(5.0, 'stop', 'b'), (5.0, 'freed', 'b')]
     """
     now = 0.0
     running = {job.id: job for job in jobs}

@@ -236,8 +236,8 @@ class Spectrum:
         problem = self._problem
         if 8 * (problem.nodes + 1) * len(self.deadlines) > MAX_BYTES:
             raise InputError(
-                f"a spectrum of {problem.nodes} nodes and {len(self.deadlines)} deadlines would fill more "
-                f"than {MAX_BYTES / 1e9:g} GB; choose a coarser step"
+                f"a spectrum of {problem.nodes} nodes and {len(self.deadlines)} deadlines "
+                f"would need more than {MAX_BYTES / 1e9:g} GB; choose a coarser step"
             )
         units = np.array([self._table.min_losses(row)[0] for row in range(problem.rows + 1)])
         row_of = -(-np.arange(problem.nodes + 1) // problem.block)
@@ -276,7 +276,8 @@ def check_jobs(jobs: Sequence[RunningJob], nodes: int) -> None:
     have = sum(job.nodes for job in jobs)
     if nodes > have:
         raise InputError(
-            f"{pluralize(nodes, 'node')} cannot be freed: {pluralize(len(jobs), 'job')} in all, on {have}"
+            f"{pluralize(nodes, 'node')} cannot be freed: "
+            f"{pluralize(len(jobs), 'job')} in all, on {have}"
         )
 
 
@@ -494,7 +495,7 @@ class _Table:
         self.cost = cost[edge:]
 
     def min_losses(self, row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the least loss within each deadline, in units, and the first column that has it."""
+        """Return the least loss of each deadline, in units, and the first column that has it."""
         loss = self.cost[row] // self.problem.ties
         best = np.minimum.accumulate(loss)
         better = np.concatenate(([True], best[1:] < best[:-1]))

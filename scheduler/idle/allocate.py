@@ -77,7 +77,8 @@ class RateCurve:
         for count, value in zip(self.nodes, self.values, strict=True):
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(
-                    f"a curve is {value} on {pluralize(count, 'node')}; it must be a number, 0 or more"
+                    f"a curve is {value} on {pluralize(count, 'node')}; "
+                    "it must be a number, 0 or more"
                 )
         if self.nodes[0] < 0 or any(a >= b for a, b in pairwise(self.nodes)):
             raise InputError(f"a curve's node counts must rise from 0, not {list(self.nodes)}")
@@ -165,7 +166,8 @@ class Trainer:
             current: its current nodes, which may be fewer than n_min after some left.
             horizon_s: the forward-looking time T.
 
-        >>> Trainer(RateCurve((0, 3), (0.0, 30.0)), n_min=2, n_max=3, up_s=5, down_s=1).gains(2, horizon_s=10)
+        >>> trainer = Trainer(RateCurve((0, 3), (0.0, 30.0)), n_min=2, n_max=3, up_s=5, down_s=1)
+        >>> trainer.gains(2, horizon_s=10)
         array([-20., -inf, 200., 200.])
         """
         return self.offer(current, horizon_s).values
@@ -230,7 +232,8 @@ def allocate(
     Two trainers of linear speed, 10 and 9 per second and node, on 4 nodes. Giving all to the
     faster costs the other 2 x 9 x 3 = 54, and gains 2 x (10 - 9) a second:
 
-    >>> trainers = [Trainer(RateCurve((0, 4), (0.0, 4.0 * rate)), n_max=4, up_s=0, down_s=3) for rate in (10, 9)]
+    >>> curves = [RateCurve((0, 4), (0.0, 4.0 * rate)) for rate in (10, 9)]
+    >>> trainers = [Trainer(curve, n_max=4, up_s=0, down_s=3) for curve in curves]
     >>> allocate(trainers, current=(2, 2), nodes=4, horizon_s=26)
     (2, 2)
     >>> allocate(trainers, current=(2, 2), nodes=4, horizon_s=28)
@@ -301,8 +304,10 @@ def allocate_equally_as_published(
     """Allocate as the authors' replay does: a share counts only if it is greater than ``n_min``.
 
     >>> trainers = [Trainer(RateCurve((0, 8), (0.0, 8.0)), n_min=3, n_max=8)] * 3
-    >>> allocate_equally(trainers, (0, 0, 0), 9, horizon_s=60), allocate_equally_as_published(trainers, (0, 0, 0), 9, horizon_s=60)
-    ((3, 3, 3), (8, 0, 0))
+    >>> allocate_equally(trainers, (0, 0, 0), 9, horizon_s=60)
+    (3, 3, 3)
+    >>> allocate_equally_as_published(trainers, (0, 0, 0), 9, horizon_s=60)
+    (8, 0, 0)
     """
     return allocate_equally(trainers, current, nodes, horizon_s, more_than_n_min=True)
 
@@ -328,7 +333,8 @@ def check_state(
             )
     if sum(current) > nodes:
         raise InputError(
-            f"the trainers have {pluralize(sum(current), 'node')}, more than the {nodes} that can be had"
+            f"the trainers have {pluralize(sum(current), 'node')}, "
+            f"more than the {nodes} available nodes"
         )
 
 

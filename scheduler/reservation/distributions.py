@@ -26,7 +26,7 @@ MAX_POINTS = 1_000_000  # that a law is put on
 
 
 class Uncut(NamedTuple):
-    """A law before it is shifted and cut: its distribution function, the inverse of that, its density."""
+    """A law before it is shifted and cut: distribution function, its inverse, density."""
 
     cdf: Callable[[Array], Array]
     inverse: Callable[[Array], Array]
@@ -311,7 +311,7 @@ class Discrete:
         return None
 
     def work_within(self, time: float, after: float = 0.0) -> float:
-        """Return the expected useful time of a run stopped at ``time``: E[X; X <= time | X > after].
+        """Return the useful time of a run stopped at ``time``: E[X; X <= time | X > after].
 
         >>> Discrete([1, 2, 4], [0.5, 0.25, 0.25]).work_within(2)
         1.0

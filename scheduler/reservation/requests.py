@@ -31,12 +31,12 @@ from scheduler.reservation.blocks import cumulative_sums, solve_in_blocks
 from scheduler.reservation.distributions import Array, Discrete, coarsen, empirical_law
 
 MIN_RUNS = 5  # with fewer past runs their law says too little of the longest run to come
-SAFETY = 2.0  # what is asked for then, and after everything known has failed: so many times the longest time
+SAFETY = 2.0  # factor on the longest known time, with few past runs or after all requests failed
 BLOCKS_FROM = 2000  # values from which working in blocks pays
 MAX_EXACT = 4000  # values of a law that the labels of a job with backfill are worked out for
 COARSE = 42  # three times so many values, or an eighth, give the sequence that bounds the search
 SWEEP_EVERY = 8  # values, after which labels are left out from which nothing more can be best
-TIE = 1e-12  # costs that differ by less, relatively, are equal; the fewer requests win
+TIE = 1e-12  # relative difference of equal costs; fewer requests win
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Availability:
         return self._free[self._index(time)]
 
     def free_until(self, time: float, processors: int) -> float:
-        """Return the moment up to which so many stay free from ``time`` on; ``time`` if they are not free."""
+        """Return the moment up to which so many stay free from ``time`` on."""
         for index in range(self._index(time), len(self._times)):
             if self._free[index] < processors:
                 return max(self._times[index], float(time))

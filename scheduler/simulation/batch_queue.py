@@ -39,7 +39,7 @@ from scheduler.reservation.requests import SAFETY
 from scheduler.simulation.availability import Availability
 from scheduler.simulation.kernel import Event, Simulator
 
-DEPTH = 256  # so many waiting jobs are looked at: the best ones for a plan, the first small ones for a gap
+DEPTH = 256  # waiting jobs considered for a plan, and small ones for a gap
 
 
 class Convention(StrEnum):
@@ -146,7 +146,7 @@ class Schedule:
         return failed_time / (self.processors * (self.end - self.start))
 
     def response(self, *, small: bool | None = None) -> float:
-        """Return the mean time from arrival to completion: of all jobs, the small ones, or the others."""
+        """Return the mean response time of all jobs, of the small ones, or of the others."""
         times = [
             run.end - self.jobs[run.job].submit
             for run in self.runs
@@ -215,8 +215,9 @@ def _check(jobs: Sequence[QueueJob], processors: int, stream: Stream | None) -> 
         0 < stream.interval < math.inf and 1 <= stream.processors <= processors
     ):
         raise InputError(
-            f"a stream of jobs of {pluralize(stream.processors, 'processor')} every {stream.interval} "
-            f"does not fit a machine of {pluralize(processors, 'processor')}"
+            f"a stream of jobs of {pluralize(stream.processors, 'processor')} "
+            f"every {stream.interval} does not fit a machine of "
+            f"{pluralize(processors, 'processor')}"
         )
 
 
@@ -440,7 +441,7 @@ class _BatchQueue:
         ][:DEPTH]
 
     def backfill(self) -> None:
-        """Start jobs that fit into a gap; their own reservations do not block them and are cancelled."""
+        """Start jobs that fit into a gap and cancel their own reservations."""
         now = self.sim.now
         for waiting in self.candidates():
             processors = waiting.job.processors
@@ -466,7 +467,7 @@ class _BatchQueue:
         self.small.extendleft(reversed(passed))
 
     def speculate(self) -> None:
-        """Try jobs in gaps shorter than their requests, best use of a gap first ([SPEC] section 4.3)."""
+        """Try jobs in gaps shorter than their requests ([SPEC] section 4.3)."""
         while (best := max(self.gaps(), default=None, key=lambda gap: gap[0])) is not None:
             _, waiting, limit = best
             self.free.reserve(self.sim.now, limit, waiting.job.processors)

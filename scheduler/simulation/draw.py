@@ -111,7 +111,7 @@ def _resnet(blocks: list[int]) -> tuple[float, float]:
 
 
 def _densenet(blocks: list[int]) -> tuple[float, float]:
-    """Return parameters and multiplications of dense layers: 1x1 to four times the growth, then 3x3."""
+    """Return parameters and multiplications of dense layers: 1x1, then 3x3."""
     channels = 2 * _GROWTH
     total = 0.0
     operations = 0.0
@@ -197,8 +197,8 @@ def redraw_epochs(table: RateTable, seed: int, heavy_tail: bool = False) -> Rate
         epochs_of = [network.epochs for network in table.models]
         if None in epochs_of:
             raise InputError(
-                f"{table.models[epochs_of.index(None)].name} has no epochs; to draw epochs, each network must "
-                "have them"
+                f"{table.models[epochs_of.index(None)].name} has no epochs; "
+                "to draw epochs, each network must have them"
             )
         drawn = rng.choice(np.array(epochs_of, dtype=np.int64), count)
     return replace(

@@ -75,15 +75,18 @@ def _job(value: Any, location: str) -> ElasticJob:
     length = _number(record["length_min"], f"{location}.length_min")
     if not 0 <= arrival <= LONGEST_MIN:
         raise InputError(
-            f"{location}.arrival_min is {arrival:g}; it must be 0 to {LONGEST_MIN:g} minutes from the start"
+            f"{location}.arrival_min is {arrival:g}; "
+            f"it must be 0 to {LONGEST_MIN:g} minutes from the start"
         )
     if length <= 0:
         raise InputError(
-            f"{location}.length_min is {length:g}; it must be above 0 (minutes on a scaling factor of 1)"
+            f"{location}.length_min is {length:g}; "
+            "it must be above 0 (minutes on a scaling factor of 1)"
         )
     if not isinstance(record["scaling"], list):
         raise InputError(
-            f"{location}.scaling is {record['scaling']!r}; it must be a list of factors on 1, 2, ... GPUs"
+            f"{location}.scaling is {record['scaling']!r}; "
+            "it must be a list of factors on 1, 2, ... GPUs"
         )
     factors = tuple(
         _number(factor, f"{location}.scaling[{k}]") for k, factor in enumerate(record["scaling"])
@@ -231,8 +234,8 @@ def generate(
     busy = load * gpus / float(np.mean([kind.length_min for kind in kinds]))
     if busy * minutes > MAX_JOBS:
         raise InputError(
-            f"{gpus} GPUs at load {load:g} for {minutes:g} min make about {busy * minutes:.0g} jobs: "
-            f"at most {MAX_JOBS:g} can be drawn"
+            f"{gpus} GPUs at load {load:g} for {minutes:g} min "
+            f"make about {busy * minutes:.0g} jobs: at most {MAX_JOBS:g} can be drawn"
         )
     arrivals = _arrivals(rng, minutes, pattern, busy, assumed)
     drawn = rng.integers(len(assumed.categories), size=len(arrivals))

@@ -101,7 +101,7 @@ class Simulated:
 
     @property
     def first_signal_s(self) -> float:
-        """The time at which every network has ended its first epoch, so that they can be compared."""
+        """The time at which every network has ended its first epoch."""
         done: defaultdict[str, float] = defaultdict(float)
         latest = 0.0
         for stint in self.stints:
@@ -279,9 +279,7 @@ class _Run:
             group.name for group in self.groups.values() if group.state is not _State.FINISHED
         ]
         if waiting:
-            raise InputError(
-                f"the policy {self.policy.name} leaves {', '.join(waiting)} waiting for ever"
-            )
+            raise InputError(f"the policy {self.policy.name} never starts {', '.join(waiting)}")
         return self.book.close(
             self.policy.name,
             self.sim.now,
@@ -410,7 +408,7 @@ class _Run:
         """Let each group that is before an epoch use the batch of the target round."""
         for member in self.target.members:
             group = self.groups.get(member.name)
-            if group is None:  # a policy of one's own may name any
+            if group is None:  # a custom policy may name any
                 continue
             batches = self.rates.models[group.row].batches
             batch = member.batch_on(len(group.devices) or member.gpus, batches[0] if batches else 1)

@@ -276,7 +276,7 @@ class _Rows:
         self.open = _NO_ROWS  # those of the last moment, of which the next block may have more
 
     def add(self, line: int, text: bytes) -> None:
-        """Read a block that begins on a line; blank lines may end the file, but not be within it."""
+        """Read a block of lines; blank lines may only end the file."""
         if line == 1 and text.strip():
             heading, _, text = text.partition(b"\n")
             if heading.strip().decode("utf-8", "replace") != HEADING:
@@ -336,7 +336,7 @@ class _Rows:
             if joined[row]:
                 problem = "joins, but is idle already"
             else:
-                problem = "leaves, but is not there"
+                problem = "leaves, but is not idle"
             raise InputError(f"{self.path}:{lines[row]}: node {nodes[row]} {problem}")
         last = np.append(first[1:], len(node)) - 1
         self.is_idle[node[last]] = joins[last]
@@ -454,8 +454,8 @@ def _job(
     for column, number in zip(JOB_COLUMNS[1:], numbers, strict=True):
         if not (is_number(number) and 0 <= number <= MAX_VALUE):
             raise InputError(
-                f"{path}: {location}: {column} is {repr(number)[:40]}; it must be a number from 0 to "
-                f"{MAX_VALUE:g}"
+                f"{path}: {location}: {column} is {repr(number)[:40]}; "
+                f"it must be a number from 0 to {MAX_VALUE:g}"
             )
     submit_s, up_s, down_s, n_min, n_max, total = map(float, numbers)
     if not (n_min.is_integer() and n_max.is_integer()):

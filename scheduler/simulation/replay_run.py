@@ -84,8 +84,9 @@ def stints_of(records: Iterable[Record]) -> tuple[Stint, ...]:
     Raises:
         InputError: times go back, or a network ends an epoch without having devices.
 
-    >>> stints_of([Record(2.0, "group", "a", (0,)), Record(5.0, "epoch", "a"), Record(5.0, "group", "a", (0, 1)),
-    ...            Record(6.5, "epoch", "a"), Record(6.5, "stopped", "a")])  # doctest: +NORMALIZE_WHITESPACE
+    >>> records = [Record(2.0, "group", "a", (0,)), Record(5.0, "epoch", "a")]
+    >>> records += [Record(5.0, "group", "a", (0, 1)), Record(6.5, "epoch", "a")]
+    >>> stints_of([*records, Record(6.5, "stopped", "a")])  # doctest: +NORMALIZE_WHITESPACE
     (Stint(name='a', devices=(0,), start_s=2.0, end_s=5.0, epochs=1),
      Stint(name='a', devices=(0, 1), start_s=5.0, end_s=6.5, epochs=1))
     """

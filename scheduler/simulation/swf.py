@@ -148,7 +148,8 @@ def _job(location: str, cells: list[str]) -> SwfJob:
         if not abs(value) <= MAX_VALUE or (column in INTEGERS and not value.is_integer()):
             requirement = "a whole number" if column in INTEGERS else "a number"
             raise InputError(
-                f"{location}: {column} is {cell[:40]!r}; it must be {requirement} up to {MAX_VALUE:g}"
+                f"{location}: {column} is {cell[:40]!r}; "
+                f"it must be {requirement} up to {MAX_VALUE:g}"
             )
         values.append(int(value) if column in INTEGERS else value)
     job = SwfJob(*values)  # type: ignore[arg-type]  # each value has the type of its column by now

@@ -87,7 +87,7 @@ def theta_like(jobs: int, seed: int, nodes: int = NODES, granularity: int = 1) -
 
 
 def _shares(rng: np.random.Generator, jobs: int, units: int) -> NDArray[np.int64]:
-    """Share units in proportion to random weights, at least one for each job (largest remainder)."""
+    """Share units in proportion to random weights, at least one for each job."""
     weights = rng.lognormal(0, 1, jobs)
     ideal = (units - jobs) * weights / weights.sum()
     counts = ideal.astype(np.int64)
