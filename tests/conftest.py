@@ -40,15 +40,15 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish(session):
     """Leave out the tests of PyTorch where it is missing, and beside those of TensorFlow: no process has both."""
-    here = [item for item in session.items if not item.nodeid.startswith("tests/mpi/")]
-    beside = any(item.get_closest_marker("tensorflow") for item in here)
+    folder = [item for item in session.items if not item.nodeid.startswith("tests/mpi/")]
+    neighbors = any(item.get_closest_marker("tensorflow") for item in folder)
     for item in session.items:
         if item.get_closest_marker("torch"):
             if importlib.util.find_spec("torch") is None:
                 item.add_marker(
                     pytest.mark.skip(reason="PyTorch is not installed: make test-torch has it")
                 )
-            elif beside and item in here:
+            elif neighbors and item in folder:
                 item.add_marker(
                     pytest.mark.skip(
                         reason="TensorFlow is in this process: make test-torch has none"

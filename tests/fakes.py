@@ -33,9 +33,9 @@ class World:
 
     size, host, hosts = 1, "here", ()
 
-    def __init__(self, is_fault_tolerant=True, rank=0, given=None, dead_ranks=frozenset()):
+    def __init__(self, is_fault_tolerant=True, rank=0, answers=None, dead_ranks=frozenset()):
         self.is_fault_tolerant, self.rank, self.dead_ranks = is_fault_tolerant, rank, dead_ranks
-        self.said, self.told, self.shared, self._given = [], [], [], given
+        self.said, self.told, self.shared, self._answers = [], [], [], answers
 
     def node_of(self):
         return (0,)
@@ -49,7 +49,7 @@ class World:
 
     def broadcast_value(self, value):
         self.shared.append(value)
-        return self._given if self.rank else value
+        return self._answers if self.rank else value
 
     def allgather(self, value):
         return [value]

@@ -16,4 +16,6 @@ from tests.chaos.__main__ import Seeds, parse
     ],
 )
 def test_cases_are_repeated_by_their_seeds_alone(argv, seeds):
-    assert [tuple(found) for found in parse(argv.split())[1]] == [tuple(wanted) for wanted in seeds]
+    assert [tuple(cases) for cases in parse(argv.split())[1]] == [
+        tuple(expected) for expected in seeds
+    ]

@@ -60,8 +60,8 @@ def told(monkeypatch):
     package = SimpleNamespace(
         default_args=lambda **_: nullcontext(),
         **{
-            name: lambda *words, _calls=its, **options: _calls.append((*words, options))
-            for name, its in calls.items()
+            name: lambda *words, _calls=requirement, **options: _calls.append((*words, options))
+            for name, requirement in calls.items()
         },
     )
     monkeypatch.setitem(sys.modules, "spack.package", package)
@@ -77,27 +77,27 @@ def told(monkeypatch):
 def ranges(requirements):
     """Name -> range as Spack writes it: `a>=1,<3` is `1:2`, since its ranges hold both ends."""
     for line in filter(None, requirements.splitlines()):
-        name, least, beyond = re.fullmatch(r"([\w-]*)>=([\d.]+)(?:,<([\d.]+))?", line).groups()
-        most = re.sub(r"\d+$", lambda digits: str(int(digits[0]) - 1), beyond) if beyond else ""
-        yield name.lower(), f"{least}:{most}"
+        name, low, high = re.fullmatch(r"([\w-]*)>=([\d.]+)(?:,<([\d.]+))?", line).groups()
+        high_ = re.sub(r"\d+$", lambda digits: str(int(digits[0]) - 1), high) if high else ""
+        yield name.lower(), f"{low}:{high_}"
 
 
-def test_spack_is_told_the_version_and_the_ranges_of_the_wheel(told):
-    asked = dict(call[0].removeprefix("py-").split("@") for call in told.depends_on)
+def test_spack_is_told_the_version_and_the_ranges_of_the_wheel(stated):
+    requested = dict(call[0].removeprefix("py-").split("@") for call in stated.depends_on)
     needed = dict(ranges(SETUP["options"]["install_requires"]))
     extras = SETUP["options.extras_require"]
     optional = {
-        name: found for variant, *_ in told.variant for name, found in ranges(extras[variant])
+        name: listed for variant, *_ in stated.variant for name, listed in ranges(extras[variant])
     }
     optional.pop("simplejpeg")  # Spack has none
     python = dict(ranges("python" + SETUP["options"]["python_requires"]))
-    assert asked == {**needed, **optional, **python, "setuptools": "68:"}
-    assert [call[0] for call in told.version] == [fleet.__version__]
-    assert told.git == ROOT.as_uri()
+    assert requested == {**needed, **optional, **python, "setuptools": "68:"}
+    assert [call[0] for call in stated.version] == [fleet.__version__]
+    assert stated.git == ROOT.as_uri()
 
 
-def test_what_spack_leaves_out_unless_asked_is_needed_by_its_extra(told):
-    variants = {name for name, *_ in told.variant}
+def test_spack_omits_only_what_an_extra_needs(stated):
+    variants = {name for name, *_ in stated.variant}
     assert {
-        options["when"].removeprefix("+") for *_, options in told.depends_on if "when" in options
+        options["when"].removeprefix("+") for *_, options in stated.depends_on if "when" in options
     } == variants

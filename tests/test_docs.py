@@ -56,13 +56,13 @@ def code(text):
 
 def anchors(text):
     """The names that GitHub gives to the headings of a page."""
-    found = []
+    targets = []
     for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE):
         name = re.sub(
             r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
         ).replace(" ", "-")
-        found.append(name if name not in found else f"{name}-{found.count(name)}")
-    return found
+        targets.append(name if name not in targets else f"{name}-{targets.count(name)}")
+    return targets
 
 
 def links(text):
@@ -137,9 +137,9 @@ NAMED = re.compile(r"(?:^|\s|/)(?:python -m )?fleet ((?:simulate )?[a-z][\w-]*)(
 def commands(text):
     """The commands that a page names: (name, the rest of the line)."""
     return [
-        (name, rest.partition(" -- ")[0])
+        (name, tail.partition(" -- ")[0])
         for piece in code(text)
-        for name, rest in NAMED.findall(piece)
+        for name, tail in NAMED.findall(piece)
     ]
 
 
@@ -148,9 +148,9 @@ def mistaken(text):
     unknown = [name for name, _ in commands(text) if name not in COMMANDS and name != "simulate"]
     return unknown + [
         f"{name} {option}"
-        for name, rest in commands(text)
+        for name, tail in commands(text)
         if name in COMMANDS
-        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", rest)
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", tail)
         if option not in command_options(name)
     ]
 
@@ -168,11 +168,11 @@ def test_a_command_or_option_that_does_not_exist_is_found():
 
 @each_page
 def test_every_option_of_the_main_job_exists(page, capsys):
-    known = main_job_options(capsys)
+    options = main_job_options(capsys)
     lines = [piece.partition("fleet.run ")[2] for piece in code(page.read_text(encoding="utf-8"))]
     assert {
         option for line in lines for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", line)
-    } <= known
+    } <= options
 
 
 @each_page
@@ -181,7 +181,7 @@ def test_every_target_of_make_exists(page):
         re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     )
     named = [re.match(r"make ([a-z-]+)", piece) for piece in code(page.read_text(encoding="utf-8"))]
-    assert {found[1] for found in named if found} <= targets
+    assert {make_targets[1] for make_targets in named if make_targets} <= targets
 
 
 # ---- files and modules -------------------------------------------------------------------------
@@ -212,13 +212,13 @@ def is_there(name):
     """Whether a dotted name is that of a module of ours, or of something that stands in one."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
-        place = ROOT.joinpath(*parts[:length])
-        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        path = ROOT.joinpath(*parts[:length])
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         if file.is_file():
             text = file.read_text(encoding="utf-8")
             return all(
-                re.search(rf"^\s*((def|class) {left}\b|{left}( =|:))", text, re.MULTILINE)
-                for left in parts[length : length + 1]
+                re.search(rf"^\s*((def|class) {missing}\b|{missing}( =|:))", text, re.MULTILINE)
+                for missing in parts[length : length + 1]
             )
     return False
 
@@ -262,8 +262,8 @@ def test_every_block_of_yaml_is_right(page, tmp_path, monkeypatch):
 
 def part_of_a_spec(content):
     """Whether a mapping may stand in a spec, at its top or inside ``data``; raises what is wrong with it."""
-    whole = content if content.keys() <= keys_of(Document) else {"data": content}
-    return parse({"models": [{"family": "softmax"}], **whole})
+    spec_text = content if content.keys() <= keys_of(Document) else {"data": content}
+    return parse({"models": [{"family": "softmax"}], **spec_text})
 
 
 def inline_specs(text):
@@ -306,7 +306,7 @@ def has_key(name):
         if not is_dataclass(kind) or part not in keys_of(kind):
             return False
         hint = get_type_hints(kind)[part]
-        kind = next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
+        kind = next((item for item in (hint, *get_args(hint)) if is_dataclass(item)), None)
     return True
 
 
@@ -340,11 +340,11 @@ def test_the_first_change_works_as_its_page_has_it(monkeypatch):
     row, rule, check = (
         textwrap.dedent(content) for kind, content in FENCE.findall(text) if kind == "python"
     )
-    exec(rule, made := dict(vars(pruning)))
-    monkeypatch.setattr(pruning, "make_worst", made["make_worst"], raising=False)
+    exec(rule, edited := dict(vars(pruning)))
+    monkeypatch.setattr(pruning, "make_worst", edited["make_worst"], raising=False)
     monkeypatch.setitem(RULES, "worst", eval(row.rstrip(",\n"), {"PruningRule": PruningRule}))
-    exec(check, tried := dict(vars(test_pruning)))
-    tried["test_the_worst_of_all_is_dropped"]()
+    exec(check, commands_ := dict(vars(test_pruning)))
+    commands_["test_the_worst_of_all_is_dropped"]()
 
 
 # ---- the design --------------------------------------------------------------------------------

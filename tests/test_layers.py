@@ -131,7 +131,7 @@ class Import:
     target: str  # the module that is imported
 
     @property
-    def place(self):
+    def location(self):
         return f"{path_of(self.source).relative_to(ROOT)}:{self.line}"
 
 
@@ -145,7 +145,9 @@ def _modules():
         for package in PACKAGES
         for path in sources(package)
     }
-    return {".".join(place.parts).removesuffix(".__init__"): path for path, place in files.items()}
+    return {
+        ".".join(location.parts).removesuffix(".__init__"): path for path, location in files.items()
+    }
 
 
 MODULES = _modules()
@@ -160,8 +162,8 @@ def room(module):
     for within in ROOMS_WITHIN:
         if f"{module}.".startswith(f"{within}."):
             return within
-    package, _, rest = module.partition(".")
-    first = rest.partition(".")[0]
+    package, _, tail = module.partition(".")
+    first = tail.partition(".")[0]
     if package == "launch" or not first:
         return package
     return f"{package}.{first}"
@@ -169,14 +171,14 @@ def room(module):
 
 def imported(text, module="m", is_package=False):
     """(line, name) of all that a module's text imports anywhere, also by its name as a text."""
-    own = module if is_package else module.rpartition(".")[0]
+    names_ = module if is_package else module.rpartition(".")[0]
     tree = ast.parse(text)
     started = set(_started(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = own.rsplit(".", node.level - 1)[0] if node.level else ""
+            base = names_.rsplit(".", node.level - 1)[0] if node.level else ""
             origin = ".".join(filter(None, [base, node.module]))
             yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
         elif (
@@ -221,19 +223,23 @@ def _imports():
         for module, path in MODULES.items()
         if path.name == "__init__.py"
     }
-    ours = [
+    packages = [
         Import(module, line, target)
         for module, names in named.items()
         for line, name in names
         for target in _resolved(name, behind)
         if name.partition(".")[2] or name in PACKAGES
     ]
-    return [found for found in ours if found.source != found.target and not _is_word(found)], named
+    return [
+        imports
+        for imports in packages
+        if imports.source != imports.target and not _is_word(imports)
+    ], named
 
 
-def _is_word(found):
+def _is_word(imports):
     """Whether a text only happens to be a package's name."""
-    return found.target in PACKAGES
+    return imports.target in PACKAGES
 
 
 IMPORTS, NAMED = _imports()
@@ -247,17 +253,19 @@ def test_every_room_has_its_line_in_the_table():
 
 
 def test_a_room_imports_only_what_the_table_says():
-    def allowed(found):
-        mine, theirs = room(found.source), room(found.target)
-        words = MAY_IMPORT.get(mine, "").split()
+    def allowed(imports):
+        source, target_ = room(imports.source), room(imports.target)
+        words = MAY_IMPORT.get(source, "").split()
         return (
-            mine == theirs or theirs in words or theirs.partition(".")[0] in set(words) - {"fleet"}
+            source == target_
+            or target_ in words
+            or target_.partition(".")[0] in set(words) - {"fleet"}
         )
 
     assert [
-        f"{found.place}: {room(found.source)} may not import {found.target}"
-        for found in IMPORTS
-        if not allowed(found)
+        f"{imports.location}: {room(imports.source)} may not import {imports.target}"
+        for imports in IMPORTS
+        if not allowed(imports)
     ] == []
 
 
@@ -274,19 +282,19 @@ def circle(edges):
 
 
 def test_there_is_no_circle_of_files():
-    found = circle((found.source, found.target) for found in IMPORTS)
-    place = {(found.source, found.target): found.place for found in IMPORTS}
-    assert [place[pair] for pair in pairwise(found)] == []
+    imports = circle((imports.source, imports.target) for imports in IMPORTS)
+    location = {(imports.source, imports.target): imports.location for imports in IMPORTS}
+    assert [location[pair] for pair in pairwise(imports)] == []
 
 
 def test_there_is_no_circle_of_rooms():
     pairs = {
-        (room(found.source), room(found.target)): found.place
-        for found in IMPORTS
-        if room(found.source) != room(found.target)
+        (room(imports.source), room(imports.target)): imports.location
+        for imports in IMPORTS
+        if room(imports.source) != room(imports.target)
     }
-    found = circle(pairs)
-    assert [pairs[pair] for pair in pairwise(found)] == []
+    imports = circle(pairs)
+    assert [pairs[pair] for pair in pairwise(imports)] == []
 
 
 def test_every_folder_says_what_it_is_and_what_it_may_import():
@@ -326,15 +334,15 @@ PURE_ELSEWHERE = {
 }
 
 
-def test_what_decides_in_a_launch_imports_nothing_that_looks_or_acts():
+def test_deciding_modules_import_nothing_that_acts():
     def is_pure(name):
         return any(name == pure or name.startswith(f"{pure}.") for pure in PURE | PURE_ELSEWHERE)
 
     assert [
         f"{path_of(module).relative_to(ROOT)}:{line}: {name}"
-        for module, found in NAMED.items()
+        for module, imports in NAMED.items()
         if room(module) == "fleet.control"
-        for line, name in found
+        for line, name in imports
         if not is_pure(name) and not _is_text(path_of(module), line, name)
     ] == []
 
@@ -346,8 +354,8 @@ def _importing(names, rooms):
     """The places of modules outside of some rooms that import one of some packages of others."""
     return [
         f"{path_of(module).relative_to(ROOT)}:{line}: {name}"
-        for module, found in NAMED.items()
-        for line, name in found
+        for module, imports in NAMED.items()
+        for line, name in imports
         if name.partition(".")[0] in names
         and not module.startswith(rooms)
         and not _is_text(path_of(module), line, name)
@@ -388,14 +396,14 @@ def test_tensorflow_and_torch_come_in_by_one_engine_each():
 
 
 def test_launch_stands_on_the_standard_library():
-    others = {
+    foreign = {
         name.partition(".")[0]
-        for module, found in NAMED.items()
+        for module, imports in NAMED.items()
         if room(module) == "launch"
-        for line, name in found
+        for line, name in imports
         if not _is_text(path_of(module), line, name)
     }
-    assert others - {"launch"} <= sys.stdlib_module_names
+    assert foreign - {"launch"} <= sys.stdlib_module_names
 
 
 # ---- what a command loads ----------------------------------------------------------------------
@@ -442,7 +450,7 @@ FILES = {
 }
 
 
-def test_declaring_the_arguments_of_all_commands_loads_no_mpi_and_no_tensorflow(tmp_path):
+def test_declaring_arguments_loads_no_mpi_or_tensorflow(tmp_path):
     modules = sorted({module for module, _ in COMMANDS.values()})
     assert (
         loads(

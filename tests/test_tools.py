@@ -59,7 +59,7 @@ def test_a_folder_that_is_no_environment_is_not_emptied(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pythons", "taken"),
+    ("pythons", "version_"),
     [
         (
             {"python3": interpreter("3.13"), "python3.12": interpreter("3.12"), "python3.11": SHIM},
@@ -70,24 +70,26 @@ def test_a_folder_that_is_no_environment_is_not_emptied(tmp_path):
         ({"python3": interpreter("3.13"), "python3.11": without_ensurepip("3.11")}, "3.13"),
     ],
 )
-def test_the_first_version_that_starts_is_taken(tmp_path, pythons, taken):
-    assert make_env(tmp_path, pythons) == (3, f"made by {taken}\n")
+def test_the_first_version_that_starts_is_taken(tmp_path, pythons, version_):
+    assert make_env(tmp_path, pythons) == (3, f"made by {version_}\n")
 
 
-@pytest.mark.parametrize("asked", ["3.13", "python3.13"])
-def test_a_version_can_be_asked_for_and_is_found_where_version_managers_keep_it(tmp_path, asked):
-    kept = tmp_path / ".pyenv/versions/3.13.0/bin/python3"
-    kept.parent.mkdir(parents=True)
-    kept.write_text(interpreter("3.13"))
-    kept.chmod(0o755)
-    assert make_env(tmp_path, {"python3.11": interpreter("3.11")}, PYTHON=asked) == (
+@pytest.mark.parametrize("requested", ["3.13", "python3.13"])
+def test_env_finds_a_requested_version_of_a_version_manager(
+    tmp_path, requested
+):
+    managed = tmp_path / ".pyenv/versions/3.13.0/bin/python3"
+    managed.parent.mkdir(parents=True)
+    managed.write_text(interpreter("3.13"))
+    managed.chmod(0o755)
+    assert make_env(tmp_path, {"python3.11": interpreter("3.11")}, PYTHON=requested) == (
         3,
         "made by 3.13\n",
     )
 
 
 @pytest.mark.parametrize(
-    ("pythons", "variables", "why"),
+    ("pythons", "variables", "reason"),
     [
         (
             {"python3": interpreter("3.10")},
@@ -125,17 +127,17 @@ def test_a_version_can_be_asked_for_and_is_found_where_version_managers_keep_it(
         ({}, {"PYTHON": "/no/python"}, "PYTHON=/no/python does not start"),
     ],
 )
-def test_without_a_python_it_says_why_and_how_to_get_one_without_root(
-    tmp_path, pythons, variables, why
+def test_env_explains_how_to_get_a_python(
+    tmp_path, pythons, variables, reason
 ):
-    status, said = make_env(tmp_path, {"python3.11": SHIM, **pythons}, **variables)
-    assert (status, said.count("\n")) == (1, 1)
-    assert why in said
-    assert "uv python install" in said
-    assert "conda create" in said
+    status, output = make_env(tmp_path, {"python3.11": SHIM, **pythons}, **variables)
+    assert (status, output.count("\n")) == (1, 1)
+    assert reason in output
+    assert "uv python install" in output
+    assert "conda create" in output
 
 
-def test_an_environment_that_was_interrupted_is_made_anew_with_the_versions_of_its_new_python(
+def test_env_rebuilds_an_interrupted_environment(
     tmp_path,
 ):
     torn = tmp_path / "env/bin/python"
@@ -147,8 +149,8 @@ def test_an_environment_that_was_interrupted_is_made_anew_with_the_versions_of_i
         '#!/bin/sh\ncase "$*" in *version_info*) echo 3.11;; *venv*--clear*) echo "#!/bin/sh" > "$4/bin/python"; '
         'echo \'echo "$*" >&2; exit 3\' >> "$4/bin/python";; esac\n'
     )
-    status, said = make_env(tmp_path, {"python3.11": makes, "python3.12": SHIM})
-    assert (status, said.split()[-1]) == (3, "tools/constraints-3.11.txt")
+    status, output = make_env(tmp_path, {"python3.11": makes, "python3.12": SHIM})
+    assert (status, output.split()[-1]) == (3, "tools/constraints-3.11.txt")
 
 
 def test_an_environment_of_another_python_is_kept(tmp_path):
@@ -156,8 +158,8 @@ def test_an_environment_of_another_python_is_kept(tmp_path):
     python.parent.mkdir(parents=True)
     python.write_text(interpreter("3.11"))
     python.chmod(0o755)
-    status, said = make_env(tmp_path, {"python3.13": interpreter("3.13")}, PYTHON="3.13")
-    assert (status, "is of Python 3.11" in said) == (1, True)
+    status, output = make_env(tmp_path, {"python3.13": interpreter("3.13")}, PYTHON="3.13")
+    assert (status, "is of Python 3.11" in output) == (1, True)
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
@@ -167,20 +169,20 @@ def test_all_that_an_environment_is_made_of_is_pinned(version):
         for line in (ROOT / f"tools/constraints-{version}.txt").read_text().split()
         if "==" in line
     }
-    wanted = {
+    pinned = {
         word
         for file in ("requirements", "requirements-torch", "requirements-horovod")
         for word in re.findall(
             r"^[\w-]+", (ROOT / f"tools/{file}.txt").read_text().lower(), re.MULTILINE
         )
     }
-    lacking = wanted - pins
+    lacking = pinned - pins
     assert lacking <= (
         {"cffi", "cloudpickle", "cmake", "psutil"} if version == "3.13" else set()
     )  # of Horovod
 
 
-def test_without_a_torch_for_this_python_it_says_so_and_all_else_is_there(tmp_path):
+def test_env_without_a_torch_wheel_installs_the_rest(tmp_path):
     python = tmp_path / "env/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(

@@ -64,14 +64,14 @@ def parse(argv=None):
         help="a run, such as the demo's, of which to say what checkpoints cost it",
     )
     arguments = parser.parse_args(argv)
-    seed_lists = (
+    numbers = (
         arguments.seeds,
         arguments.tensorflow_seeds,
         arguments.beside_seeds,
         arguments.search_seeds,
     )
-    if any(seed_lists):
-        return arguments, Seeds(*(seeds or () for seeds in seed_lists))
+    if any(numbers):
+        return arguments, Seeds(*(seeds or () for seeds in numbers))
     concurrent = round(0.3 * arguments.cases) if arguments.beside is None else arguments.beside
     searched = math.ceil(arguments.cases / 8) if arguments.searches is None else arguments.searches
     return arguments, Seeds(
@@ -154,16 +154,16 @@ def document(outcomes, run=None, concurrent=(), searched=()):
         ("numpy", "The numpy engine", FAULTS),
         ("keras", "TensorFlow", TENSORFLOW_FAULTS),
     ):
-        selected = [outcome for outcome in outcomes if outcome.case.engine == engine]
-        if selected:
-            good = sum(not outcome.broken for outcome in selected)
+        rows = [outcome for outcome in outcomes if outcome.case.engine == engine]
+        if rows:
+            good = sum(not outcome.broken for outcome in rows)
             lines += [
-                f"## {title}: {len(selected)} cases, {good} came to a good end",
+                f"## {title}: {len(rows)} cases, {good} came to a good end",
                 "",
-                *_table(selected, faults),
+                *_table(rows, faults),
                 "",
             ]
-    lines += _pauses(outcomes) + _concurrent(concurrent) + _searched(searched)
+    lines += _pauses(outcomes) + _concurrent_table(concurrent) + _searched(searched)
     if run is not None:
         lines += _blocked(run)
     lines += [
@@ -191,23 +191,23 @@ def _table(outcomes, faults):
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for fault in faults:
-        selected = [outcome for outcome in outcomes if outcome.case.fault == fault]
-        if not selected:
+        case_rows = [outcome for outcome in outcomes if outcome.case.fault == fault]
+        if not case_rows:
             continue
-        twice = [outcome.twice for outcome in selected]
+        twice = [outcome.twice for outcome in case_rows]
         rows.append(
-            f"| {fault} | {len(selected)} | {sum(not outcome.broken for outcome in selected)} "
-            f"| {sum(outcome.outlived for outcome in selected)} "
-            f"| {max(len(outcome.statuses) for outcome in selected)} of {MOST_LAUNCHES} "
+            f"| {fault} | {len(case_rows)} | {sum(not outcome.broken for outcome in case_rows)} "
+            f"| {sum(outcome.outlived for outcome in case_rows)} "
+            f"| {max(len(outcome.statuses) for outcome in case_rows)} of {MOST_LAUNCHES} "
             f"| {statistics.median(twice):.0f} | {max(twice)} |"
         )
     statuses = Counter(status for outcome in outcomes for status in outcome.statuses[:-1])
     ended = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
-    note = (
+    cells = (
         f"An epoch has {TRAINED} samples, and at most three networks are trained at a time. All launches except "
         f"the last one of each case ended with one of these statuses (how often): {ended}."
     )
-    return [*rows, "", note if ended else ""]
+    return [*rows, "", cells if ended else ""]
 
 
 def _pauses(outcomes):
@@ -237,7 +237,7 @@ def _pauses(outcomes):
     )
 
 
-def _concurrent(cases):
+def _concurrent_table(cases):
     """What came of launches over one folder."""
     if not cases:
         return []
@@ -275,12 +275,12 @@ def _searched(cases):
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for search in searches.SEARCHES:
-        selected = [case for case in cases if case.search == search]
-        if selected:
+        rows = [case for case in cases if case.search == search]
+        if rows:
             lines.append(
-                f"| {search} | {len(selected)} | {sum(not case.broken for case in selected)} "
-                f"| {sum(len(case.kills) for case in selected)} | {sum(case.decisions for case in selected)} "
-                f"| {sum(case.again for case in selected)} |"
+                f"| {search} | {len(rows)} | {sum(not case.broken for case in rows)} "
+                f"| {sum(len(case.kills) for case in rows)} | {sum(case.decisions for case in rows)} "
+                f"| {sum(case.again for case in rows)} |"
             )
     return [*lines, ""]
 

@@ -18,7 +18,7 @@ import yaml
 from PIL import Image
 
 from fleet.api import mpirun
-from fleet.domain.events import EpochEnded, GroupFailed, GroupStarted, LaunchEnded
+from fleet.domain.events import Ended, EpochEnded, GroupFailed, GroupStarted
 from fleet.errors import CheckpointError
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import find_newest, read_state
@@ -293,9 +293,7 @@ class Trial:
         """Whether all networks are done: mpirun may end with 0 when all of its ranks have died."""
         log = list(read_events(self.paths.events)) if self.paths.events.exists() else []
         return (
-            self.outcome.statuses[-1] in (0, 3)
-            and bool(log)
-            and isinstance(log[-1].event, LaunchEnded)
+            self.outcome.statuses[-1] in (0, 3) and bool(log) and isinstance(log[-1].event, Ended)
         )
 
     def _has_come(self):
@@ -432,11 +430,11 @@ class Trial:
             RunPaths(self.paths.replay(name)), name, with_arrays=False
         ).state.history
         # Where a file was gone for a while, what was trained without it cannot be trained again.
-        first_short = next(
+        log = next(
             (index for index, record in enumerate(histories[name]) if record.samples < TRAINED),
             len(again),
         )
-        difference = largest_difference(histories[name][:first_short], again[:first_short])
+        difference = largest_difference(histories[name][:log], again[:log])
         if difference > (1e-9 if self.case.engine == "numpy" else 1e-4):
             raise Broken(f"{name} differs from its replay by {difference:.1e}")
 
@@ -445,18 +443,18 @@ class Trial:
     def _account(self):
         lines = [line.split() for line in self.steps.read_text().splitlines()]
         trained = sum(int(size) for _, _, size in lines)
-        saved = sum(TRAINED * len(history) for history in self._histories().values())
-        self.outcome.twice = max(0, trained - saved) if not self.outcome.failed else 0
-        repeated = [
+        epochs_kept = sum(TRAINED * len(history) for history in self._histories().values())
+        self.outcome.twice = max(0, trained - epochs_kept) if not self.outcome.failed else 0
+        failed = [
             (t_s, event.network)
             for t_s, event in read_events(self.paths.events)
             if isinstance(event, GroupFailed)
         ]
-        if self._hit and repeated:
+        if self._hit and failed:
             after = [
                 float(when)
                 for when, rank, _ in lines
-                if int(rank) in self._mates(*repeated[0]) and float(when) > self._struck_at
+                if int(rank) in self._mates(*failed[0]) and float(when) > self._struck_at
             ]
             self.outcome.pause_s = min(after) - self._struck_at if after else None
 

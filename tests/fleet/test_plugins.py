@@ -115,7 +115,7 @@ def test_what_leads_to_no_policy_is_refused_in_a_line(name, message):
         ("own_policies:raises", r"the policy own_policies:raises failed: KeyError: 'a\nb'"),
         (
             "own_policies:wrong",
-            "the policy own_policies:wrong hands out the devices [7]; it can hand out each of [0, 1] once",
+            "the policy own_policies:wrong assigns the devices [7]; it can assign each of [0, 1] once",
         ),
     ],
 )

@@ -91,7 +91,7 @@ class AllocatorContract:
 
     @inherited
     @given(data=st.data())
-    def test_the_same_problem_twice_gets_the_same_answer_and_stays_as_it_was(self, data):
+    def test_equal_problems_get_equal_answers_and_are_not_changed(self, data):
         problem = data.draw(self.problems())
         before = self.table(problem)
         assert self.counts(problem) == self.counts(problem)
@@ -99,7 +99,7 @@ class AllocatorContract:
 
     @settings(inherited, max_examples=examples(200))
     @given(data=st.data())
-    def test_what_it_gives_can_be_used_and_an_exact_one_reaches_the_best_or_says_that_there_is_none(
+    def test_answers_are_feasible_and_exact_ones_optimal(
         self, data
     ):
         problem = data.draw(self.problems())

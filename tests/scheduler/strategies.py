@@ -9,14 +9,14 @@ RATES = st.floats(0.5, 200.0, allow_nan=False).map(lambda rate: round(rate, 3))
 
 @st.composite
 def networks(draw, index, gpus, bounded=True):
-    least = draw(st.integers(1, min(2, gpus))) if bounded else 1
-    most = draw(st.none() | st.integers(least, gpus)) if bounded else None
+    low = draw(st.integers(1, min(2, gpus))) if bounded else 1
+    high = draw(st.none() | st.integers(low, gpus)) if bounded else None
     return Network(
         f"n{index}",
         tuple(draw(st.lists(RATES, min_size=1, max_size=6))),
         epochs=draw(st.integers(1, 4)),
-        min_gpus=least,
-        max_gpus=most,
+        min_gpus=low,
+        max_gpus=high,
     )
 
 

@@ -30,14 +30,14 @@ functions = st.lists(
 def test_hulls_are_those_of_the_monotone_chain(heights, seed):
     rng = np.random.default_rng(seed)
     row = np.repeat(np.arange(len(heights)), list(map(len, heights)))
-    x = np.concatenate([np.cumsum(rng.integers(1, 5, len(own))) for own in heights])
+    x = np.concatenate([np.cumsum(rng.integers(1, 5, len(row_points))) for row_points in heights])
     y = np.concatenate(heights).astype(float)
     vertices = concave_hulls(row, x, y)
     for number in range(len(heights)):
-        mine = row == number
-        own = vertices[row[vertices] == number]
-        assert np.interp(x[mine], x[own], y[own]) == pytest.approx(
-            chain(x[mine], y[mine]), abs=1e-9
+        row_vertices = row == number
+        row_points = vertices[row[vertices] == number]
+        assert np.interp(x[row_vertices], x[row_points], y[row_points]) == pytest.approx(
+            chain(x[row_vertices], y[row_vertices]), abs=1e-9
         )
 
 

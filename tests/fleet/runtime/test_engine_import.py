@@ -88,7 +88,7 @@ def test_a_rank_that_will_train_imports_the_engine(monkeypatch, told, imported):
     found = []
     monkeypatch.setattr(engine_import, "import_engine", lambda engine: found.append(engine.name))
     loading = EngineImport()
-    loading.hear(World(rank=1, given=told))
+    loading.hear(World(rank=1, answers=told))
     loading.finish()
     loading.finish()
     assert found == imported
@@ -97,7 +97,7 @@ def test_a_rank_that_will_train_imports_the_engine(monkeypatch, told, imported):
 def test_an_import_that_fails_is_left_to_who_makes_the_engine(monkeypatch):
     monkeypatch.setattr(engine_import, "import_engine", lambda engine: 1 / 0)
     loading = EngineImport()
-    loading.hear(World(rank=1, given=Ahead("numpy", frozenset({1}))))
+    loading.hear(World(rank=1, answers=Ahead("numpy", frozenset({1}))))
     loading.finish()
 
 
@@ -117,7 +117,7 @@ def test_modules_are_imported_one_thread_after_the_other(monkeypatch, tmp_path):
 
     monkeypatch.setattr(engine_import, "import_engine", import_engine)
     loading = EngineImport()
-    loading.hear(World(rank=1, given=Ahead("numpy", frozenset({1}))))
+    loading.hear(World(rank=1, answers=Ahead("numpy", frozenset({1}))))
     assert loading.unpack(plain) == {"a": 1}  # waits for nothing
     threading.Timer(0.05, go_on.set).start()
     assert type(loading.unpack(packed)).__name__ == "Thing"

@@ -11,7 +11,7 @@ from fleet.storage.event_log import events_of
 from fleet.storage.results import read_results
 from scheduler.ensemble.policies import POLICIES
 from tests.fleet.runtime.runs import launch, write
-from tests.slots import beside, most_on_a_gpu
+from tests.slots import most_on_a_gpu, networks_beside
 
 DIGITS = {
     "source": "builtin:digits",
@@ -118,7 +118,7 @@ def test_out_of_memory_network_is_trained_alone_next_time(table, monkeypatch):
             name == "second" :
         ]
         assert most_on_a_gpu(paths.events) == 2
-        assert beside(paths.events, "n0")[-1] == set()
+        assert networks_beside(paths.events, "n0")[-1] == set()
 
 
 @pytest.mark.long

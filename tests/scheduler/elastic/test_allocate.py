@@ -32,9 +32,9 @@ any_curve = (
 
 
 @st.composite
-def concave_curve(draw, most=5):
+def concave_curve(draw, max_gpus=5):
     """Falling gains of sixteenths, so that sums are exact and a concave curve is one to the last bit."""
-    gains = sorted(draw(st.lists(st.integers(-2, 40), min_size=1, max_size=most)), reverse=True)
+    gains = sorted(draw(st.lists(st.integers(-2, 40), min_size=1, max_size=max_gpus)), reverse=True)
     factors = 41 / 16 + np.cumsum([0, *gains[1:]]) / 16
     return ScalingCurve((*(0.0,) * draw(st.integers(0, 2)), *np.maximum(factors, 1 / 16).tolist()))
 
@@ -73,7 +73,7 @@ class TestDynamicProgramme(ElasticContract):
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.tuples(st.lists(any_curve, max_size=6), st.integers(0, 16)))
-def test_the_dynamic_programme_is_as_good_as_the_integer_programme(problem):
+def test_dynamic_program_equals_integer_program(problem):
     exact, solved = dynamic_programme(*problem), integer_programme(*problem)
     assert (exact is None) == (solved is None)
     if exact is not None:
@@ -87,8 +87,8 @@ longer_curve = (
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(problems(st.one_of(longer_curve, concave_curve(most=12)), jobs=20, gpus=120))
-def test_the_chosen_method_is_as_good_as_the_dynamic_programme_on_all_curves(problem):
+@given(problems(st.one_of(longer_curve, concave_curve(max_gpus=12)), jobs=20, gpus=120))
+def test_allocate_equals_dynamic_program_on_all_curves(problem):
     exact, fast = dynamic_programme(*problem), allocate(*problem)
     assert (fast is None) == (exact is None)
     if exact is not None:
@@ -120,7 +120,7 @@ def test_allocations_by_hand():
     ],
 )
 def test_the_method_chosen_is_stated(curves, gpus, method):
-    assert allocate([ScalingCurve(own) for own in curves], gpus).method == method
+    assert allocate([ScalingCurve(allocation) for allocation in curves], gpus).method == method
 
 
 @pytest.mark.parametrize("factors", [(1.0, -0.5), (1.0, math.nan), (math.inf,)])
@@ -240,15 +240,15 @@ def test_a_batch_that_fits_nowhere_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("measured", "message"),
     [
         (network(steps=()), "'net': step_s"),
         (network(params_mb=None), "'net': params_mb"),
     ],
 )
-def test_missing_measurements_are_named(given, message):
+def test_missing_measurements_are_named(measured, message):
     with pytest.raises(InputError, match=message):
-        elastic.scaling_curve(given, EXCHANGES, elastic.BatchRange(8, 64), gpus=2)
+        elastic.scaling_curve(measured, EXCHANGES, elastic.BatchRange(8, 64), gpus=2)
 
 
 @pytest.mark.parametrize("ends", [(0, 8), (9, 8)])
@@ -287,35 +287,37 @@ def test_a_profile_feeds_the_analyzer():
 def many_jobs(draw):
     """Crowds of jobs, some alike and some not, with ties, dips and steps of several GPUs."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    jobs, most = draw(st.integers(1, 60)), draw(st.integers(1, 12))
+    jobs, max_gpus = draw(st.integers(1, 60)), draw(st.integers(1, 12))
     step = draw(st.sampled_from([1.0, 0.25, 1e-3]))
     kinds = [
         tuple(
             (
-                step * np.round(rng.gamma(2, 1, most).cumsum() / step) * (rng.random(most) > 0.1)
+                step
+                * np.round(rng.gamma(2, 1, max_gpus).cumsum() / step)
+                * (rng.random(max_gpus) > 0.1)
                 + step
             ).tolist()
         )
         for _ in range(draw(st.integers(1, jobs)))
     ]
     return [kinds[kind] for kind in rng.integers(0, len(kinds), jobs)], draw(
-        st.integers(0, jobs * most)
+        st.integers(0, jobs * max_gpus)
     )
 
 
 @settings(max_examples=400, deadline=None)
 @given(many_jobs())
-def test_many_jobs_get_what_the_dynamic_programme_over_all_counts_gives(problem):
+def test_allocate_many_jobs_equals_dynamic_program(problem):
     factors, gpus = problem
-    found = allocate(list(map(ScalingCurve, factors)), gpus)
+    allocation = allocate(list(map(ScalingCurve, factors)), gpus)
     exact = dynamic_programme(list(map(ScalingCurve, factors)), gpus)
     if exact is None:
-        assert found is None
+        assert allocation is None
     else:
-        assert found.throughput == pytest.approx(exact.throughput, rel=1e-12)
-        assert sum(found.gpus) <= gpus
-        assert found.throughput == math.fsum(
-            own[k - 1] for own, k in zip(factors, found.gpus, strict=True)
+        assert allocation.throughput == pytest.approx(exact.throughput, rel=1e-12)
+        assert sum(allocation.gpus) <= gpus
+        assert allocation.throughput == math.fsum(
+            allocation[k - 1] for allocation, k in zip(factors, allocation.gpus, strict=True)
         )
 
 
@@ -324,15 +326,15 @@ def test_many_jobs_get_what_the_dynamic_programme_over_all_counts_gives(problem)
 def test_curves_that_are_known_get_what_new_ones_get(seed):
     """Jobs come, leave, come back, and have curves in common."""
     rng = np.random.default_rng(seed)
-    known, jobs = [], []
+    cached, jobs = [], []
     for _ in range(12):
-        known += [
+        cached += [
             ScalingCurve(tuple(rng.integers(1, 9, rng.integers(1, 6)).tolist()))
             for _ in range(rng.integers(3))
         ]
         jobs = [job for job in jobs if rng.random() < 0.8]
         jobs[len(jobs) // 2 : len(jobs) // 2] = (
-            [known[i] for i in rng.integers(len(known), size=3)] if known else []
+            [cached[i] for i in rng.integers(len(cached), size=3)] if cached else []
         )
         gpus = int(rng.integers(0, 4 * len(jobs) + 2))
         assert allocate(jobs, gpus) == allocate([ScalingCurve(job.factors) for job in jobs], gpus)

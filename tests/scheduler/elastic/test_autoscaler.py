@@ -130,14 +130,14 @@ DECISIONS = {
 
 
 @pytest.mark.parametrize(
-    ("running", "waiting", "now", "how", "kept", "started"), DECISIONS.values(), ids=DECISIONS
+    ("running", "waiting", "now", "how", "size", "started"), DECISIONS.values(), ids=DECISIONS
 )
-def test_a_decision_says_how_many_gpus_each_job_has(running, waiting, now, how, kept, started):
+def test_a_decision_says_how_many_gpus_each_job_has(running, waiting, now, how, size, started):
     decision = decide(running, waiting, now, how)
-    assert (decision.running, decision.started) == (kept, started)
+    assert (decision.running, decision.started) == (size, started)
 
 
-def test_a_decision_states_the_method_of_the_optimizer_and_the_throughput():
+def test_decision_states_method_and_throughput():
     assert (
         decide([], [needs(1.0, 1.1, 3.0), Job()], 0.0, Autoscaling(gpus=3)).method
         == "greedy + dynamic programme"

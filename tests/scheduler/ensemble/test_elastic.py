@@ -43,7 +43,7 @@ def decide(models, gpus, progress=Progress()):
 def grown(answer, **more):
     """Progress in which an answer has been carried out."""
     return Progress(
-        running=tuple(Member(one.name, one.devices) for one in answer.members),
+        running=tuple(Member(network.name, network.devices) for network in answer.members),
         target=answer,
         **more,
     )
@@ -54,21 +54,28 @@ RANGES = st.tuples(st.integers(1, 32), st.integers(32, 512))  # of which a GPU h
 
 @settings(max_examples=examples(100))
 @given(st.lists(RANGES, min_size=1, max_size=3), st.integers(3, 7))
-def test_the_scaling_factors_of_all_networks_sum_to_the_most_with_the_best_batch_of_each(
+def test_elastic_maximizes_sum_of_scaling_factors(
     ranges, gpus
 ):
-    models = [network(f"n{place}", batches) for place, batches in enumerate(ranges)]
+    models = [network(f"n{index}", batches) for index, batches in enumerate(ranges)]
     answer = decide(models, gpus)
-    curves = {one.name: scaling_curve(one, COMM, BatchRange(*one.batches), gpus) for one in models}
-    reached = sum(curves[one.name].factors[one.gpus - 1] for one in answer.members)
+    curves = {
+        each_network.name: scaling_curve(
+            each_network, COMM, BatchRange(*each_network.batches), gpus
+        )
+        for each_network in models
+    }
+    reached = sum(
+        curves[each_network.name].factors[each_network.gpus - 1] for each_network in answer.members
+    )
     best = max(
         sum(curve.factors[count - 1] for curve, count in zip(curves.values(), counts, strict=True))
         for counts in itertools.product(range(1, gpus + 1), repeat=len(models))
         if sum(counts) <= gpus
     )
     assert reached == pytest.approx(best)
-    assert [one.batch for one in answer.members] == [
-        curves[one.name].batches[one.gpus - 1] for one in answer.members
+    assert [each_network.batch for each_network in answer.members] == [
+        curves[each_network.name].batches[each_network.gpus - 1] for each_network in answer.members
     ]
     check_round(
         answer, RateTable(1000, 4, tuple(models), COMM), Progress(), Cluster.of(gpus, min(gpus, 4))
@@ -88,7 +95,7 @@ def test_nothing_changes_until_a_network_comes_or_goes():
     )
 
 
-def test_networks_wait_for_their_turn_and_none_that_trains_is_sent_back():
+def test_elastic_never_sends_running_networks_back():
     models = [network(name) for name in "abc"]
     first = decide(models, 2)
     assert [member.name for member in first.members] == ["a", "b"]
@@ -114,8 +121,8 @@ def test_bounds_of_groups_hold():
 def test_a_network_has_the_gpus_that_its_least_batch_takes():
     wide = network("wide", (100, 128))
     assert curve_of(wide, COMM, 8).min_gpus == 4
-    (told,) = with_best_batches(RateTable(1000, 4, (wide,), COMM), 8).models
-    assert told.min_gpus == 4
+    (table_,) = with_best_batches(RateTable(1000, 4, (wide,), COMM), 8).models
+    assert table_.min_gpus == 4
     assert decide([wide, network("a")], 4).counts == {"wide": 4}
     with pytest.raises(
         InputError, match="a batch of 100 does not fit on 2 GPUs of 32 samples each"
@@ -124,11 +131,11 @@ def test_a_network_has_the_gpus_that_its_least_batch_takes():
 
 
 def test_the_best_rates_are_those_of_the_analyzer():
-    one = network("a")
-    (told,) = with_best_batches(RateTable(1000, 4, (one,), COMM), 8).models
-    curve = scaling_curve(one, COMM, BatchRange(*one.batches), 8)
-    alone = step_rate(one, COMM, 1, 32)
-    assert told.rates == pytest.approx([alone * factor for factor in curve.factors])
+    each_network = network("a")
+    (table_,) = with_best_batches(RateTable(1000, 4, (each_network,), COMM), 8).models
+    curve = scaling_curve(each_network, COMM, BatchRange(*each_network.batches), 8)
+    alone = step_rate(each_network, COMM, 1, 32)
+    assert table_.rates == pytest.approx([alone * factor for factor in curve.factors])
 
 
 def test_a_batch_that_cannot_be_is_refused():
@@ -158,13 +165,13 @@ def test_the_simulation_trains_each_epoch_with_one_batch():
         batches=(100, 100),
     )
     comm = (CommTime(1.0, 2, 1.0),)
-    found = simulate(
+    simulated = simulate(
         RateTable(1000, 2, (fast, slow), comm), Cluster.of(2, 2), POLICY, Options(), Costs()
     )
     # b: 10 s at 50/s; then the 500 that are left in steps of 100 on two GPUs, 1 s and an exchange of 1 s each: 50/s as
     # before; then 1000 in steps of 200, 2 s and 1 s each.
-    assert found.makespan_s == pytest.approx(10 + 10 + 15)
-    assert sorted((stint.name, len(stint.devices)) for stint in found.stints) == [
+    assert simulated.makespan_s == pytest.approx(10 + 10 + 15)
+    assert sorted((stint.name, len(stint.devices)) for stint in simulated.stints) == [
         ("a", 1),
         ("b", 1),
         ("b", 2),

@@ -34,55 +34,55 @@ def by_the_book(table, candidates, gpus, delta, peak_limited):
     table = table if peak_limited else extend_as_printed(table, gpus)
 
     def sizes(network):
-        most = min(network.max_gpus or gpus, gpus)
-        allowed = [(m, rate(network, m)) for m in range(network.min_gpus, most + 1)]
+        limit = min(network.max_gpus or gpus, gpus)
+        allowed = [(m, rate(network, m)) for m in range(network.min_gpus, limit + 1)]
         return [
             m
             for i, (m, r) in enumerate(allowed)
             if not peak_limited or all(r > before for _, before in allowed[:i])
         ]
 
-    known = {
+    curves = {
         network.name: network
         for network in table.models
         if network.name in candidates and network.min_gpus <= gpus
     }
-    if not known:
+    if not curves:
         return {}
-    single = {name: rate(network, network.min_gpus) for name, network in known.items()}
-    fastest = max(known, key=lambda name: single[name])
-    reference, given = single[fastest], {fastest: known[fastest].min_gpus}
+    single = {name: rate(network, network.min_gpus) for name, network in curves.items()}
+    fastest = max(curves, key=lambda name: single[name])
+    reference, counts = single[fastest], {fastest: curves[fastest].min_gpus}
     while True:
-        left = gpus - sum(given.values())
+        free = gpus - sum(counts.values())
         choices = [
-            (abs(rate(known[name], m) - reference), m, name)
-            for name in known
-            if name not in given
-            for m in sizes(known[name])
-            if m <= left and abs(rate(known[name], m) - reference) <= delta
+            (abs(rate(curves[name], m) - reference), m, name)
+            for name in curves
+            if name not in counts
+            for m in sizes(curves[name])
+            if m <= free and abs(rate(curves[name], m) - reference) <= delta
         ]
         if not choices:
             break
         choices.sort(key=lambda choice: choice[0])
         if len(choices) > 1 and choices[0][0] == choices[1][0]:
             return None
-        given[choices[0][2]] = choices[0][1]
-    while sum(given.values()) < gpus:
-        left = gpus - sum(given.values())
+        counts[choices[0][2]] = choices[0][1]
+    while sum(counts.values()) < gpus:
+        free = gpus - sum(counts.values())
         raisable = {
-            name: min((m for m in sizes(known[name]) if m > size), default=None)
-            for name, size in given.items()
+            name: min((m for m in sizes(curves[name]) if m > size), default=None)
+            for name, size in counts.items()
         }
         raisable = {
-            name: m for name, m in raisable.items() if m is not None and m - given[name] <= left
+            name: m for name, m in raisable.items() if m is not None and m - counts[name] <= free
         }
         if not raisable:
             break
-        paces = sorted((rate(known[name], given[name]), name) for name in raisable)
+        paces = sorted((rate(curves[name], counts[name]), name) for name in raisable)
         if len(paces) > 1 and paces[0][0] == paces[1][0]:
             return None
-        given[paces[0][1]] = raisable[paces[0][1]]
-    return given
+        counts[paces[0][1]] = raisable[paces[0][1]]
+    return counts
 
 
 @given(ensembles(), st.floats(0, 100), st.booleans())
@@ -90,23 +90,23 @@ def by_the_book(table, candidates, gpus, delta, peak_limited):
 def test_a_flotilla_is_what_algorithm_2_says_line_by_line(drawn, delta, peak_limited):
     table, cluster = drawn
     options = Options(delta=Delta(delta, relative=False), peak_limited=peak_limited)
-    found = form_flotilla(table, names(table), cluster.gpus, options)
+    members = form_flotilla(table, names(table), cluster.gpus, options)
     expected = by_the_book(table, set(names(table)), cluster.gpus, delta, peak_limited)
     if expected is not None:
-        assert found == expected
+        assert members == expected
 
 
 @given(ensembles(), st.floats(0, 100), st.booleans())
 @settings(max_examples=examples(100), deadline=None)
-def test_members_are_joined_within_delta_before_spare_gpus_are_given(drawn, delta, peak_limited):
+def test_flotilla_joins_within_delta_before_spare_gpus(drawn, delta, peak_limited):
     table, cluster = drawn
     options = Options(delta=Delta(delta / 100, relative=True), peak_limited=peak_limited)
-    found = form_flotilla(table, names(table), cluster.gpus, options)
-    known = {network.name: network for network in table.models}
+    members = form_flotilla(table, names(table), cluster.gpus, options)
+    curves = {network.name: network for network in table.models}
     reference = max(rate(network, network.min_gpus) for network in table.models)
-    assert sum(found.values()) <= cluster.gpus
-    for name, size in found.items():  # on some count up to the final one it was close enough
-        paces = [rate(known[name], m) for m in range(known[name].min_gpus, size + 1)]
+    assert sum(members.values()) <= cluster.gpus
+    for name, size in members.items():  # on some count up to the final one it was close enough
+        paces = [rate(curves[name], m) for m in range(curves[name].min_gpus, size + 1)]
         assert min(abs(pace - reference) for pace in paces) <= options.delta.of(reference) + 1e-9
 
 
@@ -161,25 +161,25 @@ def test_many_spare_gpus_go_where_they_would_go_one_by_one(case, width):
 
 @given(ensembles(most_gpus=80), st.integers(1, 90), st.integers(0, 1))
 @settings(max_examples=examples(100), deadline=None)
-def test_columns_that_are_worked_out_later_change_nothing(drawn, delta, away):
+def test_columns_that_are_worked_out_later_change_nothing(drawn, delta, removed):
     table, cluster = drawn
     options = Options(delta=Delta(float(delta), relative=False))
-    candidates = names(table)[away:]
+    candidates = names(table)[removed:]
     expected = form_flotilla(table, candidates, cluster.gpus, options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(algorithm_2, "FIRST_COLUMNS", 1)
         assert form_flotilla(table, candidates, cluster.gpus, options) == expected
 
 
-def test_a_million_gpus_are_given_to_networks_that_scale_without_end():
+def test_flotilla_gives_a_million_gpus_to_straight_curves():
     table = RateTable(100, 4, tuple(Network(f"n{i}", (10.0, 20.0 + i)) for i in range(8)))
-    found = form_flotilla(table, names(table), 10**6, Options())
-    assert sum(found.values()) == 10**6
-    paces = [rate(network, found[network.name]) for network in table.models]
+    members = form_flotilla(table, names(table), 10**6, Options())
+    assert sum(members.values()) == 10**6
+    paces = [rate(network, members[network.name]) for network in table.models]
     assert max(paces) < min(paces) + 14  # one GPU more
 
 
-def test_to_the_letter_a_live_run_too_estimates_rates_from_two_nodes():
+def test_flotilla_literal_extends_rates_from_two_nodes():
     measured = (
         10.0,
         12.0,

@@ -17,7 +17,7 @@ def group(*devices, stance=BETWEEN, **rest):
     return m.GroupHolding(devices, stance, **rest)
 
 
-def wanted(**groups):
+def round_of(**groups):
     return Round(tuple(Member(name, tuple(devices)) for name, devices in groups.items()))
 
 
@@ -27,146 +27,148 @@ def wanted(**groups):
 BY_HAND = {
     "a group that is as it should be is left alone": (
         {"a": group(1, 0)},
-        wanted(a=[0, 1]),
+        round_of(a=[0, 1]),
         {2},
         (),
     ),
-    "a group does not start before all its devices are free": ({}, wanted(a=[0, 1]), {0, 2}, ()),
-    "and starts then": ({}, wanted(a=[0, 1]), {0, 1}, (m.Start("a", (0, 1)),)),
-    "a group stops between two epochs": ({"a": group(0)}, wanted(), (), (m.Stop("a"),)),
-    "and not inside of one": ({"a": group(0, stance=INSIDE)}, wanted(), (), ()),
-    "nor while it is busy": ({"a": group(0, stance=BUSY)}, wanted(), (), ()),
+    "a group does not start before all its devices are free": ({}, round_of(a=[0, 1]), {0, 2}, ()),
+    "and starts then": ({}, round_of(a=[0, 1]), {0, 1}, (m.Start("a", (0, 1)),)),
+    "a group stops between two epochs": ({"a": group(0)}, round_of(), (), (m.Stop("a"),)),
+    "and not inside of one": ({"a": group(0, stance=INSIDE)}, round_of(), (), ()),
+    "nor while it is busy": ({"a": group(0, stance=BUSY)}, round_of(), (), ()),
     "a group lets go of devices between two epochs": (
         {"a": group(0, 1)},
-        wanted(a=[1]),
+        round_of(a=[1]),
         (),
         (m.Shrink("a", (1,)),),
     ),
-    "and not inside of one, either": ({"a": group(0, 1, stance=INSIDE)}, wanted(a=[1]), (), ()),
+    "and not inside of one, either": ({"a": group(0, 1, stance=INSIDE)}, round_of(a=[1]), (), ()),
     "a device that is let go of is taken when it is said to be free": (
         {"a": group(0, 1)},
-        wanted(b=[1], a=[0]),
+        round_of(b=[1], a=[0]),
         (),
         (m.Shrink("a", (0,)),),
     ),
     "a group waits for all devices that it takes in": (
         {"a": group(3, stance=INSIDE)},
-        wanted(a=[2, 3, 4]),
+        round_of(a=[2, 3, 4]),
         {2},
         (),
     ),
     "and takes them in at any step, and keeps its master": (
         {"a": group(3, stance=INSIDE)},
-        wanted(a=[2, 3, 4]),
+        round_of(a=[2, 3, 4]),
         {2, 4},
         (m.Grow("a", (3, 2, 4)),),
     ),
     "in a ring it does so not inside of an epoch": (
         {"a": group(0, stance=INSIDE, grows_inside=False)},
-        wanted(a=[0, 1]),
+        round_of(a=[0, 1]),
         {1},
         (),
     ),
     "but between two": (
         {"a": group(0, grows_inside=False)},
-        wanted(a=[0, 1]),
+        round_of(a=[0, 1]),
         {1},
         (m.Grow("a", (0, 1)),),
     ),
     "a group stops when too little would stay": (
         {"a": group(0, 1, min_devices=2)},
-        wanted(a=[1, 2]),
+        round_of(a=[1, 2]),
         {2},
         (m.Stop("a"),),
     ),
     "or when it cannot change": (
         {"a": group(0, 1, can_change=False)},
-        wanted(a=[1, 2]),
+        round_of(a=[1, 2]),
         {2},
         (m.Stop("a"),),
     ),
     "one that cannot change stops before it gets more": (
         {"a": group(0, can_change=False)},
-        wanted(a=[0, 1]),
+        round_of(a=[0, 1]),
         {1},
         (m.Stop("a"),),
     ),
     "at the end of its epoch": (
         {"a": group(0, stance=INSIDE, can_change=False)},
-        wanted(a=[0, 1]),
+        round_of(a=[0, 1]),
         {1},
         (),
     ),
     "a group that moves shrinks before it grows": (
         {"a": group(0, 1)},
-        wanted(a=[1, 2]),
+        round_of(a=[1, 2]),
         {2},
         (m.Shrink("a", (1,)),),
     ),
     # Newcomers that have to build the network first.
     "free devices are recruited one by one": (
         {"a": group(0, stance=INSIDE, recruits={})},
-        wanted(a=[0, 1, 2]),
+        round_of(a=[0, 1, 2]),
         {1},
         (m.Recruit("a", (1,)),),
     ),
     "recruits wait for each other": (
         {"a": group(0, stance=INSIDE, recruits={1: True, 2: False})},
-        wanted(a=[0, 1, 2]),
+        round_of(a=[0, 1, 2]),
         (),
         (),
     ),
     "and are taken in together": (
         {"a": group(0, stance=INSIDE, recruits={1: True, 2: True})},
-        wanted(a=[0, 1, 2]),
+        round_of(a=[0, 1, 2]),
         (),
         (m.Grow("a", (0, 1, 2)),),
     ),
     "a recruit that is wanted no more is dismissed": (
         {"a": group(0, stance=INSIDE, recruits={1: True, 2: False})},
-        wanted(a=[0, 2]),
+        round_of(a=[0, 2]),
         (),
         (m.Dismiss("a", (1,)),),
     ),
     "so are all": (
         {"a": group(0, stance=INSIDE, recruits={1: True, 2: False})},
-        wanted(),
+        round_of(),
         (),
         (m.Dismiss("a", (1, 2)),),
     ),
     "a group changes at once from some devices to others that have built the network": (
         {"a": group(0, 1, recruits={2: True})},
-        wanted(a=[1, 2]),
+        round_of(a=[1, 2]),
         (),
         (m.Grow("a", (1, 2)),),
     ),
     "and lets go of some before others have": (
         {"a": group(0, 1, recruits={2: False})},
-        wanted(a=[1, 2]),
+        round_of(a=[1, 2]),
         (),
         (m.Shrink("a", (1,)),),
     ),
     "a group that will have to stop recruits nobody": (
         {"a": group(0, stance=INSIDE, can_change=False, recruits={})},
-        wanted(a=[0, 1]),
+        round_of(a=[0, 1]),
         {1},
         (),
     ),
 }
 
 
-@pytest.mark.parametrize(("held", "target", "free", "expected"), BY_HAND.values(), ids=BY_HAND)
-def test_a_move_is_made_when_it_can_be(held, target, free, expected):
-    assert m.plan_moves(held, target, free=free) == expected
+@pytest.mark.parametrize(("groups", "target", "free", "expected"), BY_HAND.values(), ids=BY_HAND)
+def test_a_move_is_made_when_it_can_be(groups, target, free, expected):
+    assert m.plan_moves(groups, target, free=free) == expected
 
 
-def test_where_devices_are_free_at_once_they_are_taken_at_once_but_those_of_a_group_that_stops():
+def test_moves_use_freed_devices_at_once_except_after_a_stop():
     """It saves first."""
-    assert m.plan_moves({"a": group(0, 1)}, wanted(b=[1], a=[0]), free=(), frees_at_once=True) == (
+    assert m.plan_moves(
+        {"a": group(0, 1)}, round_of(b=[1], a=[0]), free=(), frees_at_once=True
+    ) == (
         m.Shrink("a", (0,)),
         m.Start("b", (1,)),
     )
-    assert m.plan_moves({"a": group(0)}, wanted(b=[0]), free=(), frees_at_once=True) == (
+    assert m.plan_moves({"a": group(0)}, round_of(b=[0]), free=(), frees_at_once=True) == (
         m.Stop("a"),
     )
 
@@ -192,7 +194,7 @@ def splits(draw, names="abcd"):
 def situations(draw, stances=tuple(m.Stance), must_build=st.booleans()):
     """Groups that run, what should run, and the devices that are free."""
     has, should = draw(splits()), draw(splits())
-    free, held = set(has.pop("")), {}
+    free, groups = set(has.pop("")), {}
     recruiting = draw(must_build)
     for name in filter(has.get, has):
         recruits = None
@@ -201,7 +203,7 @@ def situations(draw, stances=tuple(m.Stance), must_build=st.booleans()):
                 draw(st.dictionaries(st.sampled_from(sorted(free)), st.booleans())) if free else {}
             )
             free -= recruits.keys()
-        held[name] = m.GroupHolding(
+        groups[name] = m.GroupHolding(
             has[name],
             draw(st.sampled_from(stances)),
             draw(st.integers(1, len(has[name]))),
@@ -209,95 +211,102 @@ def situations(draw, stances=tuple(m.Stance), must_build=st.booleans()):
             draw(st.booleans()),
             recruits,
         )
-    return held, wanted(**{name: should[name] for name in "abcd" if should[name]}), frozenset(free)
+    return (
+        groups,
+        round_of(**{name: should[name] for name in "abcd" if should[name]}),
+        frozenset(free),
+    )
 
 
 @given(situations(), st.booleans())
 def test_each_move_takes_devices_that_nobody_else_has(situation, frees_at_once):
-    held, target, free = situation
-    left = set(free)
-    for move in m.plan_moves(held, target, free, frees_at_once):
-        mine = held.get(getattr(move, "name", ""))
+    groups, target, free = situation
+    available = set(free)
+    for move in m.plan_moves(groups, target, free, frees_at_once):
+        group_ = groups.get(getattr(move, "name", ""))
         if isinstance(move, m.Start | m.Recruit):
-            assert left >= set(move.devices)
-            left -= set(move.devices)
+            assert available >= set(move.devices)
+            available -= set(move.devices)
         elif isinstance(move, m.Grow):
-            new = set(move.devices) - set(mine.devices)
+            new = set(move.devices) - set(group_.devices)
             assert (
-                all(mine.recruits[device] for device in new)
-                if mine.recruits is not None
-                else left >= new
+                all(group_.recruits[device] for device in new)
+                if group_.recruits is not None
+                else available >= new
             )
-            left -= new
+            available -= new
         elif isinstance(move, m.Shrink):
-            assert set(move.devices) < set(mine.devices)
-            left |= set(mine.devices) - set(move.devices) if frees_at_once else set()
+            assert set(move.devices) < set(group_.devices)
+            available |= set(group_.devices) - set(move.devices) if frees_at_once else set()
         elif isinstance(move, m.Dismiss):
-            assert mine.recruits.keys() >= set(move.devices)
+            assert group_.recruits.keys() >= set(move.devices)
 
 
 @given(situations(), st.booleans())
 def test_no_group_is_asked_for_what_it_cannot_do(situation, frees_at_once):
-    held, target, free = situation
-    found = m.plan_moves(held, target, free, frees_at_once)
-    changed = [move.name for move in found if not isinstance(move, m.Recruit | m.Dismiss)]
+    groups, target, free = situation
+    moves_ = m.plan_moves(groups, target, free, frees_at_once)
+    changed = [move.name for move in moves_ if not isinstance(move, m.Recruit | m.Dismiss)]
     assert len(set(changed)) == len(changed)
-    for move in found:
-        mine = held.get(move.name)
-        if mine is None:
+    for move in moves_:
+        group_ = groups.get(move.name)
+        if group_ is None:
             assert isinstance(move, m.Start)
             continue
-        assert mine.stance is not BUSY
-        if mine.stance is INSIDE:
+        assert group_.stance is not BUSY
+        if group_.stance is INSIDE:
             assert isinstance(move, m.Recruit | m.Dismiss | m.Grow)
             assert not isinstance(move, m.Grow) or (
-                set(move.devices) > set(mine.devices) and mine.grows_inside
+                set(move.devices) > set(group_.devices) and group_.grows_inside
             )
         if isinstance(move, m.Grow | m.Shrink):
-            assert mine.can_change
-            assert len(set(move.devices) & set(mine.devices)) >= mine.min_devices
-            assert move.devices[0] in mine.devices
+            assert group_.can_change
+            assert len(set(move.devices) & set(group_.devices)) >= group_.min_devices
+            assert move.devices[0] in group_.devices
 
 
-def carried_out(held, found):
+def carried_out(groups, moves_):
     """What runs after some moves, all recruits have built the network, and all groups have ended an epoch."""
-    held = dict(held)
-    for move in found:
-        mine = held.pop(move.name, None)
+    groups = dict(groups)
+    for move in moves_:
+        group_ = groups.pop(move.name, None)
         if isinstance(move, m.Start):
-            held[move.name] = m.GroupHolding(move.devices, BETWEEN, recruits={})
+            groups[move.name] = m.GroupHolding(move.devices, BETWEEN, recruits={})
         elif not isinstance(move, m.Stop):
-            coming = set(mine.recruits or ())
+            coming = set(group_.recruits or ())
             coming = (
                 coming | set(move.devices)
                 if isinstance(move, m.Recruit)
                 else coming - set(move.devices)
             )
-            held[move.name] = replace(
-                mine,
-                devices=move.devices if isinstance(move, m.Grow | m.Shrink) else mine.devices,
-                recruits=None if mine.recruits is None else dict.fromkeys(coming, True),
+            groups[move.name] = replace(
+                group_,
+                devices=move.devices if isinstance(move, m.Grow | m.Shrink) else group_.devices,
+                recruits=None if group_.recruits is None else dict.fromkeys(coming, True),
             )
     return {
         name: replace(
-            mine, recruits=None if mine.recruits is None else dict.fromkeys(mine.recruits, True)
+            group_,
+            recruits=None if group_.recruits is None else dict.fromkeys(group_.recruits, True),
         )
-        for name, mine in held.items()
+        for name, group_ in groups.items()
     }
 
 
 @settings(max_examples=examples(300))
 @given(situations(stances=(BETWEEN,)), st.booleans())
 def test_moves_lead_to_what_is_wanted_and_then_there_are_none(situation, frees_at_once):
-    held, target, free = situation
+    groups, target, free = situation
     for _ in range(6):
-        held = carried_out(held, m.plan_moves(held, target, free, frees_at_once))
-        taken = [
-            device for mine in held.values() for device in (*mine.devices, *(mine.recruits or ()))
+        groups = carried_out(groups, m.plan_moves(groups, target, free, frees_at_once))
+        used = [
+            device
+            for group_ in groups.values()
+            for device in (*group_.devices, *(group_.recruits or ()))
         ]
-        assert len(set(taken)) == len(taken)
-        free = set(DEVICES) - set(taken)
-    assert {name: set(mine.devices) for name, mine in held.items()} == {
+        assert len(set(used)) == len(used)
+        free = set(DEVICES) - set(used)
+    assert {name: set(group_.devices) for name, group_ in groups.items()} == {
         member.name: set(member.devices) for member in target.members
     }
-    assert m.plan_moves(held, target, free, frees_at_once) == ()
+    assert m.plan_moves(groups, target, free, frees_at_once) == ()

@@ -16,22 +16,25 @@ from scheduler.ensemble.rates import rate
 from tests.examples import examples
 
 
-def online(*networks, gpus=16, known=None):
+def online(*networks, gpus=16, prior=None):
     return learn.OnlineRates(
-        [one if isinstance(one, learn.Traits) else learn.Traits(one, one) for one in networks],
+        [
+            network if isinstance(network, learn.Traits) else learn.Traits(network, network)
+            for network in networks
+        ],
         1000,
         4,
         gpus,
-        known,
+        prior,
     )
 
 
-def told(rates, name, gpus):
+def rates_in(rates, name, gpus):
     """What is said of a network on so many GPUs."""
     return rate(next(network for network in rates.table().models if network.name == name), gpus)
 
 
-def most(rates, name):
+def max_gpus(rates, name):
     """The most GPUs that it may be planned on."""
     return next(network.max_gpus for network in rates.table().models if network.name == name)
 
@@ -49,16 +52,16 @@ OBSERVATIONS = st.lists(
 @settings(max_examples=examples(60), deadline=None)
 def test_what_was_seen_stands_in_whatever_order_it_came(seen, random):
     first, second = online(*"abc"), online(*"abc")
-    for name, gpus, found in seen:
-        first.observe(name, gpus, learn.Observation(found))
+    for name, gpus, table in seen:
+        first.observe(name, gpus, learn.Observation(table))
     random.shuffle(seen)
-    for name, gpus, found in seen:
-        second.observe(name, gpus, learn.Observation(found))
+    for name, gpus, table in seen:
+        second.observe(name, gpus, learn.Observation(table))
     assert first.table() == second.table()
-    for name, gpus, found in seen:
-        assert told(first, name, gpus) == found
+    for name, gpus, table in seen:
+        assert rates_in(first, name, gpus) == table
     for network in first.table().models:
-        assert all(0 < one < math.inf for one in network.rates)
+        assert all(0 < model < math.inf for model in network.rates)
         assert len(network.rates) == network.max_gpus
 
 
@@ -66,14 +69,14 @@ def test_an_observation_replaces_the_one_before_it():
     rates = online("a")
     rates.observe("a", 1, learn.Observation(10.0, 0.1, 20))
     rates.observe("a", 1, learn.Observation(12.0, 0.1, 500))
-    assert told(rates, "a", 1) == 12.0
+    assert rates_in(rates, "a", 1) == 12.0
 
 
 def test_networks_of_one_speed_are_seen_together():
     rates = online(learn.Traits("a", "k"), learn.Traits("b", "k"), learn.Traits("c", "c"))
     rates.observe("a", 1, learn.Observation(10.0, steps=100))
     rates.observe("b", 1, learn.Observation(13.0, steps=200))
-    assert told(rates, "a", 1) == told(rates, "b", 1) == 12.0
+    assert rates_in(rates, "a", 1) == rates_in(rates, "b", 1) == 12.0
     assert rates.has_seen("b")
     assert not rates.has_seen("c")
 
@@ -89,54 +92,54 @@ def test_an_observation_of_nothing_is_none():
 
 @given(OBSERVATIONS, st.integers(1, 20), st.integers(1, 3), st.none() | st.integers(3, 20))
 @settings(max_examples=examples(60), deadline=None)
-def test_nothing_is_planned_on_more_than_twice_the_largest_seen(seen, gpus, least, limit):
+def test_nothing_is_planned_on_more_than_twice_the_largest_seen(seen, gpus, sizes, limit):
     rates = online(
-        *(learn.Traits(name, name, min_gpus=least, max_gpus=limit) for name in "abc"), gpus=gpus
+        *(learn.Traits(name, name, min_gpus=sizes, max_gpus=limit) for name in "abc"), gpus=gpus
     )
-    for name, size, found in seen:
-        rates.observe(name, size, learn.Observation(found))
+    for name, size, table in seen:
+        rates.observe(name, size, learn.Observation(table))
     largest = {
-        name: max((size for one, size, _ in seen if one == name), default=0) for name in "abc"
+        name: max((size for model, size, _ in seen if model == name), default=0) for name in "abc"
     }
     of_any = max(largest.values())
     for network in rates.table().models:
         bound = min(max(1, learn.REACH * (largest[network.name] or of_any)), limit or gpus, gpus)
-        assert network.max_gpus == max(least, bound)
+        assert network.max_gpus == max(sizes, bound)
 
 
-def test_all_may_have_twice_the_largest_size_of_any_once_some_have_been_seen_at_two():
+def test_online_limit_is_twice_the_largest_size_of_any():
     rates = online(*"abcdefx")
     rates.observe("x", 1, learn.Observation(10.0))
     for number, name in enumerate("abcde", start=1):
         rates.observe(name, 2, learn.Observation(20.0))
         rates.observe(name, 4, learn.Observation(40.0))
-        assert most(rates, "x") == (8 if number == learn.POOLED else 2)
-    assert most(rates, "f") == 8
+        assert max_gpus(rates, "x") == (8 if number == learn.POOLED else 2)
+    assert max_gpus(rates, "f") == 8
 
 
-def test_a_group_that_has_shown_its_rate_on_all_it_was_allowed_may_grow():
+def test_online_group_may_grow_after_its_largest_size():
     rates = online("a", gpus=8)
     rates.record_plan()
-    assert most(rates, "a") == 1
-    rates.observe("a", 1, learn.Observation(told(rates, "a", 1)))
-    assert (rates.may_grow, rates.is_off, most(rates, "a")) == (True, False, 2)
+    assert max_gpus(rates, "a") == 1
+    rates.observe("a", 1, learn.Observation(rates_in(rates, "a", 1)))
+    assert (rates.may_grow, rates.is_off, max_gpus(rates, "a")) == (True, False, 2)
     rates.record_plan()
     assert not rates.has_news
-    rates.observe("a", 1, learn.Observation(told(rates, "a", 1)))
+    rates.observe("a", 1, learn.Observation(rates_in(rates, "a", 1)))
     assert not rates.has_news  # nothing new
 
 
 # --- what was never seen ------------------------------------------------------------------------
 
 
-def test_an_unseen_size_has_the_slope_of_networks_that_were_seen_at_two():
+def test_online_unmeasured_size_has_the_common_slope():
     rates = online("a", "b")
     for gpus in (1, 2, 4, 8):
         rates.observe("a", gpus, learn.Observation(10.0 * gpus * 0.95 ** (gpus - 1)))
     rates.observe("b", 2, learn.Observation(38.0))  # 20 on one, by that slope
-    assert told(rates, "b", 4) == pytest.approx(20.0 * 4 * 0.95**3)
-    assert told(rates, "b", 1) == pytest.approx(20.0)
-    assert told(rates, "a", 6) == pytest.approx(10.0 * 6 * 0.95**5)
+    assert rates_in(rates, "b", 4) == pytest.approx(20.0 * 4 * 0.95**3)
+    assert rates_in(rates, "b", 1) == pytest.approx(20.0)
+    assert rates_in(rates, "a", 6) == pytest.approx(10.0 * 6 * 0.95**5)
 
 
 @given(
@@ -158,24 +161,26 @@ def test_offsets_of_machine_and_family_are_learned(drawn, machine, data):
     ]
     rates = online(*networks)
     for family in {family for family, _ in drawn}:
-        shown = data.draw(
+        observation = data.draw(
             st.sampled_from([network for network in networks if network.family == family])
         )
-        rates.observe(shown.name, 1, learn.Observation(factor[family] * 1e9 / shown.operations))
+        rates.observe(
+            observation.name, 1, learn.Observation(factor[family] * 1e9 / observation.operations)
+        )
     for network in networks:
         expected = factor[network.family] * 1e9 / network.operations
-        assert told(rates, network.name, 1) == pytest.approx(expected, rel=1e-6)
+        assert rates_in(rates, network.name, 1) == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_network_of_which_nothing_is_known_is_taken_for_one_like_the_others():
+def test_online_unknown_network_is_like_the_others():
     rates = online(
         learn.Traits("a", "a", operations=1e9), learn.Traits("b", "b", operations=4e9), "c"
     )
     rates.observe("a", 1, learn.Observation(100.0))
-    assert told(rates, "c", 1) == pytest.approx(50.0)
+    assert rates_in(rates, "c", 1) == pytest.approx(50.0)
 
 
-def test_a_network_that_is_wrongly_thought_to_be_fast_does_not_wait_to_the_end():
+def test_online_overestimated_network_does_not_wait_forever():
     """It is told at the lower end of what it may be, once others have shown how wrong that may be."""
     networks = [
         learn.Traits(f"n{i}", f"n{i}", operations=operations)
@@ -185,29 +190,29 @@ def test_a_network_that_is_wrongly_thought_to_be_fast_does_not_wait_to_the_end()
         online(*networks, learn.Traits("x", "x", operations=1.5), gpus=4),
         Cluster.of(4, 4),
     )
-    for network, shown in zip(networks, (10.0, 40.0, 10.0, 40.0), strict=True):
-        rates.observe(network.name, 1, learn.Observation(shown))
-    assert told(rates, "x", 1) < 10.0
+    for network, observation in zip(networks, (10.0, 40.0, 10.0, 40.0), strict=True):
+        rates.observe(network.name, 1, learn.Observation(observation))
+    assert rates_in(rates, "x", 1) < 10.0
     assert "x" in group_sizes(rates.table(), Progress(), cluster)
 
 
 # --- what earlier runs knew ---------------------------------------------------------------------
 
 
-def test_what_earlier_runs_knew_is_believed_until_training_says_otherwise():
-    rates = online("a", known={"a": {1: 10.0, 2: 19.0, 4: 36.0}, "gone": {1: 1.0}})
-    assert [told(rates, "a", gpus) for gpus in (1, 2, 4)] == [10.0, 19.0, 36.0]
-    assert (most(rates, "a"), rates.is_known("a"), rates.has_seen("a")) == (8, True, False)
+def test_online_prior_holds_until_training_contradicts():
+    rates = online("a", prior={"a": {1: 10.0, 2: 19.0, 4: 36.0}, "gone": {1: 1.0}})
+    assert [rates_in(rates, "a", gpus) for gpus in (1, 2, 4)] == [10.0, 19.0, 36.0]
+    assert (max_gpus(rates, "a"), rates.is_known("a"), rates.has_seen("a")) == (8, True, False)
     rates.observe("a", 2, learn.Observation(20.0))
-    assert [told(rates, "a", gpus) for gpus in (1, 2, 4)] == [10.0, 20.0, 36.0]
+    assert [rates_in(rates, "a", gpus) for gpus in (1, 2, 4)] == [10.0, 20.0, 36.0]
 
 
-def test_a_rate_that_is_off_puts_the_others_of_its_network_in_doubt():
-    rates = online("a", known={"a": {1: 10.0, 2: 19.0, 4: 36.0}})
+def test_online_wrong_prior_puts_other_sizes_in_doubt():
+    rates = online("a", prior={"a": {1: 10.0, 2: 19.0, 4: 36.0}})
     rates.observe("a", 2, learn.Observation(38.0))
-    assert told(rates, "a", 2) == 38.0
-    assert told(rates, "a", 1) == pytest.approx(19.0)
-    assert most(rates, "a") == 4
+    assert rates_in(rates, "a", 2) == 38.0
+    assert rates_in(rates, "a", 1) == pytest.approx(19.0)
+    assert max_gpus(rates, "a") == 4
 
 
 # --- what calls for another plan ----------------------------------------------------------------
@@ -215,19 +220,19 @@ def test_a_rate_that_is_off_puts_the_others_of_its_network_in_doubt():
 
 @given(st.floats(1.0, 1e3), st.floats(0.3, 3.0), st.floats(0.0, 1.0), st.integers(1, 400))
 @settings(max_examples=examples(100), deadline=None)
-def test_only_a_rate_that_is_surely_off_by_more_than_a_quarter_is_off(
+def test_is_off_needs_more_than_a_quarter_beyond_chance(
     expected, factor, spread, steps
 ):
     observed = learn.Observation(expected * factor, spread, steps)
-    found = learn.is_off(observed, expected)
-    assert not found or abs(factor - 1) > learn.OFF
+    table = learn.is_off(observed, expected)
+    assert not table or abs(factor - 1) > learn.OFF
     if spread == 0 and abs(factor - 1) > learn.OFF + 1e-9:
-        assert found
-    if found:  # more steps make it surer
+        assert table
+    if table:  # more steps make it surer
         assert learn.is_off(learn.Observation(observed.rate, spread, 2 * steps), expected)
 
 
-def test_what_differs_from_epoch_to_epoch_calls_for_no_other_plan_but_a_change_does():
+def test_noise_triggers_no_plan_but_a_change_does():
     """With more ranks than cores a rate of an epoch says little about the next."""
     rates = online(
         learn.Traits("a", "a", operations=1.0), learn.Traits("b", "b", operations=1.0), gpus=8
@@ -235,8 +240,8 @@ def test_what_differs_from_epoch_to_epoch_calls_for_no_other_plan_but_a_change_d
     rates.observe("a", 1, learn.Observation(100.0))
     rates.record_plan()
     called = []
-    for shown in (120.0, 95.0, 115.0, 90.0, 120.0, 100.0, 135.0, 300.0):
-        rates.observe("a", 1, learn.Observation(shown))
+    for observation in (120.0, 95.0, 115.0, 90.0, 120.0, 100.0, 135.0, 300.0):
+        rates.observe("a", 1, learn.Observation(observation))
         called.append(rates.is_off)
     assert called == [False] * 7 + [True]
 
@@ -244,9 +249,9 @@ def test_what_differs_from_epoch_to_epoch_calls_for_no_other_plan_but_a_change_d
 @given(st.floats(0.01, 0.3), st.integers(0, 99), st.floats(1.5, 9.0))
 def test_noise_is_that_of_observations_whatever_happens_once(deviation, seed, jump):
     draw = np.random.default_rng(seed)
-    shown = 100 * np.exp(deviation * draw.standard_normal(learn.MAX_CHANGES + 1))
+    observation = 100 * np.exp(deviation * draw.standard_normal(learn.MAX_CHANGES + 1))
     noise = learn.Noise()
-    for before, now in pairwise(np.r_[shown[:25], jump * shown[25:]]):
+    for before, now in pairwise(np.r_[observation[:25], jump * observation[25:]]):
         noise.add(before, now)
     assert 0.5 * deviation <= noise.deviation <= 1.6 * deviation
 
@@ -265,10 +270,10 @@ def test_a_plan_by_wrong_rates_is_made_again():
         learn.Traits("a", "a", operations=1.0), learn.Traits("b", "b", operations=1.0), gpus=8
     )
     rates.record_plan()
-    shown = told(rates, "a", 1)
-    rates.observe("a", 1, learn.Observation(shown * 1.2))
+    observation = rates_in(rates, "a", 1)
+    rates.observe("a", 1, learn.Observation(observation * 1.2))
     assert not rates.is_off
-    rates.observe("b", 1, learn.Observation(shown * 1.5))
+    rates.observe("b", 1, learn.Observation(observation * 1.5))
     assert rates.is_off
     rates.record_plan()
     assert not rates.has_news
@@ -310,18 +315,18 @@ def uncertain():
     return rates
 
 
-def test_an_unseen_size_that_might_be_better_is_told_at_the_upper_end_of_what_it_may_be():
+def test_online_unmeasured_size_is_at_the_upper_end():
     rates = uncertain()
     mean = 2 * 10.0 * math.sqrt(11.0 / 20.0)  # by the mean of the slopes
-    assert mean < told(rates, "x", 2) <= 20.0 * (1 + 1e-12)  # but for its last bits
+    assert mean < rates_in(rates, "x", 2) <= 20.0 * (1 + 1e-12)  # but for its last bits
 
 
-def test_a_plan_that_could_be_better_for_an_unseen_size_tries_it_once():
+def test_online_plan_tries_a_promising_size_once():
     rates, cluster = uncertain(), Cluster.of(2, 2)
-    others = frozenset("abcdef")
-    assert group_sizes(rates.table(), Progress(finished=others), cluster) == {"x": 2}
+    peers = frozenset("abcdef")
+    assert group_sizes(rates.table(), Progress(finished=peers), cluster) == {"x": 2}
     rates.observe("x", 2, learn.Observation(9.0))  # not worth it
-    assert group_sizes(rates.table(), Progress(finished=others), cluster) == {"x": 1}
+    assert group_sizes(rates.table(), Progress(finished=peers), cluster) == {"x": 1}
 
 
 def test_a_plan_that_could_not_change_is_left_alone():
@@ -342,8 +347,8 @@ def test_every_policy_can_carry_out_a_plan_by_online_rates(policy, seen, gpus, c
     first = POLICIES[policy].decide(rates.table(), Progress(), cluster, Options())
     check_round(first, rates.table(), Progress(), cluster)
     assert first.members
-    for name, size, found in seen:
-        rates.observe(name, min(size, gpus), learn.Observation(found))
+    for name, size, table in seen:
+        rates.observe(name, min(size, gpus), learn.Observation(table))
     progress = Progress(running=first.members, target=first, rates_changed=changed)
     answer = POLICIES[policy].decide(rates.table(), progress, cluster, Options())
     if answer != Round():

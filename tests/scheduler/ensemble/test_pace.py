@@ -26,9 +26,9 @@ def busy(rates, gpus, streams):
 def test_no_other_split_into_streams_keeps_more_gpus_busy(groups, count):
     rates, gpus = zip(*groups, strict=True)
     best = max(busy(rates, gpus, streams) for streams in product(range(count), repeat=len(rates)))
-    found = Stream(count=count).split(rates, gpus)
-    assert set(found) <= set(range(count))
-    assert busy(rates, gpus, found) == pytest.approx(best)
+    split = Stream(count=count).split(rates, gpus)
+    assert set(split) <= set(range(count))
+    assert busy(rates, gpus, split) == pytest.approx(best)
 
 
 @given(GROUPS, st.integers(0, 3), st.floats(1, 200))
@@ -44,8 +44,8 @@ def test_nobody_is_faster_than_its_rate_or_its_stream(groups, count, supply):
     )
     if count:
         assert all(
-            len({pace for pace, s in zip(paces, streams, strict=True) if s == one}) == 1
-            for one in set(streams)
+            len({pace for pace, s in zip(paces, streams, strict=True) if s == own_pace}) == 1
+            for own_pace in set(streams)
         )
 
 

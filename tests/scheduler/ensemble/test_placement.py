@@ -16,10 +16,10 @@ def problems(draw, most_devices=9):
     """Groups that fit on the free devices of nodes that may be partly taken."""
     per_node = draw(st.integers(1, 4))
     devices = sorted(draw(st.sets(st.integers(0, 11), min_size=1, max_size=most_devices)))
-    sizes, left = [], len(devices)
-    while left and draw(st.booleans()):
-        sizes.append(draw(st.integers(1, left)))
-        left -= sizes[-1]
+    sizes, remaining = [], len(devices)
+    while remaining and draw(st.booleans()):
+        sizes.append(draw(st.integers(1, remaining)))
+        remaining -= sizes[-1]
     return {f"g{i}": size for i, size in enumerate(sizes)}, devices, per_node
 
 
@@ -28,34 +28,34 @@ def least_score(sizes, devices, per_node):
     if not sizes:
         return 0.0
     return min(
-        len({d // per_node for d in mine}) / sizes[0]
-        + least_score(sizes[1:], [d for d in devices if d not in mine], per_node)
-        for mine in combinations(devices, sizes[0])
+        len({d // per_node for d in devices_}) / sizes[0]
+        + least_score(sizes[1:], [d for d in devices if d not in devices_], per_node)
+        for devices_ in combinations(devices, sizes[0])
     )
 
 
 def assert_valid(members, groups, devices):
-    taken = [device for member in members for device in member.devices]
-    assert len(set(taken)) == len(taken)
-    assert set(taken) <= set(devices)
+    used = [device for member in members for device in member.devices]
+    assert len(set(used)) == len(used)
+    assert set(used) <= set(devices)
     assert {member.name: member.gpus for member in members} == groups
     assert [member.name for member in members] == list(groups)
 
 
 @given(problems())
 @settings(max_examples=examples(120), deadline=None)
-def test_small_placements_are_optimal_and_never_worse_than_algorithm_3(problem):
+def test_place_groups_is_optimal_on_small_problems(problem):
     groups, devices, per_node = problem
     members = place_groups(groups, devices, per_node)
     assert_valid(members, groups, devices)
-    found = score(members, per_node)
-    assert found <= score(place_greedily(groups, devices, per_node), per_node) + 1e-9
-    assert found == pytest.approx(least_score(list(groups.values()), devices, per_node))
+    placed = score(members, per_node)
+    assert placed <= score(place_greedily(groups, devices, per_node), per_node) + 1e-9
+    assert placed == pytest.approx(least_score(list(groups.values()), devices, per_node))
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 8), st.integers(0, 9))
 @settings(max_examples=examples(60), deadline=None)
-def test_large_placements_are_valid_and_never_worse_than_algorithm_3(sizes, per_node, spare):
+def test_place_groups_is_never_worse_than_algorithm_3(sizes, per_node, spare):
     groups = {f"g{i}": size for i, size in enumerate(sizes)}
     devices = range(sum(sizes) + spare)
     for place_them in (place_greedily, place_groups):
@@ -65,7 +65,7 @@ def test_large_placements_are_valid_and_never_worse_than_algorithm_3(sizes, per_
     )
 
 
-def test_the_exact_search_finds_what_the_permutations_of_algorithm_3_miss():
+def test_exact_search_beats_permutations_of_algorithm_3():
     groups = {f"g{i}": size for i, size in enumerate((3, 3, 3, 3, 11, 11, 11, 11))}
     paper, best = (score(f(groups, range(56), 4), 4) for f in (place_greedily, place_groups))
     assert (paper, best) == (pytest.approx(100 / 33), pytest.approx(92 / 33))
@@ -87,7 +87,7 @@ def test_algorithm_3_fills_nodes_then_pairs_then_searches():
 
 
 def test_more_groups_than_devices_is_an_error():
-    with pytest.raises(InputError, match="groups need 5 GPUs, and 4 can be had"):
+    with pytest.raises(InputError, match="groups need 5 GPUs, but 4 are free"):
         place_groups({"a": 2, "b": 3}, range(4), 4)
 
 
@@ -96,22 +96,22 @@ def test_more_groups_than_devices_is_an_error():
 def test_rearranging_keeps_what_a_group_has(problem, data):
     groups, devices, per_node = problem
     running = list(place_groups(groups, devices, per_node))
-    left, wanted = len(devices), {}
+    remaining, sizes = len(devices), {}
     for name in [*groups, "new"]:
-        size = data.draw(st.integers(0, left))
+        size = data.draw(st.integers(0, remaining))
         if size:
-            wanted[name] = size
-            left -= size
-    members = rearrange(wanted, running, devices, per_node)
-    assert_valid(members, wanted, devices)
+            sizes[name] = size
+            remaining -= size
+    members = rearrange(sizes, running, devices, per_node)
+    assert_valid(members, sizes, devices)
     before = {member.name: member.devices for member in running}
     for member in members:
-        mine = before.get(member.name, ())
-        assert len(set(mine) & set(member.devices)) == min(len(mine), member.gpus)
-        assert not mine or member.devices[0] == mine[0]
+        devices_ = before.get(member.name, ())
+        assert len(set(devices_) & set(member.devices)) == min(len(devices_), member.gpus)
+        assert not devices_ or member.devices[0] == devices_[0]
 
 
-def test_a_group_grows_on_its_own_node_first_and_shrinks_where_it_has_least():
+def test_rearrange_grows_on_own_node_and_shrinks_elsewhere():
     (grown,) = rearrange({"a": 4}, [Member("a", (4, 5))], [0, 4, 5, 6, 7, 8], 4)
     assert set(grown.devices) == {4, 5, 6, 7}
     (shrunk,) = rearrange({"a": 3}, [Member("a", (4, 5, 6, 8))], range(12), 4)

@@ -27,7 +27,8 @@ def table(*rates, samples=100, epochs=3, **more):
         samples,
         4,
         tuple(
-            Network(f"n{i}", tuple(map(float, one)), epochs=epochs) for i, one in enumerate(rates)
+            Network(f"n{i}", tuple(map(float, network)), epochs=epochs)
+            for i, network in enumerate(rates)
         ),
         **more,
     )
@@ -39,10 +40,10 @@ def shared(draw):
     rates, cluster = draw(ensembles(most_networks=12, most_gpus=6))
     curve = (1.0, *draw(st.lists(st.floats(0.8, 4.0), max_size=3)))
     supply = draw(st.just(math.inf) | st.floats(1.0, 100.0))
-    whole = Cluster.of(
+    gpus_ = Cluster.of(
         cluster.gpus, cluster.gpus_per_node, draw(st.integers(1, 4)), draw(st.booleans())
     )
-    return replace(rates, sharing=curve, supply=supply), whole
+    return replace(rates, sharing=curve, supply=supply), gpus_
 
 
 def check(answer, rates, cluster):
@@ -51,7 +52,7 @@ def check(answer, rates, cluster):
     assert len(devices) == len(set(devices))
     assert set(devices) <= set(cluster.devices)
     for member in answer.members:
-        network = next(one for one in rates.models if one.name == member.name)
+        network = next(model for model in rates.models if model.name == member.name)
         assert network.min_gpus <= member.gpus <= (network.max_gpus or member.gpus)
         assert len({cluster.gpu(device) for device in member.devices}) == member.gpus
 
@@ -65,18 +66,18 @@ def test_no_group_has_two_slots_of_a_gpu_whatever_ends_or_dies(drawn, name, data
         answer = plan(policy, rates, progress, cluster, Options())
         check(answer, rates, cluster)
         if policy.rearranges:
-            there = Counter(
+            on_gpu = Counter(
                 cluster.gpu(device) for member in answer.members for device in member.devices
             )
-            assert max(there.values(), default=0) <= networks_per_gpu(rates, progress, cluster)
+            assert max(on_gpu.values(), default=0) <= networks_per_gpu(rates, progress, cluster)
         over = data.draw(st.sets(st.sampled_from([network.name for network in rates.models])))
-        gone = data.draw(
+        dead = data.draw(
             st.sets(st.sampled_from(cluster.devices), max_size=len(cluster.devices) - 1)
         )
-        cluster = cluster.without(gone)
-        left = tuple(member for member in answer.members if member.name not in over)
+        cluster = cluster.without(dead)
+        unfinished = tuple(member for member in answer.members if member.name not in over)
         progress = Progress(
-            left, finished=progress.finished | over, target=answer, rates_changed=bool(gone)
+            unfinished, finished=progress.finished | over, target=answer, rates_changed=bool(dead)
         )
 
 
@@ -84,7 +85,7 @@ def test_no_group_has_two_slots_of_a_gpu_whatever_ends_or_dies(drawn, name, data
 @settings(max_examples=examples(80), deadline=None)
 def test_every_network_trains_its_epochs_on_gpus_that_are_shared(drawn, name, learns):
     rates, cluster = drawn
-    found = simulate(
+    answer = simulate(
         rates,
         cluster,
         POLICIES[name],
@@ -93,14 +94,14 @@ def test_every_network_trains_its_epochs_on_gpus_that_are_shared(drawn, name, le
         learning=Learning(after_s=1.0) if learns else None,
     )
     done = Counter()
-    for stint in found.stints:
+    for stint in answer.stints:
         done[stint.name] += stint.epochs
     assert done == pytest.approx({network.name: network.epochs for network in rates.models})
-    assert found.makespan_s >= found.lower_bound_s * (1 - 1e-9)
-    assert found.waiting_s_per_gpu >= -1e-6 * found.makespan_s
+    assert answer.makespan_s >= answer.lower_bound_s * (1 - 1e-9)
+    assert answer.waiting_s_per_gpu >= -1e-6 * answer.makespan_s
 
 
-def test_networks_share_gpus_while_they_outnumber_them_and_the_last_ones_have_whole_gpus():
+def test_plan_shares_gpus_only_while_networks_outnumber_them():
     rates, cluster = table(*[(10, 19, 27, 34)] * 8, sharing=SHARING), Cluster.of(4, 4, slots=4)
     adaptive = POLICIES["adaptive"]
     first = plan(adaptive, rates, Progress(), cluster, Options())
@@ -108,9 +109,11 @@ def test_networks_share_gpus_while_they_outnumber_them_and_the_last_ones_have_wh
         cluster.gpu(device) for member in first.members for device in member.devices
     ) == sorted(2 * list(range(4)))
     # Those that are left are all on one GPU, and each gets two whole ones.
-    left = tuple(member for member in first.members if cluster.gpu(member.devices[0]) == 0)
-    over = frozenset(member.name for member in first.members if member not in left)
-    last = plan(adaptive, rates, Progress(left, finished=over, target=first), cluster, Options())
+    unfinished = tuple(member for member in first.members if cluster.gpu(member.devices[0]) == 0)
+    over = frozenset(member.name for member in first.members if member not in unfinished)
+    last = plan(
+        adaptive, rates, Progress(unfinished, finished=over, target=first), cluster, Options()
+    )
     assert [member.gpus for member in last.members] == [2, 2]
     assert len({cluster.gpu(device) for member in last.members for device in member.devices}) == 4
 
@@ -126,7 +129,7 @@ def test_networks_share_gpus_while_they_outnumber_them_and_the_last_ones_have_wh
         ((1.0,), False, 2),
     ],
 )
-def test_slots_are_filled_only_where_that_pays_unless_that_is_asked_for(sharing, fills, count):
+def test_plan_fills_slots_only_if_it_pays_or_is_requested(sharing, fills, count):
     rates, cluster = table(*[(10,)] * 6, sharing=sharing), Cluster.of(2, 2, 4, fills)
     assert networks_per_gpu(rates, Progress(), cluster) == count
     assert (
@@ -134,7 +137,7 @@ def test_slots_are_filled_only_where_that_pays_unless_that_is_asked_for(sharing,
     )
 
 
-def test_a_policy_that_moves_no_group_leaves_two_on_a_gpu_that_need_not_share_it_any_more():
+def test_plan_keeps_sharing_for_policies_that_move_no_group():
     rates, cluster = table((10,), (10,), sharing=SHARING), Cluster.of(2, 2, slots=2)
     running = (Member("n0", (0,)), Member("n1", (2,)))
     progress = Progress(running, target=Round(running), rates_changed=True)
@@ -143,7 +146,7 @@ def test_a_policy_that_moves_no_group_leaves_two_on_a_gpu_that_need_not_share_it
     assert [cluster.gpu(member.devices[0]) for member in moved.members] == [0, 1]
 
 
-def test_what_has_run_out_of_memory_beside_others_waits_until_it_can_be_alone():
+def test_plan_gives_exclusive_networks_unshared_gpus():
     rates, cluster = table(*[(10,)] * 4, sharing=SHARING), Cluster.of(1, 1, slots=4)
     adaptive = POLICIES["adaptive"]
     together = plan(adaptive, rates, Progress(exclusive=frozenset({"n0"})), cluster, Options())
@@ -170,19 +173,19 @@ def test_devices_of_a_group_are_exchanged_rather_with_free_ones():
 
 @given(ensembles(), st.floats(0.5, 300.0))
 @settings(max_examples=examples(80), deadline=None)
-def test_no_rate_is_above_what_the_input_gives_and_no_gpu_is_given_for_nothing(drawn, supply):
+def test_limit_to_supply_caps_rates_and_gpus(drawn, supply):
     rates, cluster = drawn
-    found = limit_to_supply(replace(rates, supply=supply), cluster.gpus)
-    for before, now in zip(rates.models, found.models, strict=True):
-        most = now.max_gpus or cluster.gpus
-        reached = [rate(now, gpus) for gpus in range(now.min_gpus, most + 1)]
-        true = [min(supply, rate(before, gpus)) for gpus in range(now.min_gpus, most + 1)]
+    answer = limit_to_supply(replace(rates, supply=supply), cluster.gpus)
+    for before, now in zip(rates.models, answer.models, strict=True):
+        limit = now.max_gpus or cluster.gpus
+        reached = [rate(now, gpus) for gpus in range(now.min_gpus, limit + 1)]
+        true = [min(supply, rate(before, gpus)) for gpus in range(now.min_gpus, limit + 1)]
         assert reached == pytest.approx(true) or max(reached) < supply
-        assert all(one < supply for one in reached[:-1])
+        assert all(network < supply for network in reached[:-1])
 
 
 @pytest.mark.parametrize("name", ["adaptive", "global", "local"])
-def test_many_networks_on_one_slow_stream_are_preferred_to_few_wide_groups(name):
+def test_slow_stream_prefers_many_networks_to_wide_groups(name):
     # The first takes 6,936 samples/s of an input of 1,190.
     fast = table((6936, 13000), (1500, 2900), (1400, 2700), (900, 1700), (800, 1500), (700, 1300))
     alone, shared = (
@@ -202,14 +205,14 @@ def test_many_networks_on_one_slow_stream_are_preferred_to_few_wide_groups(name)
         Stream(rate=100.0, ring=Ring(shards=10, window=0.5, surplus=100.0)),
     ],
 )
-def test_an_ensemble_on_a_slow_input_is_simulated_by_plans_that_know_it(stream):
+def test_simulation_on_slow_input_plans_with_the_supply(stream):
     rates = table(*[(400, 750, 1000, 1200)] * 4, samples=1000, sharing=(1.0, 1.0, 1.0, 1.0))
     spans = {}
     for slots in (1, 2):
-        found = simulate(
+        answer = simulate(
             rates, Cluster.of(2, 2, slots), POLICIES["adaptive"], Options(), Costs(), stream
         )
-        spans[slots] = found.makespan_s
+        spans[slots] = answer.makespan_s
     assert spans[1] == pytest.approx(60.0, rel=0.1)  # two after two, at the pace of the input
     assert spans[2] == pytest.approx(
         30.0, rel=0.1

@@ -34,18 +34,20 @@ class Trainer:
     def __init__(self, drawn, policy, options, rng, devices_die=False):
         self.rates, self.cluster = drawn
         self.policy, self.options, self.rng, self.devices_die = policy, options, rng, devices_die
-        self.left = {network.name: network.epochs for network in self.rates.models}
+        self.epochs_left = {network.name: network.epochs for network in self.rates.models}
         self.running, self.target, self.rounds = {}, Round(), []
 
     def progress(self):
         return Progress(
             running=tuple(Member(*group) for group in self.running.items()),
             epochs_done={
-                n.name: n.epochs - self.left[n.name]
+                n.name: n.epochs - self.epochs_left[n.name]
                 for n in self.rates.models
-                if self.left[n.name] < n.epochs
+                if self.epochs_left[n.name] < n.epochs
             },
-            finished=frozenset(name for name, left in self.left.items() if left == 0),
+            finished=frozenset(
+                name for name, remaining in self.epochs_left.items() if remaining == 0
+            ),
             target=self.target,
         )
 
@@ -59,12 +61,12 @@ class Trainer:
         self.rounds.append(self.target)
 
     def carry_out(self, ended=None):
-        held = {
+        occupied = {
             name: GroupHolding(devices, Stance.BETWEEN if name == ended else Stance.INSIDE)
             for name, devices in self.running.items()
         }
         free = set(self.cluster.devices).difference(*self.running.values())
-        for move in plan_moves(held, self.target, free, frees_at_once=True):
+        for move in plan_moves(occupied, self.target, free, frees_at_once=True):
             if isinstance(move, Stop):
                 del self.running[move.name]
                 self.ask()
@@ -76,7 +78,7 @@ class Trainer:
         self.ask()
         self.carry_out()
         for _ in range(most_steps):
-            if not any(self.left.values()):
+            if not any(self.epochs_left.values()):
                 return True
             if not self.running:
                 return False
@@ -85,8 +87,8 @@ class Trainer:
                 self.carry_out()
                 continue
             name = self.rng.choice(sorted(self.running))
-            self.left[name] -= 1
-            if self.left[name] == 0:
+            self.epochs_left[name] -= 1
+            if self.epochs_left[name] == 0:
                 del self.running[name]
             self.ask()
             self.carry_out(ended=name)
@@ -98,7 +100,9 @@ class Trainer:
             return False
         dead = self.rng.choice(self.cluster.devices)
         self.cluster = self.cluster.without([dead])
-        self.running = {name: mine for name, mine in self.running.items() if dead not in mine}
+        self.running = {
+            name: members_ for name, members_ in self.running.items() if dead not in members_
+        }
         return True
 
 
@@ -120,7 +124,7 @@ OPTIONS = st.builds(
 class TestEveryPolicy:
     @runs
     @given(drawn=ensembles(), options=OPTIONS, rng=st.randoms(use_true_random=False))
-    def test_it_ends_and_answers_what_can_be_carried_out_and_alike_when_asked_twice(
+    def test_policy_ends_and_answers_feasibly_and_repeatably(
         self, policy, drawn, options, rng
     ):
         assert Trainer(drawn, policy, options, rng).run()
@@ -130,10 +134,10 @@ class TestEveryPolicy:
     def test_no_network_is_given_a_gpu_that_slows_it_down(self, policy, drawn, options, rng):
         trainer = Trainer(drawn, policy, replace(options, peak_limited=True), rng)
         trainer.run()
-        known = {network.name: network for network in drawn[0].models}
+        curves = {network.name: network for network in drawn[0].models}
         for decided in trainer.rounds:
             for member in decided.members:
-                paces = curve(known[member.name], member.gpus)[known[member.name].min_gpus - 1 :]
+                paces = curve(curves[member.name], member.gpus)[curves[member.name].min_gpus - 1 :]
                 assert all(paces[-1] > fewer for fewer in paces[:-1])
 
     @runs
@@ -145,7 +149,7 @@ class TestEveryPolicy:
             drawn, policy, options, rng, devices_die=True
         ).run()  # each answer is checked
 
-    def test_a_network_that_no_longer_fits_waits_and_the_others_train(self, policy):
+    def test_network_that_no_longer_fits_waits(self, policy):
         rates = RateTable(
             100, 4, (Network("large", (10.0, 20.0, 30.0), min_gpus=3), Network("small", (5.0,)))
         )
@@ -187,7 +191,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_policy_reads_the_settings_that_its_row_says_and_no_others(policy):
+def test_policy_reads_only_its_declared_settings(policy):
     watched = Watched(Options())
 
     @runs
@@ -214,41 +218,41 @@ def test_a_row_that_reads_what_is_no_setting_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ([Member("n0", (0,))], "returns a list; it must return a Round"),
-        (Round(("n0",)), "gives devices to 'n0', which is not among the networks"),
+        (Round(("n0",)), "gives devices to 'n0', which is not an unfinished network"),
         (
             Round((Member("other", (0,)),)),
-            "gives devices to 'other', which is not among the networks",
+            "gives devices to 'other', which is not an unfinished network",
         ),
         (
             Round((Member("n1", (0,)),)),
-            "gives devices to 'n1', which is not among the networks",
+            "gives devices to 'n1', which is not an unfinished network",
         ),  # it has finished
         (
             Round((Member("n0", (0,)), Member("n0", (2,)))),
-            "gives devices to 'n0', which is not among the networks",
+            "gives devices to 'n0', which is not an unfinished network",
         ),
         (Round((Member("n0", ()),)), "gives 0 devices to n0, which takes 1 to 2"),
         (Round((Member("n0", (0, 2, 3)),)), "gives 3 devices to n0, which takes 1 to 2"),
         (
             Round((Member("n0", (0, 0)),)),
-            r"hands out the devices \[0, 0\]; it can hand out each of \[0, 2, 3\]",
+            r"assigns the devices \[0, 0\]; it can assign each of \[0, 2, 3\]",
         ),
         (
             Round((Member("n0", (1,)),)),
-            r"hands out the devices \[1\]; it can hand out each of \[0, 2, 3\]",
+            r"assigns the devices \[1\]; it can assign each of \[0, 2, 3\]",
         ),
-        (Round((Member("n0", (0,)), Member("n2", (0,)))), r"hands out the devices \[0, 0\]"),
+        (Round((Member("n0", (0,)), Member("n2", (0,)))), r"assigns the devices \[0, 0\]"),
     ],
 )
-def test_an_answer_that_cannot_be_carried_out_is_refused(answer, said):
+def test_an_answer_that_cannot_be_carried_out_is_refused(answer, message):
     rates, progress = (
         table((1.0,), (1.0,), (1.0,), max_gpus=2),
         Progress(finished=frozenset({"n1"})),
     )
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         check_round(answer, rates, progress, Cluster((0, 2, 3), 4))
 
 
@@ -264,7 +268,7 @@ class TestGlobal:
             self.RATES, Progress(**progress), Cluster.of(gpus, 4), Options(alpha=alpha)
         )
 
-    def test_the_first_round_is_a_flotilla_with_spare_gpus_for_the_slowest(self):
+    def test_first_round_is_a_flotilla_with_spare_gpus_for_slowest(self):
         assert self.decide().counts == {"n0": 2, "n1": 2, "n2": 4}
 
     def test_a_round_goes_on_while_alpha_of_the_gpus_are_active(self):
@@ -273,29 +277,29 @@ class TestGlobal:
             running
         )
 
-    def test_a_round_below_alpha_drains_and_a_new_one_begins_when_nothing_runs(self):
+    def test_round_below_alpha_drains_before_a_new_one(self):
         running = (Member("n2", (4, 5, 6, 7)),)
         finished = frozenset({"n0"})
         assert self.decide(running=running, finished=finished) == Round()
         assert self.decide(finished=finished).counts == {"n1": 3, "n2": 5}
 
     def test_a_round_of_which_a_part_has_begun_goes_on(self):
-        wanted = self.decide()
-        assert self.decide(running=wanted.members[:1], target=wanted).counts == wanted.counts
+        target = self.decide()
+        assert self.decide(running=target.members[:1], target=target).counts == target.counts
 
-    def test_a_new_round_waits_until_a_finished_network_has_let_go_of_its_devices(self):
+    def test_new_round_waits_for_devices_of_finished_networks(self):
         late = (Member("n0", (0, 1)),)
         assert self.decide(running=late, finished=frozenset({"n0"}), target=Round()) == Round()
 
-    def test_a_round_that_never_reached_alpha_goes_on_if_a_new_one_would_be_the_same(self):
+    def test_round_that_never_reached_alpha_continues_if_equal(self):
         slow = table((10.0,), (10.0,))  # one measurement: no use for a second GPU
         running = (Member("n0", (0,)), Member("n1", (1,)))
-        kept = POLICIES["global"].decide(
+        survivors = POLICIES["global"].decide(
             slow, Progress(running=running), Cluster.of(8, 4), Options()
         )
-        assert kept == Round(running)
+        assert survivors == Round(running)
 
-    def test_it_gives_the_gpus_of_a_finished_network_away_when_no_other_waits(self):
+    def test_gpus_of_finished_networks_are_given_if_none_waits(self):
         assert (
             self.decide(running=(Member("n1", (0, 1)),), finished=frozenset({"n0", "n2"}))
             == Round()
@@ -306,7 +310,7 @@ class TestGlobal:
 @pytest.mark.parametrize("policy", POLICIES)
 @runs
 @given(data=st.data())
-def test_no_device_is_given_twice_where_a_network_goes_on_while_its_group_still_lets_go(
+def test_formed_groups_never_share_a_device_being_released(
     policy, data
 ):
     rates = table(*[(10.0,)] * 6, max_gpus=1)
@@ -315,14 +319,14 @@ def test_no_device_is_given_twice_where_a_network_goes_on_while_its_group_still_
         Member(name, (device,))
         for name, device in zip(["n0", "n1", "n2"], data.draw(devices), strict=False)
     ]
-    wanted = [
+    target = [
         Member(name, (device,))
         for name, device in zip(["n3", "n4", "n0"], data.draw(devices), strict=False)
     ]
     progress = Progress(
         tuple(running),
         finished=frozenset(data.draw(st.sets(st.sampled_from(rates.names)))),
-        target=Round(tuple(wanted)),
+        target=Round(tuple(target)),
     )
     cluster = Cluster.of(3, 3)
     check_round(
@@ -330,7 +334,7 @@ def test_no_device_is_given_twice_where_a_network_goes_on_while_its_group_still_
     )
 
 
-def test_local_leaves_running_groups_alone_and_fills_just_the_free_devices():
+def test_local_keeps_running_groups_and_fills_free_devices():
     rates = table((40.0, 80.0), (20.0, 40.0), (20.0, 39.0), (5.0,))
     running = (Member("n0", (0, 1)),)
     decided = POLICIES["local"].decide(
@@ -341,7 +345,7 @@ def test_local_leaves_running_groups_alone_and_fills_just_the_free_devices():
     assert {device for member in decided.members[1:] for device in member.devices} == {2, 3}
 
 
-def test_baseline_starts_each_network_on_its_least_gpus_in_an_order_of_the_seed():
+def test_baseline_starts_networks_in_the_order_of_the_seed():
     rates = table(*[(10.0, 20.0)] * 6, min_gpus=1)
     orders = {
         tuple(
@@ -362,17 +366,17 @@ def test_homogeneous_waits_for_the_last_of_its_subset():
     rates = table(*[(10.0,)] * 4)
     first = POLICIES["homogeneous"].decide(rates, Progress(), Cluster.of(2, 2), Options())
     assert len(first.members) == 2
-    one, other = first.members
-    half_begun = Progress(running=(one,), target=first)
+    running_name, other_name = first.members
+    half_begun = Progress(running=(running_name,), target=first)
     assert (
         POLICIES["homogeneous"].decide(rates, half_begun, Cluster.of(2, 2), Options()).counts
         == first.counts
     )
-    progress = Progress(running=(other,), finished=frozenset({one.name}))
+    progress = Progress(running=(other_name,), finished=frozenset({running_name.name}))
     assert POLICIES["homogeneous"].decide(rates, progress, Cluster.of(2, 2), Options()) == Round(
-        (other,)
+        (other_name,)
     )
-    progress = Progress(finished=frozenset({one.name, other.name}))
+    progress = Progress(finished=frozenset({running_name.name, other_name.name}))
     second = POLICIES["homogeneous"].decide(rates, progress, Cluster.of(2, 2), Options())
     assert len(second.members) == 2
 
@@ -385,36 +389,36 @@ class TestAdaptive:
             self.RATES, Progress(**progress), Cluster.of(4, 4), Options()
         )
 
-    def test_gpus_are_shared_among_all_and_shared_anew_when_one_finishes(self):
+    def test_gpus_are_shared_again_when_a_network_finishes(self):
         first = self.decide()
         assert sorted(first.counts.values()) == [1, 1, 2]
-        left = tuple(member for member in first.members if member.name != "n2")
-        second = self.decide(running=left, target=first, finished=frozenset({"n2"}))
+        remaining = tuple(member for member in first.members if member.name != "n2")
+        second = self.decide(running=remaining, target=first, finished=frozenset({"n2"}))
         assert second.counts == {"n0": 2, "n1": 2}
-        for before, after in zip(left, second.members, strict=True):
+        for before, after in zip(remaining, second.members, strict=True):
             assert set(before.devices) <= set(after.devices)
 
     def test_its_last_answer_stands_until_a_network_finishes(self):
-        wanted = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
-        assert self.decide(running=(Member("n0", (0, 1, 2)),), target=wanted) == wanted
+        target = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
+        assert self.decide(running=(Member("n0", (0, 1, 2)),), target=target) == target
 
     @pytest.mark.parametrize(
-        "held", [(0,), (0, 1, 2, 3)], ids=["beside idle GPUs", "beside a wide group"]
+        "occupied", [(0,), (0, 1, 2, 3)], ids=["beside idle GPUs", "beside a wide group"]
     )
-    def test_a_network_that_comes_does_not_wait_for_another_to_finish(self, held):
-        wanted = Round((Member("n0", held),))
-        come = self.decide(running=wanted.members, target=wanted, finished=frozenset({"n2"}))
+    def test_new_network_does_not_wait_for_another_to_finish(self, occupied):
+        target = Round((Member("n0", occupied),))
+        come = self.decide(running=target.members, target=target, finished=frozenset({"n2"}))
         assert come.counts == {"n0": 2, "n1": 2}
 
-    def test_where_each_has_its_least_a_network_waits_for_another_to_finish(self):
+    def test_network_waits_when_all_have_their_minimum(self):
         rates = table(*[(10.0, 19.0)] * 3)
-        wanted = Round((Member("n0", (0,)), Member("n2", (1,))))
-        progress = Progress(running=wanted.members, target=wanted)
-        assert POLICIES["adaptive"].decide(rates, progress, Cluster.of(2, 2), Options()) == wanted
+        target = Round((Member("n0", (0,)), Member("n2", (1,))))
+        progress = Progress(running=target.members, target=target)
+        assert POLICIES["adaptive"].decide(rates, progress, Cluster.of(2, 2), Options()) == target
 
     def test_it_answers_anew_when_a_device_has_died(self):
-        wanted = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
-        progress = Progress(running=wanted.members, target=wanted)
+        target = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
+        progress = Progress(running=target.members, target=target)
         decided = POLICIES["adaptive"].decide(
             self.RATES, progress, Cluster((0, 1, 2), 4), Options()
         )
@@ -437,10 +441,10 @@ class TestAdaptive:
 
     def test_who_is_near_its_rung_does_not_wait_until_others_are(self):
         rates = table(*[tuple(10.0 * gpus for gpus in range(1, 9))] * 4)
-        wanted = Round((Member("n0", (0, 1)), Member("n1", (2, 3))))
+        target = Round((Member("n0", (0, 1)), Member("n1", (2, 3))))
         progress = Progress(
-            running=wanted.members,
-            target=wanted,
+            running=target.members,
+            target=target,
             ahead={"n0": 18.0, "n1": 18.0, "n2": 1.0, "n3": 1.0},
         )
         decided = POLICIES["adaptive"].decide(rates, progress, Cluster.of(4, 4), Options())
@@ -456,13 +460,13 @@ class TestAdaptive:
         held=st.sets(st.integers(0, 8), max_size=4),
         gpus=st.integers(4, 9),
     )
-    def test_with_rungs_gpus_are_idle_or_beside_others_only_where_nobody_waits_and_who_trains_trains_on(
-        self, ahead, held, gpus
+    def test_rungs_leave_no_gpu_idle_while_networks_wait(
+        self, ahead, occupied, gpus
     ):
         rates = table(*[tuple(10.0 * count * 0.9**count for count in range(1, 10))] * len(ahead))
-        names = [f"n{row}" for row in sorted(held) if row < len(ahead)]
+        names = [f"n{row}" for row in sorted(occupied) if row < len(ahead)]
         running = tuple(
-            Member(name, tuple(range(place, gpus, len(names)))) for place, name in enumerate(names)
+            Member(name, tuple(range(index, gpus, len(names)))) for index, name in enumerate(names)
         )
         progress = Progress(
             running=running, ahead={f"n{row}": float(epochs) for row, epochs in enumerate(ahead)}
@@ -486,7 +490,7 @@ class TestAdaptive:
             ),  # who has begun trains on
         ],
     )
-    def test_a_network_that_has_passed_a_rung_has_gpus_that_pay_before_others_begin(
+    def test_survivors_get_paying_gpus_before_others_start(
         self, survivors, running, counts
     ):
         rates = table(*[(10.0, 19.0, 27.0, 30.0)] * 4)
@@ -500,7 +504,7 @@ class TestAdaptive:
         later = replace(progress, running=decided.members, target=decided)
         assert POLICIES["adaptive"].decide(rates, later, Cluster.of(4, 4), Options()) == decided
 
-    def test_others_begin_on_gpus_that_networks_which_have_passed_a_rung_cannot_use(self):
+    def test_others_start_on_gpus_that_survivors_cannot_use(self):
         rates = RateTable(
             100, 2, tuple(Network(name, (10.0, 20.0, 20.0, 40.0)) for name in ("a", "b", "c", "d"))
         )
@@ -515,13 +519,13 @@ class TestAdaptive:
         held=st.sets(st.integers(0, 8), max_size=3),
         gpus=st.integers(3, 9),
     )
-    def test_none_begins_while_one_that_has_passed_a_rung_waits_and_no_gpu_is_idle_while_any_waits(
-        self, ahead, survivors, held, gpus
+    def test_none_starts_while_a_survivor_waits(
+        self, ahead, survivors, occupied, gpus
     ):
         rates = table(*[tuple(10.0 * count * 0.9**count for count in range(1, 10))] * len(ahead))
         running = tuple(
-            Member(f"n{row}", (place,))
-            for place, row in enumerate(sorted(held))
+            Member(f"n{row}", (index,))
+            for index, row in enumerate(sorted(occupied))
             if row < len(ahead)
         )
         first = {f"n{row}" for row in survivors if row < len(ahead)}
@@ -533,9 +537,9 @@ class TestAdaptive:
         counts = (
             POLICIES["adaptive"].decide(rates, progress, Cluster.of(gpus, gpus), Options()).counts
         )
-        begun = {member.name for member in running}
-        assert begun <= counts.keys()
-        assert first <= counts.keys() or counts.keys() <= begun | first
+        started = {member.name for member in running}
+        assert started <= counts.keys()
+        assert first <= counts.keys() or counts.keys() <= started | first
         assert sum(counts.values()) == gpus or len(counts) == len(ahead)
 
     def test_groups_lie_within_a_node_or_fill_nodes(self):
@@ -551,7 +555,7 @@ class TestAdaptive:
         assert all(size < 4 or size % 4 == 0 for size in counts.values())
 
 
-def test_global_gives_idle_gpus_to_networks_whose_rates_are_guesses_and_forms_flotillas_once_they_are_known():
+def test_global_fills_idle_gpus_with_guessed_networks():
     rates, cluster = table((100.0,), (50.0,), (10.0,), (5.0,), max_gpus=1), Cluster.of(3, 3)
     everyone = frozenset(network.name for network in rates.models)
 

@@ -19,21 +19,21 @@ GPUS = 8
 @st.composite
 def doubted(draw):
     """A table, each rate at its upper end; and the lower ends, which are the same up to the last size that was seen."""
-    models, least = [], {}
+    models, lower = [], {}
     for name in "abcd"[: draw(st.integers(1, 4))]:
-        seen, most = draw(st.integers(1, 4)), draw(st.integers(4, GPUS))
+        seen, upper = draw(st.integers(1, 4)), draw(st.integers(4, GPUS))
         single, slope, doubt = (
             draw(st.floats(1, 50)),
             draw(st.floats(-0.2, 0)),
             draw(st.floats(0, 0.2)),
         )
-        rates = [single * gpus * 2.718 ** (slope * (gpus - 1)) for gpus in range(1, most + 1)]
-        models.append(Network(name, tuple(rates), max_gpus=most))
-        least[name] = tuple(
+        rates = [single * gpus * 2.718 ** (slope * (gpus - 1)) for gpus in range(1, upper + 1)]
+        models.append(Network(name, tuple(rates), max_gpus=upper))
+        lower[name] = tuple(
             rate * 2.718 ** (-doubt * max(0, gpus - seen))
             for gpus, rate in enumerate(rates, start=1)
         )
-    return RateTable(100, 4, tuple(models)), least
+    return RateTable(100, 4, tuple(models)), lower
 
 
 def shares(table):
@@ -71,59 +71,59 @@ def with_rates(table, name, rates):
 @pytest.mark.parametrize("answer", [shares, keen])
 @given(doubted())
 @settings(max_examples=examples(60), deadline=None)
-def test_a_probe_is_a_size_of_the_plan_that_is_in_doubt_and_would_be_another_at_the_lower_end(
+def test_probe_changes_size_at_the_lower_end(
     answer, drawn
 ):
-    told, least = drawn
-    sizes = answer(told)
-    found = find_probes(sizes, told, least.__getitem__, answer)
-    assert len(found) <= AT_A_TIME
-    for name, gpus in found:
+    rates_, lower = drawn
+    sizes = answer(rates_)
+    probes_ = find_probes(sizes, rates_, lower.__getitem__, answer)
+    assert len(probes_) <= AT_A_TIME
+    for name, gpus in probes_:
         assert sizes[name] == gpus
-        assert least[name][gpus - 1] < told.by_name[name].rates[gpus - 1]
-        assert answer(with_rates(told, name, least[name])).get(name) != gpus
+        assert lower[name][gpus - 1] < rates_.by_name[name].rates[gpus - 1]
+        assert answer(with_rates(rates_, name, lower[name])).get(name) != gpus
 
 
 @given(doubted(), st.floats(0, 1))
 @settings(max_examples=examples(60), deadline=None)
-def test_no_value_of_a_rate_in_doubt_changes_the_size_of_a_network_that_is_no_probe(drawn, weight):
-    told, least = drawn
-    sizes = keen(told)
-    found = find_probes(sizes, told, least.__getitem__, keen)
-    for network in told.models:  # no more than are asked about at a time
+def test_uncertain_rates_change_no_size_without_a_probe(drawn, weight):
+    rates_, lower = drawn
+    sizes = keen(rates_)
+    probes_ = find_probes(sizes, rates_, lower.__getitem__, keen)
+    for network in rates_.models:  # no more than are asked about at a time
         between = [
             high**weight * low ** (1 - weight)
-            for high, low in zip(network.rates, least[network.name], strict=True)
+            for high, low in zip(network.rates, lower[network.name], strict=True)
         ]
-        if (network.name, sizes[network.name]) not in found:
+        if (network.name, sizes[network.name]) not in probes_:
             assert (
-                keen(with_rates(told, network.name, between))[network.name] == sizes[network.name]
+                keen(with_rates(rates_, network.name, between))[network.name] == sizes[network.name]
             )
 
 
 @given(doubted())
 @settings(max_examples=examples(30), deadline=None)
-def test_nothing_is_a_probe_where_all_has_been_seen_or_the_plan_is_the_same_whatever_is_seen(drawn):
-    told, least = drawn
-    seen = {network.name: network.rates for network in told.models}
-    assert not find_probes(shares(told), told, seen.__getitem__, shares)
-    fixed = {network.name: len(network.rates) for network in told.models}
-    assert not find_probes(fixed, told, least.__getitem__, lambda table: fixed)
+def test_no_probes_where_measured_or_plan_is_unchanged(drawn):
+    rates_, lower = drawn
+    seen = {network.name: network.rates for network in rates_.models}
+    assert not find_probes(shares(rates_), rates_, seen.__getitem__, shares)
+    fixed = {network.name: len(network.rates) for network in rates_.models}
+    assert not find_probes(fixed, rates_, lower.__getitem__, lambda table: fixed)
 
 
 def test_of_many_doubts_the_greatest_are_asked_about():
     names = [f"n{number}" for number in range(AT_A_TIME + 3)]
-    told = RateTable(1, 4, tuple(Network(name, (10.0, 20.0), max_gpus=2) for name in names))
-    asked = []
+    rates_ = RateTable(1, 4, tuple(Network(name, (10.0, 20.0), max_gpus=2) for name in names))
+    questions = []
 
     def answer(table):
-        asked.append(next(network.name for network in table.models if network.rates[1] < 20.0))
+        questions.append(next(network.name for network in table.models if network.rates[1] < 20.0))
         return dict.fromkeys(names, 1)
 
-    least = {name: (10.0, 19.0 - number) for number, name in enumerate(names)}
-    found = find_probes(dict.fromkeys(names, 2), told, least.__getitem__, answer)
-    assert asked == names[:2:-1]
-    assert found == {(name, 2) for name in asked}
+    lower = {name: (10.0, 19.0 - number) for number, name in enumerate(names)}
+    probes_ = find_probes(dict.fromkeys(names, 2), rates_, lower.__getitem__, answer)
+    assert questions == names[:2:-1]
+    assert probes_ == {(name, 2) for name in questions}
 
 
 # ---- of plans --------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def uncertain():
     return rates
 
 
-def asked(rates, policy="adaptive", target=None):
+def ask_policy(rates, policy="adaptive", target=None):
     """What is left to plan is x; returns the answer, and what it only tries."""
     progress = Progress(
         finished=frozenset("abcdef"), target=target or Round(), rates_changed=rates.has_news
@@ -152,22 +152,22 @@ def asked(rates, policy="adaptive", target=None):
     )
 
 
-def test_the_answer_of_a_probe_calls_for_another_plan_though_it_is_off_by_less_than_a_quarter():
+def test_probe_result_triggers_a_plan_even_within_a_quarter():
     rates = uncertain()
-    answer, tried = asked(rates)
-    assert (answer.counts, tried) == ({"x": 2}, {("x", 2)})
-    rates.record_plan(tried)
+    answer, probes_ = ask_policy(rates)
+    assert (answer.counts, probes_) == ({"x": 2}, {("x", 2)})
+    rates.record_plan(probes_)
     assert not rates.has_news
     rates.observe("x", 2, Observation(9.6))
     assert (rates.is_off, rates.has_news) == (False, True)
-    again, tried = asked(rates, target=answer)
-    assert (again.counts, tried) == ({"x": 1}, frozenset())
-    rates.record_plan(tried)
+    again, probes_ = ask_policy(rates, target=answer)
+    assert (again.counts, probes_) == ({"x": 1}, frozenset())
+    rates.record_plan(probes_)
     rates.observe("x", 2, Observation(9.7))
     assert not rates.has_news
 
 
-def test_a_size_whose_rate_could_not_change_the_plan_calls_for_no_other_one():
+def test_irrelevant_rate_triggers_no_plan():
     rates = uncertain()
     rates.record_plan()
     rates.observe("x", 2, Observation(rates.table().by_name["x"].rates[1] * 0.9))
@@ -178,19 +178,19 @@ def test_a_size_whose_rate_could_not_change_the_plan_calls_for_no_other_one():
     "policy", sorted(name for name, policy in POLICIES.items() if not policy.rearranges)
 )
 def test_a_policy_that_leaves_groups_as_they_are_tries_nothing(policy):
-    assert asked(uncertain(), policy)[1] == frozenset()
+    assert ask_policy(uncertain(), policy)[1] == frozenset()
 
 
 def test_an_answer_that_stands_tries_nothing_new():
     rates = uncertain()
-    answer, tried = asked(rates)
-    assert tried
-    assert asked(rates, target=answer) == (answer, frozenset())
+    answer, probes_ = ask_policy(rates)
+    assert probes_
+    assert ask_policy(rates, target=answer) == (answer, frozenset())
 
 
-def test_the_lower_end_is_what_was_seen_where_it_was_seen_and_less_elsewhere():
+def test_lower_rates_equal_measured_ones_where_measured():
     rates = uncertain()
     assert rates.lower_rates("a") == rates.table().by_name["a"].rates
-    told, least = rates.table().by_name["x"].rates, rates.lower_rates("x")
-    assert (least[0], len(least)) == (told[0], len(told))
-    assert 0 < least[1] < told[1]
+    rates_, lower = rates.table().by_name["x"].rates, rates.lower_rates("x")
+    assert (lower[0], len(lower)) == (rates_[0], len(rates_))
+    assert 0 < lower[1] < rates_[1]

@@ -37,7 +37,7 @@ def test_beyond_two_nodes_the_rate_is_equation_5_of_the_paper():
         ((10.0, 5.0, 6.0, 7.0), {"min_gpus": 2, "max_gpus": 3}, [False, True, True, False]),
     ],
 )
-def test_useful_counts_are_within_the_bounds_and_faster_than_all_fewer_ones(rates, bounds, useful):
+def test_useful_counts_are_in_bounds_and_faster_than_fewer(rates, bounds, useful):
     assert rt.curves(
         RateTable(100, 4, (Network("a", rates, **bounds),)), len(useful)
     ).useful.tolist() == [useful]
@@ -45,29 +45,29 @@ def test_useful_counts_are_within_the_bounds_and_faster_than_all_fewer_ones(rate
 
 @given(ensembles())
 @settings(max_examples=examples(50), deadline=None)
-def test_arrays_hold_what_single_curves_say_whatever_the_number_of_gpus(drawn):
+def test_curves_equal_single_curves_for_any_gpus(drawn):
     rates, cluster = drawn
     for gpus in {1, cluster.gpus, cluster.gpus + 3}:
-        known = rt.curves(rates, gpus)
+        curves_ = rt.curves(rates, gpus)
         for row, network in enumerate(rates.models):
-            assert known.rate[row].tolist() == rt.curve(network, gpus).tolist()
+            assert curves_.rate[row].tolist() == rt.curve(network, gpus).tolist()
 
 
-def test_steadied_rates_keep_what_was_measured_and_equation_5_where_nothing_is_noisy():
+def test_smooth_rates_keep_measured_rates_without_noise():
     exact = table(tuple(10.0 * m * 0.95 ** (m - 1) for m in range(1, 9)))
     steady = rt.smooth_rates(exact, 12).models[0].rates
     assert steady[:8] == exact.models[0].rates
     assert steady == pytest.approx(rt.curve(exact.models[0], 12).tolist())
 
 
-def test_steadied_rates_err_less_than_equation_5_where_measurements_are_noisy():
+def test_smooth_rates_err_less_than_equation_5_with_noise():
     falls = np.linspace(0.96, 0.99, 20)
     exact = table(*[tuple(10.0 * m * fall ** (m - 1) for m in range(1, 9)) for fall in falls])
 
-    def error(told):
+    def error(estimate):
         logs = [
             np.log(rt.curve(a, 30)[29] / rt.curve(b, 30)[29])
-            for a, b in zip(told.models, exact.models, strict=True)
+            for a, b in zip(estimate.models, exact.models, strict=True)
         ]
         return np.std(logs)
 
@@ -113,11 +113,11 @@ def test_no_measured_preprocessor_is_an_error():
 @given(ensembles(most_gpus=60, bounded=True), st.integers(1, 60))
 def test_columns_that_are_left_out_are_useful_to_no_network(case, width):
     table, cluster = case
-    whole, narrow = rt.curves(table, cluster.gpus), rt.useful_curves(table, cluster.gpus, width)
-    kept = narrow.rate.shape[1]
-    assert (narrow.rate == whole.rate[:, :kept]).all()
-    assert (narrow.useful == whole.useful[:, :kept]).all()
-    assert not whole.useful[:, kept:width].any()
+    wide, narrow = rt.curves(table, cluster.gpus), rt.useful_curves(table, cluster.gpus, width)
+    useful = narrow.rate.shape[1]
+    assert (narrow.rate == wide.rate[:, :useful]).all()
+    assert (narrow.useful == wide.useful[:, :useful]).all()
+    assert not wide.useful[:, useful:width].any()
 
 
 def test_on_a_large_cluster_few_columns_are_kept():
@@ -131,17 +131,17 @@ def test_what_differs_by_rounding_alone_scales_without_end():
     assert not rt.is_straight(Network("a", (10.0,)))
 
 
-def test_to_the_letter_equation_5_starts_from_two_nodes_also_where_more_was_measured():
+def test_extend_as_printed_starts_from_two_nodes():
     measured = tuple(10.0 * m * 0.97 ** (m - 1) * (1 if m <= 4 else 0.8) for m in range(1, 8))
-    found = rt.extend_as_printed(table(measured, gpus_per_node=2), 12).models[0]
-    assert found.rates[:7] == measured
+    extended = rt.extend_as_printed(table(measured, gpus_per_node=2), 12).models[0]
+    assert extended.rates[:7] == measured
     for m in range(8, 13):  # r(m) = m r(4)/4 (r(4)/r(3) x 3/4)^(m-4)
         expected = m * measured[3] / 4 * (measured[3] / measured[2] * 3 / 4) ** (m - 4)
-        assert rt.rate(found, m) == pytest.approx(expected)
+        assert rt.rate(extended, m) == pytest.approx(expected)
         assert rt.rate(table(measured).models[0], m) != pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("measured", [(10.0, 19.0), (10.0, 19.0, 27.0, 34.0)])
-def test_to_the_letter_or_not_is_one_where_no_more_than_two_nodes_were_measured(measured):
+def test_extend_as_printed_changes_nothing_below_two_nodes(measured):
     rates = table(measured, gpus_per_node=2)
     assert rt.extend_as_printed(rates, 12) == rates

@@ -23,13 +23,13 @@ def changed(path, value):
     """A copy of RIGHT with one value set, or its key removed."""
     content = copy.deepcopy(RIGHT)
     *way, last = path
-    place = content
+    location = content
     for step in way:
-        place = place[step]
+        location = location[step]
     if value is KeyError:
-        del place[last]
+        del location[last]
     else:
-        place[last] = value
+        location[last] = value
     return content
 
 
@@ -57,7 +57,7 @@ def test_what_is_written_is_read_back():
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         (["models", 0, "rates", 1], 0, "models[0].rates[1] is 0, but must be from"),
         (["models", 0, "rates", 1], -3.5, "models[0].rates[1] is -3.5, but must be from"),
@@ -108,11 +108,11 @@ def test_what_is_written_is_read_back():
         (["comm_s", 0, "seconds"], -1, "comm_s[0].seconds is -1, but must be 0 or from"),
     ],
 )
-def test_a_mistake_is_named_with_its_place_and_what_would_be_right(path, value, said):
+def test_parse_rates_names_the_place_of_a_mistake(path, value, message):
     with pytest.raises(InputError) as caught:
         parse_rates(changed(path, value), "rates.json")
     assert str(caught.value).startswith("rates.json: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -130,19 +130,19 @@ def test_very_many_mistakes_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"models": [\n  {"name": }]}', "rates.json:2: not JSON"),
         ("[1, 2]", "the whole is [1, 2], but must be an object with samples_per_epoch"),
         ("", "not JSON"),
     ],
 )
-def test_a_file_that_is_no_rates_file_is_refused(tmp_path, text, said):
+def test_a_file_that_is_no_rates_file_is_refused(tmp_path, text, message):
     file = tmp_path / "rates.json"
     file.write_text(text)
     with pytest.raises(InputError) as caught:
         read_rates(file)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):

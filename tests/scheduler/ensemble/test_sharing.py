@@ -34,7 +34,7 @@ CURVES = st.lists(st.floats(0.5, 4.0), min_size=1, max_size=5).map(
     ),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_the_curve_is_found_from_networks_of_any_speed_that_were_seen_beside_others(curve, alone):
+def test_sharing_curve_is_fitted_across_speeds(curve, alone):
     sharing = Sharing()
     for number, (unit, rate) in enumerate(alone.items()):
         sharing.observe(unit, 1, rate, *SURE)
@@ -61,7 +61,7 @@ def test_noise_makes_no_network_faster_beside_others_than_alone():
     assert sharing.curve == (1.0, 2.0)
 
 
-def test_what_an_earlier_run_has_shown_counts_until_this_one_shows_otherwise():
+def test_sharing_prior_holds_until_measured():
     sharing = Sharing({2: 1.6, 4: 2.2}, {"a": {1: 10.0}})
     assert sharing.curve == (1.0, 1.6, pytest.approx(1.6 * 1.5**0.5), 2.2)
     sharing.observe(("a", 1), 2, 5.0, *SURE)  # alone it had 10 in the earlier run
@@ -89,7 +89,7 @@ def test_what_rests_on_more_steps_counts_for_more():
     assert 1.5 < sharing.curve[1] < 1.6  # were both equally sure, 1.26
 
 
-def test_that_a_core_has_nothing_to_spare_is_taken_as_given_until_something_shows_otherwise():
+def test_sharing_assumes_idle_slots_until_measured():
     sharing = Sharing(idle_slots=3)
     sharing.observe(("a", 1), 1, 10.0, 0.0, 400)
     assert (sharing.curve, sharing.is_known(2)) == ((1.0, 1.0, 1.0), False)
@@ -110,15 +110,15 @@ def test_that_a_core_has_nothing_to_spare_is_taken_as_given_until_something_show
 
 @given(CURVES, st.integers(1, 12))
 @settings(max_examples=examples(60), deadline=None)
-def test_beyond_what_is_known_networks_share_with_twice_as_many_at_most(curve, most):
+def test_sharing_tries_at_most_twice_the_known_count(curve, limit):
     table = RateTable(1, 1, (Network("a", (10.0,)),), sharing=curve)
-    found = best_networks_per_gpu(table, "a", most)
-    assert 1 <= found <= min(most, REACH * len(curve))
-    assert found >= min(most, useful_networks_per_gpu(curve))
-    assert all(speedup(curve, count + 1) > speedup(curve, count) for count in range(1, found))
+    counts = best_networks_per_gpu(table, "a", limit)
+    assert 1 <= counts <= min(limit, REACH * len(curve))
+    assert counts >= min(limit, useful_networks_per_gpu(curve))
+    assert all(speedup(curve, count + 1) > speedup(curve, count) for count in range(1, counts))
 
 
-def test_an_input_that_is_slow_makes_sharing_pay_that_makes_no_step_faster():
+def test_slow_input_makes_sharing_pay():
     def together(supply):
         return best_networks_per_gpu(
             RateTable(1, 1, (Network("a", (6936.0,)),), sharing=(1.0,) * 3, supply=supply), "a", 3
@@ -130,7 +130,7 @@ def test_an_input_that_is_slow_makes_sharing_pay_that_makes_no_step_faster():
 # --- rates that are learned beside others -------------------------------------------------------
 
 
-def test_rates_that_were_seen_beside_others_stand_for_those_that_networks_have_alone():
+def test_shared_rates_are_converted_to_unshared_ones():
     rates = OnlineRates([Traits("a", "a"), Traits("b", "b")], 100, 1, 1, slots=4)
     assert rates.table().sharing == ()
     rates.observe("a", 1, Observation(10.0, steps=1000))

@@ -18,14 +18,14 @@ from tests.scheduler.strategies import ensembles
 
 def least_time(table, gpus):
     """The least T such that every network can spend y[i, m] seconds on m GPUs: a linear program."""
-    known = curves(table, gpus)
-    pairs = list(zip(*np.nonzero(known.allowed), strict=True))
+    hull_ = curves(table, gpus)
+    pairs = list(zip(*np.nonzero(hull_.allowed), strict=True))
     work = [network.epochs * table.samples_per_epoch for network in table.models]
     rows, limits = [], []
     for i in range(len(work)):
         rows.append([float(row == i) for row, _ in pairs] + [-1.0])  # one group at a time
         limits.append(0.0)
-        rows.append([-known.rate[row, m] * (row == i) for row, m in pairs] + [0.0])
+        rows.append([-hull_.rate[row, m] * (row == i) for row, m in pairs] + [0.0])
         limits.append(-work[i])
     rows.append([float(m + 1) for _, m in pairs] + [-float(gpus)])
     limits.append(0.0)
@@ -60,14 +60,14 @@ def test_water_filling_uses_all_gpus_or_brings_all_to_their_peak(drawn, seed):
 @settings(max_examples=examples(80), deadline=None)
 def test_a_hull_is_concave_lies_on_the_curve_and_above_it(drawn):
     table, cluster = drawn
-    hull, known = hulls(table, cluster.gpus), curves(table, cluster.gpus)
+    hull, hull_ = hulls(table, cluster.gpus), curves(table, cluster.gpus)
     for row in range(len(table.models)):
         last = int(np.argmax(hull.rate[row])) + 1
         gpus, rate = hull.gpus[row, :last], hull.rate[row, :last]
         assert (np.diff(np.diff(rate) / np.diff(gpus)) <= 1e-9).all()
-        assert rate[1:].tolist() == known.rate[row][gpus[1:].astype(int) - 1].tolist()
+        assert rate[1:].tolist() == hull_.rate[row][gpus[1:].astype(int) - 1].tolist()
         counts = np.arange(1, cluster.gpus + 1)
-        assert (np.interp(counts, gpus, rate) >= known.rate[row] - 1e-9).all()
+        assert (np.interp(counts, gpus, rate) >= hull_.rate[row] - 1e-9).all()
 
 
 @given(ensembles(most_gpus=80))
@@ -85,22 +85,22 @@ def test_a_straight_end_of_a_curve_need_not_be_written_out(drawn):
         ),
     )
     counts = np.arange(cluster.gpus + 1)
-    for one, other in zip(
+    for short, long in zip(
         *(
             zip(hull.gpus, hull.rate, strict=True)
             for hull in (hulls(table, cluster.gpus), hulls(written_out, cluster.gpus))
         ),
         strict=True,
     ):
-        np.testing.assert_allclose(np.interp(counts, *one), np.interp(counts, *other), rtol=1e-9)
+        np.testing.assert_allclose(np.interp(counts, *short), np.interp(counts, *long), rtol=1e-9)
     assert group_sizes(table, Progress(), cluster) == group_sizes(written_out, Progress(), cluster)
 
 
-def test_a_million_gpus_are_shared_among_networks_that_scale_without_end():
+def test_water_fill_shares_a_million_gpus():
     table = RateTable(100, 4, tuple(Network(f"n{i}", (10.0, 20.0 + i)) for i in range(8)))
-    found = group_sizes(table, Progress(), Cluster.of(10**6, 4))
-    assert sum(found.values()) == 10**6
-    assert all(size % 4 == 0 for size in found.values())
+    level = group_sizes(table, Progress(), Cluster.of(10**6, 4))
+    assert sum(level.values()) == 10**6
+    assert all(size % 4 == 0 for size in level.values())
 
 
 def test_sharing_between_two_sizes_costs_the_average_of_both():
@@ -110,12 +110,12 @@ def test_sharing_between_two_sizes_costs_the_average_of_both():
 
 
 @pytest.mark.parametrize(
-    ("network", "said"),
+    ("network", "message"),
     [
         (Network("a", (1.0,)), "a has no epochs"),
         (Network("a", (1.0,), epochs=1, min_gpus=3), "a needs at least 3 GPUs, not 2"),
     ],
 )
-def test_there_is_no_bound_for_what_cannot_be_trained(network, said):
-    with pytest.raises(InputError, match=said):
+def test_there_is_no_bound_for_what_cannot_be_trained(network, message):
+    with pytest.raises(InputError, match=message):
         lower_bound(RateTable(100, 1, (network,)), 2)

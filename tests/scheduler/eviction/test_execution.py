@@ -14,15 +14,15 @@ CHEAP, DEAR = RunningJob("cheap", 2, 100), RunningJob("dear", 2, 50_000)
 
 def look(eviction, minute, *jobs, ending=()):
     """What there is to do; some jobs may hold their nodes still though they cannot be asked any more."""
-    held = {job.id: job.nodes for job in (*jobs, *ending)}
+    nodes_held = {job.id: job.nodes for job in (*jobs, *ending)}
     return [
         (step.kind, step.job)
-        for step in eviction.next_steps(minute, jobs, held)
+        for step in eviction.next_steps(minute, jobs, nodes_held)
         if step.kind != "plan"
     ]
 
 
-def test_those_that_save_do_so_one_after_the_other_and_those_that_lose_work_stop_last():
+def test_eviction_saves_in_turn_and_stops_losers_last():
     eviction = Eviction(6, 10, margin_min=1, saves_on_request={"quick", "slow"})
     assert look(eviction, 0, QUICK, SLOW, CHEAP, DEAR) == [("save", "quick")]
     assert look(eviction, 1, QUICK, SLOW, CHEAP, DEAR) == []
@@ -49,7 +49,7 @@ def test_what_ends_by_itself_leaves_fewer_nodes_to_free():
     assert look(eviction, 9, CHEAP, ending=[SLOW]) == [("deaf", "slow"), ("stop", "cheap")]
 
 
-def test_a_job_that_does_not_save_in_time_is_planned_anew_as_one_that_can_only_be_stopped():
+def test_eviction_stops_a_job_that_did_not_save_in_time():
     eviction = Eviction(2, 10, margin_min=1, saves_on_request={"quick"})
     assert look(eviction, 0, QUICK, DEAR) == [("save", "quick")]
     assert look(eviction, 2, QUICK, DEAR) == [
@@ -84,7 +84,7 @@ def test_what_could_not_be_done_is_planned_anew():
     assert look(eviction, 0.1, DEAR, ending=[CHEAP]) == [("stop", "dear")]
 
 
-def test_when_the_jobs_that_are_left_are_too_few_it_is_said_once_and_none_is_stopped_in_vain():
+def test_eviction_reports_a_shortage_once_and_stops_none():
     eviction = Eviction(4, 10, margin_min=1, saves_on_request={"slow"})
     assert look(eviction, 0, SLOW, CHEAP) == [("save", "slow")]
     assert look(eviction, 1, SLOW, ending=[CHEAP]) == [("short", "")]
@@ -101,7 +101,7 @@ machines = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9), times), min_
 
 
 @given(machines, st.data())
-def test_where_all_obey_the_nodes_are_free_in_time_at_the_loss_of_the_plan(machine, data):
+def test_eviction_frees_nodes_in_time_if_all_obey(machine, data):
     jobs = [
         RunningJob(str(number), nodes, loss, time)
         for number, (nodes, loss, time) in enumerate(machine)
@@ -111,14 +111,14 @@ def test_where_all_obey_the_nodes_are_free_in_time_at_the_loss_of_the_plan(machi
     eviction = Eviction(nodes, deadline, margin_min=0, saves_on_request={job.id for job in jobs})
     steps = dry_run(jobs, eviction)
     assert all(minute <= deadline + 1e-6 for minute, _ in steps)
-    lost = sum(
+    killed = sum(
         job.loss for job in jobs if ("stop", job.id) in {(step.kind, step.job) for _, step in steps}
     )
     assert eviction.freed >= nodes
-    assert lost == plan_evictions(jobs, nodes, deadline, deadline or 1)[-1].loss
+    assert killed == plan_evictions(jobs, nodes, deadline, deadline or 1)[-1].loss
 
 
-def test_when_a_job_saves_early_another_may_save_instead_of_being_stopped():
+def test_eviction_replans_when_a_job_saves_early():
     eviction = Eviction(4, 6, margin_min=1, saves_on_request={"quick", "slow"})
     assert look(eviction, 0, QUICK, SLOW, CHEAP) == [
         ("save", "quick")

@@ -29,13 +29,13 @@ HUNDREDTHS = np.array([100, 100, 1, 1, 1, 1])
 
 @st.composite
 def job_lists(
-    draw, most=6, nodes=(1, 2, 3, 4, 5), losses=(0, 0, 1, 2, 3, 10), times=(None, 0, 1, 2, 3, 4)
+    draw, max_jobs=6, nodes=(1, 2, 3, 4, 5), losses=(0, 0, 1, 2, 3, 10), times=(None, 0, 1, 2, 3, 4)
 ):
     """Few different values, so that ties are the rule."""
     nodes, losses, times = (st.sampled_from(values) for values in (nodes, losses, times))
     return [
         RunningJob(f"j{i}", draw(nodes), draw(losses), draw(times), draw(times))
-        for i in range(draw(st.integers(1, most)))
+        for i in range(draw(st.integers(1, max_jobs)))
     ]
 
 
@@ -68,13 +68,13 @@ def assert_none_is_better(jobs, nodes, plans):
     """Each plan is possible, says what it does, and nothing beats it."""
     rivals = every_plan(jobs)
     for plan in plans:
-        mine = judge(jobs, plan.actions)
-        assert plan.nodes == mine[NODES] >= nodes
-        assert (plan.loss, plan.checkpoint_time) == (mine[LOSS] / 100, mine[TIME] / 100)
+        plan_ = judge(jobs, plan.actions)
+        assert plan.nodes == plan_[NODES] >= nodes
+        assert (plan.loss, plan.checkpoint_time) == (plan_[LOSS] / 100, plan_[TIME] / 100)
         possible = rivals[
             (rivals[:, NODES] >= nodes) & (rivals[:, TIME] <= round(plan.deadline * 100))
         ]
-        assert mine[:NODES].tolist() == min(possible[:, :NODES].tolist())
+        assert plan_[:NODES].tolist() == min(possible[:, :NODES].tolist())
 
 
 @settings(deadline=None, max_examples=examples(150))
@@ -88,7 +88,7 @@ def test_no_choice_of_all_is_better_ties_included(jobs, data):
 
 @settings(deadline=None, max_examples=examples(60))
 @given(
-    job_lists(most=4, losses=(0, 0.1, 0.2, 0.3, 7.5), times=(None, 0, 0.1, 0.2, 0.3, 1.25)),
+    job_lists(max_jobs=4, losses=(0, 0.1, 0.2, 0.3, 7.5), times=(None, 0, 0.1, 0.2, 0.3, 1.25)),
     st.data(),
 )
 def test_decimal_losses_and_times_are_added_up_exactly(jobs, data):
@@ -98,13 +98,13 @@ def test_decimal_losses_and_times_are_added_up_exactly(jobs, data):
 
 
 @settings(deadline=None, max_examples=examples(60))
-@given(job_lists(most=5, nodes=(4, 8, 12)), st.integers(0, 6))
+@given(job_lists(max_jobs=5, nodes=(4, 8, 12)), st.integers(0, 6))
 def test_one_pass_answers_for_every_count_of_nodes(jobs, deadline):
     spectrum = Spectrum(jobs, deadline)
     losses = spectrum.losses()
-    everything = sum(job.nodes for job in jobs)
-    assert losses.shape == (everything + 1, deadline + 1)
-    for nodes in range(everything + 1):
+    plans_of_all = sum(job.nodes for job in jobs)
+    assert losses.shape == (plans_of_all + 1, deadline + 1)
+    for nodes in range(plans_of_all + 1):
         plans = spectrum.plans(nodes)
         assert_none_is_better(jobs, nodes, plans)
         assert losses[nodes].tolist() == [plan.loss for plan in plans]
@@ -155,8 +155,8 @@ def crowd(count, seed, most_nodes=60, most_time=6):
 def test_the_printed_algorithm_finds_the_same_losses_and_times(seed):
     jobs = crowd(12, seed)
     nodes = sum(job.nodes for job in jobs) * (seed + 1) // 5
-    ours, printed = plan_evictions(jobs, nodes, 10), algorithm_1(jobs, nodes, 10)
-    assert [(p.loss, p.checkpoint_time) for p in ours] == [
+    losses, printed = plan_evictions(jobs, nodes, 10), algorithm_1(jobs, nodes, 10)
+    assert [(p.loss, p.checkpoint_time) for p in losses] == [
         (p.loss, p.checkpoint_time) for p in printed
     ]
 
@@ -186,7 +186,7 @@ def test_losses_beyond_64_bits_are_still_exact():
 # ---------------------------------------------------------------- what is asked
 
 
-def test_deadlines_are_the_multiples_of_the_step_and_times_keep_their_own_grain():
+def test_deadlines_are_multiples_of_the_step():
     jobs = [RunningJob("a", 1, 5, app_time=3), RunningJob("b", 1, 5, app_time=2)]
     plans = plan_evictions(jobs, 2, deadline=14, step=5)
     assert [(p.deadline, p.loss, p.checkpoint_time) for p in plans] == [
@@ -204,7 +204,7 @@ def test_nothing_to_free_stops_nobody():
     assert plan_evictions([], 0, 0) == [Plan(0, 0, 0, 0, {})]
 
 
-def test_training_groups_that_must_stop_are_named_and_nothing_is_done_to_them():
+def test_groups_to_stop_only_names_groups():
     groups = [
         RunningJob("a", 2, 300.123456789, app_time=12.345678901),
         RunningJob("b", 2, 100, app_time=31),
@@ -294,7 +294,7 @@ def test_a_table_that_would_not_fit_is_refused():
 # ---------------------------------------------------------------- the comparisons
 
 
-def test_greedy_checkpoints_the_dearest_while_time_lasts_and_then_kills_the_cheapest():
+def test_greedy_saves_the_costliest_then_kills_the_cheapest():
     jobs = [
         RunningJob("dear", 2, 900, sys_time=4),
         RunningJob("middle", 2, 500, sys_time=9),

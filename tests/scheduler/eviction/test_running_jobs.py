@@ -26,7 +26,7 @@ RAW = "id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min\n17,4,12
         ([], 0.0),
     ],
 )
-def test_a_checkpoint_is_bound_by_the_file_system_or_by_its_fullest_node(sizes, seconds):
+def test_checkpoint_is_bound_by_file_system_or_fullest_node(sizes, seconds):
     assert STORAGE.seconds(sizes) == seconds
 
 
@@ -38,7 +38,7 @@ def test_the_application_waits_for_its_next_due_moment(since, interval, wait):
     assert Checkpointing("a", 1, since, interval).wait_min == wait
 
 
-def test_costs_follow_from_sizes_bandwidths_and_the_last_checkpoint():
+def test_running_job_follows_from_sizes_and_bandwidths():
     job = Checkpointing(
         "a", 100, since_checkpoint_min=40, interval_min=60, critical_gb=6, memory_gb=60
     )
@@ -53,7 +53,7 @@ def test_nodes_may_differ_in_what_they_write():
 
 
 @pytest.mark.parametrize("fields", [{"interval_min": None}, {"critical_gb": None}])
-def test_without_an_interval_or_a_size_a_job_does_not_checkpoint_itself(fields):
+def test_job_without_interval_or_size_has_no_app_checkpoint(fields):
     job = Checkpointing("a", 1, 0, **{"interval_min": 60, "critical_gb": 1, **fields})
     assert job.running_job(STORAGE) == RunningJob("a", 1, 0)
 

@@ -47,11 +47,11 @@ def trainers(draw, values):
 def problems(draw, most_trainers=4, most_nodes=7, values=SPEEDS):
     """Any state that a trainer can be in, also fewer than n_min nodes after some left."""
     team = tuple(draw(st.lists(trainers(values), max_size=most_trainers)))
-    nodes = left = draw(st.integers(0, most_nodes))
+    nodes = remaining = draw(st.integers(0, most_nodes))
     current = []
     for trainer in team:
-        current.append(draw(st.integers(0, min(left, trainer.n_max))))
-        left -= current[-1]
+        current.append(draw(st.integers(0, min(remaining, trainer.n_max))))
+        remaining -= current[-1]
     return Problem(team, tuple(current), nodes, float(draw(st.integers(0, 120))))
 
 
@@ -92,7 +92,7 @@ def test_counts_that_are_in_no_optimum_change_nothing(problem):
         assert of_few == of_all
 
 
-def test_as_published_a_share_counts_only_where_it_is_greater_than_n_min():
+def test_allocate_equally_as_published_needs_more_than_n_min():
     team = [sharing.Trainer(sharing.RateCurve((0, 8), (0.0, 8.0)), n_min=2, n_max=3)] * 3
     assert sharing.allocate_equally(team, (0, 0, 0), 6, 60) == (2, 2, 2)
     assert sharing.allocate_equally_as_published(team, (0, 0, 0), 6, 60) == (3, 3, 0)
@@ -118,7 +118,7 @@ class TestCountsProgram(IdleNodesContract):
         return problem.ask(allocate_counts).counts
 
 
-def held(problem):
+def nodes_of(problem):
     """The nodes that each trainer has, from node 0 on."""
     ends = np.cumsum((0, *problem.current)).tolist()
     return [frozenset(range(first, last)) for first, last in pairwise(ends)]
@@ -126,8 +126,8 @@ def held(problem):
 
 @settings(deadline=None, max_examples=examples(200))
 @given(problems(most_trainers=3, most_nodes=7, values=st.integers(0, 50)))
-def test_the_program_over_nodes_has_the_same_optimum_and_moves_no_trainer(problem):
-    before = held(problem)
+def test_program_over_nodes_has_the_same_optimum(problem):
+    before = nodes_of(problem)
     solution = allocate_nodes(problem.trainers, before, problem.nodes, problem.horizon_s)
     assert solution.optimal
     best = problem.worth(problem.ask(sharing.allocate))
@@ -136,7 +136,7 @@ def test_the_program_over_nodes_has_the_same_optimum_and_moves_no_trainer(proble
         assert had <= has or has <= had
 
 
-def test_thirty_trainers_on_hundreds_of_nodes_have_the_optimum_of_the_counts_program():
+def test_allocate_thirty_trainers_reaches_the_optimum():
     rng = np.random.default_rng(7)
     bends = (1, 2, 4, 8, 16, 32, 64)
     team = [
@@ -165,17 +165,17 @@ PREEMPTED = Problem(
 
 def test_the_published_m_makes_a_feasible_case_infeasible():
     published = PREEMPTED.nodes + 1
-    ask = (PREEMPTED.trainers, held(PREEMPTED), PREEMPTED.nodes, PREEMPTED.horizon_s)
+    ask = (PREEMPTED.trainers, nodes_of(PREEMPTED), PREEMPTED.nodes, PREEMPTED.horizon_s)
     assert allocate_nodes(*ask).counts == PREEMPTED.ask(sharing.allocate) == (0,)
     assert allocate_nodes(*ask, migration_m=published) is None
 
 
-def test_the_published_m_forbids_a_change_of_more_than_half_of_the_nodes():
+def test_published_m_forbids_changes_of_half_of_the_nodes():
     slow, fast = (
         sharing.Trainer(sharing.RateCurve((8,), (8.0 * speed,)), n_max=8) for speed in (1, 2)
     )
     problem = Problem((slow, fast), (8, 0), 8, 60.0)
-    small = allocate_nodes(problem.trainers, held(problem), 8, 60.0, migration_m=9)
+    small = allocate_nodes(problem.trainers, nodes_of(problem), 8, 60.0, migration_m=9)
     assert problem.ask(sharing.allocate) == (0, 8)
     assert small.counts == (4, 4)  # (9 - 1) / 2 nodes may change hands
 
@@ -207,7 +207,7 @@ def test_weights_and_normalised_curves_change_who_is_served():
     assert share(slow.scaled(20), fast) == (2, 0)
 
 
-def test_equal_serves_the_first_comer_where_there_are_fewer_nodes_than_trainers():
+def test_allocate_equally_serves_the_first_with_few_nodes():
     team = [sharing.Trainer(sharing.RateCurve((4,), (4.0,)), n_min, 4) for n_min in (3, 1, 1)]
     assert sharing.allocate_equally(team, (0, 0, 0), 2, 60.0) == (0, 2, 0)
     assert sharing.allocate_equally(team, (0, 0, 0), 8, 60.0) == (4, 2, 2)
@@ -281,19 +281,19 @@ def test_a_curve_of_no_worth_on_one_node_has_no_speed_up():
 def placements(draw):
     """Owners of some nodes, and counts that fit."""
     owner = draw(st.lists(st.sampled_from([sharing.BUSY, sharing.FREE, 0, 1, 2]), max_size=20))
-    left = sum(who != sharing.BUSY for who in owner)
+    remaining = sum(owners != sharing.BUSY for owners in owner)
     counts = {}
     for number in draw(st.permutations([0, 1, 2])):
-        counts[number] = draw(st.integers(0, left))
-        left -= counts[number]
+        counts[number] = draw(st.integers(0, remaining))
+        remaining -= counts[number]
     return np.array(owner, dtype=np.int64), counts
 
 
-@pytest.mark.parametrize("place", [sharing.place_by_index, sharing.place_in_order])
+@pytest.mark.parametrize("node", [sharing.place_by_index, sharing.place_in_order])
 @given(state=placements())
-def test_placing_gives_each_its_count_from_the_idle_and_moves_nobody(place, state):
+def test_placement_gives_counts_from_idle_nodes_only(node, state):
     owner, counts = state
-    after = place(owner, counts)
+    after = node(owner, counts)
     assert ((after == sharing.BUSY) == (owner == sharing.BUSY)).all()
     for number, count in counts.items():
         had, has = set(np.flatnonzero(owner == number)), set(np.flatnonzero(after == number))
@@ -301,7 +301,7 @@ def test_placing_gives_each_its_count_from_the_idle_and_moves_nobody(place, stat
         assert had <= has or has <= had
 
 
-def test_in_order_the_smallest_takes_first_and_by_index_the_first():
+def test_place_in_order_serves_the_smallest_first():
     free = np.full(6, sharing.FREE)
     assert sharing.place_by_index(free, {0: 3, 1: 1, 2: 2}).tolist() == [0, 0, 0, 1, 2, 2]
     assert sharing.place_in_order(free, {0: 3, 1: 1, 2: 2}).tolist() == [1, 2, 2, 0, 0, 0]

@@ -34,23 +34,23 @@ def test_no_other_choice_of_ends_asks_for_less(law, overhead, jobs):
         evaluate_chain(law, (np.diff((0.0, *ends)) + overhead).tolist(), overhead).requested
         for ends in choices
     ]
-    found = best_chain(law, overhead, jobs)
-    assert found.requested == pytest.approx(min(sums))
-    assert len(found.requests) <= jobs
+    chain = best_chain(law, overhead, jobs)
+    assert chain.requested == pytest.approx(min(sums))
+    assert len(chain.requests) <= jobs
 
 
-def test_a_job_that_costs_much_is_asked_for_once_and_one_that_costs_nothing_for_every_value():
+def test_best_chain_depends_on_the_overhead():
     law = Discrete([1, 2, 3], [0.5, 0.25, 0.25])
     assert best_chain(law, overhead=10, jobs=9).requests == (13,)
     assert best_chain(law, overhead=0, jobs=9).requests == (1, 1, 1)
     assert best_chain(law, overhead=0, jobs=9).used == law.mean
 
 
-def test_a_law_of_many_values_is_put_on_fewer_and_still_reaches_the_longest():
+def test_best_chain_coarsens_large_laws():
     law = discretize(make_law("truncnorm", mu=8, sigma=2, low=0, high=20), 20_000)
-    found = best_chain(law, overhead=0.05, jobs=20)
-    assert law.mean < found.used < found.requested < 20
-    assert sum(found.requests) - 0.05 * len(found.requests) >= law.longest * (1 - 1e-9)
+    chain = best_chain(law, overhead=0.05, jobs=20)
+    assert law.mean < chain.used < chain.requested < 20
+    assert sum(chain.requests) - 0.05 * len(chain.requests) >= law.longest * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ def test_requests_that_cannot_be_are_refused(requests, message):
 
 
 @pytest.mark.parametrize(("overhead", "jobs"), [(-1, 3), (1, 0), (float("inf"), 1)])
-def test_an_overhead_or_a_number_of_jobs_that_cannot_be_is_refused(overhead, jobs):
+def test_best_chain_rejects_impossible_arguments(overhead, jobs):
     with pytest.raises(InputError, match="at least one"):
         best_chain(Discrete([4], [1]), overhead, jobs)

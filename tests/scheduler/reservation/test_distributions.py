@@ -32,7 +32,7 @@ def pair(request):
     return make_law(request.param, **parameters), uncut
 
 
-def test_the_distribution_function_is_that_of_the_uncut_law_scaled_up(pair):
+def test_cdf_is_the_scaled_uncut_distribution(pair):
     law, uncut = pair
     times = np.linspace(law.low - 1, law.high + 1, 60)
     inside = uncut.cdf(law.high) - uncut.cdf(law.low)
@@ -55,7 +55,7 @@ def test_samples_follow_the_law(pair):
     assert law.mean == pytest.approx(sample.mean(), abs=4 * sample.std() / 4000**0.5)
 
 
-def test_a_discretised_law_has_the_same_distribution_function_at_its_values(pair):
+def test_discretize_keeps_the_distribution_at_its_values(pair):
     law, _ = pair
     discrete = discretize(law, 50)
     assert np.cumsum(discrete.probabilities) == pytest.approx(law.cdf(discrete.values))
@@ -166,11 +166,13 @@ def test_a_law_wants_a_point():
     st.integers(1, 20),
     st.booleans(),
 )
-def test_a_coarse_law_has_few_values_none_shorter_and_none_longer_than_it_says(values, most, zero):
+def test_coarsen_stays_within_its_excess(
+    values, max_values, zero
+):
     values = np.sort([0.0, *values] if zero else values)
     law = Discrete(values, np.full(len(values), 1 / len(values)))
-    coarse, excess = coarsen(law, most + zero)
-    assert len(coarse.values) <= most + zero
+    coarse, excess = coarsen(law, max_values + zero)
+    assert len(coarse.values) <= max_values + zero
     rounded = coarse.values[np.searchsorted(coarse.values, values)]
     assert (rounded >= values).all()
     assert (rounded <= values * (1 + excess) * (1 + 1e-12)).all()

@@ -74,11 +74,11 @@ def test_a_table_is_a_law(written):
 def test_blocks_of_any_size_read_what_lines_say(tmp_path, lines, size, ends):
     path = tmp_path / "runs.txt"
     path.write_bytes("\n".join(lines).encode() + b"\n" * ends)
-    said = [float(line.partition("#")[0]) for line in lines if line.partition("#")[0].strip()]
+    texts = [float(line.partition("#")[0]) for line in lines if line.partition("#")[0].strip()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "BLOCK", size)
-        if said:
-            assert read_runs(path).tolist() == said
+        if texts:
+            assert read_runs(path).tolist() == texts
         else:
             with pytest.raises(InputError, match="has no run times"):
                 read_runs(path)

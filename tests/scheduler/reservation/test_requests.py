@@ -24,9 +24,9 @@ rates = st.sampled_from([0.0, 0.01, 0.1, 0.25, 1 / 3, 0.5, 0.75, 0.9, 0.99])
 
 
 @st.composite
-def laws(draw, most=7):
+def laws(draw, max_values=7):
     """Any values, equally spaced or not, some without probability (but never the last)."""
-    values = draw(st.lists(st.integers(1, 40), min_size=1, max_size=most, unique=True))
+    values = draw(st.lists(st.integers(1, 40), min_size=1, max_size=max_values, unique=True))
     weights = draw(st.lists(st.integers(0, 4), min_size=len(values) - 1, max_size=len(values) - 1))
     weights = np.array([*weights, draw(st.integers(1, 4))])
     return Discrete(np.sort(values), weights / weights.sum())
@@ -60,7 +60,7 @@ def theorem_2(first, step, mass, rate):
         return first + i * step
 
     @cache
-    def least(i, m, k):
+    def min_cost(i, m, k):
         if i == n:
             return 0.0
         best = math.inf
@@ -69,24 +69,24 @@ def theorem_2(first, step, mass, rate):
             cost = sum(mass[i + 1 : x + 1]) * value(to)
             cost += rate * (m * first + k * step) / (1 - rate) * sum(mass[x + 1 : to + 1])
             cost += sum(value(j) * mass[j] for j in range(x + 1, to + 1)) / (1 - rate)
-            cost += sum(mass[to + 1 :]) * value(to) + least(to, m + 1, k + to)
+            cost += sum(mass[to + 1 :]) * value(to) + min_cost(to, m + 1, k + to)
             best = min(best, cost)
         return best
 
-    return least(0, 0, 0)
+    return min_cost(0, 0, 0)
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(laws(), rates, st.sampled_from([0.0, 3.0, 50.0]))
 def test_no_sequence_is_better_than_the_optimal_one(law, rate, spent):
-    found = req.optimal_requests(law, rate, spent)
+    sequence = req.optimal_requests(law, rate, spent)
     best = min(makespan(law, requests, rate, spent) for requests in every_sequence(law))
-    assert found.expected_makespan == pytest.approx(best, rel=1e-12)
-    assert makespan(law, found.requests, rate, spent) == pytest.approx(best, rel=1e-12)
+    assert sequence.expected_makespan == pytest.approx(best, rel=1e-12)
+    assert makespan(law, sequence.requests, rate, spent) == pytest.approx(best, rel=1e-12)
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(laws(most=9), rates, st.sampled_from([0.0, 3.0, 50.0]), st.integers(1, 2))
+@given(laws(max_values=9), rates, st.sampled_from([0.0, 3.0, 50.0]), st.integers(1, 2))
 def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(req, "COARSE", coarse)  # bounds from 4 values on
@@ -106,17 +106,17 @@ def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
     ],
 )
 def test_the_bounded_search_agrees_with_the_full_one(monkeypatch, law, rate):
-    known = discretize(law, 300)
-    bounded = req.at_optimal(known, rate, spent=2.0)
+    full = discretize(law, 300)
+    bounded = req.at_optimal(full, rate, spent=2.0)
     monkeypatch.setattr(req, "COARSE", 1000)
     assert bounded.expected_makespan == pytest.approx(
-        req.at_optimal(known, rate, 2.0).expected_makespan, rel=1e-12
+        req.at_optimal(full, rate, 2.0).expected_makespan, rel=1e-12
     )
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(laws(), rates)
-def test_the_makespan_by_number_of_requests_is_the_best_of_that_number(law, rate):
+def test_makespan_by_count_is_the_best_of_each_count(law, rate):
     law = Discrete(law.values[law.probabilities > 0], law.probabilities[law.probabilities > 0])
     expected = {}
     for requests in every_sequence(law):
@@ -147,7 +147,7 @@ def test_labels_agree_with_the_table_of_theorem_2(weights, first, rate):
     )
 
 
-def test_theorem_2_started_at_the_first_value_would_lose_its_probability():
+def test_theorem_2_from_the_first_value_loses_probability():
     law = Discrete([1, 2, 3], [0.5, 0.25, 0.25])
     assert theorem_2(1.0, 1.0, (0.5, 0.25, 0.25), 0.0) == 1.5  # (0.5 x 0 for the runs that take 1)
     assert theorem_2(0.0, 1.0, (0.0, 0.5, 0.25, 0.25), 0.0) == 2.5  # started one value lower: right
@@ -172,12 +172,12 @@ LARGE = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_in_blocks_the_sequence_is_that_of_the_sweep_value_by_value(name, monkeypatch):
+def test_solve_in_blocks_equals_the_sweep(name, monkeypatch):
     law = discretize(LARGE[name], 20_000)
-    found = req.t_optimal(law)
+    sequence = req.t_optimal(law)
     monkeypatch.setattr(req, "BLOCKS_FROM", 10**9)
     assert req.t_optimal(law) == req.RequestSequence(
-        found.requests, pytest.approx(found.expected_makespan, rel=1e-12)
+        sequence.requests, pytest.approx(sequence.expected_makespan, rel=1e-12)
     )
 
 
@@ -209,30 +209,32 @@ def test_blocks_of_any_size_find_the_least_cost(law, first):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(req, "BLOCKS_FROM", 0)
         patch.setattr(blocks, "FIRST", first)
-        found = req.t_optimal(law)
+        sequence = req.t_optimal(law)
         patch.setattr(req, "BLOCKS_FROM", 10**9)
         expected = req.t_optimal(law)
-    assert found.expected_makespan == pytest.approx(expected.expected_makespan, rel=1e-11)
-    assert req.expected_makespan(law, found.requests) == pytest.approx(
+    assert sequence.expected_makespan == pytest.approx(expected.expected_makespan, rel=1e-11)
+    assert req.expected_makespan(law, sequence.requests) == pytest.approx(
         expected.expected_makespan, rel=1e-9
     )
 
 
 @settings(max_examples=60)
 @given(odd_laws(), rates.filter(bool), st.integers(2, 12), st.sampled_from([0.0, 3.0]))
-def test_on_fewer_values_the_answer_is_as_near_the_least_as_it_says(law, rate, most, spent):
-    least = req.at_optimal(law, rate, spent).expected_makespan
+def test_optimal_requests_on_fewer_values_stay_within_excess(law, rate, max_values, spent):
+    best = req.at_optimal(law, rate, spent).expected_makespan
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(req, "MAX_EXACT", most)
-        found = req.optimal_requests(law, rate, spent)
-    assert found.excess == 0 or len(law.values) > most
-    assert found.expected_makespan == pytest.approx(
-        req.expected_makespan(law, found.requests, rate, spent), rel=1e-12
+        patch.setattr(req, "MAX_EXACT", max_values)
+        sequence = req.optimal_requests(law, rate, spent)
+    assert sequence.excess == 0 or len(law.values) > max_values
+    assert sequence.expected_makespan == pytest.approx(
+        req.expected_makespan(law, sequence.requests, rate, spent), rel=1e-12
     )
-    assert least * (1 - 1e-9) <= found.expected_makespan <= least * (1 + found.excess) * (1 + 1e-9)
+    assert (
+        best * (1 - 1e-9) <= sequence.expected_makespan <= best * (1 + sequence.excess) * (1 + 1e-9)
+    )
 
 
-def test_of_a_million_equal_values_the_longest_is_asked_for_at_once():
+def test_a_million_equal_values_get_one_request():
     assert req.t_optimal(discretize(LARGE["uniform"], 10**6)).requests == (20.0,)
 
 
@@ -245,8 +247,8 @@ def test_table_1_toptimal():
     [(0.1, [10.86, 13.91, 18.69, 20.0]), (0.5, [13.04, 20.0]), (0.9, [17.39, 20.0])],
 )
 def test_table_1_atoptimal(rate, requests):
-    found = req.at_optimal(discretize(PAPER, 46), rate).requests
-    assert [math.floor(100 * request + 1e-9) / 100 for request in found] == requests
+    sequence = req.at_optimal(discretize(PAPER, 46), rate).requests
+    assert [math.floor(100 * request + 1e-9) / 100 for request in sequence] == requests
 
 
 def test_a_request_is_never_made_where_there_is_no_probability():
@@ -261,16 +263,16 @@ def test_when_another_request_gains_nothing_it_is_not_made(rate):
 
 def test_after_a_failure_the_optimal_sequence_goes_on():
     runs = np.random.default_rng(1).lognormal(0.0, 1.0, 50)
-    first, *rest = req.requests_from_runs(runs).requests
-    assert list(req.requests_from_runs(runs, failed=[first]).requests) == rest
-    assert req.requests_from_runs(runs, failed=[first]).requests[0] == rest[0]
+    first, *remaining = req.requests_from_runs(runs).requests
+    assert list(req.requests_from_runs(runs, failed=[first]).requests) == remaining
+    assert req.requests_from_runs(runs, failed=[first]).requests[0] == remaining[0]
 
 
 def test_backfill_counts_the_time_of_the_failed_requests():
     runs, failed = [1, 2, 5, 6, 9, 12], [4.0]
     law = empirical_law(runs).longer_than(4)
-    found = req.requests_from_runs(runs, failed, backfill_rate=0.3)
-    assert found.expected_makespan == pytest.approx(
+    sequence = req.requests_from_runs(runs, failed, backfill_rate=0.3)
+    assert sequence.expected_makespan == pytest.approx(
         min(makespan(law, requests, 0.3, spent=4.0) for requests in every_sequence(law))
     )
 
@@ -281,14 +283,14 @@ def test_fewer_than_five_runs_ask_for_twice_the_longest():
     assert req.requests_from_runs([3, 4, 5, 2], failed=[10.0]).requests == (20.0,)
 
 
-def test_a_job_that_outlived_all_past_runs_asks_for_twice_what_failed():
-    found = req.requests_from_runs([1, 2, 3, 4, 5], failed=[5.0, 10.0])
-    assert (found.requests, found.expected_makespan) == ((20.0,), 35.0)
+def test_outlived_job_requests_twice_its_failed_time():
+    sequence = req.requests_from_runs([1, 2, 3, 4, 5], failed=[5.0, 10.0])
+    assert (sequence.requests, sequence.expected_makespan) == ((20.0,), 35.0)
 
 
 @pytest.mark.skipif(not WALLTIMES.is_dir(), reason="the logs of run times are not here")
 @pytest.mark.parametrize("name", ["SLANT_walltime.log", "CT_eye_segmentation.log"])
-def test_on_real_logs_a_sequence_beats_asking_for_the_longest_run(name):
+def test_requests_from_real_logs_beat_the_longest_run(name):
     law = empirical_law(read_runs(WALLTIMES / name))
     for rate in (0.0, 0.1):
         assert req.optimal_requests(law, rate).expected_makespan < req.expected_makespan(

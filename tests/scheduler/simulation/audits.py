@@ -34,19 +34,19 @@ def autoscaled(jobs, settings, minutes=math.inf):
 
 def audit_autoscaled(outcome, jobs, settings):
     _audit_capacity(outcome, settings)
-    held = {}
+    in_use = {}
     for holding in outcome.holdings:
-        held.setdefault(holding.job, []).append(holding)
-    must(not held.keys() & set(outcome.dropped), "a dropped job held GPUs")
+        in_use.setdefault(holding.job, []).append(holding)
+    must(not in_use.keys() & set(outcome.dropped), "a dropped job held GPUs")
     early = Counter()  # resizes before their time: to be excused by jobs that start then
     for number, job in enumerate(jobs):
-        own = held.get(number, [])
-        _audit_start(number, job, own)
-        early += _audit_changes(number, own, settings)
-        _audit_counts(number, job, own, settings)
-        _audit_work(number, job, own, outcome.completion_min[number])
-    for number, own in held.items():
-        early[own[0].start_min] -= jobs[number].curve.min_gpus
+        holdings_ = in_use.get(number, [])
+        _audit_start(number, job, holdings_)
+        early += _audit_changes(number, holdings_, settings)
+        _audit_counts(number, job, holdings_, settings)
+        _audit_work(number, job, holdings_, outcome.completion_min[number])
+    for number, holdings_ in in_use.items():
+        early[holdings_[0].start_min] -= jobs[number].curve.min_gpus
     must(not +early, f"more jobs than needed are resized too soon, at {[*+early]} min")
 
 
@@ -55,14 +55,14 @@ def _audit_capacity(outcome, settings):
         [(h.start_min, h.gpus) for h in outcome.holdings]
         + [(h.end_min, -h.gpus) for h in outcome.holdings]
     )
-    held = 0
+    in_use = 0
     for moment, change in changes:
-        held += change
-        must(held <= settings.gpus, f"{held} of {settings.gpus} GPUs are held at {moment} min")
+        in_use += change
+        must(in_use <= settings.gpus, f"{in_use} of {settings.gpus} GPUs are held at {moment} min")
 
 
-def _audit_start(number, job, own):
-    for h in own[:1]:
+def _audit_start(number, job, holdings_):
+    for h in holdings_[:1]:
         must(
             h.start_min >= job.arrival_min,
             f"job {number} starts at {h.start_min} min, before it arrives",
@@ -70,10 +70,10 @@ def _audit_start(number, job, own):
         must(h.steady_min == h.start_min, f"job {number} pays for its start")
 
 
-def _audit_changes(number, own, settings):
+def _audit_changes(number, holdings_, settings):
     """The resizes of a job before its hold is over, by their moment."""
     early = Counter()
-    for before, h in pairwise(own):
+    for before, h in pairwise(holdings_):
         at = f"job {number} at {h.start_min} min"
         must(h.start_min == before.end_min, f"{at} resumes with a gap")
         must(
@@ -85,8 +85,8 @@ def _audit_changes(number, own, settings):
     return early
 
 
-def _audit_counts(number, job, own, settings):
-    for h in own:
+def _audit_counts(number, job, holdings_, settings):
+    for h in holdings_:
         at = f"job {number} at {h.start_min} min"
         must(job.curve.factors[h.gpus - 1] > 0, f"{at} gets {h.gpus} GPUs, on which it cannot run")
         if settings.interval_min:
@@ -94,23 +94,23 @@ def _audit_counts(number, job, own, settings):
             must(abs(early) <= SAME_MOMENT, f"{at} changes between two decisions")
 
 
-def _audit_work(number, job, own, took):
+def _audit_work(number, job, holdings_, took):
     done = math.fsum(
-        job.curve.factors[h.gpus - 1] * max(0.0, h.end_min - h.steady_min) for h in own
+        job.curve.factors[h.gpus - 1] * max(0.0, h.end_min - h.steady_min) for h in holdings_
     )
     if took is None:
         must(
             done < job.length_min, f"job {number} did all its work but does not count as completed"
         )
     else:
-        rounding = SAME_MOMENT + 1e-12 * own[-1].end_min
+        rounding = SAME_MOMENT + 1e-12 * holdings_[-1].end_min
         slack = 1e-9 * job.length_min + rounding * max(job.curve.factors)
         must(
             abs(done - job.length_min) <= slack,
             f"job {number} did {done} of its {job.length_min} min",
         )
         must(
-            abs(own[-1].end_min - job.arrival_min - took) <= SAME_MOMENT,
+            abs(holdings_[-1].end_min - job.arrival_min - took) <= SAME_MOMENT,
             f"job {number} completed at another moment than it let go of its GPUs",
         )
 
@@ -135,20 +135,20 @@ def audit_evicted(outcome, jobs, actions, nodes):
             )
             busy_until[node] = use.end_min
     for job in jobs:
-        own = [use for use in outcome.uses if use.job == job.checkpointing.id]
+        holdings_ = [use for use in outcome.uses if use.job == job.checkpointing.id]
         must(
-            all(len(use.nodes) == job.checkpointing.nodes for use in own),
+            all(len(use.nodes) == job.checkpointing.nodes for use in holdings_),
             f"{job.checkpointing.id} ran on another number of nodes than it has",
         )
         killed = actions.get(job.checkpointing.id) == "kill"
         work = job.left_min + (job.checkpointing.since_checkpoint_min if killed else 0)
         must(
-            abs(sum(use.done_min for use in own) - work) <= SAME_MIN,
+            abs(sum(use.done_min for use in holdings_) - work) <= SAME_MIN,
             f"{job.checkpointing.id} did not do its {work} min of work",
         )
-    asked = [use for use in outcome.uses if use.job == eviction.ON_DEMAND]
+    requested = [use for use in outcome.uses if use.job == eviction.ON_DEMAND]
     must(
-        [len(use.nodes) for use in asked] == [nodes],
+        [len(use.nodes) for use in requested] == [nodes],
         "the on-demand job did not run once, on its nodes",
     )
 
@@ -209,23 +209,25 @@ def replayed(trace, jobs, settings):
         )
         return counts
 
-    def place(owner, wanted):
-        after = settings.placement(owner, wanted)
-        _audit_placement(owner, after, wanted)
+    def record_placement(owner, sizes):
+        after = settings.placement(owner, sizes)
+        _audit_placement(owner, after, sizes)
         return after
 
-    done = idle_nodes.replay(trace, jobs, replace(settings, policy=decide, placement=place))
+    done = idle_nodes.replay(
+        trace, jobs, replace(settings, policy=decide, placement=record_placement)
+    )
     _audit_sums(done, trace, jobs)
     return done
 
 
-def _audit_placement(before, after, wanted):
+def _audit_placement(before, after, sizes):
     moved = np.flatnonzero(before != after)
-    lost, got = before[moved].tolist(), after[moved].tolist()
-    held = Counter(after[after >= 0].tolist())
-    must(BUSY not in lost and BUSY not in got, "a node that is not idle was given or taken")
-    must(not {owner for owner in lost if owner >= 0}.intersection(got), "a trainer migrated")
-    must(held == Counter(wanted), "nodes are not as many as decided")
+    dropped_, got = before[moved].tolist(), after[moved].tolist()
+    in_use = Counter(after[after >= 0].tolist())
+    must(BUSY not in dropped_ and BUSY not in got, "a node that is not idle was given or taken")
+    must(not {owner for owner in dropped_ if owner >= 0}.intersection(got), "a trainer migrated")
+    must(in_use == Counter(sizes), "nodes are not as many as decided")
 
 
 def _audit_sums(done, trace, jobs):

@@ -42,15 +42,15 @@ def test_gpus_freed_between_two_decisions_stay_idle():
     assert outcome.completion_min == pytest.approx((24.0, 44.0))
 
 
-def test_what_ends_and_arrives_at_the_moment_of_a_decision_is_part_of_it():
+def test_decision_includes_events_of_its_moment():
     outcome = simulate(jobs(0, 20, length=10.0), Autoscaling(gpus=1, interval_min=10))
     assert outcome.completion_min == pytest.approx((20.0, 10.0))
 
 
-def test_rounding_does_not_make_a_job_outlive_the_decision_at_its_end():
+def test_rounding_does_not_delay_a_job_past_its_decision():
     """The first runs from 0.3 to 1.8, and 6 x 0.3 is a little less: it has ended when the second is tried."""
-    some = [ElasticJob(0.0, 1.5, ScalingCurve((1.0,))), ElasticJob(1.6, 1.0, ScalingCurve((1.0,)))]
-    outcome = simulate(some, Autoscaling(gpus=1, interval_min=0.3, drop=True))
+    jobs_ = [ElasticJob(0.0, 1.5, ScalingCurve((1.0,))), ElasticJob(1.6, 1.0, ScalingCurve((1.0,)))]
+    outcome = simulate(jobs_, Autoscaling(gpus=1, interval_min=0.3, drop=True))
     assert outcome.completion_min == pytest.approx((1.8, 1.2))
 
 
@@ -64,7 +64,7 @@ def test_a_job_that_does_not_fit_waits_or_is_dropped(drop, expected, ratio):
     assert outcome.drop_ratio == pytest.approx(ratio)
 
 
-def test_a_job_that_can_never_fit_is_dropped_rather_than_kept_for_ever():
+def test_job_that_never_fits_is_dropped():
     outcome = simulate([ElasticJob(0, 5.0, ScalingCurve((0.0, 0.0, 1.0))), *jobs(0)], EVENTS)
     assert outcome.dropped == (0,)
     assert outcome.completed == 1
@@ -77,7 +77,7 @@ def test_a_resize_costs_time_in_which_the_gpus_are_held():
     assert outcome.sjs_efficiency == pytest.approx(60 / (2 * (29.0 + 13.0 / 1.5)))
 
 
-def test_where_a_resize_costs_a_job_shrinks_for_another_to_start_and_does_not_grow_soon():
+def test_costly_resize_shrinks_for_a_start_and_holds():
     """The second, resized never, is still held at one GPU when the first ends at 27."""
     outcome = simulate(jobs(0, 10), replace(EVENTS, rescale_cost_min=2.0))
     assert [(h.job, h.gpus, h.start_min) for h in outcome.holdings] == [
@@ -88,14 +88,14 @@ def test_where_a_resize_costs_a_job_shrinks_for_another_to_start_and_does_not_gr
     assert outcome.completion_min == pytest.approx((27.0, 30.0))
 
 
-def test_a_size_that_was_kept_is_looked_at_again_though_nothing_arrives_or_ends():
+def test_held_size_is_reconsidered_without_events():
     """Started at 10 on one GPU each; when the short one's GPU is given out at 20 the long one may not grow yet."""
     two = [ElasticJob(0, 5.0, RISING), ElasticJob(0, 60.0, RISING)]
     outcome = simulate(two, Autoscaling(gpus=2, interval_min=10, rescale_cost_min=2.0))
     assert [h.start_min for h in outcome.holdings if h.job == 1] == [10.0, 30.0]
 
 
-def test_minutes_end_the_simulation_and_what_ended_by_then_counts():
+def test_minutes_end_the_simulation():
     outcome = simulate(jobs(0, 10), EVENTS, minutes=25)
     assert outcome.completion_min == pytest.approx((25.0, None))
     assert outcome.sjs_efficiency == pytest.approx(30 / 50)
@@ -138,29 +138,29 @@ some_settings = st.builds(
 
 @settings(max_examples=examples(200), deadline=None)
 @given(some_jobs, some_settings, st.sampled_from([math.inf, 45.0]))
-def test_every_simulation_keeps_the_rules_and_resizes_are_bounded(some, how, minutes):
+def test_simulation_passes_its_audit_and_bounds_resizes(jobs_, how, minutes):
     """Those after a hold by the time there is, the others by what started jobs need."""
-    outcome = simulate(some, how, minutes)
+    outcome = simulate(jobs_, how, minutes)
     if how.rescale_cost_min:
-        held = math.fsum(h.end_min - h.start_min for h in outcome.holdings)
-        needed = sum(some[number].curve.min_gpus for number in {h.job for h in outcome.holdings})
-        assert outcome.rescales <= held / how.effective_hold_min + needed
+        gpus_ = math.fsum(h.end_min - h.start_min for h in outcome.holdings)
+        needed = sum(jobs_[number].curve.min_gpus for number in {h.job for h in outcome.holdings})
+        assert outcome.rescales <= gpus_ / how.effective_hold_min + needed
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(some_jobs, some_settings)
-def test_in_the_end_every_job_has_completed_or_was_dropped(some, how):
-    outcome = simulate(some, how)
-    assert outcome.completed + len(outcome.dropped) == len(some)
+def test_in_the_end_every_job_has_completed_or_was_dropped(jobs_, how):
+    outcome = simulate(jobs_, how)
+    assert outcome.completed + len(outcome.dropped) == len(jobs_)
     if not how.drop:
         assert set(outcome.dropped) == {
-            n for n, job in enumerate(some) if job.curve.min_gpus > how.gpus
+            n for n, job in enumerate(jobs_) if job.curve.min_gpus > how.gpus
         }
 
 
-def tampered(outcome, place, **changes):
+def tampered(outcome, index, **changes):
     holdings = list(outcome.holdings)
-    holdings[place] = replace(holdings[place], **changes)
+    holdings[index] = replace(holdings[index], **changes)
     return replace(outcome, holdings=tuple(holdings))
 
 
@@ -179,30 +179,30 @@ def tampered(outcome, place, **changes):
     ],
 )
 def test_the_audit_finds_what_is_wrong(change, message):
-    some = jobs(0, 10)
-    outcome = simulate(some, EVENTS)
+    jobs_ = jobs(0, 10)
+    outcome = simulate(jobs_, EVENTS)
     with pytest.raises(BrokenRuleError, match=message):
-        audit_autoscaled(change(outcome), some, EVENTS)
+        audit_autoscaled(change(outcome), jobs_, EVENTS)
 
 
-def test_the_audit_knows_when_decisions_are_due_and_sizes_are_kept():
-    some = jobs(0, 10)
-    outcome = simulate(some, EVENTS)
+def test_audit_knows_due_decisions_and_held_sizes():
+    jobs_ = jobs(0, 10)
+    outcome = simulate(jobs_, EVENTS)
     with pytest.raises(BrokenRuleError, match="between two decisions"):
-        audit_autoscaled(outcome, some, replace(EVENTS, interval_min=7.0))
+        audit_autoscaled(outcome, jobs_, replace(EVENTS, interval_min=7.0))
     with pytest.raises(BrokenRuleError, match="grows too soon"):
-        audit_autoscaled(outcome, some, replace(EVENTS, hold_min=20.0))
+        audit_autoscaled(outcome, jobs_, replace(EVENTS, hold_min=20.0))
     with pytest.raises(BrokenRuleError, match="cannot run"):
         audit_autoscaled(outcome, jobs(0, 10, curve=ScalingCurve((1.0, 0.0))), EVENTS)
 
 
-def test_the_audit_finds_a_job_that_shrinks_too_soon_though_none_starts():
-    some = jobs(0, curve=ScalingCurve((1.0, 0.5)))
+def test_audit_finds_a_needless_shrink():
+    jobs_ = jobs(0, curve=ScalingCurve((1.0, 0.5)))
     shrunk = replace(
-        simulate(some, EVENTS),
+        simulate(jobs_, EVENTS),
         completion_min=(35.0,),
         holdings=(JobHolding(0, 2, 0.0, 0.0, 10.0), JobHolding(0, 1, 10.0, 10.0, 35.0)),
     )
-    audit_autoscaled(shrunk, some, EVENTS)
+    audit_autoscaled(shrunk, jobs_, EVENTS)
     with pytest.raises(BrokenRuleError, match=r"resized too soon, at \[10.0\] min"):
-        audit_autoscaled(shrunk, some, replace(EVENTS, hold_min=20.0))
+        audit_autoscaled(shrunk, jobs_, replace(EVENTS, hold_min=20.0))

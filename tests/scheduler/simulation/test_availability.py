@@ -14,13 +14,13 @@ spans = st.tuples(st.integers(0, 20), st.integers(1, 15), st.integers(1, 4))
 
 def both(holds):
     """A profile of 10 processors, the array that says the same, and the holds that had room."""
-    free, array, kept = Availability(10), np.full(HORIZON, 10), []
+    free, array, reserved = Availability(10), np.full(HORIZON, 10), []
     for start, length, processors in holds:
         if array[start : start + length].min() >= processors:
             free.reserve(start, start + length, processors)
             array[start : start + length] -= processors
-            kept.append((start, start + length, processors))
-    return free, array, kept
+            reserved.append((start, start + length, processors))
+    return free, array, reserved
 
 
 @given(st.lists(spans, max_size=12))
@@ -31,7 +31,7 @@ def test_the_free_processors_are_those_of_the_array(holds):
 
 
 @given(st.lists(spans, max_size=12), st.integers(1, 10), st.integers(0, 20))
-def test_processors_are_free_until_the_first_entry_that_is_too_small(holds, processors, time):
+def test_free_until_stops_at_the_first_small_step(holds, processors, time):
     free, array, _ = both(holds)
     busy = [t for t in range(time, HORIZON) if array[t] < processors]
     assert free.free_until(time, processors) == (busy[0] if busy else math.inf)
@@ -47,10 +47,10 @@ def test_the_earliest_place_is_the_first_with_room(holds, processors, duration, 
 
 @given(st.lists(spans, max_size=8), st.integers(0, 20))
 def test_what_is_released_and_what_is_past_leaves_no_step(holds, time):
-    free, array, kept = both(holds)
+    free, array, reserved = both(holds)
     free.forget(time)
     assert [free.at(t) for t in range(time, HORIZON)] == array[time:].tolist()
-    for start, end, processors in kept:
+    for start, end, processors in reserved:
         if end > time:
             free.release(max(start, time), end, processors)
     free.forget(time)

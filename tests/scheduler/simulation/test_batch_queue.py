@@ -19,37 +19,37 @@ LAW = Discrete([1, 4, 8], [0.5, 0.25, 0.25])
 
 
 @st.composite
-def jobs(draw, most=8, small=True):
+def jobs(draw, max_jobs=8, small=True):
     """Jobs in whole numbers on a machine of 10; some must ask again, some know their law."""
-    made = []
-    for _ in range(draw(st.integers(1, most))):
-        asked = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True))
-        made.append(
+    queue = []
+    for _ in range(draw(st.integers(1, max_jobs))):
+        walltimes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True))
+        queue.append(
             QueueJob(
                 submit=draw(st.sampled_from([0, 0, 0, 3, 11])),
                 processors=draw(st.integers(1, 10)),
                 run_time=draw(st.integers(1, 9)),
-                requests=tuple(sorted(asked)),
+                requests=tuple(sorted(walltimes)),
                 law=draw(st.sampled_from([None, empirical_law([1, 3, 6, 9])])),
                 small=small and draw(st.integers(0, 4)) == 0,
             )
         )
-    return made
+    return queue
 
 
 def starts(schedule):
     """When each job started, run after run."""
-    found = {index: [] for index in range(len(schedule.jobs))}
+    runs = {index: [] for index in range(len(schedule.jobs))}
     for run in schedule.runs:
-        found[run.job].append(run.start)
-    return found
+        runs[run.job].append(run.start)
+    return runs
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(jobs(), st.sampled_from(Convention), st.booleans(), st.booleans())
-def test_every_simulation_passes_its_audit(made, convention, speculative, streamed):
+def test_every_simulation_passes_its_audit(queue, convention, speculative, streamed):
     stream = Stream(2.0, lambda rng: float(rng.integers(1, 4)), processors=2) if streamed else None
-    schedule = simulate(made, 10, convention, speculative=speculative, stream=stream)
+    schedule = simulate(queue, 10, convention, speculative=speculative, stream=stream)
     useful = sum(job.processors * job.run_time for job in schedule.jobs)
     assert 0 < schedule.utilization <= 1
     assert schedule.utilization + schedule.failed_share <= 1 + 1e-9
@@ -65,43 +65,52 @@ def test_every_simulation_passes_its_audit(made, convention, speculative, stream
 
 @settings(max_examples=examples(100), deadline=None)
 @given(jobs(), st.sampled_from(Convention), st.booleans())
-def test_a_simulation_is_a_function_of_its_inputs(made, convention, speculative):
+def test_a_simulation_is_a_function_of_its_inputs(queue, convention, speculative):
     assert (
-        simulate(made, 10, convention, speculative=speculative).runs
-        == simulate(made, 10, convention, speculative=speculative).runs
+        simulate(queue, 10, convention, speculative=speculative).runs
+        == simulate(queue, 10, convention, speculative=speculative).runs
     )
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(jobs(small=False))
-def test_a_planned_round_is_that_of_a_naive_planner(made):
-    made = [replace(job, submit=0, requests=(max(job.run_time, job.requests[-1]),)) for job in made]
+def test_a_planned_round_is_that_of_a_naive_planner(queue):
+    queue = [
+        replace(job, submit=0, requests=(max(job.run_time, job.requests[-1]),)) for job in queue
+    ]
     free = np.full(100, 10)
     expected = {}
     for index in sorted(
-        range(len(made)), key=lambda i: (-made[i].processors * made[i].requests[0], i)
+        range(len(queue)), key=lambda i: (-queue[i].processors * queue[i].requests[0], i)
     ):
-        length, size = made[index].requests[0], made[index].processors
+        length, size = queue[index].requests[0], queue[index].processors
         start = next(t for t in range(100) if free[t : t + length].min() >= size)
         free[start : start + length] -= size
         expected[index] = [start]
-    assert starts(simulate(made, 10, PLANNED)) == expected
+    assert starts(simulate(queue, 10, PLANNED)) == expected
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(jobs(small=False))
-def test_backfilling_never_makes_a_job_of_a_round_start_later(made):
-    made = [replace(job, submit=0, requests=(max(job.run_time, job.requests[-1]),)) for job in made]
-    planned, backfilled = starts(simulate(made, 10, PLANNED)), starts(simulate(made, 10, BACKFILL))
+def test_backfilling_never_makes_a_job_of_a_round_start_later(queue):
+    queue = [
+        replace(job, submit=0, requests=(max(job.run_time, job.requests[-1]),)) for job in queue
+    ]
+    planned, backfilled = (
+        starts(simulate(queue, 10, PLANNED)),
+        starts(simulate(queue, 10, BACKFILL)),
+    )
     assert all(backfilled[index] <= planned[index] for index in planned)
 
 
 @settings(max_examples=examples(50), deadline=None)
 @given(jobs(small=False))
-def test_small_jobs_do_not_delay_a_planned_round(made):
-    made = [replace(job, submit=0, requests=(max(job.run_time, job.requests[-1]),)) for job in made]
+def test_small_jobs_do_not_delay_a_planned_round(queue):
+    queue = [
+        replace(job, submit=0, requests=(max(job.run_time, job.requests[-1]),)) for job in queue
+    ]
     tiny = [QueueJob(t, 1, 1, (1,), small=True) for t in range(5)]
-    alone, together = (starts(simulate(made + more, 10, PLANNED)) for more in ([], tiny))
+    alone, together = (starts(simulate(queue + more, 10, PLANNED)) for more in ([], tiny))
     assert all(together[index] == alone[index] for index in alone)
 
 
@@ -113,14 +122,14 @@ def test_small_jobs_do_not_delay_a_planned_round(made):
         (CONSERVING, {0: [0], 1: [3], 2: [8]}),
     ],
 )
-def test_the_three_conventions_on_jobs_that_take_the_whole_machine(convention, expected):
-    made = [QueueJob(0, 4, 3, (8,)), QueueJob(0, 4, 5, (7,)), QueueJob(0, 4, 2, (4,))]
-    assert starts(simulate(made, 4, convention)) == expected
+def test_conventions_on_jobs_of_the_full_machine(convention, expected):
+    queue = [QueueJob(0, 4, 3, (8,)), QueueJob(0, 4, 5, (7,)), QueueJob(0, 4, 2, (4,))]
+    assert starts(simulate(queue, 4, convention)) == expected
 
 
 def test_a_failed_job_waits_for_the_next_round():
-    made = [QueueJob(0, 4, 3, (2, 5)), QueueJob(0, 4, 1, (1,))]
-    schedule = simulate(made, 4, PLANNED)
+    queue = [QueueJob(0, 4, 3, (2, 5)), QueueJob(0, 4, 1, (1,))]
+    schedule = simulate(queue, 4, PLANNED)
     assert starts(schedule) == {0: [0, 3], 1: [2]}
     assert [run.completed for run in schedule.runs] == [False, True, True]
     assert schedule.utilization == pytest.approx((3 + 1) / 6)
@@ -129,44 +138,44 @@ def test_a_failed_job_waits_for_the_next_round():
 
 
 def test_a_failed_job_fills_a_gap_of_its_own_round():
-    made = [QueueJob(0, 1, 20, (20,)), QueueJob(0, 4, 6, (6,)), QueueJob(0, 4, 3, (2, 3))]
-    assert starts(simulate(made, 5, PLANNED)) == {
+    queue = [QueueJob(0, 1, 20, (20,)), QueueJob(0, 4, 6, (6,)), QueueJob(0, 4, 3, (2, 3))]
+    assert starts(simulate(queue, 5, PLANNED)) == {
         0: [0],
         1: [0],
         2: [6, 8],
     }  # the round lasts until 20
 
 
-def test_a_job_that_outlives_all_its_requests_asks_for_twice_the_last():
+def test_outlived_job_requests_twice_the_last():
     schedule = simulate([QueueJob(0, 1, 11, (2, 3))], 1)
     assert [run.limit - run.start for run in schedule.runs] == [2, 3, 6, 12]
 
 
-def test_jobs_that_arrive_during_a_round_wait_for_the_next_unless_they_fit_a_gap():
-    made = [
+def test_new_jobs_wait_for_the_next_round_or_a_gap():
+    queue = [
         QueueJob(0, 3, 2, (6,)),
         QueueJob(0, 4, 1, (4,)),
         QueueJob(1, 1, 3, (4,)),
         QueueJob(1, 1, 1, (7,)),
     ]
-    assert starts(simulate(made, 4, PLANNED)) == {0: [0], 1: [6], 2: [1], 3: [7]}
+    assert starts(simulate(queue, 4, PLANNED)) == {0: [0], 1: [6], 2: [1], 3: [7]}
 
 
-def tried(made, processors, convention=BACKFILL):
+def speculative_runs(queue, processors, convention=BACKFILL):
     """The runs on speculation, in the order in which they started."""
-    schedule = simulate(made, processors, convention, speculative=True)
+    schedule = simulate(queue, processors, convention, speculative=True)
     return sorted((run for run in schedule.runs if run.speculative), key=lambda run: run.start)
 
 
 def test_speculation_takes_the_best_use_of_the_gap():
     # the first job ends at 2 and leaves a gap until 20; the others ask for 19, and the likelier one is tried first
     likely, unlikely = Discrete([3, 19], [0.9, 0.1]), Discrete([3, 19], [0.1, 0.9])
-    made = [
+    queue = [
         QueueJob(0, 4, 2, (20,)),
         QueueJob(0, 4, 19, (19,), unlikely),
         QueueJob(0, 4, 3, (19,), likely),
     ]
-    assert tried(made, 4) == [
+    assert speculative_runs(queue, 4) == [
         Run(job=2, start=2, end=5, limit=20, completed=True, speculative=True),
         Run(job=1, start=5, end=20, limit=20, completed=False, speculative=True),
     ]
@@ -174,51 +183,51 @@ def test_speculation_takes_the_best_use_of_the_gap():
 
 def test_a_wide_job_is_a_better_use_of_a_gap_than_a_narrow_one():
     law = Discrete([1, 18.5], [0.5, 0.5])
-    made = [
+    queue = [
         QueueJob(0, 4, 2, (20,)),
         QueueJob(0, 4, 19, (19,)),
         QueueJob(0, 2, 1, (18.5,), law),
         QueueJob(0, 3, 1, (18.5,), law),
     ]
-    assert [(run.job, run.start) for run in tried(made, 4)] == [(3, 2), (2, 3)]
+    assert [(run.job, run.start) for run in speculative_runs(queue, 4)] == [(3, 2), (2, 3)]
 
 
 def test_speculation_does_not_try_again_what_cannot_succeed():
     # after 17 in the gap the second job is known to need 19; the gap that the third leaves is too short for that
-    made = [
+    queue = [
         QueueJob(0, 1, 2, (20,)),
         QueueJob(0, 1, 19, (19,), Discrete([1, 19], [0.5, 0.5])),
         QueueJob(0, 1, 2, (18.5,)),
     ]
-    assert [(run.job, run.start, run.limit) for run in tried(made, 1)] == [(1, 2, 20)]
+    assert [(run.job, run.start, run.limit) for run in speculative_runs(queue, 1)] == [(1, 2, 20)]
 
 
 def test_without_a_law_nothing_is_tried():
-    assert not tried([QueueJob(0, 4, 2, (20,)), QueueJob(0, 4, 3, (19,))], 4)
+    assert not speculative_runs([QueueJob(0, 4, 2, (20,)), QueueJob(0, 4, 3, (19,))], 4)
 
 
-def test_under_the_plain_convention_a_job_with_a_reservation_is_not_tried_before_it():
-    made = [QueueJob(0, 4, 2, (20,)), QueueJob(0, 4, 1, (19,), LAW)]
-    assert not tried(made, 4, PLANNED)
-    assert tried(made, 4, BACKFILL)
+def test_planned_convention_tries_no_reserved_job_early():
+    queue = [QueueJob(0, 4, 2, (20,)), QueueJob(0, 4, 1, (19,), LAW)]
+    assert not speculative_runs(queue, 4, PLANNED)
+    assert speculative_runs(queue, 4, BACKFILL)
 
 
-def test_the_stream_brings_its_rate_of_work_while_other_jobs_are_there():
-    made = [QueueJob(0, 4, 100, (100,))]
-    schedule = simulate(made, 8, stream=Stream(0.5, lambda rng: 1.0))
+def test_stream_brings_its_work_rate():
+    queue = [QueueJob(0, 4, 100, (100,))]
+    schedule = simulate(queue, 8, stream=Stream(0.5, lambda rng: 1.0))
     tiny = [job for job in schedule.jobs if job.small]
     assert [job.submit for job in tiny] == [0.5 * k for k in range(1, 200)]
     assert schedule.response(small=True) == 1.0  # four are free, two are needed
     assert schedule.utilization == pytest.approx((400 + 199) / (8 * schedule.end))
 
 
-def test_small_jobs_wait_for_a_gap_and_go_in_the_order_of_arrival():
-    made = [
+def test_small_jobs_fill_gaps_in_order_of_arrival():
+    queue = [
         QueueJob(0, 2, 5, (5,)),
         QueueJob(1, 1, 2, (2,), small=True),
         QueueJob(2, 2, 1, (1,), small=True),
     ]
-    assert starts(simulate(made, 2)) == {0: [0], 1: [5], 2: [7]}
+    assert starts(simulate(queue, 2)) == {0: [0], 1: [5], 2: [7]}
 
 
 @pytest.mark.parametrize(
@@ -244,13 +253,13 @@ def test_small_jobs_wait_for_a_gap_and_go_in_the_order_of_arrival():
     ],
 )
 def test_the_audit_finds_a_schedule_that_breaks_a_rule(runs, message):
-    made = (QueueJob(0, 2, 3, (4,)), QueueJob(1, 2, 2, (4,)))
+    queue = (QueueJob(0, 2, 3, (4,)), QueueJob(1, 2, 2, (4,)))
     with pytest.raises(BrokenRuleError, match=message):
-        audit_queued(Schedule(3, made, tuple(runs)))
+        audit_queued(Schedule(3, queue, tuple(runs)))
 
 
 @pytest.mark.parametrize(
-    ("made", "processors", "message"),
+    ("queue", "processors", "message"),
     [
         ([], 4, "no job"),
         ([QueueJob(0, 5, 1, (1,))], 4, "job 0 needs 5 processors, but the machine has 4"),
@@ -262,9 +271,9 @@ def test_the_audit_finds_a_schedule_that_breaks_a_rule(runs, message):
         ([QueueJob(0, 1, 1, (2, float("inf")))], 4, "finite"),
     ],
 )
-def test_jobs_that_cannot_be_are_refused(made, processors, message):
+def test_jobs_that_cannot_be_are_refused(queue, processors, message):
     with pytest.raises(InputError, match=message):
-        simulate(made, processors)
+        simulate(queue, processors)
 
 
 def test_a_stream_that_cannot_be_is_refused():

@@ -31,7 +31,7 @@ def test_a_drawn_ensemble_lies_in_the_papers_ranges():
     assert len({network.name for network in drawn.models}) == 100
 
 
-def test_drawn_networks_scale_below_linear_and_worse_beyond_a_node():
+def test_drawn_networks_scale_sublinearly():
     for network in generate(20, seed=2).models:
         efficiency = np.array(network.rates) / np.arange(1, 9)
         assert (np.diff(efficiency) < 0).all()
@@ -49,13 +49,13 @@ def test_one_network_can_be_drawn_and_none_cannot():
 
 
 def test_heavy_tails_are_heavier():
-    def most(heavy):
+    def largest_share(heavy):
         epochs = [
             n.epochs for seed in range(5) for n in generate(100, seed, heavy_tail=heavy).models
         ]
         return max(epochs) / np.median(epochs)
 
-    assert most(heavy=True) > 2 * most(heavy=False)
+    assert largest_share(heavy=True) > 2 * largest_share(heavy=False)
 
 
 def test_a_table_is_converted():
@@ -65,7 +65,7 @@ def test_a_table_is_converted():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"dnns": [{"id": 0, "r": [0]}]}, r"table: dnns\[0\]\.r\[0\] is 0, but must be from"),
         ({"dnns": [{"id": 0, "r": []}]}, r"dnns\[0\]\.r is empty"),
@@ -75,16 +75,16 @@ def test_a_table_is_converted():
         ({"images_per_epoch": -1}, "images_per_epoch is -1"),
     ],
 )
-def test_mistakes_of_a_table_are_named(change, said):
-    with pytest.raises(InputError, match=said):
+def test_mistakes_of_a_table_are_named(change, message):
+    with pytest.raises(InputError, match=message):
         convert({**TABLE, **change}, "table")
 
 
 def test_redrawn_epochs_come_from_the_table():
     table = generate(50, seed=1)
     drawn = redraw_epochs(table, seed=2)
-    known = {network.epochs for network in table.models}
-    assert {network.epochs for network in drawn.models} <= known
+    epochs_ = {network.epochs for network in table.models}
+    assert {network.epochs for network in drawn.models} <= epochs_
     assert [n.epochs for n in drawn.models] != [n.epochs for n in table.models]
     assert [n.rates for n in drawn.models] == [n.rates for n in table.models]
     assert drawn == redraw_epochs(table, seed=2)
@@ -101,9 +101,9 @@ def test_errors_have_the_size_that_was_asked_for():
     table = generate(100, seed=1)
     wrong = with_errors(table, 0.05, seed=1)
     errors = [
-        told / true - 1
+        noisy / true - 1
         for a, b in zip(wrong.models, table.models, strict=True)
-        for told, true in zip(a.rates, b.rates, strict=True)
+        for noisy, true in zip(a.rates, b.rates, strict=True)
     ]
     assert np.std(errors) == pytest.approx(0.05, rel=0.1)
     assert with_errors(table, 0.0, seed=1) == replace(table)

@@ -20,11 +20,11 @@ def file(write):
 
 
 def test_a_file_of_jobs_is_read(file):
-    found = read_jobs(
+    jobs_ = read_jobs(
         file({"gpus": 2, "jobs": [JOB, {**JOB, "arrival_min": 2.5, "scaling": [0, 1]}]})
     )
-    assert found.gpus == 2
-    assert [(job.arrival_min, job.length_min, job.curve.factors) for job in found.jobs] == [
+    assert jobs_.gpus == 2
+    assert [(job.arrival_min, job.length_min, job.curve.factors) for job in jobs_.jobs] == [
         (0.0, 30.0, (1.0, 1.5)),
         (2.5, 30.0, (0.0, 1.0)),
     ]
@@ -32,8 +32,8 @@ def test_a_file_of_jobs_is_read(file):
 
 def test_what_is_written_is_read_back(file):
     jobs = generate(10, 60, "high", "fixed", seed=1)
-    found = read_jobs(file(job_record(10, jobs)))
-    assert job_record(found.gpus, found.jobs) == job_record(10, jobs)
+    jobs_ = read_jobs(file(job_record(10, jobs)))
+    assert job_record(jobs_.gpus, jobs_.jobs) == job_record(10, jobs)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_both_policies_get_the_same_arrivals():
     ]
 
 
-def test_busy_times_bring_what_the_cluster_can_do_and_quiet_times_a_quarter():
+def test_busy_times_bring_full_load_and_quiet_ones_a_quarter():
     """Of Poisson counts this large five standard deviations are 5 %."""
 
     def work(pattern):
@@ -128,8 +128,8 @@ def test_jobs_arrive_in_order_and_within_the_minutes():
 
 
 def test_a_fixed_batch_needs_at_least_the_gpus_that_hold_it():
-    least = {job.curve.min_gpus for job in generate(400, 60, "high", "fixed", seed=0)}
-    assert least == set(range(1, 9))
+    minimums = {job.curve.min_gpus for job in generate(400, 60, "high", "fixed", seed=0)}
+    assert minimums == set(range(1, 9))
     assert {job.curve.min_gpus for job in generate(400, 60, "high", "elastic", seed=0)} == {1}
 
 
@@ -167,7 +167,7 @@ def test_the_first_category_scales_as_the_paper_measured():
         assert curve.factors[1] == pytest.approx(measured, abs=0.005)
 
 
-def test_communication_bound_jobs_scale_worst_and_compute_bound_ones_best():
+def test_communication_bound_jobs_scale_worst():
     compute, communication, balanced, rigid = (
         np.array(scaling_curve(kind.network, workload().comm_s, kind.batches, 10).factors)
         for kind in workload().categories

@@ -80,27 +80,31 @@ def scripted(monkeypatch):
 
 
 def test_one_network_takes_its_epochs_over_its_rate():
-    found = run(table((3, 10)), 1)
-    assert (found.makespan_s, found.lower_bound_s, found.waiting_s_per_gpu) == (30.0, 30.0, 0.0)
+    simulated = run(table((3, 10)), 1)
+    assert (simulated.makespan_s, simulated.lower_bound_s, simulated.waiting_s_per_gpu) == (
+        30.0,
+        30.0,
+        0.0,
+    )
 
 
-def test_the_first_signal_of_all_comes_when_the_last_has_ended_its_first_epoch():
+def test_first_signal_is_the_last_first_epoch():
     assert run(table((3, 10), (2, 5)), 2).first_signal_s == 20.0
     assert run(table((4, 10)), 1).first_signal_s == 10.0
 
 
 def test_a_free_gpu_takes_the_next_network():
-    found = run(table((1, 10), (1, 10), (2, 10)), 1)
-    assert found.makespan_s == 40.0
-    assert [len(one.members) for one in found.rounds] == [1, 1, 1]
+    simulated = run(table((1, 10), (1, 10), (2, 10)), 1)
+    assert simulated.makespan_s == 40.0
+    assert [len(network.members) for network in simulated.rounds] == [1, 1, 1]
 
 
-def test_in_lockstep_all_train_at_the_rate_of_the_slowest_until_it_is_done():
+def test_lockstep_trains_all_at_the_slowest_rate():
     # n1 holds n0 at 5 samples/s for its one epoch of 20 s; then n0 has 2 of its 3 epochs to go.
-    found = run(table((3, 10), (1, 5)), 2, stream=Stream(count=1))
-    assert found.makespan_s == pytest.approx(20 + 20)
+    simulated = run(table((3, 10), (1, 5)), 2, stream=Stream(count=1))
+    assert simulated.makespan_s == pytest.approx(20 + 20)
     # GPU 0 worked at half its rate for 20 s, GPU 1 has nothing to do for the last 20 s.
-    assert found.waiting_s_per_gpu == pytest.approx((10 + 20) / 2)
+    assert simulated.waiting_s_per_gpu == pytest.approx((10 + 20) / 2)
 
 
 def test_a_slow_stream_holds_everyone():
@@ -118,10 +122,10 @@ def test_a_group_grows_at_any_step_as_soon_as_devices_are_free(scripted):
         }
     )
     # After 4 s n1 is done, and n0 goes on with 60 samples of its epoch on two GPUs; it forms for 3 s.
-    found = run(table((1, 10, 20), (1, 25)), 2, "scripted", Costs(regroup_s=3.0))
-    assert found.makespan_s == pytest.approx(3 + 4 + 3 + (100 - 40) / 20)
-    assert [stint.devices for stint in found.stints if stint.name == "n0"] == [(0,), (0, 1)]
-    assert found.regroup_s_per_gpu == pytest.approx((3 * 2 + 3 * 2) / 2)
+    simulated = run(table((1, 10, 20), (1, 25)), 2, "scripted", Costs(regroup_s=3.0))
+    assert simulated.makespan_s == pytest.approx(3 + 4 + 3 + (100 - 40) / 20)
+    assert [stint.devices for stint in simulated.stints if stint.name == "n0"] == [(0,), (0, 1)]
+    assert simulated.regroup_s_per_gpu == pytest.approx((3 * 2 + 3 * 2) / 2)
 
 
 def test_a_group_shrinks_at_the_end_of_its_epoch_only(scripted):
@@ -135,28 +139,32 @@ def test_a_group_shrinks_at_the_end_of_its_epoch_only(scripted):
         }
     )
     # n1 is done after 1 s; n0 keeps its two GPUs until its epoch ends at 5 s, so n2 starts then.
-    found = run(table((2, 10, 20), (1, 100), (1, 50, 100)), 3, "scripted")
-    assert next(stint.start_s for stint in found.stints if stint.name == "n2") == pytest.approx(5.0)
-    assert found.makespan_s == pytest.approx(5 + 10)
+    simulated = run(table((2, 10, 20), (1, 100), (1, 50, 100)), 3, "scripted")
+    assert next(stint.start_s for stint in simulated.stints if stint.name == "n2") == pytest.approx(
+        5.0
+    )
+    assert simulated.makespan_s == pytest.approx(5 + 10)
 
 
-def test_a_group_that_stops_unfinished_holds_its_devices_for_its_checkpoint():
+def test_stopped_group_holds_devices_for_its_checkpoint():
     # Both join (delta 0); after n1 converges n0 is stopped, for alpha is 1, and starts anew on both GPUs.
     rates = table((2, 10, 20), (1, 10, 20))
-    found = run(rates, 2, "global", Costs(checkpoint_s=7.0), Stream(count=1), alpha=1.0)
-    assert found.makespan_s == pytest.approx(10 + 7 + 5)
-    assert found.checkpoint_s == pytest.approx(7.0)
-    assert found.waiting_s_per_gpu == pytest.approx(7 / 2)  # the device of n1, while n0 is written
+    simulated = run(rates, 2, "global", Costs(checkpoint_s=7.0), Stream(count=1), alpha=1.0)
+    assert simulated.makespan_s == pytest.approx(10 + 7 + 5)
+    assert simulated.checkpoint_s == pytest.approx(7.0)
+    assert simulated.waiting_s_per_gpu == pytest.approx(
+        7 / 2
+    )  # the device of n1, while n0 is written
 
 
 def test_scheduling_takes_its_time_before_every_change():
-    found = run(table((1, 10), (1, 10)), 1, costs=Costs(scheduling_s=2.0, profile_s=100.0))
-    assert found.makespan_s == pytest.approx(100 + 2 * (2 + 10))
-    assert found.scheduling_s == pytest.approx(4.0)
-    assert found.waiting_s_per_gpu == pytest.approx(0.0)
+    simulated = run(table((1, 10), (1, 10)), 1, costs=Costs(scheduling_s=2.0, profile_s=100.0))
+    assert simulated.makespan_s == pytest.approx(100 + 2 * (2 + 10))
+    assert simulated.scheduling_s == pytest.approx(4.0)
+    assert simulated.waiting_s_per_gpu == pytest.approx(0.0)
 
 
-def test_an_epoch_takes_so_much_more_than_its_samples_with_whatever_batch():
+def test_epoch_cost_is_added_for_any_batch():
     steps = (StepTime(10, 1.0), StepTime(20, 1.5))
     elastic = RateTable(
         100, 1, (Network("a", (1.0,), epochs=3, params_mb=1.0, step_s=steps, batches=(10, 20)),)
@@ -169,10 +177,10 @@ def test_an_epoch_takes_so_much_more_than_its_samples_with_whatever_batch():
     )
 
 
-def test_networks_may_arrive_while_others_train_and_the_policy_hears_of_them_then():
+def test_policy_sees_networks_only_after_their_arrival():
     """The second comes within the first one's epoch, and has a GPU from its end on; the last, when all are free."""
     rates = table((2, 10, 20), (1, 10, 20), (1, 50))
-    found = simulate(
+    simulated = simulate(
         rates,
         Cluster.of(2, 2),
         POLICIES["elastic"],
@@ -181,13 +189,15 @@ def test_networks_may_arrive_while_others_train_and_the_policy_hears_of_them_the
         arrivals={"n1": 3.0, "n2": 40.0},
     )
     assert [
-        (stint.name, len(stint.devices), stint.start_s, stint.end_s) for stint in found.stints
+        (stint.name, len(stint.devices), stint.start_s, stint.end_s) for stint in simulated.stints
     ] == [("n0", 2, 0.0, 5.0), ("n0", 1, 5.0, 15.0), ("n1", 1, 5.0, 15.0), ("n2", 1, 40.0, 42.0)]
 
 
 def test_a_round_says_who_trained_how_many_epochs():
-    found = run(table((2, 10, 20), (1, 10, 20)), 2, "global", Costs(), Stream(count=1), alpha=1.0)
-    first, second = found.rounds
+    simulated = run(
+        table((2, 10, 20), (1, 10, 20)), 2, "global", Costs(), Stream(count=1), alpha=1.0
+    )
+    first, second = simulated.rounds
     assert {share.name: share.epochs for share in first.members} == {"n0": 1.0, "n1": 1.0}
     assert [(share.name, share.gpus, share.devices, share.epochs) for share in second.members] == [
         ("n0", 2, (0, 1), 1.0)
@@ -205,21 +215,23 @@ def test_policies_are_not_told_the_epochs(monkeypatch):
 
 
 def test_a_policy_may_be_told_other_rates_than_the_true_ones():
-    true, told = table((1, 10, 9), (1, 10, 9)), table((1, 10, 20), (1, 1, 1))
+    true, wrong_rates = table((1, 10, 9), (1, 10, 9)), table((1, 10, 20), (1, 1, 1))
     options = Options(delta=Delta(0.0, relative=False))
-    alone = simulate(true, Cluster.of(2, 2), POLICIES["global"], options, Costs(), Stream(), told)
+    alone = simulate(
+        true, Cluster.of(2, 2), POLICIES["global"], options, Costs(), Stream(), wrong_rates
+    )
     assert alone.rounds[0].members[0].gpus == 2  # as the told rates suggest, and slower in truth
 
 
-def test_a_group_that_grows_at_the_very_end_of_its_epoch_still_ends_it():
+def test_group_that_grows_at_its_epochs_end_still_ends_it():
     # n2 frees its GPUs a rounding error before 200.46 s, when the epoch of n3 is over as well.
     rates = table((1, 0.5), (1, 0.5), (2, 0.5, 1.0), (1, 0.5, 1.0))
-    found = run(rates, 5, "adaptive", PAPER_COSTS, per_node=1, peak_limited=False)
-    assert {stint.name for stint in found.stints} == {"n0", "n1", "n2", "n3"}
+    simulated = run(rates, 5, "adaptive", PAPER_COSTS, per_node=1, peak_limited=False)
+    assert {stint.name for stint in simulated.stints} == {"n0", "n1", "n2", "n3"}
 
 
 @pytest.mark.parametrize(
-    ("rates", "said"),
+    ("rates", "message"),
     [
         (RateTable(100, 1, (Network("a", (1.0,)),)), "a has no epochs"),
         (
@@ -228,8 +240,8 @@ def test_a_group_that_grows_at_the_very_end_of_its_epoch_still_ends_it():
         ),
     ],
 )
-def test_what_cannot_be_trained_is_refused(rates, said):
-    with pytest.raises(InputError, match=said):
+def test_what_cannot_be_trained_is_refused(rates, message):
+    with pytest.raises(InputError, match=message):
         run(rates, 2)
 
 
@@ -266,11 +278,11 @@ LEARNINGS = st.none() | st.builds(
 @given(
     drawn=ensembles(), costs=COSTS, stream=STREAMS, peak_limited=st.booleans(), learning=LEARNINGS
 )
-def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(
+def test_simulation_respects_the_bound_and_uses_gpus_once(
     policy, drawn, costs, stream, peak_limited, learning
 ):
     rates, cluster = drawn
-    found = simulate(
+    simulated = simulate(
         rates,
         cluster,
         POLICIES[policy],
@@ -279,25 +291,25 @@ def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(
         stream,
         learning=learning,
     )
-    assert found.makespan_s >= found.lower_bound_s * (1 - 1e-9)
-    assert found.waiting_s_per_gpu >= -1e-6 * found.makespan_s
+    assert simulated.makespan_s >= simulated.lower_bound_s * (1 - 1e-9)
+    assert simulated.waiting_s_per_gpu >= -1e-6 * simulated.makespan_s
     trained = Counter()
-    for stint in found.stints:
+    for stint in simulated.stints:
         trained[stint.name] += stint.epochs
     assert trained == pytest.approx({network.name: network.epochs for network in rates.models})
     in_rounds = Counter()
-    for one in found.rounds:
-        for share in one.members:
+    for model in simulated.rounds:
+        for share in model.members:
             in_rounds[share.name] += share.epochs
     assert in_rounds == pytest.approx(trained)
     for device in cluster.devices:
-        mine = sorted((s.start_s, s.end_s) for s in found.stints if device in s.devices)
-        assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(mine))
+        stints_ = sorted((s.start_s, s.end_s) for s in simulated.stints if device in s.devices)
+        assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(stints_))
 
 
 @given(ensembles(bounded=False))
 @settings(max_examples=examples(20), deadline=None)
-def test_a_ring_whose_window_is_everything_costs_nothing_after_its_first_turn(drawn):
+def test_ring_with_a_full_window_costs_only_its_first_turn(drawn):
     rates, cluster = drawn
     free = simulate(rates, cluster, POLICIES["baseline"], Options(), Costs(), Stream())
     ring = simulate(
@@ -319,7 +331,7 @@ def test_equal_inputs_give_equal_simulations():
         assert run(rates, 4, policy, PAPER_COSTS) == run(rates, 4, policy, PAPER_COSTS)
 
 
-def test_rates_that_are_learned_end_a_network_s_stay_on_the_wrong_number_of_gpus():
+def test_learned_rates_correct_a_wrong_group_size():
     rates = table((40, 10, 20, 30, 40), (40, 30, 60, 90, 120), samples=1000)
 
     def spans(learning):
@@ -352,34 +364,34 @@ def calibrated():
 
 @needs_ensemble
 @pytest.mark.parametrize(("gpus", "total_s"), [(20, 55200.1), (40, 30204.8), (60, 24495.0)])
-def test_global_to_the_letter_takes_about_the_times_of_the_papers_table_4(
+def test_global_literal_matches_table_4_of_the_paper(
     calibrated, gpus, total_s
 ):
     options = Options(delta=Delta(20.0, relative=False), peak_limited=False)
-    found = simulate(calibrated, Cluster.of(gpus, 4), POLICIES["global"], options)
-    assert found.makespan_s == pytest.approx(total_s, rel=0.07)
+    simulated = simulate(calibrated, Cluster.of(gpus, 4), POLICIES["global"], options)
+    assert simulated.makespan_s == pytest.approx(total_s, rel=0.07)
 
 
 @needs_ensemble
-@pytest.mark.parametrize(("gpus", "most"), [(20, 1.03), (60, 1.04), (160, 1.09)])
-def test_adaptive_comes_close_to_the_bound_without_knowing_the_epochs(calibrated, gpus, most):
+@pytest.mark.parametrize(("gpus", "excess"), [(20, 1.03), (60, 1.04), (160, 1.09)])
+def test_adaptive_is_close_to_the_bound_without_epochs(calibrated, gpus, excess):
     rates = redraw_epochs(calibrated, seed=gpus)
-    told = smooth_rates(with_errors(rates, 0.05, seed=gpus), gpus)
-    found = simulate(
+    wrong_rates = smooth_rates(with_errors(rates, 0.05, seed=gpus), gpus)
+    simulated = simulate(
         rates,
         Cluster.of(gpus, 4),
         POLICIES["adaptive"],
         Options(),
         REGROUPING_COSTS,
         Stream(),
-        told,
+        wrong_rates,
     )
-    assert found.makespan_s <= most * lower_bound(rates, gpus)
+    assert simulated.makespan_s <= excess * lower_bound(rates, gpus)
 
 
 @needs_ensemble
 @pytest.mark.parametrize("gpus", [20, 60, 160])
-def test_online_rates_cost_adaptive_little_though_the_first_guess_is_wrong_by_a_factor_of_two(
+def test_online_rates_cost_adaptive_little(
     calibrated, gpus
 ):
     rates, cluster = redraw_epochs(calibrated, seed=gpus), Cluster.of(gpus, 4)

@@ -19,9 +19,9 @@ from tests.scheduler.simulation.audits import evicted as simulate
 SLOW = FileSystem(aggregate_gbps=1, node_gbps=1)  # a GB takes a second
 
 
-def job(name, nodes, since=30, left=100, critical=60, memory=120):
+def job(name, nodes, since=30, remaining=100, critical=60, memory=120):
     """One that is due for a checkpoint in 60 - since minutes, which takes it `nodes` minutes, the system twice that."""
-    return BatchJob(Checkpointing(name, nodes, since, 60, critical, memory), left)
+    return BatchJob(Checkpointing(name, nodes, since, 60, critical, memory), remaining)
 
 
 def spans(outcome, name):
@@ -37,13 +37,13 @@ def test_a_killed_job_lets_go_at_once_and_does_its_work_again():
     assert spans(outcome, "b") == [(0, 100, 100)]
 
 
-def test_a_job_that_checkpoints_itself_works_until_it_is_due_and_then_writes():
+def test_app_checkpoint_waits_until_due():
     outcome = simulate([job("a", 2, since=55)], {"a": "app"}, nodes=2, length_min=10, storage=SLOW)
     assert (outcome.start_min, outcome.lost_node_s) == (7, 0)
     assert spans(outcome, "a") == [(0, 7, 5), (17, 112, 95)]
 
 
-def test_checkpoints_are_written_one_at_a_time_and_who_waits_for_the_system_works_on():
+def test_checkpoints_are_written_one_at_a_time():
     outcome = simulate(
         [job("a", 2), job("b", 3)], {"a": "sys", "b": "sys"}, nodes=5, length_min=1, storage=SLOW
     )
@@ -52,7 +52,7 @@ def test_checkpoints_are_written_one_at_a_time_and_who_waits_for_the_system_work
     assert outcome.idle_node_s == 2 * 6 * 60
 
 
-def test_waits_overlap_so_the_nodes_are_free_before_the_planned_moment():
+def test_overlapping_waits_free_nodes_early():
     jobs = [job("a", 1, since=50), job("b", 1, since=50)]
     plan = plan_evictions([j.checkpointing.running_job(SLOW) for j in jobs], 2, 30)[-1]
     assert plan.actions == {"a": "sys", "b": "sys"}
@@ -60,8 +60,10 @@ def test_waits_overlap_so_the_nodes_are_free_before_the_planned_moment():
     assert outcome.start_min == 12  # planned: 11 + 11
 
 
-def test_a_job_that_ends_before_its_checkpoint_frees_its_nodes_too():
-    outcome = simulate([job("a", 2, left=3)], {"a": "app"}, nodes=2, length_min=1, storage=SLOW)
+def test_job_that_ends_before_its_checkpoint_frees_nodes():
+    outcome = simulate(
+        [job("a", 2, remaining=3)], {"a": "app"}, nodes=2, length_min=1, storage=SLOW
+    )
     assert (outcome.start_min, spans(outcome, "a")) == (3, [(0, 3, 3)])
 
 
@@ -69,7 +71,7 @@ def test_a_job_that_ends_before_its_checkpoint_frees_its_nodes_too():
 @given(
     st.integers(0, 10**6), st.integers(1, 10), st.floats(0, 1), st.integers(0, 30), st.booleans()
 )
-def test_every_plan_keeps_its_promise_and_the_audit_finds_nothing(
+def test_simulated_plans_keep_their_deadlines(
     seed, count, share, deadline, optimal
 ):
     jobs = theta_like(count, seed, nodes=200)
@@ -138,7 +140,7 @@ def test_the_audit_sees_what_it_is_for(spoil, message):
 
 @settings(deadline=None, max_examples=examples(30))
 @given(st.integers(1, 30), st.integers(0, 10**6), st.sampled_from([1, 8, 128]))
-def test_a_drawn_machine_is_full_and_keeps_the_ranges_of_the_paper(count, seed, granularity):
+def test_theta_like_fills_the_machine_within_its_ranges(count, seed, granularity):
     jobs = [job.checkpointing for job in theta_like(count, seed, granularity=granularity)]
     assert (len(jobs), sum(job.nodes for job in jobs)) == (count, NODES)
     assert all(job.nodes % granularity == 0 and job.nodes > 0 for job in jobs)

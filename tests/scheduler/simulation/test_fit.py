@@ -50,9 +50,9 @@ def test_every_law_is_fitted_the_best_first():
 def test_the_parameters_are_found_again(name, parameters):
     truth = make_law(name, **TRUTHS[name])
     fits = fit_laws(truth.sample(np.random.default_rng(1), 1500))
-    found = next(fit.law for fit in fits if fit.law.name == name).parameters()
+    best_fit = next(fit.law for fit in fits if fit.law.name == name).parameters()
     for parameter in parameters:
-        assert found[parameter] == pytest.approx(TRUTHS[name][parameter], rel=0.1)
+        assert best_fit[parameter] == pytest.approx(TRUTHS[name][parameter], rel=0.1)
 
 
 def test_the_fit_does_not_depend_on_the_unit():

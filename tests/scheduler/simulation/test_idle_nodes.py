@@ -54,20 +54,20 @@ def job(speed=10.0, n_max=2, total=1e9, submit_s=0.0, up_s=5.0, down_s=2.0, n_mi
 ONE_LEAVES = trace(200, (0, [0, 1], []), (100, [], [1]))
 
 
-def test_a_node_that_leaves_costs_what_the_trainer_did_while_going_down():
+def test_leaving_node_costs_the_time_to_go_down():
     done = replay(ONE_LEAVES, [job()], idle_nodes.Settings())
     assert (done.preemption_cost, done.rescale_cost) == (2 * 20, 0)
     assert done.trainers[0].samples == 100 * 20 - 40 + 100 * 10
     assert done.used.tolist() == [2, 1, 1]
 
 
-def test_a_node_that_joins_costs_what_the_trainer_did_while_going_up():
+def test_joining_node_costs_the_time_to_go_up():
     done = replay(trace(200, (0, [0], []), (100, [1], [])), [job()], idle_nodes.Settings())
     assert (done.preemption_cost, done.rescale_cost) == (0, 5 * 10)
     assert done.outcome.tolist() == [0, 1000 - 50, 1000 - 50 + 2000]
 
 
-def test_two_nodes_that_leave_at_once_cost_once_and_below_its_minimum_a_trainer_waits():
+def test_two_leaving_nodes_cost_once():
     done = replay(
         trace(200, (0, [0, 1, 2], []), (100, [], [1, 2])),
         [job(n_min=2, n_max=3)],
@@ -78,7 +78,7 @@ def test_two_nodes_that_leave_at_once_cost_once_and_below_its_minimum_a_trainer_
     assert done.used.tolist() == [3, 0, 0]
 
 
-def test_nodes_of_a_trainer_that_is_done_wait_for_the_next_change_or_not():
+def test_completed_trainer_holds_nodes_until_an_event():
     """The first is done at 50; the second has one node, and two from then on or from 100 on."""
     jobs = [job(n_max=1, total=500), job()]
     nodes = trace(200, (0, [0, 1], []), (100, [2], []))
@@ -105,7 +105,7 @@ def test_a_trainer_that_is_done_makes_room_for_the_next():
     assert (done.completed, done.mean_trainer_hours) == (2, 50 / 3600)
 
 
-def test_a_trainer_submitted_between_changes_starts_at_once_or_at_the_next():
+def test_submitted_trainer_starts_at_once_or_at_a_change():
     nodes, late = trace(200, (0, [0], []), (100, [1], [])), [job(n_max=1, submit_s=30)]
     assert replay(nodes, late, idle_nodes.Settings()).trainers[0].started_s == 100
     assert (
@@ -138,7 +138,7 @@ def test_efficiency_is_against_as_many_dedicated_nodes():
     )
 
 
-def test_where_all_are_done_early_only_the_time_until_then_counts():
+def test_efficiency_counts_until_all_are_completed():
     """Done at 100 with two nodes, on two dedicated nodes also: the idle time after it does not count."""
     jobs = [job(total=2000)]
     assert idle_nodes.efficiency(
@@ -146,7 +146,7 @@ def test_where_all_are_done_early_only_the_time_until_then_counts():
     ) == pytest.approx(1)
 
 
-def test_where_dedicated_nodes_are_done_even_earlier_their_mean_rate_goes_on():
+def test_efficiency_extends_static_outcome_at_its_mean_rate():
     jobs = [
         job(total=2960 - 10)
     ]  # at 199 s here, with 299 node-seconds; there in 196.7 s on 1.5 nodes
@@ -251,7 +251,7 @@ def test_the_audit_finds_a_placement_that_breaks_the_rules(placement):
 
 
 @pytest.mark.parametrize("counts", [(1, 2), (3, 0), (0, 1)])
-def test_the_audit_finds_a_policy_that_gives_too_much_or_breaks_bounds(counts):
+def test_audit_finds_infeasible_policies(counts):
     """Of two idle nodes; the first trainer runs on at most two, the second on at least two."""
     jobs = [job(), job(n_min=2)]
     with pytest.raises(BrokenRuleError):
@@ -264,9 +264,9 @@ def test_the_audit_finds_a_policy_that_gives_too_much_or_breaks_bounds(counts):
 @pytest.fixture(scope="module")
 def week():
     """Nodes 0..1023 of Summit for a week, arranged by index and by name, and 1000 ShuffleNet trials."""
-    whole = read_events(SUMMIT / "summit_idle_events.csv.gz")
+    trace_ = read_events(SUMMIT / "summit_idle_events.csv.gz")
     names = read_node_names(SUMMIT / "summit_node_names.txt.gz")
-    by_index = whole.select(0, 1024, 168 * 3600)
+    by_index = trace_.select(0, 1024, 168 * 3600)
     jobs = read_trainers(SUMMIT / "trainers_hps_shufflenet_1000.json")
     return by_index, by_index.arranged(name_order(names[:1024])), jobs
 

@@ -145,17 +145,17 @@ def test_blocks_of_any_size_read_the_same(events, monkeypatch, text, size):
         except InputError as error:
             return str(error)
 
-    whole = read()
+    trace_ = read()
     monkeypatch.setattr(files, "BLOCK", size)
-    assert read() == whole
+    assert read() == trace_
 
 
 def test_whoever_waits_hears_how_far_reading_is(events, monkeypatch):
     monkeypatch.setattr(files, "BLOCK", 20)
-    path, heard = events("t_s,node,delta\n" + "".join(f"{t},{t},1\n" for t in range(99))), []
-    read_events(path, lambda done, total: heard.append((done, total)))
-    assert len(heard) > 10
-    assert heard[-1] == (path.stat().st_size,) * 2
+    path, calls = events("t_s,node,delta\n" + "".join(f"{t},{t},1\n" for t in range(99))), []
+    read_events(path, lambda done, total: calls.append((done, total)))
+    assert len(calls) > 10
+    assert calls[-1] == (path.stat().st_size,) * 2
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 5)), min_size=1, max_size=30))
-def test_node_seconds_are_the_sum_over_nodes_of_the_time_that_each_was_idle(flips):
+def test_node_seconds_sum_the_idle_time_of_nodes(flips):
     """Each (pause, node) flips a node after a pause; counted per node, against the integral of the count."""
     now, since, total, rows = 0.0, {}, 0.0, []
     for pause, node in flips:
@@ -236,7 +236,7 @@ def test_the_summit_trace_is_whole():
 # --- Trainers and names
 
 
-def test_jobs_come_by_time_of_submission_with_the_objective_of_the_file(trainers):
+def test_read_trainers_sorts_jobs_by_submission(trainers):
     first, second = read_trainers(trainers(TRAINERS))
     assert (first.submit_s, second.submit_s, first.total_samples) == (0.0, 60.0, 5.0)
     assert (second.trainer.n_min, second.trainer.n_max) == (2, 4)

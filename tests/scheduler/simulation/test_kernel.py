@@ -10,7 +10,7 @@ def sim():
     return Simulator()
 
 
-def test_events_of_one_moment_happen_by_kind_then_in_the_order_scheduled(sim):
+def test_events_of_one_moment_are_ordered_by_kind(sim):
     log = []
     for name, kind in [("plan", 2), ("leave", 0), ("join", 1), ("leave again", 0)]:
         sim.at(5.0, kind, lambda name=name: log.append(name))
@@ -18,7 +18,7 @@ def test_events_of_one_moment_happen_by_kind_then_in_the_order_scheduled(sim):
     assert log == ["leave", "leave again", "join", "plan"]
 
 
-def test_a_cancelled_event_does_not_happen_and_does_not_move_the_clock(sim):
+def test_cancelled_event_does_not_move_the_clock(sim):
     event = sim.after(3.0, 0, lambda: pytest.fail("it was cancelled"))
     sim.after(1.0, 0, event.cancel)
     sim.run()
@@ -32,7 +32,7 @@ def test_an_event_may_schedule_another_at_the_same_moment(sim):
     assert log == [1.0]
 
 
-def test_what_is_to_happen_soon_happens_once_after_all_that_asks_for_it_and_again_when_it_is_asked_for_again(
+def test_soon_runs_once_after_all_others_and_again_on_request(
     sim,
 ):
     log = []

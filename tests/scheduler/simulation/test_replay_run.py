@@ -17,7 +17,7 @@ def run(records):
 
 
 def test_a_run_is_simulated_with_the_epochs_that_it_needed():
-    found = run(
+    replayed = run(
         [
             Record(3.0, "group", "a", (0,)),
             Record(14.0, "epoch", "a"),
@@ -28,22 +28,22 @@ def test_a_run_is_simulated_with_the_epochs_that_it_needed():
             Record(31.0, "stopped", "b"),
         ]
     )
-    assert found.measured_s == 28.0
-    assert found.simulated.makespan_s == pytest.approx(
+    assert replayed.measured_s == 28.0
+    assert replayed.simulated.makespan_s == pytest.approx(
         2 * 10 + 5
     )  # c never trained, and is left out
-    assert found.measured_s / found.simulated.makespan_s == pytest.approx(28 / 25)
-    assert [stint.name for stint in found.stints] == ["a", "b"]
+    assert replayed.measured_s / replayed.simulated.makespan_s == pytest.approx(28 / 25)
+    assert [stint.name for stint in replayed.stints] == ["a", "b"]
 
 
-def test_a_group_that_is_still_running_at_the_end_of_the_record_ends_there():
+def test_stint_without_an_end_ends_with_the_record():
     assert stints_of(
         [Record(0.0, "group", "a", (1, 0)), Record(4.0, "epoch", "a"), Record(6.0, "epoch", "a")]
     ) == (Stint("a", (1, 0), 0.0, 6.0, 2),)
 
 
 @pytest.mark.parametrize(
-    ("records", "said"),
+    ("records", "message"),
     [
         ([], "has no epochs"),
         ([Record(1.0, "group", "a", (0,)), Record(0.5, "epoch", "a")], "back from 1.0 s to 0.5 s"),
@@ -54,6 +54,6 @@ def test_a_group_that_is_still_running_at_the_end_of_the_record_ends_there():
         ),
     ],
 )
-def test_a_record_that_cannot_be_replayed_is_refused(records, said):
-    with pytest.raises(InputError, match=said):
+def test_a_record_that_cannot_be_replayed_is_refused(records, message):
+    with pytest.raises(InputError, match=message):
         run(records)

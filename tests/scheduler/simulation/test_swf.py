@@ -33,7 +33,7 @@ def test_the_columns_are_read_by_their_place(written):
     assert (trace.header["Computer"], trace.machine_size) == ("Test", 64)
 
 
-def test_the_size_of_a_job_is_what_it_asked_for_where_the_rest_is_not_known():
+def test_size_is_the_requested_one_if_unknown():
     assert SwfJob(1, 0, processors=-1, requested_processors=8).size == 8
     assert SwfJob(1, 0, processors=4, requested_processors=8).size == 4
 
@@ -52,9 +52,9 @@ def test_only_whole_jobs_that_ran_count(changes, ran):
     assert SwfJob(1, 0, **{"run_s": 10, "processors": 2, "status": 1, **changes}).ran is ran
 
 
-whole = st.integers(-1, 10**6)
-times = st.builds(lambda number, part: number + part, whole, st.sampled_from([0.0, 0.5, 0.125]))
-rows = st.tuples(*(whole if name in INTEGERS else times for name in COLUMNS))
+full = st.integers(-1, 10**6)
+times = st.builds(lambda number, part: number + part, full, st.sampled_from([0.0, 0.5, 0.125]))
+rows = st.tuples(*(full if name in INTEGERS else times for name in COLUMNS))
 
 
 @settings(

@@ -33,7 +33,7 @@ def test_what_each_rule_asks_for(rule, expected):
     assert workload.choose_requests(rule, KNOWN, recent=[1, 4, 1], backfill_rate=0.95) == expected
 
 
-def test_recent_runs_as_long_as_the_longest_known_are_asked_for_once():
+def test_recent_rule_requests_the_longest_once():
     assert workload.choose_requests(workload.Rule.RECENT, KNOWN, recent=[9, 1]) == (9.0,)
 
 
@@ -76,11 +76,11 @@ def test_no_drawn_job_outlives_its_last_request():
     ],
 )
 def test_sizes_follow_their_law_and_fit_the_machine(sizes, mean, spread):
-    found = workload.draw_sizes(sizes, 100, 3000, np.random.default_rng(0))
-    assert found.min() >= 1
-    assert found.max() <= 100
-    assert found.mean() == pytest.approx(mean, abs=1.5)
-    assert found.std() == pytest.approx(spread, abs=2)
+    sizes_ = workload.draw_sizes(sizes, 100, 3000, np.random.default_rng(0))
+    assert sizes_.min() >= 1
+    assert sizes_.max() <= 100
+    assert sizes_.mean() == pytest.approx(mean, abs=1.5)
+    assert sizes_.std() == pytest.approx(spread, abs=2)
 
 
 @pytest.mark.parametrize("sizes", workload.Sizes)
@@ -105,7 +105,7 @@ def past(count, run_s=100.0, **columns):
     ]
 
 
-def test_a_job_of_a_trace_asks_by_the_runs_that_had_ended_when_it_arrived():
+def test_jobs_from_trace_use_only_past_runs():
     trace = Trace(
         (*past(6, user=1, executable=1), SwfJob(7, 5100.0, 0, 90, 4, user=1, executable=1))
     )
@@ -128,7 +128,7 @@ def test_other_users_and_executables_tell_nothing():
     assert [job.requests for job in jobs[6:]] == [(105.0,)] * 2  # the longest
 
 
-def test_a_user_who_was_let_run_for_longer_counts_as_having_asked_for_it():
+def test_user_request_counts_at_least_the_run():
     trace = Trace((SwfJob(1, 0, 0, 70, 4, requested_s=60), SwfJob(2, 0, 0, 70, 4, requested_s=80)))
     assert [job.requests for job in workload.jobs_from_trace(trace, workload.Rule.USER)] == [
         (70.0,),
@@ -157,7 +157,7 @@ def test_a_trace_without_a_run_is_refused():
 def test_a_schedule_as_a_trace_names_the_run_before(tmp_path):
     schedule = simulate([QueueJob(0, 4, 3, (2, 5)), QueueJob(0.5, 2, 1, (1,))], 4)
     trace = workload.schedule_to_trace(schedule, unit_s=3600)
-    first, other, again = trace.jobs
+    first, second, again = trace.jobs
     assert (first.run_s, first.status, first.requested_s, first.preceding_job) == (
         7200,
         0,
@@ -166,13 +166,13 @@ def test_a_schedule_as_a_trace_names_the_run_before(tmp_path):
     )
     assert (again.submit_s, again.run_s, again.status) == (7200, 10800, 1)
     assert (again.preceding_job, again.think_s) == (first.job, 0)
-    assert (other.submit_s, other.processors, other.wait_s) == (1800, 2, 5400)
+    assert (second.submit_s, second.processors, second.wait_s) == (1800, 2, 5400)
     write_swf(tmp_path / "out.swf", trace)
     assert read_swf(tmp_path / "out.swf") == trace
     assert trace.machine_size == 4
 
 
-def test_a_trace_that_went_through_the_queue_keeps_its_applications():
+def test_schedule_to_trace_keeps_applications():
     trace = Trace(
         (SwfJob(1, 0, 0, 5, 1, user=7, executable=3), SwfJob(2, 0, 0, 5, 1, user=8, executable=3))
     )

@@ -266,12 +266,12 @@ def test_a_policy_of_ones_own_is_simulated_at_its_own_costs(custom_policy, simul
         (
             "simulated_policy:never",
             [],
-            "the policy simulated_policy:never leaves a, b, c waiting for ever",
+            "the policy simulated_policy:never never starts a, b, c",
         ),
         (
             "simulated_policy:every",
             [],
-            "the policy simulated_policy:every hands out the devices [0, 0, 0]",
+            "the policy simulated_policy:every assigns the devices [0, 0, 0]",
         ),
         (
             "simulated_policy:ONE_AFTER_ANOTHER",
