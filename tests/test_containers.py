@@ -54,7 +54,7 @@ def test_the_container_has_the_versions_that_are_tried():
 
 
 @pytest.fixture
-def told(monkeypatch):
+def stated(monkeypatch):
     """What Spack is told by the recipe, which finds there what writes down how it is called."""
     calls = {"depends_on": [], "version": [], "variant": [], "license": []}
     package = SimpleNamespace(

@@ -75,9 +75,7 @@ def test_the_first_version_that_starts_is_taken(tmp_path, pythons, version_):
 
 
 @pytest.mark.parametrize("requested", ["3.13", "python3.13"])
-def test_env_finds_a_requested_version_of_a_version_manager(
-    tmp_path, requested
-):
+def test_env_finds_a_requested_version_of_a_version_manager(tmp_path, requested):
     managed = tmp_path / ".pyenv/versions/3.13.0/bin/python3"
     managed.parent.mkdir(parents=True)
     managed.write_text(interpreter("3.13"))
@@ -127,9 +125,7 @@ def test_env_finds_a_requested_version_of_a_version_manager(
         ({}, {"PYTHON": "/no/python"}, "PYTHON=/no/python does not start"),
     ],
 )
-def test_env_explains_how_to_get_a_python(
-    tmp_path, pythons, variables, reason
-):
+def test_env_explains_how_to_get_a_python(tmp_path, pythons, variables, reason):
     status, output = make_env(tmp_path, {"python3.11": SHIM, **pythons}, **variables)
     assert (status, output.count("\n")) == (1, 1)
     assert reason in output

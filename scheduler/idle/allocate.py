@@ -333,8 +333,7 @@ def check_state(
             )
     if sum(current) > nodes:
         raise InputError(
-            f"the trainers have {pluralize(sum(current), 'node')}, "
-            f"more than the {nodes} available nodes"
+            f"the trainers have {pluralize(sum(current), 'node')}, more than the {nodes} available"
         )
 
 

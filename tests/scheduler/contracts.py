@@ -99,9 +99,7 @@ class AllocatorContract:
 
     @settings(inherited, max_examples=examples(200))
     @given(data=st.data())
-    def test_answers_are_feasible_and_exact_ones_optimal(
-        self, data
-    ):
+    def test_answers_are_feasible_and_exact_ones_optimal(self, data):
         problem = data.draw(self.problems())
         counts, table = self.counts(problem), self.table(problem)
         best = table.best()

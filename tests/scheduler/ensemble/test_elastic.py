@@ -54,9 +54,7 @@ RANGES = st.tuples(st.integers(1, 32), st.integers(32, 512))  # of which a GPU h
 
 @settings(max_examples=examples(100))
 @given(st.lists(RANGES, min_size=1, max_size=3), st.integers(3, 7))
-def test_elastic_maximizes_sum_of_scaling_factors(
-    ranges, gpus
-):
+def test_elastic_maximizes_sum_of_scaling_factors(ranges, gpus):
     models = [network(f"n{index}", batches) for index, batches in enumerate(ranges)]
     answer = decide(models, gpus)
     curves = {

@@ -389,9 +389,7 @@ def test_online_table_of_hundreds_is_renewed_rarely():
     st.sampled_from([None, 3e6]),
 )  # those of keys beyond 6 are new
 @settings(max_examples=examples(30), deadline=None)
-def test_online_add_equals_a_new_estimate_of_hundreds(
-    seen, key, operations
-):
+def test_online_add_equals_a_new_estimate_of_hundreds(seen, key, operations):
     rates, anew = crowd(3 * RENEWED), crowd(3 * RENEWED)
     late = Traits("late", str(key), operations=1e6 * (1 + key) if key < 7 else operations)
     for network in (rates, anew):

@@ -220,9 +220,7 @@ def test_online_wrong_prior_puts_other_sizes_in_doubt():
 
 @given(st.floats(1.0, 1e3), st.floats(0.3, 3.0), st.floats(0.0, 1.0), st.integers(1, 400))
 @settings(max_examples=examples(100), deadline=None)
-def test_is_off_needs_more_than_a_quarter_beyond_chance(
-    expected, factor, spread, steps
-):
+def test_is_off_needs_more_than_a_quarter_beyond_chance(expected, factor, spread, steps):
     observed = learn.Observation(expected * factor, spread, steps)
     table = learn.is_off(observed, expected)
     assert not table or abs(factor - 1) > learn.OFF

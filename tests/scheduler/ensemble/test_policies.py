@@ -124,9 +124,7 @@ OPTIONS = st.builds(
 class TestEveryPolicy:
     @runs
     @given(drawn=ensembles(), options=OPTIONS, rng=st.randoms(use_true_random=False))
-    def test_policy_ends_and_answers_feasibly_and_repeatably(
-        self, policy, drawn, options, rng
-    ):
+    def test_policy_ends_and_answers_feasibly_and_repeatably(self, policy, drawn, options, rng):
         assert Trainer(drawn, policy, options, rng).run()
 
     @runs
@@ -310,9 +308,7 @@ class TestGlobal:
 @pytest.mark.parametrize("policy", POLICIES)
 @runs
 @given(data=st.data())
-def test_formed_groups_never_share_a_device_being_released(
-    policy, data
-):
+def test_formed_groups_never_share_a_device_being_released(policy, data):
     rates = table(*[(10.0,)] * 6, max_gpus=1)
     devices = st.permutations(range(3)).map(lambda order: order[: data.draw(st.integers(0, 3))])
     running = [
@@ -460,9 +456,7 @@ class TestAdaptive:
         held=st.sets(st.integers(0, 8), max_size=4),
         gpus=st.integers(4, 9),
     )
-    def test_rungs_leave_no_gpu_idle_while_networks_wait(
-        self, ahead, occupied, gpus
-    ):
+    def test_rungs_leave_no_gpu_idle_while_networks_wait(self, ahead, occupied, gpus):
         rates = table(*[tuple(10.0 * count * 0.9**count for count in range(1, 10))] * len(ahead))
         names = [f"n{row}" for row in sorted(occupied) if row < len(ahead)]
         running = tuple(
@@ -490,9 +484,7 @@ class TestAdaptive:
             ),  # who has begun trains on
         ],
     )
-    def test_survivors_get_paying_gpus_before_others_start(
-        self, survivors, running, counts
-    ):
+    def test_survivors_get_paying_gpus_before_others_start(self, survivors, running, counts):
         rates = table(*[(10.0, 19.0, 27.0, 30.0)] * 4)
         progress = Progress(
             running=tuple(Member(name, devices) for name, devices in running.items()),
@@ -519,9 +511,7 @@ class TestAdaptive:
         held=st.sets(st.integers(0, 8), max_size=3),
         gpus=st.integers(3, 9),
     )
-    def test_none_starts_while_a_survivor_waits(
-        self, ahead, survivors, occupied, gpus
-    ):
+    def test_none_starts_while_a_survivor_waits(self, ahead, survivors, occupied, gpus):
         rates = table(*[tuple(10.0 * count * 0.9**count for count in range(1, 10))] * len(ahead))
         running = tuple(
             Member(f"n{row}", (index,))

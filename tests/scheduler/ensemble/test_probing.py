@@ -71,9 +71,7 @@ def with_rates(table, name, rates):
 @pytest.mark.parametrize("answer", [shares, keen])
 @given(doubted())
 @settings(max_examples=examples(60), deadline=None)
-def test_probe_changes_size_at_the_lower_end(
-    answer, drawn
-):
+def test_probe_changes_size_at_the_lower_end(answer, drawn):
     rates_, lower = drawn
     sizes = answer(rates_)
     probes_ = find_probes(sizes, rates_, lower.__getitem__, answer)

@@ -219,7 +219,7 @@ def test_allocate_equally_serves_the_first_with_few_nodes():
     [
         ((1, 1), 4, 60.0, "1 trainer, but current counts of 2"),
         ((3,), 4, 60.0, "trainer 0 has 3 nodes; it can have 0 to 2"),
-        ((2,), 1, 60.0, "the trainers have 2 nodes, more than the 1 that can be had"),
+        ((2,), 1, 60.0, "the trainers have 2 nodes, more than the 1 available"),
         ((1,), 4, math.nan, "the horizon is nan"),
         ((1,), 4, -1.0, "the horizon is -1"),
     ],

@@ -166,9 +166,7 @@ def test_a_law_wants_a_point():
     st.integers(1, 20),
     st.booleans(),
 )
-def test_coarsen_stays_within_its_excess(
-    values, max_values, zero
-):
+def test_coarsen_stays_within_its_excess(values, max_values, zero):
     values = np.sort([0.0, *values] if zero else values)
     law = Discrete(values, np.full(len(values), 1 / len(values)))
     coarse, excess = coarsen(law, max_values + zero)

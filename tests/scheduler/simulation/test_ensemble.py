@@ -364,9 +364,7 @@ def calibrated():
 
 @needs_ensemble
 @pytest.mark.parametrize(("gpus", "total_s"), [(20, 55200.1), (40, 30204.8), (60, 24495.0)])
-def test_global_literal_matches_table_4_of_the_paper(
-    calibrated, gpus, total_s
-):
+def test_global_literal_matches_table_4_of_the_paper(calibrated, gpus, total_s):
     options = Options(delta=Delta(20.0, relative=False), peak_limited=False)
     simulated = simulate(calibrated, Cluster.of(gpus, 4), POLICIES["global"], options)
     assert simulated.makespan_s == pytest.approx(total_s, rel=0.07)
@@ -391,9 +389,7 @@ def test_adaptive_is_close_to_the_bound_without_epochs(calibrated, gpus, excess)
 
 @needs_ensemble
 @pytest.mark.parametrize("gpus", [20, 60, 160])
-def test_online_rates_cost_adaptive_little(
-    calibrated, gpus
-):
+def test_online_rates_cost_adaptive_little(calibrated, gpus):
     rates, cluster = redraw_epochs(calibrated, seed=gpus), Cluster.of(gpus, 4)
     exact, learned = (
         simulate(rates, cluster, POLICIES["adaptive"], Options(), learning=learning).makespan_s

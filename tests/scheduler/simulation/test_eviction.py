@@ -71,9 +71,7 @@ def test_job_that_ends_before_its_checkpoint_frees_nodes():
 @given(
     st.integers(0, 10**6), st.integers(1, 10), st.floats(0, 1), st.integers(0, 30), st.booleans()
 )
-def test_simulated_plans_keep_their_deadlines(
-    seed, count, share, deadline, optimal
-):
+def test_simulated_plans_keep_their_deadlines(seed, count, share, deadline, optimal):
     jobs = theta_like(count, seed, nodes=200)
     costs = [j.checkpointing.running_job(STORAGE) for j in jobs]
     nodes = round(share * 200)
