@@ -139,15 +139,16 @@ def _carry_out(case):
 def document(outcomes, run=None, concurrent=(), searched=()):
     """The page, made of what was measured."""
     lines = [
-        "# Reliability: faults at random moments, and what happened to the runs",
+        "# Reliability: what happens to runs under random faults",
         "",
         "`make chaos` (`python -m tests.chaos --document docs/reliability.md`) writes this page; do not edit it.",
         "",
-        "Each case is a small ensemble (three networks, 3 to 5 ranks, 108 training samples) that is struck by one",
-        "fault at a random moment. The same command is given again until all networks are done. A case comes to a",
-        "good end if every network finished each epoch once, with all samples; if one of them, trained again alone,",
-        "comes to the same losses (to 1e-9, with TensorFlow 1e-4); and if each checkpoint and table was whole after",
-        "every launch. A case that shows no sign of life for 60 s (TensorFlow 180 s) fails.",
+        "Does a run survive the death of a rank, a full disk, or a damaged checkpoint? Each case is a small ensemble",
+        "(three networks, 3 to 5 ranks, 108 training samples) with one fault at a random moment. The same command is",
+        "repeated until all networks are done. A case passes if every network finished each epoch once, with all",
+        "samples; if one of them, trained again alone, has the same losses (to 1e-9, with TensorFlow 1e-4); and if",
+        "every checkpoint and table was intact after every launch. A case without output for 60 s (TensorFlow 180 s)",
+        "fails.",
         "",
     ]
     for engine, title, faults in (
@@ -158,7 +159,7 @@ def document(outcomes, run=None, concurrent=(), searched=()):
         if rows:
             good = sum(not outcome.broken for outcome in rows)
             lines += [
-                f"## {title}: {len(rows)} cases, {good} came to a good end",
+                f"## {title}: {len(rows)} cases, {good} passed",
                 "",
                 *_table(rows, faults),
                 "",
@@ -187,7 +188,7 @@ def document(outcomes, run=None, concurrent=(), searched=()):
 
 def _table(outcomes, faults):
     rows = [
-        "| fault | cases | good end | in the same launch | most launches | samples trained twice, median | most |",
+        "| fault | cases | passed | in the same launch | max launches | samples trained twice, median | max |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for fault in faults:
@@ -204,8 +205,8 @@ def _table(outcomes, faults):
     statuses = Counter(status for outcome in outcomes for status in outcome.statuses[:-1])
     ended = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
     cells = (
-        f"An epoch has {TRAINED} samples, and at most three networks are trained at a time. All launches except "
-        f"the last one of each case ended with one of these statuses (how often): {ended}."
+        f"An epoch has {TRAINED} samples, and at most three networks train at a time. All launches except "
+        f"the last one of each case ended with one of these statuses (count): {ended}."
     )
     return [*rows, "", cells if ended else ""]
 
@@ -220,14 +221,14 @@ def _pauses(outcomes):
         ]
         if pauses:
             lines.append(
-                f"- {name}: median {statistics.median(pauses):.3f} s, most {max(pauses):.3f} s "
+                f"- {name}: median {statistics.median(pauses):.3f} s, max {max(pauses):.3f} s "
                 f"({len(pauses)} {'death' if len(pauses) == 1 else 'deaths'})"
             )
     return (
         [
-            "## From a rank's death to the survivors' next step",
+            "## Time from a rank's death to the next step of the survivors",
             "",
-            "Under `mpirun --with-ft ulfm`, for the ranks in the group of the dead one:",
+            "With `mpirun --with-ft ulfm`, for the ranks in the group of the dead rank:",
             "",
             *lines,
             "",
@@ -247,12 +248,12 @@ def _concurrent_table(cases):
     )
     again = [case.again for case in cases]
     return [
-        f"## Launches over one folder: {len(cases)} cases, {good} came to a good end",
+        f"## Launches over one folder: {len(cases)} cases, {good} passed",
         "",
-        f"Two launches share four networks of {EPOCHS} epochs. {faults.count('kill')} times one of them was "
-        f"killed, and {faults.count('stop')} times all its ranks stood still, for {LEASE_S / 2:g} to "
-        f"{3 * LEASE_S:g} s, with leases of {LEASE_S:g} s; then another one was started. Epochs trained again: "
-        f"median {statistics.median(again):g}, most {max(again)}.",
+        f"Two launches share four networks of {EPOCHS} epochs. One of them was killed {faults.count('kill')} "
+        f"times, and stopped {faults.count('stop')} times for {LEASE_S / 2:g} to {3 * LEASE_S:g} s, with leases "
+        f"of {LEASE_S:g} s; then another one was started. Epochs trained again: median "
+        f"{statistics.median(again):g}, max {max(again)}.",
         "",
     ]
 
@@ -263,15 +264,15 @@ def _searched(cases):
         return []
     good = sum(not case.broken for case in cases)
     lines = [
-        f"## Searches: {len(cases)} cases, {good} came to a good end",
+        f"## Searches: {len(cases)} cases, {good} passed",
         "",
         f"Four ranks search among networks of up to {searches.EPOCHS} epochs. Launches are killed at random "
-        "moments: all ranks, the coordinator, or one other rank. A case comes to a good end if a searcher that "
-        "hears all calls of the log again answers as it did, and a rule that hears all epochs again judges as it "
-        "did; if no call was made twice, and every network that was asked for is finished or pruned; and if no "
-        "network trained more than an epoch again for each kill.",
+        "moments: all ranks, the coordinator, or one other rank. A case passes if a searcher that gets all "
+        "calls of the log again gives the same answers, and a pruner that gets all epochs again gives the same "
+        "verdicts; if no call was made twice, and every proposed network is finished or pruned; and if no "
+        "network repeated more than one epoch per kill.",
         "",
-        "| search | cases | good end | kills | calls and judgements | epochs trained again |",
+        "| search | cases | passed | kills | calls and verdicts | epochs trained again |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for search in searches.SEARCHES:
@@ -290,10 +291,10 @@ def _blocked(run):
     spent = account(read_events(RunPaths(run).events)).spent
     with_data = spent.checkpointing / (spent.training + spent.data)
     return [
-        "## What checkpoints cost",
+        "## Cost of checkpoints",
         "",
-        f"In a run of `{load(RunPaths(run).spec).document.name}` without a fault, training stood still for "
-        f"{spent.checkpointing:.2f} GPU-seconds while weights were copied or the writer was behind. This is "
+        f"In a run of `{load(RunPaths(run).spec).document.name}` without a fault, training was blocked for "
+        f"{spent.checkpointing:.2f} GPU-seconds while weights were copied or the writer lagged behind. This is "
         f"{spent.checkpointing / spent.training:.2%} of the time in which networks were trained, or "
         f"{with_data:.2%} if waiting for "
         "samples is included (the paper: 2.7 to 6.3 %).",
