@@ -46,7 +46,7 @@ def hyperparameters_of(network: NetworkSpec) -> dict[str, Plain]:
 def to_scalar(value: Any) -> Plain:
     """Return a number, text or flag as it is, and anything else as JSON.
 
-    >>> as_plain(0.5), as_plain([1, 2])
+    >>> to_scalar(0.5), to_scalar([1, 2])
     (0.5, '[1, 2]')
     """
     if isinstance(value, bool | int | float | str):
@@ -57,7 +57,7 @@ def to_scalar(value: Any) -> Plain:
 def flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the values of nested settings by dotted names.
 
-    >>> list(leaves("train", {"batch": {"size": 8}, "class_weights": {"a cat": 2.0}}))
+    >>> list(flatten("train", {"batch": {"size": 8}, "class_weights": {"a cat": 2.0}}))
     [('train.batch.size', 8), ('train.class_weights', {'a cat': 2.0})]
     """
     if not (isinstance(value, Mapping) and all(str(key).isidentifier() for key in value)):

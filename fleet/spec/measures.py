@@ -100,7 +100,7 @@ def describe_unfit(measure: Measure, kind: str, words: Mapping[str, MeasureWord]
     """Explain why a loss or metric makes no sense for a kind of target; empty if it may.
 
     >>> from fleet.vocabulary.measures import METRICS
-    >>> unfit("AUC", "value", METRICS), unfit("my:metric", "value", METRICS)
+    >>> describe_unfit("AUC", "value", METRICS), describe_unfit("my:metric", "value", METRICS)
     ('AUC means nothing for targets that are values', '')
     """
     name = name_of(measure)
@@ -152,7 +152,7 @@ def canonical_loss(
 def format_measure(measure: Measure) -> str:
     """Format a loss or metric as in YAML.
 
-    >>> written({"huber": {"delta": 2}}), written("mae")
+    >>> format_measure({"huber": {"delta": 2}}), format_measure("mae")
     ('{huber: {delta: 2}}', 'mae')
     """
     if isinstance(measure, str):
@@ -237,7 +237,7 @@ def class_weight_vector(
 def balanced_weights(counts: tuple[int, ...]) -> tuple[float, ...]:
     """Return weights that give all classes the same total weight, with a mean of 1.
 
-    >>> balanced((1, 3))
+    >>> balanced_weights((1, 3))
     (2.0, 0.6666666666666666)
     """
     present = sum(count > 0 for count in counts)

@@ -1,4 +1,4 @@
-"""What is wrong with a spec, in the words of whoever wrote it: the place, the mistake, what would be right."""
+"""Convert validation errors to mistakes: where, what is wrong, what would be right."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def search_with_new_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def new_prune_key(key: str) -> str:
-    """Return the new name of a key of ``prune``, as rules of older code name those that they read."""
+    """Return the new name of a key of ``prune`` that an older rule reads."""
     old_key = _SECTIONS["prune"].get(key)
     if old_key is None:
         return key

@@ -36,7 +36,7 @@ MAX_TRIALS = 10_000  # of one entry; more are a typo, as in a count
 
 @dataclass(frozen=True, config=_STRICT)
 class Budget:
-    """The budget of a search. Once it is spent, no more networks are proposed or resumed after a pause."""
+    """The budget of a search. Once it is spent, no more networks are proposed or resumed."""
 
     epochs: Positive | None = Field(
         default=None, description=("Number of epochs over all networks of the entry.")

@@ -192,7 +192,7 @@ def member_at(dimensions: Space, number: int) -> Member | None:
         dimensions: a validated space, of lists and ranges of integers.
         number: counted from 0.
 
-    >>> [numbered({"width": (16, 32), "blocks": Range(1, 2, integer=True)}, number) for number in (0, 1, 2, 4)]
+    >>> [member_at({"width": (16, 32), "blocks": Range(1, 2, integer=True)}, number) for number in (0, 1, 2, 4)]
     [{'width': 16, 'blocks': 1}, {'width': 16, 'blocks': 2}, {'width': 32, 'blocks': 1}, None]
     """
     picked: Member = {}
