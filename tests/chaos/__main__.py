@@ -204,11 +204,11 @@ def _table(outcomes, faults):
         )
     statuses = Counter(status for outcome in outcomes for status in outcome.statuses[:-1])
     ended = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
-    cells = (
+    summary = (
         f"An epoch has {TRAINED} samples, and at most three networks train at a time. All launches except "
         f"the last one of each case ended with one of these statuses (count): {ended}."
     )
-    return [*rows, "", cells if ended else ""]
+    return [*rows, "", summary if ended else ""]
 
 
 def _pauses(outcomes):

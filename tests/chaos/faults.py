@@ -18,7 +18,7 @@ import yaml
 from PIL import Image
 
 from fleet.api import mpirun
-from fleet.domain.events import Ended, EpochEnded, GroupFailed, GroupStarted
+from fleet.domain.events import EpochEnded, GroupFailed, GroupStarted, LaunchEnded
 from fleet.errors import CheckpointError
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import find_newest, read_state
@@ -293,7 +293,9 @@ class Trial:
         """Whether all networks are done: mpirun may end with 0 when all of its ranks have died."""
         log = list(read_events(self.paths.events)) if self.paths.events.exists() else []
         return (
-            self.outcome.statuses[-1] in (0, 3) and bool(log) and isinstance(log[-1].event, Ended)
+            self.outcome.statuses[-1] in (0, 3)
+            and bool(log)
+            and isinstance(log[-1].event, LaunchEnded)
         )
 
     def _has_come(self):

@@ -134,7 +134,7 @@ class _Trial:
                 strike_at = None
         await_end(process)
         process.communicate()
-        return process.returncode == 0 and bool(events_of(self._paths.events, ev.Ended))
+        return process.returncode == 0 and bool(events_of(self._paths.events, ev.LaunchEnded))
 
     def _strike(self, process, way):
         if process.poll() is not None:
