@@ -26,7 +26,7 @@ def most_on_a_gpu(path):
     return most
 
 
-def beside(path, network):
+def networks_beside(path, network):
     """The networks that were on a GPU with one, for each time that it began."""
     (start,) = events_of(path, LaunchStarted)
     held, found = {}, []

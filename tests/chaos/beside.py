@@ -122,11 +122,11 @@ class _Trial:
             send_all(process, signal.SIGCONT)
         self._start()
 
-    def _wait(self, condition, noun):
+    def _wait(self, condition, description):
         until = time.monotonic() + PATIENCE_S
         while not condition():
             if time.monotonic() > until:
-                raise Broken(f"no {noun} after {PATIENCE_S:.0f} s")
+                raise Broken(f"no {description} after {PATIENCE_S:.0f} s")
             time.sleep(0.05)
 
     def _check(self):

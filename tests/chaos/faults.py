@@ -432,11 +432,11 @@ class Trial:
             RunPaths(self.paths.replay(name)), name, with_arrays=False
         ).state.history
         # Where a file was gone for a while, what was trained without it cannot be trained again.
-        log = next(
+        first_short = next(
             (index for index, record in enumerate(histories[name]) if record.samples < TRAINED),
             len(again),
         )
-        difference = largest_difference(histories[name][:log], again[:log])
+        difference = largest_difference(histories[name][:first_short], again[:first_short])
         if difference > (1e-9 if self.case.engine == "numpy" else 1e-4):
             raise Broken(f"{name} differs from its replay by {difference:.1e}")
 
@@ -445,18 +445,18 @@ class Trial:
     def _account(self):
         lines = [line.split() for line in self.steps.read_text().splitlines()]
         trained = sum(int(size) for _, _, size in lines)
-        epochs_kept = sum(TRAINED * len(history) for history in self._histories().values())
-        self.outcome.twice = max(0, trained - epochs_kept) if not self.outcome.failed else 0
-        failed = [
+        saved = sum(TRAINED * len(history) for history in self._histories().values())
+        self.outcome.twice = max(0, trained - saved) if not self.outcome.failed else 0
+        repeated = [
             (t_s, event.network)
             for t_s, event in read_events(self.paths.events)
             if isinstance(event, GroupFailed)
         ]
-        if self._hit and failed:
+        if self._hit and repeated:
             after = [
                 float(when)
                 for when, rank, _ in lines
-                if int(rank) in self._mates(*failed[0]) and float(when) > self._struck_at
+                if int(rank) in self._mates(*repeated[0]) and float(when) > self._struck_at
             ]
             self.outcome.pause_s = min(after) - self._struck_at if after else None
 

@@ -117,12 +117,12 @@ class _Trial:
             else None
         )
         moment_s, way = self._draw.uniform(0, 0.3), self._draw.choice(WAYS)
-        process, seen, life = self._launcher.start(RANKS, self._content), time.monotonic(), None
+        process, seen, trial = self._launcher.start(RANKS, self._content), time.monotonic(), None
         while process.poll() is None:
             time.sleep(0.02)
             epochs = events_of(self._paths.events, ev.EpochEnded)
-            if life != (
-                life := self._paths.events.stat().st_size if self._paths.events.exists() else 0
+            if trial != (
+                trial := self._paths.events.stat().st_size if self._paths.events.exists() else 0
             ):
                 seen = time.monotonic()
             if time.monotonic() > seen + PATIENCE_S:
@@ -157,9 +157,9 @@ class _Trial:
 
     def _check_calls(self):
         """The log has each call once, and a searcher that hears all of them again answers as it did."""
-        calls = events_of(self._paths.events, ev.Searched)
+        calls = events_of(self._paths.events, ev.SearcherCalled)
         self._case.decisions += len(calls)
-        if failed := events_of(self._paths.events, ev.SearchFailed) + events_of(
+        if failed := events_of(self._paths.events, ev.SearcherFailed) + events_of(
             self._paths.events, ev.ReplayDiffered
         ):
             raise Broken(f"the searcher was not as before: {failed}")
@@ -202,7 +202,7 @@ class _Trial:
                     verdict = judge.add(name, record.epoch, best[name], record.epoch == EPOCHS)
                     if verdict is not Verdict.GO_ON:
                         judged.append((name, record.epoch, verdict.value))
-                case ev.NetworkJudged(name, epochs, verdict, by):
+                case ev.NetworkVerdict(name, epochs, verdict, by):
                     self._case.decisions += 1
                     if (
                         by == (prune.rule,)
@@ -225,15 +225,15 @@ class _Trial:
 
     def _check_networks(self):
         """None is lost, all have ended, and none has trained more than an epoch again for each kill."""
-        proposals = {
+        proposed = {
             call.network
-            for call in events_of(self._paths.events, ev.Searched)
+            for call in events_of(self._paths.events, ev.SearcherCalled)
             if call.call == "ask" and call.answer is not None
         }
         rows = {row.name: row for row in read_results(self._paths.root)}
-        if set(rows) != proposals:
+        if set(rows) != proposed:
             raise Broken(
-                f"networks that were lost, or that nobody has asked for: {sorted(set(rows) ^ proposals)}"
+                f"networks that were lost, or that nobody has asked for: {sorted(set(rows) ^ proposed)}"
             )
         if bad := {
             name: str(row.status)
