@@ -22,11 +22,11 @@ def _die(where, calls):
     for name in path:
         owner = getattr(owner, name)
     original = getattr(owner, function)
-    left = [calls]
+    remaining = [calls]
 
     def counted(*args, **kwargs):
-        left[0] -= 1
-        if not left[0]:
+        remaining[0] -= 1
+        if not remaining[0]:
             print(
                 f"rank {os.environ['OMPI_COMM_WORLD_RANK']} dies at {time.time():.6f}", flush=True
             )

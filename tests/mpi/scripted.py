@@ -16,15 +16,15 @@ _rounds = json.loads(os.environ["FLEET_TEST_ROUNDS"])
 
 
 def _scripted(rates, progress, cluster, options):
-    wanted = [
+    expected = [
         devices
         for network, epochs, devices in _rounds
         if progress.epochs_done.get(network, 0) >= epochs
     ][-1]
     return Round(
         tuple(
-            Member(name, tuple(held))
-            for name, held in wanted.items()
+            Member(name, tuple(reserved))
+            for name, reserved in expected.items()
             if name not in progress.finished
         )
     )

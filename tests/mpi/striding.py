@@ -21,33 +21,33 @@ ARGS = {"plain": {"norm": "none"}, "normalised": {"dropout": 0.2}}
 def batches(rng, group):
     """(Images, labels, rows of the global batch) of this rank; some cannot be read, and the last one is small."""
     size = int(rng.integers(group.size, 9))
-    for place in range(9):
-        rows = size if place < 8 else int(rng.integers(1, size + 1))
+    for position in range(9):
+        rows = size if position < 8 else int(rng.integers(1, size + 1))
         labels = rng.integers(0, 3, rows)
         images = (rng.integers(0, 100, (rows, 8, 8, 1)) + 70 * labels[:, None, None, None]).astype(
             np.uint8
         )
         labels[rng.random(rows) < 0.2] = -1
-        if place in (2, 5):  # of rank 0, or of all
-            labels[: split_rows(0, rows, 0, group.size)[1] if place == 2 else rows] = -1
-        mine = slice(*split_rows(0, rows, group.rank, group.size))
-        yield images[mine], labels[mine], rows
+        if position in (2, 5):  # of rank 0, or of all
+            labels[: split_rows(0, rows, 0, group.size)[1] if position == 2 else rows] = -1
+        own_rows = slice(*split_rows(0, rows, group.rank, group.size))
+        yield images[own_rows], labels[own_rows], rows
 
 
 def trained(engine, network, group, given, cuts):
     """The sums over each batch, and the state after all of them, where calls end at some of them."""
     built, waits = engine.build(network, group), []
-    asked = StepTotals(stop=group.is_master, steps=4 if group.is_master else 0)
+    request = StepTotals(stop=group.is_master, steps=4 if group.is_master else 0)
     sums = []
     for part in np.split(np.arange(len(given)), cuts):
-        images, labels, sizes = zip(*(given[place] for place in part), strict=True)
+        images, labels, sizes = zip(*(given[index] for index in part), strict=True)
         waits.append(
             built.begin_together(
                 np.concatenate(images),
                 np.concatenate(labels),
                 sizes,
-                [len(one) for one in labels],
-                asked,
+                [len(entry) for entry in labels],
+                request,
             )
         )
         if len(waits) > 1:
@@ -91,15 +91,15 @@ def main():
                 "train": {"optimizer": {"name": "adam", "learning_rate": 0.01}},
             }
         ).networks
-        given = list(batches(rng, group))
-        sums, state = trained(engine, network, group, given, range(1, 9))
+        provided = list(batches(rng, group))
+        sums, state = trained(engine, network, group, provided, range(1, 9))
         for cuts in ([], np.sort(rng.choice(np.arange(1, 9), 3, replace=False))):
-            other_sums, other_state = trained(engine, network, group, given, cuts)
+            other_sums, other_state = trained(engine, network, group, provided, cuts)
             assert other_sums == sums
             assert all(np.array_equal(value, other_state[key]) for key, value in state.items())
-        assert all(one.stop and one.steps == 4 for one in sums)
+        assert all(single.stop and single.steps == 4 for single in sums)
         assert sums[5].count == 0
-        assert any(one.count for one in sums)
+        assert any(single.count for single in sums)
     fail_together(engine, group)
     print("the same", flush=True)
     world.finish()

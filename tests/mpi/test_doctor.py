@@ -57,9 +57,9 @@ def test_a_launch_as_it_should_be_has_nothing_to_say(doctor):
 def test_imports_are_timed_rank_by_rank(doctor):
     _, lines, _ = doctor(spec(doctor.folder, MODELS), mpirun(2), more=("--startup", "--json"))
     startup = json.loads("\n".join(lines))["startup"]
-    assert [one["rank"] for one in startup["ranks"]] == [0, 1]
-    for one in (startup["alone"], *startup["ranks"]):
-        assert {"python", "h5py", "fleet.run", "fleet.engines.softmax"} <= set(one["seconds"])
+    assert [entry["rank"] for entry in startup["ranks"]] == [0, 1]
+    for entry in (startup["alone"], *startup["ranks"]):
+        assert {"python", "h5py", "fleet.run", "fleet.engines.softmax"} <= set(entry["seconds"])
     assert startup["advice"].startswith("imports: ")
 
 
@@ -78,16 +78,16 @@ def test_an_engine_beside_the_spec_that_imports_mpi_is_timed(doctor):
     content = spec(doctor.folder, MODELS, resources={"engine": "speaking:ENGINE"})
     _, lines, _ = doctor(content, mpirun(2), more=("--startup", "--json"))
     startup = json.loads("\n".join(lines))["startup"]
-    assert all("speaking" in one["seconds"] for one in (startup["alone"], *startup["ranks"]))
+    assert all("speaking" in single["seconds"] for single in (startup["alone"], *startup["ranks"]))
 
 
 def test_a_module_that_one_rank_alone_lacks_ends_all(doctor):
     lacks = 'import os\nif os.environ["OMPI_COMM_WORLD_RANK"] == "1":\n    raise ImportError("it is elsewhere")\n'
     (doctor.folder / "speaking.py").write_text(lacks + ENGINE)
     content = spec(doctor.folder, MODELS, resources={"engine": "speaking:ENGINE"})
-    status, _, said = doctor(content, mpirun(2), more=("--startup",))
+    status, _, output = doctor(content, mpirun(2), more=("--startup",))
     assert status == 2
-    assert "it is elsewhere" in said
+    assert "it is elsewhere" in output
 
 
 @pytest.mark.long
@@ -258,6 +258,6 @@ def test_where_gpus_hang_is_shown(doctor):
     (doctor.folder / "sitecustomize.py").write_text(
         f"import pathlib\nfrom launch import numa\nnuma.SYS = pathlib.Path({str(doctor.folder / 'sys')!r})\n"
     )
-    shown = doctor(before=mpirun(1), path=str(doctor.folder), CUDA_VISIBLE_DEVICES="0")[2]
-    assert "GPU 0 of " in shown
-    assert "is on NUMA node 1 (CPUs 8-15)" in shown
+    printed = doctor(before=mpirun(1), path=str(doctor.folder), CUDA_VISIBLE_DEVICES="0")[2]
+    assert "GPU 0 of " in printed
+    assert "is on NUMA node 1 (CPUs 8-15)" in printed

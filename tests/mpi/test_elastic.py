@@ -80,16 +80,16 @@ def test_an_emulated_run_takes_what_the_simulation_says(launch, tmp_path):
     """Six networks on four GPUs: more than there are, then as many, then fewer."""
     table = [
         {
-            "name": f"n{place}",
+            "name": f"n{index}",
             "rates": [80.0],
-            "epochs": 2 + 3 * place,
+            "epochs": 2 + 3 * index,
             "params_mb": 1.0,
             "step_s": [
-                {"batch": 40, "seconds": 0.3 + 0.1 * place},
-                {"batch": 80, "seconds": 0.5 + 0.1 * place},
+                {"batch": 40, "seconds": 0.3 + 0.1 * index},
+                {"batch": 80, "seconds": 0.5 + 0.1 * index},
             ],
         }
-        for place in range(6)
+        for index in range(6)
     ]
     rates = {"samples_per_epoch": 1600, "gpus_per_node": 4, "models": table, "comm_s": COMM}
     (tmp_path / "rates.json").write_text(json.dumps(rates))
@@ -109,19 +109,21 @@ def test_an_emulated_run_takes_what_the_simulation_says(launch, tmp_path):
     run = launch(5, content)
     assert run.status == 0, run.output
     ranged = {**rates, "models": [{**network, "batches": [80, 320]} for network in table]}
-    told = simulate(parse_rates(ranged), Cluster.of(4, 4), POLICIES["elastic"], Options(), Costs())
+    messages = simulate(
+        parse_rates(ranged), Cluster.of(4, 4), POLICIES["elastic"], Options(), Costs()
+    )
     log = [
         (t_s, event)
         for t_s, event in read_events(run.paths.events)
         if isinstance(event, FirstStep | EpochEnded)
     ]
     took_s = log[-1][0] - log[0][0]
-    assert took_s >= 0.99 * SCALE * told.makespan_s  # how much more it is, the machine decides
+    assert took_s >= 0.99 * SCALE * messages.makespan_s  # how much more it is, the machine decides
     for network in table:
         history = run.history(network["name"])
         # The last two end within 4 % of the makespan: the machine decides which of them has all GPUs in the end.
         alike = {"n4", "n5"} if network["name"] in ("n4", "n5") else {network["name"]}
-        stints = {len(stint.devices) for stint in told.stints if stint.name in alike}
+        stints = {len(stint.devices) for stint in messages.stints if stint.name in alike}
         assert {record.gpus for record in history} <= stints
         assert [
             record.learning_rate / history[0].learning_rate for record in history

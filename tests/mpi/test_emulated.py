@@ -61,7 +61,9 @@ def test_emulated_networks_train_all_epochs_at_their_rate(launch, tmp_path, poli
         losses = [record.loss for record in state.history]
         assert losses == sorted(losses, reverse=True)
     log = list(read_events(run.paths.events))
-    begun = {event.network: t_s for t_s, event in reversed(log) if isinstance(event, GroupStarted)}
+    started = {
+        event.network: t_s for t_s, event in reversed(log) if isinstance(event, GroupStarted)
+    }
     for name, network in networks.items():
         epochs = [
             (t_s, event.record)
@@ -72,7 +74,7 @@ def test_emulated_networks_train_all_epochs_at_their_rate(launch, tmp_path, poli
         if not any(
             change.network == name for change in run.events(GroupChanged)
         ):  # within an epoch, perhaps
-            assert epochs[-1][0] - begun[name] >= fastest
+            assert epochs[-1][0] - started[name] >= fastest
 
 
 @pytest.mark.long

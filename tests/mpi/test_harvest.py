@@ -168,16 +168,16 @@ with open(sys.argv[1], "w") as file:
 @pytest.mark.long
 def test_launches_share_a_folder_on_a_file_system_without_locks(harvest, tmp_path):
     odd = {"WITHOUT_LOCKS": "1"}
-    tried = subprocess.run(
+    attempts = subprocess.run(
         [sys.executable, "-c", TRIES_TO_LOCK, tmp_path / "file"],
         text=True,
         capture_output=True,
         env={**os.environ, **odd_machine(**odd)},
         check=False,
     )
-    if "no filter can be set" in tried.stderr:
+    if "no filter can be set" in attempts.stderr:
         pytest.skip("the kernel of this machine filters no system calls")
-    assert tried.returncode == 0, tried.stderr
+    assert attempts.returncode == 0, attempts.stderr
     launches = [harvest.start(**odd), harvest.start(**odd)]
     harvest.wait_until_both_train()
     ended = [end(process) for process in launches]
@@ -190,20 +190,20 @@ def test_harvest_quota_of_one_launch_hurts_no_other(launch, tmp_path):
     harvest = Harvest(launch, tmp_path, samples=800)  # no network is done before it is struck
     launches = [harvest.start("--idle-timeout", "1s") for _ in range(5)]  # of four networks
     wait_until(lambda: any(events_of(log, EpochEnded) for log in harvest.paths.event_logs()))
-    struck = next(
+    failed = next(
         process for process in launches if process.poll() is None and _trains(harvest, process)
     )
     for rank in range(2):
         resource.prlimit(
-            rank_process(struck.pid, rank), resource.RLIMIT_FSIZE, (0, 0)
+            rank_process(failed.pid, rank), resource.RLIMIT_FSIZE, (0, 0)
         )  # no file may have a byte more
-    status, output = end(struck)
+    status, output = end(failed)
     assert (status, "cannot be written: File too large" in output, "Traceback" in output) == (
         1,
         True,
         False,
     ), output
-    ended = [end(process) for process in launches if process is not struck]
+    ended = [end(process) for process in launches if process is not failed]
     assert {status for status, _ in ended} <= {0, 75}, ended  # some found no network for themselves
     if any(row.status != "finished" for row in results(harvest).values()):
         status, output = end(harvest.start())

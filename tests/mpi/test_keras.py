@@ -79,7 +79,7 @@ def keras_spec(tmp_path, models, **parts):
 @pytest.fixture(scope="module")
 def histories(tmp_path_factory):
     """The same networks trained alone, and in groups of one to three ranks with either exchange."""
-    found = {}
+    matches = {}
     for case in ("alone", "mpi", "horovod"):
         if case == "horovod" and importlib.util.find_spec("horovod") is None:
             continue
@@ -93,10 +93,10 @@ def histories(tmp_path_factory):
         run = launch(1 if case == "alone" else 4, content, timeout=240)
         assert run.status == 0, run.output
         if case != "alone":
-            told = f"training on ranks (1, 2, 3) from stream epoch 0, gradients by {case}"
-            assert told in run.paths.log(1).read_text()
-        found[case] = {name: run.history(name) for name in NAMES}
-    return found
+            messages = f"training on ranks (1, 2, 3) from stream epoch 0, gradients by {case}"
+            assert messages in run.paths.log(1).read_text()
+        matches[case] = {name: run.history(name) for name in NAMES}
+    return matches
 
 
 @pytest.mark.long
@@ -269,10 +269,10 @@ def test_keras_schedules_change_no_result_with_cache(launch, tmp_path):
         assert most_on_a_gpu(runs[-1].paths.events) == slots
         assert bool(runs[-1].events(RatesEstimated)) == POLICIES[policy].needs_rates
         assert [event.cache for event in runs[-1].events(CacheChosen)] == ["memory"]
-    for other in runs[1:]:
+    for second in runs[1:]:
         for model in models:
             name = model["name"]
-            assert largest_difference(runs[0].history(name), other.history(name)) < 1e-4
+            assert largest_difference(runs[0].history(name), second.history(name)) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["normalised", "plain"])

@@ -48,26 +48,26 @@ def test_commands_add_pause_resume_and_stop_networks(tmp_path, capsys):
     launcher, path = waiting_spec(tmp_path)
     (tmp_path / "entry.yaml").write_text("{family: softmax, grid: {train.batch.size: [4, 6]}}")
     (tmp_path / "wrong.yaml").write_text("{family: softmaxx}")
-    run, shown = tmp_path / "run", io.StringIO()
+    run, printed = tmp_path / "run", io.StringIO()
     with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
         name = running.add(
             {"family": "softmax", "name": "long", "train": {"stopping": {"max_epochs": 10_000}}}
         )
         assert name == "long"
-        with redirect_stdout(shown):
+        with redirect_stdout(printed):
             assert main(["add", str(run), str(tmp_path / "entry.yaml")]) == 0
-        assert shown.getvalue().split() == ["softmax-0", "softmax-1"]
+        assert printed.getvalue().split() == ["softmax-0", "softmax-1"]
         assert main(["add", str(run), str(tmp_path / "wrong.yaml")]) == 2
         assert "did you mean softmax" in capsys.readouterr().err
         (tmp_path / "wrong.yaml").write_text("[{family: softmax}]")
         assert main(["add", str(run), str(tmp_path / "wrong.yaml")]) == 2
         assert "the keys of one entry of `models:`" in capsys.readouterr().err
         assert main(["pause", str(run), "nobody"]) == 2
-        others = set()
+        peers = set()
         for report in running.reports():
             if report.is_last:
-                others.add(report.network)
-            if others == {"softmax-0", "softmax-1"}:
+                peers.add(report.network)
+            if peers == {"softmax-0", "softmax-1"}:
                 break
         assert main(["pause", str(run), "long"]) == 0
         assert main(["resume", str(run), "long"]) == 0
@@ -194,8 +194,8 @@ def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
         train={"stopping": {"max_epochs": 10_000}},
         schedule={"policy": "adaptive"},
     )
-    launcher, paths, shown = Launcher(tmp_path), RunPaths(tmp_path / "run"), tmp_path / "shown"
-    with open(shown, "wb") as file:
+    launcher, paths, listing = Launcher(tmp_path), RunPaths(tmp_path / "run"), tmp_path / "shown"
+    with open(listing, "wb") as file:
         process = subprocess.Popen(
             [*mpirun(6, survive), "-m", "fleet.run", str(launcher.write(content)), "--plain"],
             cwd=ROOT,
@@ -215,19 +215,19 @@ def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
             == 0
         )
         answer = json.loads(capsys.readouterr().out)
-        (left,) = events_of(paths.events, NodesReleased)
-        assert (left.nodes, left.devices, left.has_ended) == ((1,), (2, 3), survive)
+        (remaining,) = events_of(paths.events, NodesReleased)
+        assert (remaining.nodes, remaining.devices, remaining.has_ended) == ((1,), (2, 3), survive)
         assert (answer["dropped"], answer["has_ended"]) == ([], survive)
         assert len(answer["saved"]) == 2
         wait_until(lambda: ranks_of(process) == set(range(3 if survive else 6)))
         trained = len(events_of(paths.events, EpochEnded))
         wait_until(lambda: len(events_of(paths.events, EpochEnded)) > trained + 4)
         os.kill(rank_process(process.pid, 0), signal.SIGTERM)
-        assert process.wait(240) == 75, shown.read_text()
+        assert process.wait(240) == 75, listing.read_text()
     finally:
         kill(process)
     logged = [event for _, event in read_run(paths)]
-    later = logged[logged.index(left) :]
+    later = logged[logged.index(remaining) :]
     assert {
         device for event in later if isinstance(event, GroupStarted) for device in event.devices
     } <= {0, 1}
@@ -240,16 +240,16 @@ def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
 
 def ranks_of(process):
     """The ranks of a launch that live."""
-    found = set()
+    matches = set()
     for pid in session_members(process.pid):
         with suppress(OSError):
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            found |= {
-                int(one.partition(b"=")[2])
-                for one in variables
-                if one.startswith(b"OMPI_COMM_WORLD_RANK=")
+            matches |= {
+                int(single.partition(b"=")[2])
+                for single in variables
+                if single.startswith(b"OMPI_COMM_WORLD_RANK=")
             }
-    return found
+    return matches
 
 
 @pytest.mark.long
@@ -303,8 +303,8 @@ def test_late_networks_train_as_if_alone(tmp_path):
     for name in late:
         paths = RunPaths(running.run)
         histories = [
-            find_newest(one, name, with_arrays=False).history
-            for one in (paths, RunPaths(paths.replay(name)))
+            find_newest(single, name, with_arrays=False).history
+            for single in (paths, RunPaths(paths.replay(name)))
         ]
         assert len(histories[0]) == 6
         assert largest_difference(*histories) < 1e-4

@@ -57,9 +57,11 @@ def test_reads_of_own_preprocessing_are_minimal(launch, tmp_path):
     read = run_noted(launch, tmp_path, schedule={"policy": "baseline"})
     assert read.pop(0) == LOOKED_AT
     assert sorted(read) == [1, 2]
-    for mine in read.values():
-        assert Counter(part for part, _ in mine) == {
+    for own_rows in read.values():
+        assert Counter(part for part, _ in own_rows) == {
             "train": EPOCHS * SAMPLES,
             "validation": VALIDATION,
         }
-        assert {count for (part, _), count in Counter(mine).items() if part == "train"} == {EPOCHS}
+        assert {count for (part, _), count in Counter(own_rows).items() if part == "train"} == {
+            EPOCHS
+        }

@@ -31,10 +31,10 @@ def test_regroup_adds_freed_devices_within_an_epoch(launch, tmp_path, ranks):
     models = [
         {
             "family": "softmax",
-            "name": f"n{place}",
-            "train": {"stopping": {"max_epochs": 1 + 3 * place}},
+            "name": f"n{index}",
+            "train": {"stopping": {"max_epochs": 1 + 3 * index}},
         }
-        for place in range(ranks - 1)
+        for index in range(ranks - 1)
     ]
     content = adaptive(tmp_path, models, [100.0 * gpus for gpus in range(1, ranks)])
     run = launch(ranks, content)

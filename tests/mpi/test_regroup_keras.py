@@ -22,11 +22,11 @@ def test_eight_networks_on_four_trainers_train_as_if_alone(launch, tmp_path):
     models = [
         {
             "family": "cnn",
-            "name": f"n{place}",
+            "name": f"n{index}",
             "args": PLAIN,
-            "train": {"optimizer": adam if place % 2 else sgd, "stopping": {"max_epochs": epochs}},
+            "train": {"optimizer": adam if index % 2 else sgd, "stopping": {"max_epochs": epochs}},
         }
-        for place, epochs in enumerate([1, 1, 1, 1, 2, 2, 7, 9])
+        for index, epochs in enumerate([1, 1, 1, 1, 2, 2, 7, 9])
     ]
     rates = [{"name": model["name"], "rates": [100.0, 190.0, 270.0, 340.0]} for model in models]
     (tmp_path / "rates.json").write_text(

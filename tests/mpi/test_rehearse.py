@@ -58,9 +58,9 @@ def test_dry_run_of_spec_covers_pretended_nodes(launch, tmp_path, policy):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["networks"], found["gpus"], found["gpus_per_node"]) == (4, 4, 2)
-    assert set(found["predicted_s"]) == set(POLICIES)
-    assert found["measured_s"] > 0.9 * found["lower_bound_s"] * 0.02
+    results = json.loads(done.stdout)
+    assert (results["networks"], results["gpus"], results["gpus_per_node"]) == (4, 4, 2)
+    assert set(results["predicted_s"]) == set(POLICIES)
+    assert results["measured_s"] > 0.9 * results["lower_bound_s"] * 0.02
     assert (tmp_path / "kept" / "report.html").exists()
     assert not (tmp_path / "real").exists()

@@ -43,29 +43,29 @@ def check(run, records, content):
     for model in run.results():
         for epoch in run.history(model):
             path = parse_path(epoch.path)
-            place = path[0] if path else epoch.stream_epoch
-            mine = sorted(
+            position = path[0] if path else epoch.stream_epoch
+            own_rows = sorted(
                 (
                     record
                     for record in records
-                    if (record["network"], record["epoch"]) == (model, place)
+                    if (record["network"], record["epoch"]) == (model, position)
                 ),
                 key=lambda record: (record["position"], record["rank"]),
             )
-            whole = order.plan_epoch(Epoch(epoch.stream_epoch, path))
-            assert sorted(whole.indices) == list(range(len(source)))
+            complete = order.plan_epoch(Epoch(epoch.stream_epoch, path))
+            assert sorted(complete.indices) == list(range(len(source)))
             assert [
-                number for record in mine for number in record["samples"]
-            ] == whole.indices.tolist()
-            assert [sum_ for record in mine for sum_ in record["sums"]] == sums(alone, whole)
+                number for record in own_rows for number in record["samples"]
+            ] == complete.indices.tolist()
+            assert [sum_ for record in own_rows for sum_ in record["sums"]] == sums(alone, complete)
 
 
 def sums(pipeline, whole):
-    (image, label), found = pipeline.empty(1), []
+    (image, label), matches = pipeline.empty(1), []
     for index, production in zip(whole.indices, whole.productions.tolist(), strict=True):
         pipeline.load([index], production, image, label)
-        found.append(zlib.crc32(image.tobytes()))
-    return found
+        matches.append(zlib.crc32(image.tobytes()))
+    return matches
 
 
 DATA = {"transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]}

@@ -24,7 +24,7 @@ MEASURES = {  # metrics that are no means of samples, and losses with weights, o
 
 @pytest.mark.parametrize("kind", MEASURES)
 def test_a_group_of_two_comes_to_the_numbers_of_one_rank(kind, tmp_path):
-    found = {}
+    matches = {}
     for gpus in (1, 2):
         folder = tmp_path / str(gpus)
         folder.mkdir()
@@ -47,11 +47,11 @@ def test_a_group_of_two_comes_to_the_numbers_of_one_rank(kind, tmp_path):
         }
         run = Launcher(folder)(1 if gpus == 1 else 3, content, timeout=240)
         assert run.status == 0, run.output
-        found[gpus] = run
-    alone, both = (found[gpus].history("one") for gpus in (1, 2))
+        matches[gpus] = run
+    alone, both = (matches[gpus].history("one") for gpus in (1, 2))
     assert {record.gpus for record in both} == {2}
     assert largest_difference(alone, both) < 1e-4
-    rows = [found[gpus].results()["one"] for gpus in (1, 2)]
+    rows = [matches[gpus].results()["one"] for gpus in (1, 2)]
     metrics = {name for name in rows[0].metrics if name.startswith("test_")}
     assert len(metrics) == len(MEASURES[kind]["metrics"])
     assert all(

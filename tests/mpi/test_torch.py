@@ -73,7 +73,7 @@ def torch_spec(tmp_path, models, ranks=3, **parts):
 @pytest.fixture(scope="module")
 def histories(tmp_path_factory):
     """The same networks trained alone, and in groups of two and three ranks with either exchange."""
-    found = {}
+    results = {}
     for case in ("alone", "mpi", "library"):
         tmp_path = tmp_path_factory.mktemp(case)
         content = torch_spec(
@@ -84,11 +84,11 @@ def histories(tmp_path_factory):
         run = Launcher(tmp_path)(1 if case == "alone" else 4, content, timeout=240)
         assert run.status == 0, run.output
         if case != "alone":
-            told = f"training on ranks (1, 2, 3) from stream epoch 0, gradients by {case}"
-            assert told in run.paths.log(1).read_text()
+            messages = f"training on ranks (1, 2, 3) from stream epoch 0, gradients by {case}"
+            assert messages in run.paths.log(1).read_text()
         assert not list(run.paths.root.glob(".exchange-*"))
-        found[case] = {name: run.history(name) for name in NAMES}
-    return found
+        results[case] = {name: run.history(name) for name in NAMES}
+    return results
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -230,8 +230,8 @@ def test_torch_child_resumes_and_changed_module_is_refused(tmp_path):
     run = Launcher(tmp_path)(2, content, timeout=120)
     assert run.status == 0, run.output
     parent, child = (read_state(run.paths.last(f"net-{number}")) for number in range(2))
-    begun = read_state(run.paths.first("net-1")).arrays
-    assert all(np.array_equal(array, parent.arrays[name]) for name, array in begun.items())
+    started = read_state(run.paths.first("net-1")).arrays
+    assert all(np.array_equal(array, parent.arrays[name]) for name, array in started.items())
     steps = "optimizer/iterations"
     assert child.arrays[steps] == 2 * parent.arrays[steps]
     assert [record.learning_rate for record in child.history] == [pytest.approx(0.01)] * 2
@@ -265,11 +265,15 @@ def test_torch_deterministic_network_replays_exactly(tmp_path):
             run = launch(3, content, "--plain", timeout=240)
             assert run.status == 0, run.output
         states.append(read_state(run.paths.last("one")))
-    whole, resumed = states
-    assert largest_difference(whole.history, resumed.history) == 0.0
-    assert all(np.array_equal(array, resumed.arrays[name]) for name, array in whole.arrays.items())
+    complete, resumed = states
+    assert largest_difference(complete.history, resumed.history) == 0.0
+    assert all(
+        np.array_equal(array, resumed.arrays[name]) for name, array in complete.arrays.items()
+    )
     again = launch(3, content, "--replay", str(run.paths.root), "--only", "one", timeout=120)
     assert again.status == 0, again.output
     assert "val_accuracy: equal to the last bit in all of 4 epochs" in again.output
     replay = read_state(RunPaths(run.paths.replay("one")).last("one"))
-    assert all(np.array_equal(array, replay.arrays[name]) for name, array in whole.arrays.items())
+    assert all(
+        np.array_equal(array, replay.arrays[name]) for name, array in complete.arrays.items()
+    )

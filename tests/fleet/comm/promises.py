@@ -36,21 +36,21 @@ def keep(name, world):
 
 def differences(protocol, kept_by):
     """The methods of a protocol that something lacks, or has with other parameters."""
-    found = []
+    results = []
     for name, member in vars(protocol).items():
         if name.startswith("_") or not inspect.isfunction(member):
             continue
         parameters = inspect.signature(member).parameters.values()
-        mine = (
+        own_rows = (
             inspect.signature(getattr(kept_by, name)).parameters.values()
             if hasattr(kept_by, name)
             else ()
         )
         if [(p.name, p.default, p.kind) for p in parameters] != [
-            (p.name, p.default, p.kind) for p in mine
+            (p.name, p.default, p.kind) for p in own_rows
         ]:
-            found.append(name)
-    return found
+            results.append(name)
+    return results
 
 
 def lacking(protocol, instance):
@@ -68,15 +68,15 @@ def lacking(protocol, instance):
 @promise
 def all_that_the_protocols_name_is_there(world, number):
     group = world.group([world.rank], number)
-    begun = group.start_broadcast([np.zeros(1)], root=0)
+    started = group.start_broadcast([np.zeros(1)], root=0)
     for protocol, instance in (
         (protocols.World, world),
         (protocols.Group, group),
-        (protocols.Broadcast, begun),
+        (protocols.Broadcast, started),
     ):
         assert differences(protocol, type(instance)) == []
         assert lacking(protocol, instance) == []
-    world.wait(lambda: begun.is_done() or None)
+    world.wait(lambda: started.is_done() or None)
 
 
 @promise
@@ -99,12 +99,16 @@ def nobody_is_lost_without_a_death(world, number):
 
 @promise
 def messages_of_one_sender_come_in_order(world, number):
-    for place in range(3):
+    for position in range(3):
         for rank in range(world.size):
-            world.send(rank, Tag.TRAINER, Pace(str(world.rank), place, 0.0))
-    heard = [world.wait_for_message(Tag.TRAINER) for _ in range(3 * world.size)]
+            world.send(rank, Tag.TRAINER, Pace(str(world.rank), position, 0.0))
+    received = [world.wait_for_message(Tag.TRAINER) for _ in range(3 * world.size)]
     for rank in range(world.size):
-        assert [message.samples for message in heard if message.network == str(rank)] == [0, 1, 2]
+        assert [message.samples for message in received if message.network == str(rank)] == [
+            0,
+            1,
+            2,
+        ]
     assert world.receive(Tag.TRAINER) is None
 
 
@@ -227,12 +231,15 @@ def groups_work_side_by_side(world, number):
 
 @promise
 def the_same_ranks_may_have_several_groups(world, number):
-    one, other = world.group(range(world.size), number), world.group(range(world.size), number + 1)
-    begun = one.start_broadcast([mine := np.full(3, world.rank)], root=0)
-    assert other.allgather("other") == ["other"] * world.size  # under way at the same time
-    world.wait(lambda: begun.is_done() or None)
-    assert (mine == 0).all()
-    for group in (one, other):
+    entry, second = (
+        world.group(range(world.size), number),
+        world.group(range(world.size), number + 1),
+    )
+    pending = entry.start_broadcast([own_value := np.full(3, world.rank)], root=0)
+    assert second.allgather("other") == ["other"] * world.size  # under way at the same time
+    world.wait(lambda: pending.is_done() or None)
+    assert (own_value == 0).all()
+    for group in (entry, second):
         group.free()
 
 
@@ -287,8 +294,8 @@ def a_broadcast_gives_all_the_masters_arrays_of_any_type(world, number):
 def broadcasts_of_any_root_may_be_under_way_together(world, number):
     group = world.group(range(world.size), number)
     buffers = [np.full(4, world.rank) for _ in range(world.size)]
-    begun = [group.start_broadcast([buffer], root) for root, buffer in enumerate(buffers)]
-    world.wait(lambda: all(broadcast.is_done() for broadcast in begun) or None)
+    started = [group.start_broadcast([buffer], root) for root, buffer in enumerate(buffers)]
+    world.wait(lambda: all(broadcast.is_done() for broadcast in started) or None)
     assert [buffer.tolist() for buffer in buffers] == [[root] * 4 for root in range(world.size)]
     group.free()
 

@@ -42,13 +42,13 @@ def test_node_sum_of_any_length_is_equal_on_all_ranks(ranks, arrays, seed):
         for _ in range(ranks)
     ]
     expected = [
-        sum(each) for each in zip(*values, strict=True)
+        sum(per_rank) for per_rank in zip(*values, strict=True)
     ]  # small whole numbers: exact in any order
 
     def add(rank):
-        mine = NodeSum(turns, stages, rank)
+        own_rows = NodeSum(turns, stages, rank)
         for array in values[rank]:
-            mine.add(array, until)
+            own_rows.add(array, until)
 
     threads = [threading.Thread(target=add, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
@@ -95,16 +95,16 @@ def test_a_group_that_is_gone_leaves_no_file_open():
 
 
 def test_a_death_while_memory_comes_to_be_shared_leaves_no_name():
-    made = []
+    created = []
 
     class Struck:
         is_master, size = True, 2
 
         def broadcast_value(self, name):
-            made.append(Path("/dev/shm", name))
-            assert made[0].exists()
+            created.append(Path("/dev/shm", name))
+            assert created[0].exists()
             raise GroupFailed("died: rank 1")
 
     with pytest.raises(GroupFailed):
         make_node_sum(Struck())
-    assert not made[0].exists()
+    assert not created[0].exists()

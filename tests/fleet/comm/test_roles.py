@@ -59,16 +59,16 @@ def test_assign_leaves_no_rank_idle_and_every_node_a_trainer(node_of, wanted, gp
             assert roles.leader(node) == min(on(roles, node, range(len(node_of))))
             assert roles.leader(node) in roles.preprocessors
             assert on(roles, node, roles.trainers)
-            mine = on(roles, node, roles.preprocessors)
-            assert mine == sorted(mine)
+            own_rows = on(roles, node, roles.preprocessors)
+            assert own_rows == sorted(own_rows)
 
 
 @settings(max_examples=examples(300))
 @given(launches(), preprocessors, gpus, st.booleans())
 def test_assign_numbers_devices_as_policies_expect(node_of, wanted, gpus, own):
     if roles := assigned(node_of, wanted, gpus, own):
-        most = [len(on(roles, node, roles.trainers)) for node in range(roles.nodes)]
-        assert roles.gpus_per_node == max(most) <= (gpus or len(node_of))
+        maximum = [len(on(roles, node, roles.trainers)) for node in range(roles.nodes)]
+        assert roles.gpus_per_node == max(maximum) <= (gpus or len(node_of))
         assert sorted(roles.rank_of.values()) == sorted(roles.trainers)
         for device, rank in roles.rank_of.items():
             assert device // roles.gpus_per_node == roles.node_of[rank]
@@ -170,11 +170,11 @@ def test_slots_go_round_by_round_over_the_gpus_of_a_node(node_of, wanted, gpus, 
     if gpus is not None and len(node_of) > 1:
         assert roles.physical_gpus_per_node <= gpus
     for node in range(roles.nodes):
-        there = [
+        existing = [
             roles.cluster.gpu(roles.device_of[rank]) for rank in on(roles, node, roles.trainers)
         ]
-        assert all(gpu // roles.physical_gpus_per_node == node for gpu in there)
-        shares = [there.count(gpu) for gpu in set(there)]
+        assert all(gpu // roles.physical_gpus_per_node == node for gpu in existing)
+        shares = [existing.count(gpu) for gpu in set(existing)]
         assert max(shares, default=1) <= roles.slots
         assert (
             max(shares, default=1) - min(shares, default=1) <= 1
@@ -206,7 +206,7 @@ def test_assign_counts_cores_for_largest_minimum_group():
         resources={"engine": "numpy", "networks_per_gpu": "auto"},
     )
     roles = [assign_roles(content, [0] * 6, gpus, cores=1) for gpus in (None, 5)]
-    assert [(one.physical_gpus_per_node, one.slots, one.device) for one in roles] == [
+    assert [(entry.physical_gpus_per_node, entry.slots, entry.device) for entry in roles] == [
         (3, 2, "core"),
         (5, 1, "GPU"),
     ]

@@ -12,7 +12,8 @@ from fleet.errors import InfrastructureError
 
 def test_segment_missing_memory_names_what_to_lower():
     with pytest.raises(
-        InfrastructureError, match=r"1000000 TB of shared memory .* free in /dev/shm: lower data.w"
+        InfrastructureError,
+        match=r"1000000 TB of shared memory .* free in /dev/shm: lower data.shared_memory",
     ):
         Segment("fleet-test-huge", 10**18, create=True)
     assert not os.path.exists("/dev/shm/fleet-test-huge")
@@ -32,13 +33,13 @@ def test_map_arrays_are_zero_and_page_aligned():
     name = f"fleet-test-{uuid.uuid4().hex}"
     segment, arrays = map_arrays(name, True, *forms)
     try:
-        assert [(one.dtype, one.shape, one.any()) for one in arrays] == [
+        assert [(entry.dtype, entry.shape, entry.any()) for entry in arrays] == [
             (np.dtype(kind), tuple(shape), False) for kind, *shape in forms
         ]
         arrays[0][:], arrays[2][:] = -1, 0.5
-        _, theirs = map_arrays(name, False, *forms)
-        assert (theirs[0] == -1).all()
-        assert (theirs[2] == 0.5).all()
-        assert all(one.ctypes.data % 4096 == 0 for one in (theirs[0], theirs[2]))
+        _, expected = map_arrays(name, False, *forms)
+        assert (expected[0] == -1).all()
+        assert (expected[2] == 0.5).all()
+        assert all(entry.ctypes.data % 4096 == 0 for entry in (expected[0], expected[2]))
     finally:
         segment.unlink()

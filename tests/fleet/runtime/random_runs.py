@@ -246,46 +246,46 @@ class RandomRun(Ranks):
         self.chance = chance = Chance(seed)
         random, self.title = chance.random, str(chance)
         on_each = random.choice([3, 5, 4, 2])
-        own = chance.policy == "baseline" or random.random() < 0.2
+        local = chance.policy == "baseline" or random.random() < 0.2
         roles = assign(
             tuple(node for node in range(chance.nodes) for _ in range(on_each)),
-            None if own else chance.nodes * random.choice([1, 1, on_each - 1]),
+            None if local else chance.nodes * random.choice([1, 1, on_each - 1]),
             None,
-            own,
+            local,
             slots=chance.slots,
         )
-        models, fates, left = [], {}, {}
+        models, fates, remaining = [], {}, {}
         size = [4, 16] if chance.is_elastic else 4
-        for place in range(
+        for position in range(
             random.choice([3, 4, 2, 1]) if chance.searches else random.choice([3, 4, 5, 2])
         ):
-            least = min(random.choice([1, 1, 2]), roles.cluster.whole_gpus)
-            most = random.choice([roles.cluster.whole_gpus, roles.cluster.whole_gpus, least])
+            minimum = min(random.choice([1, 1, 2]), roles.cluster.whole_gpus)
+            maximum = random.choice([roles.cluster.whole_gpus, roles.cluster.whole_gpus, minimum])
             batch = {"size": size}
             if not chance.is_elastic:
                 batch["when_scaled"] = random.choice(["fixed", "fixed", "per_gpu"])
             models.append(
                 {
                     "family": "softmax",
-                    "name": f"n{place}",
-                    "gpus": [least, most],
+                    "name": f"n{position}",
+                    "gpus": [minimum, maximum],
                     "train": {"batch": batch},
                 }
             )
-            fates[f"n{place}"] = Fate(
+            fates[f"n{position}"] = Fate(
                 random.choice([3, 6, 1]), random.choice([[], [], [True], [False], [True, False]])
             )
             if random.random() < 0.2:
-                left[f"n{place}"] = tuple(
-                    self.epoch_of(f"n{place}", epoch, stream_epoch=epoch - 1)
-                    for epoch in range(1, random.randint(1, fates[f"n{place}"].epochs) + 1)
+                remaining[f"n{position}"] = tuple(
+                    self.epoch_of(f"n{position}", epoch, stream_epoch=epoch - 1)
+                    for epoch in range(1, random.randint(1, fates[f"n{position}"].epochs) + 1)
                 )
-        for place in range(chance.searches):
+        for position in range(chance.searches):
             ask = random.choice(["random", f"{SEARCHERS}:Careful", f"{SEARCHERS}:Raising"])
             models.append(
                 {
                     "family": "softmax",
-                    "name": f"net{place}",
+                    "name": f"net{position}",
                     "train": {"batch": {"size": size}},
                     "search": {"sampler": ask, "max_trials": random.choice([5, 9]), "seed": seed},
                     "space": {LEARNING_RATE: {"low": 1e-5, "high": 0.1, "log": True}},
@@ -306,7 +306,7 @@ class RandomRun(Ranks):
         if chance.open_for:
             parts["keep_open"] = chance.open_for
         self.spec = content = spec(*models, **parts)
-        kind = "none" if own else random.choice(["lockstep", "whole", "ring", "none"])
+        kind = "none" if local else random.choice(["lockstep", "whole", "ring", "none"])
         self.table = None
         if chance.rates == "given":
             self.table = RateTable(
@@ -332,19 +332,21 @@ class RandomRun(Ranks):
             SAMPLES,
             outlives=chance.outlives,
             ends_s=chance.ends_s,
-            first_epoch=max(map(len, left.values()), default=0),
+            first_epoch=max(map(len, remaining.values()), default=0),
             elsewhere=frozenset(network.name for network in content.networks)
             if chance.harvests
             else frozenset(),
         )
-        super().__init__(lambda: None, setup, seed, fates, left, chance.deaths, chance.asked_at)
+        super().__init__(
+            lambda: None, setup, seed, fates, remaining, chance.deaths, chance.asked_at
+        )
         self.did, self.paths = 0, RunPaths(folder)
         self.world, self.interruption, self.mailbox = (
             World(self, chance.outlives),
             Interruption(),
             Mailbox(),
         )
-        standings = {name: NetworkStatus(history) for name, history in left.items()}
+        standings = {name: NetworkStatus(history) for name, history in remaining.items()}
         self.results = results_of(content, self.paths, {} if chance.harvests else standings)
         self.log = EventLog(self.paths.events, clock=lambda: self.now)
         self.coordinator = self.make_coordinator()

@@ -33,9 +33,9 @@ def photos(folder, kind="RGB", size=(SIDE, SIDE), count=12):
     """Folders of JPEG files of two classes."""
     for number in range(count):
         image = Image.fromarray(smooth(*size) // 2 + pattern(*size, seed=number) // 2).convert(kind)
-        place = folder / "ab"[number % 2] / f"{number}.jpg"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(encode(image, "JPEG", quality=90))
+        index = folder / "ab"[number % 2] / f"{number}.jpg"
+        index.parent.mkdir(parents=True, exist_ok=True)
+        index.write_bytes(encode(image, "JPEG", quality=90))
     return folder
 
 
@@ -67,30 +67,32 @@ def spec(path, names, folder, cache="none", policy="adaptive", **data):
 
 def fed(path, epoch=2):
     """What networks are fed with, (name, part) -> inputs and targets: by way of the stream as by themselves."""
-    asked = load(path)
-    inputs, found = open_inputs(asked).keeping(asked.data.cache), {}
-    if asked.data.cache == "file":
-        inputs = decode(inputs, asked, path.parent / "decoded.h5")
+    request = load(path)
+    inputs, results = open_inputs(request).keeping(request.data.cache), {}
+    if request.data.cache == "file":
+        inputs = decode(inputs, request, path.parent / "decoded.h5")
     stream = InputPipeline(inputs.data, inputs.transforms, inputs.samples, 0)
     for part in ("train", "validation"):
-        shared, is_training = stream.pipeline(part, asked.seed), part == "train"
+        shared, is_training = stream.pipeline(part, request.seed), part == "train"
         rows = np.arange(shared.samples)
-        for network in asked.networks:
+        for network in request.networks:
             feed = inputs.pipelines.get(network.pipeline, stream)
-            mine = feed.pipeline(part, asked.seed)
-            found[network.name, part] = images, targets = _loaded(mine, rows, epoch, is_training)
+            own_rows = feed.pipeline(part, request.seed)
+            results[network.name, part] = images, targets = _loaded(
+                own_rows, rows, epoch, is_training
+            )
             if feed is stream or feed.matches_stream:
                 continue
-            if asked.data.cache == "memory" and is_training:
-                kept = shared.empty_stored(len(rows))
-                assert not shared.load_stored(rows, *kept)
+            if request.data.cache == "memory" and is_training:
+                stored = shared.empty_stored(len(rows))
+                assert not shared.load_stored(rows, *stored)
             else:
-                kept = _loaded(shared, rows, epoch, is_training)
-            finished = mine.empty(len(rows))
-            assert not mine.augment_stored(*kept, rows, epoch, *finished, is_training)
+                stored = _loaded(shared, rows, epoch, is_training)
+            finished = own_rows.empty(len(rows))
+            assert not own_rows.augment_stored(*stored, rows, epoch, *finished, is_training)
             assert np.array_equal(finished[0], images)
             assert np.array_equal(finished[1], targets)
-    return found
+    return results
 
 
 def _loaded(pipeline, rows, epoch, training):
@@ -166,18 +168,18 @@ def test_varying_sizes_before_random_transform_are_refused(tmp_path):
 def test_under_baseline_a_network_comes_to_one_result(names, tmp_path):
     folder = photos(tmp_path / "photos")
     (folder / "a" / "broken.jpg").write_bytes(b"no image")
-    found = {}
+    matches = {}
     for cache in CACHES:
         path = spec(tmp_path / cache, names, folder, cache, "baseline")
         status, prepared = launch(path, 2)
         assert status is ExitStatus.OK
         for name in names:
             history = find_newest(prepared.paths, name, with_arrays=False).history
-            found.setdefault(name, []).append(
-                [(one.loss, one.accuracy, one.val_loss, one.samples) for one in history]
+            matches.setdefault(name, []).append(
+                [(entry.loss, entry.accuracy, entry.val_loss, entry.samples) for entry in history]
             )
     for name in names:
-        assert found[name][0] == found[name][1] == found[name][2]
+        assert matches[name][0] == matches[name][1] == matches[name][2]
 
 
 @pytest.mark.parametrize(
@@ -206,8 +208,8 @@ def test_shared_stream_gives_network_results_of_its_own(data, tmp_path):
         assert (
             largest_difference(
                 *(
-                    find_newest(one.paths, network.name, with_arrays=False).history
-                    for one in (together, alone)
+                    find_newest(single.paths, network.name, with_arrays=False).history
+                    for single in (together, alone)
                 )
             )
             == 0

@@ -66,7 +66,7 @@ def test_history_names_initial_weights_file(tmp_path, monkeypatch):
     state = find_newest(prepared.paths, "a").state
     assert state.arrays["weights"] == pytest.approx(0.25, abs=1e-6)
     assert (
-        [one.start for one in state.history]
+        [entry.start for entry in state.history]
         == [before, "", ""]
-        == [one.start for one in read_history(prepared.paths.history("a"))]
+        == [entry.start for entry in read_history(prepared.paths.history("a"))]
     )

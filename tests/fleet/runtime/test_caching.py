@@ -58,9 +58,9 @@ def chosen(means=HANDS, before=None, fixed_s=1e-4, varying_s=1e-5, kept=(4, 4, 3
 
 
 def test_samples_that_fit_stay_in_memory():
-    found = chosen()
-    assert (found.cache, found.asked, found.nbytes) == ("memory", "auto", SAMPLES * ROW)
-    assert found.why == "60 samples take 2.88 kB of a window of 2 GB"
+    results = chosen()
+    assert (results.cache, results.asked, results.nbytes) == ("memory", "auto", SAMPLES * ROW)
+    assert results.why == "60 samples take 2.88 kB of a window of 2 GB"
 
 
 @pytest.mark.parametrize(
@@ -71,31 +71,32 @@ def test_samples_that_fit_stay_in_memory():
     ],
 )
 def test_a_quarter_of_the_window_is_to_spare(window, cache):
-    found = chosen(data={"shared_memory": window})
-    assert found.cache == cache
+    matches = chosen(data={"shared_memory": window})
+    assert matches.cache == cache
     assert (
-        "3.84 kB decoded, with those for validation, too much for a window of 5.12 kB" in found.why
+        "3.84 kB decoded, with those for validation, too much for a window of 5.12 kB"
+        in matches.why
     ) == (cache == "none")
 
 
 def test_memory_that_others_have_taken_is_no_room():
-    found = chosen(dataclasses.replace(HANDS, shared_free=4500))
-    assert found.cache == "none"
-    assert "too much for 4.5 kB of free memory" in found.why
+    results = chosen(dataclasses.replace(HANDS, shared_free=4500))
+    assert results.cache == "none"
+    assert "too much for 4.5 kB of free memory" in results.why
 
 
 @given(st.floats(1e-6, 10), st.floats(1e-6, 10), st.integers(0, 9), st.booleans())
 def test_a_ring_is_never_kept_in_memory(fixed_s, varying_s, preprocessors, is_crowded):
     means = HostResources(preprocessors, 3, is_crowded)
-    found = chosen(means, fixed_s=fixed_s, varying_s=varying_s, data={"order": "ring"})
-    assert found.cache != "memory"
-    assert found.why.startswith("order: ring is for data sets larger than the memory")
+    results = chosen(means, fixed_s=fixed_s, varying_s=varying_s, data={"order": "ring"})
+    assert results.cache != "memory"
+    assert results.why.startswith("order: ring is for data sets larger than the memory")
 
 
 def test_cache_refuses_samples_of_varying_shape():
-    found = chosen(kept=None, fixed_s=1.0)
-    assert (found.cache, found.nbytes) == ("none", 0)
-    assert found.why == "samples differ: a is 6 x 6 and b 4 x 4 before the first random transform"
+    results = chosen(kept=None, fixed_s=1.0)
+    assert (results.cache, results.nbytes) == ("none", 0)
+    assert results.why == "samples differ: a is 6 x 6 and b 4 x 4 before the first random transform"
 
 
 @pytest.mark.parametrize(
@@ -114,10 +115,11 @@ def test_cache_refuses_samples_of_varying_shape():
     ],
 )
 def test_slow_random_transforms_are_done_once_for_all_networks(means, varying_s, cache):
-    found = chosen(means, fixed_s=1e-3, varying_s=varying_s)
-    assert found.cache == cache
+    results = chosen(means, fixed_s=1e-3, varying_s=varying_s)
+    assert results.cache == cache
     assert (
-        "random transforms take 5 ms a sample, which each network would do for itself" in found.why
+        "random transforms take 5 ms a sample, which each network would do for itself"
+        in results.why
     ) == (cache == "none")
 
 
@@ -130,26 +132,26 @@ EPOCH = SAMPLES * (ROW + 1)  # of finished samples, and whether each is there
 def test_cache_finishes_fitting_epochs_once_for_crowded_trainers(room, cache):
     """Four trainers finish a sample 1 + 3 x (10 - room) / 10 times; above two, preprocessors do less for all."""
     window = (SAMPLES + JUDGING) * ROW + room * EPOCH + 1
-    found = chosen(
+    results = chosen(
         HostResources(1, 4, is_crowded=True),
         fixed_s=5e-3,
         varying_s=5e-3,
         data={"shared_memory": max(window, 4 * (SAMPLES + JUDGING) * ROW // 3 + 1)},
         train={"batch": {"size": 8}, "stopping": {"max_epochs": 10}},
     )
-    assert found.cache == cache
+    assert results.cache == cache
 
 
 WIDE = {"data": {"shared_memory": "2kB"}}  # not in memory
 
 
 def test_cache_auto_chooses_file_for_slow_decoding():
-    found = chosen(fixed_s=0.04, **WIDE)
-    assert (found.cache, found.nbytes) == ("file", (SAMPLES + JUDGING) * ROW)
-    assert found.why.endswith(
+    results = chosen(fixed_s=0.04, **WIDE)
+    assert (results.cache, results.nbytes) == ("file", (SAMPLES + JUDGING) * ROW)
+    assert results.why.endswith(
         "in a file they take 3.84 kB, and 40 ms to decode each would be spent in every epoch"
     )
-    assert found.is_temporary
+    assert results.is_temporary
 
 
 @pytest.mark.parametrize(
@@ -190,9 +192,9 @@ def test_cache_auto_chooses_file_for_slow_decoding():
     ],
 )
 def test_without_room_or_gain_there_is_no_file(parts, words):
-    found = chosen(**{**WIDE, **parts})
-    assert found.cache == "none"
-    assert words in found.why
+    results = chosen(**{**WIDE, **parts})
+    assert results.cache == "none"
+    assert words in results.why
 
 
 def test_cache_of_each_trainer_must_fit_as_many_times():
@@ -203,8 +205,8 @@ def test_cache_of_each_trainer_must_fit_as_many_times():
 
 @pytest.mark.parametrize("cache", ["none", "memory", "file"])
 def test_what_the_spec_says_is_done(cache):
-    found = chosen(fixed_s=1.0, data={"cache": cache})
-    assert (found.cache, found.asked, found.why, found.is_temporary) == (
+    results = chosen(fixed_s=1.0, data={"cache": cache})
+    assert (results.cache, results.asked, results.why, results.is_temporary) == (
         cache,
         cache,
         "as the spec says",
@@ -213,16 +215,16 @@ def test_what_the_spec_says_is_done(cache):
 
 
 def test_cache_of_own_samples_needs_room():
-    found = chosen(HostResources(0, 2), data={"cache": "memory", "shared_memory": "1kB"})
-    assert (found.cache, found.asked) == ("none", "memory")
+    results = chosen(HostResources(0, 2), data={"cache": "memory", "shared_memory": "1kB"})
+    assert (results.cache, results.asked) == ("none", "memory")
 
 
 @pytest.mark.parametrize(
     ("before", "cache"), [("none", "none"), ("memory", "memory"), ("file", "file")]
 )
 def test_a_launch_goes_on_as_the_one_before(before, cache):
-    found = chosen(before=before)
-    assert (found.cache, found.why) == (cache, "as in the launch before")
+    results = chosen(before=before)
+    assert (results.cache, results.why) == (cache, "as in the launch before")
 
 
 def test_cache_choice_is_dropped_once_impossible():
@@ -262,11 +264,11 @@ def weighed(path):
 
 def test_what_is_kept_is_said_of_the_parts_that_are_kept():
     opened = open_inputs(spec())
-    assert {name: one.stored for name, one in opened.keeping("memory").samples.items()} == {
+    assert {name: entry.stored for name, entry in opened.keeping("memory").samples.items()} == {
         "train": ImageSpec((4, 4, 3), "uint8"),
         "validation": None,
     }
-    assert None not in [one.stored for one in opened.keeping("file").samples.values()]
+    assert None not in [entry.stored for entry in opened.keeping("file").samples.values()]
     torn = dataclasses.replace(opened.probes["train"], stored=None, not_stored_reason="they differ")
     with pytest.raises(InputError, match="they differ"):
         dataclasses.replace(opened, probes={"train": torn}).keeping("memory")

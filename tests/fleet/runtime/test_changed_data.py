@@ -78,8 +78,8 @@ def sides(prepared):
 
     def known(view):
         assert isinstance(view, View)
-        found = [view.read(index) for index in range(len(view))]
-        return sorted(one if isinstance(one, bytes) else one.tobytes() for one in found)
+        results = [view.read(index) for index in range(len(view))]
+        return sorted(entry if isinstance(entry, bytes) else entry.tobytes() for entry in results)
 
     return known(prepared.inputs.data.train), known(prepared.inputs.data.validation)
 

@@ -74,8 +74,8 @@ def office(tmp_path):
 )
 def test_a_wish_for_a_network_is_logged_before_it_is_heard(office, do, verdict):
     assert office.answer(do=do, network="a") == {"networks": ["a"]}
-    event, heard = office.said
-    assert (event.do, event.networks, heard) == (do, ("a",), NetworkCommand("a", verdict))
+    event, received = office.said
+    assert (event.do, event.networks, received) == (do, ("a",), NetworkCommand("a", verdict))
     assert not office.handle_commands()
 
 
@@ -106,10 +106,10 @@ def test_command_invalid_is_answered_with_reason(office, content, wrong):
 
 def test_command_release_is_logged_before_nodes_are_released(office):
     answer = office.answer(do="yield", nodes=1, within_s=60)
-    event, heard = office.said
+    event, inputs = office.said
     assert answer == {"networks": ["a"], **event.given}
     assert event.given == {"nodes": [3], "hosts": ["n4"], "within_s": 60, "ways": {"a": "app"}}
-    assert heard == NodesRequested(event.command, office.offer(1, 60.0))
+    assert inputs == NodesRequested(event.command, office.offer(1, 60.0))
 
 
 def test_a_launch_that_has_ended_has_given_its_nodes_back(tmp_path):

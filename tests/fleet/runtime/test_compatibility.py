@@ -131,10 +131,10 @@ def test_what_cannot_start_over_is_said(run):
 def test_checkpoints_of_the_first_version_go_on_with_one_warning(run, capsys):
     run.leave_checkpoints(code=None, architecture="")
     run.prepare()
-    said = capsys.readouterr().err
-    assert said.count("WARNING") == 1
-    assert "a, b" in said
-    assert "layers.py, own_models.py" in said
+    output = capsys.readouterr().err
+    assert output.count("WARNING") == 1
+    assert "a, b" in output
+    assert "layers.py, own_models.py" in output
     run.prepare()
     assert capsys.readouterr().err == ""
     run.write("layers.py", "small = 2\n")  # from now on it is known
@@ -164,9 +164,9 @@ def test_a_run_of_0_2_keeps_its_rate_where_none_is_given(run, capsys):
     run.content["defaults"] = 0.2
     run.content["resources"] = {"engine": "keras"}
     run.leave_checkpoints()
-    kept = run.paths.spec.read_text()
-    assert "defaults: '0.2'" in kept
-    run.paths.spec.write_text(kept.replace("defaults: '0.2'\n", ""))  # as 0.2 has written it
+    stored = run.paths.spec.read_text()
+    assert "defaults: '0.2'" in stored
+    run.paths.spec.write_text(stored.replace("defaults: '0.2'\n", ""))  # as 0.2 has written it
     del run.content["defaults"]
     assert rates(load_run_spec(run.paths)) == {0.01}
     for _ in range(2):

@@ -32,8 +32,8 @@ class Leases:
         self.new += names[:most]
 
     def pop_acquired(self):
-        taken, self.new = self.new, []
-        return taken
+        consumed, self.new = self.new, []
+        return consumed
 
     def lease_of(self, name):
         return SimpleNamespace(fence=Fence(None, 1, ""), took_over=False)
@@ -56,10 +56,10 @@ def resumed(run):
 
 def judged(paths, launch, verdict):
     """The log of another launch, which has judged a network."""
-    other = RunPaths(paths.root, launch).events
-    other.parent.mkdir(exist_ok=True)
+    second = RunPaths(paths.root, launch).events
+    second.parent.mkdir(exist_ok=True)
     start = dataclasses.replace(START, beside=True, date=2e9)
-    other.write_text(
+    second.write_text(
         as_text(
             [
                 LoggedEvent(0.0, start),
@@ -79,17 +79,17 @@ def test_network_pruned_elsewhere_is_not_trained(half_done):
 @pytest.mark.parametrize(("verdict", "is_pruned"), [("stop", True), ("pause", False)])
 def test_network_pruned_or_paused_elsewhere_meanwhile(half_done, verdict, is_pruned):
     results, tail = resumed(half_done), RunTail(half_done.paths, from_end=True)
-    beside = ConcurrentLaunches(
+    parallel = ConcurrentLaunches(
         half_done.paths, Leases(), LeaseRequests({"a": 0, "b": 0}, 2, 300.0), results, tail
     )
-    assert beside.poll(0.0, (), ends=False) == []
+    assert parallel.poll(0.0, (), ends=False) == []
     judged(half_done.paths, "17", verdict)
-    heard = {
+    received = {
         leased.network: leased
-        for leased in beside.poll(1.0, (), ends=False)
+        for leased in parallel.poll(1.0, (), ends=False)
         if isinstance(leased, LeaseGranted)
     }
-    assert (heard["a"].status.is_pruned, heard["a"].status.is_paused) == (is_pruned, False)
-    assert heard["b"].status.outcome is None
-    beside.refresh()
+    assert (received["a"].status.is_pruned, received["a"].status.is_paused) == (is_pruned, False)
+    assert received["b"].status.outcome is None
+    parallel.refresh()
     assert results.network_status("a").is_pruned is is_pruned

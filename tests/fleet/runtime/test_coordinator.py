@@ -87,8 +87,8 @@ class Launch:
             pass
 
     def told(self):
-        told, self.world.told = self.world.told, []
-        return [(rank, type(message)) for rank, _, message in told]
+        received, self.world.told = self.world.told, []
+        return [(rank, type(message)) for rank, _, message in received]
 
 
 @pytest.fixture

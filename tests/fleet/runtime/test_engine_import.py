@@ -34,7 +34,12 @@ def spec(tmp_path):
 
 def test_as_many_trainers_load_the_engine_as_networks_can_have(spec):
     a, b = spec.networks
-    assert [busy(left, ROLES) for left in ((), (a,), (b,), (a, b))] == [(), (1,), (1, 2), (1, 2, 3)]
+    assert [busy(remaining, ROLES) for remaining in ((), (a,), (b,), (a, b))] == [
+        (),
+        (1,),
+        (1, 2),
+        (1, 2, 3),
+    ]
     assert busy((), ROLES, grows=True) == (1, 2, 3)
 
 
@@ -62,10 +67,10 @@ def test_an_engine_of_the_users_own_is_not_loaded_ahead(tmp_path, monkeypatch):
         "from fleet.spec.engines import EngineInfo\nROW = EngineInfo('own', print)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = parse(
+    local = parse(
         {"models": [{"family": "softmax"}], "resources": {"engine": "engine_of_a_user:ROW"}}
     )
-    assert plan_import(own, ROLES, fresh=True).engine == ""
+    assert plan_import(local, ROLES, fresh=True).engine == ""
 
 
 def test_ahead_is_announced_once():
@@ -85,13 +90,13 @@ def test_ahead_is_announced_once():
     ],
 )
 def test_a_rank_that_will_train_imports_the_engine(monkeypatch, told, imported):
-    found = []
-    monkeypatch.setattr(engine_import, "import_engine", lambda engine: found.append(engine.name))
+    matches = []
+    monkeypatch.setattr(engine_import, "import_engine", lambda engine: matches.append(engine.name))
     loading = EngineImport()
     loading.hear(World(rank=1, answers=told))
     loading.finish()
     loading.finish()
-    assert found == imported
+    assert matches == imported
 
 
 def test_an_import_that_fails_is_left_to_who_makes_the_engine(monkeypatch):

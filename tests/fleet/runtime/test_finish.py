@@ -26,8 +26,8 @@ def spec(
     return write(
         path,
         [
-            {"family": "softmax", "name": f"net{place}", **model}
-            for place, model in enumerate(models)
+            {"family": "softmax", "name": f"net{index}", **model}
+            for index, model in enumerate(models)
         ],
         data={
             "path": str(folder),
@@ -70,18 +70,19 @@ def test_a_host_replays_what_devices_have_done(said, tmp_path):
     folder = photos(tmp_path / "photos", size=(24, 20), count=16)
     (folder / "a" / "broken.jpg").write_bytes(b"no image")
     models = said.pop("models", [{}, {"gpus": 2}])
-    status, there = launch(spec(tmp_path / "device", folder, "device", models=models, **said), 3)
+    status, existing = launch(spec(tmp_path / "device", folder, "device", models=models, **said), 3)
     assert status is ExitStatus.OK
-    for network in there.spec.networks:
-        status, here = launch(
+    for network in existing.spec.networks:
+        status, current = launch(
             spec(tmp_path / network.name, folder, "host", models=models, **said),
             3,
-            replay=str(there.paths.root),
+            replay=str(existing.paths.root),
             only=network.name,
         )
         assert status is ExitStatus.OK
         histories = [
-            find_newest(one.paths, network.name, with_arrays=False).history for one in (there, here)
+            find_newest(entry.paths, network.name, with_arrays=False).history
+            for entry in (existing, current)
         ]
         assert len(histories[0]) == 3
         assert largest_difference(*histories) == 0
@@ -89,7 +90,7 @@ def test_a_host_replays_what_devices_have_done(said, tmp_path):
 
 def test_a_run_goes_on_where_samples_are_finished_elsewhere(tmp_path):
     folder = photos(tmp_path / "photos", size=(24, 20), count=16)
-    status, whole = launch(spec(tmp_path / "whole", folder, "host", cache="memory"), 2)
+    status, complete = launch(spec(tmp_path / "whole", folder, "host", cache="memory"), 2)
     assert status is ExitStatus.OK
     status, launches = ExitStatus.RESUMABLE, 0
     while status is ExitStatus.RESUMABLE:
@@ -98,9 +99,9 @@ def test_a_run_goes_on_where_samples_are_finished_elsewhere(tmp_path):
         path = spec(tmp_path / "parts", folder, ("host", "device")[launches % 2], cache="memory")
         status, parts = launch(path, 2, after=6 * launches)
     assert launches > 1
-    states = [find_newest(one.paths, "net0") for one in (whole, parts)]
-    assert [one.val_loss for one in states[0].state.history] == [
-        one.val_loss for one in states[1].state.history
+    states = [find_newest(single.paths, "net0") for single in (complete, parts)]
+    assert [single.val_loss for single in states[0].state.history] == [
+        single.val_loss for single in states[1].state.history
     ]
     assert all(
         np.array_equal(array, states[1].state.arrays[name])
@@ -125,7 +126,7 @@ def test_what_is_done_where_is_said(tmp_path):
         "data: on the device: random_crop, flip, scale; on the host, before: decode, resize, "
         "color_jitter"
     )
-    assert [type(one) for one in opened.transforms].count(OnDevice) == 1
+    assert [type(entry) for entry in opened.transforms].count(OnDevice) == 1
     assert open_inputs(load(spec(tmp_path, folder, "host"))).data.remark == ""
 
 

@@ -122,11 +122,11 @@ def test_pipelines_sharing_decoded_samples_equal_own(cache, tmp_path, capsys):
         (4, 4, 1),
     }
     for network in prepared.spec.networks:  # as `fleet predict` reads it
-        kept, sample = (
+        stored, sample = (
             read_sample(prepared.paths, network.pipeline),
             prepared.sample.for_pipeline(network.pipeline),
         )
-        assert (kept.image, kept.target.outputs) == (sample.image, sample.classes)
+        assert (stored.image, stored.target.outputs) == (sample.image, sample.classes)
     for name in names:
         assert history(prepared, name)[-1].samples == 49
         assert_as_alone(prepared, name, tmp_path / name)
@@ -137,9 +137,9 @@ def test_groups_of_two_come_to_what_groups_of_one_do(tmp_path):
     _, two = launch(write(tmp_path / "two", names, gpus=2), 3)
     for name in names:
         assert {record.gpus for record in history(two, name)} == {2}
-        _, one = launch(write(tmp_path / name, [name]), 2, replay=str(two.paths.root), only=name)
-        assert {record.gpus for record in history(one, name)} == {1}
-        assert largest_difference(history(two, name), history(one, name)) < 1e-9
+        _, entry = launch(write(tmp_path / name, [name]), 2, replay=str(two.paths.root), only=name)
+        assert {record.gpus for record in history(entry, name)} == {1}
+        assert largest_difference(history(two, name), history(entry, name)) < 1e-9
 
 
 @pytest.mark.parametrize("top", [{"order": "ring", "shards": 5}, {"folds": 2}, {"cache": "file"}])
@@ -151,7 +151,9 @@ def test_a_replay_prepares_alone_what_was_shared(top, tmp_path):
         _, again = launch(
             tmp_path / "first" / "spec.yaml", 2, replay=str(first.paths.root), only=network.name
         )
-        assert largest_difference(*(history(one, network.name) for one in (first, again))) == 0
+        assert (
+            largest_difference(*(history(single, network.name) for single in (first, again))) == 0
+        )
 
 
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path):

@@ -37,15 +37,15 @@ def test_walltime_counts_from_start_of_launch(clock):
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_is_named(clock, number):
-    before = {each: signal.getsignal(each) for each in SIGNALS}
+    before = {per_rank: signal.getsignal(per_rank) for per_rank in SIGNALS}
     try:
         interruption = Interruption(None, clock)
         interruption.watch()
         signal.raise_signal(number)
         assert interruption.reason() == f"{signal.Signals(number).name} came"
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for per_rank, handler in before.items():
+            signal.signal(per_rank, handler)
 
 
 def test_signal_is_read_by_thread_without_handler(clock):

@@ -105,14 +105,14 @@ def test_groups_of_one_two_and_three_come_to_the_same(kind, tmp_path):
     assert alone[-1].loss < alone[0].loss
     assert alone[-1].samples == 49
     for ranks in (3, 4):
-        found = run(tmp_path / str(ranks), kind, ranks, **train)
-        assert {record.gpus for record in found} == {ranks - 1}
-        assert largest_difference(alone, found) < 1e-9
+        matches = run(tmp_path / str(ranks), kind, ranks, **train)
+        assert {record.gpus for record in matches} == {ranks - 1}
+        assert largest_difference(alone, matches) < 1e-9
 
 
 @pytest.mark.parametrize("kind", ["value", "mask"])
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(kind, tmp_path):
-    whole = run(tmp_path / "whole", kind, 3, batch={"size": 3})
+    complete = run(tmp_path / "whole", kind, 3, batch={"size": 3})
     path = write(
         tmp_path / "parts",
         kind,
@@ -120,7 +120,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(kind, tmp_path):
         batch={"size": 3},
     )
     prepared = launch_in_parts(path, 3, looks=6)
-    assert largest_difference(whole, history(prepared)) < 1e-12
+    assert largest_difference(complete, history(prepared)) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["value", "mask"])
@@ -129,9 +129,9 @@ def test_a_replay_gives_the_same_numbers(kind, tmp_path):
     _, first = launch(path, 2)
     _, again = launch(path, 2, replay=str(first.paths.root), only="one")
     assert largest_difference(history(first), history(again)) == 0
-    said = compare(history(first), history(again))
-    assert "val_loss: equal to the last bit in all of 4 epochs" in said
-    assert ("val_mae: equal" in said) == (kind == "value")
+    output = compare(history(first), history(again))
+    assert "val_loss: equal to the last bit in all of 4 epochs" in output
+    assert ("val_mae: equal" in output) == (kind == "value")
 
 
 @pytest.mark.parametrize("cache", ["memory", "none"])
@@ -207,10 +207,10 @@ def test_diverged_network_fails_and_is_not_best(tmp_path, epochs):
     path = write(tmp_path, "value", models, stopping={"max_epochs": epochs})
     status, prepared = launch(path, 2)
     assert status is ExitStatus.NETWORK_FAILED
-    good, lost = read_results(prepared.paths.root)
+    good, dead_ranks = read_results(prepared.paths.root)
     assert (good.name, str(good.status)) == ("good", "finished")
-    assert (lost.name, str(lost.status)) == ("lost", "failed")
-    assert lost.reason.startswith("diverged: the loss became ")
+    assert (dead_ranks.name, str(dead_ranks.status)) == ("lost", "failed")
+    assert dead_ranks.reason.startswith("diverged: the loss became ")
     assert launch(path, 2)[0] is ExitStatus.NETWORK_FAILED  # and it is not tried again
 
 
@@ -260,13 +260,13 @@ def test_class_results_equal_recorded_ones(tmp_path):
         ),
         1,
     )
-    found = [
+    matches = [
         (record.loss, record.accuracy, record.val_loss, record.val_accuracy)
         for record in history(prepared)
     ]
     [row] = read_results(prepared.paths.root)
     # Another BLAS may add up in another order; on one machine they are equal to the last bit.
-    np.testing.assert_allclose(found, BEFORE, rtol=1e-9)
+    np.testing.assert_allclose(matches, BEFORE, rtol=1e-9)
     np.testing.assert_allclose((row.test_loss, row.test_accuracy), BEFORE_TEST, rtol=1e-9)
 
 
@@ -279,9 +279,9 @@ def test_weights_of_classes_of_images_or_pixels_may_be_balanced(kind, tmp_path):
         if kind == "class"
         else np.concatenate([source.read_target(index).ravel() for index in range(len(source))])
     )
-    wanted = counts.sum() / (2 * counts)
+    expected = counts.sum() / (2 * counts)
     assert list(prepared.spec.networks[0].train.class_weights.values()) == pytest.approx(
-        wanted.tolist()
+        expected.tolist()
     )
 
 

@@ -22,10 +22,10 @@ def test_rates_of_a_file_get_the_bounds_of_the_spec(tmp_path):
             }
         )
     )
-    made = spec({"family": "softmax", "name": "a", "gpus": [1, 2]})
-    assert [(one.name, one.rates, one.max_gpus) for one in read_rates_of(made, path).models] == [
-        ("a", (5.0, 9.0), 2)
-    ]
+    created = spec({"family": "softmax", "name": "a", "gpus": [1, 2]})
+    assert [
+        (entry.name, entry.rates, entry.max_gpus) for entry in read_rates_of(created, path).models
+    ] == [("a", (5.0, 9.0), 2)]
     with pytest.raises(UserError, match="has no rates of c"):
         read_rates_of(spec({"family": "softmax", "name": "c"}), path)
 
@@ -33,11 +33,11 @@ def test_rates_of_a_file_get_the_bounds_of_the_spec(tmp_path):
 def test_profile_file_is_paced_and_ends_with_newest_rates(
     tmp_path,
 ):
-    path, asked = tmp_path / "profile.json", []
+    path, request = tmp_path / "profile.json", []
     profile = ProfileFile(path)
 
     def rates(rate):
-        asked.append(rate)
+        request.append(rate)
         return RateTable(60, 1, (Network("a", (rate,)),))
 
     def written():
@@ -45,12 +45,12 @@ def test_profile_file_is_paced_and_ends_with_newest_rates(
 
     for rate in (1.0, 2.0, 3.0):
         profile.keep(lambda rate=rate: rates(rate))
-    assert (written(), asked) == (
+    assert (written(), request) == (
         (1.0,),
         [1.0],
     )  # a file takes longer than the time that a change may take
     profile.write()
-    assert (written(), asked) == ((3.0,), [1.0, 3.0])
+    assert (written(), request) == ((3.0,), [1.0, 3.0])
     path.unlink()
     profile.write()
     assert not path.exists()  # nothing is new

@@ -36,14 +36,14 @@ class Beside:
         assert repr(known(log)) == repr(known(self.run)), event
         assert len(log.epochs) == len(self.run.epochs)
         assert [record[1:] for record in log.records] == [record[1:] for record in self.run.records]
-        mine, theirs = self.run.launch, log.launch
-        assert (mine.rates, mine.rounds, mine.plans, mine.removed_devices) == (
-            theirs.rates,
-            theirs.rounds,
-            theirs.plans,
-            theirs.removed_devices,
+        own_rows, expected = self.run.launch, log.launch
+        assert (own_rows.rates, own_rows.rounds, own_rows.plans, own_rows.removed_devices) == (
+            expected.rates,
+            expected.rounds,
+            expected.plans,
+            expected.removed_devices,
         )
-        assert mine.checkpointing_s == pytest.approx(theirs.checkpointing_s, abs=1e-4)
+        assert own_rows.checkpointing_s == pytest.approx(expected.checkpointing_s, abs=1e-4)
 
     def on_pace(self, *pace):
         """Nothing is logged of that."""
@@ -106,7 +106,7 @@ def test_log_finish_reason_of_killed_launch_is_added(
 ):
     run = Run(tmp_path, {}, models=MODELS, epochs=2)
     assert run.launch() == 0
-    found = [resume(prepare(run.path, (0, 0, 0), shares_run=True)).statuses]
+    results = [resume(prepare(run.path, (0, 0, 0), shares_run=True)).statuses]
     lines = run.paths.events.read_text().splitlines(keepends=True)
     ends = [
         line
@@ -114,5 +114,5 @@ def test_log_finish_reason_of_killed_launch_is_added(
         if json.loads(line)["event"] == NetworkFinished.word and '"b"' in line
     ]
     run.paths.events.write_text("".join(line for line in lines if line not in ends))
-    found.append(resume(prepare(run.path, (0, 0, 0), shares_run=True)).statuses)
-    assert found == [{}, {"b": CheckpointStatus(2, json.loads(ends[0])["reason"])}]
+    results.append(resume(prepare(run.path, (0, 0, 0), shares_run=True)).statuses)
+    assert results == [{}, {"b": CheckpointStatus(2, json.loads(ends[0])["reason"])}]

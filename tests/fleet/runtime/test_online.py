@@ -67,10 +67,10 @@ def launch(tmp_path):
             interruption=signal,
         )
         noted = [logged.event for logged in read_events(prepared.paths.events)]
-        begun = max(
-            place for place, event in enumerate(noted) if isinstance(event, ev.LaunchStarted)
+        started = max(
+            position for position, event in enumerate(noted) if isinstance(event, ev.LaunchStarted)
         )
-        return status, Noted(noted[begun:], events_of(prepared.paths.events, ev.EpochEnded))
+        return status, Noted(noted[started:], events_of(prepared.paths.events, ev.EpochEnded))
 
     return launch
 
@@ -125,19 +125,19 @@ def test_online_rates_survive_interruption_and_are_corrected(
 
     status, noted = launch(policy, order)
     assert (status, noted.epochs) == (ExitStatus.OK, EVERY_EPOCH)
-    (told,) = noted.of(ev.CachedRatesUsed)
-    assert {name: rates[0].rate for name, rates in told.rates.items()} == pytest.approx(
+    (messages,) = noted.of(ev.CachedRatesUsed)
+    assert {name: rates[0].rate for name, rates in messages.rates.items()} == pytest.approx(
         {name: rate / 2 for name, rate in learned.items()}
     )
     off = {event.network: (event.expected, event.rate) for event in noted.of(ev.RateMismatch)}
     assert off == {name: (rate / 2, rate) for name, rate in learned.items()}
-    known = [
+    earlier = [
         sizes
         for key, sizes in read_cache(cache_path()).items()
         if not key.startswith("beside steps")
     ]
-    assert [list(sizes) for sizes in known] == [[1], [1]]
-    corrected = [sizes[1] for sizes in known]
+    assert [list(sizes) for sizes in earlier] == [[1], [1]]
+    corrected = [sizes[1] for sizes in earlier]
     assert sorted(rate.rate for rate in corrected) == pytest.approx(sorted(RATES.values()))
     profile = json.loads((tmp_path / "run" / "profile.json").read_text())
     assert {model["name"]: model["rates"] for model in profile["models"]} == {
@@ -179,16 +179,16 @@ def test_what_is_measured_before_counts_as_measuring(launch):
 
 
 def test_it_is_asked_what_a_plan_by_learned_rates_only_tries(launch, monkeypatch):
-    asked = []
+    request = []
 
     def found(policy, rates, least, *rest):
-        asked.append((policy.name, least("small"), rates.by_name["small"].rates))
+        request.append((policy.name, least("small"), rates.by_name["small"].rates))
         return frozenset()
 
     monkeypatch.setattr(coordinator, "probes_of_plan", found)
     assert launch("adaptive", "strict")[0] is ExitStatus.OK
-    assert {policy for policy, _, _ in asked} == {"adaptive"}
-    least, told = asked[-1][1:]
+    assert {policy for policy, _, _ in request} == {"adaptive"}
+    least, received = request[-1][1:]
     assert (
-        least == told == pytest.approx((RATES["small"],))
+        least == received == pytest.approx((RATES["small"],))
     )  # it has been seen on all the GPUs that it may have

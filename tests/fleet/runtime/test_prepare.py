@@ -56,10 +56,10 @@ class Asking:
     def leave_checkpoint(self, name="a", epochs=history(0.5), **state):
         """As if an earlier launch had come so far."""
         prepared = self()
-        mine = training_identity(prepared.spec.by_name[name], prepared.spec, prepared.sample)
+        own_rows = training_identity(prepared.spec.by_name[name], prepared.spec, prepared.sample)
         write_state(
             prepared.paths.last(name),
-            TrainingState({}, state.pop("identity", mine), epochs, **state),
+            TrainingState({}, state.pop("identity", own_rows), epochs, **state),
         )
 
 
@@ -490,8 +490,8 @@ def test_added_network_needs_criteria_of_the_run(asking):
     ):
         admission.parse_entry({"family": "softmax", "name": "c", "train": {"loss": "mae"}})
     assert [
-        one.name
-        for one in admission.parse_entry(
+        entry.name
+        for entry in admission.parse_entry(
             {"family": "softmax", "name": "c", "train": {"loss": "huber"}}
         )[2]
     ] == ["c"]

@@ -49,13 +49,13 @@ class Asked:
 
 def test_it_says_how_fast_it_is_before_anything_else():
     def use(world):
-        asked = Asked(world, NodeMemory(window_of(LAYOUT)))
-        asked.role.start()
-        return asked.said()
+        request = Asked(world, NodeMemory(window_of(LAYOUT)))
+        request.role.start()
+        return request.said()
 
-    (said,) = alone_in_the_world(use)
-    assert isinstance(said, Throughput)
-    assert said.samples_per_s > 0
+    (output,) = alone_in_the_world(use)
+    assert isinstance(output, Throughput)
+    assert output.samples_per_s > 0
 
 
 def filled(window):
@@ -67,11 +67,11 @@ def test_it_fills_its_own_turns_up_to_the_limit():
     window = window_of(LAYOUT)
 
     def use(world):
-        asked = Asked(world, NodeMemory(window))
-        assert asked.until_idle() == 0  # it has not been told to
-        asked.told(Produce(4, NO_LIMIT, 0, turns=(0, 1))).until_idle()
+        requested = Asked(world, NodeMemory(window))
+        assert requested.until_idle() == 0  # it has not been told to
+        requested.told(Produce(4, NO_LIMIT, 0, turns=(0, 1))).until_idle()
         assert filled(window) == [0, 2]
-        asked.told(Produce(7, NO_LIMIT, 0, turns=(0, 1))).until_idle()
+        requested.told(Produce(7, NO_LIMIT, 0, turns=(0, 1))).until_idle()
         return filled(window)
 
     assert alone_in_the_world(use) == [0, 2, 4, 6]
@@ -105,7 +105,7 @@ class Counting(Numbered):
 @pytest.mark.parametrize("kind", ["window", "kept", "validation"])
 def test_preprocessor_step_is_small_and_reports_unreadable(kind):
     source = Counting(SAMPLES, seed=1)
-    whole = Pipeline(source, [], SEED, pipeline(SAMPLES).sample)
+    complete = Pipeline(source, [], SEED, pipeline(SAMPLES).sample)
     memory = {
         "window": lambda: NodeMemory(window_of(LAYOUT)),
         "kept": lambda: NodeMemory(decoded=set_of(SAMPLES, 10)),
@@ -113,11 +113,13 @@ def test_preprocessor_step_is_small_and_reports_unreadable(kind):
     }[kind]()
 
     def use(world):
-        asked = Asked(world, memory, whole, whole, ALONE).told(Produce(6, NO_LIMIT, 0, (0,)))
-        before, most = source.reads, 0
-        while asked.role.step():
-            most, before = max(most, source.reads - before), source.reads
-        return most, asked.said()
+        request = Asked(world, memory, complete, complete, ALONE).told(
+            Produce(6, NO_LIMIT, 0, (0,))
+        )
+        before, maximum = source.reads, 0
+        while request.role.step():
+            maximum, before = max(maximum, source.reads - before), source.reads
+        return maximum, request.said()
 
     assert alone_in_the_world(use) == (
         8,
@@ -128,9 +130,9 @@ def test_preprocessor_step_is_small_and_reports_unreadable(kind):
 
 def test_it_ends_when_it_is_told_to():
     def use(world):
-        asked = Asked(world, NodeMemory(window_of(LAYOUT))).told(Exit())
-        asked.until_idle()
-        return asked.role.is_done
+        request = Asked(world, NodeMemory(window_of(LAYOUT))).told(Exit())
+        request.until_idle()
+        return request.role.is_done
 
     assert alone_in_the_world(use)
 
@@ -139,10 +141,10 @@ def test_it_prepares_no_more_when_another_preprocessor_has_died():
     window = window_of(LAYOUT)
 
     def use(world):
-        asked = Asked(world, NodeMemory(window)).told(Produce(6, NO_LIMIT, 0, (0, 1)))
+        request = Asked(world, NodeMemory(window)).told(Produce(6, NO_LIMIT, 0, (0, 1)))
         world.dead_ranks = frozenset({1})
-        asked.until_idle()
-        asked.role.stop()
+        request.until_idle()
+        request.role.stop()
 
     alone_in_the_world(use)
     assert filled(window) == []
@@ -155,13 +157,13 @@ def test_preprocessor_survives_death_of_remote_leader():
             raise GroupFailed("died: rank 2")
 
         world.group = struck
-        asked = Asked(
+        request = Asked(
             world,
             NodeMemory(window_of(LAYOUT, is_relayed=True)),
             roles=assign((0, 0, 1, 1), 2, None),
         )
-        steps = asked.told(Produce(6, NO_LIMIT, 0, (0, 2))).until_idle()
-        asked.role.stop()
+        steps = request.told(Produce(6, NO_LIMIT, 0, (0, 2))).until_idle()
+        request.role.stop()
         return steps
 
     assert alone_in_the_world(use) == 1

@@ -19,12 +19,12 @@ def test_equal_histories_do_not_differ():
 
 @pytest.mark.parametrize("name", ["loss", "accuracy", "val_loss", "val_accuracy"])
 def test_largest_difference_covers_every_value_and_epoch(name):
-    one = [record(1), record(2)]
-    other = [
+    entry = [record(1), record(2)]
+    second = [
         replace(old, **{name: getattr(old, name) * factor})
-        for old, factor in zip(one, (0.99, 0.75), strict=True)
+        for old, factor in zip(entry, (0.99, 0.75), strict=True)
     ]
-    assert largest_difference(one, other) == pytest.approx(0.25)
+    assert largest_difference(entry, second) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_a_number_differs_without_bound_from_what_is_none(a, b, difference):
 
 @given(st.floats(allow_nan=True), st.floats(allow_nan=True))
 def test_difference_is_symmetric_and_0_only_if_equal(a, b):
-    one, other = [record(1, loss=a)], [record(1, loss=b)]
-    difference = largest_difference(one, other)
-    assert difference == largest_difference(other, one) >= 0
+    single, peer = [record(1, loss=a)], [record(1, loss=b)]
+    difference = largest_difference(single, peer)
+    assert difference == largest_difference(peer, single) >= 0
     if max(abs(a), abs(b)) > 1e-12:
         assert (difference == 0) == (a == b or (math.isnan(a) and math.isnan(b)))
 
@@ -67,9 +67,9 @@ def test_both_histories_stand_beside_each_other():
 
 
 def test_what_agreed_to_what_is_said_of_each_quantity():
-    one = [record(1, val_loss=NAN), record(2, loss=2.0, val_loss=NAN)]
-    other = [one[0], replace(one[1], loss=1.5)]
-    text = compare(one, other)
+    entry = [record(1, val_loss=NAN), record(2, loss=2.0, val_loss=NAN)]
+    second = [entry[0], replace(entry[1], loss=1.5)]
+    text = compare(entry, second)
     assert (
         "\nloss: equal in 1 of 2 epochs, furthest apart in epoch 2: 2 and 1.5 (by 5.0e-01, or 2.5e-01 of it)\n"
         in text

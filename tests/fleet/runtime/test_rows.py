@@ -51,11 +51,11 @@ def kept(folder, data, ranks=2, cache="none"):
     )
     status, prepared = launch(path, ranks)
     assert status is ExitStatus.OK
-    found = {}
+    results = {}
     for path in prepared.paths.all_predictions():
         with np.load(path) as file:
-            found[path.parent.name, path.stem] = dict(file)
-    return found, prepared
+            results[path.parent.name, path.stem] = dict(file)
+    return results, prepared
 
 
 def by_hand(prepared, name, features):
@@ -74,11 +74,11 @@ def by_hand(prepared, name, features):
 def test_rows_of_folds_join_predictions_with_the_table(
     tmp_path, table, features, ranks, cache, more
 ):
-    found, prepared = kept(tmp_path, {"path": table("t.csv"), "folds": 3, **more}, ranks, cache)
-    parts = {name: arrays for (name, part), arrays in found.items() if part == "validation"}
+    matches, prepared = kept(tmp_path, {"path": table("t.csv"), "folds": 3, **more}, ranks, cache)
+    parts = {name: arrays for (name, part), arrays in matches.items() if part == "validation"}
     assert len(parts) == 3
     rows = np.concatenate([arrays["rows"] for arrays in parts.values()])
-    tested = found["net-fold0", "test"]["rows"] if more else []
+    tested = matches["net-fold0", "test"]["rows"] if more else []
     assert sorted([*rows, *tested]) == list(range(ROWS))
     assert len(tested) > 0 or not more
     for name, arrays in parts.items():
@@ -93,18 +93,18 @@ def test_rows_are_those_of_the_file_that_holds_the_part(tmp_path, table):
     def part(row):
         return ("train", "validation", "test")[row % 3]
 
-    found, _ = kept(tmp_path, {"path": table("t.csv", parts=part), "options": {"split": "part"}})
-    assert found["net", "validation"]["rows"].tolist() == list(range(1, ROWS, 3))
-    assert found["net", "test"]["rows"].tolist() == list(range(2, ROWS, 3))
+    results, _ = kept(tmp_path, {"path": table("t.csv", parts=part), "options": {"split": "part"}})
+    assert results["net", "validation"]["rows"].tolist() == list(range(1, ROWS, 3))
+    assert results["net", "test"]["rows"].tolist() == list(range(2, ROWS, 3))
 
 
 def test_rows_of_other_data_and_shares_fit_their_table(tmp_path, table):
     held_out = table("v.csv", range(40, ROWS))
-    found, _ = kept(
+    results, _ = kept(
         tmp_path, {"path": table("t.csv", range(40)), "validation": held_out, "test": 0.25}
     )
-    assert found["net", "validation"]["rows"].tolist() == list(range(ROWS - 40))
-    tested = found["net", "test"]
+    assert results["net", "validation"]["rows"].tolist() == list(range(ROWS - 40))
+    tested = results["net", "test"]
     assert tested["targets"].ravel().tolist() == [row + 0.5 for row in tested["rows"]]
     assert len(tested["rows"]) >= 10
 

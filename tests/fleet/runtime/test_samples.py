@@ -48,20 +48,25 @@ def images(path):
 
 def written(folder, stream, validation, feeds):
     """A spec of a network for each feed."""
-    one = FEEDS[feeds].get("")
+    entry = FEEDS[feeds].get("")
     models = [
         {
             "family": "softmax",
             "name": name or "net",
             "gpus": 1,
-            "train": {"batch": {"size": 12 + 7 * place}},
+            "train": {"batch": {"size": 12 + 7 * index}},
             **(
                 {}
-                if one
-                else {"data": {"transforms": said[0], **({"target": said[1]} if said[1] else {})}}
+                if entry
+                else {
+                    "data": {
+                        "transforms": output[0],
+                        **({"target": output[1]} if output[1] else {}),
+                    }
+                }
             ),
         }
-        for place, (name, said) in enumerate(FEEDS[feeds].items())
+        for index, (name, output) in enumerate(FEEDS[feeds].items())
     ]
     if "file" in stream and feeds == "several":  # which keeps one target of each sample
         models = models[:2]
@@ -74,7 +79,7 @@ def written(folder, stream, validation, feeds):
             "max_unreadable": 0.5,
             **STREAMS[stream],
             **VALIDATION[validation],
-            **({"transforms": one} if one else {}),
+            **({"transforms": entry} if entry else {}),
         },
         train={
             "optimizer": {"name": "sgd", "learning_rate": 1e-7},
@@ -120,11 +125,11 @@ class Recorder:
 
     def epochs(self):
         """(network, stream epoch, path) -> the sums of its samples, in order."""
-        return {key: _in_order(found) for key, found in self._epochs.items()}
+        return {key: _in_order(results) for key, results in self._epochs.items()}
 
     def judged(self):
         """(network, samples of the part) -> the sums of its samples, in order."""
-        return {key: _in_order(found) for key, found in self._judged.items()}
+        return {key: _in_order(matches) for key, matches in self._judged.items()}
 
 
 class _Noted:
@@ -132,11 +137,11 @@ class _Noted:
         self._samples, self._found, self.samples = samples, found, samples.samples
 
     def batches(self, batch, rank, size):
-        mine = []
+        own_rows = []
         for inputs, targets in self._samples.batches(batch, rank, size):
-            mine += _sums(inputs, targets)
+            own_rows += _sums(inputs, targets)
             yield inputs, targets
-        self._found[rank] = mine
+        self._found[rank] = own_rows
 
 
 def _sums(inputs, targets):
@@ -147,7 +152,7 @@ def _sums(inputs, targets):
 
 
 def _in_order(found):
-    return [one for place in sorted(found) for one in found[place]]
+    return [single for index in sorted(found) for single in found[index]]
 
 
 def alone(prepared, network):
@@ -161,12 +166,12 @@ def alone(prepared, network):
 
 
 def expected(pipeline, indices, productions):
-    found = []
+    results = []
     for index, production in zip(indices.tolist(), productions.tolist(), strict=True):
         inputs, targets = pipeline.empty(1)
         pipeline.load([index], production, inputs, targets)
-        found += _sums(inputs, targets)
-    return found
+        results += _sums(inputs, targets)
+    return results
 
 
 CASES = [
@@ -185,9 +190,9 @@ def test_networks_get_the_samples_of_their_epochs_in_order(
     recorder = Recorder(monkeypatch)
     status, prepared = launch(written(tmp_path, stream, validation, feeds), 3)
     assert status is ExitStatus.OK
-    given = recorder.epochs()
-    assert len(given) >= 2 * len(prepared.spec.networks)
-    for (name, number, path), sums in given.items():
+    provided = recorder.epochs()
+    assert len(provided) >= 2 * len(prepared.spec.networks)
+    for (name, number, path), sums in provided.items():
         network = prepared.spec.by_name[name]
         pipeline = alone(prepared, network)
         order = (
@@ -195,15 +200,17 @@ def test_networks_get_the_samples_of_their_epochs_in_order(
             if path
             else StrictOrder(pipeline, 64)
         )
-        whole = order.plan_epoch(Epoch(number, path))
-        kept = (
-            np.ones(len(whole.indices), bool)
+        complete = order.plan_epoch(Epoch(number, path))
+        stored = (
+            np.ones(len(complete.indices), bool)
             if network.fold is None
-            else (prepared.folds[whole.indices] != network.fold)
+            else (prepared.folds[complete.indices] != network.fold)
         )
-        assert sums == expected(pipeline, whole.indices[kept], whole.productions[kept])
+        assert sums == expected(pipeline, complete.indices[stored], complete.productions[stored])
     parts = {
-        name: {samples for one, samples in recorder.judged() if one == name}
+        name: {samples for entry, samples in recorder.judged() if entry == name}
         for name in prepared.spec.by_name
     }
-    assert {len(found) for found in parts.values()} == {{"share": 2, "none": 0}.get(validation, 1)}
+    assert {len(results) for results in parts.values()} == {
+        {"share": 2, "none": 0}.get(validation, 1)
+    }

@@ -94,8 +94,8 @@ def test_no_schedule_changes_a_result_where_samples_are_kept(table, launches):
             schedule={"policy": policy},
             resources={"gpus_per_node": 4 // slots, "networks_per_gpu": slots},
         )
-        (kept,) = events_of(paths.events, CacheChosen)
-        assert kept.shuffle == "network"
+        (stored,) = events_of(paths.events, CacheChosen)
+        assert stored.shuffle == "network"
         assert bool(events_of(paths.events, RatesEstimated)) == POLICIES[policy].needs_rates
         assert most_on_a_gpu(paths.events) == slots
         orders.add(tuple(event.network for event in events_of(paths.events, GroupStarted)))

@@ -132,8 +132,10 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
         "maximize",
         "val_accuracy",
     )
-    found = [AddPriorTrial(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
-    monkeypatch.setattr(warm_start, "read_prior_trials", lambda run, space, objectives: (found, {}))
+    results = [AddPriorTrial(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
+    monkeypatch.setattr(
+        warm_start, "read_prior_trials", lambda run, space, objectives: (results, {})
+    )
     search, read = RunSearch(), EarlierRunRead("net", "runs/a", 1)
     search.add_earlier_run(EarlierRunRead("net", "runs/a", 2))
     for number in range(2):
@@ -149,9 +151,9 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
         )
     assert read_earlier_run(entry, "runs/a", search, knows=True) == ([], None)
     search.begin(SearcherStarted("net", {}, "space", is_another=True))
-    assert read_earlier_run(entry, "runs/a", search, knows=True) == (found, read)
+    assert read_earlier_run(entry, "runs/a", search, knows=True) == (results, read)
     search.add_earlier_run(read)
     assert read_earlier_run(entry, "runs/a", search, knows=True) == (
-        found,
+        results,
         None,
     )  # killed before it was told

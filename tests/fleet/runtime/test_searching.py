@@ -122,13 +122,15 @@ def test_asha_prunes_and_the_best_are_trained_to_their_end(tmp_path, mode):
 
 
 def test_search_adaptive_knows_distance_to_next_rung(tmp_path, monkeypatch):
-    adaptive, heard = POLICIES["adaptive"], set()
+    adaptive, received = POLICIES["adaptive"], set()
 
     def hearing(rates, progress, cluster, options):
-        left = (
+        remaining = (
             set(rates.names) - progress.finished if progress.ahead else ()
         )  # estimates of the time left know of none
-        heard.update((progress.epochs_done.get(name, 0), progress.ahead[name]) for name in left)
+        received.update(
+            (progress.epochs_done.get(name, 0), progress.ahead[name]) for name in remaining
+        )
         return adaptive.decide(rates, progress, cluster, options)
 
     monkeypatch.setitem(POLICIES, "adaptive", replace(adaptive, decide=hearing))
@@ -138,7 +140,7 @@ def test_search_adaptive_knows_distance_to_next_rung(tmp_path, monkeypatch):
     assert run.launch() is ExitStatus.OK
     assert (
         {(0, 2), (2, 4), (6, 2)}
-        <= heard
+        <= received
         <= {(0, 2), (1, 1), (2, 4), (3, 3), (4, 2), (5, 1), (6, 2), (7, 1)}
     )
 
@@ -163,17 +165,17 @@ def test_search_starts_no_trial_while_promoted_ones_fit(tmp_path):
         schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")},
     )
     assert run.launch() is ExitStatus.OK
-    begun, promised, survivors, wide = set(), set(), set(), 0
+    started, promised, survivors, wide = set(), set(), set(), 0
     for _, event in read_events(run.paths.events):
         if isinstance(event, ev.PlanChanged) and not survivors:
             promised = {member.name for member in event.members}
         match event:
             case ev.GroupStarted(network=name):
-                assert name not in begun
+                assert name not in started
                 assert (
                     not survivors or name in promised
                 )  # by a plan that knew of none, whose devices were not free yet
-                begun.add(name)
+                started.add(name)
             case ev.EpochEnded(network=name):
                 survivors.add(name)
             case (
@@ -181,8 +183,8 @@ def test_search_starts_no_trial_while_promoted_ones_fit(tmp_path):
             ):  # the rule only stops
                 survivors.discard(name)
             case ev.PlanChanged(members=[ev.PlannedGroup(name=name, gpus=2)]):
-                wide += name in survivors and len(begun) < 6
-    assert len(begun) == 6
+                wide += name in survivors and len(started) < 6
+    assert len(started) == 6
     assert wide
 
 
@@ -210,10 +212,10 @@ def test_a_search_that_is_killed_again_and_again_forgets_nothing(tmp_path, searc
     assert sorted(rows) == sorted(f"net-{number}" for number in range(8))
     assert {row.status for row in rows.values()} <= {Status.FINISHED, Status.PRUNED}
     assert run.of(ev.ReplayDiffered) == run.of(ev.SearcherFailed) == []
-    told = Counter(
+    messages = Counter(
         (call.call, call.number, call.epoch) for call in calls if call.answer is not None
     )
-    assert {count for key, count in told.items() if key[0] in ("ask", "report")} == {1}
+    assert {count for key, count in messages.items() if key[0] in ("ask", "report")} == {1}
     assert Counter(call.number for call in calls if call.call == "tell") == dict.fromkeys(
         range(8), 1
     )
@@ -221,8 +223,8 @@ def test_a_search_that_is_killed_again_and_again_forgets_nothing(tmp_path, searc
         f"net-{number}" for number in range(8)
     ]
     for name, row in rows.items():
-        said = [call for call in calls if call.network == name and call.call == "tell"]
-        assert [call.outcome for call in said] == [row.status]
+        output = [call for call in calls if call.network == name and call.call == "tell"]
+        assert [call.outcome for call in output] == [row.status]
         assert row.drawn == next(
             call.answer for call in calls if call.network == name and call.call == "ask"
         )
@@ -272,8 +274,8 @@ def test_search_child_inherits_weights_and_is_replayed(tmp_path):
     ]
     assert largest_difference(*replayed) < 1e-9
     for paths in (run.paths, prepared.paths):
-        said = read_history(paths.history("net-2"))
-        assert [(row.parent, row.parent_epoch) for row in said] == [
+        report = read_history(paths.history("net-2"))
+        assert [(row.parent, row.parent_epoch) for row in report] == [
             ("net-1", 4),
             ("", 0),
             ("", 0),
@@ -438,10 +440,10 @@ def test_search_warm_start_survives_changed_space(
     assert second.launch() is ExitStatus.OK
     [read] = second.of(ev.EarlierRunRead)
     assert (read.told, dict(read.left_out)) == (4, {})
-    known = [event for event in second.of(ev.SearcherCalled) if event.call == "know"]
-    assert [(event.number, event.network, len(event.curve), event.outcome) for event in known] == [
-        (-1 - number, f"net-{number}", 2, "finished") for number in range(4)
-    ]
+    recorded = [event for event in second.of(ev.SearcherCalled) if event.call == "know"]
+    assert [
+        (event.number, event.network, len(event.curve), event.outcome) for event in recorded
+    ] == [(-1 - number, f"net-{number}", 2, "finished") for number in range(4)]
     space = {LEARNING_RATE: {"low": 0.01, "high": 0.1}}
     changed = Run(
         folders[0],
@@ -455,20 +457,20 @@ def test_search_warm_start_survives_changed_space(
     [_, began] = changed.of(ev.SearcherStarted)
     assert began.is_another
     assert "max_trials was 3 and is 5" in began.changed
-    outside = sum(event.answer[LEARNING_RATE] < 0.01 for event in known)
+    outside = sum(event.answer[LEARNING_RATE] < 0.01 for event in recorded)
     assert dict(changed.of(ev.EarlierRunRead)[-1].left_out) in (
         {},
         {f"{LEARNING_RATE} is outside of the space": outside},
     )
     assert sorted(changed.rows()) == [f"net-{number}" for number in range(5)]
     assert all(changed.rows()[name].drawn[LEARNING_RATE] >= 0.01 for name in ("net-3", "net-4"))
-    for earlier, said in (
+    for earlier, output in (
         (str(tmp_path / "run"), "holds no run"),
         (f"{folders[0]}/./run", "the folder of this run"),
     ):
-        with pytest.raises(SpecError, match=rf"search.warm_start\[0\].*{said}"):
+        with pytest.raises(SpecError, match=rf"search.warm_start\[0\].*{output}"):
             Run(
-                folders[1 if said == "holds no run" else 0], {**search, "warm_start": [earlier]}
+                folders[1 if output == "holds no run" else 0], {**search, "warm_start": [earlier]}
             ).launch()
 
 
@@ -480,13 +482,13 @@ def test_search_objectives_are_in_results_as_reported(tmp_path):
     ]
     run = Run(tmp_path, {"max_trials": 3, "objectives": objectives}, epochs=2)
     assert [run.launch(150), run.launch()][-1] is ExitStatus.OK
-    told = {
+    messages = {
         event.network: event.value for event in run.of(ev.SearcherCalled) if event.call == "tell"
     }
     rows = run.rows()
-    assert sorted(told) == sorted(rows)
+    assert sorted(messages) == sorted(rows)
     for name, row in rows.items():
-        assert told[name] == (row.val_accuracy, row.parameters, row.metrics["rate"])
+        assert messages[name] == (row.val_accuracy, row.parameters, row.metrics["rate"])
 
 
 def test_run_with_old_keys_resumes_with_new_keys_unchanged(tmp_path):

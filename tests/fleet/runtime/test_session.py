@@ -48,9 +48,9 @@ def launch(tmp_path, monkeypatch):
         statuses = {}
 
         def rank_main(world):
-            one = Session(world, prepared, Interruption())
-            watch(one)
-            statuses[world.rank] = one.run()
+            entry = Session(world, prepared, Interruption())
+            watch(entry)
+            statuses[world.rank] = entry.run()
 
         assert Launch(len(node_of), seed=1).run(rank_main)
         return statuses, prepared
@@ -96,15 +96,15 @@ def test_when_nothing_is_left_no_engine_is_loaded(launch, monkeypatch):
 
 
 def test_a_trainer_without_work_loads_no_engine(launch, monkeypatch):
-    made, make = [], session.make_engine
+    created, make = [], session.make_engine
     monkeypatch.setattr(
         session,
         "make_engine",
-        lambda spec, sample, rates, place, trainers, slot, pin: made.append(place)
+        lambda spec, sample, rates, place, trainers, slot, pin: created.append(place)
         or make(spec, sample, rates, place, trainers, slot),
     )
     launch([0, 0, 0, 0], models=[{"family": "softmax", "gpus": 1}])
-    assert made == [0]
+    assert created == [0]
 
 
 @pytest.mark.parametrize("data", [{"cache": "none"}, {"cache": "memory"}])
@@ -141,7 +141,7 @@ def slow_to_read(path):
 
 
 def test_session_deletes_decoded_file_when_done(launch, tmp_path):
-    made = []
+    built = []
     data = {
         "source": f"{__name__}:slow_to_read",
         "path": "12",
@@ -151,13 +151,13 @@ def test_session_deletes_decoded_file_when_done(launch, tmp_path):
     }
     _, prepared = launch(
         [0, 0, 0],
-        lambda one: made.append(one._launch.paths.decoded.exists()),
+        lambda one: built.append(one._launch.paths.decoded.exists()),
         data=data,
         train={"stopping": {"max_epochs": 20}, "batch": {"size": 4}},
     )
     (chosen,) = events_of(prepared.paths.events, CacheChosen)
     assert (chosen.cache, chosen.asked, chosen.shuffle) == ("file", "auto", "stream")
-    assert made == [True] * 3
+    assert built == [True] * 3
     assert not prepared.paths.decoded.exists()
     again = prepare(
         str(tmp_path / "spec.yaml"), [0, 0], None, replay=str(prepared.paths.root), only="softmax"
@@ -234,13 +234,13 @@ def test_session_registers_memory_copied_to_gpus(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     statuses, prepared = launch([0, 0, 0], **TWO_TRAINERS)
     assert set(statuses.values()) == {ExitStatus.OK}
-    asked = driver.calls()
-    assert [number for what, number in asked if what == "memory"].count(
+    request = driver.calls()
+    assert [number for subject, number in request if subject == "memory"].count(
         100
     ) == 2  # of each trainer, and its windows
-    assert len(asked) > 4
+    assert len(request) > 4
     if gpus:
-        assert {number for what, number in asked if what == "device"} == {0, 1}
+        assert {number for subject, number in request if subject == "device"} == {0, 1}
     assert [event.warning for event in events_of(prepared.paths.events, NetworkWarned)] == (
         [] if warning is None else [f"samples go to GPUs more slowly: {warning}"]
     )
@@ -256,7 +256,7 @@ def test_session_warns_once_without_gpu_driver(launch, monkeypatch, gpus, warned
 
 
 def test_session_binds_trainers_and_windows_near_gpus(launch, tmp_path, monkeypatch):
-    bound, made = [], []
+    bound, created = [], []
     monkeypatch.setattr(
         numa,
         "SYS",
@@ -272,9 +272,10 @@ def test_session_binds_trainers_and_windows_near_gpus(launch, tmp_path, monkeypa
     monkeypatch.setattr(
         session,
         "Window",
-        lambda *given, kind=session.Window, **more: (made.append(bound[-1]), kind(*given, **more))[
-            1
-        ],
+        lambda *given, kind=session.Window, **more: (
+            created.append(bound[-1]),
+            kind(*given, **more),
+        )[1],
     )
     launch(
         [0, 0, 0],
@@ -286,5 +287,5 @@ def test_session_binds_trainers_and_windows_near_gpus(launch, tmp_path, monkeypa
             "cache": "none",
         },
     )
-    assert made[0] == {2, 3}
+    assert created[0] == {2, 3}
     assert bound.count({2, 3}) >= 1 + 2  # while windows are made, and of each trainer

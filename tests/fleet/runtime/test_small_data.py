@@ -62,14 +62,14 @@ def learned(folder, data, rate, epochs):
 
 def test_diabetes_as_a_table(tmp_path):
     """A linear model explains about half of the variance (Efron et al., Least Angle Regression, 2004)."""
-    found = pytest.importorskip("sklearn.datasets").load_diabetes()
-    spread = found.target.std()
+    matches = pytest.importorskip("sklearn.datasets").load_diabetes()
+    spread = matches.target.std()
     with open(tmp_path / "diabetes.csv", "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*found.feature_names, "progression"])
+        writer.writerow([*matches.feature_names, "progression"])
         writer.writerows(
             [*(20 * row), value / spread]
-            for row, value in zip(found.data, found.target, strict=True)
+            for row, value in zip(matches.data, matches.target, strict=True)
         )
     row, prepared = learned(
         tmp_path,
@@ -89,8 +89,8 @@ def test_diabetes_as_a_table(tmp_path):
 
 
 def test_digits_as_arrays(tmp_path):
-    found = pytest.importorskip("sklearn.datasets").load_digits()
-    np.savez(tmp_path / "digits.npz", x=found.images.astype(np.float32) / 16, y=found.target)
+    matches = pytest.importorskip("sklearn.datasets").load_digits()
+    np.savez(tmp_path / "digits.npz", x=matches.images.astype(np.float32) / 16, y=matches.target)
     row, prepared = learned(
         tmp_path,
         {

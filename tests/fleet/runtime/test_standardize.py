@@ -55,19 +55,19 @@ def write(
 
 def history(prepared, name="one"):
     return [
-        (one.loss, one.val_loss)
-        for one in find_newest(prepared.paths, name, with_arrays=False).history
+        (entry.loss, entry.val_loss)
+        for entry in find_newest(prepared.paths, name, with_arrays=False).history
     ]
 
 
 def test_standardize_trains_on_any_column_scale(tmp_path):
-    found = []
+    results = []
     for cache, ranks in (("none", 1), ("memory", 1), ("none", 2), ("memory", 3)):
         status, prepared = launch(write(tmp_path / f"{cache}{ranks}", ranks, cache=cache), ranks)
         assert status is ExitStatus.OK
-        found.append(history(prepared))
-    assert found[0][-1][1] < 0.01
-    assert all(one == found[0] for one in found)
+        results.append(history(prepared))
+    assert results[0][-1][1] < 0.01
+    assert all(single == results[0] for single in results)
     assert (
         "standardize takes means and deviations from the training samples"
         in prepared.inputs.data.remark
@@ -110,27 +110,27 @@ def test_standardize_per_entry_shares_earlier_transforms(tmp_path):
 
 
 def test_standardize_values_are_kept_for_later_launches(tmp_path, monkeypatch):
-    _, whole = launch(write(tmp_path / "whole"), 1)
+    _, complete = launch(write(tmp_path / "whole"), 1)
     parts = launch_in_parts(write(tmp_path / "parts"), 1, looks=20)
-    assert history(parts) == history(whole)
+    assert history(parts) == history(complete)
     assert parts.paths.foreign_files() == []
     monkeypatch.setattr("fleet.runtime.inputs.compute_standardization", None)  # would be called
-    _, again = launch(write(tmp_path / "again"), 1, replay=str(whole.paths.root), only="one")
-    assert history(again) == history(whole)
-    assert launch(write(tmp_path / "whole"), 1)[1].sample == whole.sample
+    _, again = launch(write(tmp_path / "again"), 1, replay=str(complete.paths.root), only="one")
+    assert history(again) == history(complete)
+    assert launch(write(tmp_path / "whole"), 1)[1].sample == complete.sample
 
 
 def test_standardize_values_hold_for_added_data_only(tmp_path):
-    def found(before, **said):
-        spec = load(write(tmp_path, **said))
+    def found(before, **output):
+        spec = load(write(tmp_path, **output))
         return standardize(open_inputs(spec), spec, before)[1]
 
     first = found({})
     table(tmp_path / "table.csv", more=1e5)
     assert found({}) != first
     assert found(first) == first
-    for said in ({"standardize": {"standardize": {"per": "array"}}}, {"folds": 2}):
-        assert found(first, **said) == found({}, **said)
+    for output in ({"standardize": {"standardize": {"per": "array"}}}, {"folds": 2}):
+        assert found(first, **output) == found({}, **output)
 
 
 def test_a_look_at_the_data_finds_nothing_out(tmp_path):

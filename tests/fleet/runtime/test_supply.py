@@ -45,10 +45,10 @@ def test_supply_bounds_a_wide_network_on_slow_input(tmp_path, monkeypatch):
     assert status is ExitStatus.OK
     first, second, *_ = events_of(prepared.paths.events, RoundStarted)
     assert (first.members, len(second.members)) == (("wide",), 2)
-    begun = events_of(prepared.paths.events, GroupStarted)
-    assert [len(group.devices) for group in begun[:3]] == [2, 1, 1]
-    found = events_of(prepared.paths.events, SupplyChanged)
-    assert 0 < found[0].supply_samples_per_s <= 1000
+    started = events_of(prepared.paths.events, GroupStarted)
+    assert [len(group.devices) for group in started[:3]] == [2, 1, 1]
+    results = events_of(prepared.paths.events, SupplyChanged)
+    assert 0 < results[0].supply_samples_per_s <= 1000
     report = read_report(prepared.paths)
-    assert report.supply == found[-1]
+    assert report.supply == results[-1]
     assert "no network is given devices that would only wait for it" in report.input

@@ -37,13 +37,13 @@ def watch(monkeypatch):
     started = []
 
     def watch(reason, status=None):
-        world, cut, why = World(), threading.Event(), []
+        world, cut, cause = World(), threading.Event(), []
         dog = Watchdog(
-            world, Asked(reason), lambda: status, lambda said: (why.append(said), cut.set())
+            world, Asked(reason), lambda: status, lambda said: (cause.append(said), cut.set())
         )
         started.append(dog)
         dog.start()
-        return world, cut, why
+        return world, cut, cause
 
     yield watch
     for dog in started:
@@ -51,10 +51,10 @@ def watch(monkeypatch):
 
 
 def test_watchdog_coordinates_then_ends_stuck_launch(watch):
-    world, cut, why = watch("the walltime is nearly over")
+    world, cut, reason = watch("the walltime is nearly over")
     assert world.did.wait(10)
     assert cut.wait(10)
-    assert "test_watchdog.py" in why[0]
+    assert "test_watchdog.py" in reason[0]
 
 
 def test_watchdog_ends_launch_whose_ranks_do_not_leave(watch):

@@ -34,8 +34,8 @@ def expected(alone, whole, first, last):
     """What rows of an epoch hold, prepared by one rank alone."""
     images, labels = alone.empty(last - first)
     for row in range(first, last):
-        place = slice(row - first, row - first + 1)
-        alone.load([whole.indices[row]], int(whole.productions[row]), images[place], labels[place])
+        index = slice(row - first, row - first + 1)
+        alone.load([whole.indices[row]], int(whole.productions[row]), images[index], labels[index])
     return images, labels
 
 
@@ -55,9 +55,9 @@ def window_of(layout, is_relayed=False):
 
 def set_of(samples, chunk):
     """Room for samples that stay."""
-    made = SampleSet(GREY, samples, chunk, new_name(), create=True)
-    made.segment.unlink()
-    return made
+    created = SampleSet(GREY, samples, chunk, new_name(), create=True)
+    created.segment.unlink()
+    return created
 
 
 def alone_in_the_world(function):

@@ -13,12 +13,12 @@ ROLES = assign([0] * 7, 1, 2, slots=None)  # trainers 1 to 6 on two GPUs: 1, 3 a
 @pytest.fixture
 def node(tmp_path, monkeypatch):
     monkeypatch.setattr("fleet.comm.segment._FOLDER", tmp_path)
-    segment, lost = Segment("tenants", ROLES.gpus_per_node, create=True), set()
+    segment, dead = Segment("tenants", ROLES.gpus_per_node, create=True), set()
     active_slots = {
-        rank: ActiveSlots(World(rank=rank, dead_ranks=lost), ROLES, segment)
+        rank: ActiveSlots(World(rank=rank, dead_ranks=dead), ROLES, segment)
         for rank in ROLES.trainers
     }
-    return active_slots, lost
+    return active_slots, dead
 
 
 def test_only_those_that_train_on_the_same_gpu_count(node):
@@ -30,9 +30,9 @@ def test_only_those_that_train_on_the_same_gpu_count(node):
 
 
 def test_a_dead_rank_trains_nothing(node):
-    active_slots, lost = node
+    active_slots, dead_ranks = node
     with active_slots[1].present(), active_slots[3].present():
-        lost.add(3)
+        dead_ranks.add(3)
         assert active_slots[1].count() == 1
 
 

@@ -104,7 +104,7 @@ class Granter:
             {"joined": self._joined, "left": self._left, "epoch": set()}[kind].add(group)
             self._granted = max(self._granted, epoch)
         joining = [
-            group.first for place, group in enumerate(self._groups) if place not in self._joined
+            group.first for index, group in enumerate(self._groups) if index not in self._joined
         ]
         limit = hold = NO_LIMIT
         if not self._layout.is_ring:
@@ -132,13 +132,13 @@ def read(world, roles, layout, window, group, place, alone, seen):
     ranks = [roles.trainers[trainer] for trainer in group.trainers]
     members = world.group(ranks, place)
     members.barrier()
-    taken = set()
+    consumed = set()
     if rank == 0:
         world.send(0, Tag.COORDINATOR, ("joined", place, group.first))
     for epoch in range(group.first, group.first + group.epochs):
         if rank == 0:
             world.send(0, Tag.COORDINATOR, ("epoch", place, epoch))
-        for batch in stream.batches(Epoch(epoch), 0, group.batch, members, frozenset(taken)):
+        for batch in stream.batches(Epoch(epoch), 0, group.batch, members, frozenset(consumed)):
             first = batch.position - batch.size
             rows = split_rows(first, batch.position, rank, len(ranks))
             images, labels = expected(alone, order.plan_epoch(batch.epoch), *rows)
@@ -148,12 +148,12 @@ def read(world, roles, layout, window, group, place, alone, seen):
                 world.pause(worked=True)
             seen.append((place, epoch, *rows))
             assert batch.is_last == (batch.position == layout.samples)
-        assert not taken & set(batch.epoch.path)  # never twice from one production
-        taken |= set(batch.epoch.path)
+        assert not consumed & set(batch.epoch.path)  # never twice from one production
+        consumed |= set(batch.epoch.path)
         if layout.is_ring:
-            whole = order.plan_epoch(batch.epoch)
-            assert whole.path == batch.epoch.path
-            assert sorted(whole.indices) == list(range(layout.samples))
+            complete = order.plan_epoch(batch.epoch)
+            assert complete.path == batch.epoch.path
+            assert sorted(complete.indices) == list(range(layout.samples))
     stream.leave()
     world.group(ranks, place + 1000).barrier()
     if rank == 0:
@@ -171,10 +171,12 @@ def test_stream_group_reads_each_sample_once_in_order(made, seed):
         window = windows[roles.node_of[world.rank]]
         if world.rank in roles.trainers:
             trainer = roles.trainers.index(world.rank)
-            place, group = next(
-                (place, group) for place, group in enumerate(groups) if trainer in group.trainers
+            position, group = next(
+                (position, group)
+                for position, group in enumerate(groups)
+                if trainer in group.trainers
             )
-            read(world, roles, layout, window, group, place, alone, seen)
+            read(world, roles, layout, window, group, position, alone, seen)
             return
         granter = Granter(world, roles, layout, groups) if world.rank == 0 else None
         filled = pipeline(layout.samples)
@@ -216,26 +218,26 @@ def test_stored_samples_are_decoded_once_augmented_by_readers(
 
     transforms = parse_transforms(["tests.sources:noise"] if is_random else [])
     source = Counting(samples, seed=1)
-    kept = [set_of(samples, 4) for _ in range(nodes)]
+    stored = [set_of(samples, 4) for _ in range(nodes)]
     alone = Pipeline.from_source(Numbered(samples, seed=1), transforms, SEED)
 
     def rank_main(world):
-        mine, prepared = (
-            kept[roles.node_of[world.rank]],
+        own_rows, prepared = (
+            stored[roles.node_of[world.rank]],
             Pipeline(source, transforms, SEED, alone.sample),
         )
         if world.rank in roles.trainers:
             order = StrictOrder(prepared, samples)
-            stream = LocalBatches(NodeStore(prepared, mine), order, Waiting(world), pytest.fail)
+            stream = LocalBatches(NodeStore(prepared, own_rows), order, Waiting(world), pytest.fail)
             for epoch in (world.rank, world.rank + 1):  # everybody another one
                 for item in stream.batches(Epoch(epoch), 0, batch, SingleRankGroup()):
                     got.append((item, order.plan_epoch(Epoch(epoch))))
             world.send(0, Tag.COORDINATOR, "left")
             return
         preprocessor = Preprocessor(
-            world, roles, NodeMemory(decoded=mine), StrictOrder(alone, samples), prepared, None
+            world, roles, NodeMemory(decoded=own_rows), StrictOrder(alone, samples), prepared, None
         )
-        left = 0
+        remaining = 0
         if world.rank == 0:
             for rank in roles.preprocessors:
                 world.send(
@@ -243,8 +245,8 @@ def test_stored_samples_are_decoded_once_augmented_by_readers(
                 )
         while not preprocessor.is_done:
             if world.rank == 0 and world.receive(Tag.COORDINATOR):
-                left += 1
-                if left == len(roles.trainers):
+                remaining += 1
+                if remaining == len(roles.trainers):
                     for rank in roles.preprocessors:
                         world.send(rank, Tag.PREPROCESSOR, Exit())
             world.pause(preprocessor.step())
@@ -253,8 +255,8 @@ def test_stored_samples_are_decoded_once_augmented_by_readers(
     assert Launch(len(node_of), seed).run(rank_main)
     assert sorted(decoded) == list(range(samples))  # each once, however many nodes and epochs
     assert len(got) == len(roles.trainers) * 2 * -(-samples // batch)
-    for item, whole in got:
-        images, labels = expected(alone, whole, item.position - item.size, item.position)
+    for item, full in got:
+        images, labels = expected(alone, full, item.position - item.size, item.position)
         np.testing.assert_array_equal(item.images, images)
         np.testing.assert_array_equal(item.targets, labels)
 
@@ -273,14 +275,14 @@ def test_a_slow_reader_stops_nobody_who_reads_a_ring():
             while len(done) < 2:
                 world.pause(preprocessor.step())
             return
-        stream, taken = RingReader(window, world.rank - 1, Waiting(world), order), set()
+        stream, finished = RingReader(window, world.rank - 1, Waiting(world), order), set()
         for epoch in range(1 if world.rank == 1 else 5):
             path = ()
-            for batch in stream.batches(Epoch(epoch), 0, 5, SingleRankGroup(), frozenset(taken)):
+            for batch in stream.batches(Epoch(epoch), 0, 5, SingleRankGroup(), frozenset(finished)):
                 path = batch.epoch.path
                 if world.rank == 1:  # holds its first shard until the other has trained five epochs
                     world.wait(lambda: bool(done) or None)
-            taken |= set(path)
+            finished |= set(path)
         done.append(world.rank)
 
     assert Launch(3, seed=0).run(rank_main)

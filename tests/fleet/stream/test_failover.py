@@ -59,14 +59,14 @@ def test_failover_trainer_prepares_rest_of_epoch():
 
 
 def test_failover_trainer_decodes_missing_stored_samples():
-    alone, kept = pipeline(SAMPLES), set_of(SAMPLES, 5)
+    alone, stored = pipeline(SAMPLES), set_of(SAMPLES, 5)
     first = alone.order(0)[:5]
-    alone.load_stored(first, kept.images[:5], kept.targets[:5])
-    kept.publish(0)
+    alone.load_stored(first, stored.images[:5], stored.targets[:5])
+    stored.publish(0)
 
     def use(world):
         waiting = Waiting(world, writers=(WRITER,))
-        stream = LocalBatches(NodeStore(alone, kept), StrictOrder(alone, 5), waiting, pytest.fail)
+        stream = LocalBatches(NodeStore(alone, stored), StrictOrder(alone, 5), waiting, pytest.fail)
         world.dead_ranks = frozenset({WRITER})
         check_epoch(stream.batches(Epoch(0), 0, 5, SingleRankGroup()), alone)
 
@@ -78,8 +78,8 @@ def test_failover_trainer_prepares_validation_samples():
     shared.publish(0)
 
     def use(world):
-        kept = NodeValidation(shared, Waiting(world, writers=(WRITER,)))
-        validation = Validation(alone, pytest.fail, shared=kept)
+        saved = NodeValidation(shared, Waiting(world, writers=(WRITER,)))
+        validation = Validation(alone, pytest.fail, shared=saved)
         world.dead_ranks = frozenset({WRITER})
         return [labels for _, labels in validation.batches(6, 0, 1)]
 

@@ -125,13 +125,13 @@ def test_filler_reports_throughput_of_chunks():
         for chunk in range(6):
             made.window.need(0, chunk)
             made.fill()
-        heard = []
+        received = []
         while (message := made.world.receive(Tag.COORDINATOR)) is not None:
-            heard.append(message)
-        return heard
+            received.append(message)
+        return received
 
-    heard = filled(use, clock=lambda: next(times))
-    assert heard == [Prepared(0, 10, 0.5, 0.125)] * 8  # each chunk is loaded as 8 and 2 samples
+    inputs = filled(use, clock=lambda: next(times))
+    assert inputs == [Prepared(0, 10, 0.5, 0.125)] * 8  # each chunk is loaded as 8 and 2 samples
 
 
 def test_filler_finishes_started_chunk_when_removed():
@@ -186,13 +186,13 @@ def test_set_filler_takes_chunks_of_busy_ranks(there, others):
         filler = SetFiller(world, roles, target, False, 1, True, load)
         for chunk in there:
             target.publish(chunk)
-        whole = [target.ready()]
+        complete = [target.ready()]
         while filler.step():
-            whole.append(target.ready())
-        return whole
+            complete.append(target.ready())
+        return complete
 
-    whole = alone_in_the_world(use)
-    assert whole[:7] == [
+    full = alone_in_the_world(use)
+    assert full[:7] == [
         len(there) + done for done in (0, 0, 1, 1, 2, 2, 3)
     ]  # 8 and 2 samples at a time
     assert loaded == [*range(10), *range(20, 30), *range(40, 50), *others]

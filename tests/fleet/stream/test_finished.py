@@ -26,17 +26,17 @@ def mapped(name, epochs, image=ImageSpec((2, 2, 1), "uint8"), samples=4, trainer
         for create in (True, False)
     ]
     maps[0].segment.unlink()
-    return [partial(one.take, trainer) for trainer, one in enumerate(maps)]
+    return [partial(entry.take, trainer) for trainer, entry in enumerate(maps)]
 
 
 def test_trainers_of_one_epoch_have_the_same_memory(name):
     first, second = mapped(name, epochs=2)
     images, targets, are_there = first(5)
     images[3], targets[3], are_there[3] = 7, 1, True
-    found = second(5)
-    assert (found[0][3] == 7).all()
-    assert found[1][3] == 1
-    assert found[2].tolist() == [False, False, False, True]
+    results = second(5)
+    assert (results[0][3] == 7).all()
+    assert results[1][3] == 1
+    assert results[2].tolist() == [False, False, False, True]
 
 
 def test_the_latest_epoch_that_nobody_is_at_makes_room(name):
@@ -63,8 +63,8 @@ def test_augmented_epochs_are_shared_bit_for_bit(name, monkeypatch):
         [{"random_crop": {"size": [4, 4]}}, {"flip": {"horizontal": True}}]
     )
     pipeline = Pipeline(source, transforms, 3, infer_sample_spec(source, transforms, 3, keep=True))
-    kept = pipeline.empty_stored(12)
-    pipeline.load_stored(range(12), *kept)
+    stored = pipeline.empty_stored(12)
+    pipeline.load_stored(range(12), *stored)
     counted = []
     plain = pipeline.augment_stored
     monkeypatch.setattr(
@@ -74,14 +74,18 @@ def test_augmented_epochs_are_shared_bit_for_bit(name, monkeypatch):
     )
     takes = mapped(name, 2, pipeline.sample.image, samples=12)
     for epoch in (0, 1, 2):
-        found = []
+        matches = []
         for take in takes:
             images, targets = pipeline.empty(8)
             AugmentedEpochs(pipeline, shared=take).finish(
-                lambda which: (kept[0][which], kept[1][which]), np.arange(8), epoch, images, targets
+                lambda which: (stored[0][which], stored[1][which]),
+                np.arange(8),
+                epoch,
+                images,
+                targets,
             )
-            found.append((images.tobytes(), targets.tolist()))
+            matches.append((images.tobytes(), targets.tolist()))
         alone = pipeline.empty(8)
-        plain(kept[0][:8], kept[1][:8], np.arange(8), epoch, *alone)
-        assert found == [(alone[0].tobytes(), alone[1].tolist())] * 2
+        plain(stored[0][:8], stored[1][:8], np.arange(8), epoch, *alone)
+        assert matches == [(alone[0].tobytes(), alone[1].tolist())] * 2
     assert counted == [*range(8)] * 3

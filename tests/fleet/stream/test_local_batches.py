@@ -75,10 +75,10 @@ def test_local_batches_raise_errors_where_used():
 
 def test_samples_that_cannot_be_read_are_told_and_marked():
     source, validation = partly_bad("30")
-    told = []
+    messages = []
 
     def use(world):
-        stream = own_stream(Pipeline.from_source(source, [], SEED), world, told.append)
+        stream = own_stream(Pipeline.from_source(source, [], SEED), world, messages.append)
         return [
             label
             for batch in stream.batches(Epoch(0), 0, 7, SingleRankGroup())
@@ -86,7 +86,7 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
         ]
 
     assert alone_in_the_world(use).count(-1) == 1
-    (bad,) = told
+    (bad,) = messages
     assert isinstance(bad, UnreadableSample)
     assert str(bad) == "sample 5: torn file"
 
@@ -115,15 +115,15 @@ def test_local_batches_share_augmented_epochs(asked, room):
     counting = Counting(
         alone.source, transforms, SEED, infer_sample_spec(alone.source, transforms, SEED, keep=True)
     )
-    kept, kept_targets = counting.empty_stored(10)
-    counting.load_stored(range(10), kept, kept_targets)
+    stored, kept_targets = counting.empty_stored(10)
+    counting.load_stored(range(10), stored, kept_targets)
     images, targets = counting.empty(10)
     finished = AugmentedEpochs(counting, limit=room * (images.nbytes + targets.nbytes + 10))
     for epoch, chosen in asked:
         indices = np.array(sorted(chosen))
         images, targets = counting.empty(len(indices))
         assert not finished.finish(
-            lambda rows: (kept[rows], kept_targets[rows]), indices, epoch, images, targets
+            lambda rows: (stored[rows], kept_targets[rows]), indices, epoch, images, targets
         )
         wanted, labels = alone.empty(len(indices))
         alone.load(indices, epoch, wanted, labels)
@@ -133,7 +133,7 @@ def test_local_batches_share_augmented_epochs(asked, room):
     assert all(times == 1 for (epoch, _), times in counting.finished.items() if epoch in first)
     assert all(
         counting.finished[epoch, index]
-        == sum(epoch == other and index in chosen for other, chosen in asked)
+        == sum(epoch == second and index in chosen for second, chosen in asked)
         for epoch, index in counting.finished
         if epoch not in first
     )

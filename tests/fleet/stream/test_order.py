@@ -37,12 +37,12 @@ def test_order_chunks_hold_every_sample_once(size, production):
         StrictOrder(PermutationSource(samples), chunk),
         RingOrder(PermutationSource(samples), chunk, seed=1),
     ):
-        parts = [order.chunk(production * chunks + place) for place in range(chunks)]
+        parts = [order.chunk(production * chunks + index) for index in range(chunks)]
         assert {part[0] for part in parts} == {production}
         assert [len(part[1]) for part in parts[:-1]] == [chunk] * (chunks - 1)
-        held = np.concatenate([part[1] for part in parts])
-        assert sorted(held) == list(range(samples))
-        np.testing.assert_array_equal(order.plan_epoch(Epoch(production)).indices, held)
+        reserved = np.concatenate([part[1] for part in parts])
+        assert sorted(reserved) == list(range(samples))
+        np.testing.assert_array_equal(order.plan_epoch(Epoch(production)).indices, reserved)
 
 
 @given(sizes, st.randoms(use_true_random=False), st.data())
@@ -56,30 +56,33 @@ def test_ring_order_completes_any_path_to_an_epoch(size, random, data):
         if order.shard(sequence) in lacks:
             lacks.remove(order.shard(sequence))
             path.append(sequence)
-    whole = order.plan_epoch(Epoch(0, tuple(path)))
-    assert whole.path == tuple(path)
-    assert sorted(whole.indices) == list(range(samples))
-    begun = tuple(path[: data.draw(st.integers(1, len(path)))])
-    completed = order.plan_epoch(Epoch(0, begun))
-    assert completed.path[: len(begun)] == begun
-    assert min(completed.path[len(begun) :], default=max(begun) + 1) > max(begun)
+    complete = order.plan_epoch(Epoch(0, tuple(path)))
+    assert complete.path == tuple(path)
+    assert sorted(complete.indices) == list(range(samples))
+    started = tuple(path[: data.draw(st.integers(1, len(path)))])
+    completed = order.plan_epoch(Epoch(0, started))
+    assert completed.path[: len(started)] == started
+    assert min(completed.path[len(started) :], default=max(started) + 1) > max(started)
     assert sorted(completed.indices) == list(range(samples))
-    others = set(data.draw(st.lists(st.sampled_from(completed.path)))) - set(begun)
-    assert not others & set(order.plan_epoch(Epoch(0, begun), others).path)
+    peers = set(data.draw(st.lists(st.sampled_from(completed.path)))) - set(started)
+    assert not peers & set(order.plan_epoch(Epoch(0, started), peers).path)
     assert order.plan_epoch(Epoch(0, completed.path)).indices.tolist() == completed.indices.tolist()
 
 
 def test_ring_order_shard_has_same_samples_reordered():
     order = RingOrder(PermutationSource(40), 10, seed=1)
-    held = {}
+    owned = {}
     for sequence in range(40):
         production, samples = order.chunk(sequence)
-        held.setdefault(order.shard(sequence), []).append(samples.tolist())
-    for orders in held.values():
+        owned.setdefault(order.shard(sequence), []).append(samples.tolist())
+    for orders in owned.values():
         assert len({tuple(sorted(samples)) for samples in orders}) == 1
         assert len({tuple(samples) for samples in orders}) > 1
     assert (
-        len({tuple(order.shard(4 * turn + place) for place in range(4)) for turn in range(10)}) > 1
+        len(
+            {tuple(order.shard(4 * turn + position) for position in range(4)) for turn in range(10)}
+        )
+        > 1
     )
 
 

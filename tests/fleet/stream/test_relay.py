@@ -49,7 +49,7 @@ def test_every_node_ends_with_all_samples_that_stay(nodes, on_each, samples, chu
         if world.rank != roles.leader(node):
             return
         target, turns = targets[node], roles.preprocessors
-        mine = [
+        own_rows = [
             number
             for number in range(target.chunks)
             if roles.node_of[turns[number % len(turns)]] == node
@@ -59,9 +59,9 @@ def test_every_node_ends_with_all_samples_that_stay(nodes, on_each, samples, chu
             Random(seed + node),
         )
         while not target.is_complete():
-            if mine and pace.random() < 0.5:
-                fill(target, mine.pop(0))
-            world.pause(relay.step(lambda sequence: True) or bool(mine))
+            if own_rows and pace.random() < 0.5:
+                fill(target, own_rows.pop(0))
+            world.pause(relay.step(lambda sequence: True) or bool(own_rows))
         relay.finish()
 
     assert Launch(len(roles.node_of), seed).run(rank_main)

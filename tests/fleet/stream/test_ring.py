@@ -52,15 +52,17 @@ def test_ring_choose_takes_oldest_chunk_of_all_nodes(held, useless):
     chosen = choose(held, lambda sequence: sequence not in useless)
     assert may_be(chosen)
     possible = [sequence for sequence in range(40) if may_be(sequence)]
-    there = [sequence for sequence in possible if all(sequence in stock.complete for stock in held)]
-    assert chosen == min(there or possible)
+    existing = [
+        sequence for sequence in possible if all(sequence in stock.complete for stock in held)
+    ]
+    assert chosen == min(existing or possible)
 
 
 def test_ring_missed_counts_overwritten_useful_chunks():
-    here = Stock(frozenset({2, 3, 4}), frozenset({5}), until=6)
-    there = Stock(frozenset({4, 6, 7}), frozenset({8}), until=9)
-    assert missed([here, there], lambda sequence: sequence != 2) == {3, 5}
-    assert missed([here, here], lambda sequence: True) == set()
+    current = Stock(frozenset({2, 3, 4}), frozenset({5}), until=6)
+    present = Stock(frozenset({4, 6, 7}), frozenset({8}), until=9)
+    assert missed([current, present], lambda sequence: sequence != 2) == {3, 5}
+    assert missed([current, current], lambda sequence: True) == set()
 
 
 @pytest.mark.parametrize(
@@ -267,7 +269,7 @@ class Rings:
 
     def _read(self, world, stream, number, group, rank):
         """Epochs of a group; every row is looked at twice, and others run in between."""
-        ranks, order, taken = (
+        ranks, order, consumed = (
             [self._roles.trainers[trainer] for trainer in group.trainers],
             self._order(),
             frozenset(),
@@ -275,21 +277,23 @@ class Rings:
         members = Counted(world.group(ranks, number))
         stream.join(0)
         for epoch in range(group.epochs):
-            known, members.times = 0, 0
-            for batch in stream.batches(Epoch(epoch), 0, group.batch, members, taken):
+            earlier, members.times = 0, 0
+            for batch in stream.batches(Epoch(epoch), 0, group.batch, members, consumed):
                 path = batch.epoch.path
-                assert members.times <= len(path) - known, "what was agreed upon was not to be had"
-                self.chunks += (len(path) - known) * (rank == 0)
-                known, members.times = len(path), 0
+                assert members.times <= len(path) - earlier, (
+                    "what was agreed upon was not to be had"
+                )
+                self.chunks += (len(path) - earlier) * (rank == 0)
+                earlier, members.times = len(path), 0
                 rows = split_rows(batch.position - batch.size, batch.position, rank, len(ranks))
                 images, _ = expected(self._alone, order.plan_epoch(batch.epoch), *rows)
                 for _ in range(2):
                     np.testing.assert_array_equal(batch.images, images)
                     world.pause(worked=True)
                 self.read.append((number, epoch, *rows))
-            assert not taken & set(path)
+            assert not consumed & set(path)
             assert min(path) >= self.plan.first_chunk
-            taken |= set(path)
+            consumed |= set(path)
         world.group(ranks, number + 1000).barrier()
 
     @property

@@ -8,17 +8,17 @@ from tests.fleet.stream.streams import GREY, new_name, set_of
 
 def test_ranks_that_map_one_set_see_what_the_others_write():
     name = new_name()
-    one, other = (
+    entry, second = (
         SampleSet(GREY, 10, 4, name, create=True),
         SampleSet(GREY, 10, 4, name, create=False),
     )
-    one.segment.unlink()
-    one.images[one.rows(1)], one.targets[one.rows(1)] = 9, 2
-    assert not other.has(1)
-    one.publish(1)
-    assert (other.has(1), other.ready(), other.is_complete()) == (True, 1, False)
-    assert (other.images[4:8] == 9).all()
-    assert (other.targets[4:8] == 2).all()
+    entry.segment.unlink()
+    entry.images[entry.rows(1)], entry.targets[entry.rows(1)] = 9, 2
+    assert not second.has(1)
+    entry.publish(1)
+    assert (second.has(1), second.ready(), second.is_complete()) == (True, 1, False)
+    assert (second.images[4:8] == 9).all()
+    assert (second.targets[4:8] == 2).all()
 
 
 def test_the_last_chunk_may_be_short():

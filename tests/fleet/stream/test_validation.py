@@ -14,7 +14,7 @@ from tests.sources import Numbered
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_validation_is_divided_among_ranks(size):
-    whole = Pipeline.from_source(Numbered(20, seed=2), [], SEED)
+    complete = Pipeline.from_source(Numbered(20, seed=2), [], SEED)
     shared = set_of(20, 6)
     got = {"shared": [], "own": []}
 
@@ -23,7 +23,7 @@ def test_validation_is_divided_among_ranks(size):
             for chunk in range(shared.chunks):
                 world.pause(worked=True)
                 rows = shared.rows(chunk)
-                whole.load(
+                complete.load(
                     range(rows.start, rows.stop),
                     0,
                     shared.images[rows],
@@ -32,8 +32,8 @@ def test_validation_is_divided_among_ranks(size):
                 )
                 assert not shared.is_complete()
                 shared.publish(chunk)
-        for kind, kept in (("shared", NodeValidation(shared, Waiting(world))), ("own", None)):
-            validation = Validation(whole, pytest.fail, shared=kept)
+        for kind, stored in (("shared", NodeValidation(shared, Waiting(world))), ("own", None)):
+            validation = Validation(complete, pytest.fail, shared=stored)
             for images, labels in validation.batches(4, world.rank, size):
                 assert len(labels) <= 4
                 got[kind] += [

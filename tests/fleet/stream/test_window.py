@@ -13,18 +13,18 @@ from tests.fleet.stream.words import watched
 
 def test_ranks_that_map_one_window_see_what_the_others_write():
     name = new_name()
-    one = Window(LAYOUT, name, create=True)
-    other = Window(LAYOUT, name, create=False)
-    one.segment.unlink()
-    one.images[one.rows(4)], one.targets[one.rows(4)] = 0.5, 7
-    assert not other.has(4)
-    one.publish(4)
-    assert other.has(4)
-    assert not other.has(1)  # the same slot, an older chunk
-    assert (other.images[other.rows(4)] == 0.5).all()
-    assert (other.targets[4:8] == 7).all()
-    other.cursors[1] = 5
-    assert one.fastest_reader() == 5
+    entry = Window(LAYOUT, name, create=True)
+    second = Window(LAYOUT, name, create=False)
+    entry.segment.unlink()
+    entry.images[entry.rows(4)], entry.targets[entry.rows(4)] = 0.5, 7
+    assert not second.has(4)
+    entry.publish(4)
+    assert second.has(4)
+    assert not second.has(1)  # the same slot, an older chunk
+    assert (second.images[second.rows(4)] == 0.5).all()
+    assert (second.targets[4:8] == 7).all()
+    second.cursors[1] = 5
+    assert entry.fastest_reader() == 5
 
 
 @pytest.mark.parametrize("access", range(6))

@@ -44,6 +44,6 @@ class Words(np.ndarray):
 
 def watched(words, before):
     """The same memory, each access to which calls ``before`` first."""
-    found = words.view(Words)
-    found.before = before
-    return found
+    results = words.view(Words)
+    results.before = before
+    return results

@@ -50,7 +50,7 @@ def _refuse_locks():
         (_JUMP_IF_EQUAL, 7, 0, flock),
         (_JUMP_IF_EQUAL, 0, 5, control),
         (_LOAD, 0, 0, _SECOND_ARGUMENT),
-        *((_JUMP_IF_EQUAL, 4 - place, 0, command) for place, command in enumerate(_LOCKING)),
+        *((_JUMP_IF_EQUAL, 4 - index, 0, command) for index, command in enumerate(_LOCKING)),
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _FAIL | errno.ENOLCK),
     ]

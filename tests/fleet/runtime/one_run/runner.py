@@ -90,8 +90,8 @@ class Recorder:
             rows = split_rows(item.position - item.size, item.position, group.rank, group.size)
             numbers = [Numbered.number(image) for image in item.images]
             assert len(numbers) == rows[1] - rows[0]
-            place = item.epoch.path[0] if item.epoch.path else item.epoch.number
-            self._notes[self._serving[0], place] += zip(range(*rows), numbers, strict=True)
+            index = item.epoch.path[0] if item.epoch.path else item.epoch.number
+            self._notes[self._serving[0], index] += zip(range(*rows), numbers, strict=True)
             yield item
 
 
@@ -150,14 +150,14 @@ class Runner:
         results.run.restore(recover(results)[0])
         for name in self.prepared.spec.by_name:  # nobody reads the arrays of one that is done
             is_over = results.network_status(name).outcome is not None
-            found = find_newest(self.prepared.paths, name, with_arrays=not is_over)
+            matches = find_newest(self.prepared.paths, name, with_arrays=not is_over)
             state, history = (
-                found.state,
-                found.history if is_over else found.state.history if found.state else (),
+                matches.state,
+                matches.history if is_over else matches.state.history if matches.state else (),
             )
-            whole = {place_of(record) for record in history}
+            complete = {place_of(record) for record in history}
             part = {(state.path or [state.stream_epoch])[0]: state.position} if state else {}
-            for key in [key for key in self.notes if key[0] == name and key[1] not in whole]:
+            for key in [key for key in self.notes if key[0] == name and key[1] not in complete]:
                 self.notes[key] = [
                     (row, number) for row, number in self.notes[key] if row < part.get(key[1], 0)
                 ]
@@ -193,26 +193,26 @@ class Runner:
         """What a network that is done was judged and exported with; None where it was damaged since."""
         spec = self.prepared.spec
         try:
-            found = find_best(
+            matches = find_best(
                 self.prepared.paths, name, spec.by_name[name].train.stopping, spec.checkpoint.keep
             )
         except DamagedError:
             return None
-        return None if found.damage else found.state
+        return None if matches.damage else matches.state
 
     def check_tests(self):
         """Every network that is done was judged on the test data once, as it is exported; no other was."""
         test, spec = self.prepared.pipeline("test"), self.prepared.spec
-        told = [event.network for event in self.events(ev.NetworkTested)]
+        received = [event.network for event in self.events(ev.NetworkTested)]
         begun_again = [
             event.network for event in self.events(ev.NetworkRolledBack) if not event.finished
         ]
         for name, row in self.results().items():
             if test is None or row.status is not Status.FINISHED:
                 assert np.isnan([row.test_loss, row.test_accuracy]).all()
-                assert name not in told
+                assert name not in received
                 continue
-            assert 1 <= told.count(name) <= 1 + begun_again.count(name)
+            assert 1 <= received.count(name) <= 1 + begun_again.count(name)
             if (best := self.best(name)) is None:
                 continue
             trainable = NumpyEngine(self.prepared.sample).build(
@@ -234,8 +234,8 @@ class Runner:
             self.prepared.folds,
         )
         for name, row in self.results().items():
-            kept = read_predictions(self.prepared.paths, name, "validation", "class")
-            if kept is None or row.status is not Status.FINISHED:
+            stored = read_predictions(self.prepared.paths, name, "validation", "class")
+            if stored is None or row.status is not Status.FINISHED:
                 continue
             if (best := self.best(name)) is None:
                 continue
@@ -252,10 +252,10 @@ class Runner:
             usable = labels >= 0
             outputs = trainable.predict(images, labels)[1]
             np.testing.assert_allclose(
-                kept.values, probabilities(outputs[usable], "class"), rtol=1e-6
+                stored.values, probabilities(outputs[usable], "class"), rtol=1e-6
             )
-            np.testing.assert_array_equal(kept.truth.targets, labels[usable])
-            np.testing.assert_array_equal(kept.rows, row_numbers(evaluation.source)[rows][usable])
+            np.testing.assert_array_equal(stored.truth.targets, labels[usable])
+            np.testing.assert_array_equal(stored.rows, row_numbers(evaluation.source)[rows][usable])
 
     def check_epochs(self):
         """Every epoch of every history was the whole data set, in order, each sample once; and trained as alone."""
@@ -305,13 +305,13 @@ class _Session(Session):
 
 
 def noted_sources(world, launch, memory, first_epoch):
-    each = make_sources(world, launch, memory, first_epoch)._sources
+    per_rank = make_sources(world, launch, memory, first_epoch)._sources
     return Sources(
         {
             key: dataclasses.replace(
                 source, stream=Recorder(source.stream, world.serving, world.notes)
             )
-            for key, source in each.items()
+            for key, source in per_rank.items()
         }
     )
 
@@ -323,17 +323,17 @@ def place_of(record):
 
 def plan_epoch(prepared, record, name):
     """The samples of an epoch of a network: all, or those that are not of its fold."""
-    whole = prepared.order(prepared.pipeline("train")).plan_epoch(
+    full = prepared.order(prepared.pipeline("train")).plan_epoch(
         Epoch(record.stream_epoch, parse_path(record.path))
     )
     if prepared.folds is None:
-        return whole
-    kept = [
+        return full
+    saved = [
         row
-        for row, index in enumerate(whole.indices)
+        for row, index in enumerate(full.indices)
         if prepared.folds[index] != prepared.spec.by_name[name].fold
     ]
-    return EpochPlan(whole.productions[kept], whole.indices[kept], whole.path)
+    return EpochPlan(full.productions[saved], full.indices[saved], full.path)
 
 
 def train_alone(prepared, name, history):
@@ -348,11 +348,11 @@ def train_alone(prepared, name, history):
     )
     came_to = []
     for record in history:
-        whole, sums = plan_epoch(prepared, record, name), np.zeros(3)
-        for first in range(0, len(whole.indices), network.train.batch.size):
-            rows = range(first, min(first + network.train.batch.size, len(whole.indices)))
+        complete, sums = plan_epoch(prepared, record, name), np.zeros(3)
+        for first in range(0, len(complete.indices), network.train.batch.size):
+            rows = range(first, min(first + network.train.batch.size, len(complete.indices)))
             parts = [
-                loaded(training, [whole.indices[row]], int(whole.productions[row]), True)
+                loaded(training, [complete.indices[row]], int(complete.productions[row]), True)
                 for row in rows
             ]
             images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -392,19 +392,19 @@ def cases(draw, failing=False, regroups=False):
     )
     trainers, samples = len(roles.trainers), draw(st.integers(4, 40))
     models = []
-    for place in range(draw(st.integers(2 if regroups else 1, 4))):
-        least = draw(st.integers(1, 2 if regroups else trainers))
-        what = (
+    for index in range(draw(st.integers(2 if regroups else 1, 4))):
+        minimum = draw(st.integers(1, 2 if regroups else trainers))
+        subject = (
             {"build": draw(st.sampled_from(sorted(FAILING)))}
             if failing and draw(st.booleans())
             else {"family": "softmax"}
         )
-        most = trainers if regroups else draw(st.integers(least, trainers))
+        maximum = trainers if regroups else draw(st.integers(minimum, trainers))
         models.append(
             {
-                **what,
-                "name": f"n{place}",
-                "gpus": [least, most],
+                **subject,
+                "name": f"n{index}",
+                "gpus": [minimum, maximum],
                 "train": {
                     "batch": {"size": draw(st.integers(1, samples // 4 if regroups else samples))},
                     "stopping": {"max_epochs": draw(st.integers(1, 3))},

@@ -101,5 +101,5 @@ def test_every_network_is_exported_whenever_a_launch_was_killed(folders, case, m
         assert (
             runner.prepared.paths.exported(name, ".keras").read_text() == "['velocity', 'weights']"
         )
-        most = case.content["models"][int(name[1:])]["train"]["stopping"]["max_epochs"]
-        assert len(runner.history(name)) == most
+        maximum = case.content["models"][int(name[1:])]["train"]["stopping"]["max_epochs"]
+        assert len(runner.history(name)) == maximum

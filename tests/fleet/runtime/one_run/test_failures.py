@@ -74,17 +74,17 @@ def test_retry_of_replay_takes_the_remaining_epochs(folders, monkeypatch, data):
     monkeypatch.setattr(networks, "_REST_S", 0.01)
     runner = shaky(folders(), failures=0, retries=1, epochs=3, data=data, policy="global")
     assert runner.launch() is ExitStatus.OK
-    last, taken = runner.prepared.paths.last("n0"), runner.history("n0")
+    last, consumed = runner.prepared.paths.last("n0"), runner.history("n0")
     if not data:  # as a network has them that was not in every round
         state = read_state(last)
-        taken = tuple(
+        consumed = tuple(
             dataclasses.replace(record, stream_epoch=epoch)
             for record, epoch in zip(state.history, (0, 2, 5), strict=True)
         )
-        write_state(last, dataclasses.replace(state, history=taken))
+        write_state(last, dataclasses.replace(state, history=consumed))
     monkeypatch.setattr(SoftmaxRegression, "step", failing_once(SoftmaxRegression.step, at=8))
     assert runner.launch(replay=str(runner.folder / "run"), only="n0") is ExitStatus.OK
     assert len(runner.events(ev.NetworkRetried)) == 1
     assert [place_of(record) for record in runner.history("n0")] == [
-        place_of(record) for record in taken
+        place_of(record) for record in consumed
     ]

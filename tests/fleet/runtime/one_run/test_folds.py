@@ -106,12 +106,12 @@ def test_folds_network_equals_one_given_those_samples(folders, data):
             folders(),
         )
         assert alone.launch() is ExitStatus.OK
-        ours, theirs = (
-            [(record.loss, record.val_loss, record.val_accuracy) for record in one.history(name)]
-            for one in (runner, alone)
+        fleet_value, expected = (
+            [(record.loss, record.val_loss, record.val_accuracy) for record in entry.history(name)]
+            for entry in (runner, alone)
         )
-        assert ours == theirs
-        assert len(ours) == 3
+        assert fleet_value == expected
+        assert len(fleet_value) == 3
 
 
 def test_folds_row_has_their_mean_and_comes_first(folders):
@@ -133,15 +133,15 @@ def test_folds_row_has_their_mean_and_comes_first(folders):
     assert [row.folds for row in rows] == [4, 0, 0, 0, 0] * 2
     for mean, folds in ((rows[0], rows[1:5]), (rows[5], rows[6:])):
         assert [row.name for row in folds] == [f"{mean.name}-fold{fold}" for fold in range(4)]
-        found = [row.val_loss for row in folds]
-        assert mean.val_loss == pytest.approx(np.mean(found))
-        assert mean.deviation["val_loss"] == pytest.approx(np.std(found, ddof=1))
+        matches = [row.val_loss for row in folds]
+        assert mean.val_loss == pytest.approx(np.mean(matches))
+        assert mean.deviation["val_loss"] == pytest.approx(np.std(matches, ddof=1))
         assert (mean.status, mean.epochs) == (Status.FINISHED, 2)
         judged = [record.val_accuracy * 10 for row in folds for record in runner.history(row.name)]
         assert judged == pytest.approx(np.round(judged))  # of ten samples each
-    headers, shown = leaderboard(rows)
+    headers, printed = leaderboard(rows)
     assert (
-        shown[0][headers.index("val loss")]
+        printed[0][headers.index("val loss")]
         == f"{rows[0].val_loss:.4f} ± {rows[0].deviation['val_loss']:.4f}"
     )
-    assert "±" not in shown[1][headers.index("val loss")]
+    assert "±" not in printed[1][headers.index("val loss")]

@@ -32,9 +32,9 @@ def test_quota_drops_old_checkpoints_and_can_be_raised(
             runner.folder,
         )
 
-    whole = within()
-    assert whole.launch(Interruption(40)) is ExitStatus.RESUMABLE
-    size = whole.prepared.paths.last("n0").stat().st_size
+    complete = within()
+    assert complete.launch(Interruption(40)) is ExitStatus.RESUMABLE
+    size = complete.prepared.paths.last("n0").stat().st_size
     refused = within(quota=5 * 816)  # the arrays alone
     with pytest.raises(StorageError, match=r"cannot be written: .* checkpoint.quota is 4.08 kB"):
         refused.launch()
@@ -73,10 +73,10 @@ def test_deleted_checkpoint_is_reported_with_resume_epoch(folders, monkeypatch, 
     assert runner.launch(signal) is ExitStatus.RESUMABLE
     runner.prepared.paths.last("n0").unlink()
     runner.forget_what_was_not_saved()
-    left = len(runner.history("n0"))
+    remaining = len(runner.history("n0"))
     assert runner.launch() is ExitStatus.OK
     (event,) = runner.events(ev.NetworkRolledBack)
-    assert (event.network, event.epochs) == ("n0", left)
+    assert (event.network, event.epochs) == ("n0", remaining)
     assert event.damage.startswith(f"{runner.prepared.paths.last('n0')} is missing")
     assert "WARNING: n0 continues after epoch" in capsys.readouterr().out
     runner.check_epochs()

@@ -15,12 +15,12 @@ from tests.fleet.runtime.one_run.runner import _write_cache, shaky
 
 
 def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch):
-    kept = []
+    stored = []
     runner = shaky(folders(), failures=0, retries=0, policy="global")
     monkeypatch.setattr(
         RateBook,
         "write",
-        lambda book: kept.append(
+        lambda book: stored.append(
             (
                 list(read_events(runner.prepared.paths.events))[-1].event,
                 [list(rates) for rates in book._new.values()],
@@ -28,8 +28,8 @@ def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch
         ),
     )
     assert runner.launch() is ExitStatus.OK
-    assert isinstance(kept[0][0], ev.ProfilingFinished)
-    assert kept[0][1] == [[1]]
+    assert isinstance(stored[0][0], ev.ProfilingFinished)
+    assert stored[0][1] == [[1]]
 
 
 @pytest.fixture
@@ -51,11 +51,11 @@ def test_rates_observed_and_overheads_are_kept(
 ):
     runner = shaky(cached, failures=0, retries=0, policy="baseline", epochs=3)
     assert runner.launch() is ExitStatus.OK
-    known = json.loads(cache_path().read_text())
-    ((_, sizes),) = rates_in(known)
+    earlier = json.loads(cache_path().read_text())
+    ((_, sizes),) = rates_in(earlier)
     assert (sizes["1"]["how"], sizes["1"]["network"]) == ("trained", "n0")
-    (beside,) = (sizes for key, sizes in known.items() if key.startswith("beside steps"))
-    assert [beside[number]["network"] for number in "123"] == ["ready_s", "start_s", "epoch_s"]
+    (parallel,) = (sizes for key, sizes in earlier.items() if key.startswith("beside steps"))
+    assert [parallel[number]["network"] for number in "123"] == ["ready_s", "start_s", "epoch_s"]
 
 
 def test_cached_rate_has_age_and_is_corrected(cached, monkeypatch):
@@ -73,9 +73,12 @@ def test_cached_rate_has_age_and_is_corrected(cached, monkeypatch):
     cache_path().write_text(json.dumps(wrong))
 
     runner.launch(fresh=True)
-    (told,) = runner.events(ev.CachedRatesUsed)
-    assert (told.rates["n0"][0].rate, told.rates["n0"][0].machine) == (1.0, "node7: a slow one")
-    assert told.rates["n0"][0].age_s == pytest.approx(3600, abs=60)
+    (messages,) = runner.events(ev.CachedRatesUsed)
+    assert (messages.rates["n0"][0].rate, messages.rates["n0"][0].machine) == (
+        1.0,
+        "node7: a slow one",
+    )
+    assert messages.rates["n0"][0].age_s == pytest.approx(3600, abs=60)
     assert runner.events(ev.RateMismatch)[0].expected == 1.0
     corrected = read_cache(cache_path())[key][1]
     assert (corrected.how, corrected.rate) == ("trained", pytest.approx(4000))

@@ -20,7 +20,7 @@ class BeginningRegression(SoftmaxRegression):
         self._end()
         self.taken.append((self._group.size, len(sizes)))
         assert sum(rows) == len(targets)
-        mine, places = (
+        own_rows, places = (
             [part if part is None else part.copy() for part in (images, targets, weights)],
             np.cumsum(rows),
         )
@@ -29,7 +29,7 @@ class BeginningRegression(SoftmaxRegression):
             for *step, size in zip(
                 *(
                     len(sizes) * [None] if part is None else np.split(part, places[:-1])
-                    for part in mine
+                    for part in own_rows
                 ),
                 sizes,
                 strict=True,
@@ -49,8 +49,8 @@ class BeginningRegression(SoftmaxRegression):
         if self.under_way is not None:
             done, self.under_way = self.under_way, None
             done[0] = [
-                self._asking(asked, self.step(images, targets, size, asked.stop, weights))
-                for images, targets, weights, size, asked in done[1]
+                self._asking(request, self.step(images, targets, size, request.stop, weights))
+                for images, targets, weights, size, request in done[1]
             ]
 
     def _asking(self, asked, sums):

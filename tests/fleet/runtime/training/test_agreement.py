@@ -10,7 +10,7 @@ from tests.fleet.one_process import Launch
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("failing", [[], [0], [-1], [0, -1]], ids=str)
 def test_agreement_does_not_wait_for_failed_rank(ranks, failing):
-    failing, said = {place % ranks for place in failing}, {}
+    failing, output = {index % ranks for index in failing}, {}
 
     def rank_main(world):
         group = world.group(range(ranks), 1)
@@ -22,17 +22,17 @@ def test_agreement_does_not_wait_for_failed_rank(ranks, failing):
             return "built"
 
         try:
-            found = all_or_none(group, build)
+            results = all_or_none(group, build)
         except TrainingFailed as error:
-            found = error.reason
-        said[group.rank] = (
-            found,
+            results = error.reason
+        output[group.rank] = (
+            results,
             group.allgather(group.rank),
         )  # the ranks are at the same place again
 
     assert Launch(ranks, seed=len(failing)).run(rank_main)
     expected = f"not on rank {min(failing)}" if failing else "built"
-    assert sorted(said) == list(range(ranks))
-    for found, together in said.values():
-        assert expected in found
+    assert sorted(output) == list(range(ranks))
+    for matches, together in output.values():
+        assert expected in matches
         assert together == list(range(ranks))

@@ -60,36 +60,36 @@ def test_another_epoch_begins_at_nothing(now):
     ],
 )
 def test_pace_report_is_sent_once_a_second_or_less(now, ranks, moments, expected):
-    told, steps = [], StepClock()
+    received, steps = [], StepClock()
     steps.pop_is_new()
     report = PaceReport("net", 0, steps, ranks=ranks)
     for now.now, position in moments:
-        report.send_if_due(told.append, position, is_slowed=False)
-    assert told == expected
+        report.send_if_due(received.append, position, is_slowed=False)
+    assert received == expected
 
 
 def test_the_first_step_of_a_group_is_told_at_once(now):
-    told, steps = [], StepClock()
+    received, steps = [], StepClock()
     for position in (0, 10):  # two epochs
         report = PaceReport("net", position, steps)
         now.now += 0.5
-        report.send_if_due(told.append, position + 10, is_slowed=False)
-    assert told == [Pace("net", 10, 20.0)]
+        report.send_if_due(received.append, position + 10, is_slowed=False)
+    assert received == [Pace("net", 10, 20.0)]
 
 
 def test_step_clock_returns_rate_when_steps_suffice(now):
-    told, steps = [], StepClock(warm_up=0, min_steps=2)
+    received, steps = [], StepClock(warm_up=0, min_steps=2)
     report = PaceReport("net", 0, steps)
     for number in range(1, 41):
         now.now += 1.0
         steps.add(10, 0.5)
-        report.send_if_due(told.append, 10 * number, is_slowed=number == 8)
-    assert [(pace.samples, pace.rate.steps) for pace in told if pace.rate.rate] == [
+        report.send_if_due(received.append, 10 * number, is_slowed=number == 8)
+    assert [(pace.samples, pace.rate.steps) for pace in received if pace.rate.rate] == [
         (20, 2),
         (90, 9),
         (360, 36),
     ]
-    assert {pace.rate.rate for pace in told} == {0.0, 20.0}
+    assert {pace.rate.rate for pace in received} == {0.0, 20.0}
 
 
 def test_step_clock_ignores_warm_up_and_few_steps():
@@ -102,30 +102,30 @@ def test_step_clock_ignores_warm_up_and_few_steps():
 
 
 def test_step_clock_counts_fitting_steps_by_mean_and_latest():
-    clock, found = StepClock(warm_up=1), []
+    clock, results = StepClock(warm_up=1), []
     for seconds in (9.0, 0.01, 0.01, 0.01, 0.13, 0.01):
         clock.add(10, seconds)
-        found.append(clock.count_fitting(0.4))
-    assert found == [1, 40, 40, 40, 3, 11]
+        results.append(clock.count_fitting(0.4))
+    assert results == [1, 40, 40, 40, 3, 11]
 
 
 def test_step_clock_resets_when_networks_share_gpu():
     clock = StepClock(warm_up=0, min_steps=2)
-    for beside, seconds in ((1, 1.0), (1, 1.0), (2, 1.5), (2, 2.0), (2, 2.0)):
+    for parallel, seconds in ((1, 1.0), (1, 1.0), (2, 1.5), (2, 2.0), (2, 2.0)):
         clock.add(10, seconds)
-        clock.set_networks_on_gpu(beside)
+        clock.set_networks_on_gpu(parallel)
     assert clock.rate == StepRate(5.0, 0.0, 2, networks_per_gpu=2)
     clock.set_networks_on_gpu(1)
     assert clock.rate == StepRate()
 
 
 def test_step_clock_ignores_shared_steps_of_one_turn():
-    clock, told = StepClock(warm_up=0, min_steps=10), []
+    clock, received = StepClock(warm_up=0, min_steps=10), []
     clock.set_networks_on_gpu(2)
     for _ in range(1000):
         clock.add(10, 0.001)
-        told += [clock.pop_rate().steps] if clock.rate.rate else []
-    assert [steps for steps in told if steps] == [
+        received += [clock.pop_rate().steps] if clock.rate.rate else []
+    assert [steps for steps in received if steps] == [
         pytest.approx(250, abs=1),
         pytest.approx(1000, abs=4),
     ]
@@ -136,16 +136,17 @@ def test_step_clock_ignores_shared_steps_of_one_turn():
 def test_step_clock_outlier_still_shows_sharing_curve(seed, outlier, times):
     """A step takes 1 ms alone and 1.25 beside another network; a rate is told whenever there are more steps."""
     sharing, noise = Sharing(), np.random.default_rng(seed).uniform(0.5, 1.5, 1500)
-    for beside, milliseconds in ((1, 1.0), (2, 1.25)):
+    for shared_time, milliseconds in ((1, 1.0), (2, 1.25)):
         clock = StepClock(warm_up=0, min_steps=10)
-        clock.set_networks_on_gpu(beside)
+        clock.set_networks_on_gpu(shared_time)
         for number, factor in enumerate(noise):
             clock.add(
-                8, 1e-3 * milliseconds * (times if number == outlier and beside == 2 else factor)
+                8,
+                1e-3 * milliseconds * (times if number == outlier and shared_time == 2 else factor),
             )
             if (news := clock.pop_rate()).rate:
-                sharing.observe(("a", 1), beside, news.rate, news.spread, news.steps)
+                sharing.observe(("a", 1), shared_time, news.rate, news.spread, news.steps)
                 assert len(sharing.curve) < 2 or sharing.curve[1] == pytest.approx(1.6, rel=0.25)
-        told = clock.rate  # at the end of the epoch
-        sharing.observe(("a", 1), beside, told.rate, told.spread, told.steps)
+        received = clock.rate  # at the end of the epoch
+        sharing.observe(("a", 1), shared_time, received.rate, received.spread, received.steps)
     assert sharing.curve == (1.0, pytest.approx(1.6, rel=0.25))

@@ -57,17 +57,17 @@ def _meet_after_each_batch(monkeypatch):
 
 def judged(size, seed, samples, judge, ends=lambda: False):
     """What each rank of a group gets."""
-    found = {}
+    results = {}
 
     def rank_main(world):
         training = training_of(world.group(range(size), 1), judge)
         try:
-            found[world.rank] = evaluate(training, Shared(samples), ends)
+            results[world.rank] = evaluate(training, Shared(samples), ends)
         except TrainingFailed as failure:
-            found[world.rank] = failure.reason
+            results[world.rank] = failure.reason
 
     assert Launch(size, seed).run(rank_main)
-    return list(found.values())
+    return list(results.values())
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -78,9 +78,11 @@ def test_evaluate_gives_all_ranks_sums_over_all_samples(size, samples, seed):
 
 
 def test_all_leave_off_together_when_the_run_ends():
-    asked = []
-    assert judged(3, 0, 30, Judge(), ends=lambda: asked.append(1) or len(asked) == 3) == [None] * 3
-    assert len(asked) == 3
+    request = []
+    assert (
+        judged(3, 0, 30, Judge(), ends=lambda: request.append(1) or len(request) == 3) == [None] * 3
+    )
+    assert len(request) == 3
 
 
 def test_an_end_that_comes_when_all_is_judged_comes_too_late():

@@ -23,7 +23,7 @@ def weights(training):
 
 
 def test_change_group_gives_new_ranks_masters_network():
-    found, grown = {}, TrainingState({}, "i", stream_epoch=3, position=8)
+    results, grown = {}, TrainingState({}, "i", stream_epoch=3, position=8)
 
     def rank_main(world):
         training = training_in(world.group([world.rank], world.rank))
@@ -32,11 +32,11 @@ def test_change_group_gives_new_ranks_masters_network():
         state = training.change_group(
             world.group([1, 0, 2], 10), 1, grown if world.rank == 1 else None
         )
-        found[world.rank] = (state, weights(training), training.group.size)
+        results[world.rank] = (state, weights(training), training.group.size)
 
     assert Launch(3, 0).run(rank_main)
-    assert found[0] == found[1] == found[2]
-    assert found[1][0] == grown
+    assert results[0] == results[1] == results[2]
+    assert results[1][0] == grown
 
 
 def test_what_a_new_rank_could_not_build_fails_on_all():

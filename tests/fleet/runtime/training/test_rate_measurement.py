@@ -81,10 +81,10 @@ MANY = {"batches": 100, "timed": 99, "seconds": 1000, "spread": 0.01}
 def test_measure_rate_stops_when_sure_or_out_of_time(
     monkeypatch, durations, profile, steps, timed, rate
 ):
-    found, stops = measured(monkeypatch, durations, Profile(**profile))
-    assert (len(stops), found.steps) == (steps, timed)
+    results, stops = measured(monkeypatch, durations, Profile(**profile))
+    assert (len(stops), results.steps) == (steps, timed)
     assert stops[:-1] == [False] * (steps - 1)
-    assert rate is None or (found.rate, stops[-1]) == (pytest.approx(rate), True)
+    assert rate is None or (results.rate, stops[-1]) == (pytest.approx(rate), True)
 
 
 def test_only_the_master_ends_a_measurement_and_all_end_with_it(monkeypatch):
@@ -103,8 +103,8 @@ def test_measure_batches_stops_at_first_that_does_not_fit(monkeypatch):
         return StepTotals(stop=stop)
 
     profile = Profile(batches=6, timed=4, seconds=60, spread=0)
-    found = measure_batches(group(step), SAMPLE, profile, (10, 20, 40, 80))
-    assert [rate.rate for rate in found] == [pytest.approx(10 / 0.6), pytest.approx(20 / 0.7)]
+    matches = measure_batches(group(step), SAMPLE, profile, (10, 20, 40, 80))
+    assert [rate.rate for rate in matches] == [pytest.approx(10 / 0.6), pytest.approx(20 / 0.7)]
     with pytest.raises(TrainingFailed):
         measure_batches(group(step), SAMPLE, profile, (40, 80))
 

@@ -35,17 +35,17 @@ def service(monkeypatch):
 
 def launched(shown, lost=frozenset()):
     """The environment of each rank after the launch; in its end some are lost."""
-    found = {}
+    results = {}
 
     def rank(world):
-        place = found[world.rank] = {"rank": world.rank}
-        shared = SharedGpus(world, ROLES, shown.get(world.rank), place)
+        index = results[world.rank] = {"rank": world.rank}
+        shared = SharedGpus(world, ROLES, shown.get(world.rank), index)
         world.dead_ranks = lost
         if world.rank not in lost:
             shared.stop()
 
     assert Launch(len(ROLES.node_of), seed=1).run(rank)
-    return found
+    return results
 
 
 SHOWN = {1: "4", 2: "5", 3: "4", 4: "5", 6: "0", 7: "1"}

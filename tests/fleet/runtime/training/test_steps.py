@@ -48,7 +48,7 @@ def taken(strides, is_async=True, size=1, asks=(), due=()):
     training = SimpleNamespace(is_async=is_async, group=Group(size), steps=StepClock())
     looks = {"asks": iter(range(9)), "due": iter(range(9))}
     steps = Steps(training, lambda: next(looks["asks"]) in asks, lambda: next(looks["due"]) in due)
-    return [(one.batches[0], one.stops, one.is_idle) for one in steps.run(strides)]
+    return [(entry.batches[0], entry.stops, entry.is_idle) for entry in steps.run(strides)]
 
 
 def test_sums_are_read_when_the_next_step_has_begun():
@@ -98,7 +98,9 @@ def test_steps_read_sums_before_checkpoint_with_batch_ready():
 def test_steps_last_from_previous_end_or_own_start(monkeypatch):
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: 0.5)
     training = SimpleNamespace(is_async=True, group=Group(), steps=StepClock())
-    seconds = [one.seconds for one in Steps(training, lambda: False, lambda: False).run(Strides(3))]
+    seconds = [
+        single.seconds for single in Steps(training, lambda: False, lambda: False).run(Strides(3))
+    ]
     assert seconds == [-0.5, 0.5, 1]  # it ended at 0, at 1 and at 2
 
 

@@ -94,17 +94,17 @@ def test_others_one_by_one(one):
 
 
 def test_steps_that_nobody_has_timed_yet_are_taken_one_by_one():
-    one = training()
-    one.steps = StepClock(warm_up=1)
-    one.steps.add(5, 0.005)
-    assert next(strides(one, Window().batches())).batches[0].position == 5
+    entry = training()
+    entry.steps = StepClock(warm_up=1)
+    entry.steps.add(5, 0.005)
+    assert next(strides(entry, Window().batches())).batches[0].position == 5
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.02, 0.0001])
 def test_strides_yield_the_samples_of_the_stream(seconds):
-    found = taken(training(seconds))
-    assert [row for _, images, _ in found for row in images] == list(range(23))
-    assert [row for *_, targets in found for row in targets] == list(range(23))
+    matches = taken(training(seconds))
+    assert [row for _, images, _ in matches for row in images] == list(range(23))
+    assert [row for *_, targets in matches for row in targets] == list(range(23))
 
 
 def test_no_step_waits_for_batches_that_were_not_there(monkeypatch):
@@ -145,7 +145,7 @@ def test_strides_of_group_have_agreed_length(monkeypatch, prompt_s):
 def test_stride_count_fits_20_ms_and_ready_batches(monkeypatch, late, one, fitting):
     monkeypatch.setattr(steps_module, "_PROMPT_S", 1.0)
     clock = itertools.accumulate(
-        itertools.chain.from_iterable([0, 9 * (place in late)] for place in range(9))
+        itertools.chain.from_iterable([0, 9 * (index in late)] for index in range(9))
     )
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: next(clock))
     assert next(strides(one, Window().batches())).begin(one, stop=False) == StepTotals(
