@@ -189,16 +189,16 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="delete what was trained of this network, and start it over; may be given several times",
+        help="delete the checkpoints of this network and start it over; repeat for several networks",
     )
     parser.add_argument(
         "--accept-changes",
         action="store_true",
-        help="go on from the checkpoints where the data, or a network's build: function or args, have "
+        help="resume from the checkpoints although the data, or a network's build: function or args, have "
         "changed",
     )
     parser.add_argument(
         "--remeasure",
         action="store_true",
-        help="measure all rates anew, and replace those that earlier runs have left in the cache",
+        help="measure all rates again, and replace the cached rates of earlier runs",
     )

@@ -77,7 +77,7 @@ def _request(
     """Send a command; return its name and its answer. See :func:`command`."""
     paths = RunPaths(Path(run))
     if not paths.marker.exists():
-        raise UserError(f"{run} is no folder of a run")
+        raise UserError(f"{run} is not the folder of a run")
     _check_takes_commands(paths)
     mailbox = CommandQueue(paths.mailbox)
     name = mailbox.put(content)
@@ -105,12 +105,12 @@ def _check_takes_commands(paths: RunPaths) -> None:
         return
     if find_held_lease(paths) is not None:
         raise UserError(
-            f"{paths.root}: several launches share its networks (fleet harvest), and such take no "
-            "commands; to have nodes back, end one of their jobs (others go on with its networks); for "
-            "anything else, start one launch alone once all of them have ended"
+            f"{paths.root}: several launches share its networks (fleet harvest), and shared launches take no "
+            "commands; to free nodes, end one of their jobs (the others take over its networks); for "
+            "anything else, start a single launch after all of them have ended"
         )
     raise UserError(
-        f"{paths.root}: no launch is at work there: the run has ended, or waits for its next job"
+        f"{paths.root}: no launch is running: the run has ended, or waits for its next job"
     )
 
 
@@ -140,7 +140,7 @@ def _checked(entry: Any) -> dict[str, Any]:
     try:
         json.dumps(content, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"add: the entry holds what no YAML file could say: {error}") from None
+        raise UserError(f"add: the entry cannot be written as YAML: {error}") from None
     return content
 
 
@@ -309,7 +309,7 @@ def new_run_state(paths: RunPaths) -> RunState:
     return RunState(load_run_spec(paths))
 
 
-# ---- a launch of one's own ----------------------------------------------------------------------
+# ---- a running launch ----------------------------------------------------------------------
 
 
 class Running:

@@ -79,13 +79,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="delete what an earlier run of this spec left, and start over",
+        help="delete the results of an earlier run of this spec, and start over",
     )
     add_changes(parser)
     parser.add_argument(
         "--replay",
         metavar="RUN",
-        help="train one network of a run alone again, on the stream epochs of its history, and "
+        help="train one network of a run again, alone, on the stream epochs of its history, and "
         "compare the losses",
     )
     parser.add_argument("--only", metavar="NAME", help="the network to replay")
@@ -96,21 +96,20 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
         "--walltime",
         type=duration,
         metavar="2h",
-        help="save everything and stop, with status 75, shortly before this time is over",
+        help="save everything and stop, with status 75, shortly before this time ends",
     )
     parser.add_argument(
         "--share-run",
         dest="shares_run",
         action="store_true",
-        help="work on the networks of the run together with other launches that say so, each on "
-        "networks that it holds by lease",
+        help="share the run with other launches that have this option; each trains the "
+        "networks whose lease it holds",
     )
     parser.add_argument(
         "--idle-timeout",
         type=duration,
         metavar="5min",
-        help=f"with --share-run: end when no network was to be had for so long "
-        f"({format_duration(IDLE_S)})",
+        help=f"with --share-run: end after this time without a network ({format_duration(IDLE_S)})",
     )
     words, notices = with_current_names(sys.argv[1:] if argv is None else argv, FORMER_OPTIONS)
     if notices and is_first(os.environ):
@@ -122,7 +121,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
         for option in ("fresh", "fresh_network", "accept_changes", "replay", "remeasure"):
             if getattr(arguments, option):
                 parser.error(
-                    f"--share-run goes without --{option.replace('_', '-')}: no launch is alone with the "
+                    f"--share-run goes without --{option.replace('_', '-')}: other launches train the "
                     "networks"
                 )
     if (arguments.replay is None) != (arguments.only is None):
@@ -178,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (
         StorageError,
         LeaseLost,
-    ) as error:  # a disk is full: where in the program that was noticed helps nobody
+    ) as error:  # such as a full disk: a traceback would not help
         logging.getLogger("fleet").critical("rank %d failed: %s", world.rank, error)
         print(f"fleet: rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
         world.end_all_ranks(int(_status_of(error) or ExitStatus.INFRASTRUCTURE))
@@ -196,8 +195,8 @@ def _alone() -> int:
     if is_first(os.environ):
         with suppress(OSError):  # what was shown on may have gone with the launcher
             print(
-                f"fleet: this is one of {launched_ranks(os.environ)} ranks, and MPI knows of no other: their mpirun "
-                "was ended while they began, or is of another MPI than mpi4py (fleet doctor tells)",
+                f"fleet: this is one of {launched_ranks(os.environ)} ranks, and MPI sees no other rank: their mpirun "
+                "ended during start-up, or belongs to another MPI than mpi4py (run fleet doctor)",
                 file=sys.stderr,
                 flush=True,
             )
@@ -302,7 +301,7 @@ def _lease(world: World, request: Request) -> AbstractContextManager[Lease | Non
         return nullcontext()
     from fleet.spec import allow_imports_beside
 
-    allow_imports_beside(request.spec)  # a batch system of one's own may lie there
+    allow_imports_beside(request.spec)  # a custom batch system may be there
     return lease_of_process(os.environ)
 
 
@@ -326,7 +325,7 @@ def start_logging(path: Path, rank: int, host: str) -> None:
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
-    logging.raiseExceptions = False  # a full disk is told of by what cannot do without it
+    logging.raiseExceptions = False  # code that needs the disk reports a full one
     handler.setFormatter(
         logging.Formatter(f"%(asctime)s {host}:{rank} %(name)s %(levelname)s %(message)s")
     )

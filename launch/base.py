@@ -65,7 +65,7 @@ def ask(
         )
     except FileNotFoundError:
         raise InputError(
-            f"{command[0]} is not on the PATH: is this machine a part of the cluster?"
+            f"{command[0]} is not on the PATH; is this machine part of the cluster?"
         ) from None
     except subprocess.TimeoutExpired:
         raise InputError(f"{command[0]} did not answer within {timeout_s} s") from None

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     spec = load(args.spec)
     if spec.searches or not spec.networks:
         raise UserError(
-            f"{args.spec}: nobody knows beforehand which networks will be asked for; rehearse a spec with "
+            f"{args.spec}: the networks of a search are not known in advance; use a spec with "
             "`count:` instead of `search:`"
         )
     if args.output is not None:

@@ -87,7 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=duration,
         default=IDLE_S,
         metavar="5min",
-        help=f"a job ends when no network was to be had for so long ({format_duration(IDLE_S)})",
+        help=f"a job ends after this time without a network ({format_duration(IDLE_S)})",
     )
     parser.add_argument(
         "--walltime",
@@ -101,7 +101,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     instead.add_argument(
         "--end",
         action="store_true",
-        help="hand in no more jobs, and take back those that wait; those that run go on",
+        help="submit no more jobs, and cancel the waiting ones; running jobs continue",
     )
     instead.add_argument("--dry-run", action="store_true", help="only print the scripts")
     add_json(parser)
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> None:
             other_system.name for other_system in SYSTEMS.values() if other_system.queue_commands
         )
         raise UserError(
-            f"--system {system.name}: a harvest asks for idle nodes, which this one does not tell; "
+            f"--system {system.name}: a harvest asks for idle nodes, which this system does not report; "
             f"{able} do"
         )
     args.nodes = args.nodes_per_job

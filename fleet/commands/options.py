@@ -93,7 +93,7 @@ def add_policy(
         "--policy",
         metavar="NAME",
         required=required,
-        help=f"policy that decides: {', '.join([*POLICIES, *more])}, or module:policy of your own "
+        help=f"policy that decides: {', '.join([*POLICIES, *more])}, or a custom module:policy "
         f"{default}",
     )
 

@@ -141,5 +141,5 @@ def figure_file(path: Path, width: float, height: float) -> Iterator[Figure]:
     yield figure
     try:
         figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:  # ValueError: a format that there is not
+    except (OSError, ValueError) as error:  # ValueError: an unknown format
         raise UserError(f"--plot: {path}: {error}") from None

@@ -105,7 +105,7 @@ def _load(path: str | None) -> Spec | None:
     spec = load(path)
     if not spec.networks:
         raise UserError(
-            f"{path}: nobody knows beforehand which networks will be asked for; there is nothing to plan"
+            f"{path}: the networks of a search are not known in advance, so there is nothing to plan"
         )
     return spec
 

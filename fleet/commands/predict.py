@@ -2,7 +2,7 @@
 
   fleet predict runs/digits photo.png folder/            with the best network
   fleet predict runs/digits folder/ --top 5 --json       with the mean of the best five
-  fleet predict runs/digits folder/ --select greedy      with those that go together best on the validation samples
+  fleet predict runs/digits folder/ --select greedy      with the ensemble that is best on the validation samples
   fleet predict runs/digits --top 5 --save five.keras    write them as one Keras model (of PyTorch .safetensors)
   fleet predict runs/wine new.csv > predicted.csv        for each row of a table
 
@@ -40,11 +40,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="image files, folders of images, tables (CSV or Parquet), or .npy files of inputs",
     )
     selection = parser.add_mutually_exclusive_group()
-    selection.add_argument("--top", type=count, metavar="K", help="join the best K networks (1)")
+    selection.add_argument("--top", type=count, metavar="K", help="average the best K networks (1)")
     selection.add_argument(
         "--select",
         choices=[GREEDY],
-        help="join the networks that go together best on the validation samples, each perhaps several "
+        help="average the ensemble that is best on the validation samples; a network may count several "
         "times",
     )
     parser.add_argument(

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
     if args.every is not None:
         if args.json or args.at is not None:
             raise UserError(
-                "--every: it writes the page while the run goes on; without --json and --at"
+                "--every: it rewrites the page while the run goes on; use it without --json and --at"
             )
         _keep_writing(paths, args.html or paths.report, args.every)
     if args.at is None:
@@ -89,9 +89,7 @@ def run(args: argparse.Namespace) -> None:
     except StorageError as error:
         if args.html is not None:
             raise
-        print(
-            f"fleet report: {error}", file=sys.stderr
-        )  # a run of somebody else's may be looked at
+        print(f"fleet report: {error}", file=sys.stderr)  # the run may belong to another user
         return
     if not args.json:
         print(f"{page} shows it.")

@@ -115,10 +115,10 @@ def _best(args: argparse.Namespace) -> tuple[Discrete, asking.RequestSequence, b
 
 def _say_why(remaining: Discrete | None) -> None:
     if remaining is None:
-        reason = "the job has outlived every run time known"
+        reason = "the job has exceeded every known run time"
     else:
         reason = f"fewer than {asking.MIN_RUNS} past runs are too few to learn from"
-    print(f"fleet reserve: {reason}: asking for twice the longest time known", file=sys.stderr)
+    print(f"fleet reserve: {reason}: requesting twice the longest known time", file=sys.stderr)
 
 
 def _needed(best: asking.RequestSequence, remaining: Discrete | None) -> list[float]:
@@ -145,7 +145,7 @@ def _print(
     )
     saved = 1 - best.expected_makespan / single
     print(
-        f"expected makespan {best.expected_makespan:.6g}; asking once for the longest run time known: "
+        f"expected makespan {best.expected_makespan:.6g}; one request for the longest known run time: "
         f"{single:.6g}" + (f" ({saved:.1%} saved)" if saved > 0 else "")
     )
     if best.excess:

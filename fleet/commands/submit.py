@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="walltime to ask for (that of the spec); auto: what past runs, or simulated ones, say",
     )
     parser.add_argument(
-        "--chain", action="store_true", help="go on in further jobs until all networks are done"
+        "--chain", action="store_true", help="continue in further jobs until all networks are done"
     )
     parser.add_argument(
         "--max-jobs",
@@ -142,11 +142,11 @@ def _end(args: argparse.Namespace) -> int:
         print_json({"cancelled": cancelled, "told": signaled})
         return ExitStatus.OK
     if cancelled:
-        print(f"{', '.join(cancelled)} taken back from the queue")
+        print(f"{', '.join(cancelled)} cancelled")
     if signaled:
-        print(f"{', '.join(signaled)} told to save and to end, by SIGUSR2")
+        print(f"{', '.join(signaled)} signaled to save and end (SIGUSR2)")
     print(
-        f"no further job follows; the same spec, handed in again, goes on from the checkpoints in {root}"
+        f"no further job follows; submit the same spec again to resume from the checkpoints in {root}"
     )
     return ExitStatus.OK
 

@@ -196,7 +196,7 @@ def test_end_saves_and_stops_a_chain_until_it_is_submitted_again(
         str(ensemble.paths.root),
         PYTHONPATH=str(ROOT),
     )
-    assert f"{ensemble.job} told to save and to end" in message
+    assert f"{ensemble.job} signaled to save and end" in message
     assert (
         ensemble.slurm.wait_for(ensemble.job).state == "FAILED"
     )  # with 75, as a job that is stopped

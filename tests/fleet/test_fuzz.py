@@ -595,7 +595,7 @@ def test_what_is_changed_worked_before(name):
                     "has no rates of",
                     "has not been profiled",
                     "it is no run",
-                    "is no folder of a run",
+                    "is not the folder of a run",
                 )
             )
         ), (words, err)

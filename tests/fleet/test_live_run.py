@@ -80,9 +80,9 @@ def test_what_the_launch_refuses_is_raised(lease_held):
 
 
 def test_a_run_that_has_ended_refuses_and_so_does_what_is_no_run(paths, tmp_path):
-    with pytest.raises(UserError, match="no launch is at work there"):
+    with pytest.raises(UserError, match="no launch is running"):
         command(paths.root, {"do": "stop", "network": "a"})
-    with pytest.raises(UserError, match="no folder of a run"):
+    with pytest.raises(UserError, match="not the folder of a run"):
         command(tmp_path / "nowhere", {"do": "stop", "network": "a"})
     assert not paths.mailbox.exists()
 
@@ -107,7 +107,7 @@ def test_command_is_refused_by_launches_that_share_a_run(shared):
     ):
         request_nodes(paths.root, 1, 60.0)
     let_go()
-    with pytest.raises(UserError, match="no launch is at work there"):
+    with pytest.raises(UserError, match="no launch is running"):
         command(paths.root, {"do": "stop", "network": "a"})
     assert not paths.mailbox.exists()
 
@@ -236,7 +236,7 @@ def test_what_is_no_entry_is_refused_in_words(paths, entry):
     launch = Running(Launcher(), paths, 0, ExitStatus)
     for add in (launch.add, launch.add_all, lambda entry: live_run.add(paths.root, entry)):
         with pytest.raises(
-            UserError, match=r"^add: (an entry is a mapping|the entry holds what no YAML)"
+            UserError, match=r"^add: (an entry is a mapping|the entry cannot be written as YAML)"
         ):
             add(entry)
 

@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=duration,
         required=True,
         metavar="2min",
-        help="until when they should be free",
+        help="time until they should be free",
     )
     parser.add_argument(
         "--shrink",
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     elif released is None:
-        print("the launch has ended, with all its nodes")
+        print("the launch has ended and has no more nodes")
     else:
         if released.has_ended:
             outcome = "its processes end"

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     """Note which networks are left out."""
     paths = RunPaths(args.run)
     if not paths.marker.exists():
-        raise UserError(f"{args.run} is no folder of a run")
+        raise UserError(f"{args.run} is not the folder of a run")
     state = replay_log(read_run(paths, (NetworkAdded, CommandReceived)))
     names = list(with_added_networks(load_run_spec(paths), state).by_name)
     before = read_skipped(paths)

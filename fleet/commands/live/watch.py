@@ -55,16 +55,16 @@ def run(args: argparse.Namespace) -> None:
     """Print what happens until the launch has ended."""
     paths = RunPaths(args.run)
     if args.from_s is None and args.speed is not None:
-        raise UserError("--speed: there is a speed only where a run is shown again, with --from")
+        raise UserError("--speed goes with --from, which replays a run")
     state = new_run_state(paths)
     lease = find_held_lease(paths)
     if lease is None and args.from_s is None:
         raise UserError(
-            f"{args.run}: no launch is at work there; fleet report shows how far it is, and --from 0s "
-            "shows it again"
+            f"{args.run}: no launch is running; fleet report shows its state, and --from 0s "
+            "replays it"
         )
     if lease is None and not paths.event_logs():
-        raise UserError(f"{args.run} has no {paths.events.name}: there is nothing to show")
+        raise UserError(f"{args.run} has no {paths.events.name}, so there is nothing to show")
 
     def is_over() -> bool:
         nonlocal lease

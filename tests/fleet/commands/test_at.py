@@ -298,4 +298,4 @@ def test_a_run_without_a_log_is_not_shown_again(tmp_path, capsys):
         log.unlink()
     capsys.readouterr()
     assert main(["watch", str(paths.root), "--from", "0s"]) == 2
-    assert "has no events.jsonl: there is nothing to show" in capsys.readouterr().err
+    assert "has no events.jsonl, so there is nothing to show" in capsys.readouterr().err

@@ -228,7 +228,7 @@ def test_a_dry_run_only_prints(harvest, tmp_path):
     [
         (
             ["a.yaml", "--system", "local"],
-            "for idle nodes, which this one does not tell; slurm, lsf, pbs do",
+            "for idle nodes, which this system does not report; slurm, lsf, pbs do",
         ),
         (["a.yaml"], "--system says which batch system there is"),
         (["a.yaml", "a.yaml", "--system", "slurm"], "two of the specs have the same output"),

@@ -87,14 +87,14 @@ def test_reserve_doubles_the_longest_of_few_runs(reserve, tmp_path):
     }
     assert err == (
         "fleet reserve: fewer than 5 past runs are too few to learn from: "
-        "asking for twice the longest time known\n"
+        "requesting twice the longest known time\n"
     )
 
 
 def test_a_job_that_outlived_everything_is_said_to_have(reserve, log):
     status, result, err = reserve("--json --failed 10 --failed 15 --log", log)
     assert (status, result["requests"]) == (0, [30.0])
-    assert "the job has outlived every run time known" in err
+    assert "the job has exceeded every known run time" in err
 
 
 def test_reserve_prints_requests_and_cost_by_their_number(reserve):

@@ -442,8 +442,8 @@ def test_end_cancels_the_next_job_and_saves_the_running_one(submit, tmp_path, ca
     status, out, err = end(capsys)
     assert (status, err) == (0, "")
     assert out == (
-        "4712 taken back from the queue\n4711 told to save and to end, by SIGUSR2\n"
-        "no further job follows; the same spec, handed in again, goes on from the checkpoints in run\n"
+        "4712 cancelled\n4711 signaled to save and end (SIGUSR2)\n"
+        "no further job follows; submit the same spec again to resume from the checkpoints in run\n"
     )
     requests = (tmp_path / "asked").read_text().splitlines()
     assert sorted(
