@@ -72,7 +72,7 @@ def test_harvest_submits_first_jobs_with_options_after_dashes(harvest, tmp_path)
     ):
         assert part in script
     plan = HarvestPlan.read(paths.harvest)
-    assert (plan.options, plan.partition, plan.limits.most) == (
+    assert (plan.options, plan.partition, plan.limits.max_jobs) == (
         ("--qos=preempt", "-p", "low"),
         "low",
         32,
