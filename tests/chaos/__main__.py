@@ -64,14 +64,14 @@ def parse(argv=None):
         help="a run, such as the demo's, of which to say what checkpoints cost it",
     )
     arguments = parser.parse_args(argv)
-    seed_lists = (
+    numbers = (
         arguments.seeds,
         arguments.tensorflow_seeds,
         arguments.beside_seeds,
         arguments.search_seeds,
     )
-    if any(seed_lists):
-        return arguments, Seeds(*(seeds or () for seeds in seed_lists))
+    if any(numbers):
+        return arguments, Seeds(*(seeds or () for seeds in numbers))
     concurrent = round(0.3 * arguments.cases) if arguments.beside is None else arguments.beside
     searched = math.ceil(arguments.cases / 8) if arguments.searches is None else arguments.searches
     return arguments, Seeds(
@@ -139,31 +139,32 @@ def _carry_out(case):
 def document(outcomes, run=None, concurrent=(), searched=()):
     """The page, made of what was measured."""
     lines = [
-        "# Reliability: faults at random moments, and what happened to the runs",
+        "# Reliability: what happens to runs under random faults",
         "",
         "`make chaos` (`python -m tests.chaos --document docs/reliability.md`) writes this page; do not edit it.",
         "",
-        "Each case is a small ensemble (three networks, 3 to 5 ranks, 108 training samples) that is struck by one",
-        "fault at a random moment. The same command is given again until all networks are done. A case comes to a",
-        "good end if every network finished each epoch once, with all samples; if one of them, trained again alone,",
-        "comes to the same losses (to 1e-9, with TensorFlow 1e-4); and if each checkpoint and table was whole after",
-        "every launch. A case that shows no sign of life for 60 s (TensorFlow 180 s) fails.",
+        "Does a run survive the death of a rank, a full disk, or a damaged checkpoint? Each case is a small ensemble",
+        "(three networks, 3 to 5 ranks, 108 training samples) with one fault at a random moment. The same command is",
+        "repeated until all networks are done. A case passes if every network finished each epoch once, with all",
+        "samples; if one of them, trained again alone, has the same losses (to 1e-9, with TensorFlow 1e-4); and if",
+        "every checkpoint and table was intact after every launch. A case without output for 60 s (TensorFlow 180 s)",
+        "fails.",
         "",
     ]
     for engine, title, faults in (
         ("numpy", "The numpy engine", FAULTS),
         ("keras", "TensorFlow", TENSORFLOW_FAULTS),
     ):
-        selected = [outcome for outcome in outcomes if outcome.case.engine == engine]
-        if selected:
-            good = sum(not outcome.broken for outcome in selected)
+        rows = [outcome for outcome in outcomes if outcome.case.engine == engine]
+        if rows:
+            good = sum(not outcome.broken for outcome in rows)
             lines += [
-                f"## {title}: {len(selected)} cases, {good} came to a good end",
+                f"## {title}: {len(rows)} cases, {good} passed",
                 "",
-                *_table(selected, faults),
+                *_table(rows, faults),
                 "",
             ]
-    lines += _pauses(outcomes) + _concurrent(concurrent) + _searched(searched)
+    lines += _pauses(outcomes) + _concurrent_table(concurrent) + _searched(searched)
     if run is not None:
         lines += _blocked(run)
     lines += [
@@ -187,27 +188,27 @@ def document(outcomes, run=None, concurrent=(), searched=()):
 
 def _table(outcomes, faults):
     rows = [
-        "| fault | cases | good end | in the same launch | most launches | samples trained twice, median | most |",
+        "| fault | cases | passed | in the same launch | max launches | samples trained twice, median | max |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for fault in faults:
-        selected = [outcome for outcome in outcomes if outcome.case.fault == fault]
-        if not selected:
+        case_rows = [outcome for outcome in outcomes if outcome.case.fault == fault]
+        if not case_rows:
             continue
-        twice = [outcome.twice for outcome in selected]
+        twice = [outcome.twice for outcome in case_rows]
         rows.append(
-            f"| {fault} | {len(selected)} | {sum(not outcome.broken for outcome in selected)} "
-            f"| {sum(outcome.outlived for outcome in selected)} "
-            f"| {max(len(outcome.statuses) for outcome in selected)} of {MOST_LAUNCHES} "
+            f"| {fault} | {len(case_rows)} | {sum(not outcome.broken for outcome in case_rows)} "
+            f"| {sum(outcome.outlived for outcome in case_rows)} "
+            f"| {max(len(outcome.statuses) for outcome in case_rows)} of {MOST_LAUNCHES} "
             f"| {statistics.median(twice):.0f} | {max(twice)} |"
         )
     statuses = Counter(status for outcome in outcomes for status in outcome.statuses[:-1])
     ended = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
-    note = (
-        f"An epoch has {TRAINED} samples, and at most three networks are trained at a time. All launches except "
-        f"the last one of each case ended with one of these statuses (how often): {ended}."
+    summary = (
+        f"An epoch has {TRAINED} samples, and at most three networks train at a time. All launches except "
+        f"the last one of each case ended with one of these statuses (count): {ended}."
     )
-    return [*rows, "", note if ended else ""]
+    return [*rows, "", summary if ended else ""]
 
 
 def _pauses(outcomes):
@@ -220,14 +221,14 @@ def _pauses(outcomes):
         ]
         if pauses:
             lines.append(
-                f"- {name}: median {statistics.median(pauses):.3f} s, most {max(pauses):.3f} s "
+                f"- {name}: median {statistics.median(pauses):.3f} s, max {max(pauses):.3f} s "
                 f"({len(pauses)} {'death' if len(pauses) == 1 else 'deaths'})"
             )
     return (
         [
-            "## From a rank's death to the survivors' next step",
+            "## Time from a rank's death to the next step of the survivors",
             "",
-            "Under `mpirun --with-ft ulfm`, for the ranks in the group of the dead one:",
+            "With `mpirun --with-ft ulfm`, for the ranks in the group of the dead rank:",
             "",
             *lines,
             "",
@@ -237,7 +238,7 @@ def _pauses(outcomes):
     )
 
 
-def _concurrent(cases):
+def _concurrent_table(cases):
     """What came of launches over one folder."""
     if not cases:
         return []
@@ -247,12 +248,12 @@ def _concurrent(cases):
     )
     again = [case.again for case in cases]
     return [
-        f"## Launches over one folder: {len(cases)} cases, {good} came to a good end",
+        f"## Launches over one folder: {len(cases)} cases, {good} passed",
         "",
-        f"Two launches share four networks of {EPOCHS} epochs. {faults.count('kill')} times one of them was "
-        f"killed, and {faults.count('stop')} times all its ranks stood still, for {LEASE_S / 2:g} to "
-        f"{3 * LEASE_S:g} s, with leases of {LEASE_S:g} s; then another one was started. Epochs trained again: "
-        f"median {statistics.median(again):g}, most {max(again)}.",
+        f"Two launches share four networks of {EPOCHS} epochs. One of them was killed {faults.count('kill')} "
+        f"times, and stopped {faults.count('stop')} times for {LEASE_S / 2:g} to {3 * LEASE_S:g} s, with leases "
+        f"of {LEASE_S:g} s; then another one was started. Epochs trained again: median "
+        f"{statistics.median(again):g}, max {max(again)}.",
         "",
     ]
 
@@ -263,24 +264,24 @@ def _searched(cases):
         return []
     good = sum(not case.broken for case in cases)
     lines = [
-        f"## Searches: {len(cases)} cases, {good} came to a good end",
+        f"## Searches: {len(cases)} cases, {good} passed",
         "",
         f"Four ranks search among networks of up to {searches.EPOCHS} epochs. Launches are killed at random "
-        "moments: all ranks, the coordinator, or one other rank. A case comes to a good end if a searcher that "
-        "hears all calls of the log again answers as it did, and a rule that hears all epochs again judges as it "
-        "did; if no call was made twice, and every network that was asked for is finished or pruned; and if no "
-        "network trained more than an epoch again for each kill.",
+        "moments: all ranks, the coordinator, or one other rank. A case passes if a searcher that gets all "
+        "calls of the log again gives the same answers, and a pruner that gets all epochs again gives the same "
+        "verdicts; if no call was made twice, and every proposed network is finished or pruned; and if no "
+        "network repeated more than one epoch per kill.",
         "",
-        "| search | cases | good end | kills | calls and judgements | epochs trained again |",
+        "| search | cases | passed | kills | calls and verdicts | epochs trained again |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for search in searches.SEARCHES:
-        selected = [case for case in cases if case.search == search]
-        if selected:
+        rows = [case for case in cases if case.search == search]
+        if rows:
             lines.append(
-                f"| {search} | {len(selected)} | {sum(not case.broken for case in selected)} "
-                f"| {sum(len(case.kills) for case in selected)} | {sum(case.decisions for case in selected)} "
-                f"| {sum(case.again for case in selected)} |"
+                f"| {search} | {len(rows)} | {sum(not case.broken for case in rows)} "
+                f"| {sum(len(case.kills) for case in rows)} | {sum(case.decisions for case in rows)} "
+                f"| {sum(case.again for case in rows)} |"
             )
     return [*lines, ""]
 
@@ -290,10 +291,10 @@ def _blocked(run):
     spent = account(read_events(RunPaths(run).events)).spent
     with_data = spent.checkpointing / (spent.training + spent.data)
     return [
-        "## What checkpoints cost",
+        "## Cost of checkpoints",
         "",
-        f"In a run of `{load(RunPaths(run).spec).document.name}` without a fault, training stood still for "
-        f"{spent.checkpointing:.2f} GPU-seconds while weights were copied or the writer was behind. This is "
+        f"In a run of `{load(RunPaths(run).spec).document.name}` without a fault, training was blocked for "
+        f"{spent.checkpointing:.2f} GPU-seconds while weights were copied or the writer lagged behind. This is "
         f"{spent.checkpointing / spent.training:.2%} of the time in which networks were trained, or "
         f"{with_data:.2%} if waiting for "
         "samples is included (the paper: 2.7 to 6.3 %).",
