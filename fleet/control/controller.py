@@ -69,7 +69,7 @@ class Controller:
         )
         self._history = History()
         self._wakes_s = float("-inf")
-        self._undecided = 0  # what has been heard since it decided
+        self._undecided = 0  # inputs since the last decision
 
     @property
     def status(self) -> ExitStatus | None:
@@ -133,7 +133,7 @@ class Controller:
         if self.status is not None or (message is None and not is_late and not self._undecided):
             return []
         self._outbox.now_s = now_s
-        # Of the many that tell of a group's pace, only few have any effect here.
+        # Only few of the many pace reports have any effect here.
         matters = (
             not isinstance(message, m.Pace)
             or message.rate.rate > 0
@@ -200,5 +200,5 @@ class Controller:
         self._placement.decide()
 
 
-_MANY = 16  # with fewer devices each message is followed by a decision
-_FEWEST = 8  # messages that may be heard first with more
+_MANY = 16  # with fewer devices, a decision follows each message
+_FEWEST = 8  # messages before a decision, with more devices

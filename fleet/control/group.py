@@ -46,21 +46,21 @@ def name_ranks(ranks: Sequence[int]) -> str:
 class Phase(Enum):
     """The phase of a group; the value describes it."""
 
-    FORMING = "its ranks were told to start, and meet"
-    TRAINING = "it trains, or builds the network"
-    PAUSING = "it was asked to stand still inside its epoch"
-    PAUSED = "it stands still inside an epoch"
-    WAITING = "it stands still between two epochs"
-    REGROUPING = "its ranks were told to go on with others, and meet"
-    STOPPING = "it was told to save and to let go"
-    FAILED = "one of its ranks has died, and the others let go"
-    ENDED = "it is no more"
+    FORMING = "its ranks are starting"
+    TRAINING = "training, or building the network"
+    PAUSING = "about to pause inside its epoch"
+    PAUSED = "paused inside an epoch"
+    WAITING = "waiting between two epochs"
+    REGROUPING = "its ranks are regrouping"
+    STOPPING = "saving, about to end"
+    FAILED = "one of its ranks has died, and the others stop"
+    ENDED = "ended"
 
 
-# What a group says, is told or suffers -> the phase that follows.
+# A message, an order or a death -> the phase that follows.
 Transitions = Mapping[type, Phase]
 
-# What a group's master says of the group.
+# Messages of a group's master about the group.
 GROUP_MESSAGES = (
     m.Joined,
     m.FellBack,
@@ -83,7 +83,7 @@ _INSIDE: Transitions = {
 _ALIVE: Mapping[Phase, Transitions] = {
     Phase.FORMING: {m.Joined: Phase.TRAINING},
     Phase.TRAINING: {**_INSIDE, m.Pace: Phase.TRAINING, m.FellBack: Phase.TRAINING},
-    # A second pause says that the launch ends: the first is void where a network is being judged.
+    # A second pause says that the launch ends; the first is void while a verdict is pending.
     Phase.PAUSING: {
         **_INSIDE,
         m.Pace: Phase.PAUSING,
@@ -98,7 +98,7 @@ _ALIVE: Mapping[Phase, Transitions] = {
     },
     Phase.REGROUPING: {m.Regrouped: Phase.TRAINING, m.Failed: Phase.ENDED},
     Phase.STOPPING: {m.Stopped: Phase.ENDED, m.Failed: Phase.ENDED},
-    # How far its network has come will be read from a checkpoint, whatever the group still says.
+    # The status of its network will be read from a checkpoint, whatever messages still arrive.
     Phase.FAILED: dict.fromkeys(GROUP_MESSAGES, Phase.FAILED),
     Phase.ENDED: {},
 }
@@ -189,7 +189,7 @@ class TrainingGroup:
         after = TRANSITIONS[self.phase].get(type(step))
         if after is None:
             raise InvalidTransition(
-                f"{self.name} is {self.phase.name} ({self.phase.value}), and yet there is {step}"
+                f"{self.name} is {self.phase.name} ({self.phase.value}) and cannot take {step}"
             )
         self.phase = after
 
@@ -220,7 +220,7 @@ class TrainingGroup:
         stance = _STANCES.get(self.phase, Stance.BUSY)
         if is_node_release or (self.is_awaiting_orders and not is_answered):
             stance = Stance.BUSY
-        # With a batch that follows the GPUs another size is another optimizer.
+        # If the batch depends on the GPUs, another size needs another optimizer.
         is_fixed = self.network.train.batch.when_scaled == "fixed"
         return GroupHolding(
             self.devices,

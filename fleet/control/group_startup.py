@@ -41,11 +41,9 @@ class PendingBuilds:
     """All pending builds."""
 
     def __init__(self) -> None:
-        self._by_device: dict[int, PendingBuild] = {}  # of the first of its devices
+        self._by_device: dict[int, PendingBuild] = {}  # by the first of its devices
         self._devices_of: defaultdict[str, set[int]] = defaultdict(set)  # network -> these devices
-        self._until: list[
-            tuple[float, int]
-        ] = []  # a heap of when each is late, and that device; some are over
+        self._until: list[tuple[float, int]] = []  # heap of deadlines and devices; some have ended
 
     def start(
         self, network: NetworkSpec, devices: Sequence[int], now_s: float, is_recruit: bool = False
@@ -54,7 +52,7 @@ class PendingBuilds:
 
         Args:
             network: the network.
-            devices: the devices that were told to build it.
+            devices: the devices that build it.
             now_s: the time.
             is_recruit: whether it is a single device that will join a group in training.
         """
@@ -136,10 +134,8 @@ class StartupTimes:
         self._ends_s = ends_s
         self._outbox = outbox
         self._has_stepped = False
-        self._started: dict[str, float] = {}  # the networks of which nothing has been heard since
-        self._builds: dict[
-            str, float
-        ] = {}  # how long it took the latest group of each network until it was built
+        self._started: dict[str, float] = {}  # networks whose groups have not reported training
+        self._builds: dict[str, float] = {}  # network -> build time of its latest group
         self.longest_s: float | None = None
 
     def begin_group(self, network: str, now_s: float) -> None:

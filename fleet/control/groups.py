@@ -48,17 +48,17 @@ class Groups:
         self.removed_ranks: set[int] = set()
         self.unresponsive_ranks: set[int] = set()
         self._devices = DevicePool(self.cluster.devices)
-        # whether any trainer has, and until all have
+        # whether any trainer has reported, and whether all have
         self._has_come = False
         self._are_awaited = True
         self._groups: dict[str, TrainingGroup] = {}
-        self._awaiting_orders: dict[str, TrainingGroup] = {}  # those that wait for orders
+        self._awaiting_orders: dict[str, TrainingGroup] = {}  # groups that wait for orders
         self._joining: dict[str, TrainingGroup] = {}
         self._measuring: dict[tuple[int, ...], MeasurementTask] = {}
         self._number = 0  # of the latest group of ranks
         self._plan = Round()
         self._members = dict[str, tuple[int, Member]]()
-        self._off_plan: set[str] = set()  # networks whose groups are not as wanted
+        self._off_plan: set[str] = set()  # networks whose groups differ from the plan
 
     def __iter__(self) -> Iterator[TrainingGroup]:
         return iter(list(self._groups.values()))
@@ -145,11 +145,9 @@ class Groups:
             self._devices.not_ready.discard(device)
         self.check_all_ready()
         if ready.rank in self.removed_ranks:
-            return  # its last word
+            return  # its last message
         if device is None or device in self._devices.idle:
-            raise InvalidTransition(
-                f"rank {ready.rank} has nothing to do, and yet there is {ready}"
-            )
+            raise InvalidTransition(f"rank {ready.rank} is idle already, or no trainer: {ready}")
         self._devices.set_idle(device)
 
     def check_all_ready(self) -> None:
@@ -170,13 +168,13 @@ class Groups:
             group.recruits[device] = True
             return
         does = (group is not None and device in group.devices) or device in self._devices.measuring
-        # Those that return may not know yet that they are no recruits any more.
+        # A returning device may not know yet that it was dismissed.
         if (
             not does
             and device not in self._devices.returning
             and built.rank not in self.removed_ranks
         ):
-            raise InvalidTransition(f"rank {built.rank} builds nothing, and yet there is {built}")
+            raise InvalidTransition(f"rank {built.rank} builds nothing: {built}")
 
     def remove_rank(self, rank: int, died: RanksDied) -> list[MeasurementTask]:
         """Remove a trainer that has died; return the measurements that it took part in."""
@@ -257,7 +255,7 @@ class Groups:
                 return task
         if self.removed_ranks:
             return None
-        raise InvalidTransition(f"nobody measures that, and yet there is {measured}")
+        raise InvalidTransition(f"no such measurement is running: {measured}")
 
     # ---- orders ----
 
@@ -365,7 +363,7 @@ class Groups:
         """Return the first epoch that a new device reads from the stream."""
         if not self._grants.is_in_step:
             return 0
-        # What those that stay will read next is protected on their nodes.
+        # The next reads of ranks that stay are protected on their nodes.
         node = self.cluster.node(device)
         epochs = [group.reads_stream_from[mate] for mate in stay if self.cluster.node(mate) == node]
         return max(group.next_read_epoch, min(epochs, default=fresh))
@@ -396,7 +394,7 @@ class Groups:
         self.advance(group, order)
         self._tell(group.devices[:1], order)
 
-    # ---- what there is to know of them ----
+    # ---- queries ----
 
     @property
     def awaiting_orders(self) -> list[TrainingGroup]:
@@ -491,7 +489,7 @@ class Groups:
         """
         if not self._off_plan:
             return ()
-        # Of those that are busy no move can be made.
+        # Busy groups cannot move.
         names = {
             name
             for name in self._off_plan
@@ -540,7 +538,7 @@ class Groups:
             }
         return new.isdisjoint(self.cluster.gpu(device) for device in blocked - current)
 
-    # ---- small things ----
+    # ---- helpers ----
 
     def _batch(self, network: NetworkSpec, devices: Sequence[int], epoch: int) -> int | None:
         """Return the batch of an epoch that a network begins on some devices."""

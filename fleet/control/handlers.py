@@ -57,20 +57,18 @@ class MessageHandlers:
         if isinstance(message, GROUP_MESSAGES):
             group = self._groups.get(message.network)
             if group is None and self._groups.removed_ranks:
-                return False  # the last word of a rank that has died
+                return False  # the last message of a rank that has died
             if group is None:
-                raise InvalidTransition(
-                    f"{message.network} has no group, and yet there is {message}"
-                )
+                raise InvalidTransition(f"{message.network} has no group: {message}")
             self._groups.advance(group, message)
             group.record_message(self._outbox.now_s, isinstance(message, m.Pace | m.EpochDone))
-            if not isinstance(message, m.Joined):  # that is said before
+            if not isinstance(message, m.Joined):  # that comes before building
                 self._buildings.end(message.network)
             if group.phase is Phase.FAILED:
                 return False
         handler = _HANDLERS.get(type(message))
         if handler is None:
-            raise InvalidTransition(f"a coordinator is not told {message}")
+            raise InvalidTransition(f"unexpected input: {message}")
         is_news = handler(self, message)
         return is_news is True or isinstance(message, _NEWS)
 
@@ -126,7 +124,7 @@ class MessageHandlers:
 
     def _on_paused(self, paused: m.Paused) -> None:
         group = self._groups[paused.network]
-        # An epoch that was begun in an earlier launch is not the one that was granted.
+        # An epoch begun in an earlier launch is not the granted one.
         group.next_read_epoch = group.next_epoch + (paused.stream_epoch == group.next_epoch)
 
     def _on_stopped(self, stopped: m.Stopped) -> None:
@@ -169,9 +167,7 @@ class MessageHandlers:
                 self._outbox.add(e.AbortLaunch(InfrastructureError(f"rank {rank} has died")))
             device = self._launch.config.roles.device_of.get(rank)
             self._outbox.log(events.RankDied(rank, device))
-            if (
-                device is not None
-            ):  # otherwise trainers prepare their samples themselves from now on
+            if device is not None:  # otherwise trainers prepare their samples from now on
                 self._buildings.drop_devices([device])
                 tasks = self._groups.remove_rank(rank, died)
                 for name in {task.network for task in tasks}:
@@ -179,7 +175,7 @@ class MessageHandlers:
                     self._searches.fail_after_deaths(name)
                 self._rates.limit_devices(self._groups.cluster.whole_gpus, tasks)
         self._groups.check_all_ready()
-        self._launch.update_grants()  # which no struck group holds back
+        self._launch.update_grants()  # which failed groups no longer hold back
         if not self._groups.cluster.devices:
             self._shutdown.begin("all trainers have died")
 
@@ -209,7 +205,7 @@ class MessageHandlers:
         self._rates.limit_devices(self._groups.cluster.whole_gpus)
 
 
-# After these the policy is asked again.
+# The policy is called again after these.
 _NEWS = (
     m.EpochDone,
     m.Converged,

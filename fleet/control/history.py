@@ -39,9 +39,7 @@ class ProtocolViolation(InfrastructureError):
         self.what = problem
         self.history = tuple(history)
         lines = "\n".join(_lines(self.history[-_SHOWN:]))
-        super().__init__(
-            f"{problem}\nThis is what was heard before, and what was done about it:\n{lines}"
-        )
+        super().__init__(f"{problem}\nThe last inputs and effects:\n{lines}")
 
     def report(self) -> str:
         """Return the whole history with Python values, a line per input and effect."""

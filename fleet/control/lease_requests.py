@@ -124,8 +124,8 @@ class LeaseRequests:
             return [
                 self._request,
                 LeaveRun(
-                    f"no network was to be had for {format_duration(self._idle_s)}: those that are "
-                    "left are trained by other launches"
+                    f"no network was available for {format_duration(self._idle_s)}: other launches "
+                    "train the remaining ones"
                 ),
             ]
         return []

@@ -29,7 +29,7 @@ from fleet.errors import ExitStatus
 from fleet.spec import NetworkSpec
 from scheduler.ensemble.indexed import IndexedSet
 
-_REST_S = 5.0  # before a network is tried again; twice as long each time
+_REST_S = 5.0  # before the first retry; doubles each time
 
 
 class Networks:
@@ -82,18 +82,16 @@ class Networks:
         self._unleased = set(elsewhere)
         # Maintained incrementally: policies read it at each epoch's end, and there may be thousands.
         self._unavailable = IndexedSet([*self._over, *self._paused, *self._unleased])
-        self._changed = set(
-            self.specs
-        )  # those that have been taken in, or may have other epochs, since that was asked
-        self.alone = set(alone)  # those that ran out of memory beside others
+        self._changed = set(self.specs)  # networks that were added or changed since the last query
+        self.alone = set(alone)  # networks that ran out of memory on shared GPUs
         self._deaths = {name: list(died) for name, died in (deaths or {}).items() if died}
         self._max_deaths = max_deaths
-        self._rank_deaths: dict[str, str] = {}  # fallen network -> how a rank of it died
+        self._rank_deaths: dict[str, str] = {}  # network awaiting its checkpoint -> how a rank died
         self._releases_held = False
-        self._held_back = set[str]()  # of those with which ranks died, while others are left
+        self._held_back = set[str]()  # networks with deaths, while others are left to train
         self.update_held()
 
-    # ---- how far they are ----
+    # ---- status ----
 
     def history(self, name: str) -> tuple[EpochRecord, ...]:
         """Return the finished epochs of a network."""
@@ -178,7 +176,7 @@ class Networks:
             return ExitStatus.NETWORK_FAILED
         return ExitStatus.OK
 
-    # ---- what happens to them ----
+    # ---- changes ----
 
     def add(self, network: NetworkSpec) -> None:
         """Add a network."""
@@ -237,7 +235,7 @@ class Networks:
         """
         self._log(events.NetworkFailed(name, reason, detail, may_pass, deaths))
 
-    # ---- ranks that die with them ----
+    # ---- deaths of ranks ----
 
     def record_death(self, name: str, how: str, is_sure: bool = True) -> None:
         """Record the death of a rank that trained a network: it is trained last from now on.
@@ -363,7 +361,7 @@ class Networks:
                 else events.NetworkFinished(leased.network, outcome.reason, len(history))
             )
 
-    # ---- those that are away ----
+    # ---- temporarily unavailable networks ----
 
     def schedule_retry(self, name: str) -> None:
         """Schedule the next retry of a network."""
@@ -404,13 +402,13 @@ class Networks:
         name = read.network
         history = read.status.history
         if name not in self._awaiting_checkpoint:
-            raise InvalidTransition(f"nobody has asked how far {name} is, and yet there is {read}")
+            raise InvalidTransition(f"the checkpoint of {name} was not requested: {read}")
         self._awaiting_checkpoint.remove(name)
         had = {(record.epoch, record.stream_epoch) for record in self.history(name)}
         was_over = self.is_final(name)
         restored = read.status.merged_with_log(self._statuses[name])
         for record in history:
-            if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
+            if (record.epoch, record.stream_epoch) not in had:  # saved before the master died
                 self._log(events.EpochEnded(name, record))
         self._log(
             events.GroupFailed(

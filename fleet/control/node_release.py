@@ -23,7 +23,7 @@ from scheduler.eviction.plan import Action, RunningJob, groups_to_stop
 
 # minimum loss of training: a group that has just saved should save again if there is time
 _LEAST_S = 1e-3
-_WRITE_S = 5.0  # for a checkpoint, as long as no group of the launch has shown what one takes
+_WRITE_S = 5.0  # assumed duration of a checkpoint before one was measured
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class NodeRelease:
         self._outbox = launch.outbox
         self._requests: list[_Request] = []
         self._released_count = 0
-        self._actions: dict[str, Action] = {}  # of the groups that leave
-        self._paused: set[str] = set()  # of them, those that have been asked to stand still
+        self._actions: dict[str, Action] = {}  # of leaving groups
+        self._paused: set[str] = set()  # leaving groups that were asked to pause
         self._saved_s: dict[str, float] = {}  # network -> when its last checkpoint was written
-        self._writes_s: dict[str, float] = {}  # network -> what its last checkpoint took
-        self._step_s: dict[str, float] = {}  # network -> what a step takes
+        self._writes_s: dict[str, float] = {}  # network -> duration of its last checkpoint
+        self._step_s: dict[str, float] = {}  # network -> duration of a step
 
-    # ---- what groups show ----
+    # ---- observations ----
 
     def record_save(self, network: str) -> None:
         """Record that all training of a network is on disk now."""
@@ -67,7 +67,7 @@ class NodeRelease:
         """Record the duration of a group's last checkpoint."""
         self._writes_s[stopped.network] = stopped.checkpoint_s
 
-    # ---- what is offered ----
+    # ---- offers ----
 
     def offer(self, count: int, within_s: float, now_s: float) -> NodeOffer:
         """Choose the nodes whose release loses the least, one after another; change nothing.
@@ -133,7 +133,7 @@ class NodeRelease:
             return {}
         try:
             return groups_to_stop(jobs, sum(job.nodes for job in jobs), within_s)
-        except InputError as error:  # what was asked for is refused; the run goes on
+        except InputError as error:  # the request is refused; the run goes on
             raise UserError(str(error)) from None
 
     def _job(self, group: TrainingGroup, now_s: float) -> RunningJob:
@@ -154,7 +154,7 @@ class NodeRelease:
         )
         return float(sum(losses)), len(ways)
 
-    # ---- what is done ----
+    # ---- releases ----
 
     def begin_release(self, request: NodesRequested) -> None:
         """Begin to release nodes: start no more groups there, and stop those that are there."""
@@ -212,14 +212,14 @@ class NodeRelease:
         ranks = {
             rank for rank, node in enumerate(roles.node_of) if node in released
         } - self._groups.removed_ranks
-        self._groups.removed_ranks.update(ranks)  # they are not missed
+        self._groups.removed_ranks.update(ranks)  # their deaths are expected
         for tag, of_role in (
             (m.Tag.TRAINER, roles.trainers),
             (m.Tag.PREPROCESSOR, roles.preprocessors),
         ):
             self._outbox.send(sorted(ranks.intersection(of_role)), tag, m.LeaveLaunch())
 
-    # ---- small things ----
+    # ---- helpers ----
 
     def _find_node_release(self) -> list[TrainingGroup]:
         leaving = {device for request in self._requests for device in request.devices}

@@ -55,7 +55,7 @@ class Placement:
         self._outbox = launch.outbox
         self._roles = launch.config.roles
         self.has_news = True
-        self._deciding_s = 0.0  # that the policy has taken since it last wanted something else
+        self._deciding_s = 0.0  # time of the policy since its last change
         self._round = 0
         self._has_logged_too_late = False
 
@@ -128,7 +128,7 @@ class Placement:
         """Apply a move of a running group; one that changes inside its epoch is paused first."""
         group = self._groups.get(move.name)
         if group is None:
-            return  # to start groups comes last
+            return  # groups are started last
         match move:
             case moves.Recruit():
                 self._groups.recruit(group, move.devices)
@@ -141,7 +141,7 @@ class Placement:
                 self._grant(group.next_epoch)
             case moves.Grow() if group.phase is Phase.TRAINING:
                 self._groups.pause(group, run_ends=False)
-            case moves.Stop() if not self._is_too_late:  # else no other is started in its place
+            case moves.Stop() if not self._is_too_late:  # otherwise no group would replace it
                 self._groups.stop(group, self._networks.is_final(group.name))
 
     def _resume(self, group: TrainingGroup) -> None:
@@ -196,7 +196,7 @@ class Placement:
                 )
             )
         if not self._groups:
-            self._shutdown.begin("too little of the walltime is left for another group")
+            self._shutdown.begin("too little of the walltime is left to start another group")
 
     def _end_unplaceable(self) -> None:
         """End a launch in which nothing runs and the policy starts nothing."""
@@ -206,7 +206,7 @@ class Placement:
         if self._node_release.has_released or removed:
             few = f"{pluralize(cluster.gpus, 'trainer')} {'is' if cluster.gpus == 1 else 'are'}"
             if self._node_release.has_released:
-                cause = "nodes were given back"
+                cause = "nodes were released"
             else:
                 cause = f"{pluralize(len(removed), 'rank')} died"
             self._shutdown.begin(f"{cause}, and {few} too few for {names}")

@@ -37,7 +37,7 @@ from scheduler.ensemble.sharing import (
     useful_networks_per_gpu,
 )
 
-_SURER = 4  # times as many steps as before, and a rate that was learned is worth a word again
+_SURER = 4  # times as many steps as before, and a learned rate is logged again
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Rates:
         self._keys = dict(prior_rates.measurement.keys)
         self._outbox = launch.outbox
         is_file = config.spec.schedule.rates is not None
-        # otherwise nobody has said how fast networks are
+        # otherwise there are no rates to compare with
         if config.spec.engine.learns and (is_file or table is None):
             self._check: RateCheck | None = RateCheck(self._keys, not is_file)
         else:
@@ -135,14 +135,14 @@ class Rates:
         # Rates are those of the time that is emulated; what is measured here is that of the clock.
         self._time_scale = 1.0 if table is None else config.spec.resources.time_scale
         self._planned_by = self._curve
-        # What is known beforehand is noted, too.
+        # Prior speedups are logged, too.
         self._noted_curve: tuple[float, ...] = (
             (1.0,) if self._sharing is None else self._sharing.expected
         )
         self._are_said = (
             is_file or config.spec.policy.needs_rates
-        )  # else those that are given only take their place
-        self._late: list[NetworkAdmitted] = []  # those that came before there were any rates
+        )  # otherwise given rates are only placeholders
+        self._late: list[NetworkAdmitted] = []  # networks that were added before there were rates
 
     @property
     def _curve(self) -> tuple[float, ...]:
@@ -276,7 +276,7 @@ class Rates:
         """Write the known rates to profile.json."""
 
     def limit_devices(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:
-        """Record how many trainers are left, and the measurements of those that are gone."""
+        """Record how many trainers are left, and drop the measurements of others."""
 
     def record_measurement(self, task: MeasurementTask, measured: m.Measured) -> None:
         """Record a measurement."""
@@ -375,9 +375,7 @@ class LearnedRates(Rates):
             tuple[str, int], int
         ] = {}  # key and GPUs -> the steps that it was learned from
         self._planned_table: RateTable | None = None  # by which the present plan was made
-        self._noted: dict[
-            str, tuple[float, ...]
-        ] = {}  # network -> the rates that were last said of it
+        self._noted: dict[str, tuple[float, ...]] = {}  # network -> rates that were last logged
 
     def add(self, admitted: NetworkAdmitted) -> None:  # noqa: D102
         if admitted.traits is not None:
@@ -422,7 +420,7 @@ class LearnedRates(Rates):
         )
         self._tell_of_sharing()
         if observed.networks_per_gpu > 1:
-            return  # it says nothing of the network alone that a later run could use
+            return  # it says nothing about the network on its own GPU
         if observed.steps >= _SURER * self._told_steps.get((key, gpus), 0):
             self._told_steps[key, gpus] = max(1, observed.steps)
             self._outbox.log(
@@ -437,7 +435,7 @@ class LearnedRates(Rates):
             if table is not self._planned_table:
                 before = () if self._planned_table is None else self._planned_table.models
                 self._planned_table = table
-                # networks have come, one by one
+                # networks were added at the end
                 if table.models[: len(before)] == before:
                     same = len(before)
                 else:
@@ -492,7 +490,7 @@ class RateCheck:
         self._is_measured = is_measured
         self._reported: dict[
             tuple[str, int], float
-        ] = {}  # key and GPUs -> what the rate was said to be
+        ] = {}  # key and GPUs -> rate that was last reported
 
     def compare(
         self, network: str, gpus: int, step_rate: StepRate, expected: float
@@ -553,7 +551,7 @@ class Supply:
         """
         table = rates.table
         cluster = self._groups.cluster
-        assert table is not None  # or no policy is asked
+        assert table is not None  # otherwise the policy is not called
         supply = float("inf")
         if rates.are_samples:
             supply = self._grants.supply(self._groups.removed_ranks) * self._time_scale
@@ -564,7 +562,7 @@ class Supply:
             return table
         if (
             self._of[0] is not table or self._of[1] != cluster.whole_gpus
-        ):  # for there may be thousands of networks
+        ):  # cached: there may be thousands of networks
             self._of = (table, cluster.whole_gpus)
             self._limited = None
             self._demand = max(
@@ -598,9 +596,7 @@ def traits_of(network: NetworkSpec, key: str, input_shape: tuple[int, ...], clas
     if architecture.kind == "family":
         try:
             operations = float(count_operations(architecture.settings, input_shape, classes))
-        except (
-            UserError
-        ):  # images too small for it, which is no matter to an engine that learns nothing
+        except UserError:  # images too small for it, which an emulated engine does not mind
             operations = None
     return Traits(
         network.name, key, architecture.target, operations, network.min_gpus, network.max_gpus

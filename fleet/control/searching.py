@@ -54,12 +54,12 @@ class Searches:
         self.idle_since_s: float | None = None
         controller.is_open = self._open_for is not None
         self._decided = list(restored)
-        self._has_heard = True  # something from which decisions may follow
-        self._coming: set[str] = set()  # networks that are being looked at
+        self._has_heard = True  # inputs since the last decision
+        self._coming: set[str] = set()  # networks that are being validated
         self._ahead = IndexedValues()
         self._survivors = set[str]()
 
-    # ---- what is known ----
+    # ---- queries ----
 
     @property
     def is_over(self) -> bool:
@@ -93,7 +93,7 @@ class Searches:
             (self._survivors.add if survives else self._survivors.discard)(name)
         return self._ahead, self._survivors
 
-    # ---- heard ----
+    # ---- inputs ----
 
     def end_epoch(self, name: str, record: EpochRecord, is_done: bool) -> None:
         """Record a finished epoch of a network, perhaps its last."""
@@ -204,7 +204,7 @@ class Searches:
                 self._launch.outbox.add(decision)
             case AddNetwork(network) if (
                 network not in self._networks.specs
-            ):  # otherwise an earlier launch has added it
+            ):  # otherwise an earlier launch added it
                 self._coming.add(network)
                 self._launch.outbox.add(decision)
         return False

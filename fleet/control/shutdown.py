@@ -1,4 +1,4 @@
-"""How a launch ends: finished or interrupted, and what its ranks are told (pure)."""
+"""How a launch ends: finished or interrupted, and its last messages (pure)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Shutdown:
         self._networks = launch.networks
         self._outbox = launch.outbox
         self.began_s = float("inf")
-        self._until_s = float("inf")  # when nobody waits any longer for groups that do not answer
+        self._until_s = float("inf")  # when silent groups are abandoned
         self.status: ExitStatus | None = None
 
     @property

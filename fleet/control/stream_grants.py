@@ -19,7 +19,7 @@ from fleet.stream.layout import Layout
 from scheduler.base import RateTable
 from scheduler.ensemble.rates import preprocessors_needed
 
-_SURELY = 1.25  # times as fast without a preprocessor, before it is left out: what they say varies
+_SURELY = 1.25  # speedup without a preprocessor from which it is left out; reports vary
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,10 @@ class StreamGrants:
         self._granted = first - 1  # the latest epoch that any group may train on
         self._throughput: dict[int, float] = {}  # rank of a preprocessor -> samples/s
         self._prepared: dict[int, _RecentWork] = {}  # likewise
-        self._are_known = (
-            False  # whether all preprocessors have said how fast they are; it stays so
-        )
-        self._order: Produce | None = None  # what preprocessors were told last
+        self._are_known = False  # whether all preprocessors have reported their rates
+        self._order: Produce | None = None  # the last order of preprocessors
         self.producers: tuple[int, ...] = ()  # the ranks that produce, once it has begun
-        self._since = 0  # from which chunk on they do
+        self._since = 0  # first chunk that they produce
 
     # ---- the kind of stream ----
 
@@ -172,7 +170,7 @@ class StreamGrants:
         """
         if throughput.rank not in self._preprocessors or throughput.rank in self._throughput:
             raise InvalidTransition(
-                f"{throughput.rank} is no preprocessor of which nothing is known, and yet there is {throughput}"
+                f"{throughput.rank} is no preprocessor, or has reported already: {throughput}"
             )
         self._throughput[throughput.rank] = throughput.samples_per_s
 
@@ -192,9 +190,7 @@ class StreamGrants:
             InvalidTransition: the rank does not produce.
         """
         if prepared.rank not in self.producers and prepared.rank not in self._prepared:
-            raise InvalidTransition(
-                f"{prepared.rank} does not produce, and yet there is {prepared}"
-            )
+            raise InvalidTransition(f"{prepared.rank} does not produce: {prepared}")
         self._prepared[prepared.rank] = self._prepared.get(prepared.rank, _RecentWork()).merge(
             prepared
         )

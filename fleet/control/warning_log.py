@@ -21,15 +21,13 @@ class WarningLog:
 
     def add_warning(self, warned: Warned) -> None:
         """Log a warning of an engine."""
-        if (
-            warned.warning not in self._warnings
-        ):  # each group that trains the network says so, and its twins
+        if warned.warning not in self._warnings:  # each group of the network reports it
             self._warnings.add(warned.warning)
             self._outbox.log(NetworkWarned(*warned))
 
     def add_unreadable(self, bad: SampleUnreadable) -> None:
         """Log an unreadable sample; abort the launch if there are too many."""
-        if bad.name in self._bad:  # other ranks, or other epochs, have met it too
+        if bad.name in self._bad:  # other ranks or epochs report it too
             return
         self._bad.add(bad.name)
         self._outbox.log(SampleSkipped(bad.name, bad.reason, bad.training))
@@ -37,7 +35,7 @@ class WarningLog:
             self._outbox.add(
                 AbortLaunch(
                     UserError(
-                        f"{len(self._bad)} of {self._samples} samples cannot be read, more than data.max_unreadable: {self._max_share:.2%};"
+                        f"{len(self._bad)} of {self._samples} samples are unreadable, more than data.max_unreadable: {self._max_share:.2%};"
                         f" the latest: {bad.name}: {bad.reason}"
                     )
                 )

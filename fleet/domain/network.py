@@ -21,7 +21,7 @@ Score: TypeAlias = Annotated[
 ]  # NaN where nothing was judged, such as without validation data
 
 
-DATA = "data"  # among the files that were changed: what the data is known by
+DATA = "data"  # stands for the data among changed files
 SCORES = ("loss", "accuracy", "val_loss", "val_accuracy")  # of an epoch, whatever its metrics are
 
 
@@ -371,7 +371,7 @@ class BestEpoch(NamedTuple):
         ):
             return BestEpoch(record, score, record.epoch, record)
         if score == best.score and tie_break_loss(record) < tie_break_loss(best.record):
-            # better, but no improvement of what is monitored: patience does not wait
+            # better, but the monitored value did not improve: patience goes on
             return BestEpoch(record, score, best.improved_epoch, record)
         return best._replace(newest=record)
 

@@ -65,7 +65,7 @@ def pareto_front(values: Sequence[Sequence[float]], modes: Sequence[str]) -> lis
     places = list[int]()
     for index in sorted(
         costs, key=lambda index: (costs[index], index)
-    ):  # whoever surpasses one stands before it
+    ):  # a dominating point comes first
         cost = np.array(costs[index])
         if not np.any(np.all(front_costs <= cost, axis=1) & np.any(front_costs < cost, axis=1)):
             front_costs = np.vstack([front_costs, cost])

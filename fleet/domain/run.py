@@ -21,12 +21,10 @@ from fleet.units import format_duration, pluralize
 from scheduler.base import Network, Record
 from scheduler.ensemble.rates import rate
 
-# What a launch may say before it logs the epochs that the one before it had saved.
+# Events of a launch before it logs the epochs that the previous one had saved.
 _AT_FIRST = (e.RatesLoaded, e.CachedRatesUsed, e.SharingLearned, e.EpochEnded)
 
-FINISHED_UNLOGGED = Outcome(
-    "a launch has found it done"
-)  # whatever has become of it: no log says so
+FINISHED_UNLOGGED = Outcome("a launch has found it done")  # how, no log says
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ class RunGroup:
     began_s: float
     first_s: float | None = None
     ended_s: float | None = None
-    _latest: type = e.GroupStarted  # what it has done last, and when
+    _latest: type = e.GroupStarted  # its last event, and when
     _latest_s: float = 0.0
 
 
@@ -506,7 +504,7 @@ class RunState:
         self.launches.append(launch)
         for name in start.finished:
             status = self._network(name).status
-            if status.outcome is None:  # it found that out by itself
+            if status.outcome is None:  # the launch found that out itself
                 self._network(name).status = replace(
                     status, is_paused=False, outcome=FINISHED_UNLOGGED
                 )
@@ -547,11 +545,11 @@ class RunState:
                     network = self._spec.by_name.get(event.network)
                 if (
                     self._spec and network and event.rate > 0
-                ):  # to build and trace it is what forming its group takes
+                ):  # building and tracing is what forming a group takes
                     batches = self._spec.profile.batches * network.global_batch(event.gpus)
                     launch.building.append(max(0.0, event.seconds - batches / event.rate))
             case e.RatesEstimated(seen=0):
-                pass  # they only say how networks compare
+                pass  # they only compare networks
             case _:
                 launch.rates |= event.rates
                 launch.profiling_s += (
@@ -599,7 +597,7 @@ class RunState:
         self.missed += ended.missed
         self._logged.add((name, record.epoch, record.stream_epoch))
         is_news = record.epoch > network.epochs
-        # One that was taken up from a checkpoint may be logged late.
+        # An epoch of a restored checkpoint may be logged late.
         if not (launch and network.group is None and _is_known(network.status, record)):
             network.status = apply_change(network.status, ended)
         network.parameters = ended.parameters or network.parameters
@@ -608,9 +606,7 @@ class RunState:
             self.epochs.append(RunEpoch(t_s, name, record))
             return
         if group is None:
-            if (
-                not launch.has_begun
-            ):  # a launch that was killed had saved it, and did not come to log it
+            if not launch.has_begun:  # a killed launch had saved it without logging it
                 t_s = self._log_late(name, launch)
             self.epochs.append(RunEpoch(t_s, name, record))
         else:
@@ -644,7 +640,7 @@ class RunState:
             group.ended_s = t_s
         if group is not None and is_first:
             group.first_s = t_s - group.began_s
-            if name in launch.rates:  # until it is known better
+            if name in launch.rates:  # a first estimate
                 samples_per_s = rate(Network(name, launch.rates[name]), record.gpus)
                 epoch_s = launch.start.time_scale * record.samples / samples_per_s
                 launch.building.append(max(0.0, group.first_s - epoch_s))

@@ -20,7 +20,7 @@ _CHOICE = (
     "seed",
     "options",
     "objectives",
-)  # where one is another, so is the searcher
+)  # if one of these changes, a new searcher starts
 
 
 def describe_start(entry: Entry, search: RunSearch, knows: bool) -> SearcherStarted | None:
@@ -84,7 +84,7 @@ def _format(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_format, value)) + "]"
     if value is None:
-        return "not there"
+        return "missing"
     return str(value)
 
 
@@ -99,5 +99,5 @@ def _describe_passed(space: Space, proposals: Sequence[Mapping[str, Any]], knows
         match_space(space, {key: value for key, value in values.items() if key != PARENT}) is None
         for values in proposals
     )
-    text = f"; the searcher is told of {pluralize(len(proposals) - outside, 'network')}"
-    return text + (f", and not of {outside} outside of the space" if outside else "")
+    text = f"; the searcher receives {pluralize(len(proposals) - outside, 'network')}"
+    return text + (f", but not {outside} outside the space" if outside else "")

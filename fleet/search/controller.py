@@ -126,7 +126,7 @@ def _mode(network: NetworkSpec) -> Mode:
     return "minimize"
 
 
-# ---- what follows ------------------------------------------------------------------------------
+# ---- decisions ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class SearchController:
         self._awaited: set[str] = set()
         self._unreported: dict[
             str, None
-        ] = {}  # networks that were dropped, in order; each may yet end its last epoch
+        ] = {}  # pruned networks in order; each may still end its last epoch
         for trial in self._trials.values():
             self._reindex(trial)
         # Network -> epochs after which it finished in earlier launches, even if it was pruned then.
@@ -288,7 +288,7 @@ class SearchController:
         self._out: CallSearcher | None = None
         self._decided: list[Decision] = []
 
-    # ---- what is known ----
+    # ---- queries ----
 
     @property
     def paused(self) -> frozenset[str]:
@@ -403,7 +403,7 @@ class SearchController:
         for name, status in statuses.items():
             if status.is_finished:
                 self._finishes[name].add(len(status.history))
-        # the last line, if it is a judgement, and who has gone on in that moment
+        # the last line, if it is a verdict, and the networks that were resumed with it
         judged = None
         went_on = set[str]()
         for event in log:
@@ -445,7 +445,7 @@ class SearchController:
                     event.record.epoch in self._finishes.get(event.network, ()),
                 )
             case ev.NetworkFinished() if event.network in self._trials:
-                self._trials[event.network].end = None  # also if it was dropped in its last epoch
+                self._trials[event.network].end = None  # even if it was pruned in its last epoch
                 self._unreported.pop(event.network, None)
                 self._recall_judged(self._trials[event.network], Verdict.GO_ON, (), event.epochs)
             case ev.NetworkVerdict() if event.network in self._trials:
@@ -471,7 +471,7 @@ class SearchController:
     def _recall_judged(
         self, trial: TrialState, verdict: Verdict, by: tuple[str, ...], epochs: int
     ) -> None:
-        if by != (USER,):  # that is no answer to what was said of an epoch
+        if by != (USER,):  # a command is no verdict on an epoch
             trial.verdict = Verdict.GO_ON
             trial.resolved_epochs = epochs
             trial.is_resumed = False
@@ -498,7 +498,7 @@ class SearchController:
     def _restore_trial(self, trial: TrialState, status: NetworkStatus) -> None:
         """Finish what an earlier launch knew about a network but had not acted on."""
         is_done = status.outcome is not None
-        if len(status.history) == trial.epochs:  # only this knows where data was changed
+        if len(status.history) == trial.epochs:  # only the history knows where data changed
             trial.best_epoch = best_of(status.history, trial.converge)
         session = self._sessions.get(trial.entry)
         if session is not None:
@@ -514,7 +514,7 @@ class SearchController:
         elif trial.resolved_epochs < trial.epochs:
             self._await_or_resolve(trial)
 
-    # ---- heard ----
+    # ---- inputs ----
 
     def end_epoch(self, name: str, record: EpochRecord, is_done: bool) -> None:
         """Record a finished epoch of a network; an epoch trained again is not judged again.
@@ -712,15 +712,13 @@ class SearchController:
     def _resume(self, trial: TrialState, holder: str, remaining: int = 0) -> None:
         if holder == self._rule:
             self._pruner.let_go_on(trial.name)
-            if (
-                trial.verdict is Verdict.PAUSE
-            ):  # of an epoch of which the searcher has said nothing yet
+            if trial.verdict is Verdict.PAUSE:  # the searcher has not judged this epoch yet
                 trial.verdict = Verdict.GO_ON
         if holder not in trial.paused_by:
             return
         trial.paused_by.discard(holder)
         self._reindex(trial)
-        if trial.paused_by:  # somebody else has paused it as well
+        if trial.paused_by:  # it is still paused by another
             self._log_verdict(trial, Verdict.PAUSE, tuple(sorted(trial.paused_by)), remaining)
         else:
             self._log_verdict(trial, Verdict.GO_ON, (holder,), remaining)
@@ -832,7 +830,7 @@ class SearchController:
         remaining = len(stop) + len(go_on)
         if not alive and not went_on and (not remaining or self._are_spent):
             return self._drop_paused()
-        for name in stop:  # first: while nobody has gone on, all is as it was
+        for name in stop:  # first, while no network has been resumed
             remaining -= 1
             self._stop(self._trials[name], (self._rule,), remaining)
         for name in go_on:
@@ -857,7 +855,7 @@ class SearchController:
             self._stop(self._trials[name], (_END,), len(paused) - count)
         return True
 
-    # ---- small things ----
+    # ---- helpers ----
 
     def _reindex(self, trial: TrialState) -> None:
         """Update the sets that a network belongs to."""

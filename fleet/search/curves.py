@@ -86,8 +86,8 @@ class Curves(NoPruning):
         self._curves: defaultdict[str, _Curve] = defaultdict(_Curve)
         self._missed: defaultdict[int, list[float]] = defaultdict(
             list
-        )  # by how much forecasts were too low, sorted
-        self._ended: list[float] = []  # the scores of those that were trained to their end
+        )  # errors of forecasts that were too low, sorted
+        self._ended: list[float] = []  # final scores of networks that trained to their end
 
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
         """See :class:`fleet.search.pruning.Pruner`."""

@@ -17,7 +17,7 @@ from fleet.search.calls import AddPriorTrial, Ask, Call, InvalidAnswer, Report, 
 from fleet.search.searcher import TrialOutcome, Verdict
 from fleet.spec.space import Member, Space, key_of_value, member_of
 
-PARENT = "parent"  # the key of an answer that is none of the space
+PARENT = "parent"  # a key of answers that is not in the space
 
 WRONG_IN_A_ROW = 10  # answers to ask; then nothing is asked any more
 
@@ -64,23 +64,19 @@ class SearcherSession:
         self._outcomes: dict[int, Tell] = {}
         self._prior_epochs: dict[
             int, int
-        ] = {}  # number -> the epochs of which the searcher hears otherwise, or never
+        ] = {}  # number -> epochs that are not reported to this searcher
         self._earlier: dict[str, AddPriorTrial] = {}  # of earlier runs, by run and name
         self._paused: set[int] = set()  # by the searcher
-        self._ended: set[int] = (
-            set()
-        )  # those of them that are over, such as those that were done when it paused them
+        self._ended: set[int] = set()  # paused networks that have ended
         self._to_say: dict[
             tuple[object, ...], Report | Tell | AddPriorTrial
         ] = {}  # in order, each once
         self._wrong = 0  # answers to ask, one after another
-        self._is_dry = (
-            False  # whether None was the answer to the last question, and nothing was said since
-        )
-        self._has_tried = False  # whether it was asked which to resume, and nothing was said since
-        self.failure = ""  # why it is not called again
+        self._is_dry = False  # whether the last ask returned None, with no report since
+        self._has_tried = False  # whether resume was called, with no report since
+        self.failure = ""  # why the searcher is not called again
 
-    # ---- what is known ----
+    # ---- queries ----
 
     @property
     def number(self) -> int:
@@ -110,7 +106,7 @@ class SearcherSession:
         """Return the searcher's verdict on an epoch; None if there is none."""
         return self._verdicts.get((number, epoch))
 
-    # ---- what to say ----
+    # ---- calls ----
 
     def report(self, number: int, epoch: int, value: float) -> None:
         """Queue the report of an epoch, unless it was made; infinite values become NaN."""
@@ -158,7 +154,7 @@ class SearcherSession:
         """
         self._to_say.clear()
         self._paused.clear()
-        self._verdicts.clear()  # one that nobody has acted on yet is none any more
+        self._verdicts.clear()  # pending verdicts are void
         if not judges_alike:
             self._earlier.clear()
         self._allow_asking()
@@ -171,7 +167,7 @@ class SearcherSession:
             member = match_space(space, proposal.values)
             tell = self._outcomes.get(number, Tell(number, "", None))
             if proposal.wrong or member is None or not knows:
-                self._outcomes[number] = tell  # it is none of its networks
+                self._outcomes[number] = tell  # the new searcher does not own it
                 continue
             self._prior_epochs[number] = len(curves.get(number, ()))
             call = AddPriorTrial(
@@ -260,7 +256,7 @@ class SearcherSession:
         if answer is None or answer in self._ended:
             return None
         if answer not in self._paused:
-            raise InvalidAnswer(f"resume answered {answer}, which is no network that it has paused")
+            raise InvalidAnswer(f"resume answered {answer}, which is no network paused by it")
         self._paused.remove(answer)
         self._has_tried = False
         return answer
@@ -291,9 +287,7 @@ class SearcherSession:
                 parent is None
                 and (before := self._seen.setdefault(key_of_value(member), number)) != number
             ):
-                raise UserError(
-                    f"the same values as of number {before}; each network should be another one"
-                )
+                raise UserError(f"the same values as number {before}; each network must differ")
             if parent is not None and (type(parent) is not int or parent not in self._proposals):
                 raise UserError(
                     f"{parent!r} is no parent; it should be the number of a proposed network"

@@ -135,7 +135,7 @@ def test_a_sample_that_cannot_be_read_is_skipped_and_named(launch, tmp_path):
 def test_too_many_bad_samples_end_the_run(launch, tmp_path, ranks):
     run = launch(ranks, spec(tmp_path, [GOOD], source="partly_bad"))
     assert run.status == 2
-    assert "1 of 60 samples cannot be read, more than data.max_unreadable: 1.00%" in run.output
+    assert "1 of 60 samples are unreadable, more than data.max_unreadable: 1.00%" in run.output
 
 
 @pytest.mark.long

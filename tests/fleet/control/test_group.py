@@ -64,7 +64,7 @@ def test_what_the_table_does_not_have_cannot_be(phase, kind):
         assert one.phase is TRANSITIONS[phase][kind]
     else:
         with pytest.raises(
-            InvalidTransition, match=f"a is {phase.name} .*and yet there is {kind.__name__}"
+            InvalidTransition, match=f"a is {phase.name} .* and cannot take {kind.__name__}"
         ):
             one.advance(step(kind))
         assert one.phase is phase

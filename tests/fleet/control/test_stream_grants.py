@@ -123,7 +123,7 @@ def test_production_begins_when_all_preprocessors_that_live_have_said_how_fast_t
 def test_a_preprocessor_says_how_fast_it_is_once(rank):
     production = StreamGrants(layout(3), (0,))
     production.record_throughput(Throughput(0, 10.0))
-    with pytest.raises(InvalidTransition, match="and yet there is Throughput"):
+    with pytest.raises(InvalidTransition, match="has reported already: Throughput"):
         production.record_throughput(Throughput(rank, 10.0))
 
 

@@ -94,7 +94,7 @@ def test_what_fits_is_told_and_what_lies_outside_stays_and_trains_on():
     inside = [number for number, value in asked.items() if value >= 1e-3]
     assert f"space.{LEARNING_RATE} was {{low: 1e-05, high: 0.1, log: True}} and is" in began.changed
     assert (
-        f"the searcher is told of {len(inside)} networks, and not of {len(asked) - len(inside)} outside"
+        f"the searcher receives {len(inside)} networks, but not {len(asked) - len(inside)} outside"
         in (began.changed)
     )
     known = [event for event in disk.of(SearcherCalled) if event.call == "know"]

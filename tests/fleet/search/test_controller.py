@@ -364,7 +364,7 @@ GOOD = {LEARNING_RATE: 0.01}
         ({LEARNING_RATE: 1.0}, "is not between"),
         ({}, "has no value"),
         ({**GOOD, "width": 3}, "has no 'width'"),
-        (GOOD, "the same values as of number 0"),
+        (GOOD, "the same values as number 0"),
         ({**GOOD, "parent": 7}, "7 is no parent"),
         ({**GOOD, "parent": "net-0"}, "'net-0' is no parent"),
         ({**GOOD, "parent": True}, "True is no parent"),
