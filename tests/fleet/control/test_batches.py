@@ -26,7 +26,7 @@ class Choosing(Told):
         )
 
 
-def test_a_group_begins_each_epoch_with_the_batch_that_is_wanted_then():
+def test_batch_of_each_epoch_follows_the_plan():
     told = Choosing(
         lambda progress: {"a": ((0,), 16 if progress.epochs_done else 8)}, networks="a", trainers=1
     )
@@ -40,7 +40,7 @@ def test_a_group_begins_each_epoch_with_the_batch_that_is_wanted_then():
     ] == [[("a", 8)], [("a", 16)]]
 
 
-def test_a_group_that_grows_within_its_epoch_is_told_the_batch_of_its_next_one():
+def test_batch_changes_at_the_epoch_after_a_group_grows():
     wanted = {"a": ((0,), 8), "b": ((1,), 8)}
     told = Choosing(
         lambda progress: {"a": ((0, 1), 16)} if "b" in progress.finished else wanted, trainers=2
@@ -125,7 +125,7 @@ class Measuring(Choosing):
                 self.kept += [effect.rates() for effect in effects if isinstance(effect, SaveRates)]
 
 
-def test_step_times_and_exchange_times_are_measured_before_anything_trains():
+def test_measurement_times_steps_and_exchanges_before_training():
     told = Measuring()
     assert [(len(order.ranks), order.batches) for order in told.orders] == [
         (1, (10, 17, 30)),
@@ -142,7 +142,7 @@ def test_step_times_and_exchange_times_are_measured_before_anything_trains():
     assert len(told.of("GroupStarted")) == 1
 
 
-def test_a_batch_that_does_not_fit_is_the_end_of_what_a_gpu_holds():
+def test_batch_that_does_not_fit_limits_what_a_gpu_holds():
     told = Measuring(fits=20)
     assert [step.batch for step in told.kept[0].models[0].step_s] == [10, 17]
     assert told.kept[0].models[0].rates == pytest.approx(
@@ -150,13 +150,13 @@ def test_a_batch_that_does_not_fit_is_the_end_of_what_a_gpu_holds():
     )
 
 
-def test_a_network_of_which_one_batch_alone_fits_has_failed_and_says_why():
+def test_network_with_one_fitting_batch_fails_with_a_reason():
     told = Measuring(fits=10)
     assert told.standings["a"].outcome.is_failure
     assert "two batches or more" in told.standings["a"].outcome.reason
 
 
-def test_a_network_whose_least_batch_wants_several_gpus_is_measured_on_fewer_with_what_these_hold():
+def test_measurement_on_fewer_gpus_uses_batches_that_fit():
     told = Measuring(fits=32, size=(100, 128), trainers=4, gpus=(4, 4))
     assert [(len(order.ranks), order.batches) for order in told.orders] == [
         (1, (25, 28, 32)),
@@ -168,7 +168,7 @@ def test_a_network_whose_least_batch_wants_several_gpus_is_measured_on_fewer_wit
     assert len(told.of("GroupStarted")) == 1
 
 
-def test_an_epoch_that_begins_on_fewer_gpus_has_as_many_samples_on_each():
+def test_epoch_on_fewer_gpus_keeps_samples_per_gpu():
     wanted = {"a": ((0,), 8), "b": ((1,), 8)}
     told = Choosing(
         lambda progress: {"a": ((0, 1), 24)} if "b" in progress.finished else wanted,

@@ -37,7 +37,7 @@ def test_a_group_starts_when_all_its_trainers_wait_for_work():
     assert told.mail[3] == []
 
 
-def test_a_group_goes_on_with_the_epoch_after_the_one_that_it_has_ended():
+def test_group_continues_with_the_next_epoch():
     told = Told({"a": [0]}).begin()
     told.end_epoch("a")
     assert told.read() == {1: [msg.Continue(1)]}
@@ -45,7 +45,7 @@ def test_a_group_goes_on_with_the_epoch_after_the_one_that_it_has_ended():
     assert told.standings["a"].history == (record(1),)
 
 
-def test_a_group_that_should_not_run_stops_at_the_end_of_its_epoch_and_another_one_starts():
+def test_group_outside_the_plan_stops_and_another_starts():
     told = Told(lambda progress: {"b": [0]} if progress.epochs_done else {"a": [0]}).begin()
     told.end_epoch("a")
     assert told.read() == {1: [msg.Stop(final=False)]}
@@ -53,7 +53,7 @@ def test_a_group_that_should_not_run_stops_at_the_end_of_its_epoch_and_another_o
     assert told.read() == {1: [msg.Start(told.setup.spec.by_name["b"], (1,), 2, 0)]}
 
 
-def test_the_devices_of_a_group_are_not_given_away_before_it_is_known_to_be_no_more():
+def test_group_keeps_its_devices_until_it_has_ended():
     told = Told(lambda progress: {"b": [1]} if progress.epochs_done else {"a": [0, 1]}).begin()
     told.end_epoch("a")
     told.hear(msg.Ready(2))  # of another sender than the group's last word
@@ -62,21 +62,21 @@ def test_the_devices_of_a_group_are_not_given_away_before_it_is_known_to_be_no_m
     assert list(told.read()) == [2]
 
 
-def test_a_network_that_has_converged_is_stopped_for_good_whatever_the_policy_wants():
+def test_converged_network_stops_whatever_the_plan():
     told = Told({"a": [0]}).begin()
     told.end_epoch("a", final="1 epoch")
     assert told.read() == {1: [msg.Stop(final=True)]}
     assert told.standings["a"].outcome == Outcome("1 epoch")
 
 
-def test_a_network_that_had_converged_before_is_exported_and_no_more():
+def test_network_converged_before_is_only_exported():
     told = Told({"a": [0]}, standings={"a": NetworkStatus(history(0.5))}).begin()
     told.hear(msg.Converged("a", "1 epoch"))
     assert told.read() == {1: [msg.Stop(final=True)]}
     assert told.standings["a"] == NetworkStatus(history(0.5), Outcome("1 epoch"))
 
 
-def test_a_network_goes_on_from_the_checkpoint_before_a_damaged_one():
+def test_network_continues_from_the_checkpoint_before():
     told = Told({"a": [0]}, standings={"a": NetworkStatus(history(0.5, 0.6))}).begin()
     told.hear(msg.FellBack("a", "torn", history(0.5), 30))
     assert told.standings["a"] == NetworkStatus(history(0.5))
@@ -84,7 +84,7 @@ def test_a_network_goes_on_from_the_checkpoint_before_a_damaged_one():
     assert told.read() == {1: [msg.Continue(2)]}
 
 
-def test_the_policy_is_asked_when_something_has_happened_and_not_when_time_passes_or_a_group_is_on_its_way():
+def test_policy_is_called_after_news_and_not_on_clock_ticks():
     told = Told({"a": [0]}).begin()
     before = len(told.asked)
     told.hear(msg.Pace("a", 10, 1.0), None, after=100.0)
@@ -127,9 +127,7 @@ class Judged(Told):
     ],
     ids=["to the first rung and the next", "past it", "paused", "to the end", "no rungs"],
 )
-def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung_and_who_has_passed_one(
-    prune, ahead, survives
-):
+def test_policy_receives_distances_to_rungs_and_survivors(prune, ahead, survives):
     told = Judged(
         {"a": [0], "b": [1]}, parts={"prune": prune, "train": {"stopping": {"max_epochs": 9}}}
     ).begin()
@@ -148,7 +146,7 @@ def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung_and_who_h
         Outcome("pruned after 1 epoch", is_pruned=True),
     ],
 )
-def test_a_paused_network_waits_for_none_that_is_over_in_another_launch(outcome):
+def test_paused_network_does_not_wait_for_ended_ones_elsewhere(outcome):
     told = Judged(
         {"a": [0]},
         parts={"prune": {"rule": "asha", "min_epochs": 1, "factor": 2}},
@@ -213,9 +211,7 @@ class SearcherCalled(Told):
     ],
     ids=["the last", "not the last", "converged"],
 )
-def test_who_is_dropped_in_an_epoch_has_finished_for_everybody_if_that_was_its_last(
-    last, calls, end
-):
+def test_pruned_network_has_finished_after_its_last_epoch(last, calls, end):
     told = SearcherCalled({"net-0": [0]}, networks=["net-0"]).begin()
     told.hear(fx.NetworkCommand("net-0", Verdict.STOP))
     assert told.say() == []
@@ -231,7 +227,7 @@ def test_who_is_dropped_in_an_epoch_has_finished_for_everybody_if_that_was_its_l
     assert told.ensemble.status is ExitStatus.OK
 
 
-def test_who_is_dropped_and_struck_in_its_last_epoch_is_what_its_checkpoint_says():
+def test_pruned_and_failed_network_follows_its_checkpoint():
     told = SearcherCalled({"net-0": [0]}, networks=["net-0"], outlives=True).begin()
     told.hear(fx.NetworkCommand("net-0", Verdict.STOP))
     told.hear(fx.RanksDied((1,)))
@@ -244,7 +240,7 @@ def test_who_is_dropped_and_struck_in_its_last_epoch_is_what_its_checkpoint_says
 @pytest.mark.parametrize(
     ("failure", "status"), [(None, ExitStatus.OK), ("NaN", ExitStatus.NETWORK_FAILED)]
 )
-def test_the_launch_ends_when_all_networks_have_and_all_ranks_are_told(failure, status):
+def test_launch_ends_when_all_networks_have_ended(failure, status):
     told = Told({"a": [0]}, networks="a", stream=layout(9))
     told.hear(msg.Throughput(0, 100.0))
     told.begin()
@@ -261,12 +257,12 @@ def test_the_launch_ends_when_all_networks_have_and_all_ranks_are_told(failure, 
     assert told.hear(msg.Ready(1), None) == []
 
 
-def test_a_run_of_which_all_is_done_ends_before_anybody_says_a_word():
+def test_launch_without_work_ends_before_any_message():
     told = Told({}, networks="a", standings={"a": NetworkStatus(history(0.5), Outcome("1 epoch"))})
     assert told.ensemble.status is ExitStatus.OK
 
 
-def test_a_policy_that_leaves_networks_waiting_while_nothing_runs_ends_the_run():
+def test_policy_that_starts_nothing_aborts_the_launch():
     (fail,) = Told({}).ready(1)
     assert isinstance(fail.error, UserError)
     assert "leaves a, b waiting" in str(fail.error)
@@ -292,7 +288,7 @@ def finish_b(told):
     return mail[2][1:]
 
 
-def test_a_group_grows_inside_its_epoch_once_the_newcomer_has_built_the_network():
+def test_group_grows_inside_its_epoch_after_the_recruit_built():
     told = growing()
     assert finish_b(told) == [msg.Join(told.setup.spec.by_name["a"], 3)]
     told.hear(msg.Built("a", 2))
@@ -305,7 +301,7 @@ def test_a_group_grows_inside_its_epoch_once_the_newcomer_has_built_the_network(
     assert (changed.before, changed.devices, changed.position) == ((0,), (0, 1), 30)
 
 
-def test_an_epoch_that_ends_before_the_pause_comes_is_an_end_at_which_the_group_grows():
+def test_group_grows_at_an_epoch_end_that_voids_the_pause():
     told = growing()
     finish_b(told)
     told.hear(msg.Built("a", 2))
@@ -328,7 +324,7 @@ def test_in_a_ring_a_group_grows_between_two_epochs():
     assert isinstance(told.read()[1][0], msg.Regroup)
 
 
-def test_a_group_goes_on_as_it_was_when_its_recruit_is_wanted_no_more():
+def test_group_continues_when_its_recruit_is_dismissed():
     told = Told({"a": [0]}, trainers=2).begin(1)
     told.wanted = {"a": [0, 1]}
     told.end_epoch("a")
@@ -397,7 +393,7 @@ def in_step(wanted, **rest):
     return told
 
 
-def test_preprocessors_hold_what_groups_still_need_that_are_on_their_way():
+def test_preprocessors_hold_epochs_of_joining_groups():
     told = in_step({"a": [0], "b": [1]}, trainers=2)
     told.ready()
     assert told.read()["preprocessor"] == [msg.Produce(limit=12, hold=0, first=0, turns=(0,))]
@@ -420,7 +416,7 @@ def test_groups_that_could_start_together_wait_for_each_other():
     } == {0}
 
 
-def test_in_lockstep_groups_that_end_an_epoch_are_answered_together():
+def test_lockstep_groups_get_orders_together():
     told = in_step({"a": [0], "b": [1]}, trainers=2).begin()
     told.end_epoch("a")
     assert told.read() == {}
@@ -429,7 +425,7 @@ def test_in_lockstep_groups_that_end_an_epoch_are_answered_together():
     assert (mail[1], mail[2]) == ([msg.Continue(1)], [msg.Continue(1)])
 
 
-def test_in_lockstep_a_group_that_is_an_epoch_ahead_does_not_wait_for_ever():
+def test_lockstep_group_ahead_does_not_wait_forever():
     """As one can be of which all ranks prepare their rows themselves for a while."""
     told = in_step(
         lambda progress: {"a": [0], "b": [1]} if progress.epochs_done else {"a": [0]}, trainers=2
@@ -443,7 +439,7 @@ def test_in_lockstep_a_group_that_is_an_epoch_ahead_does_not_wait_for_ever():
     assert (mail[1], mail[2]) == ([msg.Continue(2)], [msg.Continue(3)])
 
 
-def test_an_epoch_that_an_earlier_launch_had_begun_is_not_the_one_that_was_granted():
+def test_epoch_begun_in_an_earlier_launch_is_not_the_granted_one():
     told = in_step({"a": [0]}, networks="a", trainers=1, first_epoch=5).begin()
     told.end_epoch("a", stream_epoch=2)
     assert told.read()[1] == [msg.Continue(5)]
@@ -459,7 +455,7 @@ def test_a_replay_repeats_the_epochs_of_a_history():
     assert told.read() == {1: [msg.Continue(2), msg.Continue(5)]}
 
 
-def test_a_newcomer_reads_the_stream_where_the_others_of_its_node_do():
+def test_recruit_reads_the_stream_from_where_its_node_does():
     told = in_step(
         lambda progress: {"a": [0, 1]} if progress.epochs_done else {"a": [0]},
         networks="a",
@@ -476,7 +472,7 @@ def test_a_newcomer_reads_the_stream_where_the_others_of_its_node_do():
 # ---- failing -----------------------------------------------------------------------------------
 
 
-def test_a_network_that_fails_for_a_reason_that_may_pass_rests_twice_as_long_each_time():
+def test_transient_failure_doubles_the_backoff_each_time():
     told = Told({"a": [0]}, networks="a", trainers=1, parts={"retries": 2}).begin()
     for seconds in (5.0, 10.0):
         told.hear(msg.Failed("a", "stale", "", may_pass=True), msg.Ready(1))
@@ -497,7 +493,7 @@ def test_while_a_network_rests_its_devices_serve_others():
     assert told.read()[1][0].network.name == "b"
 
 
-def test_a_network_whose_export_fails_is_tried_again_as_one_that_is_not_done():
+def test_failed_export_is_retried():
     told = Told({"a": [0]}, networks="a", trainers=1, parts={"retries": 1}).begin()
     told.end_epoch("a", final="1 epoch")
     told.hear(msg.Failed("a", "stale", "", may_pass=True), msg.Ready(1))
@@ -507,7 +503,7 @@ def test_a_network_whose_export_fails_is_tried_again_as_one_that_is_not_done():
     assert told.ensemble.status is ExitStatus.OK
 
 
-def test_a_sample_that_cannot_be_read_is_noted_once_and_too_many_end_the_run():
+def test_unreadable_sample_is_logged_once_and_too_many_abort():
     told = Told(
         {"a": [0]},
         parts={"data": {"source": "builtin:digits", "max_unreadable": "5%"}},
@@ -529,7 +525,7 @@ def test_a_sample_that_cannot_be_read_is_noted_once_and_too_many_end_the_run():
 # ---- measuring ---------------------------------------------------------------------------------
 
 
-def test_rates_are_measured_side_by_side_and_then_training_begins():
+def test_rates_are_measured_side_by_side_before_training():
     told = Told({"a": [0]}, measures=True, trainers=2, parts={"profile": {"max_gpus": 1}})
     told.ready()
     assert [message for messages in told.read().values() for message in messages] == [
@@ -548,14 +544,14 @@ def test_rates_are_measured_side_by_side_and_then_training_begins():
     assert isinstance(told.read()[1][0], msg.Start)
 
 
-def test_a_measurement_that_fails_for_a_reason_that_may_pass_is_made_again():
+def test_measurement_is_retried_after_a_transient_failure():
     told = Told({"a": [0]}, networks="a", measures=True, trainers=1, parts={"retries": 1})
     told.ready()
     told.hear(msg.Measured("a", 1, StepRate(0.0), 1.0, "stale", may_pass=True), msg.Ready(1))
     assert [type(message) for message in told.read()[1]] == [msg.Measure, msg.Measure]
 
 
-def test_rates_that_are_known_are_kept_with_the_bounds_of_their_groups():
+def test_given_rates_keep_the_bounds_of_groups():
     told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
     told.ready()
     kept = [
@@ -568,7 +564,7 @@ def test_rates_that_are_known_are_kept_with_the_bounds_of_their_groups():
     ]
 
 
-def test_a_group_that_trains_at_another_rate_than_was_measured_is_told_of():
+def test_rate_mismatch_is_logged():
     told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
     told.ready()
     told.hear(msg.Measured("a", 1, StepRate(238.0, 0.4, 20), 1.0, ""), msg.Ready(1))
@@ -593,7 +589,7 @@ def test_a_group_that_trains_at_another_rate_than_was_measured_is_told_of():
         (StepRate(1348.0), {"schedule": {"policy": "baseline"}}),
     ],
 )
-def test_nothing_is_told_of_a_rate_that_is_near_or_unknown_or_that_nobody_has_measured(rate, parts):
+def test_rate_mismatch_is_not_logged_for_near_or_unknown_rates(rate, parts):
     told = Told({"a": [0]}, networks="a", trainers=1, measures=not parts, parts=parts)
     told.ready()
     if not parts:
@@ -606,7 +602,7 @@ def test_nothing_is_told_of_a_rate_that_is_near_or_unknown_or_that_nobody_has_me
 # ---- ending early ------------------------------------------------------------------------------
 
 
-def test_a_launch_that_is_asked_to_end_pauses_all_groups_and_ends_when_all_have_let_go():
+def test_end_request_pauses_groups_and_ends_when_all_are_idle():
     told = Told({"a": [0], "b": [1]}, trainers=3).begin()
     told.hear(fx.EndRequested("SIGTERM came"))
     assert told.read() == {1: [msg.Pause(ends=True)], 2: [msg.Pause(ends=True)]}
@@ -630,7 +626,7 @@ def test_a_group_that_has_not_met_is_paused_when_it_has():
     assert told.read() == {1: [msg.Pause(ends=True)]}
 
 
-def test_a_group_that_was_asked_to_stand_still_is_told_that_the_launch_ends():
+def test_paused_group_is_told_that_the_launch_ends():
     """It may be judging its network, and would not heed a pause that only lets it grow."""
     told = growing()
     finish_b(told)
@@ -649,7 +645,7 @@ def test_a_group_that_changes_is_paused_when_it_has_met():
     assert told.read() == {1: [msg.Pause(ends=True)]}
 
 
-def test_nothing_is_measured_any_more_when_the_launch_is_asked_to_end():
+def test_end_request_stops_measurements():
     told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
     told.ready()
     told.hear(fx.EndRequested("SIGTERM came"))
@@ -667,13 +663,13 @@ def late(wanted, **rest):
     return told
 
 
-def test_when_it_is_too_late_to_start_another_a_group_goes_on_that_should_stop():
+def test_too_late_group_continues_that_should_stop():
     told = late(lambda progress: {"b": [0]} if progress.epochs_done else {"a": [0]})
     told.end_epoch("a")
     assert told.read() == {1: [msg.Continue(1)]}
 
 
-def test_when_it_is_too_late_nothing_is_started_and_the_launch_ends_when_nothing_runs():
+def test_too_late_launch_starts_nothing_and_ends():
     told = late(lambda progress: {"b": [1]} if progress.epochs_done else {"a": [0]}, trainers=2)
     told.end_epoch("a", final="1 epoch")
     (late_,) = told.of("TooLateToStart")
@@ -697,7 +693,7 @@ def struck(**rest):
     return told
 
 
-def test_a_struck_network_goes_back_to_its_last_checkpoint_when_its_other_ranks_have_let_go():
+def test_failed_group_returns_its_network_to_the_checkpoint():
     told = struck()
     assert [(event.rank, event.device) for event in told.of("RankDied")] == [(2, 1)]
     assert told.read() == {}
@@ -712,7 +708,7 @@ def test_a_struck_network_goes_back_to_its_last_checkpoint_when_its_other_ranks_
     assert told.read() == {}  # it comes last: b is left
 
 
-def test_the_other_ranks_of_a_struck_group_serve_nobody_before_all_have_let_go():
+def test_failed_group_holds_its_other_ranks_until_all_are_idle():
     told = Told({"a": [0, 1, 2]}, trainers=3, outlives=True).begin()
     told.wanted = {"b": [0]}
     told.hear(fx.RanksDied((3,)), msg.Ready(1))
@@ -739,7 +735,7 @@ def test_what_a_rank_said_before_it_died_may_come_late():
     assert told.hear(msg.Ready(2)) == []
 
 
-def test_a_struck_network_gets_no_devices_before_its_checkpoint_is_read():
+def test_failed_network_gets_no_devices_before_its_checkpoint():
     told = Told({"a": [0, 1]}, networks="a", gpus={"a": [2, 2]}, outlives=True).begin()
     told.wanted = {"a": [2, 3]}
     told.hear(fx.RanksDied((1,)))
@@ -749,7 +745,7 @@ def test_a_struck_network_gets_no_devices_before_its_checkpoint_is_read():
     assert [event.devices for event in told.of("GroupStarted")] == [(0, 1), (2, 3)]
 
 
-def test_a_rank_that_dies_while_it_measures_has_its_measurement_made_by_others():
+def test_measurement_of_a_dead_rank_is_repeated_by_others():
     told = Told(
         {"a": [0]}, networks="a", measures=True, trainers=2, outlives=True, gpus={"a": [1, 1]}
     )
@@ -760,7 +756,7 @@ def test_a_rank_that_dies_while_it_measures_has_its_measurement_made_by_others()
     assert told.read() == {1: [msg.Measure(told.setup.spec.by_name["a"], (1,), 2)]}
 
 
-def test_a_network_that_was_to_have_a_trainer_that_died_gets_another_one():
+def test_network_planned_on_a_dead_trainer_gets_another():
     told = Told({"a": [0]}, networks="a", trainers=2, outlives=True)
     told.ready(2)
     told.wanted = {"a": [1]}
@@ -821,7 +817,7 @@ CANNOT_BE = {
 
 
 @pytest.mark.parametrize("word", CANNOT_BE.values(), ids=CANNOT_BE)
-def test_what_cannot_be_is_an_error_that_tells_all_that_was_heard_before(word):
+def test_impossible_input_raises_an_error_with_the_history(word):
     told = Told({"a": [0]}, trainers=2).begin()
     with pytest.raises(
         ProtocolViolation,
@@ -849,7 +845,7 @@ def test_what_cannot_be_is_an_error_that_tells_all_that_was_heard_before(word):
     assert repeated.value.history == error.history
 
 
-def test_of_the_words_that_tell_of_a_groups_pace_only_the_first_is_remembered():
+def test_history_keeps_only_the_first_pace_report():
     told = Told({"a": [0]}, trainers=1).begin()
     told.hear(*[msg.Pace("a", samples, 1.0) for samples in range(50)])
     with pytest.raises(ProtocolViolation) as caught:

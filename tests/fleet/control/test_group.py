@@ -114,7 +114,7 @@ def test_every_phase_but_the_last_can_be_left():
         (Phase.FAILED, Stance.BUSY),
     ],
 )
-def test_what_can_be_done_about_its_devices_follows_from_the_phase(phase, stance):
+def test_holding_follows_from_the_phase(phase, stance):
     assert group(phase).holding(True, True, is_answered=True).stance is stance
 
 
@@ -127,9 +127,7 @@ def test_a_group_that_gets_no_orders_yet_cannot_change():
     ("when_scaled", "launch_can", "can"),
     [("fixed", True, True), ("fixed", False, False), ("per_gpu", True, False)],
 )
-def test_a_group_changes_where_its_batch_is_fixed_and_the_launch_allows_it(
-    when_scaled, launch_can, can
-):
+def test_holding_allows_changes_with_a_fixed_batch(when_scaled, launch_can, can):
     network = spec(
         {"family": "softmax", "name": "a"}, train={"batch": {"when_scaled": when_scaled}}
     ).networks[0]

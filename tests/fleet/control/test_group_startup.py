@@ -9,7 +9,7 @@ from tests.fleet.control.told import Told, layout
 LIMIT_S = 300.0  # the default of train.build_timeout
 
 
-def test_a_network_that_is_built_in_time_is_counted_and_nobody_is_given_up():
+def test_build_in_time_is_counted_and_abandons_nothing():
     told = Told({"a": [0]}, networks="a").begin()
     assert SaveParameterCount("a", 51) in told.hear(msg.Built("a", 1, 51))
     assert told.hear(None, after=9 * LIMIT_S) == []
@@ -21,7 +21,7 @@ def test_a_group_that_says_anything_has_built_its_network():
     assert told.hear(None, after=9 * LIMIT_S) == []
 
 
-def test_a_deaf_group_is_a_failed_network_and_ends_the_launch_when_all_others_have_saved():
+def test_overdue_build_fails_its_network_and_ends_the_launch():
     told = Told({"a": [0, 1], "b": [2]}, trainers=3, stream=layout(9))
     told.hear(msg.Throughput(0, 100.0))
     told.begin().hear(msg.Built("b", 3, 51))
@@ -39,13 +39,13 @@ def test_a_deaf_group_is_a_failed_network_and_ends_the_launch_when_all_others_ha
     assert told.read()[3] == [msg.Exit()]
 
 
-def test_where_no_other_network_is_left_a_deaf_one_ends_the_launch_with_its_status():
+def test_overdue_build_of_the_last_network_sets_the_status():
     told = Told({"a": [0]}, networks="a").begin()
     told.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
     assert told.effects[-1] == EndLaunch(ExitStatus.NETWORK_FAILED, must_kill=True)
 
 
-def test_a_network_that_is_deaf_while_it_is_measured_has_failed_too():
+def test_overdue_build_in_a_measurement_fails_its_network():
     told = Told({}, networks="a", measures=True)
     told.ready()
     told.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
@@ -60,7 +60,7 @@ def test_one_that_measures_after_it_has_built_may_take_longer():
     assert told.hear(None, after=9 * LIMIT_S) == []
 
 
-def test_when_the_launch_is_to_end_nobody_waits_long_for_a_network_that_is_built_and_it_has_not_failed():
+def test_overdue_build_at_the_end_of_a_launch_does_not_fail():
     told = Told({"a": [0]}, networks="a").begin()
     told.hear(EndRequested("SIGUSR2 came"), after=5.0)
     assert told.hear(None, after=UNRESPONSIVE_S - 1) == []
@@ -81,7 +81,7 @@ def test_what_a_rank_says_that_was_given_up_is_not_heard():
     assert told.standings["a"].outcome.reason.startswith("building took longer")
 
 
-def test_a_recruit_that_is_deaf_ends_the_launch_and_its_network_has_not_failed():
+def test_overdue_recruit_ends_the_launch_and_fails_nothing():
     wanted = {"a": [0]}
     told = Told(lambda progress: wanted, networks="a", trainers=2, stream=layout(9))
     told.hear(msg.Throughput(0, 100.0))

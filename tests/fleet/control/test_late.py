@@ -111,9 +111,7 @@ NAMES = st.sampled_from([f"n{place}" for place in range(FIRST + LATE)])
         st.tuples(NAMES, st.sampled_from([Verdict.PAUSE, Verdict.GO_ON])), min_size=6, max_size=24
     ),
 )
-def test_networks_that_come_late_and_are_paused_and_let_go_on_are_trained_to_their_end(
-    policy, seed, learns, kind, ruled
-):
+def test_late_networks_that_pause_and_resume_train_to_the_end(policy, seed, learns, kind, ruled):
     ranks = launch(policy, seed, learns and policy != "baseline", kind, ruled)
     ranks.run()
     ranks.check_end()
@@ -130,7 +128,7 @@ class Judged(Told):
         )
 
 
-def test_a_network_that_goes_on_when_the_run_waits_for_others_no_longer_is_trained():
+def test_resumed_network_trains_after_the_run_stops_waiting():
     told = Judged(
         {"a": [0], "b": [1]},
         trainers=2,

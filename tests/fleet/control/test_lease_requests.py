@@ -9,7 +9,7 @@ from tests.examples import examples
 NAMES = "abcde"
 
 
-def test_what_was_trained_least_is_asked_for_first_and_no_more_than_can_be_trained():
+def test_lease_requests_prefer_few_epochs_up_to_the_maximum():
     claims = LeaseRequests({"a": 4, "b": 0, "c": 2}, max_leases=2, idle_s=300)
     assert claims.decide(0.0) == [RequestLeases(("b", "c", "a"), 2)]
     claims.add_lease("b", 0, is_over=False)
@@ -20,14 +20,14 @@ def test_what_was_trained_least_is_asked_for_first_and_no_more_than_can_be_train
     assert claims.decide(3.0) == [ReleaseLease("b"), RequestLeases(("c",), 2)]
 
 
-def test_a_network_that_others_have_finished_is_let_go_and_asked_for_no_more():
+def test_lease_of_a_finished_network_is_released():
     claims = LeaseRequests({"a": 4, "b": 5}, max_leases=1, idle_s=300)
     claims.decide(0.0)
     claims.add_lease("a", 9, is_over=True)
     assert claims.decide(1.0) == [ReleaseLease("a"), RequestLeases(("b",), 1)]
 
 
-def test_a_launch_leaves_when_no_network_was_to_be_had_for_a_while():
+def test_launch_leaves_after_a_time_without_networks():
     claims = LeaseRequests({"a": 0, "b": 0}, max_leases=1, idle_s=10)
     claims.decide(0.0)
     claims.add_lease("a", 0, is_over=False)
@@ -56,7 +56,7 @@ def test_a_paused_network_takes_no_place_and_keeps_no_launch():
     assert isinstance(claims.decide(111.0, ["b", "a"])[-1], LeaveRun)
 
 
-def test_a_launch_with_nothing_left_does_not_leave_but_ends_by_itself():
+def test_launch_without_remaining_networks_does_not_leave():
     claims = LeaseRequests({"a": 0}, max_leases=1, idle_s=10)
     claims.add_lease("a", 3, is_over=True)
     claims.decide(0.0)
@@ -75,7 +75,7 @@ def test_a_launch_that_ends_asks_for_nothing_more():
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.data())
-def test_whatever_others_hold_and_finish_all_networks_are_over_in_the_end(data):
+def test_lease_requests_end_with_all_networks_over(data):
     """Two launches and one set of leases: no network is held twice, and each is trained to its end by somebody."""
     launches = [
         LeaseRequests(dict.fromkeys(NAMES, 0), data.draw(st.integers(1, 3)), idle_s=1e9)

@@ -51,12 +51,12 @@ def calls_of_an_epoch(networks):
     return calls / networks
 
 
-def test_to_end_an_epoch_takes_no_more_steps_where_there_are_many_networks():
+def test_end_of_epoch_takes_constant_steps_with_many_networks():
     few, many = calls_of_an_epoch(50), calls_of_an_epoch(500)
     assert many < 1.1 * few
 
 
-def test_of_many_messages_that_wait_some_are_heard_before_it_decides():
+def test_controller_handles_some_messages_before_it_decides():
     names = [f"net-{number}" for number in range(64)]
     told = Told(
         {name: [device] for device, name in enumerate(names)}, networks=names, trainers=64

@@ -62,7 +62,7 @@ def run(survey, rate=lambda name, gpus: 10.0 * gpus, idle=4):
     return done
 
 
-def test_steps_of_several_batches_that_were_timed_before_are_not_timed_again():
+def test_known_step_timings_are_not_measured_again():
     both = StepTimings({**timed(8, 16, 32).steps, **timed(32, gpus=2).steps}, 250_000)
     known = survey([elastic("a")], known={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": both})
     assert run(known, idle=2) == []
@@ -79,9 +79,7 @@ def test_steps_of_several_batches_that_were_timed_before_are_not_timed_again():
         (timed(8, 16), [2]),  # 32 samples did not fit
     ],
 )
-def test_what_was_timed_before_is_used_where_it_says_how_the_speed_depends_on_the_batch(
-    before, again
-):
+def test_known_timings_are_used_if_they_show_batch_effects(before, again):
     known = survey([elastic("a")], known={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": before})
     assert [task.gpus for task in run(known, idle=2)] == again
 
@@ -187,7 +185,7 @@ def test_rates_count_up_to_the_first_gap():
     assert (table.models[0].rates, table.models[0].max_gpus) == ((10.0, 18.0), 2)
 
 
-def test_a_network_that_wants_several_gpus_is_not_measured_on_fewer_and_taken_to_scale_up_to_there():
+def test_measurement_starts_at_the_minimum_of_gpus():
     whole = survey([network("a", least=2), network("b")], devices=3, max_gpus=3)
     tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) == ("a", 1) else 6.0 + gpus, idle=3)
     assert tasks == [
@@ -204,7 +202,7 @@ def test_a_network_that_wants_several_gpus_is_not_measured_on_fewer_and_taken_to
     ]
 
 
-def test_a_network_for_which_too_few_trainers_are_left_has_no_rates():
+def test_network_without_enough_trainers_has_no_rates():
     whole = survey([network("a"), network("b", least=3)], max_gpus=2)
     task = whole.next(1)
     whole.limit_devices(2)
@@ -256,7 +254,7 @@ def test_a_survey_ends_and_no_rate_is_measured_twice(made, devices, max_gpus, fa
     )
 
 
-def test_what_fails_when_trainers_have_left_is_not_asked_for_again_on_more_than_there_are():
+def test_failed_measurement_is_not_retried_on_missing_trainers():
     whole = survey(
         [network("a", least=3, most=4), network("b", least=3, most=4)], {"a": "same", "b": "same"}
     )

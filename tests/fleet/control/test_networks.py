@@ -17,7 +17,7 @@ def made(retries=0, history=(record(1),)):
     return Networks(networks, {"a": NetworkStatus(history)}, retries, outbox), outbox
 
 
-def test_a_network_that_is_dropped_within_an_epoch_ends_that_and_says_after_how_many():
+def test_network_pruned_inside_an_epoch_ends_that_epoch():
     networks, outbox = made()
     networks.apply_verdict(DROPPED)
     networks.end_epoch(EpochDone("a", record(2), 0.0, ""))
@@ -26,7 +26,7 @@ def test_a_network_that_is_dropped_within_an_epoch_ends_that_and_says_after_how_
     assert networks.history("a") == (record(1), record(2))
 
 
-def test_a_network_that_is_dropped_in_its_last_epoch_has_finished_also_by_its_checkpoint():
+def test_network_pruned_in_its_last_epoch_has_finished():
     networks, outbox = made()
     networks.apply_verdict(DROPPED)
     networks.await_checkpoint("a")
@@ -40,7 +40,7 @@ def test_a_network_that_is_dropped_in_its_last_epoch_has_finished_also_by_its_ch
     assert networks.is_final("a")
 
 
-def test_a_network_that_was_dropped_and_fails_for_a_while_stays_dropped():
+def test_pruned_network_stays_pruned_after_a_failure():
     networks, _ = made(retries=1)
     networks.apply_verdict(DROPPED)
     assert networks.try_retry(Failed("a", "a disk is full", "", may_pass=True))
@@ -50,7 +50,7 @@ def test_a_network_that_was_dropped_and_fails_for_a_while_stays_dropped():
     assert not networks.is_final("a")
 
 
-def test_what_runs_out_of_memory_beside_others_in_its_export_is_exported_alone():
+def test_export_out_of_memory_is_retried_on_an_own_gpu():
     networks, _ = made(history=())
     networks.end_epoch(EpochDone("a", record(1), 0.0, "1 epoch"))
     assert networks.try_isolate(
@@ -68,21 +68,21 @@ def of_two(**rest):
     ), outbox
 
 
-def test_a_network_with_a_death_gets_no_devices_until_no_other_is_left():
+def test_network_with_a_death_waits_for_all_others():
     networks, _ = of_two()
     assert set(networks.unavailable) == {"a"}
     networks.finish("b", "done")
     assert set(networks.unavailable) == {"b"}
 
 
-def test_a_network_with_a_death_does_not_wait_for_others_that_cannot_train():
+def test_network_with_a_death_does_not_wait_for_untrainable_ones():
     networks, _ = of_two()
     assert networks.release_held()
     assert not networks.unavailable
     assert not networks.release_held()
 
 
-def test_a_network_fails_after_so_many_deaths_without_an_epoch_in_between():
+def test_network_fails_after_max_deaths_without_an_epoch():
     networks, outbox = of_two()
     networks.record_death("a", "rank 2 died")
     assert outbox.drain() == [SaveDeath("a", Death("rank 2 died", 0))]
@@ -92,7 +92,7 @@ def test_a_network_fails_after_so_many_deaths_without_an_epoch_in_between():
     assert networks.check_deaths("a") == ("", 0)
 
 
-def test_a_death_that_may_be_due_to_something_else_fails_no_network():
+def test_death_with_another_cause_fails_no_network():
     networks, _ = of_two()
     networks.record_death("a", "rank 2 did not come back", is_sure=False)
     assert networks.check_deaths("a")[0] == ""

@@ -52,7 +52,7 @@ class Launch(Told):
         ]
 
 
-def test_the_groups_of_the_chosen_node_save_and_leave_and_go_on_elsewhere():
+def test_release_moves_the_groups_of_the_chosen_node():
     told = Launch(hosts=("n1", "n2", "n3"))
     told.wanted = {"a": [0, 1], "b": [3, 4], "c": [5]}
     told.wait(10.0)
@@ -69,12 +69,12 @@ def test_the_groups_of_the_chosen_node_save_and_leave_and_go_on_elsewhere():
     assert told.left == [(("n3",), (6, 7, 8), 2.0, False)]
 
 
-def test_of_nodes_that_are_equally_dear_the_one_with_fewest_groups_is_chosen():
+def test_release_prefers_nodes_with_fewer_groups():
     assert Launch({"a": [0], "b": [3], "c": [4]}).offer(1, 60.0).nodes == (2,)
     assert Launch({"a": [0], "b": [3], "c": [6]}).offer(2, 60.0).nodes == (2, 1)
 
 
-def test_a_group_that_has_no_time_to_save_gives_up_what_costs_least():
+def test_release_kills_the_cheapest_group_without_time_to_save():
     told = Launch()
     told.wait(100.0)
     told.end_epoch("b", gpus=2)
@@ -101,7 +101,7 @@ def test_what_a_checkpoint_takes_is_what_the_last_one_took():
     assert dict(told.offer(1, 5.0).actions) == {"c": "app"}
 
 
-def test_a_step_takes_what_it_does_with_the_largest_batch_where_the_policy_chooses():
+def test_release_assumes_the_step_time_of_the_largest_batch():
     told = Launch(
         parts={"train": {"batch": {"size": [128, 1024]}}, "schedule": {"policy": "elastic"}}
     )
@@ -128,7 +128,7 @@ def test_no_device_of_a_node_that_was_given_back_is_planned_for():
         told.offer(2, 60.0)
 
 
-def test_a_group_that_is_just_being_formed_is_told_once_it_has_met():
+def test_release_tells_a_forming_group_once_it_has_formed():
     told = Launch({"a": [0, 1], "b": [3, 4]}, "abc")
     told.wanted = WANTED
     told.end_epoch("a")
@@ -139,14 +139,14 @@ def test_a_group_that_is_just_being_formed_is_told_once_it_has_met():
     assert told.read() == {6: [Pause(ends=True)]}
 
 
-def test_a_group_that_fails_while_it_leaves_frees_its_devices_too():
+def test_release_frees_devices_of_a_group_that_fails():
     told = Launch()
     told.give_back()
     told.hear(Failed("c", "the loss became nan", "", may_pass=False), Ready(6))
     assert told.left
 
 
-def test_where_ranks_may_die_those_of_the_node_end_and_nobody_is_astonished():
+def test_release_ends_the_ranks_of_the_node_with_ulfm():
     told = Launch(outlives=True)
     told.give_back()
     told.hear(Paused("c", 0), Stopped("c", 0.5))
@@ -165,7 +165,7 @@ def test_all_ranks_of_the_node_are_told_to_end_and_no_other():
     assert told.read() == {rank: [LeaveLaunch()] for rank in (6, 7, 8)}
 
 
-def test_a_rank_that_dies_while_its_node_is_given_back_is_not_waited_for():
+def test_release_does_not_wait_for_dead_ranks():
     told = Launch(outlives=True)
     told.give_back()
     told.hear(RanksDied((6,)))
@@ -199,7 +199,7 @@ def test_the_node_of_the_coordinator_stays():
         told.offer(1, 60.0)
 
 
-def test_idle_ranks_of_a_node_that_was_given_back_are_told_when_the_run_is_over():
+def test_released_idle_ranks_are_told_when_the_run_ends():
     told = Launch({"a": [0, 1]}, "a")
     told.give_back()
     told.end_epoch("a", final="done")

@@ -198,7 +198,7 @@ def test_every_network_comes_to_its_end_and_all_ranks_are_told(policy, data):
 )
 @settings(max_examples=examples(40))
 @given(st.data())
-def test_a_launch_ends_with_what_it_had_to_whenever_something_happens(policy, happens, data):
+def test_random_launch_ends_as_it_must(policy, happens, data):
     ranks = data.draw(launches(policy, **happens))
     ended_with(ranks.run(), ranks)
     ranks.check_histories()
@@ -208,7 +208,7 @@ def test_a_launch_ends_with_what_it_had_to_whenever_something_happens(policy, ha
 @everything
 @settings(max_examples=examples(40))
 @given(st.data())
-def test_nodes_that_are_asked_for_are_given_back_and_the_rest_trains_on(policy, data):
+def test_random_launch_releases_nodes_and_trains_on(policy, data):
     ranks = data.draw(
         launches(
             policy,

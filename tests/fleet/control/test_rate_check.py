@@ -30,7 +30,7 @@ def test_steps_that_differ_much_and_are_few_prove_nothing(spread, steps, is_off)
     assert (told is not None) == is_off
 
 
-def test_it_is_told_once_of_all_networks_of_a_speed_and_again_when_that_changes():
+def test_rate_check_reports_once_per_key_and_after_changes():
     check = RateCheck({"a": "k", "b": "k", "c": "other"}, is_measured=False)
     told = [
         check.compare(name, gpus, StepRate(rate), expected=100.0)

@@ -23,7 +23,7 @@ def told_rate(told, name, gpus=1):
     )
 
 
-def test_training_begins_as_soon_as_ranks_are_ready_and_nothing_is_measured():
+def test_learned_rates_start_training_without_measurements():
     told = Told(ONE_EACH, trainers=2, learns={})
     told.ready()
     mail = told.read()
@@ -34,7 +34,7 @@ def test_training_begins_as_soon_as_ranks_are_ready_and_nothing_is_measured():
     )
 
 
-def test_it_is_noted_when_all_are_ready_and_when_a_first_step_was_taken():
+def test_trainers_ready_and_first_step_are_logged():
     told = Told(ONE_EACH, trainers=2, learns={})
     told.ready(1)
     assert not told.of("TrainersReady")
@@ -71,7 +71,7 @@ def test_the_policy_hears_that_rates_have_changed_once():
 
 
 @pytest.mark.parametrize("tried", [frozenset(), frozenset([("a", 2)])], ids=["known", "tried"])
-def test_the_rate_of_a_size_that_is_only_tried_calls_for_another_plan(tried):
+def test_probed_rate_causes_another_plan(tried):
     told = Told(
         {"a": [0, 1]}, networks="a", trainers=2, learns={"a": {1: 10.0}}, tried=tried
     ).begin()
@@ -94,7 +94,7 @@ def test_a_pace_matters_at_once_only_where_devices_wait_for_it():
 @pytest.mark.parametrize(
     ("slots", "guessed"), [(6, {"b"}), (3, set())], ids=["own pace", "lockstep"]
 )
-def test_a_policy_is_told_whose_rates_are_guesses_where_they_hold_nobody_back(slots, guessed):
+def test_policy_is_told_which_rates_are_guesses(slots, guessed):
     told = Told(ONE_EACH, trainers=2, stream=layout(slots), learns={"a": {1: 10.0}})
     told.hear(Throughput(0, 1e6))
     told.begin()
@@ -110,7 +110,7 @@ def test_a_remembered_rate_that_is_off_is_told_of_and_corrected():
     assert told.of("RateMismatch") == [RateMismatch("a", 1, 100.0, 60.0, 0.05, 100, corrected=True)]
 
 
-def test_only_rates_that_are_others_than_before_are_said_and_none_of_a_network_that_is_over():
+def test_estimated_rates_are_logged_when_they_change():
     told = Told(ONE_EACH, trainers=2, learns={"a": {1: 10.0}, "b": {1: 10.0}}).begin()
     assert [set(said.rates) for said in told.of("RatesEstimated")] == [{"a", "b"}]
     told.end_epoch("a", rate=StepRate(20.0, **SURE))  # twice as fast as was thought
@@ -141,7 +141,7 @@ def test_what_is_known_is_written_down_once_it_is_known_of_all():
     }
 
 
-def test_a_stream_whose_demand_nobody_knows_has_all_its_preprocessors():
+def test_unknown_demand_uses_all_preprocessors():
     told = Told(ONE_EACH, trainers=2, stream=layout(6), learns={})
     told.hear(*(Throughput(rank, 10.0) for rank in told.setup.roles.preprocessors))
     told.ready()

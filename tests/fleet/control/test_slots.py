@@ -15,7 +15,7 @@ def shown(network, rate, beside=1):
     return Pace(network, 10, rate, StepRate(rate, 0.0, 100, beside))
 
 
-def test_what_runs_out_of_memory_beside_others_is_tried_again_alone_and_only_once():
+def test_out_of_memory_on_a_shared_gpu_is_retried_alone_once():
     told = Told({"a": [0], "b": [2]}, slots=2).begin()
     told.hear(Failed("a", "out of memory", "", may_pass=False, out_of_memory=True), Ready(1))
     assert told.asked[-1].alone == {"a"}
@@ -30,7 +30,7 @@ def test_what_runs_out_of_memory_beside_others_is_tried_again_alone_and_only_onc
     assert told.standings["a"].outcome.is_failure
 
 
-def test_nothing_starts_beside_a_network_that_needs_a_gpu_of_its_own():
+def test_nothing_starts_beside_an_exclusive_network():
     told = Told({"a": [0]}, slots=2, alone=frozenset("a")).begin()
     told.wanted = {"a": [0], "b": [2]}
     told.end_epoch("a")
@@ -40,7 +40,7 @@ def test_nothing_starts_beside_a_network_that_needs_a_gpu_of_its_own():
     assert [event.network for event in told.of("GroupStarted")] == ["a", "b"]
 
 
-def test_where_no_gpu_is_shared_a_network_that_runs_out_of_memory_has_failed():
+def test_out_of_memory_without_sharing_fails_the_network():
     told = Told({"a": [0]}, networks="a", trainers=1).begin()
     told.hear(Failed("a", "out of memory", "", may_pass=False, out_of_memory=True))
     assert told.standings["a"].outcome.is_failure
@@ -54,14 +54,14 @@ def test_what_training_shows_of_sharing_is_told_and_planned_by():
     assert told.tables[-1].sharing == (1.0, 1.6)
 
 
-def test_rates_that_are_learned_begin_with_a_network_on_each_gpu_and_go_on_when_they_are_seen():
+def test_learned_rates_begin_with_one_network_per_gpu():
     told = Told({"a": [0]}, slots=2, learns={}).begin()
     assert told.tables[-1].sharing == ()
     told.hear(shown("a", 10.0))
     assert told.tables[-1].sharing == (1.0,)
 
 
-def test_what_is_only_expected_of_cores_is_planned_by_and_not_told():
+def test_expected_sharing_of_cores_is_used_and_not_logged():
     told = Told(
         {"a": [0]},
         roles=replace(
@@ -94,7 +94,7 @@ def test_rates_are_measured_on_gpus_that_nobody_shares():
         (2, 4, "abcd", 8.0, ""),  # more would have no network
     ],
 )
-def test_what_is_told_of_sharing_says_what_keeps_more_networks_from_a_gpu(
+def test_sharing_event_names_what_limits_networks_per_gpu(
     asked, trainers, networks, shown_s, bound
 ):
     told = Told(
@@ -110,9 +110,7 @@ def test_what_is_told_of_sharing_says_what_keeps_more_networks_from_a_gpu(
 
 
 @pytest.mark.parametrize(("known", "bound"), [({}, None), ({2: 1.01}, None), ({2: 1.6}, "ranks")])
-def test_a_launch_whose_gpus_are_not_shared_says_that_earlier_ones_have_shown_it_to_pay(
-    known, bound
-):
+def test_sharing_event_shows_that_earlier_sharing_paid(known, bound):
     setup = Told(
         {"a": [0]},
         networks="abcdef",

@@ -19,7 +19,7 @@ def test_before_any_group_has_trained_it_is_never_too_late(starts):
     assert not starts.is_too_late(89.0)
 
 
-def test_it_is_too_late_when_less_is_left_than_the_longest_start_took(starts):
+def test_startup_is_too_late_below_the_longest_start(starts):
     for network, began, trained in [("a", 0.0, 20.0), ("b", 20.0, 25.0)]:
         starts.begin_group(network, began)
         starts.record_training(network, trained)
@@ -37,7 +37,7 @@ def test_only_the_first_that_is_heard_of_a_group_ends_its_start(starts):
     assert starts.longest_s == 3.0
 
 
-def test_the_first_group_that_trains_tells_how_long_it_took_until_it_was_built():
+def test_startup_logs_the_build_time_of_the_first_group():
     starts = StartupTimes(None, outbox := Outbox())
     starts.begin_group("a", 2.0)
     starts.record_build("a", 3.5)

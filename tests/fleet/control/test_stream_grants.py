@@ -48,7 +48,7 @@ def test_the_layout_says_how_networks_depend_on_each_other(stream, pace, in_step
 # ---- epochs ------------------------------------------------------------------------------------
 
 
-def test_in_step_a_group_starts_at_an_epoch_that_nobody_has_been_granted():
+def test_grants_in_step_start_at_an_ungranted_epoch():
     production = StreamGrants(layout(3), (0,), first=4)
     assert production.next_epoch([]) == 4
     production.grant(6)
@@ -57,13 +57,13 @@ def test_in_step_a_group_starts_at_an_epoch_that_nobody_has_been_granted():
     assert production.first_ungranted == 7
 
 
-def test_in_step_an_epoch_counts_that_was_granted_and_not_one_of_an_earlier_launch():
+def test_grants_in_step_count_only_granted_epochs():
     production = StreamGrants(layout(3), (0,))
     assert production.epoch_after(6, [record(1, stream_epoch=6)]) == 7
     assert production.epoch_after(6, [record(1, stream_epoch=2)]) == 6
 
 
-def test_otherwise_each_network_goes_through_the_stream_epochs_in_order():
+def test_grants_otherwise_follow_the_epochs_of_each_network():
     production = StreamGrants(None, ())
     assert production.next_epoch([]) == 0
     assert production.next_epoch([record(1, stream_epoch=4)]) == 5
@@ -79,7 +79,7 @@ def test_a_replay_counts_the_epochs_that_it_repeats():
 # ---- producing ---------------------------------------------------------------------------------
 
 
-def test_the_fewest_preprocessors_produce_that_meet_the_demand_of_the_fastest_network():
+def test_producers_are_the_fewest_that_meet_the_demand():
     production = StreamGrants(layout(3), (0, 1, 2))
     begun = producing(production, 25.0, 25.0, 25.0)
     assert (production.producers, begun.preprocessors, begun.of) == ((0, 1), 2, 3)
@@ -90,7 +90,7 @@ def test_the_fewest_preprocessors_produce_that_meet_the_demand_of_the_fastest_ne
     )
 
 
-def test_what_preprocessors_reach_is_counted_in_the_order_in_which_they_take_turns():
+def test_producers_are_counted_in_the_order_of_turns():
     """Rank 2 is the fastest, and says so first; rank 0, whose turn comes first, is not enough."""
     production = StreamGrants(layout(3), (0, 1, 2))
     for rank, rate in [(2, 100.0), (0, 1.0), (1, 10.0)]:
@@ -99,7 +99,7 @@ def test_what_preprocessors_reach_is_counted_in_the_order_in_which_they_take_tur
     assert (production.producers, begun.supply_samples_per_s) == ((0, 1, 2), 111.0)
 
 
-def test_where_the_spec_says_how_many_or_samples_are_kept_all_produce():
+def test_producers_are_all_for_a_fixed_number_or_stored_samples():
     assert producing(StreamGrants(layout(3), (0, 1)), 99.0, 1.0, chooses=False).preprocessors == 2
     kept = producing(StreamGrants(None, (0, 1)), 99.0, 1.0)
     assert (kept.preprocessors, kept.kept, kept.pace) == (2, True, "own")
@@ -110,7 +110,7 @@ def test_emulated_training_takes_samples_as_fast_as_it_is_scaled():
     assert (begun.demand_samples_per_s, begun.bottleneck) == (450.0, "input")
 
 
-def test_production_begins_when_all_preprocessors_that_live_have_said_how_fast_they_are():
+def test_production_begins_when_all_have_reported_rates():
     production = StreamGrants(layout(3), (0, 1))
     production.record_throughput(Throughput(1, 10.0))
     assert not production.has_throughputs(set())
@@ -127,7 +127,7 @@ def test_a_preprocessor_says_how_fast_it_is_once(rank):
         production.record_throughput(Throughput(rank, 10.0))
 
 
-def test_the_slowest_of_those_that_take_turns_sets_the_pace_of_the_input():
+def test_supply_follows_the_slowest_producer():
     production = StreamGrants(layout(3), (0, 1, 2))
     producing(production, 25.0, 25.0, 25.0)
     assert production.supply(set()) == 50.0  # by two of them
@@ -139,7 +139,7 @@ def test_the_slowest_of_those_that_take_turns_sets_the_pace_of_the_input():
         production.record_prepared(Prepared(2, 20, 2.0))
 
 
-def test_a_preprocessor_without_which_the_others_are_faster_is_left_out_of_what_nobody_has_begun():
+def test_producers_drop_one_that_slows_the_others():
     production = StreamGrants(layout(3), (0, 1, 2))
     producing(production, 25.0, 25.0, 25.0, chooses=False)
     production.grant(0)
@@ -160,7 +160,7 @@ def test_a_preprocessor_without_which_the_others_are_faster_is_left_out_of_what_
     )  # alone, the other is hardly faster
 
 
-def test_where_samples_are_kept_or_a_preprocessor_has_died_nothing_is_between():
+def test_supply_is_infinite_with_stored_samples_or_a_death():
     kept, dying = StreamGrants(None, (0,)), StreamGrants(layout(3), (0, 1))
     for production in (kept, dying):
         producing(production, *(10.0 for _ in production._preprocessors))
@@ -171,7 +171,7 @@ def test_where_samples_are_kept_or_a_preprocessor_has_died_nothing_is_between():
     )
 
 
-def test_preprocessors_are_told_how_far_to_go_and_what_to_hold_where_that_has_changed():
+def test_order_of_preprocessors_is_sent_when_it_changes():
     production = StreamGrants(layout(3), (0,), first=2)
     assert production.next_order([]) is None
     producing(production, 100.0)

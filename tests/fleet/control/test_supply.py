@@ -51,7 +51,7 @@ class Planning(Told):
         return {member.name: member.gpus for member in self.of("PlanChanged")[-1].members}
 
 
-def test_a_policy_is_told_what_the_input_gives_and_anew_at_an_epochs_end_when_it_is_off_by_a_quarter():
+def test_supply_limits_rates_and_is_updated_at_epoch_ends():
     told = begun(100.0)
     before = len(told.asked)
     told.hear(
@@ -93,18 +93,18 @@ def test_it_is_what_was_prepared_of_late_that_counts():
     )
 
 
-def test_no_input_is_between_where_networks_prepare_samples_themselves():
+def test_supply_is_infinite_if_trainers_prepare_samples():
     assert Told(TOGETHER).begin().tables[-1].supply == math.inf
 
 
-def test_when_a_preprocessor_dies_trainers_prepare_their_samples_themselves():
+def test_supply_is_infinite_after_a_preprocessor_dies():
     told = begun(5.0, outlives=True)
     assert told.tables[-1].supply == 5.0
     told.hear(RanksDied((0,)))
     assert (told.tables[-1].supply, told.asked[-1].rates_changed) == (math.inf, True)
 
 
-def test_guesses_are_not_compared_with_the_input_before_any_rate_is_known():
+def test_supply_is_not_compared_with_guesses():
     told = begun(5.0, learns={})
     assert told.tables[-1].supply == math.inf
     told.end_epoch("a", rate=StepRate(40.0, 0.05, 100))
@@ -112,7 +112,7 @@ def test_guesses_are_not_compared_with_the_input_before_any_rate_is_known():
     assert told.of("SupplyChanged")[-1].supply_samples_per_s == 5.0
 
 
-def test_a_round_of_one_wide_network_ends_when_the_input_cannot_feed_it_and_others_train_beside_it():
+def test_supply_ends_a_round_that_the_input_cannot_feed():
     told = Planning("global", supply=1e6)
     assert told.groups == {"a": 2}
     told.hear(Prepared(0, 200, 0.5))
@@ -129,5 +129,5 @@ def test_a_round_of_one_wide_network_ends_when_the_input_cannot_feed_it_and_othe
     assert set(told.groups.values()) == {1}
 
 
-def test_an_input_that_is_known_to_be_slow_gives_no_network_two_devices_from_the_start():
+def test_slow_supply_gives_no_network_two_devices():
     assert set(Planning("global", supply=400.0).groups.values()) == {1}

@@ -41,16 +41,14 @@ def survey(rates, devices, known=None, max_gpus=1, gpus_per_node=2):
         ({"a": (100.0, 200.0)}, 2, {"max_gpus": 2}, (2, 12.0 + 7.0)),
     ],
 )
-def test_measurements_take_their_steps_and_the_building_side_by_side(
-    rates, devices, options, expected
-):
+def test_estimate_runs_measurements_and_builds_side_by_side(rates, devices, options, expected):
     assert estimate_duration(
         *survey(rates, devices, **options), build_s=2.0
     ) == MeasurementEstimate(*expected)
 
 
 @given(st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=8), st.integers(1, 4))
-def test_it_takes_no_less_than_the_work_and_no_more_than_one_after_the_other(rates, devices):
+def test_estimate_is_between_total_work_and_serial_time(rates, devices):
     found = estimate_duration(
         *survey({f"n{number}": (rate,) for number, rate in enumerate(rates)}, devices), build_s=0.5
     )

@@ -51,14 +51,14 @@ ANY = {
         ]
     )
 )
-def test_an_event_that_was_written_and_read_is_written_the_same_again(event):
+def test_event_is_written_the_same_after_reading(event):
     line = json.dumps(to_json(event), allow_nan=False)
     again = event_from_json(json.loads(line))
     assert type(again) is type(event)
     assert json.dumps(to_json(again)) == line
 
 
-def test_every_kind_of_the_module_is_an_event_and_has_a_word_of_its_own():
+def test_every_record_of_the_module_is_an_event_with_a_word():
     kinds = {
         value
         for value in vars(events).values()
@@ -77,7 +77,7 @@ def test_every_kind_happens_somewhere():
     assert [kind.__name__ for kind in KIND_CLASSES if kind.__name__ not in called] == []
 
 
-def test_numbers_have_as_many_places_as_their_annotation_says_and_a_reason_is_left_out_where_there_is_none():
+def test_event_rounds_numbers_and_omits_defaults():
     measured = RateMeasured("a", 2, rate=12.34567, seconds=0.00049, done=1, total=4)
     assert to_json(measured) == {
         "event": "measured",

@@ -78,7 +78,7 @@ def test_a_launch_that_begins_says_what_it_found_done():
     assert found == {"c": NetworkStatus(outcome=FINISHED_UNLOGGED)}
 
 
-def test_an_epoch_counts_as_logged_whichever_launch_has_logged_it_also_if_it_was_trained_again():
+def test_run_state_counts_logged_epochs_of_all_launches():
     run, history = RunState(), tuple(map(record, (1, 2, 3)))
     assert run.find_unlogged("a", history) == history
     for number, log in enumerate("xy", start=1):
@@ -92,7 +92,7 @@ def test_an_epoch_counts_as_logged_whichever_launch_has_logged_it_also_if_it_was
     )
 
 
-def test_another_searcher_hears_none_of_the_calls_of_the_one_before():
+def test_run_search_of_a_new_searcher_has_no_old_calls():
     run = RunState()
     for event in (
         ev.SearcherStarted("net", {"seed": 1}),
@@ -130,7 +130,7 @@ def write(paths, date, *events):
     log.close()
 
 
-def test_what_was_read_of_one_log_is_not_lost_where_another_cannot_be_read_for_a_moment(tmp_path):
+def test_logs_keep_what_was_read_if_one_is_unreadable(tmp_path):
     first, second = RunPaths(tmp_path, "1"), RunPaths(tmp_path, "2")
     write(first, 1000.0)
     write(second, 1004.0)
@@ -145,7 +145,7 @@ def test_what_was_read_of_one_log_is_not_lost_where_another_cannot_be_read_for_a
     assert heard + [dated.log for dated in tail.poll()] == [first.events, second.events]
 
 
-def test_logs_are_read_as_they_grow_each_line_once_and_only_whole_ones(tmp_path):
+def test_logs_are_read_as_they_grow_in_whole_lines(tmp_path):
     first, second = RunPaths(tmp_path, "1"), RunPaths(tmp_path, "2")
     write(first, 1000.0, ev.EpochEnded("a", record(1)))
     whole, late = RunTail(first), RunTail(first, from_end=True)

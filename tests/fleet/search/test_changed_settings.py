@@ -63,7 +63,7 @@ def run(kills, *parts, earlier=()):
 
 @given(st.integers(5, 60), st.lists(st.integers(0, 40), max_size=6))
 @settings(max_examples=examples(40), deadline=None)
-def test_another_searcher_comes_to_the_same_state_whatever_kills_it(before, kills):
+def test_new_searcher_reaches_the_same_state_after_any_kill(before, kills):
     parts = (
         (search_of(LEARNED, max_trials=8, seed=1), SPACE),
         (search_of(LEARNED, max_trials=12, seed=2), NARROW),
@@ -80,7 +80,7 @@ def test_another_searcher_comes_to_the_same_state_whatever_kills_it(before, kill
     assert asked == list(range(len(asked)))
 
 
-def test_what_fits_is_told_and_what_lies_outside_stays_and_trains_on():
+def test_new_searcher_receives_trials_that_fit_its_space():
     disk = Disk()
     with pytest.raises(Struck):
         begun(disk, search_of("random", max_trials=8), SPACE, steps=30).run()
@@ -113,7 +113,7 @@ def test_most_alone_is_no_other_searcher():
     assert describe_start(launch.entry, disk.search, knows=True) is None
 
 
-def test_a_searcher_that_cannot_be_told_goes_on_with_further_numbers():
+def test_new_searcher_without_prior_trials_counts_on():
     disk = Disk()
     with pytest.raises(Struck):
         begun(disk, search_of("random", max_trials=6), SPACE, steps=20).run()
@@ -206,7 +206,7 @@ class Told(RandomSearcher):
 TOLD = "tests.fleet.search.test_changed_settings:Told"
 
 
-def test_of_other_objectives_a_new_searcher_is_told_what_networks_have_come_to_in_those():
+def test_new_searcher_receives_values_of_new_objectives():
     disk, run = Disk(), RunState()
     begun(disk, search_of("random", max_trials=4), SPACE, earlier=EARLIER).run()
     several = search_of(
@@ -231,7 +231,7 @@ def test_of_other_objectives_a_new_searcher_is_told_what_networks_have_come_to_i
     assert run.told == {}
 
 
-def test_a_pause_that_the_searcher_before_has_asked_for_and_nobody_has_noted_is_none():
+def test_new_searcher_ignores_unlogged_pauses_of_the_old_one():
     disk, steps = Disk(), 0
     while not any(event.answer == "pause" for event in disk.of(SearcherCalled)):
         disk, steps = Disk(), steps + 1

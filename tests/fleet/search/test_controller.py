@@ -100,7 +100,7 @@ def test_each_line_stands_before_what_follows_from_it():
             assert judged[event.network, event.epochs] == event.verdict
 
 
-def test_another_answer_in_a_replay_is_found_and_the_logged_one_holds():
+def test_replay_notes_another_answer_and_keeps_the_logged_one():
     _, disk, _ = run_struck([25], search_of("random", max_trials=6, seed=0), SPACE)
     halfway = Disk(disk.lines[:25], {})
     asked = {
@@ -111,7 +111,7 @@ def test_another_answer_in_a_replay_is_found_and_the_logged_one_holds():
     assert {name: add.values for name, add in launch.added.items()} == asked
 
 
-def test_who_is_outside_of_a_space_that_has_changed_since_is_kept():
+def test_trial_outside_of_a_changed_space_is_kept():
     _, disk, _ = run_struck([25], search_of(max_trials=6), SPACE)
     launch = Launch(disk, search_of(max_trials=6), {LEARNING_RATE: Range(0.5, 0.6)})
     assert not any(add.wrong for add in launch.added.values())
@@ -154,7 +154,7 @@ def test_by_itself_two_more_are_alive_than_train():
     ]
 
 
-def test_a_network_that_its_rule_promotes_before_the_searcher_has_answered_goes_on():
+def test_promotion_before_the_searcher_answers_resumes_a_trial():
     mind = SearchController(
         [
             Entry(
@@ -283,7 +283,7 @@ def test_who_is_paused_by_its_searcher_goes_on_when_that_says_so():
     ]
 
 
-def test_a_network_that_was_paused_when_it_was_done_may_be_named_again():
+def test_resume_may_name_a_trial_that_has_ended():
     searcher = two(reports={(0, 9): "pause", (1, 2): "pause"}, resumes=[0, 1])
     launch = Launch(
         Disk(), search_of(max_trials=3, max_concurrent=1), SPACE, searcher=searcher
@@ -370,7 +370,7 @@ GOOD = {LEARNING_RATE: 0.01}
         ({**GOOD, "parent": True}, "True is no parent"),
     ],
 )
-def test_an_answer_that_cannot_be_is_a_failed_network_and_the_search_goes_on(answer, says):
+def test_invalid_proposal_is_a_failed_network(answer, says):
     searcher = Scripted(SPACE, 0, "maximize", [GOOD, answer, {LEARNING_RATE: 0.03}])
     launch = Launch(Disk(), search_of(max_trials=3), SPACE, searcher=searcher).run()
     assert says in launch.added["net-1"].wrong
@@ -383,7 +383,7 @@ def test_an_answer_that_cannot_be_is_a_failed_network_and_the_search_goes_on(ans
     assert not launch.mind.has_failed
 
 
-def test_a_network_that_was_refused_is_no_parent_and_that_is_said():
+def test_refused_trial_cannot_be_a_parent():
     searcher = Scripted(SPACE, 0, "maximize", [{LEARNING_RATE: 1.0}, {**GOOD, "parent": 0}])
     launch = Launch(Disk(), search_of(max_trials=2), SPACE, searcher=searcher).run()
     assert "0 is no parent: that network was refused" in launch.added["net-1"].wrong
@@ -439,7 +439,7 @@ def test_to_resume_what_is_not_paused_is_nonsense(answer):
     assert launch.outcomes["net-0"] == (2, TrialOutcome.PRUNED)
 
 
-def test_a_searcher_that_was_mended_is_asked_again_by_the_next_launch():
+def test_fixed_searcher_is_called_again_by_the_next_launch():
     disk = Disk()
     broken = Scripted(SPACE, 0, "maximize", [GOOD, ValueError("no")])
     Launch(disk, search_of(max_trials=2), SPACE, searcher=broken).run()
@@ -472,7 +472,7 @@ def outcomes_told(disk):
     }
 
 
-def test_who_is_dropped_in_its_last_epoch_has_finished_for_its_searcher_as_well():
+def test_trial_pruned_in_its_last_epoch_is_told_finished():
     launch, disk, _ = run_struck([], search_of(max_trials=4), SPACE, kind=Late)
     assert set(launch.outcomes.values()) == {(9, TrialOutcome.FINISHED)}
     assert outcomes_told(disk) == dict.fromkeys(range(4), "finished")
@@ -557,7 +557,7 @@ def test_a_min_delta_may_be_drawn():
     assert entry.converge_of({"train.stopping": {"min_delta": 0.3}}).min_delta == 0.3
 
 
-def test_without_a_first_value_several_objectives_are_a_tuple_still():
+def test_several_objectives_are_a_tuple_without_a_first_value():
     several = search_of(max_trials=1, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}])
     first, epochs = told_of(Entry("net", several, SPACE, "maximize", "val_accuracy"), [math.nan])
     assert math.isnan(first)

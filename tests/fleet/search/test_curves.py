@@ -41,7 +41,7 @@ def test_hopeless_networks_are_dropped_and_the_best_is_kept(seed):
     assert max(score for epochs, score in found if epochs == MOST) >= max(map(max, curves)) - 0.02
 
 
-def test_nobody_is_dropped_before_so_many_are_trained_or_so_many_epochs_are_over():
+def test_curves_prune_nothing_before_min_trials_and_min_epochs():
     good, bad = [1 - epoch**-1.0 for epoch in range(1, MOST + 1)], [0.1] * MOST
     assert [
         epochs

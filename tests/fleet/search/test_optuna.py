@@ -48,7 +48,7 @@ class Learning(Launch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_search_of_optuna_that_was_killed_decides_as_one_that_was_not(kind):
+def test_optuna_search_after_a_kill_decides_the_same(kind):
     options, prune = KINDS[kind]
     search = search_of("optuna_searcher:Searcher", max_trials=20, options=options, seed=3)
     whole, _, _ = run_struck([], search, SPACE, prune=prune, kind=Learning)
@@ -119,7 +119,7 @@ def test_options_of_the_pruner_are_the_pruners():
 @pytest.mark.parametrize(
     "sampler", [{"sampler": "nsgaii", "population_size": 4}, {"sampler": "tpe"}]
 )
-def test_a_search_for_a_front_that_was_killed_decides_as_one_that_was_not(sampler):
+def test_optuna_front_after_a_kill_decides_the_same(sampler):
     search = search_of(
         "optuna_searcher:Searcher",
         max_trials=12,

@@ -23,7 +23,7 @@ def is_worse_than_the_median(score, others):
 
 
 @given(st.lists(SCORE, min_size=1, max_size=20), st.integers(1, 4), st.integers(1, 3))
-def test_who_is_worse_than_the_median_of_those_before_it_is_dropped(scores, others, least):
+def test_median_prunes_what_is_worse_than_the_median(scores, others, least):
     judge = Median(Prune(min_epochs=least, min_trials=others), 9, 0)
     for number, score in enumerate(scores):
         for epochs in range(1, least):
@@ -35,7 +35,7 @@ def test_who_is_worse_than_the_median_of_those_before_it_is_dropped(scores, othe
 @given(
     st.lists(SCORE, min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False)
 )
-def test_in_step_the_median_is_of_all_in_whatever_order_they_come(scores, others, random):
+def test_median_in_step_does_not_depend_on_order(scores, others, random):
     judge = Median(Prune(min_trials=others, synchronous=True), 9, 0)
     order = list(enumerate(scores))
     for number, score in random.sample(order, len(order)):
@@ -75,7 +75,7 @@ def test_hyperband_gives_its_brackets_the_shares_of_the_paper():
         assert found[epochs] == pytest.approx(100 * share, rel=0.15)
 
 
-def test_the_bracket_of_a_network_depends_on_its_name_and_the_seed_alone():
+def test_bracket_depends_on_name_and_seed_only():
     rule = Prune(rule="hyperband")
     assert first_rungs(make_pruner(rule, 27, 0)) == first_rungs(make_pruner(rule, 27, 0))
     assert first_rungs(make_pruner(rule, 27, 0)) != first_rungs(make_pruner(rule, 27, 1))
@@ -178,7 +178,7 @@ RULE = PruningRule("pausing", Pausing, reads=("min_epochs",), obeys=False)
 HERE = "tests.fleet.search.test_pruning"
 
 
-def test_a_rule_of_a_users_own_is_known_by_its_path_and_reads_what_its_row_says():
+def test_custom_rule_is_found_by_path_and_reads_its_keys():
     assert find_rule(f"{HERE}:RULE") == PruningRule(
         f"{HERE}:RULE", Pausing, reads=("min_epochs",), obeys=False
     )
@@ -204,9 +204,7 @@ def test_a_rule_of_a_users_own_is_known_by_its_path_and_reads_what_its_row_says(
         ({"rule": "ashes", "factor": 3}, "prune.rule", "no rule is named 'ashes'"),
     ],
 )
-def test_a_spec_that_names_no_rule_or_a_key_that_a_rule_does_not_read_has_a_mistake(
-    prune, key, wrong
-):
+def test_spec_with_an_unknown_rule_or_unread_key_is_refused(prune, key, wrong):
     with pytest.raises(SpecError) as caught:
         parse({"models": [{"family": "softmax"}], "prune": prune})
     assert [(mistake.key, mistake.wrong) for mistake in caught.value.mistakes] == [(key, wrong)]
@@ -244,12 +242,12 @@ def test_a_rule_that_cannot_be_made_or_lacks_a_method_is_refused(rule, said):
         (lambda judge: judge.settle(()), "decides on 'settled', which it has not paused"),
     ],
 )
-def test_an_answer_that_cannot_be_carried_out_is_refused_with_the_name_of_the_rule(ask, said):
+def test_custom_rule_with_an_impossible_answer_is_refused(ask, said):
     with pytest.raises(UserError, match=f"the rule {HERE}:RULE {said}"):
         ask(make_pruner(Prune(rule=f"{HERE}:RULE"), 9, 0))
 
 
-def test_a_network_that_a_rule_has_let_go_on_is_not_let_go_on_again(monkeypatch):
+def test_custom_rule_cannot_resume_a_network_twice(monkeypatch):
     monkeypatch.setattr(Pausing, "promoted", "net")
     judge = make_pruner(Prune(rule=f"{HERE}:RULE"), 9, 0)
     assert judge.add("net", 1, 0.0) is PAUSE

@@ -21,7 +21,7 @@ def arrivals(scores):
 
 
 @given(SCORES, st.integers(2, 4))
-def test_asha_with_stop_keeps_who_is_among_the_best_of_those_that_came_before(scores, factor):
+def test_asha_stop_keeps_the_best_of_those_so_far(scores, factor):
     bracket = Bracket(1, factor, pauses=False, in_step=False)
     for count, (name, score) in enumerate(arrivals(scores), start=1):
         cutoff = sorted(scores[:count], reverse=True)[max(1, count // factor) - 1]
@@ -30,7 +30,7 @@ def test_asha_with_stop_keeps_who_is_among_the_best_of_those_that_came_before(sc
 
 
 @given(SCORES, st.integers(2, 4))
-def test_asha_with_promotion_has_let_go_on_who_was_once_among_the_best(scores, factor):
+def test_asha_pause_resumes_networks_once_among_the_best(scores, factor):
     """Algorithm 2 of the paper, as a job is asked for after every arrival until there is none."""
     bracket, promoted, arrived = Bracket(2, factor, pauses=True, in_step=False), set(), {}
     for name, score in arrivals(scores):
@@ -57,9 +57,7 @@ def halved(scores, factor):
 
 
 @given(SCORES, st.integers(2, 4), st.randoms(use_true_random=False))
-def test_in_step_the_winners_are_those_of_successive_halving_in_whatever_order_they_come(
-    scores, factor, random
-):
+def test_bracket_in_step_equals_successive_halving(scores, factor, random):
     by_name, bracket = dict(arrivals(scores)), Bracket(1, factor, pauses=True, in_step=True)
     for name in random.sample(list(by_name), len(by_name)):
         assert bracket.add(name, 1, by_name[name]) is PAUSE

@@ -13,7 +13,7 @@ def groups(monkeypatch):
     return importlib.import_module("search_groups")
 
 
-def test_a_good_network_is_found_sooner_where_survivors_go_first_and_all_have_begun_later(groups):
+def test_survivors_first_finds_a_good_network_sooner(groups):
     first, at_once = (
         [groups.simulate(groups.WAYS[way], 16, seed, "stop") for seed in range(4)]
         for way in ("asha, adaptive", "the same, new ones at once")
