@@ -34,8 +34,8 @@ def lines_of(seed):
             status = str(int(run.run()))
         except BaseException as error:
             status = f"{type(error).__name__}: {str(error)[:300]}"
-        found = [json.dumps(_plain(json.loads(line)), sort_keys=True) for line in run.log_lines()]
-        return [f"seed {seed}: {run.title}", *found, f"status {status}"]
+        actual = [json.dumps(_plain(json.loads(line)), sort_keys=True) for line in run.log_lines()]
+        return [f"seed {seed}: {run.title}", *actual, f"status {status}"]
 
 
 def _plain(value):

@@ -36,7 +36,7 @@ class ProtocolViolation(InfrastructureError):
     """
 
     def __init__(self, problem: str, history: Iterable[HistoryEntry]) -> None:
-        self.what = problem
+        self.problem = problem
         self.history = tuple(history)
         lines = "\n".join(_lines(self.history[-_SHOWN:]))
         super().__init__(f"{problem}\nThe last inputs and effects:\n{lines}")

@@ -7,19 +7,19 @@ from fleet.control.effects import SaveRates
 from fleet.control.launch_state import PolicyAnswer
 from fleet.domain.network import StepRate
 from scheduler.base import CommTime, Member, Round, StepTime
-from tests.fleet.control.told import Told
+from tests.fleet.control.driver import ControllerDriver
 
 
-class Choosing(Told):
+class Choosing(ControllerDriver):
     """A policy that wants network -> (devices, batch)."""
 
-    def ask(self, rates, progress, cluster, least):
-        wanted = self.wanted(progress) if callable(self.wanted) else self.wanted
+    def ask(self, rates, progress, cluster, minimum):
+        plan = self.plan(progress) if callable(self.plan) else self.plan
         return PolicyAnswer(
             Round(
                 tuple(
                     Member(name, devices, batch)
-                    for name, (devices, batch) in wanted.items()
+                    for name, (devices, batch) in plan.items()
                     if name not in progress.finished
                 )
             )
@@ -27,49 +27,50 @@ class Choosing(Told):
 
 
 def test_batch_of_each_epoch_follows_the_plan():
-    told = Choosing(
+    driver = Choosing(
         lambda progress: {"a": ((0,), 16 if progress.epochs_done else 8)}, networks="a", trainers=1
     )
-    told.ready()
-    assert told.read() == {1: [msg.Start(told.setup.spec.by_name["a"], (1,), 1, 0, batch=8)]}
-    told.hear(msg.Joined("a"))
-    told.end_epoch("a")
-    assert told.read() == {1: [msg.Continue(1, 16)]}
+    driver.ready()
+    assert driver.read() == {1: [msg.Start(driver.setup.spec.by_name["a"], (1,), 1, 0, batch=8)]}
+    driver.hear(msg.Joined("a"))
+    driver.end_epoch("a")
+    assert driver.read() == {1: [msg.Continue(1, 16)]}
     assert [
-        [(member.name, member.batch) for member in plan.members] for plan in told.of("PlanChanged")
+        [(member.name, member.batch) for member in plan.members]
+        for plan in driver.of("PlanChanged")
     ] == [[("a", 8)], [("a", 16)]]
 
 
 def test_batch_changes_at_the_epoch_after_a_group_grows():
-    wanted = {"a": ((0,), 8), "b": ((1,), 8)}
-    told = Choosing(
-        lambda progress: {"a": ((0, 1), 16)} if "b" in progress.finished else wanted, trainers=2
+    plan = {"a": ((0,), 8), "b": ((1,), 8)}
+    driver = Choosing(
+        lambda progress: {"a": ((0, 1), 16)} if "b" in progress.finished else plan, trainers=2
     ).begin()
-    told.end_epoch("b", final="enough")
-    told.read()
-    told.hear(msg.Stopped("b", 0.0), msg.Ready(2))
-    told.hear(msg.Built("a", 2))
-    told.read()
-    told.hear(msg.Paused("a", 0))
-    (order,) = told.read()[1]
+    driver.end_epoch("b", final="enough")
+    driver.read()
+    driver.hear(msg.Stopped("b", 0.0), msg.Ready(2))
+    driver.hear(msg.Built("a", 2))
+    driver.read()
+    driver.hear(msg.Paused("a", 0))
+    (order,) = driver.read()[1]
     assert isinstance(order, msg.Regroup)
     assert (order.ranks, order.batch) == ((1, 2), 16)
-    told.hear(msg.Regrouped("a", 30, 0.1))
-    told.end_epoch("a", gpus=2)
-    assert told.read() == {1: [msg.Continue(1, 16)]}
+    driver.hear(msg.Regrouped("a", 30, 0.1))
+    driver.end_epoch("a", gpus=2)
+    assert driver.read() == {1: [msg.Continue(1, 16)]}
 
 
 def test_a_replay_repeats_the_batches_whatever_the_policy_wants():
-    told = Choosing(
+    driver = Choosing(
         {"a": ((0,), 8)}, networks="a", trainers=1, replayed=(4, 7, 9), replayed_batches=(8, 32, 16)
     )
-    told.ready()
-    assert [order.batch for order in told.read()[1]] == [8]
-    told.hear(msg.Joined("a"))
-    told.end_epoch("a", stream_epoch=4)
-    assert told.read() == {1: [msg.Continue(7, 32)]}
-    told.end_epoch("a", stream_epoch=7)
-    assert told.read() == {1: [msg.Continue(9, 16)]}
+    driver.ready()
+    assert [order.batch for order in driver.read()[1]] == [8]
+    driver.hear(msg.Joined("a"))
+    driver.end_epoch("a", stream_epoch=4)
+    assert driver.read() == {1: [msg.Continue(7, 32)]}
+    driver.end_epoch("a", stream_epoch=7)
+    assert driver.read() == {1: [msg.Continue(9, 16)]}
 
 
 def step_s(samples):
@@ -110,28 +111,30 @@ class Measuring(Choosing):
             parts={"train": {"batch": {"size": list(size)}}, "schedule": {"policy": "elastic"}},
         )
         self.ready()
-        self.orders, self.kept = [], []
-        while found := {
+        self.orders, self.saved = [], []
+        while actual := {
             order.ranks: order
             for mail in self.read().values()
             for order in mail
             if isinstance(order, msg.Measure)
         }:
-            self.orders += found.values()
-            for order in found.values():
+            self.orders += actual.values()
+            for order in actual.values():
                 effects = self.hear(
                     measured(order, fits), *(msg.Ready(rank) for rank in order.ranks)
                 )
-                self.kept += [effect.rates() for effect in effects if isinstance(effect, SaveRates)]
+                self.saved += [
+                    effect.rates() for effect in effects if isinstance(effect, SaveRates)
+                ]
 
 
 def test_measurement_times_steps_and_exchanges_before_training():
-    told = Measuring()
-    assert [(len(order.ranks), order.batches) for order in told.orders] == [
+    driver = Measuring()
+    assert [(len(order.ranks), order.batches) for order in driver.orders] == [
         (1, (10, 17, 30)),
         (2, (30,)),
     ]
-    (table,) = told.kept
+    (table,) = driver.saved
     (network,) = table.models
     assert (network.batches, network.params_mb) == ((10, 30), 1.0)
     assert network.step_s == tuple(
@@ -139,43 +142,43 @@ def test_measurement_times_steps_and_exchanges_before_training():
     )
     assert table.comm_s == (CommTime(1.0, 2, pytest.approx(0.05)),)
     assert network.rates == pytest.approx((30 / 0.4, 30 / 0.3))
-    assert len(told.of("GroupStarted")) == 1
+    assert len(driver.of("GroupStarted")) == 1
 
 
 def test_batch_that_does_not_fit_limits_what_a_gpu_holds():
-    told = Measuring(fits=20)
-    assert [step.batch for step in told.kept[0].models[0].step_s] == [10, 17]
-    assert told.kept[0].models[0].rates == pytest.approx(
+    driver = Measuring(fits=20)
+    assert [step.batch for step in driver.saved[0].models[0].step_s] == [10, 17]
+    assert driver.saved[0].models[0].rates == pytest.approx(
         (17 / step_s(17), 30 / (step_s(15) + 0.05))
     )
 
 
 def test_network_with_one_fitting_batch_fails_with_a_reason():
-    told = Measuring(fits=10)
-    assert told.standings["a"].outcome.is_failure
-    assert "two batches or more" in told.standings["a"].outcome.reason
+    driver = Measuring(fits=10)
+    assert driver.standings["a"].outcome.is_failure
+    assert "two batches or more" in driver.standings["a"].outcome.reason
 
 
 def test_measurement_on_fewer_gpus_uses_batches_that_fit():
-    told = Measuring(fits=32, size=(100, 128), trainers=4, gpus=(4, 4))
-    assert [(len(order.ranks), order.batches) for order in told.orders] == [
+    driver = Measuring(fits=32, size=(100, 128), trainers=4, gpus=(4, 4))
+    assert [(len(order.ranks), order.batches) for order in driver.orders] == [
         (1, (25, 28, 32)),
         (2, (64,)),
         (3, (96,)),
         (4, (128,)),
     ]
-    assert told.kept[0].models[0].min_gpus == 4
-    assert len(told.of("GroupStarted")) == 1
+    assert driver.saved[0].models[0].min_gpus == 4
+    assert len(driver.of("GroupStarted")) == 1
 
 
 def test_epoch_on_fewer_gpus_keeps_samples_per_gpu():
-    wanted = {"a": ((0,), 8), "b": ((1,), 8)}
-    told = Choosing(
-        lambda progress: {"a": ((0, 1), 24)} if "b" in progress.finished else wanted,
+    plan = {"a": ((0,), 8), "b": ((1,), 8)}
+    driver = Choosing(
+        lambda progress: {"a": ((0, 1), 24)} if "b" in progress.finished else plan,
         trainers=2,
         parts={"train": {"batch": {"size": [4, 24]}}, "schedule": {"policy": "elastic"}},
     ).begin()
-    told.end_epoch("b", final="enough")
-    told.read()
-    told.end_epoch("a")  # before the device of b is free
-    assert told.read() == {1: [msg.Continue(1, 12)]}
+    driver.end_epoch("b", final="enough")
+    driver.read()
+    driver.end_epoch("a")  # before the device of b is free
+    assert driver.read() == {1: [msg.Continue(1, 12)]}

@@ -38,8 +38,8 @@ def step(kind):
 
 
 def test_a_life_goes_through_the_phases():
-    one = group()
-    for said, phase in [
+    subject = group()
+    for message, phase in [
         (Joined("a"), Phase.TRAINING),
         (Pause(False), Phase.PAUSING),
         (Paused("a", 3), Phase.PAUSED),
@@ -51,23 +51,23 @@ def test_a_life_goes_through_the_phases():
         (Stop(True), Phase.STOPPING),
         (Stopped("a", 0.0), Phase.ENDED),
     ]:
-        one.advance(said)
-        assert one.phase is phase
+        subject.advance(message)
+        assert subject.phase is phase
 
 
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("kind", STEPS, ids=lambda kind: kind.__name__)
 def test_what_the_table_does_not_have_cannot_be(phase, kind):
-    one = group(phase)
+    subject = group(phase)
     if kind in TRANSITIONS[phase]:
-        one.advance(step(kind))
-        assert one.phase is TRANSITIONS[phase][kind]
+        subject.advance(step(kind))
+        assert subject.phase is TRANSITIONS[phase][kind]
     else:
         with pytest.raises(
             InvalidTransition, match=f"a is {phase.name} .* and cannot take {kind.__name__}"
         ):
-            one.advance(step(kind))
-        assert one.phase is phase
+            subject.advance(step(kind))
+        assert subject.phase is phase
 
 
 def test_all_that_groups_say_and_are_told_is_in_the_table():

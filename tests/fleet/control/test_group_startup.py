@@ -4,98 +4,101 @@ from fleet.comm import messages as msg
 from fleet.control.effects import EndLaunch, EndRequested, SaveParameterCount
 from fleet.control.group_startup import UNRESPONSIVE_S
 from fleet.errors import ExitStatus
-from tests.fleet.control.told import Told, layout
+from tests.fleet.control.driver import ControllerDriver, layout
 
 LIMIT_S = 300.0  # the default of train.build_timeout
 
 
 def test_build_in_time_is_counted_and_abandons_nothing():
-    told = Told({"a": [0]}, networks="a").begin()
-    assert SaveParameterCount("a", 51) in told.hear(msg.Built("a", 1, 51))
-    assert told.hear(None, after=9 * LIMIT_S) == []
+    driver = ControllerDriver({"a": [0]}, networks="a").begin()
+    assert SaveParameterCount("a", 51) in driver.hear(msg.Built("a", 1, 51))
+    assert driver.hear(None, after=9 * LIMIT_S) == []
 
 
 def test_a_group_that_says_anything_has_built_its_network():
-    told = Told({"a": [0]}, networks="a").begin()
-    told.hear(msg.Pace("a", 10, 1.0))
-    assert told.hear(None, after=9 * LIMIT_S) == []
+    driver = ControllerDriver({"a": [0]}, networks="a").begin()
+    driver.hear(msg.Pace("a", 10, 1.0))
+    assert driver.hear(None, after=9 * LIMIT_S) == []
 
 
 def test_overdue_build_fails_its_network_and_ends_the_launch():
-    told = Told({"a": [0, 1], "b": [2]}, trainers=3, stream=layout(9))
-    told.hear(msg.Throughput(0, 100.0))
-    told.begin().hear(msg.Built("b", 3, 51))
-    assert told.hear(None, after=LIMIT_S + UNRESPONSIVE_S - 1) == []
-    told.hear(None, after=1.0)
-    assert told.standings["a"].outcome.is_failure
-    assert told.standings["a"].outcome.reason == (
+    driver = ControllerDriver({"a": [0, 1], "b": [2]}, trainers=3, stream=layout(9))
+    driver.hear(msg.Throughput(0, 100.0))
+    driver.begin().hear(msg.Built("b", 3, 51))
+    assert driver.hear(None, after=LIMIT_S + UNRESPONSIVE_S - 1) == []
+    driver.hear(None, after=1.0)
+    assert driver.standings["a"].outcome.is_failure
+    assert driver.standings["a"].outcome.reason == (
         "building took longer than 5 min 0 s (train.build_timeout), and Python cannot interrupt it on ranks 1, 2"
     )
-    assert told.read() == {"preprocessor": [msg.ReleaseReaders((1, 2))], 3: [msg.Pause(ends=True)]}
-    told.hear(msg.Paused("b", 0))
-    assert told.read() == {3: [msg.Stop(final=False)]}
-    told.hear(msg.Stopped("b", 0.0), msg.Ready(3))
-    assert told.effects[-1] == EndLaunch(ExitStatus.RESUMABLE, must_kill=True)
-    assert told.read()[3] == [msg.Exit()]
+    assert driver.read() == {
+        "preprocessor": [msg.ReleaseReaders((1, 2))],
+        3: [msg.Pause(run_ends=True)],
+    }
+    driver.hear(msg.Paused("b", 0))
+    assert driver.read() == {3: [msg.Stop(final=False)]}
+    driver.hear(msg.Stopped("b", 0.0), msg.Ready(3))
+    assert driver.effects[-1] == EndLaunch(ExitStatus.RESUMABLE, must_kill=True)
+    assert driver.read()[3] == [msg.Exit()]
 
 
 def test_overdue_build_of_the_last_network_sets_the_status():
-    told = Told({"a": [0]}, networks="a").begin()
-    told.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
-    assert told.effects[-1] == EndLaunch(ExitStatus.NETWORK_FAILED, must_kill=True)
+    driver = ControllerDriver({"a": [0]}, networks="a").begin()
+    driver.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
+    assert driver.effects[-1] == EndLaunch(ExitStatus.NETWORK_FAILED, must_kill=True)
 
 
 def test_overdue_build_in_a_measurement_fails_its_network():
-    told = Told({}, networks="a", measures=True)
-    told.ready()
-    told.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
-    assert told.standings["a"].outcome.is_failure
-    assert told.effects[-1] == EndLaunch(ExitStatus.NETWORK_FAILED, must_kill=True)
+    driver = ControllerDriver({}, networks="a", measures=True)
+    driver.ready()
+    driver.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
+    assert driver.standings["a"].outcome.is_failure
+    assert driver.effects[-1] == EndLaunch(ExitStatus.NETWORK_FAILED, must_kill=True)
 
 
 def test_one_that_measures_after_it_has_built_may_take_longer():
-    told = Told({"a": [0]}, networks="a", trainers=1, measures=True)
-    told.ready()
-    told.hear(msg.Built("a", 1, 51))
-    assert told.hear(None, after=9 * LIMIT_S) == []
+    driver = ControllerDriver({"a": [0]}, networks="a", trainers=1, measures=True)
+    driver.ready()
+    driver.hear(msg.Built("a", 1, 51))
+    assert driver.hear(None, after=9 * LIMIT_S) == []
 
 
 def test_overdue_build_at_the_end_of_a_launch_does_not_fail():
-    told = Told({"a": [0]}, networks="a").begin()
-    told.hear(EndRequested("SIGUSR2 came"), after=5.0)
-    assert told.hear(None, after=UNRESPONSIVE_S - 1) == []
-    told.hear(None, after=1.0)
-    assert told.standings["a"].outcome is None
-    assert told.effects[-1] == EndLaunch(ExitStatus.RESUMABLE, must_kill=True)
+    driver = ControllerDriver({"a": [0]}, networks="a").begin()
+    driver.hear(EndRequested("SIGUSR2 came"), after=5.0)
+    assert driver.hear(None, after=UNRESPONSIVE_S - 1) == []
+    driver.hear(None, after=1.0)
+    assert driver.standings["a"].outcome is None
+    assert driver.effects[-1] == EndLaunch(ExitStatus.RESUMABLE, must_kill=True)
 
 
 def test_what_a_rank_says_that_was_given_up_is_not_heard():
-    told = Told({"a": [0], "b": [1]}, trainers=2).begin()
-    told.hear(msg.Built("b", 2, 51))
-    told.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
-    told.read()
-    said = told.hear(
+    driver = ControllerDriver({"a": [0], "b": [1]}, trainers=2).begin()
+    driver.hear(msg.Built("b", 2, 51))
+    driver.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
+    driver.read()
+    message = driver.hear(
         msg.Built("a", 1, 51), msg.Failed("a", "too late", "", may_pass=False), msg.Ready(1)
     )
-    assert said == [SaveParameterCount("a", 51)]
-    assert told.standings["a"].outcome.reason.startswith("building took longer")
+    assert message == [SaveParameterCount("a", 51)]
+    assert driver.standings["a"].outcome.reason.startswith("building took longer")
 
 
 def test_overdue_recruit_ends_the_launch_and_fails_nothing():
-    wanted = {"a": [0]}
-    told = Told(lambda progress: wanted, networks="a", trainers=2, stream=layout(9))
-    told.hear(msg.Throughput(0, 100.0))
-    told.begin().hear(msg.Built("a", 1, 51))
-    wanted["a"] = [0, 1]
-    told.end_epoch("a")  # the policy is asked again
-    told.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
-    assert told.standings["a"].outcome is None
-    assert told.of("LaunchInterrupted")[0].reason == "rank 2 did not come back from building a"
+    plan = {"a": [0]}
+    driver = ControllerDriver(lambda progress: plan, networks="a", trainers=2, stream=layout(9))
+    driver.hear(msg.Throughput(0, 100.0))
+    driver.begin().hear(msg.Built("a", 1, 51))
+    plan["a"] = [0, 1]
+    driver.end_epoch("a")  # the policy is asked again
+    driver.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
+    assert driver.standings["a"].outcome is None
+    assert driver.of("LaunchInterrupted")[0].reason == "rank 2 did not come back from building a"
 
 
 def test_a_group_that_has_only_met_is_still_to_build():
-    told = Told({"a": [0]}, networks="a")
-    told.ready()
-    told.hear(msg.Joined("a"), after=1.0)
-    told.hear(None, after=LIMIT_S + UNRESPONSIVE_S - 1)
-    assert told.ensemble.status is ExitStatus.NETWORK_FAILED
+    driver = ControllerDriver({"a": [0]}, networks="a")
+    driver.ready()
+    driver.hear(msg.Joined("a"), after=1.0)
+    driver.hear(None, after=LIMIT_S + UNRESPONSIVE_S - 1)
+    assert driver.ensemble.status is ExitStatus.NETWORK_FAILED

@@ -18,8 +18,8 @@ from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import examples
+from tests.fleet.control.driver import ControllerDriver, no_search, speeds, traits
 from tests.fleet.control.test_random_launches import SAMPLES, layout
-from tests.fleet.control.told import Told, no_search, speeds, traits
 from tests.fleet.control.trainers import Fate, Ranks
 from tests.fleet.histories import spec
 
@@ -56,9 +56,9 @@ class Joined(Ranks):
 def launch(policy, seed, learns, kind, ruled=()):
     """A run of two networks, to which five others come."""
     roles = assign((0,) * 4, None if policy == "baseline" else 1, None, policy == "baseline")
-    everyone = spec(*({"family": "softmax", "name": f"n{place}"} for place in range(FIRST + LATE)))
+    everyone = spec(*({"family": "softmax", "name": f"n{index}"} for index in range(FIRST + LATE)))
     content = spec(
-        *({"family": "softmax", "name": f"n{place}"} for place in range(FIRST)), keep_open=100
+        *({"family": "softmax", "name": f"n{index}"} for index in range(FIRST)), keep_open=100
     )
     setup = LaunchConfig(
         content, roles, None if policy == "baseline" else layout(kind), SAMPLES, outlives=False
@@ -97,7 +97,7 @@ def launch(policy, seed, learns, kind, ruled=()):
     return Joined(make, setup, seed, fates, late=late, ruled=ruled)
 
 
-NAMES = st.sampled_from([f"n{place}" for place in range(FIRST + LATE)])
+NAMES = st.sampled_from([f"n{number}" for number in range(FIRST + LATE)])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -119,7 +119,7 @@ def test_late_networks_that_pause_and_resume_train_to_the_end(policy, seed, lear
     ranks.repeat()
 
 
-class Judged(Told):
+class Judged(ControllerDriver):
     """A run that judges its networks after each epoch, the best half of those that wait."""
 
     def mind(self):
@@ -129,7 +129,7 @@ class Judged(Told):
 
 
 def test_resumed_network_trains_after_the_run_stops_waiting():
-    told = Judged(
+    driver = Judged(
         {"a": [0], "b": [1]},
         trainers=2,
         parts={
@@ -138,13 +138,13 @@ def test_resumed_network_trains_after_the_run_stops_waiting():
         },
     ).begin()
     for network, rank in (("a", 1), ("b", 2)):
-        told.end_epoch(network)
-        told.hear(Stopped(network, 0.0), Ready(rank))
-    told.read()
-    told.hear(None)
-    told.hear(None, after=50.0)
-    assert [(event.network, event.verdict) for event in told.of("NetworkVerdict")[-2:]] == [
+        driver.end_epoch(network)
+        driver.hear(Stopped(network, 0.0), Ready(rank))
+    driver.read()
+    driver.hear(None)
+    driver.hear(None, after=50.0)
+    assert [(event.network, event.verdict) for event in driver.of("NetworkVerdict")[-2:]] == [
         ("b", "stop"),
         ("a", "go_on"),
     ]
-    assert [type(order) for order in told.read()[1]] == [Start]
+    assert [type(order) for order in driver.read()[1]] == [Start]

@@ -83,21 +83,21 @@ def test_lease_requests_end_with_all_networks_over(data):
     ]
     wants, holders, done = [RequestLeases((), 0), RequestLeases((), 0)], {}, set()
     for now in range(200):
-        who = data.draw(st.integers(0, 1)) if now < 100 else now % 2
-        claims = launches[who]
-        free = [name for name in wants[who].names if name not in holders]
-        mine = sorted(name for name, holder in holders.items() if holder == who)
-        if free and len(mine) < wants[who].most and (now >= 100 or data.draw(st.booleans())):
+        names = data.draw(st.integers(0, 1)) if now < 100 else now % 2
+        claims = launches[names]
+        free = [name for name in wants[names].names if name not in holders]
+        local = sorted(name for name, holder in holders.items() if holder == names)
+        if free and len(local) < wants[names].most and (now >= 100 or data.draw(st.booleans())):
             claims.add_lease(free[0], 0, free[0] in done)
-            holders[free[0]] = who
-        elif mine and (now >= 100 or data.draw(st.booleans())):
-            done.add(mine[0])
-            claims.end_lease(mine[0])
+            holders[free[0]] = names
+        elif local and (now >= 100 or data.draw(st.booleans())):
+            done.add(local[0])
+            claims.end_lease(local[0])
         for effect in claims.decide(float(now)):
             if isinstance(effect, RequestLeases):
-                wants[who] = effect
+                wants[names] = effect
             elif isinstance(effect, ReleaseLease):
-                assert holders.pop(effect.network) == who
+                assert holders.pop(effect.network) == names
                 assert effect.network in done
     assert done == set(NAMES)
     assert not holders

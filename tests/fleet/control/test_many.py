@@ -14,40 +14,40 @@ from fleet.errors import ExitStatus
 from scheduler.base import Options
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES
-from tests.fleet.control.told import Told
+from tests.fleet.control.driver import ControllerDriver
 from tests.fleet.histories import record
 
 
-class Planned(Told):
+class Planned(ControllerDriver):
     """An ensemble whose policy is a real one."""
 
-    def ask(self, rates, progress, cluster, least):
+    def ask(self, rates, progress, cluster, minimum):
         return PolicyAnswer(plan(POLICIES["baseline"], rates, progress, cluster, Options()))
 
 
 def calls_of_an_epoch(networks):
     """How many functions of Python are called for each network of one epoch that trains."""
-    told = Planned({}, networks=[f"net-{number}" for number in range(networks)])
-    told.begin()
+    driver = Planned({}, networks=[f"net-{number}" for number in range(networks)])
+    driver.begin()
     calls = 0
 
-    def count(frame, what, argument):
+    def count(frame, content, argument):
         nonlocal calls
-        calls += what == "call"
+        calls += content == "call"
 
-    groups = deque(told.of("GroupStarted"))
+    groups = deque(driver.of("GroupStarted"))
     sys.setprofile(count)
     try:
         while groups:
             group = groups.popleft()
-            told.end_epoch(group.network, final="1 epoch")
-            told.events.clear()
-            told.hear(Stopped(group.network, 0.0), Ready(1 + group.devices[0]))
-            groups += (begun := told.of("GroupStarted"))
-            told.hear(*(Joined(one.network) for one in begun))
+            driver.end_epoch(group.network, final="1 epoch")
+            driver.events.clear()
+            driver.hear(Stopped(group.network, 0.0), Ready(1 + group.devices[0]))
+            groups += (started := driver.of("GroupStarted"))
+            driver.hear(*(Joined(subject.network) for subject in started))
     finally:
         sys.setprofile(None)
-    assert told.ensemble.status is ExitStatus.OK
+    assert driver.ensemble.status is ExitStatus.OK
     return calls / networks
 
 
@@ -58,30 +58,30 @@ def test_end_of_epoch_takes_constant_steps_with_many_networks():
 
 def test_controller_handles_some_messages_before_it_decides():
     names = [f"net-{number}" for number in range(64)]
-    told = Told(
+    driver = ControllerDriver(
         {name: [device] for device, name in enumerate(names)}, networks=names, trainers=64
     ).begin()
-    before = len(told.asked)
+    before = len(driver.progress)
     ends = [EpochDone(name, record(1, stream_epoch=0), 0.0, "") for name in names[:9]]
-    heard = [told.ensemble.handle(told.now, end, more_pending=True) for end in ends]
-    assert told.ensemble.max_undecided == 8
-    assert len(told.asked) == before + 1
-    assert [sum(isinstance(one, SendMessage) for one in effects) for effects in heard] == [
-        0
-    ] * 7 + [
+    messages = [driver.ensemble.handle(driver.now, end, more_pending=True) for end in ends]
+    assert driver.ensemble.max_undecided == 8
+    assert len(driver.progress) == before + 1
+    assert [
+        sum(isinstance(subject, SendMessage) for subject in effects) for effects in messages
+    ] == [0] * 7 + [
         8,
         0,
     ]  # they go on
     assert any(
-        isinstance(one, SendMessage) for one in told.ensemble.handle(told.now)
+        isinstance(subject, SendMessage) for subject in driver.ensemble.handle(driver.now)
     )  # when nothing waits any more
 
 
 def test_what_only_tells_how_far_a_group_is_makes_nobody_decide(monkeypatch):
-    told = Told({"a": [0, 1]}).begin()
-    told.hear(Pace("a", 10, 5.0))  # the first tells that it trains
-    monkeypatch.setattr(type(told.ensemble), "_decide", None)
-    assert told.hear(Pace("a", 20, 5.0)) == []
+    driver = ControllerDriver({"a": [0, 1]}).begin()
+    driver.hear(Pace("a", 10, 5.0))  # the first tells that it trains
+    monkeypatch.setattr(type(driver.ensemble), "_decide", None)
+    assert driver.hear(Pace("a", 20, 5.0)) == []
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -89,21 +89,21 @@ def test_devices_are_where_their_definitions_say(seed):
     random, every = Random(seed), set(range(8))
     devices, vacated = DevicePool(every), set()
     for _ in range(200):
-        some = random.sample(sorted(every), random.randint(1, 3))
+        sample = random.sample(sorted(every), random.randint(1, 3))
         change = random.choice(
             ["assign", "release", "start_measuring", "end_measuring", *["set_idle"] * 3] * 5
             + ["exclude", "remove"]
         )
         if change == "exclude":
-            vacated |= devices.alive.intersection(some)
+            vacated |= devices.alive.intersection(sample)
         if change == "remove":
-            vacated -= set(some)
-        getattr(devices, change)(*(some[:1] if change == "set_idle" else [some]))
+            vacated -= set(sample)
+        getattr(devices, change)(*(sample[:1] if change == "set_idle" else [sample]))
         assert devices.free == devices.idle - devices.in_groups - vacated
         assert (
             devices.returning
             == devices.alive - devices.idle - devices.in_groups - devices.measuring
         )
-        assert devices.are_idle(some) == (
-            devices.idle - devices.in_groups >= devices.alive.intersection(some)
+        assert devices.are_idle(sample) == (
+            devices.idle - devices.in_groups >= devices.alive.intersection(sample)
         )

@@ -18,26 +18,26 @@ from tests.fleet.histories import spec
 NETWORK = spec().networks[0]
 
 
-def network(name, least=1, most=None):
-    return NetworkSpec(name, NETWORK.architecture, NETWORK.train, 0, least, most)
+def network(name, minimum=1, maximum=None):
+    return NetworkSpec(name, NETWORK.architecture, NETWORK.train, 0, minimum, maximum)
 
 
-def survey(networks, keys=None, known=None, devices=4, gpus_per_node=2, max_gpus=None, timed=None):
+def survey(networks, keys=None, rates=None, devices=4, gpus_per_node=2, max_gpus=None, timed=None):
     return RateMeasurement(
         networks,
         keys or {network.name: network.name for network in networks},
         Profile(max_gpus=max_gpus),
         devices,
         gpus_per_node,
-        {} if known is None else known,
+        {} if rates is None else rates,
         timed or {},
     )
 
 
-def elastic(name, least=1):
+def elastic(name, minimum=1):
     """A network whose batch the policy chooses, from 8 to 32."""
     train = replace(NETWORK.train, batch=Batch((8, 32)))
-    return NetworkSpec(name, NETWORK.architecture, train, 0, least)
+    return NetworkSpec(name, NETWORK.architecture, train, 0, minimum)
 
 
 def timed(*batches, gpus=1):
@@ -64,9 +64,9 @@ def run(survey, rate=lambda name, gpus: 10.0 * gpus, idle=4):
 
 def test_known_step_timings_are_not_measured_again():
     both = StepTimings({**timed(8, 16, 32).steps, **timed(32, gpus=2).steps}, 250_000)
-    known = survey([elastic("a")], known={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": both})
-    assert run(known, idle=2) == []
-    table = known.table(100)
+    rates = survey([elastic("a")], rates={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": both})
+    assert run(rates, idle=2) == []
+    table = rates.table(100)
     assert [step.batch for step in table.models[0].step_s] == [8, 16, 32]
     assert [exchange.gpus for exchange in table.comm_s] == [2]
 
@@ -80,8 +80,8 @@ def test_known_step_timings_are_not_measured_again():
     ],
 )
 def test_known_timings_are_used_if_they_show_batch_effects(before, again):
-    known = survey([elastic("a")], known={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": before})
-    assert [task.gpus for task in run(known, idle=2)] == again
+    rates = survey([elastic("a")], rates={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": before})
+    assert [task.gpus for task in run(rates, idle=2)] == again
 
 
 A, B = network("a"), network("b")
@@ -95,14 +95,14 @@ SLOW_AND_FAST = {"a": 30.0, "b": 10.0}
         ([A, B], {}, "a1 b1 a2 b2 a3 b3 a4 b4"),
         ([A], {"max_gpus": 2}, "a1 a2"),
         ([A], {"devices": 3, "max_gpus": 8}, "a1 a2 a3"),
-        ([network("a", most=1), network("b", least=2, most=3)], {}, "a1 b2 b3"),
+        ([network("a", maximum=1), network("b", minimum=2, maximum=3)], {}, "a1 b2 b3"),
         (
             [A, B, network("c")],
             {"keys": TWINS, "max_gpus": 2},
             "a1 c1 a2 c2",
         ),  # two train at equal speed
         (
-            [network("a", most=1), B],
+            [network("a", maximum=1), B],
             {"keys": TWINS, "max_gpus": 2},
             "a1 b2",
         ),  # a twin with wider bounds
@@ -123,71 +123,75 @@ def test_what_is_measured_is_what_may_be_in_order(networks, options, tasks):
 
 
 @pytest.mark.parametrize(
-    ("gpus_per_node", "most"), [(1, 3), (3, 6)]
+    ("gpus_per_node", "maximum"), [(1, 3), (3, 6)]
 )  # 30 / 10, where two nodes have 2; two nodes
-def test_how_far_to_go_follows_from_the_single_gpu_rates(gpus_per_node, most):
+def test_how_far_to_go_follows_from_the_single_gpu_rates(gpus_per_node, maximum):
     tasks = run(
         survey([A, B], devices=9, gpus_per_node=gpus_per_node),
         lambda name, _: SLOW_AND_FAST[name],
         idle=9,
     )
-    assert max(task.gpus for task in tasks) == most
+    assert max(task.gpus for task in tasks) == maximum
 
 
 def test_a_measurement_waits_until_enough_ranks_are_idle():
-    whole = survey([network("a")], known={"a": {1: 10.0}}, max_gpus=2)
-    assert whole.next(1) is None
-    assert whole.next(2) == MeasurementTask("a", 2)
+    reference = survey([network("a")], rates={"a": {1: 10.0}}, max_gpus=2)
+    assert reference.next(1) is None
+    assert reference.next(2) == MeasurementTask("a", 2)
 
 
 def test_what_is_known_is_not_measured_again():
-    known = {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}}
-    whole = survey([network("a"), network("b")], known=known, max_gpus=2)
-    assert run(whole, lambda *_: 7.0) == [MeasurementTask("b", 2)]
-    assert known["b"] == {1: 5.0}  # nobody changes what was given
-    assert whole.known_rates["b"] == {1: 5.0, 2: 7.0}
-    assert run(survey([network("a"), network("b")], known=whole.known_rates, max_gpus=2)) == []
+    rates = {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}}
+    reference = survey([network("a"), network("b")], rates=rates, max_gpus=2)
+    assert run(reference, lambda *_: 7.0) == [MeasurementTask("b", 2)]
+    assert rates["b"] == {1: 5.0}  # nobody changes what was given
+    assert reference.known_rates["b"] == {1: 5.0, 2: 7.0}
+    assert run(survey([network("a"), network("b")], rates=reference.known_rates, max_gpus=2)) == []
 
 
 def test_a_network_that_fails_is_left_out_and_asked_nothing_more():
-    whole = survey([network("a"), network("b")], max_gpus=3)
-    tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0, idle=3)
+    reference = survey([network("a"), network("b")], max_gpus=3)
+    tasks = run(reference, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0, idle=3)
     assert [task.gpus for task in tasks if task.network == "a"] == [1, 2]
-    assert whole.failed == {"a": Outcome("out of memory", is_failure=True)}
-    assert [model.name for model in whole.table(60).models] == ["b"]
+    assert reference.failed == {"a": Outcome("out of memory", is_failure=True)}
+    assert [model.name for model in reference.table(60).models] == ["b"]
 
 
 def test_a_twin_takes_over_from_a_network_that_failed():
-    whole = survey([network("a"), network("b")], {"a": "k", "b": "k"}, max_gpus=3)
-    tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0 * gpus, idle=3)
+    reference = survey([network("a"), network("b")], {"a": "k", "b": "k"}, max_gpus=3)
+    tasks = run(
+        reference, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0 * gpus, idle=3
+    )
     assert sorted((task.network, task.gpus) for task in tasks) == [
         ("a", 1),
         ("a", 2),
         ("b", 2),
         ("b", 3),
     ]
-    assert [(model.name, model.rates) for model in whole.table(60).models] == [
+    assert [(model.name, model.rates) for model in reference.table(60).models] == [
         ("b", (1.0, 2.0, 3.0))
     ]
 
 
 def test_when_all_fail_the_survey_ends_with_nothing():
-    whole = survey([network("a"), network("b")], {"a": "k", "b": "k"})
-    run(whole, lambda *_: 0.0)
-    assert (set(whole.failed), whole.table(60).models) == ({"a", "b"}, ())
+    reference = survey([network("a"), network("b")], {"a": "k", "b": "k"})
+    run(reference, lambda *_: 0.0)
+    assert (set(reference.failed), reference.table(60).models) == ({"a", "b"}, ())
 
 
 def test_rates_count_up_to_the_first_gap():
     table = survey(
-        [network("a", 1, 2)], known={"a": {1: 10.0, 2: 18.0, 4: 30.0}}, max_gpus=2
+        [network("a", 1, 2)], rates={"a": {1: 10.0, 2: 18.0, 4: 30.0}}, max_gpus=2
     ).table(60)
     assert (table.samples_per_epoch, table.gpus_per_node) == (60, 2)
     assert (table.models[0].rates, table.models[0].max_gpus) == ((10.0, 18.0), 2)
 
 
 def test_measurement_starts_at_the_minimum_of_gpus():
-    whole = survey([network("a", least=2), network("b")], devices=3, max_gpus=3)
-    tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) == ("a", 1) else 6.0 + gpus, idle=3)
+    reference = survey([network("a", minimum=2), network("b")], devices=3, max_gpus=3)
+    tasks = run(
+        reference, lambda name, gpus: 0.0 if (name, gpus) == ("a", 1) else 6.0 + gpus, idle=3
+    )
     assert tasks == [
         MeasurementTask("b", 1),
         MeasurementTask("a", 2),
@@ -195,20 +199,20 @@ def test_measurement_starts_at_the_minimum_of_gpus():
         MeasurementTask("a", 3),
         MeasurementTask("b", 3),
     ]
-    assert whole.failed == {}
-    assert [(model.name, model.rates) for model in whole.table(60).models] == [
+    assert reference.failed == {}
+    assert [(model.name, model.rates) for model in reference.table(60).models] == [
         ("a", (4.0, 8.0, 9.0)),
         ("b", (7.0, 8.0, 9.0)),
     ]
 
 
 def test_network_without_enough_trainers_has_no_rates():
-    whole = survey([network("a"), network("b", least=3)], max_gpus=2)
-    task = whole.next(1)
-    whole.limit_devices(2)
-    whole.add(task, 10.0, "")
-    run(whole, idle=2)
-    assert [model.name for model in whole.table(60).models] == ["a"]
+    reference = survey([network("a"), network("b", minimum=3)], max_gpus=2)
+    task = reference.next(1)
+    reference.limit_devices(2)
+    reference.add(task, 10.0, "")
+    run(reference, idle=2)
+    assert [model.name for model in reference.table(60).models] == ["a"]
 
 
 @settings(max_examples=examples(200))
@@ -222,46 +226,50 @@ def test_network_without_enough_trainers_has_no_rates():
     st.sampled_from([None, 1, 2, 9]),
     st.sets(st.tuples(st.integers(0, 4), st.integers(1, 5))),
 )
-def test_a_survey_ends_and_no_rate_is_measured_twice(made, devices, max_gpus, failing):
+def test_a_survey_ends_and_no_rate_is_measured_twice(created, devices, max_gpus, failing):
     networks = [
-        network(f"n{place}", min(least, most, devices), most)
-        for place, (_, least, most) in enumerate(made)
+        network(f"n{index}", min(minimum, maximum, devices), maximum)
+        for index, (_, minimum, maximum) in enumerate(created)
     ]
-    keys = {f"n{place}": key for place, (key, *_) in enumerate(made)}
-    whole = survey(networks, keys, devices=devices, max_gpus=max_gpus)
-    fails = {(f"n{place}", gpus) for place, gpus in failing}
+    keys = {f"n{index}": key for index, (key, *_) in enumerate(created)}
+    reference = survey(networks, keys, devices=devices, max_gpus=max_gpus)
+    fails = {(f"n{index}", gpus) for index, gpus in failing}
     tasks = run(
-        whole, lambda name, gpus: 0.0 if (name, gpus) in fails else 10.0 * gpus, idle=devices
+        reference, lambda name, gpus: 0.0 if (name, gpus) in fails else 10.0 * gpus, idle=devices
     )
     good = [
         (keys[task.network], task.gpus) for task in tasks if (task.network, task.gpus) not in fails
     ]
     assert len(set(good)) == len(good)
-    assert whole.measured == whole.total == len(tasks)
+    assert reference.measured == reference.total == len(tasks)
     assert all(
-        task.gpus >= one.min_gpus for task in tasks for one in networks if one.name == task.network
+        task.gpus >= subject.min_gpus
+        for task in tasks
+        for subject in networks
+        if subject.name == task.network
     )
-    assert set(whole.failed) == {task.network for task in tasks} & {
+    assert set(reference.failed) == {task.network for task in tasks} & {
         name for name, gpus in fails if MeasurementTask(name, gpus) in tasks
     }
-    table = whole.table(60)
+    table = reference.table(60)
     assert [model.name for model in table.models] == [
-        one.name for one in networks if one.name not in whole.failed
+        subject.name for subject in networks if subject.name not in reference.failed
     ]
     assert all(
-        model.rates == tuple(10.0 * (place + 1) for place in range(len(model.rates)))
+        model.rates == tuple(10.0 * (index + 1) for index in range(len(model.rates)))
         for model in table.models
     )
 
 
 def test_failed_measurement_is_not_retried_on_missing_trainers():
-    whole = survey(
-        [network("a", least=3, most=4), network("b", least=3, most=4)], {"a": "same", "b": "same"}
+    reference = survey(
+        [network("a", minimum=3, maximum=4), network("b", minimum=3, maximum=4)],
+        {"a": "same", "b": "same"},
     )
-    task = whole.next(4)
+    task = reference.next(4)
     assert task == MeasurementTask("a", 3)
-    whole.limit_devices(2)
-    whole.retry(task)  # what was in its way may have passed, but it needs three
-    assert whole.is_done
-    whole.add(task, 0.0, "out of memory")  # its twin does so, too
-    assert whole.is_done
+    reference.limit_devices(2)
+    reference.retry(task)  # what was in its way may have passed, but it needs three
+    assert reference.is_done
+    reference.add(task, 0.0, "out of memory")  # its twin does so, too
+    assert reference.is_done

@@ -11,14 +11,14 @@ from tests.fleet.histories import record, spec
 DROPPED = NetworkVerdict("a", 1, "stop", ("median",))
 
 
-def made(retries=0, history=(record(1),)):
+def make_networks(retries=0, history=(record(1),)):
     """The network ``a``, and what is to be done."""
     networks, outbox = spec({"family": "softmax", "name": "a"}).networks, Outbox()
     return Networks(networks, {"a": NetworkStatus(history)}, retries, outbox), outbox
 
 
 def test_network_pruned_inside_an_epoch_ends_that_epoch():
-    networks, outbox = made()
+    networks, outbox = make_networks()
     networks.apply_verdict(DROPPED)
     networks.end_epoch(EpochDone("a", record(2), 0.0, ""))
     assert [type(effect.event) for effect in outbox.drain()] == [NetworkVerdict, EpochEnded]
@@ -27,7 +27,7 @@ def test_network_pruned_inside_an_epoch_ends_that_epoch():
 
 
 def test_network_pruned_in_its_last_epoch_has_finished():
-    networks, outbox = made()
+    networks, outbox = make_networks()
     networks.apply_verdict(DROPPED)
     networks.await_checkpoint("a")
     networks.restore(
@@ -41,7 +41,7 @@ def test_network_pruned_in_its_last_epoch_has_finished():
 
 
 def test_pruned_network_stays_pruned_after_a_failure():
-    networks, _ = made(retries=1)
+    networks, _ = make_networks(retries=1)
     networks.apply_verdict(DROPPED)
     assert networks.try_retry(Failed("a", "a disk is full", "", may_pass=True))
     networks.schedule_retry("a")
@@ -51,7 +51,7 @@ def test_pruned_network_stays_pruned_after_a_failure():
 
 
 def test_export_out_of_memory_is_retried_on_an_own_gpu():
-    networks, _ = made(history=())
+    networks, _ = make_networks(history=())
     networks.end_epoch(EpochDone("a", record(1), 0.0, "1 epoch"))
     assert networks.try_isolate(
         Failed("a", "out of memory", "", may_pass=False, out_of_memory=True), slots=2

@@ -19,7 +19,7 @@ from scheduler.base import Member, Network, Options, RateTable, Round
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples
-from tests.fleet.control.told import no_search, speeds
+from tests.fleet.control.driver import no_search, speeds
 from tests.fleet.control.trainers import Fate, Ranks
 from tests.fleet.histories import record, spec
 
@@ -36,9 +36,9 @@ def restless(rates, progress, cluster, options, seed=0):
     devices, members = random.sample(cluster.devices, cluster.gpus), []
     waiting = [network for network in rates.models if network.name not in progress.finished]
     for network in random.sample(waiting, len(waiting)):
-        most = min(network.max_gpus or len(devices), len(devices))
-        if network.min_gpus <= most:
-            count = random.randint(network.min_gpus, most)
+        maximum = min(network.max_gpus or len(devices), len(devices))
+        if network.min_gpus <= maximum:
+            count = random.randint(network.min_gpus, maximum)
             members.append(Member(network.name, tuple(devices[:count])))
             del devices[:count]
     return Round(tuple(members))
@@ -71,20 +71,23 @@ def launches(
     nodes = draw(nodes)
     on_each = draw(st.sampled_from([3, 5, 4, 2]))
     node_of = tuple(node for node in range(nodes) for _ in range(on_each))
-    own = policy == "baseline" or draw(st.integers(0, 5)) == 0
+    private = policy == "baseline" or draw(st.integers(0, 5)) == 0
     roles = assign(
-        node_of, None if own else nodes * draw(st.sampled_from([1, 1, 1, on_each - 1])), None, own
+        node_of,
+        None if private else nodes * draw(st.sampled_from([1, 1, 1, on_each - 1])),
+        None,
+        private,
     )
     trainers = len(roles.trainers)
-    models, fates, left = [], {}, {}
-    for place in range(draw(st.sampled_from([3, 4, 2, 1]))):
-        least = min(draw(st.sampled_from([1, 1, 2])), trainers)
-        most = draw(st.sampled_from([trainers, trainers, least]))
+    models, fates, remaining = [], {}, {}
+    for index in range(draw(st.sampled_from([3, 4, 2, 1]))):
+        minimum = min(draw(st.sampled_from([1, 1, 2])), trainers)
+        maximum = draw(st.sampled_from([trainers, trainers, minimum]))
         models.append(
             {
                 "family": "softmax",
-                "name": f"n{place}",
-                "gpus": [least, most],
+                "name": f"n{index}",
+                "gpus": [minimum, maximum],
                 "train": {
                     "batch": {
                         "size": 4,
@@ -95,24 +98,26 @@ def launches(
                 },
             }
         )
-        fates[f"n{place}"] = Fate(
+        fates[f"n{index}"] = Fate(
             draw(st.sampled_from([3, 6, 1])),
             draw(st.sampled_from([[], [], [True], [False], [True, False]])),
         )
         if draw(histories):
-            left[f"n{place}"] = tuple(
+            remaining[f"n{index}"] = tuple(
                 record(epoch, stream_epoch=epoch - 1)
-                for epoch in range(1, draw(st.integers(1, fates[f"n{place}"].epochs)) + 1)
+                for epoch in range(1, draw(st.integers(1, fates[f"n{index}"].epochs)) + 1)
             )
     content = spec(*models, retries=draw(st.integers(0, 2)))
     kind = (
-        "none" if own else draw(st.sampled_from(["lockstep", "lockstep", "whole", "ring", "none"]))
+        "none"
+        if private
+        else draw(st.sampled_from(["lockstep", "lockstep", "whole", "ring", "none"]))
     )
     curves = {
         network.name: [draw(st.floats(1, 50)) * gpus**0.9 for gpus in range(1, trainers + 1)]
         for network in content.networks
     }
-    rates, learns, known = None, False, {}
+    rates, learns, prior = None, False, {}
     if policy == "baseline" or draw(st.booleans()):
         rates = RateTable(
             SAMPLES,
@@ -129,7 +134,7 @@ def launches(
         )
     elif draw(st.booleans()):
         learns = True
-        known = {
+        prior = {
             name: dict(enumerate(rates, 1)) for name, rates in curves.items() if draw(st.booleans())
         }
     dying = draw(deaths)
@@ -140,17 +145,17 @@ def launches(
         SAMPLES,
         outlives=dying > 0 or draw(outlives),
         ends_s=draw(ends_s),
-        first_epoch=max(map(len, left.values()), default=0),
+        first_epoch=max(map(len, remaining.values()), default=0),
     )
-    asked, options = ASKED[policy], Options(seed=draw(st.integers(0, 3)))
+    proposals, options = ASKED[policy], Options(seed=draw(st.integers(0, 3)))
 
     def make():
         return Controller(
             setup,
-            {name: NetworkStatus(history) for name, history in left.items()},
-            speeds(setup, rates, learns, known),
-            lambda table, progress, cluster, least: PolicyAnswer(
-                plan(asked, table, progress, cluster, options)
+            {name: NetworkStatus(history) for name, history in remaining.items()},
+            speeds(setup, rates, learns, prior),
+            lambda table, progress, cluster, minimum: PolicyAnswer(
+                plan(proposals, table, progress, cluster, options)
             ),
             no_search(content),
         )
@@ -160,7 +165,7 @@ def launches(
         setup,
         draw(st.integers(0, 10**6)),
         fates,
-        left,
+        remaining,
         dying,
         draw(asked_at),
         yields_at=draw(yields_at),
@@ -172,10 +177,10 @@ def ended_with(status, ranks):
     assert (status is ExitStatus.RESUMABLE) == (set(ranks.over()) < set(ranks.fates))
 
 
-everything = pytest.mark.parametrize("policy", ASKED)
+events = pytest.mark.parametrize("policy", ASKED)
 
 
-@everything
+@events
 @settings(max_examples=examples(40))
 @given(st.data())
 def test_every_network_comes_to_its_end_and_all_ranks_are_told(policy, data):
@@ -186,7 +191,7 @@ def test_every_network_comes_to_its_end_and_all_ranks_are_told(policy, data):
     ranks.repeat()
 
 
-@everything
+@events
 @pytest.mark.parametrize(
     "happens",
     [
@@ -205,7 +210,7 @@ def test_random_launch_ends_as_it_must(policy, happens, data):
     ranks.repeat()
 
 
-@everything
+@events
 @settings(max_examples=examples(40))
 @given(st.data())
 def test_random_launch_releases_nodes_and_trains_on(policy, data):
@@ -224,11 +229,13 @@ def test_random_launch_releases_nodes_and_trains_on(policy, data):
         )
     )
     status = ranks.run()
-    asked = [word.offer.nodes for _, word, _ in ranks.heard if isinstance(word, NodesRequested)]
-    left = [event.nodes for event in ranks.events if isinstance(event, NodesReleased)]
-    assert len(set(left)) == len(left)
-    assert set(left) <= set(
-        asked
+    proposals = [
+        word.offer.nodes for _, word, _ in ranks.inputs if isinstance(word, NodesRequested)
+    ]
+    remaining = [event.nodes for event in ranks.events if isinstance(event, NodesReleased)]
+    assert len(set(remaining)) == len(remaining)
+    assert set(remaining) <= set(
+        proposals
     )  # with others the launch was over before their trainers had all let go
     if not ranks.setup.outlives:
         ranks.check_end()

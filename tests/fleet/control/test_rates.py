@@ -9,145 +9,154 @@ from fleet.control.rates import traits_of
 from fleet.domain.events import FirstStep, RateLearned, RateMismatch, TrainersReady
 from fleet.domain.network import StepRate
 from scheduler.ensemble.rates import rate as rate_of
-from tests.fleet.control.told import Told, layout
+from tests.fleet.control.driver import ControllerDriver, layout
 from tests.fleet.histories import spec
 
 SURE = {"spread": 0.05, "steps": 100}
 ONE_EACH = {"a": [0], "b": [1]}
 
 
-def told_rate(told, name, gpus=1):
+def told_rate(driver, name, gpus=1):
     """What the policy was told last of a network."""
     return rate_of(
-        next(network for network in told.tables[-1].models if network.name == name), gpus
+        next(network for network in driver.tables[-1].models if network.name == name), gpus
     )
 
 
 def test_learned_rates_start_training_without_measurements():
-    told = Told(ONE_EACH, trainers=2, learns={})
-    told.ready()
-    mail = told.read()
+    driver = ControllerDriver(ONE_EACH, trainers=2, learns={})
+    driver.ready()
+    mail = driver.read()
     assert {type(message) for messages in mail.values() for message in messages} == {Start}
-    assert not told.of("ProfilingFinished")
+    assert not driver.of("ProfilingFinished")
     assert not any(
         isinstance(message, Measure) for messages in mail.values() for message in messages
     )
 
 
 def test_trainers_ready_and_first_step_are_logged():
-    told = Told(ONE_EACH, trainers=2, learns={})
-    told.ready(1)
-    assert not told.of("TrainersReady")
-    told.begin(2)
-    assert told.of("TrainersReady") == [TrainersReady()]
-    told.hear(Pace("b", 10, 5.0))
-    told.hear(Pace("a", 10, 5.0))
-    told.hear(Pace("b", 20, 5.0))
-    assert told.of("FirstStep") == [FirstStep("b")]
+    driver = ControllerDriver(ONE_EACH, trainers=2, learns={})
+    driver.ready(1)
+    assert not driver.of("TrainersReady")
+    driver.begin(2)
+    assert driver.of("TrainersReady") == [TrainersReady()]
+    driver.hear(Pace("b", 10, 5.0))
+    driver.hear(Pace("a", 10, 5.0))
+    driver.hear(Pace("b", 20, 5.0))
+    assert driver.of("FirstStep") == [FirstStep("b")]
 
 
 @pytest.mark.parametrize("dies_first", [True, False])
 def test_all_are_ready_once_those_are_that_live(dies_first):
-    told = Told({"a": [0]}, networks="a", trainers=2, learns={}, outlives=True)
-    told.hear(*((RanksDied((2,)), Ready(1)) if dies_first else (Ready(1), RanksDied((2,)))))
-    assert told.of("TrainersReady") == [TrainersReady()]
+    driver = ControllerDriver({"a": [0]}, networks="a", trainers=2, learns={}, outlives=True)
+    driver.hear(*((RanksDied((2,)), Ready(1)) if dies_first else (Ready(1), RanksDied((2,)))))
+    assert driver.of("TrainersReady") == [TrainersReady()]
 
 
 def test_what_an_epoch_shows_is_what_the_policy_is_told_then():
-    told = Told(ONE_EACH, trainers=2, learns={}).begin()
-    told.end_epoch("a", rate=StepRate(200.0, **SURE))
-    assert told_rate(told, "a") == 200.0
-    assert told_rate(told, "b") == pytest.approx(200.0)  # alike, by all that is known
-    assert told.of("RateLearned") == [RateLearned("a", 1, 200.0, 0.05, 100)]
+    driver = ControllerDriver(ONE_EACH, trainers=2, learns={}).begin()
+    driver.end_epoch("a", rate=StepRate(200.0, **SURE))
+    assert told_rate(driver, "a") == 200.0
+    assert told_rate(driver, "b") == pytest.approx(200.0)  # alike, by all that is known
+    assert driver.of("RateLearned") == [RateLearned("a", 1, 200.0, 0.05, 100)]
 
 
 def test_the_policy_hears_that_rates_have_changed_once():
-    told = Told(ONE_EACH, trainers=2, learns={"a": {1: 10.0}, "b": {1: 10.0}}).begin()
-    assert [asked.rates_changed for asked in told.asked] == [False]
-    told.end_epoch("a", rate=StepRate(11.0, **SURE))
-    told.end_epoch("a", rate=StepRate(20.0, **SURE))
-    told.end_epoch("b", rate=StepRate(10.0, **SURE))
-    assert [asked.rates_changed for asked in told.asked] == [False, False, True, False]
+    driver = ControllerDriver(ONE_EACH, trainers=2, learns={"a": {1: 10.0}, "b": {1: 10.0}}).begin()
+    assert [proposals.rates_changed for proposals in driver.progress] == [False]
+    driver.end_epoch("a", rate=StepRate(11.0, **SURE))
+    driver.end_epoch("a", rate=StepRate(20.0, **SURE))
+    driver.end_epoch("b", rate=StepRate(10.0, **SURE))
+    assert [proposals.rates_changed for proposals in driver.progress] == [False, False, True, False]
 
 
-@pytest.mark.parametrize("tried", [frozenset(), frozenset([("a", 2)])], ids=["known", "tried"])
-def test_probed_rate_causes_another_plan(tried):
-    told = Told(
-        {"a": [0, 1]}, networks="a", trainers=2, learns={"a": {1: 10.0}}, tried=tried
+@pytest.mark.parametrize("probes", [frozenset(), frozenset([("a", 2)])], ids=["known", "probes"])
+def test_probed_rate_causes_another_plan(probes):
+    driver = ControllerDriver(
+        {"a": [0, 1]}, networks="a", trainers=2, learns={"a": {1: 10.0}}, probes=probes
     ).begin()
-    assert told_rate(told, "a", gpus=2) == pytest.approx(20.0)
-    told.end_epoch("a", rate=StepRate(19.0, **SURE), gpus=2)
-    told.end_epoch("a", rate=StepRate(19.0, **SURE), gpus=2)
-    assert [asked.rates_changed for asked in told.asked] == [False, bool(tried), False]
+    assert told_rate(driver, "a", gpus=2) == pytest.approx(20.0)
+    driver.end_epoch("a", rate=StepRate(19.0, **SURE), gpus=2)
+    driver.end_epoch("a", rate=StepRate(19.0, **SURE), gpus=2)
+    assert [proposals.rates_changed for proposals in driver.progress] == [
+        False,
+        bool(probes),
+        False,
+    ]
 
 
 def test_a_pace_matters_at_once_only_where_devices_wait_for_it():
     for trainers, answers in ((2, []), (4, [True])):
-        told = Told({"a": [0, 1]}, networks="a", trainers=trainers, learns={}).begin()
-        before = len(told.asked)
-        told.hear(Pace("a", 10, 5.0))  # it says nothing of how fast steps are
-        told.hear(Pace("a", 10, 5.0, StepRate(10.0, **SURE)))
-        assert [asked.rates_changed for asked in told.asked[before:]] == answers
-    assert told.tables[-1].models[0].max_gpus == 4
+        driver = ControllerDriver({"a": [0, 1]}, networks="a", trainers=trainers, learns={}).begin()
+        before = len(driver.progress)
+        driver.hear(Pace("a", 10, 5.0))  # it says nothing of how fast steps are
+        driver.hear(Pace("a", 10, 5.0, StepRate(10.0, **SURE)))
+        assert [proposals.rates_changed for proposals in driver.progress[before:]] == answers
+    assert driver.tables[-1].models[0].max_gpus == 4
 
 
 @pytest.mark.parametrize(
     ("slots", "guessed"), [(6, {"b"}), (3, set())], ids=["own pace", "lockstep"]
 )
 def test_policy_is_told_which_rates_are_guesses(slots, guessed):
-    told = Told(ONE_EACH, trainers=2, stream=layout(slots), learns={"a": {1: 10.0}})
-    told.hear(Throughput(0, 1e6))
-    told.begin()
-    assert told.asked[-1].guessed == guessed
-    told.end_epoch("b", rate=StepRate(20.0, **SURE))
-    assert told.asked[-1].guessed == set()
+    driver = ControllerDriver(ONE_EACH, trainers=2, stream=layout(slots), learns={"a": {1: 10.0}})
+    driver.hear(Throughput(0, 1e6))
+    driver.begin()
+    assert driver.progress[-1].guessed == guessed
+    driver.end_epoch("b", rate=StepRate(20.0, **SURE))
+    assert driver.progress[-1].guessed == set()
 
 
 def test_a_remembered_rate_that_is_off_is_told_of_and_corrected():
-    told = Told(ONE_EACH, trainers=2, learns={"a": {1: 100.0}}).begin()
-    told.end_epoch("b", rate=StepRate(300.0, **SURE))  # nobody had said how fast it is
-    told.end_epoch("a", rate=StepRate(60.0, **SURE))
-    assert told.of("RateMismatch") == [RateMismatch("a", 1, 100.0, 60.0, 0.05, 100, corrected=True)]
+    driver = ControllerDriver(ONE_EACH, trainers=2, learns={"a": {1: 100.0}}).begin()
+    driver.end_epoch("b", rate=StepRate(300.0, **SURE))  # nobody had said how fast it is
+    driver.end_epoch("a", rate=StepRate(60.0, **SURE))
+    assert driver.of("RateMismatch") == [
+        RateMismatch("a", 1, 100.0, 60.0, 0.05, 100, corrected=True)
+    ]
 
 
 def test_estimated_rates_are_logged_when_they_change():
-    told = Told(ONE_EACH, trainers=2, learns={"a": {1: 10.0}, "b": {1: 10.0}}).begin()
-    assert [set(said.rates) for said in told.of("RatesEstimated")] == [{"a", "b"}]
-    told.end_epoch("a", rate=StepRate(20.0, **SURE))  # twice as fast as was thought
+    driver = ControllerDriver(ONE_EACH, trainers=2, learns={"a": {1: 10.0}, "b": {1: 10.0}}).begin()
+    assert [set(message.rates) for message in driver.of("RatesEstimated")] == [{"a", "b"}]
+    driver.end_epoch("a", rate=StepRate(20.0, **SURE))  # twice as fast as was thought
     assert [
-        {name: rates[0] for name, rates in said.rates.items()} for said in told.of("RatesEstimated")
+        {name: rates[0] for name, rates in message.rates.items()}
+        for message in driver.of("RatesEstimated")
     ][1:] == [{"a": 20.0}]
-    told.end_epoch("b", rate=StepRate(40.0, **SURE), final="1 epoch")
-    assert "b" not in {name for said in told.of("RatesEstimated")[1:] for name in said.rates}
+    driver.end_epoch("b", rate=StepRate(40.0, **SURE), final="1 epoch")
+    assert "b" not in {
+        name for message in driver.of("RatesEstimated")[1:] for name in message.rates
+    }
 
 
 def test_what_is_known_is_written_down_once_it_is_known_of_all():
-    told = Told(ONE_EACH, trainers=2, learns={}).begin()
-    kept = []
+    driver = ControllerDriver(ONE_EACH, trainers=2, learns={}).begin()
+    stored = []
     for name, rate in (("a", 50.0), ("b", 80.0)):
-        kept += [
+        stored += [
             effect.rates()
-            for effect in told.end_epoch(name, rate=StepRate(rate, **SURE))
+            for effect in driver.end_epoch(name, rate=StepRate(rate, **SURE))
             if isinstance(effect, do.SaveRates)
         ]
-    told.end_epoch("a", final="2 epochs")
-    told.end_epoch("b", final="2 epochs")
-    found = told.hear(Stopped("a", 0.0), Stopped("b", 0.0))
-    kept += [effect.rates() for effect in found if isinstance(effect, do.SaveRates)]
-    assert kept
-    assert {network.name: network.rates for network in kept[-1].models} == {
+    driver.end_epoch("a", final="2 epochs")
+    driver.end_epoch("b", final="2 epochs")
+    actual = driver.hear(Stopped("a", 0.0), Stopped("b", 0.0))
+    stored += [effect.rates() for effect in actual if isinstance(effect, do.SaveRates)]
+    assert stored
+    assert {network.name: network.rates for network in stored[-1].models} == {
         "a": (50.0,),
         "b": (80.0,),
     }
 
 
 def test_unknown_demand_uses_all_preprocessors():
-    told = Told(ONE_EACH, trainers=2, stream=layout(6), learns={})
-    told.hear(*(Throughput(rank, 10.0) for rank in told.setup.roles.preprocessors))
-    told.ready()
-    (begun,) = told.of("StreamStarted")
-    assert (begun.preprocessors, begun.bottleneck, begun.demand_samples_per_s) == (
-        begun.of,
+    driver = ControllerDriver(ONE_EACH, trainers=2, stream=layout(6), learns={})
+    driver.hear(*(Throughput(rank, 10.0) for rank in driver.setup.roles.preprocessors))
+    driver.ready()
+    (started,) = driver.of("StreamStarted")
+    assert (started.preprocessors, started.bottleneck, started.demand_samples_per_s) == (
+        started.of,
         "",
         0.0,
     )

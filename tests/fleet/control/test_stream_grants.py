@@ -8,7 +8,7 @@ from fleet.comm.messages import NO_LIMIT, Prepared, Produce, Throughput
 from fleet.control.history import InvalidTransition
 from fleet.control.stream_grants import StreamGrants
 from scheduler.base import Network, RateTable
-from tests.fleet.control.told import layout
+from tests.fleet.control.driver import layout
 from tests.fleet.histories import record
 
 RATES = RateTable(60, 4, (Network("a", (10.0, 19.0)), Network("b", (30.0, 45.0))))
@@ -81,9 +81,9 @@ def test_a_replay_counts_the_epochs_that_it_repeats():
 
 def test_producers_are_the_fewest_that_meet_the_demand():
     production = StreamGrants(layout(3), (0, 1, 2))
-    begun = producing(production, 25.0, 25.0, 25.0)
-    assert (production.producers, begun.preprocessors, begun.of) == ((0, 1), 2, 3)
-    assert (begun.supply_samples_per_s, begun.demand_samples_per_s, begun.bottleneck) == (
+    started = producing(production, 25.0, 25.0, 25.0)
+    assert (production.producers, started.preprocessors, started.of) == ((0, 1), 2, 3)
+    assert (started.supply_samples_per_s, started.demand_samples_per_s, started.bottleneck) == (
         50.0,
         45.0,
         "training",
@@ -95,19 +95,19 @@ def test_producers_are_counted_in_the_order_of_turns():
     production = StreamGrants(layout(3), (0, 1, 2))
     for rank, rate in [(2, 100.0), (0, 1.0), (1, 10.0)]:
         production.record_throughput(Throughput(rank, rate))
-    begun = production.choose_producers(RATES, 1.0, True, "global")
-    assert (production.producers, begun.supply_samples_per_s) == ((0, 1, 2), 111.0)
+    started = production.choose_producers(RATES, 1.0, True, "global")
+    assert (production.producers, started.supply_samples_per_s) == ((0, 1, 2), 111.0)
 
 
 def test_producers_are_all_for_a_fixed_number_or_stored_samples():
     assert producing(StreamGrants(layout(3), (0, 1)), 99.0, 1.0, chooses=False).preprocessors == 2
-    kept = producing(StreamGrants(None, (0, 1)), 99.0, 1.0)
-    assert (kept.preprocessors, kept.kept, kept.pace) == (2, True, "own")
+    stored = producing(StreamGrants(None, (0, 1)), 99.0, 1.0)
+    assert (stored.preprocessors, stored.kept, stored.pace) == (2, True, "own")
 
 
 def test_emulated_training_takes_samples_as_fast_as_it_is_scaled():
-    begun = producing(StreamGrants(layout(3), (0,)), 100.0, time_scale=0.1)
-    assert (begun.demand_samples_per_s, begun.bottleneck) == (450.0, "input")
+    started = producing(StreamGrants(layout(3), (0,)), 100.0, time_scale=0.1)
+    assert (started.demand_samples_per_s, started.bottleneck) == (450.0, "input")
 
 
 def test_production_begins_when_all_have_reported_rates():
@@ -161,10 +161,10 @@ def test_producers_drop_one_that_slows_the_others():
 
 
 def test_supply_is_infinite_with_stored_samples_or_a_death():
-    kept, dying = StreamGrants(None, (0,)), StreamGrants(layout(3), (0, 1))
-    for production in (kept, dying):
+    stored, dying = StreamGrants(None, (0,)), StreamGrants(layout(3), (0, 1))
+    for production in (stored, dying):
         producing(production, *(10.0 for _ in production._preprocessors))
-    assert (kept.supply(set()), dying.supply(set()), dying.supply({1})) == (
+    assert (stored.supply(set()), dying.supply(set()), dying.supply({1})) == (
         math.inf,
         20.0,
         math.inf,

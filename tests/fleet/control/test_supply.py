@@ -12,19 +12,19 @@ from fleet.domain.network import StepRate
 from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES
-from tests.fleet.control.told import Told, layout
+from tests.fleet.control.driver import ControllerDriver, layout
 
 TOGETHER = {"a": [0], "b": [1]}  # rates of each: 10 samples/s on one device, 19 on two
 
 
-def begun(*samples_per_s, stream=None, **options):
+def start_driver(*samples_per_s, stream=None, **options):
     """Two networks in training, on a stream whose preprocessor has said how fast it is."""
-    told = Told(TOGETHER, stream=layout(6) if stream is None else stream, **options)
-    told.hear(*(Throughput(rank, speed) for rank, speed in enumerate(samples_per_s)))
-    return told.begin()
+    driver = ControllerDriver(TOGETHER, stream=layout(6) if stream is None else stream, **options)
+    driver.hear(*(Throughput(rank, speed) for rank, speed in enumerate(samples_per_s)))
+    return driver.begin()
 
 
-class Planning(Told):
+class Planning(ControllerDriver):
     """An ensemble of four networks on two devices, one of them much faster than the others, that asks a policy."""
 
     def __init__(self, policy, supply):
@@ -41,8 +41,8 @@ class Planning(Told):
         )
         return super().make()
 
-    def ask(self, rates, progress, cluster, least):
-        super().ask(rates, progress, cluster, least)
+    def ask(self, rates, progress, cluster, minimum):
+        super().ask(rates, progress, cluster, minimum)
         return PolicyAnswer(plan(self.policy, rates, progress, cluster, Options()))
 
     @property
@@ -52,81 +52,81 @@ class Planning(Told):
 
 
 def test_supply_limits_rates_and_is_updated_at_epoch_ends():
-    told = begun(100.0)
-    before = len(told.asked)
-    told.hear(
+    driver = start_driver(100.0)
+    before = len(driver.progress)
+    driver.hear(
         Prepared(0, samples=10, busy_s=1.0), after=20.0
     )  # it has waited for long, which says nothing
-    assert len(told.asked) == before
-    told.end_epoch("a")
-    assert [asked.rates_changed for asked in told.asked[before - 1 :]] == [False, True]
-    assert [table.supply for table in told.tables[before - 1 :]] == [100.0, 10.0]
-    assert told.of("SupplyChanged") == [SupplyChanged(10.0, 38.0)]  # on four devices
+    assert len(driver.progress) == before
+    driver.end_epoch("a")
+    assert [proposals.rates_changed for proposals in driver.progress[before - 1 :]] == [False, True]
+    assert [table.supply for table in driver.tables[before - 1 :]] == [100.0, 10.0]
+    assert driver.of("SupplyChanged") == [SupplyChanged(10.0, 38.0)]  # on four devices
 
 
 def test_a_supply_that_differs_by_less_stays_as_it_was_told():
-    told = begun(10.0)
+    driver = start_driver(10.0)
     for samples in (9, 8, 11, 12):
-        told.hear(Prepared(0, samples, 1.0))
-        told.end_epoch("a")
-    assert {table.supply for table in told.tables} == {10.0}
-    assert not told.of("SupplyChanged")
-    assert not any(asked.rates_changed for asked in told.asked)
+        driver.hear(Prepared(0, samples, 1.0))
+        driver.end_epoch("a")
+    assert {table.supply for table in driver.tables} == {10.0}
+    assert not driver.of("SupplyChanged")
+    assert not any(proposals.rates_changed for proposals in driver.progress)
 
 
 def test_what_the_input_gives_beyond_all_demand_is_no_news():
-    told = begun(1e6)
-    told.hear(Prepared(0, 500, 1.0))
-    told.end_epoch("a")
-    assert not told.asked[-1].rates_changed
+    driver = start_driver(1e6)
+    driver.hear(Prepared(0, 500, 1.0))
+    driver.end_epoch("a")
+    assert not driver.progress[-1].rates_changed
 
 
 def test_it_is_what_was_prepared_of_late_that_counts():
-    told = begun(100.0)
-    told.hear(Prepared(0, 4, 1.0))
-    told.end_epoch("a")
-    told.hear(*(Prepared(0, 16, 1.0) for _ in range(6)))
-    told.end_epoch("a")
-    assert told.tables[-1].supply == pytest.approx(16.0, rel=0.02)
-    assert [found.supply_samples_per_s for found in told.of("SupplyChanged")] == pytest.approx(
+    driver = start_driver(100.0)
+    driver.hear(Prepared(0, 4, 1.0))
+    driver.end_epoch("a")
+    driver.hear(*(Prepared(0, 16, 1.0) for _ in range(6)))
+    driver.end_epoch("a")
+    assert driver.tables[-1].supply == pytest.approx(16.0, rel=0.02)
+    assert [actual.supply_samples_per_s for actual in driver.of("SupplyChanged")] == pytest.approx(
         [4.0, 16.0], rel=0.02
     )
 
 
 def test_supply_is_infinite_if_trainers_prepare_samples():
-    assert Told(TOGETHER).begin().tables[-1].supply == math.inf
+    assert ControllerDriver(TOGETHER).begin().tables[-1].supply == math.inf
 
 
 def test_supply_is_infinite_after_a_preprocessor_dies():
-    told = begun(5.0, outlives=True)
-    assert told.tables[-1].supply == 5.0
-    told.hear(RanksDied((0,)))
-    assert (told.tables[-1].supply, told.asked[-1].rates_changed) == (math.inf, True)
+    driver = start_driver(5.0, outlives=True)
+    assert driver.tables[-1].supply == 5.0
+    driver.hear(RanksDied((0,)))
+    assert (driver.tables[-1].supply, driver.progress[-1].rates_changed) == (math.inf, True)
 
 
 def test_supply_is_not_compared_with_guesses():
-    told = begun(5.0, learns={})
-    assert told.tables[-1].supply == math.inf
-    told.end_epoch("a", rate=StepRate(40.0, 0.05, 100))
-    assert told.tables[-1].supply == 5.0
-    assert told.of("SupplyChanged")[-1].supply_samples_per_s == 5.0
+    driver = start_driver(5.0, learns={})
+    assert driver.tables[-1].supply == math.inf
+    driver.end_epoch("a", rate=StepRate(40.0, 0.05, 100))
+    assert driver.tables[-1].supply == 5.0
+    assert driver.of("SupplyChanged")[-1].supply_samples_per_s == 5.0
 
 
 def test_supply_ends_a_round_that_the_input_cannot_feed():
-    told = Planning("global", supply=1e6)
-    assert told.groups == {"a": 2}
-    told.hear(Prepared(0, 200, 0.5))
-    told.end_epoch("a", gpus=2)
-    assert told.read()[1] == [Stop(final=False)]
-    told.hear(Stopped("a", 0.0), Ready(1), Ready(2))
+    driver = Planning("global", supply=1e6)
+    assert driver.groups == {"a": 2}
+    driver.hear(Prepared(0, 200, 0.5))
+    driver.end_epoch("a", gpus=2)
+    assert driver.read()[1] == [Stop(final=False)]
+    driver.hear(Stopped("a", 0.0), Ready(1), Ready(2))
     started = [
         message.network.name
-        for messages in told.read().values()
+        for messages in driver.read().values()
         for message in messages
         if isinstance(message, Start)
     ]
-    assert len(set(started)) == len(told.groups) == 2
-    assert set(told.groups.values()) == {1}
+    assert len(set(started)) == len(driver.groups) == 2
+    assert set(driver.groups.values()) == {1}
 
 
 def test_slow_supply_gives_no_network_two_devices():

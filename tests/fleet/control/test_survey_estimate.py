@@ -11,7 +11,7 @@ from scheduler.base import Network, RateTable
 BATCHES, SIZE = 10, 100  # 1000 samples each
 
 
-def survey(rates, devices, known=None, max_gpus=1, gpus_per_node=2):
+def survey(rates, devices, prior=None, max_gpus=1, gpus_per_node=2):
     """The survey of networks with these rates, and the table of these."""
     networks = parse(
         {
@@ -26,7 +26,7 @@ def survey(rates, devices, known=None, max_gpus=1, gpus_per_node=2):
         Profile(batches=BATCHES, timed=4, max_gpus=max_gpus),
         devices,
         gpus_per_node,
-        {name: dict(of) for name, of in (known or {}).items()},
+        {name: dict(of) for name, of in (prior or {}).items()},
     ), table
 
 
@@ -36,8 +36,8 @@ def survey(rates, devices, known=None, max_gpus=1, gpus_per_node=2):
         ({"a": (100.0,)}, 1, {}, (1, 12.0)),
         ({"a": (100.0,), "b": (50.0,)}, 1, {}, (2, 34.0)),
         ({"a": (100.0,), "b": (50.0,)}, 2, {}, (2, 22.0)),
-        ({"a": (100.0,), "b": (50.0,)}, 2, {"known": {"b": {1: 50.0}}}, (1, 12.0)),
-        ({"a": (100.0,)}, 1, {"known": {"a": {1: 100.0}}}, (0, 0.0)),
+        ({"a": (100.0,), "b": (50.0,)}, 2, {"prior": {"b": {1: 50.0}}}, (1, 12.0)),
+        ({"a": (100.0,)}, 1, {"prior": {"a": {1: 100.0}}}, (0, 0.0)),
         ({"a": (100.0, 200.0)}, 2, {"max_gpus": 2}, (2, 12.0 + 7.0)),
     ],
 )
@@ -49,11 +49,11 @@ def test_estimate_runs_measurements_and_builds_side_by_side(rates, devices, opti
 
 @given(st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=8), st.integers(1, 4))
 def test_estimate_is_between_total_work_and_serial_time(rates, devices):
-    found = estimate_duration(
+    actual = estimate_duration(
         *survey({f"n{number}": (rate,) for number, rate in enumerate(rates)}, devices), build_s=0.5
     )
     work = [0.5 + BATCHES * SIZE / rate for rate in rates]
-    assert found.measurements == len(rates)
+    assert actual.measurements == len(rates)
     assert (
-        max(max(work), sum(work) / devices) <= found.seconds * (1 + 1e-9) <= sum(work) * (1 + 1e-6)
+        max(max(work), sum(work) / devices) <= actual.seconds * (1 + 1e-9) <= sum(work) * (1 + 1e-6)
     )

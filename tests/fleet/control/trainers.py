@@ -60,7 +60,7 @@ class Team:
     ranks: tuple
     epoch: int = -1
     state: str = "builds"
-    here: set = field(default_factory=set)
+    present: set = field(default_factory=set)
     has_met: bool = False
     is_inside: bool = False
     cannot: bool = False
@@ -102,12 +102,12 @@ class Ranks:
         self.fates = {name: Fate(fate.epochs, list(fate.failures)) for name, fate in fates.items()}
         self.trained = {name: list((histories or {}).get(name, ())) for name in fates}
         self.half_done = {}  # network -> the epoch that it was in when it was saved
-        self.mail, self.said = defaultdict(deque), defaultdict(deque)
+        self.mail, self.outgoing = defaultdict(deque), defaultdict(deque)
         self.team = dict.fromkeys(setup.roles.trainers)  # rank -> where it is, or None
         self.recruit = {}  # rank -> (network, whether it has built it)
         self.meeting = {}  # number -> the team that meets
         self.waiting = set()  # ranks whose Ready was heard, and that have nothing to do
-        self.gone, self.dead, self.unheard = set(), set(), set()
+        self.exited, self.dead, self.unheard = set(), set(), set()
         self.producing, self.unsaid = (
             (),
             6,
@@ -129,7 +129,7 @@ class Ranks:
         )
         self.owner = {}  # rank -> the network that the ensemble has given it to
         self.promised = set()  # of them, those that are to join a group
-        self.heard = []  # (seconds, what, effects)
+        self.inputs = []  # (seconds, what, effects)
         self.now, self.steps, self.status = 0.0, 0, None
         self.deaths, self.asked_at, self.slow, self.yields_at = (
             deaths,
@@ -148,7 +148,7 @@ class Ranks:
         for rank in self.setup.roles.preprocessors:
             self.say(rank, m.Throughput(rank, self.random.choice([10.0, 100.0])))
         self.hear(None)
-        while self.status is None or self.team.keys() - self.gone - self.dead:
+        while self.status is None or self.team.keys() - self.exited - self.dead:
             self.step()
         return self.status
 
@@ -170,11 +170,11 @@ class Ranks:
             self.let_time_pass()
 
     def let_time_pass(self):
-        before = len(self.heard)
+        before = len(self.inputs)
         self.now += 1000.0
         self.hear(None)
-        if not any(effects for *_, effects in self.heard[before:]):
-            raise Stuck(self.where())
+        if not any(effects for *_, effects in self.inputs[before:]):
+            raise Stuck(self.locate())
 
     def ask_nodes(self, count, within_s):
         """Somebody wants nodes back; the launch may not be able to do without them."""
@@ -188,7 +188,7 @@ class Ranks:
         self.given_back |= {rank for rank, node in enumerate(roles.node_of) if node in offer.nodes}
         self.hear(do.NodesRequested(f"command {self.steps}", offer))
 
-    def where(self):
+    def locate(self):
         return "\n".join(
             [
                 f"at {self.now:.1f} s",
@@ -203,14 +203,14 @@ class Ranks:
     # ---- words ----
 
     def say(self, rank, message):
-        self.said[rank].append(message)
+        self.outgoing[rank].append(message)
 
     def words(self):
         """What can be heard next: the first word of each rank; of deaths when all is said; of checkpoints."""
-        for rank in sorted(self.said):
-            if self.said[rank]:
-                yield lambda rank=rank: self.hear(self.said[rank].popleft())
-        if self.unheard and not any(self.said.values()):
+        for rank in sorted(self.outgoing):
+            if self.outgoing[rank]:
+                yield lambda rank=rank: self.hear(self.outgoing[rank].popleft())
+        if self.unheard and not any(self.outgoing.values()):
             yield self.hear_of_deaths
         for network in self.reading:
             yield lambda network=network: self.read(network)
@@ -222,7 +222,7 @@ class Ranks:
     def hear(self, word):
         self.about_to_hear(word)
         effects = self.ensemble.handle(self.now, word)
-        self.heard.append((self.now, word, effects))
+        self.inputs.append((self.now, word, effects))
         for effect in effects:
             self.carry_out(effect)
 
@@ -238,7 +238,7 @@ class Ranks:
     def carry_out(self, effect):
         assert self.status is None
         if isinstance(effect, do.SendMessage):
-            self.told(effect.rank, effect.tag, effect.message)
+            self.receive(effect.rank, effect.tag, effect.message)
         elif isinstance(effect, do.LogEvent):
             self.events.append(effect.event)
             self.run_state.apply(
@@ -252,7 +252,7 @@ class Ranks:
         elif isinstance(effect, do.EndLaunch):
             self.status = effect.status
 
-    def told(self, rank, tag, message):
+    def receive(self, rank, tag, message):
         if tag is m.Tag.PREPROCESSOR:
             assert isinstance(message, m.Produce | m.Exit | m.LeaveLaunch)
             if isinstance(message, m.LeaveLaunch):
@@ -288,9 +288,9 @@ class Ranks:
     def disown(self, network, keep=()):
         """The ranks of a group are free, but for those that are kept, and those that are to join it."""
         self.owner = {
-            rank: other
-            for rank, other in self.owner.items()
-            if other != network or rank in self.promised or rank in keep
+            rank: second
+            for rank, second in self.owner.items()
+            if second != network or rank in self.promised or rank in keep
         }
 
     # ---- deeds ----
@@ -301,7 +301,7 @@ class Ranks:
             for rank in sorted(set(self.producing) - self.dead):
                 yield lambda rank=rank: self.prepare(rank)
         for rank in self.team:
-            if rank in self.dead | self.gone:
+            if rank in self.dead | self.exited:
                 continue
             team, recruit = self.team[rank], self.recruit.get(rank)
             if recruit is not None and not recruit[1]:
@@ -326,7 +326,7 @@ class Ranks:
         order = self.mail[rank].popleft()
         if isinstance(order, m.Exit):
             assert rank not in self.recruit
-            self.gone.add(rank)
+            self.exited.add(rank)
         elif isinstance(order, m.LeaveLaunch):
             assert rank in self.waiting
             assert rank not in self.owner
@@ -370,10 +370,10 @@ class Ranks:
         """A rank comes to where its group meets."""
         team = self.meeting.setdefault(number, team)
         assert rank in team.ranks
-        team.here.add(rank)
+        team.present.add(rank)
         self.team[rank] = team
         team.is_struck |= bool(self.dead & set(team.ranks))
-        if team.here == set(team.ranks):
+        if team.present == set(team.ranks):
             del self.meeting[number]
             team.has_met = True
             if team.state == "builds":
@@ -467,7 +467,7 @@ class Ranks:
         if (may_pass := self.fails(team, 0.1)) is not None:
             self.fail(team, may_pass)
         elif chance < 0.3:
-            self.say(team.master, m.Pace(name, 10, 1.0, self.shown()))
+            self.say(team.master, m.Pace(name, 10, 1.0, self.step_rate()))
         elif self.mail[team.master] and chance < 0.6:
             assert isinstance(self.mail[team.master].popleft(), m.Pause)
             self.say(team.master, m.Paused(name, team.epoch))
@@ -478,14 +478,14 @@ class Ranks:
                 self.epoch_of(name, len(history) + 1, stream_epoch=team.epoch, gpus=len(team.ranks))
             )
             final = f"{len(history)} epochs" if len(history) >= self.fates[name].epochs else ""
-            self.say(team.master, m.EpochDone(name, history[-1], 0.0, final, rate=self.shown()))
+            self.say(team.master, m.EpochDone(name, history[-1], 0.0, final, rate=self.step_rate()))
             team.state, team.is_inside = "stands", False
 
     def epoch_of(self, name, epoch, **more):
         """How an epoch went; here all are alike."""
         return record(epoch, **more)
 
-    def shown(self):
+    def step_rate(self):
         """How fast a group's steps are, if anybody can tell: this differs each time."""
         return self.random.choice(
             [
@@ -575,17 +575,19 @@ class Ranks:
     def repeat(self):
         """An ensemble that hears the same does the same."""
         again = self.make()
-        for now, word, effects in self.heard:
+        for now, word, effects in self.inputs:
             assert again.handle(now, word) == effects
         return again
 
     def check_histories(self):
         """Epochs are counted, and none of the stream is trained on twice."""
         for standing in self.standings.values():
-            assert [one.epoch for one in standing.history] == list(
+            assert [subject.epoch for subject in standing.history] == list(
                 range(1, len(standing.history) + 1)
             )
-            assert len({one.stream_epoch for one in standing.history}) == len(standing.history)
+            assert len({subject.stream_epoch for subject in standing.history}) == len(
+                standing.history
+            )
 
     def over(self):
         """The networks that came to their end, and how."""

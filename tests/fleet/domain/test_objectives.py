@@ -13,22 +13,23 @@ VALUES = st.lists(
 )
 
 
-def surpasses(one, other):
+def surpasses(subject, second):
     better = [
-        a - b if mode == "maximize" else b - a for a, b, mode in zip(one, other, MODES, strict=True)
+        a - b if mode == "maximize" else b - a
+        for a, b, mode in zip(subject, second, MODES, strict=True)
     ]
     return min(better) >= 0 and max(better) > 0
 
 
 @given(VALUES)
 def test_the_front_is_whom_nobody_surpasses(values):
-    known = [place for place, one in enumerate(values) if not any(map(math.isnan, one))]
-    found = pareto_front(values, MODES)
-    assert sorted(found) == [
-        place
-        for place in known
-        if not any(surpasses(values[other], values[place]) for other in known)
+    rates = [index for index, subject in enumerate(values) if not any(map(math.isnan, subject))]
+    actual = pareto_front(values, MODES)
+    assert sorted(actual) == [
+        index
+        for index in rates
+        if not any(surpasses(values[second], values[index]) for second in rates)
     ]
-    assert [values[place][0] for place in found] == sorted(
-        (values[place][0] for place in found), reverse=True
+    assert [values[index][0] for index in actual] == sorted(
+        (values[index][0] for index in actual), reverse=True
     )

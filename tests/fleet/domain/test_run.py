@@ -14,7 +14,7 @@ from tests.fleet.histories import record
 from tests.fleet.logs import START
 
 
-def told(standings, events):
+def apply_events(standings, events):
     """How far the networks are of which events say something new, each a second after the one before."""
     run = RunState()
     run.restore(standings)
@@ -28,7 +28,7 @@ def told(standings, events):
 
 
 def epochs(standing):
-    return [one.epoch for one in standing.history]
+    return [subject.epoch for subject in standing.history]
 
 
 STORY = (
@@ -47,35 +47,39 @@ STORY = (
 
 
 def test_a_network_is_as_far_as_the_newest_word_of_it_says():
-    found = told({}, STORY)
-    assert (epochs(found["a"]), found["a"].outcome) == ([1, 2, 3], Outcome("3 epochs"))
-    assert found["a"].tested == EvaluationResult(0.5, 0.9, 10)
-    assert (epochs(found["b"]), found["b"].outcome) == (
+    actual = apply_events({}, STORY)
+    assert (epochs(actual["a"]), actual["a"].outcome) == ([1, 2, 3], Outcome("3 epochs"))
+    assert actual["a"].tested == EvaluationResult(0.5, 0.9, 10)
+    assert (epochs(actual["b"]), actual["b"].outcome) == (
         [1],
         Outcome("loss is NaN", is_failure=True),
     )
-    assert told(found, [ev.GroupStarted("b", (0,), 0, 1)])["b"].outcome is None  # it is tried again
-    assert told(found, [ev.NetworkLeased("b", 4, 1, 5)]) == {}
+    assert (
+        apply_events(actual, [ev.GroupStarted("b", (0,), 0, 1)])["b"].outcome is None
+    )  # it is tried again
+    assert apply_events(actual, [ev.NetworkLeased("b", 4, 1, 5)]) == {}
 
 
 def test_what_was_logged_and_not_saved_is_trained_again():
-    found = told({}, STORY[:4])
-    assert epochs(told(found, [ev.NetworkLeased("a", 5, 1, 0, took_over=True)])["a"]) == [1]
-    assert epochs(told(found, [ev.NetworkRolledBack("a", "torn", 0, 0)])["a"]) == []
-    pruned = told(found, [ev.NetworkVerdict("a", 2, "stop", ("asha",))])
-    assert told(pruned, [ev.NetworkRolledBack("a", "torn", 0, 0)])["a"].is_pruned
+    actual = apply_events({}, STORY[:4])
+    assert epochs(apply_events(actual, [ev.NetworkLeased("a", 5, 1, 0, took_over=True)])["a"]) == [
+        1
+    ]
+    assert epochs(apply_events(actual, [ev.NetworkRolledBack("a", "torn", 0, 0)])["a"]) == []
+    pruned = apply_events(actual, [ev.NetworkVerdict("a", 2, "stop", ("asha",))])
+    assert apply_events(pruned, [ev.NetworkRolledBack("a", "torn", 0, 0)])["a"].is_pruned
     assert (
-        told(pruned, [ev.NetworkRolledBack("a", "--fresh-network", 0, 0, afresh=True)])["a"]
+        apply_events(pruned, [ev.NetworkRolledBack("a", "--fresh-network", 0, 0, afresh=True)])["a"]
         == NetworkStatus()
     )
-    assert epochs(told(found, [ev.EpochEnded("a", record(2, loss=0.5))])["a"]) == [1, 2]
+    assert epochs(apply_events(actual, [ev.EpochEnded("a", record(2, loss=0.5))])["a"]) == [1, 2]
 
 
 def test_a_launch_that_begins_says_what_it_found_done():
-    found = told(
+    actual = apply_events(
         {"a": NetworkStatus(outcome=Outcome("3 epochs"))}, [replace(START, finished=("a", "c"))]
     )
-    assert found == {"c": NetworkStatus(outcome=FINISHED_UNLOGGED)}
+    assert actual == {"c": NetworkStatus(outcome=FINISHED_UNLOGGED)}
 
 
 def test_run_state_counts_logged_epochs_of_all_launches():
@@ -112,13 +116,13 @@ def test_run_search_of_a_new_searcher_has_no_old_calls():
 
 def test_epochs_that_no_log_tells_of_are_missed():
     assert has_full_history(NetworkStatus((record(1), record(2))))
-    assert not has_full_history(told({}, [ev.EpochEnded("a", record(2))])["a"])
+    assert not has_full_history(apply_events({}, [ev.EpochEnded("a", record(2))])["a"])
 
 
 @pytest.mark.parametrize("cut", range(len(STORY) + 1))
 def test_a_run_that_is_taken_up_in_the_middle_comes_to_the_same(cut):
-    first = told({}, STORY[:cut])
-    assert first | told(first, STORY[cut:]) == told({}, STORY)
+    first = apply_events({}, STORY[:cut])
+    assert first | apply_events(first, STORY[cut:]) == apply_events({}, STORY)
 
 
 def write(paths, date, *events):
@@ -134,27 +138,27 @@ def test_logs_keep_what_was_read_if_one_is_unreadable(tmp_path):
     first, second = RunPaths(tmp_path, "1"), RunPaths(tmp_path, "2")
     write(first, 1000.0)
     write(second, 1004.0)
-    tail, heard = RunTail(first), []
+    tail, messages = RunTail(first), []
     second.events.rename(tmp_path / "away")
     second.events.mkdir()  # what is no file cannot be read
     for _ in range(2):
         with suppress(OSError):
-            heard += [dated.log for dated in tail.poll()]
+            messages += [dated.log for dated in tail.poll()]
     second.events.rmdir()
     (tmp_path / "away").rename(second.events)
-    assert heard + [dated.log for dated in tail.poll()] == [first.events, second.events]
+    assert messages + [dated.log for dated in tail.poll()] == [first.events, second.events]
 
 
 def test_logs_are_read_as_they_grow_in_whole_lines(tmp_path):
     first, second = RunPaths(tmp_path, "1"), RunPaths(tmp_path, "2")
     write(first, 1000.0, ev.EpochEnded("a", record(1)))
-    whole, late = RunTail(first), RunTail(first, from_end=True)
-    assert [one.at for one in whole.poll()] == [1000.0, 1001.0]
-    assert (whole.poll(), late.poll()) == ([], [])
+    reference, late = RunTail(first), RunTail(first, from_end=True)
+    assert [subject.at for subject in reference.poll()] == [1000.0, 1001.0]
+    assert (reference.poll(), late.poll()) == ([], [])
     with open(first.events, "a") as file:
         file.write('{"t_s": 7.0, "event": "final", "network": "a", ')
         file.flush()
-        assert (whole.poll(), late.poll()) == ([], [])
+        assert (reference.poll(), late.poll()) == ([], [])
         file.write('"reason": "1 epoch", "epochs": 1}\nnonsense\n')
     write(second, 1004.0, ev.EpochEnded("b", record(1)))
     expected = [
@@ -162,5 +166,5 @@ def test_logs_are_read_as_they_grow_in_whole_lines(tmp_path):
         (1004.0, replace(START, date=1004.0)),
         (1005.0, ev.EpochEnded("b", record(1))),
     ]
-    assert [one[:2] for one in whole.poll()] == expected
-    assert [one[:2] for one in late.poll()] == expected
+    assert [subject[:2] for subject in reference.poll()] == expected
+    assert [subject[:2] for subject in late.poll()] == expected

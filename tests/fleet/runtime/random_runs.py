@@ -29,8 +29,8 @@ from fleet.storage.paths import RunPaths
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests import fakes
+from tests.fleet.control.driver import speeds, traits
 from tests.fleet.control.test_random_launches import SAMPLES, layout, restless
-from tests.fleet.control.told import speeds, traits
 from tests.fleet.control.trainers import Fate, Ranks, Stuck
 from tests.fleet.histories import record, results_of, spec
 from tests.fleet.search.launches import LEARNING_RATE, curve
@@ -93,7 +93,7 @@ class World(fakes.World):
 
     def send(self, rank, tag, message):
         self.run.did += 1
-        self.run.told(rank, tag, message)
+        self.run.receive(rank, tag, message)
 
 
 class Interruption:
@@ -451,15 +451,15 @@ class RandomRun(Ranks):
             self.hear(None)
             if self.did > before or self.status is not None:
                 return
-        raise Stuck(self.where())
+        raise Stuck(self.locate())
 
     def ask_nodes(self, count, within_s):
         raise AssertionError("that is a command here")
 
-    def told(self, rank, tag, message):
+    def receive(self, rank, tag, message):
         if isinstance(message, m.LeaveLaunch):  # a yield has let it go
             self.given_back.add(rank)
-        super().told(rank, tag, message)
+        super().receive(rank, tag, message)
 
     def epoch_of(self, name, epoch, **more):
         return record(epoch, val_accuracy=curve(name, epoch), **more)

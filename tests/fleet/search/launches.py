@@ -128,11 +128,11 @@ class Launch:
         self.alive = set(fixed)
         self.added, self.ends, self.calls = {}, {}, []
         self.asked_for = None
-        known = {(event.network, event.record.epoch) for event in disk.of(EpochEnded)}
+        rates = {(event.network, event.record.epoch) for event in disk.of(EpochEnded)}
         for name, standing in sorted(disk.standings.items()):
-            for one in standing.history:
-                if (name, one.epoch) not in known:
-                    self.write(EpochEnded(name, one))
+            for subject in standing.history:
+                if (name, subject.epoch) not in rates:
+                    self.write(EpochEnded(name, subject))
         if began is not None:
             self.write(began)
         self.difference = replay(self.searcher, disk.search.calls)
@@ -205,10 +205,10 @@ class Launch:
     def train(self, name):
         history = self.disk.standings.get(name, NetworkStatus()).history
         epoch = len(history) + 1
-        one, is_done = record(epoch, self.value(name, epoch)), epoch == self.epochs
-        self.save(name, NetworkStatus((*history, one), Outcome("done") if is_done else None))
-        self.write(EpochEnded(name, one))
-        self.mind.end_epoch(name, one, is_done)
+        subject, is_done = record(epoch, self.value(name, epoch)), epoch == self.epochs
+        self.save(name, NetworkStatus((*history, subject), Outcome("done") if is_done else None))
+        self.write(EpochEnded(name, subject))
+        self.mind.end_epoch(name, subject, is_done)
         if is_done:
             self.write(NetworkFinished(name, "done", epoch))
             self.mind.end_network(name, TrialOutcome.FINISHED)

@@ -46,7 +46,7 @@ class Scripted:
     """Does what it is told to, by number of the call."""
 
     def __init__(self, space, seed, mode, asks=(), reports=None, resumes=()):
-        self.asks, self.reports, self.resumes, self.told = (
+        self.asks, self.reports, self.resumes, self.tells = (
             list(asks),
             dict(reports or {}),
             list(resumes),
@@ -60,7 +60,7 @@ class Scripted:
         return answer
 
     def report(self, number, epoch, value):
-        self.told.append(("report", number, epoch, value))
+        self.tells.append(("report", number, epoch, value))
         answer = self.reports.get((number, epoch), "go_on")
         if isinstance(answer, Exception):
             raise answer
@@ -70,7 +70,7 @@ class Scripted:
         return self.resumes.pop(0) if self.resumes else None
 
     def tell(self, number, outcome, value):
-        self.told.append((outcome, number, value))
+        self.tells.append((outcome, number, value))
 
 
 class Raising(Scripted):

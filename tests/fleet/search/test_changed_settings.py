@@ -27,24 +27,24 @@ class Learned(Careful):
 
     def __init__(self, space, seed, mode, **options):
         super().__init__(space, seed, mode, **options)
-        self.heard = []
+        self.calls = []
 
     def add_prior_trial(self, number, values):
-        self.heard.append((number, values))
+        self.calls.append((number, values))
 
     def report(self, number, epoch, value):
-        self.heard.append((number, epoch, value))
+        self.calls.append((number, epoch, value))
         return super().report(number, epoch, value)
 
     def tell(self, number, outcome, value):
-        self.heard.append((number, outcome, value))
+        self.calls.append((number, outcome, value))
         super().tell(number, outcome, value)
 
 
 LEARNED = "tests.fleet.search.test_changed_settings:Learned"
 
 
-def begun(disk, search, space, steps=None, earlier=()):
+def start_launch(disk, search, space, steps=None, earlier=()):
     """A launch that begins as the coordinator's does: what has changed is logged first."""
     entry = Entry("net", search, space, "maximize", "val_accuracy")
     began = describe_start(entry, disk.search, knows=True)
@@ -56,9 +56,9 @@ def run(kills, *parts, earlier=()):
     disk, part = Disk(), 0
     for steps in kills:
         with suppress(Struck):
-            begun(disk, *parts[part], steps, earlier).run()
+            start_launch(disk, *parts[part], steps, earlier).run()
         part = min(part + 1, len(parts) - 1)
-    return begun(disk, *parts[-1], None, earlier).run(), disk
+    return start_launch(disk, *parts[-1], None, earlier).run(), disk
 
 
 @given(st.integers(5, 60), st.lists(st.integers(0, 40), max_size=6))
@@ -68,45 +68,45 @@ def test_new_searcher_reaches_the_same_state_after_any_kill(before, kills):
         (search_of(LEARNED, max_trials=8, seed=1), SPACE),
         (search_of(LEARNED, max_trials=12, seed=2), NARROW),
     )
-    whole, _ = run([before], *parts)
-    struck, disk = run([before, *kills], *parts)
-    assert struck.searcher.heard == whole.searcher.heard
-    assert struck.outcomes == whole.outcomes
-    assert not struck.difference
+    reference, _ = run([before], *parts)
+    killed, disk = run([before, *kills], *parts)
+    assert killed.searcher.calls == reference.searcher.heard
+    assert killed.outcomes == reference.outcomes
+    assert not killed.difference
     assert sum(event.is_another for event in disk.of(SearcherStarted)) == 1
-    asked = [
+    proposals = [
         event.number for event in disk.of(SearcherCalled) if event.call == "ask" and event.answer
     ]
-    assert asked == list(range(len(asked)))
+    assert proposals == list(range(len(proposals)))
 
 
 def test_new_searcher_receives_trials_that_fit_its_space():
     disk = Disk()
     with pytest.raises(Struck):
-        begun(disk, search_of("random", max_trials=8), SPACE, steps=30).run()
-    asked = {
+        start_launch(disk, search_of("random", max_trials=8), SPACE, steps=30).run()
+    proposals = {
         event.number: event.answer[LEARNING_RATE]
         for event in disk.of(SearcherCalled)
         if event.call == "ask"
     }
-    launch = begun(disk, search_of(LEARNED, max_trials=8), NARROW).run()
+    launch = start_launch(disk, search_of(LEARNED, max_trials=8), NARROW).run()
     [_, began] = disk.of(SearcherStarted)
-    inside = [number for number, value in asked.items() if value >= 1e-3]
+    inside = [number for number, value in proposals.items() if value >= 1e-3]
     assert f"space.{LEARNING_RATE} was {{low: 1e-05, high: 0.1, log: True}} and is" in began.changed
     assert (
-        f"the searcher receives {len(inside)} networks, but not {len(asked) - len(inside)} outside"
+        f"the searcher receives {len(inside)} networks, but not {len(proposals) - len(inside)} outside"
         in (began.changed)
     )
-    known = [event for event in disk.of(SearcherCalled) if event.call == "know"]
-    assert [event.number for event in known] == inside
+    rates = [event for event in disk.of(SearcherCalled) if event.call == "know"]
+    assert [event.number for event in rates] == inside
     assert set(launch.outcomes) == {f"net-{number}" for number in range(8)}
     assert all(end is not None for _, end in launch.outcomes.values())
 
 
 def test_most_alone_is_no_other_searcher():
     disk = Disk()
-    begun(disk, search_of("random", max_trials=3), SPACE).run()
-    launch = begun(disk, search_of("random", max_trials=5), SPACE).run()
+    start_launch(disk, search_of("random", max_trials=3), SPACE).run()
+    launch = start_launch(disk, search_of("random", max_trials=5), SPACE).run()
     began = disk.of(SearcherStarted)[-1]
     assert (began.changed, began.is_another) == ("max_trials was 3 and is 5", False)
     assert launch.calls[0] == Ask(3)
@@ -116,17 +116,17 @@ def test_most_alone_is_no_other_searcher():
 def test_new_searcher_without_prior_trials_counts_on():
     disk = Disk()
     with pytest.raises(Struck):
-        begun(disk, search_of("random", max_trials=6), SPACE, steps=20).run()
+        start_launch(disk, search_of("random", max_trials=6), SPACE, steps=20).run()
     search = search_of("tests.fleet.search.searchers:Careful", max_trials=6)
     entry = Entry("net", search, SPACE, "maximize", "val_accuracy")
     began = describe_start(entry, disk.search, knows=False)
     assert "has no method `add_prior_trial`, and does not receive" in began.changed
     launch = Launch(disk, search, SPACE, began=began, epochs=5).run()
     assert not [call for call in launch.calls if isinstance(call, AddPriorTrial)]
-    asked = {
+    proposals = {
         event.number for event in disk.of(SearcherCalled) if event.call == "ask" and event.answer
     }
-    assert asked == set(range(6))
+    assert proposals == set(range(6))
 
 
 EARLIER = (
@@ -140,7 +140,7 @@ EARLIER = (
 def test_what_earlier_runs_found_is_told_first_and_once(kills):
     part = (search_of(LEARNED, max_trials=4), SPACE)
     launch, disk = run(kills, part, earlier=EARLIER)
-    assert launch.searcher.heard[:7] == [
+    assert launch.searcher.calls[:7] == [
         (-1, {LEARNING_RATE: 0.01}),
         (-1, 1, 0.5),
         (-1, 2, 0.6),
@@ -152,7 +152,7 @@ def test_what_earlier_runs_found_is_told_first_and_once(kills):
     assert [event.source for event in disk.of(SearcherCalled) if event.call == "know"] == [
         "runs/a"
     ] * 2
-    assert launch.searcher.heard == run([], part, earlier=EARLIER)[0].searcher.heard
+    assert launch.searcher.calls == run([], part, earlier=EARLIER)[0].searcher.heard
 
 
 def test_ours_do_not_try_again_what_is_known():
@@ -162,7 +162,7 @@ def test_ours_do_not_try_again_what_is_known():
             Disk(),
             (AddPriorTrial(0, {"kernel": 3, "width": 16}, (), "finished", 0.5, "a-0", "runs/a"),),
         )
-        launch = begun(disk, search_of(ask, max_trials=9), space, earlier=earlier).run()
+        launch = start_launch(disk, search_of(ask, max_trials=9), space, earlier=earlier).run()
         values = [tuple(add.values.values()) for add in launch.added.values()]
         assert len(set(values)) == len(values) == 5
         assert (3, 16) not in values
@@ -179,14 +179,14 @@ def test_of_several_objectives_the_searcher_is_told_all():
             {"value": "epochs"},
         ],
     )
-    launch = begun(Disk(), search, SPACE)
+    launch = start_launch(Disk(), search, SPACE)
     assert launch.entry.modes == ("maximize", "minimize", "maximize", "minimize")
     launch.mind._parameters = {"net-0": 70, "net-1": 80}
     launch.mind.rate_of = {"net-0": 12.5}.get
     launch.run()
-    told = {call.number: call.value for call in launch.calls if isinstance(call, Tell)}
-    assert told[0][1:] == (70.0, 12.5, launch.done("net-0"))
-    assert told[1][1:3] == (80.0, 100.0)  # what its epochs have shown
+    driver = {call.number: call.value for call in launch.calls if isinstance(call, Tell)}
+    assert driver[0][1:] == (70.0, 12.5, launch.done("net-0"))
+    assert driver[1][1:3] == (80.0, 100.0)  # what its epochs have shown
 
 
 class Told(RandomSearcher):
@@ -194,13 +194,13 @@ class Told(RandomSearcher):
 
     def __init__(self, space, seed, mode, pauses=False):
         super().__init__(space, seed, mode)
-        self.pauses, self.told = pauses, {}
+        self.pauses, self.outcomes = pauses, {}
 
     def report(self, number, epoch, value):
         return "pause" if self.pauses and epoch == 2 else "go_on"
 
     def tell(self, number, outcome, value):
-        self.told[number] = value
+        self.outcomes[number] = value
 
 
 TOLD = "tests.fleet.search.test_changed_settings:Told"
@@ -208,14 +208,14 @@ TOLD = "tests.fleet.search.test_changed_settings:Told"
 
 def test_new_searcher_receives_values_of_new_objectives():
     disk, run = Disk(), RunState()
-    begun(disk, search_of("random", max_trials=4), SPACE, earlier=EARLIER).run()
+    start_launch(disk, search_of("random", max_trials=4), SPACE, earlier=EARLIER).run()
     several = search_of(
         TOLD, max_trials=5, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}]
     )
-    anew = [replace(one, value=(one.value, 2.0)) for one in EARLIER]
-    launch = begun(disk, several, SPACE, earlier=anew).run()
+    anew = [replace(subject, value=(subject.value, 2.0)) for subject in EARLIER]
+    launch = start_launch(disk, several, SPACE, earlier=anew).run()
     best = {number: launch.mind._trials[f"net-{number}"].best for number in range(5)}
-    assert launch.searcher.told == {
+    assert launch.searcher.outcomes == {
         -1: (0.6, 2.0),
         -2: (0.1, 2.0),
         **{number: (best[number], 5.0) for number in range(5)},
@@ -224,11 +224,11 @@ def test_new_searcher_receives_values_of_new_objectives():
         run.apply(0.0, NetworkAdded(name, "net", int(name[4:]), {}, (1, None), 5))
     for event in disk.events:
         run.apply(0.0, event)
-    assert run.told == {f"net-{number}": (best[number], 5.0) for number in range(5)}
-    back = begun(disk, search_of(TOLD, max_trials=5), SPACE, earlier=EARLIER).run()
-    assert back.searcher.told == {-1: 0.6, -2: 0.1, **best}
+    assert run.objective_values == {f"net-{number}": (best[number], 5.0) for number in range(5)}
+    back = start_launch(disk, search_of(TOLD, max_trials=5), SPACE, earlier=EARLIER).run()
+    assert back.searcher.outcomes == {-1: 0.6, -2: 0.1, **best}
     run.apply(0.0, disk.of(SearcherStarted)[-1])
-    assert run.told == {}
+    assert run.objective_values == {}
 
 
 def test_new_searcher_ignores_unlogged_pauses_of_the_old_one():
@@ -236,8 +236,8 @@ def test_new_searcher_ignores_unlogged_pauses_of_the_old_one():
     while not any(event.answer == "pause" for event in disk.of(SearcherCalled)):
         disk, steps = Disk(), steps + 1
         with pytest.raises(Struck):
-            begun(
+            start_launch(
                 disk, search_of(TOLD, max_trials=3, options={"pauses": True}), SPACE, steps=steps
             ).run()
-    launch = begun(disk, search_of(TOLD, max_trials=3), SPACE).run()
+    launch = start_launch(disk, search_of(TOLD, max_trials=3), SPACE).run()
     assert set(launch.outcomes.values()) == {(5, TrialOutcome.FINISHED)}

@@ -51,10 +51,10 @@ def run(search, prune=Prune(), **more):
 @settings(max_examples=examples(60), deadline=None)
 def test_a_search_that_was_killed_decides_as_one_that_was_not(prune, ask, kills, seed):
     search = search_of(ask, max_trials=12, seed=seed)
-    whole, _ = run(search, prune)
-    struck, _, differences = run_struck(kills, search, SPACE, prune=prune)
-    assert struck.decisions == whole.decisions
-    assert struck.outcomes == whole.outcomes
+    reference, _ = run(search, prune)
+    killed, _, differences = run_struck(kills, search, SPACE, prune=prune)
+    assert killed.decisions == reference.decisions
+    assert killed.outcomes == reference.outcomes
     assert not differences
 
 
@@ -84,14 +84,14 @@ def test_every_network_ends_once_and_is_told_of_once(prune, ask, kills):
 
 def test_each_line_stands_before_what_follows_from_it():
     _, disk = run(search_of(CAREFUL, max_trials=8))
-    asked, judged = set(), {}
+    proposals, judged = set(), {}
     for event in disk.events:
         if isinstance(event, SearcherCalled) and event.call == "ask" and event.answer is not None:
-            asked.add(event.network)
+            proposals.add(event.network)
         if isinstance(event, SearcherCalled) and event.call == "report":
             judged[event.network, event.epoch] = event.answer
         if isinstance(event, EpochEnded):
-            assert event.network in asked
+            assert event.network in proposals
         if (
             isinstance(event, NetworkVerdict)
             and event.by == ("searcher",)
@@ -103,12 +103,12 @@ def test_each_line_stands_before_what_follows_from_it():
 def test_replay_notes_another_answer_and_keeps_the_logged_one():
     _, disk, _ = run_struck([25], search_of("random", max_trials=6, seed=0), SPACE)
     halfway = Disk(disk.lines[:25], {})
-    asked = {
+    proposals = {
         event.network: event.answer for event in halfway.of(SearcherCalled) if event.call == "ask"
     }
     launch = Launch(halfway, search_of("random", max_trials=6, seed=1), SPACE)
     assert launch.difference.startswith("a replayed answer differs: Ask(number=0) was answered by")
-    assert {name: add.values for name, add in launch.added.items()} == asked
+    assert {name: add.values for name, add in launch.added.items()} == proposals
 
 
 def test_trial_outside_of_a_changed_space_is_kept():
@@ -123,16 +123,16 @@ def test_trial_outside_of_a_changed_space_is_kept():
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_so_many_are_alive_at_once(at_once):
     launch = Launch(Disk(), search_of(max_trials=10, max_concurrent=at_once), SPACE)
-    most = 0
+    maximum = 0
 
     def watched(name, epoch):
-        nonlocal most
-        most = max(most, len(launch.mind._alive["net"]))
+        nonlocal maximum
+        maximum = max(maximum, len(launch.mind._alive["net"]))
         return 0.5
 
     launch.value = watched
     launch.run()
-    assert most == at_once
+    assert maximum == at_once
 
 
 def test_by_itself_two_more_are_alive_than_train():
@@ -183,9 +183,9 @@ def test_promotion_before_the_searcher_answers_resumes_a_trial():
 def test_a_budget_ends_the_asking_and_what_trains_goes_on(budget):
     launch, disk = run(search_of(budget=budget, max_trials=100, max_concurrent=2))
     spent = next(
-        place
-        for place, event in enumerate(disk.events)
-        if sum(isinstance(one, EpochEnded) for one in disk.events[: place + 1]) == 20
+        index
+        for index, event in enumerate(disk.events)
+        if sum(isinstance(subject, EpochEnded) for subject in disk.events[: index + 1]) == 20
     )
     assert not [
         event
@@ -197,8 +197,8 @@ def test_a_budget_ends_the_asking_and_what_trains_goes_on(budget):
 
 def coming(mind):
     """The networks and epochs that may yet come of the one entry, and how far its networks were trained."""
-    (one,) = mind.remaining_work.searches
-    return one.networks, one.epochs, one.before
+    (subject,) = mind.remaining_work.searches
+    return subject.networks, subject.epochs, subject.before
 
 
 def test_what_may_yet_be_asked_for_is_known():
@@ -300,7 +300,7 @@ def test_who_stays_paused_is_pruned_in_the_end():
         "net-0": (2, TrialOutcome.PRUNED),
         "net-1": (9, TrialOutcome.FINISHED),
     }
-    assert ("pruned", 0) in [call[:2] for call in launch.searcher.told]
+    assert ("pruned", 0) in [call[:2] for call in launch.searcher.tells]
 
 
 def test_the_stricter_answer_holds():
@@ -379,7 +379,7 @@ def test_invalid_proposal_is_a_failed_network(answer, says):
         TrialOutcome.FAILED,
         TrialOutcome.FINISHED,
     ]
-    assert ("failed", 1, None) in searcher.told
+    assert ("failed", 1, None) in searcher.tells
     assert not launch.mind.has_failed
 
 
@@ -449,7 +449,7 @@ def test_fixed_searcher_is_called_again_by_the_next_launch():
         "net-0": (9, TrialOutcome.FINISHED),
         "net-1": (9, TrialOutcome.FINISHED),
     }
-    assert ("finished", 0, pytest.approx(launch.mind._trials["net-0"].best)) in mended.told
+    assert ("finished", 0, pytest.approx(launch.mind._trials["net-0"].best)) in mended.tells
 
 
 # ---- those that are dropped in their last epoch --------------------------------------------------
@@ -483,8 +483,8 @@ def test_trial_pruned_in_its_last_epoch_is_told_finished():
 @pytest.mark.parametrize("ask", ["random", CAREFUL])
 def test_so_it_is_wherever_the_launch_was_broken_off(ask):
     search = search_of(ask, max_trials=2)
-    _, whole, _ = run_struck([], search, SPACE, kind=Late)
-    for steps in range(len(whole.lines) + 20):
+    _, reference, _ = run_struck([], search, SPACE, kind=Late)
+    for steps in range(len(reference.lines) + 20):
         launch, disk, differences = run_struck([steps], search, SPACE, kind=Late)
         ends = {int(name[4:]): end.value for name, (_, end) in launch.outcomes.items()}
         assert outcomes_told(disk) == ends
@@ -537,7 +537,7 @@ def told_of(entry, values):
         mind.end_epoch("net-0", record(epoch, value), epoch == len(values))
     mind.end_network("net-0", TrialOutcome.FINISHED)
     while True:
-        call = next(one.call for one in mind.decide() if isinstance(one, CallSearcher))
+        call = next(subject.call for subject in mind.decide() if isinstance(subject, CallSearcher))
         if isinstance(call, Tell):
             return call.value
         mind.handle_answer("net", call, "go_on")

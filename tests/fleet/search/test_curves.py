@@ -23,22 +23,22 @@ def curve(draw):
 
 def trained(curves, prune):
     """How many epochs each network trains, one after another, and its score then."""
-    judge, found = Curves(prune, MOST, 0), []
+    judge, actual = Curves(prune, MOST, 0), []
     for number, scores in enumerate(curves):
         for epoch, score in enumerate(scores, 1):
             if judge.add(f"n{number}", epoch, score, epoch == MOST) is Verdict.STOP:
                 break
-        found.append((epoch, score))
-    return found
+        actual.append((epoch, score))
+    return actual
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_hopeless_networks_are_dropped_and_the_best_is_kept(seed):
     draw = random.Random(seed)
     curves = [list(curve(draw)) for _ in range(40)]
-    found = trained(curves, Prune(rule="learning_curve", min_trials=5))
-    assert sum(epochs for epochs, _ in found) < 0.75 * 40 * MOST
-    assert max(score for epochs, score in found if epochs == MOST) >= max(map(max, curves)) - 0.02
+    actual = trained(curves, Prune(rule="learning_curve", min_trials=5))
+    assert sum(epochs for epochs, _ in actual) < 0.75 * 40 * MOST
+    assert max(score for epochs, score in actual if epochs == MOST) >= max(map(max, curves)) - 0.02
 
 
 def test_curves_prune_nothing_before_min_trials_and_min_epochs():
@@ -58,8 +58,8 @@ def test_curves_prune_nothing_before_min_trials_and_min_epochs():
 
 def test_a_value_that_is_no_number_is_dropped_and_judges_nobody():
     good = [1 - epoch**-1.0 for epoch in range(1, MOST + 1)]
-    found = trained(
+    actual = trained(
         [[-math.inf] * MOST, good, [-math.inf] * MOST, good],
         Prune(rule="learning_curve", min_trials=1),
     )
-    assert [epochs for epochs, _ in found] == [MOST, MOST, 3, MOST]
+    assert [epochs for epochs, _ in actual] == [MOST, MOST, 3, MOST]

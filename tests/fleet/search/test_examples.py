@@ -32,10 +32,10 @@ class Shaped(Launch):
     "name", ["evolution_searcher", "optuna_searcher", "pbt_searcher", "skopt_searcher"]
 )
 def test_the_spec_that_a_searcher_shows_can_be_run(name):
-    shown = ast.get_docstring(ast.parse((ROOT / f"examples/{name}.py").read_text())).split("\n\n")[
-        1
-    ]
-    spec = parse(yaml.safe_load(shown))
+    observed = ast.get_docstring(ast.parse((ROOT / f"examples/{name}.py").read_text())).split(
+        "\n\n"
+    )[1]
+    spec = parse(yaml.safe_load(observed))
     [(index, entry)] = spec.searches.items()
     assert entry.search.sampler == f"{name}:Searcher"
     assert all(
@@ -58,7 +58,7 @@ def test_evolution_finds_better_networks_than_it_began_with():
 
 
 def test_evolution_mutates_what_is_known():
-    known = [
+    rates = [
         AddPriorTrial(
             0,
             {"filters.0": 1 + number, "filters.1": 19, "kernel": 3},
@@ -76,9 +76,9 @@ def test_evolution_mutates_what_is_known():
         max_concurrent=1,
         options={"population": 10, "sample": 10},
     )
-    launch, _, _ = run_struck([], search, SHAPES, epochs=1, kind=Shaped, earlier=known)
+    launch, _, _ = run_struck([], search, SHAPES, epochs=1, kind=Shaped, earlier=rates)
     first = launch.added["net-0"].values
-    assert sum(first[name] != value for name, value in known[-1].values.items()) == 1
+    assert sum(first[name] != value for name, value in rates[-1].values.items()) == 1
 
 
 def test_evolution_ends_where_a_space_is_used_up():
@@ -116,7 +116,7 @@ def test_neither_is_moved_by_kills(seed):
     kills = [draw.randrange(40) for _ in range(12)]
     evolution = search_of("evolution_searcher:Searcher", max_trials=20)
     for search, space, kind in [(PBT, RATES, Launch), (evolution, SHAPES, Shaped)]:
-        whole, _, _ = run_struck([], search, space, kind=kind)
-        struck, _, differences = run_struck(kills, search, space, kind=kind)
-        assert struck.decisions == whole.decisions
+        reference, _, _ = run_struck([], search, space, kind=kind)
+        killed, _, differences = run_struck(kills, search, space, kind=kind)
+        assert killed.decisions == reference.decisions
         assert not differences

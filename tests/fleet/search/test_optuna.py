@@ -51,14 +51,14 @@ class Learning(Launch):
 def test_optuna_search_after_a_kill_decides_the_same(kind):
     options, prune = KINDS[kind]
     search = search_of("optuna_searcher:Searcher", max_trials=20, options=options, seed=3)
-    whole, _, _ = run_struck([], search, SPACE, prune=prune, kind=Learning)
+    reference, _, _ = run_struck([], search, SPACE, prune=prune, kind=Learning)
     draw = random.Random(kind)
     kills = [draw.randrange(40) for _ in range(10)]
-    struck, _, differences = run_struck(kills, search, SPACE, prune=prune, kind=Learning)
-    assert struck.decisions == whole.decisions
+    killed, _, differences = run_struck(kills, search, SPACE, prune=prune, kind=Learning)
+    assert killed.decisions == reference.decisions
     assert not differences
-    assert len(whole.outcomes) == 20
-    assert any(end is TrialOutcome.PRUNED for _, end in whole.outcomes.values())
+    assert len(reference.outcomes) == 20
+    assert any(end is TrialOutcome.PRUNED for _, end in reference.outcomes.values())
 
 
 def test_tpe_learns_what_is_good():
@@ -138,10 +138,10 @@ def test_optuna_front_after_a_kill_decides_the_same(sampler):
         )
     ]
     settings = {"prune": Prune(rule="asha"), "kind": Learning, "earlier": earlier}
-    whole, _, _ = run_struck([], search, SPACE, **settings)
-    struck, _, differences = run_struck([20, 30, 10, 40], search, SPACE, **settings)
-    assert struck.decisions == whole.decisions
+    reference, _, _ = run_struck([], search, SPACE, **settings)
+    killed, _, differences = run_struck([20, 30, 10, 40], search, SPACE, **settings)
+    assert killed.decisions == reference.decisions
     assert not differences
-    assert not whole.mind.has_failed
-    assert whole.searcher.study.trials[0].values == [0.5, 1.0]
-    assert whole.searcher.study.best_trials
+    assert not reference.mind.has_failed
+    assert reference.searcher.study.trials[0].values == [0.5, 1.0]
+    assert reference.searcher.study.best_trials

@@ -18,25 +18,25 @@ GO_ON, PAUSE, STOP = Verdict
 SCORE = st.one_of(st.integers(-3, 3).map(float), st.just(-math.inf))
 
 
-def is_worse_than_the_median(score, others):
-    return bool(others) and score < statistics.median(others)
+def is_worse_than_the_median(score, remaining):
+    return bool(remaining) and score < statistics.median(remaining)
 
 
 @given(st.lists(SCORE, min_size=1, max_size=20), st.integers(1, 4), st.integers(1, 3))
-def test_median_prunes_what_is_worse_than_the_median(scores, others, least):
-    judge = Median(Prune(min_epochs=least, min_trials=others), 9, 0)
+def test_median_prunes_what_is_worse_than_the_median(scores, remaining, minimum):
+    judge = Median(Prune(min_epochs=minimum, min_trials=remaining), 9, 0)
     for number, score in enumerate(scores):
-        for epochs in range(1, least):
+        for epochs in range(1, minimum):
             assert judge.add(f"n{number}", epochs, score) is GO_ON
-        is_bad = number >= others and is_worse_than_the_median(score, scores[:number])
-        assert judge.add(f"n{number}", least, score) is (STOP if is_bad else GO_ON)
+        is_bad = number >= remaining and is_worse_than_the_median(score, scores[:number])
+        assert judge.add(f"n{number}", minimum, score) is (STOP if is_bad else GO_ON)
 
 
 @given(
     st.lists(SCORE, min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False)
 )
-def test_median_in_step_does_not_depend_on_order(scores, others, random):
-    judge = Median(Prune(min_trials=others, synchronous=True), 9, 0)
+def test_median_in_step_does_not_depend_on_order(scores, remaining, random):
+    judge = Median(Prune(min_trials=remaining, synchronous=True), 9, 0)
     order = list(enumerate(scores))
     for number, score in random.sample(order, len(order)):
         assert judge.add(f"n{number}", 1, score) is PAUSE
@@ -45,7 +45,7 @@ def test_median_in_step_does_not_depend_on_order(scores, others, random):
     bad = {
         f"n{number}"
         for number, score in order
-        if len(scores) > others
+        if len(scores) > remaining
         and is_worse_than_the_median(score, scores[:number] + scores[number + 1 :])
     }
     assert set(settled.stop) == bad
@@ -69,10 +69,10 @@ def first_rungs(judge, count=3000):
 
 def test_hyperband_gives_its_brackets_the_shares_of_the_paper():
     """For a most of 81 epochs and a factor of 3: 81, 34, 15, 8 and 5 networks begin with 1, 3, 9, 27 and 81."""
-    found = first_rungs(make_pruner(Prune(rule="hyperband"), most_epochs=81, seed=0), count=14300)
-    assert sorted(found) == [1, 3, 9, 27, 81]
+    actual = first_rungs(make_pruner(Prune(rule="hyperband"), most_epochs=81, seed=0), count=14300)
+    assert sorted(actual) == [1, 3, 9, 27, 81]
     for epochs, share in {1: 81, 3: 34, 9: 15, 27: 8, 81: 5}.items():
-        assert found[epochs] == pytest.approx(100 * share, rel=0.15)
+        assert actual[epochs] == pytest.approx(100 * share, rel=0.15)
 
 
 def test_bracket_depends_on_name_and_seed_only():
@@ -94,9 +94,9 @@ def test_brackets_are_judged_each_by_itself():
     assert set(settled.go_on) == set(early[-(len(early) // 3) :])
 
 
-@pytest.mark.parametrize(("most", "count"), [(1, 1), (2, 1), (3, 2), (8, 2), (9, 3), (243, 6)])
-def test_there_are_as_many_brackets_as_fit(most, count):
-    assert len(first_rungs(make_pruner(Prune(rule="hyperband"), most, 0), count=5000)) == count
+@pytest.mark.parametrize(("maximum", "count"), [(1, 1), (2, 1), (3, 2), (8, 2), (9, 3), (243, 6)])
+def test_there_are_as_many_brackets_as_fit(maximum, count):
+    assert len(first_rungs(make_pruner(Prune(rule="hyperband"), maximum, 0), count=5000)) == count
 
 
 # ---- all rules ---------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_without_a_rule_all_go_on(rule):
     st.booleans(),
     st.lists(st.tuples(st.integers(0, 8), SCORE), max_size=60),
 )
-def test_a_judge_that_is_told_the_same_is_as_far(rule, mode, order, told):
+def test_a_judge_that_is_told_the_same_is_as_far(rule, mode, order, driver):
     """What a run that goes on relies on."""
 
     def tell_all():
@@ -139,7 +139,7 @@ def test_a_judge_that_is_told_the_same_is_as_far(rule, mode, order, told):
             Counter(),
         )
         answers = []
-        for number, score in told:
+        for number, score in driver:
             epochs[number] += 1
             answers.append((judge.add(f"n{number}", epochs[number], score), judge.promotable()))
             if answers[-1][1] is not None:
@@ -211,39 +211,39 @@ def test_spec_with_an_unknown_rule_or_unread_key_is_refused(prune, key, wrong):
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "message"),
     [
         ("ashes", "no rule is named 'ashes'; one of asha, "),
         (f"{HERE}:HERE", "is of type str; it should be a PruningRule"),
     ],
 )
-def test_what_is_no_rule_is_refused(rule, said):
-    with pytest.raises(UserError, match=said):
+def test_what_is_no_rule_is_refused(rule, message):
+    with pytest.raises(UserError, match=message):
         find_rule(rule)
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "message"),
     [
         ("Lacking", "has no method add, promotable, let_go_on, "),
         ("is_worse_than_the_median", "cannot be constructed with .*TypeError"),
     ],
 )
-def test_a_rule_that_cannot_be_made_or_lacks_a_method_is_refused(rule, said):
-    with pytest.raises(UserError, match=f"the rule {HERE}:{rule} {said}"):
+def test_a_rule_that_cannot_be_made_or_lacks_a_method_is_refused(rule, message):
+    with pytest.raises(UserError, match=f"the rule {HERE}:{rule} {message}"):
         make_pruner(Prune(rule=f"{HERE}:{rule}"), 9, 0)
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("ask", "message"),
     [
         (lambda judge: judge.add("odd", 1, 0.0), "answered 'perhaps' to an epoch of odd"),
         (lambda judge: judge.add("raises", 1, 0.0), "failed in add: KeyError: 'no such"),
         (lambda judge: judge.settle(()), "decides on 'settled', which it has not paused"),
     ],
 )
-def test_custom_rule_with_an_impossible_answer_is_refused(ask, said):
-    with pytest.raises(UserError, match=f"the rule {HERE}:RULE {said}"):
+def test_custom_rule_with_an_impossible_answer_is_refused(ask, message):
+    with pytest.raises(UserError, match=f"the rule {HERE}:RULE {message}"):
         ask(make_pruner(Prune(rule=f"{HERE}:RULE"), 9, 0))
 
 

@@ -36,14 +36,16 @@ def test_asha_pause_resumes_networks_once_among_the_best(scores, factor):
     for name, score in arrivals(scores):
         arrived[name] = score
         went_on = {name} if bracket.add(name, 2, score) is GO_ON else set()
-        while (found := bracket.promotable()) is not None:
-            assert found[0] == 2
-            bracket.let_go_on(found[1])
-            went_on.add(found[1])
-        best = sorted(arrived, key=lambda one: (-arrived[one], int(one[1:])))[
+        while (actual := bracket.promotable()) is not None:
+            assert actual[0] == 2
+            bracket.let_go_on(actual[1])
+            went_on.add(actual[1])
+        best = sorted(arrived, key=lambda subject: (-arrived[subject], int(subject[1:])))[
             : len(arrived) // factor
         ]
-        candidates = {one for one in best if one not in promoted and arrived[one] > -math.inf}
+        candidates = {
+            subject for subject in best if subject not in promoted and arrived[subject] > -math.inf
+        }
         assert went_on == candidates
         promoted |= candidates
 

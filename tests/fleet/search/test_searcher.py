@@ -22,9 +22,9 @@ SPACE = {
 LISTS = {"width": (16, 32), "depth": Range(1, 3, integer=True)}
 
 
-def ask_all(searcher, most=100):
+def ask_all(searcher, maximum=100):
     return list(
-        itertools.takewhile(lambda answer: answer is not None, map(searcher.ask, range(most)))
+        itertools.takewhile(lambda answer: answer is not None, map(searcher.ask, range(maximum)))
     )
 
 
@@ -174,11 +174,11 @@ def test_a_searcher_keeps_its_numbers_and_leaves_the_process(tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "roaming_searcher.py").write_text(ROAMING)
     searcher = make_searcher("roaming_searcher:Roaming", {}, 0, "minimize", {})
-    asked = []
+    proposals = []
     for number in range(2):
         random.seed(number)
-        asked.append(called(searcher, Ask(number))["x"])
+        proposals.append(called(searcher, Ask(number))["x"])
         assert Path.cwd() == tmp_path
         assert random.random() == random.Random(number).random()
     random.seed(7)
-    assert asked == [random.random(), random.random()]
+    assert proposals == [random.random(), random.random()]

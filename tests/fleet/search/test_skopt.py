@@ -18,46 +18,49 @@ SPACE = {
 FOREST = {"base_estimator": "ET", "n_initial_points": 5}  # seconds faster than a Gaussian process
 
 
-def value_of(asked):
+def value_of(proposals):
     """Best at a learning rate of 0.003 and six layers."""
     return (
         1
-        - abs(math.log10(asked["train.optimizer.learning_rate"] / 0.003)) / 4
-        - abs(asked["depth"] - 6) / 20
+        - abs(math.log10(proposals["train.optimizer.learning_rate"] / 0.003)) / 4
+        - abs(proposals["depth"] - 6) / 20
     )
 
 
 def searched(count, space=SPACE, at_once=3, mode="maximize"):
     """What is asked for when some networks always train, and what each is worth."""
-    searcher, training, found = (
+    searcher, training, actual = (
         make_searcher("skopt_searcher:Searcher", space, 4, mode, FOREST),
         [],
         [],
     )
     for number in range(count):
-        if (asked := searcher.ask(number)) is None:
+        if (proposals := searcher.ask(number)) is None:
             break
-        found.append(asked)
+        actual.append(proposals)
         training.append(number)
         if len(training) == at_once:
-            one = training.pop(0)
-            assert searcher.report(one, 1, 0.5) == "go_on"
-            value = value_of(found[one]) if "depth" in space else 0.5
+            subject = training.pop(0)
+            assert searcher.report(subject, 1, 0.5) == "go_on"
+            value = value_of(actual[subject]) if "depth" in space else 0.5
             searcher.tell(
-                one, "finished" if one % 4 else "pruned", value if mode == "maximize" else -value
+                subject,
+                "finished" if subject % 4 else "pruned",
+                value if mode == "maximize" else -value,
             )
-    return found
+    return actual
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["maximize", "minimize"])
 def test_what_is_asked_for_becomes_better_and_lies_in_the_space(mode):
-    found = searched(22, mode=mode)
+    actual = searched(22, mode=mode)
     assert all(
-        1e-5 <= one["train.optimizer.learning_rate"] <= 0.1 and one["filters"] in SPACE["filters"]
-        for one in found
+        1e-5 <= subject["train.optimizer.learning_rate"] <= 0.1
+        and subject["filters"] in SPACE["filters"]
+        for subject in actual
     )
-    first, last = ([value_of(one) for one in part] for part in (found[:7], found[-7:]))
+    first, last = ([value_of(subject) for subject in part] for part in (actual[:7], actual[-7:]))
     assert sum(last) > sum(first)
 
 
@@ -66,8 +69,8 @@ def test_the_same_calls_are_answered_in_the_same_way():
 
 
 def test_a_space_that_is_used_up_is_nothing_more_to_ask_for():
-    found = searched(9, space={"kernel": (1, 3, 5)})
-    assert sorted(one["kernel"] for one in found) == [1, 3, 5]
+    actual = searched(9, space={"kernel": (1, 3, 5)})
+    assert sorted(subject["kernel"] for subject in actual) == [1, 3, 5]
 
 
 def test_a_network_that_failed_teaches_nothing():

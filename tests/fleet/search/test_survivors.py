@@ -18,6 +18,10 @@ def test_survivors_first_finds_a_good_network_sooner(groups):
         [groups.simulate(groups.WAYS[way], 16, seed, "stop") for seed in range(4)]
         for way in ("asha, adaptive", "the same, new ones at once")
     )
-    assert median(one.near_h for one in first) < median(one.near_h for one in at_once)
-    assert median(one.near_gpu_h for one in first) < median(one.near_gpu_h for one in at_once)
+    assert median(subject.near_h for subject in first) < median(
+        subject.near_h for subject in at_once
+    )
+    assert median(subject.near_gpu_h for subject in first) < median(
+        subject.near_gpu_h for subject in at_once
+    )
     assert all(late.signal_h > soon.signal_h for late, soon in zip(first, at_once, strict=True))

@@ -43,17 +43,17 @@ def traits(network):
     return traits_of(network, network.name, (4, 4, 1), 2)
 
 
-def speeds(setup, rates=None, learns=False, known=None):
-    """Where a launch has its rates from: a table, or training, or measurements, beside what is known."""
+def speeds(setup, rates=None, learns=False, prior=None):
+    """Where a launch has its rates from: a table, or training, or measurements, beside what is prior."""
     roles, networks = setup.roles, setup.spec.networks
-    known, gpus, on_each = known or {}, roles.cluster.whole_gpus, roles.physical_gpus_per_node
+    prior, gpus, on_each = prior or {}, roles.cluster.whole_gpus, roles.physical_gpus_per_node
     online = (
         OnlineRates(
             list(map(traits, networks)),
             setup.samples,
             on_each,
             gpus,
-            known,
+            prior,
             roles.slots,
             idle_slots=roles.idle_slots,
         )
@@ -66,12 +66,12 @@ def speeds(setup, rates=None, learns=False, known=None):
         setup.spec.profile,
         gpus,
         on_each,
-        known,
+        prior,
     )
     return PriorRates(survey, rates, online)
 
 
-class Told:
+class ControllerDriver:
     """An ensemble of networks a, b, ... on trainers that are devices 0, 1, ... and ranks 1, 2, ...
 
     Args:
@@ -91,7 +91,7 @@ class Told:
 
     def __init__(
         self,
-        wanted,
+        plan,
         networks="ab",
         trainers=4,
         stream=None,
@@ -102,10 +102,10 @@ class Told:
         learns=None,
         slots=1,
         roles=None,
-        tried=frozenset(),
+        probes=frozenset(),
         **setup,
     ):
-        self.wanted, self.tried = wanted, tried
+        self.plan, self.probes = plan, probes
         models = [
             {"family": "softmax", "name": name, "gpus": (gpus or {}).get(name, [1, 4])}
             for name in networks
@@ -123,7 +123,7 @@ class Told:
         self.rates = None if measures or learns is not None else table
         self.learns = learns
         self.tables = []  # that the policy was told
-        self.asked = []  # the progress that the policy was told of
+        self.progress = []  # the progress that the policy was told of
         self.now = 0.0
         self.effects, self.mail, self.events, self.run = (
             [],
@@ -131,8 +131,8 @@ class Told:
             [],
             RunState(content),
         )
-        self.begun = standings or {}
-        self.run.restore(self.begun)
+        self.restored = standings or {}
+        self.run.restore(self.restored)
         self.ensemble = self.make()
         self.hear(None)
 
@@ -141,25 +141,25 @@ class Told:
         return self.run.statuses
 
     def make(self):
-        where = speeds(self.setup, self.rates, self.learns is not None, self.learns)
-        return Controller(self.setup, self.begun, where, self.ask, self.mind())
+        origin = speeds(self.setup, self.rates, self.learns is not None, self.learns)
+        return Controller(self.setup, self.restored, origin, self.ask, self.mind())
 
     def mind(self):
         return no_search(self.setup.spec)
 
-    def ask(self, rates, progress, cluster, least):
-        self.asked.append(progress)
+    def ask(self, rates, progress, cluster, minimum):
+        self.progress.append(progress)
         self.tables.append(rates)
-        wanted = self.wanted(progress) if callable(self.wanted) else self.wanted
+        plan = self.plan(progress) if callable(self.plan) else self.plan
         return PolicyAnswer(
             Round(
                 tuple(
                     Member(name, tuple(devices))
-                    for name, devices in wanted.items()
+                    for name, devices in plan.items()
                     if name not in progress.finished
                 )
             ),
-            probes=self.tried,
+            probes=self.probes,
         )
 
     def hear(self, *words, after=0.0):
