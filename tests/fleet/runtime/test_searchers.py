@@ -150,7 +150,7 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
             )
         )
     assert read_earlier_run(entry, "runs/a", search, knows=True) == ([], None)
-    search.begin(SearcherStarted("net", {}, "space", is_another=True))
+    search.start_searcher(SearcherStarted("net", {}, "space", is_another=True))
     assert read_earlier_run(entry, "runs/a", search, knows=True) == (results, read)
     search.add_earlier_run(read)
     assert read_earlier_run(entry, "runs/a", search, knows=True) == (
