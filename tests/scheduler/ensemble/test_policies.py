@@ -210,7 +210,7 @@ def test_a_row_that_reads_what_is_no_setting_is_refused():
     with pytest.raises(
         InputError,
         match="policy mine reads unknown options 'gamma'; "
-        "there are alpha, delta, peak_limited, seed",
+        "the options are alpha, delta, peak_limited, seed",
     ):
         Policy("mine", POLICIES["local"].decide, reads=SETTINGS | {"gamma"})
 
@@ -453,7 +453,7 @@ class TestAdaptive:
     @settings(max_examples=examples(100))
     @given(
         ahead=st.lists(st.integers(1, 54), min_size=1, max_size=9),
-        held=st.sets(st.integers(0, 8), max_size=4),
+        occupied=st.sets(st.integers(0, 8), max_size=4),
         gpus=st.integers(4, 9),
     )
     def test_rungs_leave_no_gpu_idle_while_networks_wait(self, ahead, occupied, gpus):
@@ -508,7 +508,7 @@ class TestAdaptive:
     @given(
         ahead=st.lists(st.integers(1, 54), min_size=1, max_size=9),
         survivors=st.sets(st.integers(0, 8), max_size=4),
-        held=st.sets(st.integers(0, 8), max_size=3),
+        occupied=st.sets(st.integers(0, 8), max_size=3),
         gpus=st.integers(3, 9),
     )
     def test_none_starts_while_a_survivor_waits(self, ahead, survivors, occupied, gpus):
