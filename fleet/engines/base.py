@@ -1,7 +1,8 @@
-"""The seam between a training loop and what computes: build, step, evaluate, state.
+"""Define the interface between the training loop and an engine: build, step, evaluate, state.
 
-An engine builds *trainables*. A trainable is one network on one rank of its training group; all ranks
-of the group call the same methods in the same order, and the engine exchanges gradients inside them.
+An engine builds *trainables*. A trainable is one network on one rank of its training group. All
+ranks of the group call the same methods in the same order, and the engine exchanges gradients
+inside them.
 """
 
 from __future__ import annotations
@@ -36,17 +37,19 @@ _USABLE = 0.9  # of a GPU's memory, where trainers share it: each process has a 
 class StepTotals:
     """Sums over samples, of one rank or of all ranks of a group.
 
-    Between ranks they are six numbers and those of the metrics, in this order, and travel behind the gradients: one
-    reduction for both.
+    Ranks exchange six numbers and the sums of the metrics, in this order, behind the gradients, so
+    one reduction serves both.
 
     Attributes:
-        loss: of the samples, each times its weight, summed, in nats.
-        correct: how many of them are classified right; of several labels or pixels of a sample, the share of them.
-        count: how many there are, without those that could not be read.
-        stop: whether a rank asks the group to stop after this step.
-        failed: whether a rank failed in this step.
-        steps: how many the group is to take at once in the next call but one; the master says it, others bring 0.
-        more: what the network's metrics are made of, which adds up as well.
+        loss: weighted loss summed over the samples, in nats.
+        correct: number of samples that are classified correctly; for multiple labels or pixels, the
+            share per sample.
+        count: number of readable samples.
+        stop: True if a rank asks the group to stop after this step.
+        failed: True if a rank failed in this step.
+        steps: number of steps to take in the call after the next one; set by the master, 0 on other
+            ranks.
+        metric_totals: sums from which the network's metrics are computed.
     """
 
     loss: float = 0.0
@@ -58,7 +61,7 @@ class StepTotals:
     metric_totals: tuple[float, ...] = ()
 
     def pack(self) -> np.ndarray:
-        """What a rank adds to the sums of the others: (6 + more,) float64."""
+        """Return the numbers that a rank adds to the sums of its group: (6 + metrics,) float64."""
         return np.array(
             [
                 self.loss,
@@ -74,40 +77,40 @@ class StepTotals:
 
     @classmethod
     def unpack(cls, numbers: Iterable[SupportsFloat]) -> StepTotals:
-        """What the ranks' (6 + more,) have added up to, in any type of floats."""
+        """Return the totals from (6 + metrics,) summed numbers of any float type."""
         loss, correct, count, stop, failed, steps, *more = map(float, numbers)
         return cls(loss, correct, count, stop > 0, failed > 0, int(steps), tuple(more))
 
-    def __add__(self, other: StepTotals) -> StepTotals:
+    def __add__(self, addend: StepTotals) -> StepTotals:
         more = tuple(
-            map(sum, itertools.zip_longest(self.metric_totals, other.metric_totals, fillvalue=0.0))
+            map(sum, itertools.zip_longest(self.metric_totals, addend.metric_totals, fillvalue=0.0))
         )
         return StepTotals(
-            self.loss + other.loss,
-            self.correct + other.correct,
-            self.count + other.count,
-            self.stop or other.stop,
-            self.failed or other.failed,
-            self.steps + other.steps,
+            self.loss + addend.loss,
+            self.correct + addend.correct,
+            self.count + addend.count,
+            self.stop or addend.stop,
+            self.failed or addend.failed,
+            self.steps + addend.steps,
             more,
         )
 
     @property
     def as_tuple(self) -> tuple[float, ...]:
-        """Loss, correct, count and more: what :class:`fleet.domain.network.State` keeps of an epoch so far."""
+        """Loss, correct, count and metric totals, as :class:`fleet.domain.network.State` has."""
         return self.loss, self.correct, self.count, *self.metric_totals
 
     @classmethod
     def from_tuple(cls, totals: Sequence[float]) -> StepTotals:
-        """What :attr:`totals` gives."""
+        """Return the totals that :attr:`as_tuple` describes."""
         loss, correct, count, *more = totals
         return cls(loss, correct, count, metric_totals=tuple(more))
 
     def raise_failure(self, error: BaseException | None) -> None:
-        """Raise on all ranks when one has failed, after the sums of all have been added up.
+        """Raise on all ranks if one of them has failed, after the totals have been summed.
 
         Args:
-            error: this rank's own.
+            error: the error of this rank, if it failed.
 
         Raises:
             PeerFailed: another rank failed, and this one did not.
@@ -123,13 +126,13 @@ WIDTH = len(fields(StepTotals)) - 1  # of sums between ranks, without those of m
 
 @dataclass(frozen=True)
 class Slot:
-    """A trainer's part of a GPU.
+    """A trainer's share of a GPU.
 
     Attributes:
-        number: among the slots of the GPU; the first may take all memory that is free there.
-        slots: of the GPU.
-        tenants: says how many networks train on the GPU at this moment.
-        memory_mib: of the GPU; None where nobody knows.
+        number: index among the slots of the GPU; slot 0 may take all free memory.
+        slots: number of slots of the GPU.
+        count_active: returns the number of networks that train on the GPU at the moment.
+        memory_mib: memory of the GPU in MiB; None if unknown.
     """
 
     number: int = 0
@@ -139,10 +142,12 @@ class Slot:
 
     @property
     def memory_limit(self) -> int | None:
-        """MiB that its trainer may take; None for no limit.
+        """Memory in MiB that the trainer may take; None if unlimited.
 
-        >>> [Slot(number, slots=2, memory_mib=81920).memory_limit for number in (0, 1)], Slot(1, slots=2).memory_limit
-        ([None, 36864], None)
+        >>> [Slot(number, slots=2, memory_mib=81920).memory_limit for number in (0, 1)]
+        [None, 36864]
+        >>> Slot(1, slots=2).memory_limit is None
+        True
         """
         if self.number == 0 or self.memory_mib is None:
             return None
@@ -151,20 +156,21 @@ class Slot:
 
 @dataclass(frozen=True)
 class EngineContext:
-    """What an engine may build on, on one trainer rank.
+    """Everything an engine is given on one trainer rank.
 
     Attributes:
-        sample: what networks are fed with: shape, dtype, classes; ``sample.for_pipeline(network.pipeline, network.fold)`` where
-            entries of a spec have ``data`` of their own, or folds differ.
-        resources: of the spec.
-        rates: of the networks, where they are known.
-        index: the place of this trainer's GPU among those of its node.
-        trainers: on this node; without GPUs they share its cores.
-        deterministic: whether the same steps are to give the same numbers, bit for bit.
-        slot: of the GPU.
-        folder: of the run, where ranks can meet by files.
-        transforms: what is done to the samples of each feed before, for notes on what networks take.
-        pin: registers memory with the GPU's driver, for good; memory from which an engine copies to it again and again.
+        sample: shape, dtype and classes of the inputs; use ``sample.of(network.feed,
+            network.fold)`` if entries of the spec have their own ``data``, or folds differ.
+        resources: the ``resources`` of the spec.
+        rates: training rates of the networks, if known.
+        index: index of this trainer's GPU on its node.
+        trainers: number of trainers on this node; without GPUs they share its cores.
+        deterministic: True if equal steps must give bit-identical numbers.
+        slot: this trainer's share of the GPU.
+        folder: folder of the run, for example to rendezvous through files.
+        transforms: transforms of each input pipeline, for the note beside an export.
+        pin: registers memory with the GPU's driver permanently; for buffers that are copied
+            repeatedly.
     """
 
     sample: SampleSpec
@@ -180,14 +186,14 @@ class EngineContext:
 
 
 class PeerFailed(FleetError):
-    """Another rank of the group failed in this step; its own reason comes from it."""
+    """Another rank of the group failed in this step; that rank reports the reason."""
 
 
 class PeersFailed(FleetError):
-    """Other ranks of the group failed before they came to what all do together.
+    """Other ranks of the group failed before a collective operation.
 
     Attributes:
-        said: what each rank says of that, None where it has not failed.
+        reports: the report of each rank; None for ranks that have not failed.
     """
 
     def __init__(self, reports: Sequence[Any]) -> None:
@@ -196,12 +202,12 @@ class PeersFailed(FleetError):
 
 
 def check_peers(group: Group) -> None:
-    """See that no rank of a group has failed, before all do something that needs every one of them.
+    """Check that no rank of a group has failed, before a collective operation.
 
-    A rank that fails to build a network says so to the others, which are here then.
+    A rank that fails to build a network reports it to the ranks that wait here.
 
     Raises:
-        PeersFailed: a rank has failed; all know of it.
+        PeersFailed: a rank has failed; it is raised on all ranks.
     """
     reports = group.allgather(None)
     if any(report is not None for report in reports):
@@ -209,7 +215,7 @@ def check_peers(group: Group) -> None:
 
 
 class Trainable(Protocol):
-    """One network on one rank of its group."""
+    """A network on one rank of its group."""
 
     def step(
         self,
@@ -219,118 +225,121 @@ class Trainable(Protocol):
         stop: bool = False,
         weights: np.ndarray | None = None,
     ) -> StepTotals:
-        """Train on one global batch, of which this rank has some rows, perhaps none.
+        """Train on one global batch, of which this rank has some rows, or none.
 
-        The loss is the sum of those of the samples of the global batch that could be read, each times its weight,
-        divided by how many these are. Without weights, a label below 0 says that a sample could not be read; with them,
-        a weight below 0.
+        The loss is the weighted sum over the readable samples of the global batch, divided by their
+        number. An unreadable sample has a label below 0 or, if there are weights, a weight below 0.
 
-        The arrays are valid only until this returns: they may lie in the stream's memory, which holds the samples of
-        another step then. Copy what is needed later, also what a device still reads.
+        The arrays are valid only until this method returns: they may lie in the stream's memory,
+        which is then reused for another step. Copy what is needed later, including what a device
+        still reads.
 
         Args:
-            images: (rows, ...), the inputs as on the wire.
-            targets: (rows, ...), as :class:`preprocess.target.TargetSpec` has them; of classes (rows,) int64.
-            weights: (rows,) float32; not given for classes without weights.
-            size: rows of the global batch, over all ranks.
-            stop: whether this rank asks the group to stop after this step; it travels with the gradients, so
-                that all ranks stop after the same one.
+            images: (rows, ...), the inputs as they travel.
+            targets: (rows, ...), as :class:`preprocess.target.TargetSpec` describes; (rows,) int64
+                for classes.
+            weights: (rows,) float32; omitted for classes without weights.
+            size: number of rows of the global batch over all ranks.
+            stop: True if this rank asks the group to stop after this step; it travels with the
+                gradients, so all ranks stop after the same step.
 
         Returns:
-            The sums over the whole batch, the same on every rank.
+            The totals of the whole batch, the same on every rank.
 
         Raises:
-            Exception: whatever the network raises; :class:`PeerFailed` on the ranks where it did not.
+            Exception: any error of the network; :class:`PeerFailed` on the ranks that did not fail.
         """
 
     def evaluate(
         self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
     ) -> StepTotals:
-        """Sums over these samples, of this rank alone, without training."""
+        """Return the totals of these samples on this rank alone, without training."""
 
     def average_statistics(self) -> None:
-        """Give all ranks the mean of what each gathered by itself (batch normalisation's statistics)."""
+        """Average across ranks the statistics that each collected, as of batch normalization."""
 
     def learning_rate(self) -> float:
-        """The learning rate of the next step."""
+        """Return the learning rate of the next step."""
 
     def state(self) -> dict[str, np.ndarray]:
-        """Copies of all that training needs to go on: weights, optimizer, random state."""
+        """Return copies of all that training needs to resume: weights, optimizer, random state."""
 
     def load(self, arrays: Arrays) -> None:
-        """Take a state up again.
+        """Restore a state.
 
         Raises:
-            CheckpointError: it belongs to another network.
+            CheckpointError: it belongs to a different network.
         """
 
     def export(self, arrays: Arrays, path: Path) -> None:
         """Write the network with the weights of a state, for use without FLEET.
 
-        The last thing that is done with a trainable: it may take up that state.
+        No other method is called afterwards, so the trainable may load the state into itself.
         """
 
     def regroup(self, group: Group) -> None:
-        """Go on in another group of any size; collective over it, the network stays as it is on this rank.
+        """Move to another group of any size; collective over the new group.
 
-        Only for networks whose batch and learning rate do not follow the number of ranks.
+        The network is unchanged. Only for networks whose batch and learning rate do not depend on
+        the number of ranks.
         """
 
     def close(self) -> None:
-        """Give back what a group holds (Horovod)."""
+        """Release the resources of a group, such as Horovod."""
 
 
 @runtime_checkable
 class SupportsRateScaling(Protocol):
-    """What is asked of a trainable whose batch may change from epoch to epoch."""
+    """A trainable whose batch may change from epoch to epoch."""
 
     def scale_learning_rate(self, factor: float) -> None:
-        """From now on, train with so many times the learning rate of the spec."""
+        """Set the learning rate to a multiple of the spec's from now on."""
 
 
 @runtime_checkable
 class SupportsPretrained(Protocol):
-    """What is asked of a trainable that can begin with weights of a file."""
+    """A trainable that can start from the weights in a file."""
 
     def load_pretrained(self, file: Path, skip: Sequence[str]) -> None:
-        """Take over the weights of a file, as ``train.start`` says it.
+        """Load weights from a file, as ``train.start`` specifies.
 
         Args:
-            skip: patterns of names of weights that are left as they are.
+            file: path of the weights.
+            skip: patterns of weight names to leave at their initial values.
 
         Raises:
-            ModelError: the file is not there, or does not fit; a pattern meets nothing.
+            ModelError: the file is missing or does not fit, or a pattern matches no weight.
         """
 
 
 @runtime_checkable
 class SupportsMetrics(Protocol):
-    """What is asked of a trainable that computes the metrics of its spec."""
+    """A trainable that computes the metrics of its spec."""
 
     def scores(self, more: Sequence[float]) -> dict[str, float]:
-        """What sums over samples (:attr:`Sums.metric_totals`) come to: a number for each of the spec's metrics, by its name."""
+        """Return the value of each metric by name, from :attr:`StepTotals.metric_totals`."""
 
 
 @runtime_checkable
 class SupportsPrediction(Protocol):
-    """What is asked of a trainable whose outputs are kept, so that finished networks can be compared and joined."""
+    """A trainable whose outputs can be saved, to compare and combine finished networks."""
 
     def predict(
         self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
     ) -> tuple[StepTotals, np.ndarray]:
-        """What :meth:`Trainable.evaluate` gives, and the outputs of the network as it would be exported.
+        """Return the totals of the samples and the outputs of the network as exported.
 
         Returns:
-            The sums, and (rows, ...) float32: logits or values.
+            The totals, and (rows, ...) float32: logits or values.
         """
 
 
 @runtime_checkable
 class SupportsMultiStep(Protocol):
-    """What is asked of a trainable that takes several steps in one call, so that a short step costs little beside."""
+    """A trainable that takes several steps in one call, to reduce the overhead of short steps."""
 
     def can_stride(self) -> bool:
-        """Whether it can now, in the group that it is in."""
+        """Return True if the current group allows several steps per call."""
 
     def stride(
         self,
@@ -339,26 +348,27 @@ class SupportsMultiStep(Protocol):
         sizes: Sequence[int],
         weights: np.ndarray | None = None,
     ) -> list[StepTotals]:
-        """Train on several batches, as by a :meth:`Trainable.step` on each; of a rank that is its group alone.
+        """Train on several batches, like one :meth:`Trainable.step` each, in a group of one rank.
 
         Args:
-            images, targets, weights: of all of them, one behind the other.
-            sizes: rows of each batch, at least one.
+            images, targets, weights: the rows of all batches, concatenated.
+            sizes: number of rows of each batch, at least one batch.
 
         Returns:
-            The sums over each batch.
+            The totals of each batch.
 
         Raises:
-            Exception: whatever the network raises.
+            Exception: any error of the network.
         """
 
 
 class StepResult(NamedTuple):
-    """What came of steps that were begun.
+    """The result of steps that were begun asynchronously.
 
     Attributes:
-        sums: over each batch, in order.
-        at: when they were there, by ``time.perf_counter``; later where nobody knows.
+        sums: totals of each batch, in order.
+        finished_at: time at which they were available, by ``time.perf_counter``; an upper bound if
+            unknown.
     """
 
     sums: list[StepTotals]
@@ -367,7 +377,10 @@ class StepResult(NamedTuple):
 
 @runtime_checkable
 class SupportsAsyncSteps(Protocol):
-    """What is asked of a trainable that computes while the next batch is made; then sums are read one call late."""
+    """A trainable that computes while the next batch is prepared.
+
+    Totals are read one call later.
+    """
 
     def begin(
         self,
@@ -377,27 +390,32 @@ class SupportsAsyncSteps(Protocol):
         stop: bool = False,
         weights: np.ndarray | None = None,
     ) -> Callable[[], StepResult]:
-        """Begin a step, or as many as there are sizes, as :meth:`Trainable.step` and :meth:`SupportsMultiStep.stride` take them.
+        """Begin one step, or one per size, like :meth:`Trainable.step`.
 
-        What was begun before may be ended here, also what ranks of a group do together. The arrays are valid only until
-        this returns.
+        The previous steps may be completed here, including their collective operations. The arrays
+        are valid only until this method returns.
+
+        Args:
+            images, targets, weights: the rows of all batches, concatenated.
+            sizes: number of rows of each batch.
+            stop: True if this rank asks the group to stop after this step.
 
         Returns:
-            What waits for the sums. It is called once, before the next but one ``begin``, and before anything else is
-            asked of the trainable.
+            A function that waits for the totals. It is called once, before the second ``begin``
+            after this one and before any other method.
 
         Raises:
-            Exception: whatever the network raises, now or when it is waited for, in these steps or those before; on all
-                ranks of the group, or on none.
+            Exception: any error of the network, now or while waiting, in these steps or earlier
+                ones; on all ranks of the group or on none.
         """
 
 
 @runtime_checkable
 class SupportsAsyncGroupSteps(Protocol):
-    """What is asked of a trainable that is both, and of which all ranks of a group take several steps in one call."""
+    """A trainable that takes several asynchronous steps per call in groups of any size."""
 
     def can_stride(self) -> bool:
-        """Whether it can now, in the group that it is in; otherwise it is asked for a single step."""
+        """Return True if several steps per call are possible in the current group."""
 
     def begin_together(
         self,
@@ -408,69 +426,69 @@ class SupportsAsyncGroupSteps(Protocol):
         local_flags: StepTotals,
         weights: np.ndarray | None = None,
     ) -> Callable[[], StepResult]:
-        """Begin a step, or as many as there are sizes, as :meth:`SupportsAsyncSteps.begin`; all ranks begin as many.
+        """Begin one step per size on all ranks, like :meth:`SupportsAsyncSteps.begin`.
 
         Args:
-            images, targets, weights: this rank's rows of all batches, one behind the other.
-            sizes: rows of each global batch.
-            rows: how many of them are this rank's, perhaps none.
-            asked: what this rank adds to the sums over each batch, beside those over its rows.
+            images, targets, weights: this rank's rows of all batches, concatenated.
+            sizes: number of rows of each global batch.
+            rows: number of this rank's rows in each batch, possibly 0.
+            local_flags: what this rank adds to the totals of each batch, besides those of its rows.
         """
 
 
 class ExportedEnsemble(Protocol):
-    """Exported networks as one: what an engine makes of their files (:attr:`fleet.spec.engines.EngineInfo.join`)."""
+    """Several exported networks as one; see :attr:`fleet.spec.engines.EngineInfo.join`."""
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """The weighted mean of what the networks predict: probabilities, or values.
+        """Return the weighted mean of the networks' predictions: probabilities, or values.
 
         Args:
-            images: (n, ...), the inputs as on the wire.
+            images: (n, ...), the inputs as they travel.
 
         Returns:
-            (n, classes) probabilities that add up to 1, (n, labels) one for each label, (n, values), or
-            (n, height, width, classes).
+            (n, classes) probabilities that sum to 1, (n, labels) one probability per label, (n,
+            values), or (n, height, width, classes).
         """
 
     def save(self, path: Path) -> None:
-        """Write them as one network for use without FLEET, which gives what :meth:`predict` does."""
+        """Write the networks as one that predicts the same, for use without FLEET."""
 
 
 @runtime_checkable
 class SupportsInspection(Protocol):
-    """What ``fleet check`` and the results ask of a trainable that can tell it; ours can, one of a user's own may."""
+    """A trainable that answers questions of ``fleet check`` and of the results table."""
 
     def count_parameters(self) -> int:
-        """How many parameters the network has, trained or not."""
+        """Return the number of parameters of the network, trainable or not."""
 
     def row_bytes(self) -> int | None:
-        """Bytes that a training step holds for each row of a batch, beside weights; None where that is not known."""
+        """Return the bytes that a step holds per row, besides weights; None if unknown."""
 
     def try_export(self, folder: Path) -> str:
-        """Export the network into an empty folder, load it as users would, and compare what the two give.
+        """Export the network into an empty folder, load it as a user would, and compare outputs.
 
         Returns:
-            What loading it takes beside the engine's library, in a line; empty where it takes nothing.
+            What loading needs besides the engine's library, as one line; empty if nothing.
 
         Raises:
-            ModelError: it cannot be exported, or is another network when it is loaded.
+            ModelError: it cannot be exported, or differs after loading.
         """
 
 
 @runtime_checkable
 class SupportsLearningCheck(Protocol):
-    """What ``fleet check`` asks of a trainable whose model and loss are the user's own."""
+    """A trainable whose model and loss may be user-defined."""
 
     def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:
-        """See on a few samples that the network can learn: its outputs are numbers, and its loss depends on them.
+        """Check on a few samples that outputs are finite and that the loss depends on them.
 
         Raises:
-            ModelError, SettingError: it cannot.
+            ModelError, SettingError: the network cannot learn.
         """
 
 
 class Engine(Protocol):
-    """Builds trainables; one engine a trainer rank."""
+    """Builds trainables; there is one engine per trainer rank."""
 
     exchange_name: str
 
@@ -478,25 +496,25 @@ class Engine(Protocol):
         """Build a network for a group; its weights follow from the network's seed.
 
         Raises:
-            Exception: whatever the model function raises.
+            Exception: any error of the model function.
         """
 
 
 def pack_rows(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
-    """What a step is given, without weights where there are none."""
+    """Return the arrays of a step as a tuple, without weights if there are none."""
     if weights is None:
         return (images, targets)
     return (images, targets, weights)
 
 
 def split_batches(rows: Rows, sizes: Sequence[int]) -> list[Rows]:
-    """The rows of each of several batches, which lie one behind the other; of a single one all that there are."""
+    """Return the rows of each of several concatenated batches; a single batch takes all rows."""
     ends = [0, *itertools.accumulate(sizes[:-1]), len(rows[1])]
     return [tuple(part[first:last] for part in rows) for first, last in itertools.pairwise(ends)]
 
 
 def select_readable(rows: Rows) -> Rows:
-    """Those that could be read; of the others the target, or the weight, is negative."""
+    """Return the rows that could be read; unreadable ones have a negative target or weight."""
     valid = rows[-1] >= 0
     if valid.all():
         return rows
@@ -504,13 +522,14 @@ def select_readable(rows: Rows) -> Rows:
 
 
 def check_arrays(shapes: Mapping[str, Sequence[int]], arrays: Arrays) -> None:
-    """See that arrays are those of a network.
+    """Check that arrays belong to a network.
 
     Args:
-        own: its names and their shapes.
+        shapes: shape of each array of the network, by name.
+        arrays: the arrays to check.
 
     Raises:
-        CheckpointError: they are not.
+        CheckpointError: they belong to a different network.
     """
     wrong = [
         name
@@ -525,24 +544,26 @@ def check_arrays(shapes: Mapping[str, Sequence[int]], arrays: Arrays) -> None:
 
 
 def check_gpu_index(index: int, gpus: int) -> None:
-    """See that there is a GPU for a trainer, where trainers do not share one.
+    """Check that a GPU exists for a trainer, unless trainers share a single one.
+
+    Args:
+        index: index of the trainer on its node.
+        gpus: number of GPUs that the node shows.
 
     Raises:
-        UserError: its node shows fewer.
+        UserError: the node shows fewer GPUs.
     """
     if gpus > 1 and index >= gpus:
         raise UserError(
-            f"this node shows {pluralize(gpus, 'GPU')}, and this rank is its trainer number {index + 1}: "
+            f"this node shows {counted(gpus, 'GPU')}, and this rank is its trainer number "
+            f"{index + 1}: "
             "start fewer ranks on it, or set resources.gpus_per_node"
         )
 
 
 @contextmanager
 def collect_warnings() -> Iterator[list[str]]:
-    """A context in which a network is built; gives the list of what its engine warns of, in lines.
-
-    Warnings of other kinds are shown as ever.
-    """
+    """Collect an engine's warnings about a network, one line each; show others as usual."""
     messages: list[str] = []
     with warnings.catch_warnings():
         show = warnings.showwarning

@@ -1,4 +1,4 @@
-"""Beginning with weights of a file: which of them go where, by their names and shapes (pure)."""
+"""Match the weights in a file to those of a network by name and shape."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ _SHOWN = 20  # weights of a kind that a message names
 def match_weights(
     file: str, network_shapes: Shapes, file_shapes: Shapes, skip: Sequence[str]
 ) -> list[str]:
-    """The weights that a network takes from a file.
+    """Return the names of the weights that a network takes from a file.
 
     Args:
-        own: of the network.
-        found: in the file.
-        skip: patterns of names of weights that are left out.
+        file: path, for messages.
+        network_shapes: shapes of the network's weights.
+        file_shapes: shapes of the weights in the file.
+        skip: patterns of weight names to leave out.
 
     Raises:
-        SettingError: a pattern meets nothing, or the file does not fit.
+        SettingError: a pattern matches nothing, or the file does not fit.
 
-    >>> match_weights("a.safetensors", {"body": (2, 3), "head": (3, 9)}, {"body": (2, 3), "head": (3, 10)}, ["head*"])
+    >>> network, file = {"body": (2, 3), "head": (3, 9)}, {"body": (2, 3), "head": (3, 10)}
+    >>> match_weights("a.safetensors", network, file, ["head*"])
     ['body']
     """
     skipped = match_patterns(skip, [*network_shapes, *file_shapes], "skip")
@@ -57,13 +59,15 @@ def match_weights(
 
 
 def match_patterns(patterns: Iterable[str], names: Collection[str], key: str) -> set[str]:
-    """The names that patterns meet; the parts of a name may be separated by dots, whatever separates them in it.
+    """Return the names that match patterns; a dot in a pattern also matches a slash.
 
     Args:
-        key: of ``train.start``, where the patterns stand.
+        patterns: of names.
+        names: to match.
+        key: of ``train.start`` that has the patterns.
 
     Raises:
-        SettingError: one meets nothing.
+        SettingError: a pattern matches nothing.
 
     >>> sorted(match_patterns(["head.*"], ["head/kernel", "head/bias", "body/kernel"], "skip"))
     ['head/bias', 'head/kernel']

@@ -41,14 +41,14 @@ class LinearOutputs:
     def losses(self) -> np.ndarray:
         """Return the weighted loss of each sample, (n,)."""
         if self.kind == "class":
-            each = -(self._smoothed_targets * self._log_probabilities).sum(axis=1)
+            unweighted = -(self._smoothed_targets * self._log_probabilities).sum(axis=1)
         elif self.kind == "multilabel":
-            each = (np.logaddexp(0, self.outputs) - self.outputs * self._smoothed_targets).mean(
-                axis=1
-            )
+            unweighted = (
+                np.logaddexp(0, self.outputs) - self.outputs * self._smoothed_targets
+            ).mean(axis=1)
         else:
-            each = np.square(self.residuals).mean(axis=1)
-        return each * self.weights
+            unweighted = np.square(self.residuals).mean(axis=1)
+        return unweighted * self.weights
 
     def slopes(self) -> np.ndarray:
         """Return the derivative of the summed losses by the outputs, in their shape."""

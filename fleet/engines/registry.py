@@ -1,4 +1,4 @@
-"""From the row of an engine to the engine: the one place where an engine is imported."""
+"""Import engines from their rows in the table of engines; no other module imports an engine."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ def make_engine(
     slot: Slot = Slot(),  # noqa: B008
     pin: Callable[[Any], object] = lambda memory: None,
 ) -> Engine:
-    """The engine that a spec asks for.
+    """Return the engine that a spec asks for.
 
     Args:
-        sample: what networks are fed with.
-        rates: of the networks, where they are known.
-        index: the place of this trainer's GPU among those of its node.
-        trainers: on this node; without GPUs they share its cores.
-        slot: of the GPU.
+        spec: of the run.
+        sample: shape and type of the inputs.
+        rates: training rates of the networks, if known.
+        index: index of this trainer's GPU on its node.
+        trainers: number of trainers on this node; without GPUs they share its cores.
+        slot: this trainer's share of the GPU.
         pin: registers memory with the GPU's driver.
 
     Raises:
-        UserError: what makes an engine of the user's own is not there, or makes something else.
+        UserError: a custom engine does not exist, or its function returns something else.
     """
     engine = _load_function(spec.engine, spec.engine.make)(
         EngineContext(
@@ -63,32 +64,39 @@ def make_engine(
     missing = [name for name in ("exchange_name", "build") if not hasattr(engine, name)]
     if missing:
         raise UserError(
-            f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
+            f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has "
+            "no "
             f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base"
         )
     return engine
 
 
 def check_installed(engine: EngineInfo) -> None:
-    """See that the library of an engine is there, without importing it.
+    """Check that the library of an engine is installed, without importing it.
 
     Raises:
-        NotInstalledError: it is not.
+        NotInstalledError: it is not installed.
     """
     if engine.library and find_spec(engine.library) is None:
         raise _not_installed_error(engine, f"No module named {engine.library!r}")
 
 
 def import_engine(engine: EngineInfo) -> None:
-    """Import what makes an engine, which may take seconds."""
+    """Import an engine, which may take seconds."""
     _load_function(engine, engine.make)
 
 
 def count_network_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int | None:
-    """How many parameters a network has; None where the engine cannot tell before it is built.
+    """Return the number of parameters of a network; None if it is unknown before building.
+
+    Args:
+        network: to count.
+        spec: of the run.
+        sample: shape and type of the inputs.
 
     Raises:
-        UserError: the network cannot be built; the message names it. Or a library is not installed.
+        UserError: the network cannot be built, or a library is missing; the message names the
+            network.
     """
     try:
         return count_parameters(network, spec, sample)
@@ -103,8 +111,14 @@ def count_network_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpe
 
 
 def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int | None:
-    """The same; what a user's function raises is raised as it is."""
-    sample = sample.for_pipeline(network.pipeline)
+    """Count like :func:`count_network_parameters`, but let errors of user code pass through.
+
+    Args:
+        network: to count.
+        spec: of the run.
+        sample: shape and type of the inputs.
+    """
+    sample = sample.for_pipeline(network.feed)
     architecture = network.architecture
     shape = sample.image.shape
     if architecture.kind == "family":
@@ -119,14 +133,16 @@ def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> in
 def load_ensemble(
     spec: Spec, files: Sequence[Path], weights: Sequence[float], kind: str
 ) -> ExportedEnsemble:
-    """Exported networks of a run as one.
+    """Load several exported networks of a run as one.
 
     Args:
-        weights: of the networks, which add up to 1.
-        kind: of the targets (:mod:`preprocess.target`).
+        spec: of the run.
+        files: the exports.
+        weights: weight of each network; they sum to 1.
+        kind: kind of the targets (:mod:`preprocess.target`).
 
     Raises:
-        UserError: the engine cannot load what it exports, or one of the files cannot be loaded.
+        UserError: the engine cannot load its exports, or one of the files cannot be loaded.
     """
     if spec.engine.join is None:
         raise UserError(
@@ -141,9 +157,15 @@ def load_ensemble(
 def write_onnx(engine: EngineInfo, file: Path, path: Path) -> None:
     """Write an exported network as ONNX.
 
+    Args:
+        engine: that wrote the export.
+        file: the export.
+        path: of the ONNX file.
+
     Raises:
-        UserError: the engine cannot, for all networks or for this one, or a library is missing.
-        StorageError: it cannot be written there.
+        UserError: the engine does not support it, the network cannot be converted, or a library is
+            missing.
+        StorageError: the file cannot be written.
     """
     if engine.to_onnx is None:
         raise UserError(f"--onnx: the {engine.name} engine writes no ONNX")
@@ -155,7 +177,16 @@ def write_onnx(engine: EngineInfo, file: Path, path: Path) -> None:
 def find_engine_problems(
     engine: EngineInfo, gpus: Sequence[str], exchange: str
 ) -> list[tuple[str, str]]:
-    """What would go wrong with the libraries of an engine on this node; takes as long as importing them."""
+    """Return problems of an engine's libraries on this node; imports the libraries.
+
+    Args:
+        engine: to examine.
+        gpus: names of the GPUs of this node.
+        exchange: ``resources.exchange`` of the spec.
+
+    Returns:
+        Pairs of a problem and its remedy.
+    """
     if engine.problems is None:
         return []
     problems: list[tuple[str, str]] = _load_function(engine, engine.problems)(gpus, exchange)
@@ -163,7 +194,7 @@ def find_engine_problems(
 
 
 def _load_function(engine: EngineInfo, function: str | Callable[..., Any]) -> Callable[..., Any]:
-    """What an engine's row names."""
+    """Return the function that a row of an engine names."""
     if not isinstance(function, str):
         return function
     if not function.startswith("."):
@@ -187,10 +218,7 @@ def _not_installed_error(engine: EngineInfo, message: str) -> NotInstalledError:
 
 @contextmanager
 def hiding_packages(*packages: str) -> Iterator[None]:
-    """A context in which packages cannot be imported, unless they have been already.
-
-    For what is imported in it and can do without them.
-    """
+    """Make packages look uninstalled inside the context, unless they are already imported."""
     hidden = [package for package in packages if package not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type] # None says that there is no such module
     try:

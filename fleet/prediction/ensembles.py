@@ -1,4 +1,4 @@
-"""The best networks of a run as one: which those are, and how good they are together."""
+"""Choose ensembles of a run's best networks, and score them."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ ROUNDS = 50  # of its selection
 
 # What is said below a table of ensembles.
 TOGETHER = (
-    "Each is the mean of what its networks predict. The validation data has chosen them, so they are better "
+    "Each is the mean of what its networks predict. The validation data has chosen them, so they "
+    "are better "
     "there than elsewhere; the test data has not."
 )
 
 
 @dataclass(frozen=True)
 class EnsembleResult:
-    """One row of ``ensembles.csv``: some networks, and how good the mean of their predictions is.
+    """One row of ``ensembles.csv``: some networks, and the scores of their mean prediction.
 
     Attributes:
         name: ``single``, ``top K`` or ``greedy``.
-        members: how often each network is in it, of folds all as one; the best network first.
-        samples: of validation, that could be read.
-        validation: how good it is on them. They have chosen the best epochs, the best networks, and those of
-            ``greedy``, so it is better here than elsewhere.
-        test: the same on the test data; None without it.
+        members: how often each network is included, folds as one; the best network first.
+        samples: number of readable validation samples.
+        validation: scores on the validation samples. These have selected the best epochs and
+            networks, and the members of ``greedy``, so the scores are better than on new data.
+        test: scores on the test data; None without it.
     """
 
     name: str
@@ -62,13 +63,16 @@ class EnsembleResult:
 
 
 def find_joinable(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[Candidate]]:
-    """What the best network of a run is fed with, and the networks that are fed with the same: these can be joined.
+    """Return the networks that can be combined with the best one of a run.
+
+    These have the same input pipeline.
 
     Args:
-        rows: of its table of results, the best first.
+        spec: of the run.
+        rows: of its results, best first.
 
     Returns:
-        The key of their feed, and the networks, the best first.
+        The key of their input pipeline, and the networks, best first.
     """
     feeds = {
         name: network.pipeline for network in spec.networks for name in (network.stem, network.name)
@@ -76,7 +80,7 @@ def find_joinable(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[
     searched = {entry.stem: spec.document.pipeline_of(entry) for entry in spec.searches.values()}
 
     def feed(row: NetworkResult) -> str:
-        """Of a network that is not in the spec, that of its search; what others add is fed with what all may be."""
+        """Return the input pipeline of a network; for one outside the spec, that of its search."""
         if row.name in feeds:
             return feeds[row.name]
         return searched.get(row.name.rpartition("-")[0], "")
@@ -87,11 +91,11 @@ def find_joinable(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[
 
 @dataclass(frozen=True)
 class Candidate:
-    """A network that can be joined with others: one that was trained alone, or those of all folds as one.
+    """A network that can be combined with others: a single one, or all folds as one.
 
     Attributes:
-        row: of the network; of folds, that of their mean.
-        parts: the networks that are exported: itself, or that of each fold.
+        row: of the network, or of the mean of its folds.
+        parts: the exported networks: itself, or one per fold.
     """
 
     row: NetworkResult
@@ -99,12 +103,12 @@ class Candidate:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all of its parts are."""
+        """True if all of its parts have finished."""
         return all(part.status is Status.FINISHED for part in self.parts)
 
     @property
     def missing_folds(self) -> str:
-        """What a network lacks of which some folds have finished; nothing of all others."""
+        """A phrase about unfinished folds if only some have finished; otherwise empty."""
         finished = sum(part.status is Status.FINISHED for part in self.parts)
         is_partly = 0 < finished < len(self.parts)
         if is_partly:
@@ -115,19 +119,20 @@ class Candidate:
 
 
 def make_candidates(rows: Sequence[NetworkResult]) -> list[Candidate]:
-    """The networks of a table of results, the best first: there the row of a mean stands before those of its folds."""
+    """Return the networks of a results table, best first, with folds grouped."""
     remaining = iter(rows)
     return [Candidate(row, tuple(islice(remaining, row.folds)) or (row,)) for row in remaining]
 
 
 def select_top(candidates: Sequence[Candidate], count: int) -> dict[str, int]:
-    """The best networks of a run that are finished, each once.
+    """Return the best finished networks of a run, each once.
 
     Args:
-        found: of its table of results, the best first.
+        candidates: of its results, best first.
+        count: number of networks.
 
     Raises:
-        UserError: fewer are finished.
+        UserError: fewer have finished.
     """
     finished = [candidate.row.name for candidate in candidates if candidate.is_finished]
     if count > len(finished):
@@ -136,7 +141,8 @@ def select_top(candidates: Sequence[Candidate], count: int) -> dict[str, int]:
         )
         raise UserError(
             (
-                f"--top {count}: only {pluralize(len(finished), 'network')} can be joined; others have not "
+                f"--top {count}: only {counted(len(finished), 'network')} can be joined; others "
+                "have not "
                 "finished, or are not fed with what the best one is: "
                 f"--top {len(finished)} joins all there are"
                 if finished
@@ -148,16 +154,23 @@ def select_top(candidates: Sequence[Candidate], count: int) -> dict[str, int]:
 
 
 def select_greedy(paths: RunPaths, candidates: Sequence[Candidate], kind: str) -> dict[str, int]:
-    """The networks that go together best, and how often each counts; see :func:`greedy`.
+    """Return the best combination of networks, and how often each counts; see :func:`greedy`.
+
+    Args:
+        paths: of the run.
+        candidates: of its results, best first.
+        kind: kind of the targets.
 
     Raises:
-        UserError: nothing is kept by which they could be chosen.
+        UserError: no predictions were saved.
     """
     predictions = _comparable(paths, candidates, kind)
     if not predictions:
         raise UserError(
-            f"{paths.root}: no network has kept what it gives for validation samples, by which networks "
-            "are chosen: name how many with --top, or run it with validation data, or with folds, and "
+            f"{paths.root}: no network has kept what it gives for validation samples, by which "
+            "networks "
+            "are chosen: name how many with --top, or run it with validation data, or with folds, "
+            "and "
             "with targets that are no masks"
         )
     return _greedy(predictions)
@@ -166,10 +179,10 @@ def select_greedy(paths: RunPaths, candidates: Sequence[Candidate], kind: str) -
 def _comparable(
     paths: RunPaths, candidates: Sequence[Candidate], kind: str
 ) -> dict[str, Predictions]:
-    """What finished networks predict for the same validation samples, the best network first.
+    """Return predictions of finished networks for equal validation samples, best first.
 
-    Those are left out that have kept nothing, were judged by other samples than the best one, or are too many to be
-    held at once.
+    Networks are left out that have saved nothing, were evaluated on other samples than the best
+    one, or exceed the memory limit.
     """
     predictions: dict[str, Predictions] = {}
     numbers = 0
@@ -188,7 +201,7 @@ def _comparable(
 
 
 def _read_validation(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions | None:
-    """What a network predicts for the validation samples, of folds each for its own: no part has trained on them."""
+    """Return a network's validation predictions; of folds, each for held-out samples."""
     parts = [read_predictions(paths, part.name, PARTS[0], kind) for part in candidate.parts]
     if None in parts:
         return None
@@ -198,7 +211,7 @@ def _read_validation(paths: RunPaths, candidate: Candidate, kind: str) -> Predic
 
 
 def _read_test(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions | None:
-    """What a network predicts for the test samples, of folds their mean."""
+    """Return a network's test predictions; of folds, their mean."""
     parts = [read_predictions(paths, part.name, PARTS[1], kind) for part in candidate.parts]
     available = [predicted for predicted in parts if predicted is not None]
     if len(available) < len(parts) or not all(
@@ -219,20 +232,22 @@ def _greedy(predictions: Mapping[str, Predictions]) -> dict[str, int]:
 
 
 def greedy(predictions: Sequence[np.ndarray], truth: Truth, rounds: int = ROUNDS) -> dict[int, int]:
-    """Choose networks whose mean prediction is best: ensemble selection (Caruana et al., ICML 2004, section 2).
+    """Choose networks with the best mean prediction by greedy ensemble selection.
 
-    The selection begins empty. In each round the network is added, perhaps once more, with which the mean of the
-    selection is best. In the end as many as were best of the first ones are taken (the best prefix of the path), and of
-    equally good numbers of them the least. Better is what has the greater accuracy, or the same with the smaller loss;
-    what is equal in both is chosen that has been chosen before, then what stands first.
+    This is ensemble selection with replacement (Caruana et al., ICML 2004, section 2). It starts
+    empty. Each round adds the network, possibly again, that makes the mean of the selection best.
+    The best prefix of the sequence is returned, the shortest among equal ones. Better means a
+    higher accuracy, or an equal one and a smaller loss; ties go to networks chosen before, then to
+    the first one.
 
     Args:
-        predictions: of each network, (n, outputs), the best network first.
+        predictions: of each network, (n, outputs), best network first.
         truth: of the same n samples.
-        rounds: how many are chosen before the best prefix is taken.
+        rounds: number of networks to choose before the best prefix is taken.
 
     Returns:
-        The networks of the best prefix, by their places, and how often each is in it, in the order in which they came.
+        The networks of the best prefix by index, and how often each is included, in the order of
+        selection.
 
     >>> truth = Truth("class", np.array([0, 1]))
     >>> greedy([np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([[0.4, 0.6], [0.1, 0.9]])], truth)
@@ -258,7 +273,7 @@ def greedy(predictions: Sequence[np.ndarray], truth: Truth, rounds: int = ROUNDS
 
 
 def _order(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
-    """What is less is better; what differs by no more than rounding is equal."""
+    """Return a sort key, smaller is better; differences within rounding are ties."""
     accuracy, loss = quick_score(predicted, truth)
     return (0.0 if math.isnan(accuracy) else -round(accuracy, 9)), round(loss, 9)
 
@@ -269,11 +284,12 @@ def _order(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
 def score_ensembles(
     paths: RunPaths, candidates: Sequence[Candidate], kind: str
 ) -> list[EnsembleResult]:
-    """Score the best network, the best few, and those that :func:`select_greedy` names; nothing where fewer than two are kept.
+    """Score the best network, the best few, and the greedy choice; empty for fewer than two.
 
     Args:
-        found: of the table of results, the best first.
-        kind: of the targets.
+        paths: of the run.
+        candidates: of its results, best first.
+        kind: kind of the targets.
     """
     predictions = _comparable(paths, candidates, kind)
     if len(predictions) < 2:
@@ -319,8 +335,12 @@ _SCORES = [field.name for field in fields(Scores)]
 def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
     """Write ``ensembles.csv``.
 
+    Args:
+        paths: of the run.
+        rows: of the table.
+
     Raises:
-        StorageError: it cannot be written there.
+        StorageError: it cannot be written.
     """
     with atomic_write(paths.ensembles) as file:
         writer = csv.writer(file)
@@ -346,7 +366,10 @@ def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
 
 
 def read_ensembles(run: str | Path) -> list[EnsembleResult]:
-    """How good the best networks of a run are together; nothing where that was not found out.
+    """Return the scores of a run's ensembles; empty if there are none.
+
+    Args:
+        run: the run's folder.
 
     Raises:
         UserError: the table is damaged.
@@ -384,7 +407,7 @@ _HEADERS = {
 
 
 def make_table(rows: Sequence[EnsembleResult]) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows for people; columns that say nothing are left out."""
+    """Return headers and rows for people, without empty columns."""
     values = {
         f"{prefix} {header}": [
             math.nan if (scores := getattr(row, part)) is None else getattr(scores, name)
@@ -411,7 +434,7 @@ def make_table(rows: Sequence[EnsembleResult]) -> tuple[list[str], list[list[str
 
 
 def _listed(members: Mapping[str, int]) -> str:
-    """The members in a line.
+    """Return the members as one line.
 
     >>> _listed({"a": 2, "b": 1})
     '2 x a, b'

@@ -1,4 +1,4 @@
-"""What the networks of a run are fed with, and what they answer, kept in its folder for whoever uses them."""
+"""Store the inputs and outputs of a run's networks in its folder."""
 
 from __future__ import annotations
 
@@ -25,16 +25,21 @@ def write_sample(
     names: Mapping[str, tuple[str, ...]],
     columns: Columns | None = None,
 ) -> None:
-    """Keep what a sample is.
+    """Write the shape and type of samples and targets.
 
     Args:
-        names: of the classes, labels or values of each feed; empty where they have none.
-        columns: of the table that samples are rows of, where they are.
+        paths: of the run.
+        sample: to describe.
+        names: of the classes, labels or values of each input pipeline; empty if they have none.
+        columns: of the table whose rows are the samples, if there is one.
 
     Raises:
         StorageError: the disk is full, ...
     """
-    feeds = {feed: _described(sample.for_pipeline(feed), known) for feed, known in names.items()}
+    feeds = {
+        feed: _described(sample.for_pipeline(feed), feed_names)
+        for feed, feed_names in names.items()
+    }
     first = next(iter(feeds.values()))
     if columns is None:
         table = {}
@@ -51,38 +56,44 @@ _OF_TABLE = ("inputs", "is_paths", "targets", "delimiter")
 
 
 def read_columns(paths: RunPaths) -> Columns | None:
-    """What is where in the table that a run's samples are rows of; None where they are of none, or it was not kept.
+    """Return the columns of the table whose rows are samples; None if there is none.
 
     Raises:
-        UserError: what was kept is damaged.
+        UserError: the file is damaged.
     """
-    with wrapping_errors(f"{paths.sample} cannot be read:", UserError):
-        found = json.loads(paths.sample.read_text(encoding="utf-8")).get("table")
-        if found is None:
+    with told_as(f"{paths.sample} cannot be read:", UserError):
+        table = json.loads(paths.sample.read_text(encoding="utf-8")).get("table")
+        if table is None:
             return None
         return Columns(
-            tuple(found["inputs"]),
-            bool(found["is_paths"]),
-            tuple(found["targets"]),
-            delimiter=found["delimiter"],
+            tuple(table["inputs"]),
+            bool(table["is_paths"]),
+            tuple(table["targets"]),
+            delimiter=table["delimiter"],
         )
 
 
-def write_standardized(paths: RunPaths, found: Mapping[str, Standardization]) -> None:
-    """Keep by which means and deviations the networks of each feed standardize their inputs.
+def write_standardized(paths: RunPaths, standardized: Mapping[str, Standardization]) -> None:
+    """Write the means and deviations by which networks standardize their inputs.
+
+    Args:
+        paths: of the run.
+        standardized: moments of each input pipeline.
 
     Raises:
         StorageError: the disk is full, ...
     """
-    if found:
-        write_json(paths.standardized, {feed: asdict(one) for feed, one in found.items()})
+    if standardized:
+        write_json(
+            paths.standardized, {feed: asdict(moments) for feed, moments in standardized.items()}
+        )
 
 
 def read_standardized(paths: RunPaths) -> dict[str, Standardization]:
-    """What was kept; nothing where nothing was.
+    """Return the stored means and deviations; empty if there are none.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the file is damaged.
     """
     try:
         return TypeAdapter(dict[str, Standardization]).validate_json(
@@ -92,32 +103,35 @@ def read_standardized(paths: RunPaths) -> dict[str, Standardization]:
         return {}
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{paths.standardized} cannot be read: {' '.join(str(error).split())}; move it away, and means "
+            f"{paths.standardized} cannot be read: {' '.join(str(error).split())}; move it away, "
+            "and means "
             "and deviations are found anew"
         ) from error
 
 
 def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
-    """What a sample of a run is, without what an engine does to it first, which exported networks do themselves.
+    """Return the description of a run's samples, without the scaling that exports apply.
 
     Args:
-        feed: of the networks that are fed with it.
+        paths: of the run.
+        feed: key of the input pipeline.
 
     Raises:
-        UserError: it was not kept, or is damaged.
+        UserError: the file is missing or damaged.
     """
     try:
-        found = json.loads(paths.sample.read_text(encoding="utf-8"))
-        found = found.get("feeds", {}).get(feed, found)
-        image = ImageSpec(tuple(found["image"]["shape"]), found["image"]["dtype"])
-        said: dict[str, Any] = {
+        record = json.loads(paths.sample.read_text(encoding="utf-8"))
+        record = record.get("feeds", {}).get(feed, record)
+        image = ImageSpec(tuple(record["image"]["shape"]), record["image"]["dtype"])
+        target_fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in found["target"].items()
+            for name, value in record["target"].items()
         }
-        target = TargetSpec(**said)
+        target = TargetSpec(**target_fields)
     except FileNotFoundError:
         raise UserError(
-            f"{paths.root} has no {paths.sample.name}: it is no run, or one of an earlier version, which "
+            f"{paths.root} has no {paths.sample.name}: it is no run, or one of an earlier version, "
+            "which "
             "the command that made it completes"
         ) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

@@ -62,11 +62,11 @@ class Predictions:
     truth: Truth
     rows: np.ndarray | None = None
 
-    def is_comparable(self, other: Predictions) -> bool:
+    def is_comparable(self, predictions: Predictions) -> bool:
         """Return True if both cover the same samples, as far as is known."""
-        is_known = self.rows is not None and other.rows is not None
-        return self.truth.matches(other.truth) and not (
-            is_known and np.any(self.rows != other.rows)
+        is_known = self.rows is not None and predictions.rows is not None
+        return self.truth.matches(predictions.truth) and not (
+            is_known and np.any(self.rows != predictions.rows)
         )
 
 

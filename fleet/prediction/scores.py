@@ -31,13 +31,13 @@ class Truth:
     targets: np.ndarray
     weights: np.ndarray | None = None
 
-    def matches(self, other: Truth) -> bool:
+    def matches(self, reference: Truth) -> bool:
         """Return True if both describe the same samples, so predictions can be compared."""
         own_arrays, other_arrays = (
             (truth.targets, np.ones(()) if truth.weights is None else truth.weights)
-            for truth in (self, other)
+            for truth in (self, reference)
         )
-        return self.kind == other.kind and all(map(np.array_equal, own_arrays, other_arrays))
+        return self.kind == reference.kind and all(map(np.array_equal, own_arrays, other_arrays))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Checkpoints: what a network needs to go on, written in one place and read in one place.
+"""Write and read checkpoints: everything that a network needs to resume.
 
-A checkpoint is an HDF5 file of arrays (weights, optimizer, random state) and one record (a JSON text), verified
-when it is read (see :mod:`fleet.storage.verified_hdf5`). It is written to a
-temporary name that is then renamed; the one before is kept, and takes its place where the newest is damaged.
-Nothing in it is unpickled.
+A checkpoint is an HDF5 file of arrays (weights, optimizer, random state) and one record (JSON),
+verified when it is read (see :mod:`fleet.storage.verified_hdf5`). It is written to a temporary name
+and then renamed; the previous one is kept, and replaces the newest if that is damaged. Nothing in
+it is unpickled.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ def write_state(
     """Write a checkpoint.
 
     Args:
-        previous: the name that the old one gets, once the new one is whole.
-        fence: the right to write; its generation goes into the checkpoint.
+        path: of the checkpoint.
+        state: to write.
+        previous: new name of the old checkpoint, once the new one is complete.
+        fence: the right to write; its generation is stored in the checkpoint.
 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
@@ -58,10 +60,14 @@ def write_state(
 
 
 def write_check(fence: Fence | None, path: Path) -> Callable[[], None]:
-    """What to call before a checkpoint is replaced.
+    """Return a function to call before a checkpoint is replaced.
 
-    It raises LeaseLost where another launch has taken the run over, and also where the checkpoint that is there is of a
-    newer one, whatever the lease says.
+    It raises LeaseLost if another launch has taken the run over, or if the existing checkpoint is
+    from a newer generation, whatever the lease says.
+
+    Args:
+        fence: the right to write; None to allow it.
+        path: of the checkpoint.
     """
 
     def check() -> None:
@@ -71,7 +77,8 @@ def write_check(fence: Fence | None, path: Path) -> Callable[[], None]:
         newer = checkpoint_generation(path)
         if newer > fence.generation:
             raise LeaseLost(
-                f"{path} is of a later launch (generation {newer}) than this one ({fence.generation}), "
+                f"{path} is of a later launch (generation {newer}) than this one "
+                f"({fence.generation}), "
                 "which ends and writes nothing more"
             )
 
@@ -79,7 +86,7 @@ def write_check(fence: Fence | None, path: Path) -> Callable[[], None]:
 
 
 def checkpoint_generation(path: Path) -> int:
-    """The generation of the lease under which a checkpoint was written; 0 where none can be read."""
+    """Return the generation that wrote a checkpoint; 0 if none can be read."""
     try:
         return read_verified(path, with_arrays=False, read=_generation)[1]
     except CheckpointError:
@@ -102,11 +109,12 @@ def read_state(path: Path, with_arrays: bool = True) -> TrainingState:
     """Read a checkpoint.
 
     Args:
-        with_arrays: otherwise only the record is read, which takes no time.
+        path: of the checkpoint.
+        with_arrays: False to read only the record, which is fast.
 
     Raises:
-        DamagedError: it is torn or corrupted.
-        CheckpointError: there is none, or the file system does not let it be read.
+        DamagedError: it is incomplete or corrupted.
+        CheckpointError: it is missing, or the file system cannot read it.
     """
     arrays, record = read_verified(path, with_arrays)
     try:
@@ -124,15 +132,15 @@ def read_state(path: Path, with_arrays: bool = True) -> TrainingState:
 
 @dataclass(frozen=True)
 class CheckpointLookup:
-    """The checkpoint that was found of a network, and the damage that was met on the way.
+    """The checkpoint found for a network, and damage found on the way.
 
     Attributes:
-        state: of the newest checkpoint that is whole; None if there is none.
-        damage: what is wrong with the checkpoints that were passed over; empty if none was.
-        history: the epochs that the network has trained: more than those of the state, if only the checkpoint of the
-            best epoch is left, and the table of epochs goes on from there.
+        state: of the newest intact checkpoint; None if there is none.
+        damage: what is wrong with skipped checkpoints; empty if none was skipped.
+        history: the epochs that the network has trained: more than those of the state if only the
+            checkpoint of the best epoch is left, and the table of epochs continues from there.
         path: of the checkpoint.
-        start: the checksum of the file with whose weights the network begins instead; empty where it does not.
+        start: checksum of the file with the initial weights; empty if there is none.
     """
 
     state: TrainingState | None
@@ -143,13 +151,15 @@ class CheckpointLookup:
 
 
 def find_newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLookup:
-    """The newest checkpoint of a network that is whole: the last, the one before, or, without these, the best.
+    """Find the newest intact checkpoint of a network: last, previous, or else best.
 
     Args:
-        with_arrays: otherwise only the records are read and verified, which takes no time.
+        paths: of the run.
+        name: of the network.
+        with_arrays: False to read and verify only the records, which is fast.
 
     Raises:
-        CheckpointError: there is one that may be whole, and the file system does not let it be read.
+        CheckpointError: a possibly intact checkpoint cannot be read.
     """
     damage: list[str] = []
     for path in (paths.last(name), paths.previous(name), paths.best(name)):
@@ -163,7 +173,8 @@ def find_newest(paths: RunPaths, name: str, with_arrays: bool = True) -> Checkpo
             # A launch was killed before it had written a last one, or somebody deleted it.
             if path != paths.last(name) and not damage:
                 damage.append(
-                    f"{paths.last(name)} is missing{_describe_extra_epochs(state.epoch, paths.history(name))}"
+                    f"{paths.last(name)} is "
+                    f"missing{_describe_extra_epochs(state.epoch, paths.history(name))}"
                 )
             return CheckpointLookup(state, "; ".join(damage), history, path)
         except CheckpointError as error:
@@ -181,7 +192,7 @@ def find_newest(paths: RunPaths, name: str, with_arrays: bool = True) -> Checkpo
 
 
 def _describe_extra_epochs(epochs: int, path: Path) -> str:
-    """A word on the epochs that a network has trained beyond those of a checkpoint, as its table has them."""
+    """Return a phrase on epochs in the table beyond those of a checkpoint."""
     trained = len(read_history(path))
     if trained > epochs:
         return f", though {pluralize(trained, 'epoch')} had been saved"
@@ -196,18 +207,21 @@ def copy_parent(
     make_room: Callable[[Path, int], None],
     fence: Fence | None = None,
 ) -> int:
-    """Let a network begin with the newest checkpoint of another one, of which it gets a copy of its own.
+    """Start a network with a copy of the newest checkpoint of another one.
 
     Args:
-        name: of the network; nothing of it has been trained.
+        paths: of the run.
+        name: of the network, which has not been trained.
+        parent: name of the other network.
         architecture: of the network (:attr:`fleet.spec.model.Architecture.key`).
-        make_room: for a file of so many bytes (:meth:`fleet.storage.quota.Quota.make_room`).
+        make_room: makes room for a file of a size (:meth:`fleet.storage.quota.Quota.make_room`).
+        fence: the right to write.
 
     Returns:
-        After how many epochs of its parent it begins.
+        The epoch of the parent at which it starts.
 
     Raises:
-        UserError: there is no such checkpoint, or it is of another architecture.
+        UserError: there is no such checkpoint, or its architecture differs.
         StorageError: there is no room for the copy.
     """
     lookup = find_newest(paths, parent)
@@ -221,7 +235,7 @@ def copy_parent(
 
 
 def saved_epochs(paths: RunPaths, name: str) -> int:
-    """How many epochs of a network are in its newest checkpoint."""
+    """Return the number of epochs in the newest checkpoint of a network."""
     state = find_newest(paths, name, with_arrays=False).state
     if state is None:
         return 0
@@ -233,12 +247,15 @@ def merge_inherited(
     parents: Mapping[str, np.ndarray],
     own_suffixes: Collection[str],
 ) -> dict[str, np.ndarray]:
-    """The arrays with which a network begins that has a parent: its parent's, but for what is said in its own spec.
+    """Return the initial arrays of a network with a parent.
+
+    They are its parent's, except those that follow from its own spec.
 
     Args:
-        own: of the network as it was built.
-        parents: weights and optimizer.
-        kept: what the names of its own end in (:attr:`fleet.spec.engines.EngineInfo.own_arrays`).
+        arrays: of the network as built.
+        parents: weights and optimizer of the parent.
+        own_suffixes: name endings of its own arrays
+            (:attr:`fleet.spec.engines.EngineInfo.own_arrays`).
     """
     return {
         name: arrays[name] if name in arrays and name.rpartition("/")[2] in own_suffixes else array
@@ -247,7 +264,7 @@ def merge_inherited(
 
 
 def _extend_history(history: tuple[EpochRecord, ...], path: Path) -> tuple[EpochRecord, ...]:
-    """A history, and the epochs that a table has after it, if both begin with the same."""
+    """Extend a history by the epochs of a table, if both begin equally."""
     table = read_history(path)
     if stream_epochs(table[: len(history)]) == stream_epochs(history):
         return table
@@ -255,7 +272,7 @@ def _extend_history(history: tuple[EpochRecord, ...], path: Path) -> tuple[Epoch
 
 
 def _is_unrecoverable(error: CheckpointError) -> bool:
-    """Whether reading once more would not help: the content is wrong, or the disk says that it lost it."""
+    """Return True if retrying is useless: the content is damaged, or the disk lost it."""
     cause = error.__cause__
     return isinstance(error, DamagedError) or (
         isinstance(cause, OSError) and cause.errno == errno.EIO
@@ -265,7 +282,14 @@ def _is_unrecoverable(error: CheckpointError) -> bool:
 def promote_previous(
     paths: RunPaths, name: str, lookup: CheckpointLookup, fence: Fence | None = None
 ) -> None:
-    """Make a network's files agree with the checkpoint that was found, because the network goes on from there."""
+    """Make a network's files agree with the checkpoint from which it resumes.
+
+    Args:
+        paths: of the run.
+        name: of the network.
+        lookup: the checkpoint.
+        fence: the right to write.
+    """
     write_check(fence, paths.last(name))()
     with storage_errors(paths.last(name)):
         if lookup.state is None:
@@ -285,7 +309,14 @@ def rewrite_states(
     change: Callable[[TrainingState], TrainingState],
     fence: Fence | None = None,
 ) -> None:
-    """Write all checkpoints of a network that are whole anew, with a changed record."""
+    """Rewrite all intact checkpoints of a network with a changed record.
+
+    Args:
+        paths: of the run.
+        name: of the network.
+        change: changes a state.
+        fence: the right to write.
+    """
     for path in (paths.previous(name), paths.best(name), paths.last(name)):
         try:
             state = read_state(path)
@@ -299,15 +330,18 @@ def rewrite_states(
 
 
 def find_best(paths: RunPaths, name: str, converge: Stopping, keep: str) -> CheckpointLookup:
-    """The state of a finished network's best epoch, or of its last one if the best was lost or is not kept.
+    """Return the state of a finished network's best epoch, or else of its last one.
 
-    Where the last checkpoint is damaged, the newest that is whole says which epochs there were.
+    If the last checkpoint is damaged, the newest intact one determines the epochs.
 
     Args:
+        paths: of the run.
+        name: of the network.
+        converge: determines the best epoch.
         keep: ``checkpoint.keep`` of the spec.
 
     Raises:
-        CheckpointError: the file system does not let it be read, or nothing whole is left.
+        CheckpointError: the file system cannot read it, or no intact checkpoint is left.
     """
     lookup = find_newest(paths, name, with_arrays=False)
     if lookup.path is None:
@@ -318,7 +352,8 @@ def find_best(paths: RunPaths, name: str, converge: Stopping, keep: str) -> Chec
     epoch = check_convergence(history, converge).best_epoch
     try:
         best = read_state(paths.best(name))
-        # After a checkpoint was lost, an epoch may have been the best one that is in no history any more.
+        # After a checkpoint was lost, an epoch may have been the best one that is in no
+        # history any more.
         if stream_epochs(best.history) == stream_epochs(history[:epoch]):
             return CheckpointLookup(best)
         damage = f"{paths.best(name)} is not of epoch {epoch}"
@@ -334,7 +369,13 @@ def find_best(paths: RunPaths, name: str, converge: Stopping, keep: str) -> Chec
 
 
 def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | None = None) -> None:
-    """Write a network's history as CSV, a row an epoch."""
+    """Write a network's history as CSV, one row per epoch.
+
+    Args:
+        path: of the file.
+        history: to write.
+        fence: the right to write.
+    """
     with atomic_write(path, check=fence_check(fence)) as file:
         writer = csv.writer(file)
         left_out = {
@@ -357,7 +398,7 @@ def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | Non
 
 
 def read_history(path: Path) -> tuple[EpochRecord, ...]:
-    """Read what :func:`write_history` wrote; nothing if it is not there, or is damaged."""
+    """Read what :func:`write_history` wrote; empty if it is missing or damaged."""
     kinds = get_type_hints(EpochRecord)
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -380,13 +421,18 @@ def read_history(path: Path) -> tuple[EpochRecord, ...]:
         return ()
 
 
-# ---- of which checkpoint an export is: a network that was trained on since then is exported again -
+# ---- of which checkpoint an export is: a network that was trained on since then is exported
+# again -
 
 
-def record_export(
-    paths: RunPaths, name: str, exported: TrainingState, fence: Fence | None = None
-) -> None:
-    """Keep which state a network's export is of; after the export itself, so at worst it is exported once more.
+def record_export(paths: RunPaths, name: str, exported: State, fence: Fence | None = None) -> None:
+    """Record which state was exported, after the export, so at worst it is repeated.
+
+    Args:
+        paths: of the run.
+        name: of the network.
+        exported: the state.
+        fence: the right to write.
 
     Raises:
         StorageError: the disk is full, ...
@@ -398,14 +444,15 @@ def record_export(
 
 
 def is_exported(paths: RunPaths, name: str, keep: str, suffix: str) -> bool:
-    """Whether a network's export is there, and is of the checkpoint that would be exported now.
+    """Return True if the export of a network exists and is current.
 
-    An export of 0.1.0 does not say of which it is; it is taken as it is, and so is one whose checkpoint cannot be read
-    any more.
+    Exports of 0.1.0, and those whose checkpoint cannot be read any more, are accepted.
 
     Args:
+        paths: of the run.
+        name: of the network.
         keep: ``checkpoint.keep`` of the spec.
-        suffix: of what the engine exports.
+        suffix: of the engine's exports.
     """
     if not paths.exported(name, suffix).exists():
         return False

@@ -68,9 +68,9 @@ def hash_sources(target: str, spec_folder: Path = Path()) -> Code:
     roots = [
         root,
         *(
-            other
-            for other in (Path.cwd(), spec_folder.absolute())
-            if not is_installed and other != root
+            candidate
+            for candidate in (Path.cwd(), spec_folder.absolute())
+            if not is_installed and candidate != root
         ),
     ]
     hashes: dict[str, str] = {}
@@ -84,10 +84,10 @@ def hash_sources(target: str, spec_folder: Path = Path()) -> Code:
         hashes[module.relative_path] = hashlib.sha256(text).hexdigest()[:16]
         if not is_installed:
             waiting += [
-                other
+                candidate
                 for imported in _imports(text, module)
-                for other in _modules(imported, roots)
-                if other.relative_path not in hashes
+                for candidate in _modules(imported, roots)
+                if candidate.relative_path not in hashes
             ]
     return dict(sorted(hashes.items()))
 

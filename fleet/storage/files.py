@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, how often, and clear messages when the file system refuses to."""
+"""Write files atomically and rarely enough, and explain refusals of the file system."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ STDOUT = Path("standard output")  # for messages; a batch log may lie on the dis
 
 @contextmanager
 def storage_errors(path: Path, size: int = 0, kind: type[OSError] = OSError) -> Iterator[None]:
-    """A context in which a file is written; if the file system refuses, the error says what helps.
+    """Convert errors of the file system into messages with advice.
 
     Args:
-        size: bytes that are to be written, if that is known.
-        kind: of the errors that count; narrower than OSError if files are read inside as well.
+        path: of the file.
+        size: bytes to write, if known.
+        kind: of the errors to convert; narrower than OSError if files are also read inside.
 
     Raises:
         StorageError: the file system refused.
@@ -75,14 +76,15 @@ def storage_errors(path: Path, size: int = 0, kind: type[OSError] = OSError) -> 
 
 
 def with_retries(write: Callable[[], T], patience_s: float | None = None) -> T:
-    """Write something, again and again for a while where what the file system says may pass.
+    """Retry a write for a while if its error may be transient.
 
     Args:
-        write: does it once; it is done again as a whole.
-        patience_s: seconds from the first refusal to the last try; :data:`PATIENCE_S` for None.
+        write: writes once; it is repeated as a whole.
+        patience_s: seconds from the first failure to the last attempt; :data:`PATIENCE_S` by
+            default.
 
     Raises:
-        StorageError: that will not pass, or has not.
+        StorageError: the error is permanent, or has persisted.
     """
     patience = PATIENCE_S if patience_s is None else patience_s
     until = None
@@ -101,10 +103,15 @@ def with_retries(write: Callable[[], T], patience_s: float | None = None) -> T:
         pause_s = min(2 * pause_s, 2.0)
 
 
-def map_in_threads(read: Callable[[S], T], of: Iterable[S]) -> list[T]:
-    """What is read of many things, in their order; a file server that answers late is asked several at a time."""
-    each = list(of)
-    parts = [each[first : first + _PART] for first in range(0, len(each), _PART)]
+def map_in_threads(read: Callable[[S], T], keys: Iterable[S]) -> list[T]:
+    """Map a function over items in threads, to overlap the latency of a file server.
+
+    Args:
+        read: the function.
+        keys: the items.
+    """
+    items = list(keys)
+    parts = [items[first : first + _PART] for first in range(0, len(items), _PART)]
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
         return list(chain.from_iterable(pool.map(lambda part: list(map(read, part)), parts)))
 
@@ -114,32 +121,33 @@ _PART = 16
 
 
 def is_path_error(error: StorageError) -> bool:
-    """Whether the name of the file is wrong, and not the state of the disk."""
+    """Return True if the path of the file is wrong, rather than the state of the disk."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OF_THE_NAME
 
 
-def _explain(path: Path, wanted: int, error: OSError) -> str:
+def _explain(path: Path, size: int, error: OSError) -> str:
     # Libraries put much text into their errors; the error number is enough.
     if error.errno:
-        why = os.strerror(error.errno)
+        reason = os.strerror(error.errno)
     else:
-        why = str(error).partition("\n")[0]
-    sizes = [f"{format_size(wanted)} wanted"] * bool(wanted)
+        reason = str(error).partition("\n")[0]
+    sizes = [f"{format_size(size)} wanted"] * bool(size)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         sizes += [f"{format_size(free)} free" for free in _free(path)]
-    shown = f" ({', '.join(sizes)})" if sizes else ""
+    suffix = f" ({', '.join(sizes)})" if sizes else ""
     if error.errno in _OF_THE_NAME:
         advice = ""
     else:
         advice = (
-            f"; what was saved before is intact: {_ADVICE.get(error.errno or 0, 'mend that')}, and the same command "
+            f"; what was saved before is intact: {_ADVICE.get(error.errno or 0, 'mend that')}, and "
+            "the same command "
             "resumes the run"
         )
-    return f"{path} cannot be written: {why}{shown}{advice}"
+    return f"{path} cannot be written: {reason}{suffix}{advice}"
 
 
 def _free(path: Path) -> list[int]:
-    """Free bytes in the folder of a file, as a list of one; empty if the file system does not say."""
+    """Return the free bytes in the folder of a file, as a list; empty if unknown."""
     try:
         return [shutil.disk_usage(path.parent).free]
     except OSError:
@@ -147,7 +155,7 @@ def _free(path: Path) -> list[int]:
 
 
 def _always() -> None:
-    """Whoever writes may."""
+    """Allow writing."""
 
 
 @contextmanager
@@ -155,28 +163,29 @@ def atomic_write(
     path: Path,
     mode: str = "w",
     check: Callable[[], None] = _always,
-    wanted: int = 0,
+    size: int = 0,
     previous: Path | None = None,
     buffering: int = -1,
 ) -> Iterator[IO[Any]]:
-    """Write a file that never half exists: to a temporary name, to the disk, then renamed.
+    """Write a file atomically: to a temporary name, to the disk, then renamed.
 
-    An exception inside leaves the old file as it was.
+    An exception inside leaves the old file unchanged.
 
     Args:
+        path: of the file.
         mode, buffering: of :func:`open`.
-        check: is called before files are renamed, and raises where this process may not write any more. Whatever
-            happens between the two, they are renamed in the folder that was there before: another launch that takes
-            over makes all folders anew (:func:`fleet.storage.fencing.fence_out`).
-        wanted: bytes that are to be written, where that is known.
-        previous: the name that the old file gets, once the new one is whole.
+        check: called before files are renamed; raises if this process may no longer write. They are
+            renamed in the folder that existed before the call, because a launch that takes over
+            recreates all folders (:func:`fleet.storage.fencing.fence_out`).
+        size: bytes to write, if known.
+        previous: new name of the old file, once the new one is complete.
 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
     """
     temporary = path.with_name(f".{path.name}.{_MINE}.{os.getpid()}.tmp")
     with (
-        storage_errors(path, wanted),
+        storage_errors(path, size),
         _renaming(path, check) as rename,
         _removing_on_error(temporary),
     ):
@@ -191,10 +200,11 @@ def atomic_write(
 def atomic_write_with(
     path: Path, write: Callable[[Path], None], check: Callable[[], None] = _always
 ) -> None:
-    """The same for a library that wants a name rather than a file; the suffix is kept.
+    """Write a file atomically with a library that needs a path; the suffix is kept.
 
     Args:
-        write: if it writes nothing, nothing is replaced.
+        path: of the file.
+        write: writes to a path; if it writes nothing, nothing is replaced.
         check: see :func:`atomic_write`.
 
     Raises:
@@ -211,25 +221,26 @@ def atomic_write_with(
         rename(temporary, None)
 
 
-_held = (
+_pinned = (
     threading.local()
 )  # the folder that :func:`pinned_folder` has opened in a thread, and its descriptor
 
 
 @contextmanager
 def pinned_folder(path: Path) -> Iterator[None]:
-    """A context in which all files that a thread replaces beside one are renamed in the folder that is there now.
+    """Rename all files that this thread writes beside a path in the folder that exists now.
 
-    Each call to a file server is dear: so it is opened once. And one look at the right to write, within, is enough for
-    all that follows: nobody reads a folder again of which another launch has taken over.
+    Calls to a file server are slow, so the folder is opened once. One check of the right to write
+    inside suffices for all that follows, because folders are recreated when another launch takes
+    over.
     """
     with storage_errors(path):
         descriptor = _open_folder(path.parent)
-    _held.folder = path.parent, descriptor
+    _pinned.folder = path.parent, descriptor
     try:
         yield
     finally:
-        _held.folder = None
+        _pinned.folder = None
         os.close(descriptor)
 
 
@@ -245,11 +256,11 @@ def _open_folder(folder: Path) -> int:
 def _renaming(
     path: Path, check: Callable[[], None]
 ) -> Iterator[Callable[[Path, Path | None], None]]:
-    """Rename files of the folder that is there now, whatever folder will have its name later."""
-    held: tuple[Path, int] | None = getattr(_held, "folder", None)
-    is_held = held is not None and held[0] == path.parent
-    if held is not None and is_held:
-        folder = held[1]
+    """Rename files in the folder that exists now, even if another folder takes its name."""
+    pinned: tuple[Path, int] | None = getattr(_pinned, "folder", None)
+    is_pinned = pinned is not None and pinned[0] == path.parent
+    if pinned is not None and is_pinned:
+        folder = pinned[1]
     else:
         folder = _open_folder(path.parent)
 
@@ -266,7 +277,7 @@ def _renaming(
         check()  # a fenced launch finds no folder: its error explains why
         raise
     finally:
-        if not is_held:
+        if not is_pinned:
             os.close(folder)
 
 
@@ -282,7 +293,7 @@ def _removing_on_error(temporary: Path) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, where it is there.
+    """Delete a file if it exists.
 
     Raises:
         StorageError: the folder is read-only, ...
@@ -292,17 +303,17 @@ def remove(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, whole or not at all."""
+    """Write a value as JSON, atomically."""
     with atomic_write(path) as file:
         json.dump(value, file, indent=1)
         file.write("\n")
 
 
 class WriteThrottle:
-    """When a file is written anew that may be long: often enough to be looked at, and for little of rank 0's time.
+    """Limits how often a long file is rewritten, to bound rank 0's time.
 
-    It may take a twentieth of a millisecond for each change, or a five-hundredth of the time, but is written once a
-    minute at least.
+    Writing may take 0.05 ms per change, or a five-hundredth of the elapsed time, but happens at
+    least once a minute.
 
     Args:
         clock: seconds.
@@ -321,7 +332,7 @@ class WriteThrottle:
         self._at_s = -math.inf
 
     def is_due(self, changes: int) -> bool:
-        """Whether it should be written now, after so many changes."""
+        """Return True if the file should be written now, after a number of changes."""
         passed_s = self._clock() - self._at_s
         return changes > 0 and (
             changes * _CHANGE_S >= self._cost_s or passed_s >= min(_MOST_S, _SHARE * self._cost_s)
@@ -329,7 +340,7 @@ class WriteThrottle:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A context in which it is written."""
+        """Measure how long writing takes inside the context."""
         began_s = self._clock()
         yield
         self._at_s = self._clock()
@@ -342,13 +353,13 @@ _MOST_S = 60.0
 
 
 class SharedWriteThrottle(WriteThrottle):
-    """The same where several launches write a file: one of them does, a moment after whoever wrote it last.
+    """Lets one of several launches write a file, some time after it was last written.
 
-    Clocks of nodes differ, so what counts is when this one has seen the file change.
+    Clocks of nodes differ, so the time counts at which this launch has seen the file change.
 
     Args:
         path: of the file.
-        every_s: seconds between two writings, whoever does them; longer where they take long.
+        every_s: minimum seconds between two writes by any launch; longer if they take long.
         clock: seconds.
     """
 
@@ -361,7 +372,7 @@ class SharedWriteThrottle(WriteThrottle):
         self._seen = 0
 
     def is_due(self, changes: int) -> bool:
-        """Whether it should be written now, after so many changes."""
+        """Return True if the file should be written now, after a number of changes."""
         now = self._clock()
         if not changes or now < self._at_s + max(self._every_s, _SHARED * self._cost_s):
             return False
@@ -375,7 +386,7 @@ class SharedWriteThrottle(WriteThrottle):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A context in which it is written."""
+        """Measure how long writing takes inside the context."""
         with super().writing():
             yield
             self._seen = self._changed()
@@ -394,7 +405,7 @@ _SHARED = 20  # times as long as a writing takes is no other, by one launch
 
 
 def blank_if_missing(value: Any) -> Any:
-    """Return what a cell of a CSV file holds of a value: nothing where there is none, as of NaN and None.
+    """Return a value for a CSV cell: empty for NaN and None.
 
     >>> blank_if_missing(0.5), blank_if_missing(float("nan")), blank_if_missing(None)
     (0.5, '', '')
@@ -405,5 +416,5 @@ def blank_if_missing(value: Any) -> Any:
 
 
 def nan_if_blank(cell: str) -> str:
-    """Return a cell with a number as Python reads it; versions before 0.3.0 wrote "nan" where there is none."""
+    """Return a numeric cell as Python reads it; versions before 0.3.0 wrote "nan"."""
     return cell or "nan"

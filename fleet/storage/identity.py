@@ -1,4 +1,4 @@
-"""Fingerprints: may a network go on from this checkpoint, would it fail again, is its rate known?"""
+"""Compute fingerprints that decide on resuming, retrying, and reusing rates."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from preprocess.sample import SampleSpec
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides about the ranks of a launch how fast they are.
+    """Properties of a launch's ranks that determine their speed.
 
     Attributes:
-        hardware: of a node, in a line.
-        ranks_per_core: how many ranks share a core.
+        hardware: of a node, as one line.
+        ranks_per_core: number of ranks that share a core.
     """
 
     hardware: str
@@ -36,11 +36,17 @@ _TRAIN = TypeAdapter(Train)
 
 
 def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
-    """A fingerprint of all that shapes a network's training, except when it ends and where the data is.
+    """Return a fingerprint of all that shapes a network's training.
 
-    A checkpoint is taken up only by a network of the same identity: another optimizer, another
-    architecture under the same name or other transforms are refused. `stopping` and `deterministic` may change,
-    because users want to train longer, or to repeat it; so may paths, because data sets are moved.
+    Only a network of the same identity resumes from a checkpoint: another optimizer, another
+    architecture under the same name, or other transforms are refused. `converge` and
+    `deterministic` may change, because users want to train longer or reproduce results; paths may
+    change, because data sets are moved.
+
+    Args:
+        network: to identify.
+        spec: of the run.
+        sample: shape and type of the inputs.
     """
     data = spec.data_by_pipeline[network.pipeline]
     first = next(iter(spec.data_by_pipeline.values()))
@@ -99,7 +105,8 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
     )
 
 
-# The settings of training that came after 0.1.0, whose checkpoints go on, with what they are where nobody names them.
+# The settings of training that came after 0.1.0, whose checkpoints go on, with what they are
+# where nobody names them.
 _OPTIMIZER_BEFORE = (
     "momentum",
     "nesterov",
@@ -121,13 +128,16 @@ _LATER: dict[str, Any] = {
 def trial_identity(
     network: NetworkSpec, spec: Spec, sample: SampleSpec, spec_folder: Path = Path()
 ) -> str:
-    """A fingerprint of all that may decide whether a network fails, as far as rank 0 can see it.
+    """Return a fingerprint of all that may decide whether a network fails.
 
-    These are what shapes its training, how many GPUs share it, and the files of its ``build:`` function and of an
-    engine of the user's own.
+    This is its training identity, the number of GPUs that share it, and the files of its ``build:``
+    function and of a custom engine.
 
     Args:
-        beside: the folder of the spec.
+        network: to identify.
+        spec: of the run.
+        sample: shape and type of the inputs.
+        spec_folder: folder of the spec.
     """
     engine = hash_sources(spec.resources.engine, spec_folder)
     start = network.train.initial_weights
@@ -145,7 +155,7 @@ def trial_identity(
 
 
 def file_checksum(file: Path) -> str:
-    """The beginning of a file's SHA-256; empty where it cannot be read."""
+    """Return the beginning of a file's SHA-256; empty if it cannot be read."""
     try:
         with open(file, "rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()[:16]
@@ -156,14 +166,17 @@ def file_checksum(file: Path) -> str:
 def find_changes(
     network: NetworkSpec, spec: Spec, sample: SampleSpec, code: Code, state: TrainingState
 ) -> list[str] | None:
-    """What decides a network and is not as it was when a checkpoint was written: ``args``, and files.
+    """Return what has changed of a network since a checkpoint: ``args``, and files.
 
     Args:
-        code: the files of its function, as they are now.
-        state: of the checkpoint, perhaps without arrays.
+        network: to compare.
+        spec: of the run.
+        sample: shape and type of the inputs.
+        code: current files of its function.
+        state: of the checkpoint, possibly without arrays.
 
     Returns:
-        None if the settings are others altogether. Of the files of a checkpoint of 0.1.0 nothing is known.
+        None if the settings differ. Files of a checkpoint of 0.1.0 are unknown.
     """
     changed = []
     if state.identity != training_identity(network, spec, sample):
@@ -181,10 +194,11 @@ def find_changes(
 
 
 def hash_all_sources(spec: Spec, spec_folder: Path) -> dict[str, Code]:
-    """Import path -> its files, of all ``build:`` functions and the engine; what is ours has none.
+    """Return the files of all ``build:`` functions and of the engine, by import path.
 
     Args:
-        beside: the folder of the spec.
+        spec: of the run.
+        spec_folder: folder of the spec.
     """
     paths = {spec.resources.engine, *(network.architecture.target for network in spec.networks)}
     return {path: code for path in paths if (code := hash_sources(path, spec_folder))}
@@ -197,11 +211,14 @@ def speed_identity(
     machine: Machine,
     codes: Mapping[str, Code],
 ) -> str:
-    """A fingerprint of all that decides how fast a network trains.
+    """Return a fingerprint of all that determines how fast a network trains.
 
     Args:
+        network: to identify.
+        resources: of the spec.
+        sample: shape and type of the inputs.
         machine: on which it trains.
-        codes: as :func:`hash_all_sources` has them.
+        codes: from :func:`hash_all_sources`.
     """
     return _hash(
         {

@@ -109,9 +109,9 @@ class Holder:
             f", job {self.job} of {self.system}" if self.job else ""
         )
 
-    def is_of_job(self, other: Holder) -> bool:
+    def is_of_job(self, holder: Holder) -> bool:
         """Return True if two holders belong to one batch job."""
-        return bool(self.job) and (self.system, self.job) == (other.system, other.job)
+        return bool(self.job) and (self.system, self.job) == (holder.system, holder.job)
 
 
 class Process:
@@ -202,9 +202,9 @@ class Fence:
         # The mark of who took it is looked for too: what is opened is seen as it is even
         # where listings come late.
         if newest > self.generation or text is None or "\ntaken" in text or self.launch not in text:
-            other = parse_lease(read_generation(self.folder, newest) or "").holder
-            if newest != self.generation and other is not None:
-                by = f" by another launch ({other})"
+            successor = parse_lease(read_generation(self.folder, newest) or "").holder
+            if newest != self.generation and successor is not None:
+                by = f" by another launch ({successor})"
             else:
                 by = ""
             raise LeaseLost(

@@ -1,6 +1,6 @@
-"""What became of each network: kept by the coordinator, written as a table, read by search scripts and other tools.
+"""Keep the result of each network, and write them as a table for users and tools.
 
-What a finished network came to on the test data stands in a file of its own: it is found out once.
+The test result of a finished network is in a file of its own, because it is computed once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Row(Protocol):
     """A row of a table."""
 
     def cells(self) -> dict[str, Any]:
-        """What it has in which column."""
+        """Return its cells by column."""
 
 
 R = TypeVar("R", bound=Row)
@@ -66,7 +66,7 @@ class Table(list[R]):
 
     Args:
         rows: of the table.
-        head: the first columns, which are there without rows, too.
+        head: the first columns, which exist even without rows.
     """
 
     def __init__(self, rows: Iterable[R] = (), head: Sequence[str] = ()) -> None:
@@ -74,13 +74,13 @@ class Table(list[R]):
         self._head = head
 
     def columns(self) -> dict[str, list[Any]]:
-        """Column -> the value of each row; None where a row has none."""
+        """Return the values of each column; None where a row has none."""
         cells = [row.cells() for row in self]
-        names = dict.fromkeys([*self._head, *(name for each in cells for name in each)])
-        return {name: [each.get(name) for each in cells] for name in names}
+        names = dict.fromkeys([*self._head, *(name for row_cells in cells for name in row_cells)])
+        return {name: [row_cells.get(name) for row_cells in cells] for name in names}
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The table as a data frame.
+        """Return the table as a data frame.
 
         Raises:
             UserError: pandas is not installed.
@@ -94,17 +94,26 @@ class Table(list[R]):
         return pandas.DataFrame(self.columns())
 
 
-def prefix_conflicts(given: Mapping[str, Any], taken: Sequence[str], prefix: str) -> dict[str, Any]:
-    """Columns that users have named, with a prefix where a column has that name already.
+def prefix_conflicts(
+    columns: Mapping[str, Any], reserved: Sequence[str], prefix: str
+) -> dict[str, Any]:
+    """Prefix user-defined column names that are already in use.
+
+    Args:
+        columns: values by user-defined name.
+        reserved: names in use.
+        prefix: for conflicting names.
 
     >>> prefix_conflicts({"width": 8, "epochs": 3}, ["name", "epochs"], "drawn")
     {'width': 8, 'drawn.epochs': 3}
     """
-    return {f"{prefix}.{name}" if name in taken else name: value for name, value in given.items()}
+    return {
+        f"{prefix}.{name}" if name in reserved else name: value for name, value in columns.items()
+    }
 
 
 class Status(StrEnum):
-    """How far a network is."""
+    """The status of a network."""
 
     WAITING = "waiting"
     TRAINING = "training"
@@ -120,18 +129,19 @@ class NetworkResult:
     """One row of ``results.csv``.
 
     Attributes:
-        reason: why the network is done, or why it failed.
-        parameters: how many it has; None until it is built, and where its engine cannot tell.
-        best_epoch: counted from 1, by the monitored value; the losses and accuracies are of this epoch.
-        test_loss, test_accuracy: of the exported network, on the test data; NaN without it, and until it is done.
-        seconds: of training.
-        drawn: the parameters that were drawn for it.
-        metrics: those that its spec asks for, of that epoch, by the names of their columns.
-        folds: 0 of a network. Otherwise the row stands for so many, one of each fold: epochs and values are their
+        reason: why the network ended or failed.
+        parameters: number of parameters; None until it is built, or if its engine cannot tell.
+        best_epoch: counted from 1, by the monitored value; losses and accuracies are of this epoch.
+        test_loss, test_accuracy: of the exported network on the test data; NaN until it ends, or
+            without such data.
+        seconds: training time.
+        drawn: parameters drawn for it.
+        metrics: requested by its spec, at the best epoch, by column.
+        folds: 0 for a network. Otherwise the row stands for that many folds: epochs and values are
             means, and seconds the sum.
-        deviation: the standard deviation of each value over the folds (with n - 1), by the name of its column.
-        parent: the network from whose weights it started; empty if there is none.
-        parent_epoch: after which epoch of that.
+        deviation: standard deviation of each value over the folds (with n - 1), by column.
+        parent: the network whose weights it started from; empty if there is none.
+        parent_epoch: epoch of the parent.
     """
 
     name: str
@@ -155,24 +165,26 @@ class NetworkResult:
     parent_epoch: int = 0
 
     def value(self, name: str) -> float:
-        """The value of a column; NaN where it has none."""
+        """Return the value of a column; NaN if there is none."""
         if name in _VALUES:
             return getattr(self, name)
         return self.metrics.get(name, math.nan)
 
     def cells(self) -> dict[str, Any]:
-        """The row with a column for each drawn parameter, each metric, and each deviation over folds."""
-        said = {name: getattr(self, name) for name in _PLAIN}
-        said |= (
-            prefix_conflicts(self.drawn, [*said, *_OF_FOLDS, *_OF_CHILDREN, *self.metrics], "drawn")
+        """Return the row with a column per drawn parameter, metric, and deviation over folds."""
+        columns = {name: getattr(self, name) for name in _PLAIN}
+        columns |= (
+            prefix_conflicts(
+                self.drawn, [*columns, *_OF_FOLDS, *_OF_CHILDREN, *self.metrics], "drawn"
+            )
             | self.metrics
         )
         if self.folds:
-            said |= {
+            columns |= {
                 "folds": self.folds,
                 **{f"{name}_deviation": value for name, value in self.deviation.items()},
             }
-        return said | (
+        return columns | (
             {"parent": self.parent, "parent_epoch": self.parent_epoch} if self.parent else {}
         )
 
@@ -189,21 +201,22 @@ _FEW = 100  # networks, of which the table is written at every change
 
 @dataclass
 class Results:
-    """The table of a run's networks, and the files of how it ended with them.
+    """The table of a run's networks, and the files with their outcomes.
 
     Args:
-        run: how far they are.
-        parameters: network -> how many parameters it has, where that is known.
-        tried: a fingerprint of what is tried with a network; where another one failed, it may do better.
-        bad: sample that could not be read -> why.
-        check: raises where this launch may not write any more.
-        damaged: finished network -> what is wrong with its newest checkpoint, which nobody needs any more.
-        test: which test data networks are judged on when they are done; empty if there is none.
-        skipped: the networks that this launch leaves out.
+        run: state of the run.
+        parameters: network -> number of parameters, if known.
+        attempt_id: returns a fingerprint of an attempt at a network; a failed network is retried if
+            it differs.
+        unreadable: unreadable sample -> reason.
+        check: raises if this launch may no longer write.
+        damaged: finished network -> damage of its newest checkpoint, which is no longer needed.
+        test: identity of the test data for finished networks; empty if there is none.
+        skipped: networks that this launch leaves out.
 
     Attributes:
         deaths: of ranks, over all launches.
-        networks: those of the spec, and those that came later, by name.
+        networks: of the spec and added later, by name.
     """
 
     spec: Spec
@@ -221,7 +234,8 @@ class Results:
     _written: dict[str, net.NetworkStatus] = field(
         default_factory=dict
     )  # how far each was when that was written down last
-    # Of each network as it was last: what its row comes from, the row, and its line. There may be thousands.
+    # Of each network as it was last: what its row comes from, the row, and its line. There
+    # may be thousands.
     _rows: dict[str, tuple[net.NetworkStatus, tuple, NetworkResult]] = field(default_factory=dict)
     _lines: dict[str, tuple[NetworkResult, _Columns, str]] = field(default_factory=dict)
 
@@ -233,10 +247,11 @@ class Results:
         }
 
     def add(self, network: NetworkSpec, parameters: int | None) -> None:
-        """A network has come to the run.
+        """Add a network to the run.
 
         Args:
-            parameters: how many it has, where that is known.
+            network: to add.
+            parameters: number of parameters, if known.
         """
         self.networks[network.name] = network
         self._criteria[network.name] = SelectionCriterion.of(network.train)
@@ -245,12 +260,12 @@ class Results:
         self._changed()
 
     def network_status(self, name: str) -> net.NetworkStatus:
-        """How far a network is."""
-        return self.run.status_of(name)
+        """Return the status of a network."""
+        return self.run.standing(name)
 
     def on_event(self, event: events.Event) -> None:
-        """Write down what has become of a network; the state of the run has taken the event in."""
-        if isinstance(event, events.RankDied):
+        """Record an event that the state of the run has already processed."""
+        if isinstance(event, events.RankLost):
             self.deaths.remove_markers(event.rank)
         elif isinstance(event, events.SampleSkipped):
             self.add_unreadable(event.name, event.reason)
@@ -267,10 +282,12 @@ class Results:
     def _write_files(
         self, name: str, standing: net.NetworkStatus, before: net.Outcome | None
     ) -> None:
-        """Write what is in files of its own.
+        """Write the files of a network's outcome.
 
         Args:
-            before: how it had ended when that was done last.
+            name: of the network.
+            standing: its status.
+            before: its outcome at the last call.
         """
         if standing.tested is not None:
             write_test_result(
@@ -293,13 +310,23 @@ class Results:
                 remove(self.paths.failure(name))  # of an earlier launch
 
     def update_from_launch(self, name: str, standing: net.NetworkStatus) -> None:
-        """Another launch has brought a network so far."""
-        self.run.set_status(name, standing)
+        """Record the progress of a network in another launch.
+
+        Args:
+            name: of the network.
+            standing: its status.
+        """
+        self.run.hear(name, standing)
         self._written[name] = standing
         self._changes += 1
 
     def set_parameters(self, name: str, parameters: int) -> None:
-        """A network that was built has so many parameters."""
+        """Record the number of parameters of a network that was built.
+
+        Args:
+            name: of the network.
+            parameters: their number.
+        """
         if self.parameters.get(name) != parameters:
             self.parameters[name] = parameters
             self._changed()
@@ -309,7 +336,12 @@ class Results:
         self.write_if_due()
 
     def add_unreadable(self, name: str, reason: str) -> None:
-        """A sample could not be read."""
+        """Record a sample that could not be read.
+
+        Args:
+            name: of the sample.
+            reason: of the failure.
+        """
         self.unreadable[name] = reason
         with atomic_write(self.paths.unreadable_samples) as file:
             writer = csv.writer(file)
@@ -319,17 +351,17 @@ class Results:
     # ---- the table ----
 
     def row(self, network: NetworkSpec) -> NetworkResult:
-        """The standing of one network."""
+        """Return the row of one network."""
         name = network.name
         standing = self.network_status(name)
         parameters = self.parameters.get(name)
-        told = self.run.objective_values.get(name, ())
+        objectives = self.run.told.get(name, ())
         before = self._rows.get(name)
-        if before is None or before[0] is not standing or before[1] != (parameters, told):
+        if before is None or before[0] is not standing or before[1] != (parameters, objectives):
             self._rows[name] = before = (
                 standing,
-                (parameters, told),
-                self._row(network, standing, parameters, told),
+                (parameters, objectives),
+                self._row(network, standing, parameters, objectives),
             )
         return before[2]
 
@@ -338,7 +370,7 @@ class Results:
         network: NetworkSpec,
         standing: net.NetworkStatus,
         parameters: int | None,
-        told: tuple[float, ...],
+        objectives: tuple[float, ...],
     ) -> NetworkResult:
         name = network.name
         history = standing.history
@@ -397,24 +429,24 @@ class Results:
                     for metric, value in tested.metrics.items()
                     if metric not in net.SCORES
                 },
-                **self._rate(network, told),
+                **self._rate(network, objectives),
             },
         )
 
-    def _rate(self, network: NetworkSpec, told: tuple[float, ...]) -> dict[str, float]:
-        """The samples/s on one GPU of which the network's searcher was told, where that is an objective."""
-        search = self.spec.document.models[network.entry].search if told else None
+    def _rate(self, network: NetworkSpec, objective_values: tuple[float, ...]) -> dict[str, float]:
+        """Return the samples/s on one GPU that the searcher received, if it is an objective."""
+        search = self.spec.document.models[network.entry].search if objective_values else None
         if search is None:
             objectives: Sequence[str] = ()
         else:
             objectives = [objective.value for objective in search.objectives]
-        rate = dict(zip(objectives, told, strict=False)).get("rate", math.nan)
+        rate = dict(zip(objectives, objective_values, strict=False)).get("rate", math.nan)
         if math.isnan(rate):
             return {}
         return {"rate": rate}
 
     def rows(self) -> list[NetworkResult]:
-        """All networks, the best first; those without a value last. Before the folds of a network stands their mean."""
+        """Return all networks, best first; those without a value last, folds after their mean."""
         rank = self._ranking()
         rows = [self.row(network) for network in self.networks.values()]
         stems = {
@@ -431,17 +463,17 @@ class Results:
         return [row for mean in means for row in (mean, *folds[mean.name])]
 
     def _ranking(self) -> Callable[[NetworkResult], tuple]:
-        """By what networks are ranked: what those monitor that have an epoch, or else all."""
-        begun = {
+        """Return the ranking key: what networks with an epoch monitor, or else all."""
+        started = {
             yardstick
             for name, yardstick in self._criteria.items()
             if self.network_status(name).history
         }
-        columns = ranking_of(begun or set(self._criteria.values()))
+        columns = ranking_of(started or set(self._criteria.values()))
         return lambda row: _rank(row, columns)
 
     def write_if_due(self) -> None:
-        """Write ``results.csv`` if it has changed; of many networks not at every change."""
+        """Write ``results.csv`` if it has changed; for many networks not at every change."""
         at_once = len(self.networks) <= _FEW and not isinstance(self.pacing, SharedWriteThrottle)
         if self._changes and (at_once or self.pacing.is_due(self._changes)):
             self.write()
@@ -467,14 +499,14 @@ class Results:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of a table: those that all have or some need, and metrics."""
+    """The columns of a table: those that all rows have, that some need, and metrics."""
 
     names: tuple[str, ...]
     metrics: tuple[str, ...]
 
     @classmethod
     def of(cls, rows: Sequence[NetworkResult]) -> _Columns:
-        """Those that rows need."""
+        """Return the columns that rows need."""
         return cls(
             (
                 *_COLUMNS,
@@ -485,7 +517,7 @@ class _Columns:
         )
 
     def cells(self, row: NetworkResult) -> list[Any]:
-        """What a row has in them."""
+        """Return the cells of a row."""
         values = [*(getattr(row, name) for name in self.names), *map(row.metrics.get, self.metrics)]
         return [
             json.dumps(value) if isinstance(value, dict) else blank_if_missing(value)
@@ -512,17 +544,24 @@ _VALUES = ("loss", "accuracy", "val_loss", "val_accuracy", "test_loss", "test_ac
 
 
 def without_fold_means(rows: Sequence[NetworkResult]) -> list[NetworkResult]:
-    """The rows that stand for a network each, and not for the mean of one's folds."""
+    """Return the rows of single networks, without the means of folds."""
     return [row for row in rows if not row.folds]
 
 
 def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
-    """The row that stands for the networks of all folds; those that have no value yet count for nothing in its mean."""
-    known = {
+    """Return the mean of all folds of a network; folds without a value are excluded.
+
+    Args:
+        name: of the network.
+        rows: of its folds.
+    """
+    column_values = {
         column: [value for row in rows if not math.isnan(value := row.value(column))]
         for column in (*_VALUES, *dict.fromkeys(metric for row in rows for metric in row.metrics))
     }
-    mean = {column: fmean(values) if values else math.nan for column, values in known.items()}
+    mean = {
+        column: fmean(values) if values else math.nan for column, values in column_values.items()
+    }
     failed = [row for row in rows if row.status is Status.FAILED]
     statuses = {row.status for row in rows}
     if failed:
@@ -544,12 +583,14 @@ def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
         folds=len(rows),
         **values,
         metrics=mean,
-        deviation={column: stdev(found) for column, found in known.items() if len(found) > 1},
+        deviation={
+            column: stdev(numbers) for column, numbers in column_values.items() if len(numbers) > 1
+        },
     )
 
 
 def _rank(row: NetworkResult, columns: Sequence[tuple[str, int]]) -> tuple:
-    """What is less is better: what failed or diverged is behind all else, and what has no value behind the others."""
+    """Return a sort key: failed or diverged networks last, those without a value before them."""
     values = [(sign, row.value(name)) for name, sign in columns]
     keys = [(1, 0.0) if math.isnan(value) else (0, -sign * value) for sign, value in values]
     is_lost = (
@@ -559,7 +600,7 @@ def _rank(row: NetworkResult, columns: Sequence[tuple[str, int]]) -> tuple:
 
 
 def known_parameters(network: NetworkSpec, sample: SampleSpec) -> int | None:
-    """How many parameters a network has, if that is known without building it."""
+    """Return the number of parameters of a network if known without building it."""
     if network.architecture.kind != "family":
         return None
     try:
@@ -571,15 +612,16 @@ def known_parameters(network: NetworkSpec, sample: SampleSpec) -> int | None:
 
 
 def recover(
-    results: Results, found: Mapping[str, CheckpointLookup] = MappingProxyType({})
-) -> tuple[dict[str, net.NetworkStatus], dict[str, net.TrainingState]]:
-    """What earlier launches of a run have left: the records of all checkpoints, without arrays.
+    results: Results, lookups: Mapping[str, CheckpointLookup] = MappingProxyType({})
+) -> tuple[dict[str, net.NetworkStatus], dict[str, net.State]]:
+    """Read the records of all checkpoints of a run, without arrays.
 
     Args:
-        found: of networks whose checkpoints have been read.
+        results: of the run.
+        lookups: of networks whose checkpoints have been read.
 
     Returns:
-        How far each network of the spec is by that, and the checkpoints that there are.
+        The status of each network of the spec, and the existing checkpoints.
     """
     with suppress(UserError):  # there is no table yet, or it is damaged
         results.parameters = {
@@ -589,7 +631,7 @@ def recover(
         } | results.parameters
     names = [network.name for network in results.spec.networks]
     taken_up = map_in_threads(
-        lambda network: restore_network(results, network, found.get(network.name)),
+        lambda network: restore_network(results, network, lookups.get(network.name)),
         results.spec.networks,
     )
     results.damaged = {name: results.damaged[name] for name in names if name in results.damaged}
@@ -604,10 +646,18 @@ def recover(
 
 
 def restore_network(
-    results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
-) -> tuple[net.NetworkStatus, net.TrainingState | None]:
-    """How far another launch has brought a network, and whether it failed there; see :func:`read_network_status`."""
-    standing, state = read_network_status(results, network, found)
+    results: Results, network: NetworkSpec, lookup: CheckpointLookup | None = None
+) -> tuple[net.NetworkStatus, net.State | None]:
+    """Return the status of a network from its files, and its checkpoint's record.
+
+    A network that failed has an outcome.
+
+    Args:
+        results: of the run.
+        network: to restore.
+        lookup: its checkpoint, if already read.
+    """
+    standing, state = read_network_status(results, network, lookup)
     failure = _final_failure(results, network)
     if failure is not None:
         standing = replace(standing, outcome=net.Outcome(failure, is_failure=True))
@@ -624,46 +674,57 @@ def restore_network(
 
 
 def read_network_status(
-    results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
-) -> tuple[net.NetworkStatus, net.TrainingState | None]:
-    """How far a network is by its newest whole checkpoint: its record, without arrays; None without one."""
+    results: Results, network: NetworkSpec, lookup: CheckpointLookup | None = None
+) -> tuple[net.NetworkStatus, net.State | None]:
+    """Return a network's status by its newest intact checkpoint, and its record.
+
+    Args:
+        results: of the run.
+        network: to look up.
+        lookup: its checkpoint, if already read.
+
+    Returns:
+        The status, and the record without arrays; None if there is no checkpoint.
+    """
     # What is damaged inside its arrays is found out when they are read; the trainer says so.
-    found = found or find_newest(results.paths, network.name, with_arrays=False)
-    state = found.state
+    lookup = lookup or find_newest(results.paths, network.name, with_arrays=False)
+    state = lookup.state
     if state is None:
         return net.NetworkStatus(), None
-    # Judged anew, since the spec may now ask for more epochs than it did. A network that had converged, and was not
+    # Judged anew, since the spec may now ask for more epochs than it did. A network that had
+    # converged, and was not
     # exported any more, or only before its newest epochs, is given to a group once again.
-    reason = _stop_reason(found, network)
+    reason = _stop_reason(lookup, network)
     keep = results.spec.checkpoint.keep
     engine = results.spec.engine
     is_out = not engine.exports or is_exported(results.paths, network.name, keep, engine.suffix)
     is_kept = keep == "last" or results.paths.best(network.name).exists()
-    tested = read_test_result(results.paths.test_result(network.name), results.test, found.history)
+    tested = read_test_result(results.paths.test_result(network.name), results.test, lookup.history)
     is_judged = tested is not None or not results.test
     if reason and not state.position and is_kept and is_out and is_judged:
-        if found.damage:
-            results.damaged[network.name] = found.damage
-        return net.NetworkStatus(found.history, net.Outcome(reason), tested), state
+        if lookup.damage:
+            results.damaged[network.name] = lookup.damage
+        return net.NetworkStatus(lookup.history, net.Outcome(reason), tested), state
     return net.NetworkStatus(state.history), state
 
 
-def _stop_reason(found: CheckpointLookup, network: NetworkSpec) -> str:
-    """Why a network is done, by the checkpoint that was found; nothing if it is not."""
+def _stop_reason(lookup: CheckpointLookup, network: NetworkSpec) -> str:
+    """Return why a network has ended according to its checkpoint; empty if it has not."""
     converge = network.train.stopping
-    state = found.state
-    # Of the epochs after the best one only a table tells, if its checkpoint is all that is left. It is enough as long
+    state = lookup.state
+    # Of the epochs after the best one only a table tells, if its checkpoint is all that is
+    # left. It is enough as long
     # as nobody wants to go on from there, and that epoch is the best one still.
-    is_table = state is not None and state.epoch < len(found.history)
+    is_table = state is not None and state.epoch < len(lookup.history)
     if state is None or (
-        is_table and state.epoch != net.check_convergence(found.history, converge).best_epoch
+        is_table and state.epoch != net.convergence(lookup.history, converge).best_epoch
     ):
         return ""
-    return net.finished_reason(found.history, state.final, converge)
+    return net.reason_now(lookup.history, state.final, converge)
 
 
 def _final_failure(results: Results, network: NetworkSpec) -> str | None:
-    """Why a network failed for good; nothing where it did not, where it may pass, or was not this one."""
+    """Return why a network failed permanently; None if it did not, or may succeed now."""
     try:
         content = json.loads(results.paths.failure(network.name).read_text(encoding="utf-8"))
         is_final = not content["may_pass"] and content["tried"] == results.attempt_id(network)
@@ -680,11 +741,13 @@ def _final_failure(results: Results, network: NetworkSpec) -> str | None:
 def write_test_result(
     path: Path, test: str, history: Sequence[net.EpochRecord], tested: net.EvaluationResult
 ) -> None:
-    """Keep what a network came to.
+    """Write a network's test result.
 
     Args:
-        test: which test data that was on.
+        path: of the file.
+        test: identity of the test data.
         history: of the network.
+        tested: the result.
     """
     write_json(
         path,
@@ -696,36 +759,38 @@ def write_test_result(
 
 def read_test_result(
     path: Path, test: str, history: Sequence[net.EpochRecord]
-) -> net.EvaluationResult | None:
-    """What a network came to; None where it was not judged yet, or had another history, or there was other test data.
+) -> net.TestResult | None:
+    """Return a network's test result; None if there is none for this history and test data.
 
     Args:
-        test, history: as they are now.
+        path: of the file.
+        test, history: their current values.
     """
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if (kept["test"], kept["history"]) != (test, net.stream_epochs(history)):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if (record["test"], record["history"]) != (test, net.stream_epochs(history)):
             return None
         loss, accuracy = (
-            math.nan if kept[name] is None else float(kept[name]) for name in ("loss", "accuracy")
+            math.nan if record[name] is None else float(record[name])
+            for name in ("loss", "accuracy")
         )
         metrics = {
             str(name): None if value is None else float(value)
-            for name, value in kept.get("metrics", {}).items()
+            for name, value in record.get("metrics", {}).items()
         }
-        return net.EvaluationResult(loss, accuracy, int(kept["samples"]), metrics)
+        return net.TestResult(loss, accuracy, int(record["samples"]), metrics)
     except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is judged again
         return None
 
 
 def read_results(run: str | Path) -> Table[NetworkResult]:
-    """The networks of a run, the best first; ``to_pandas()`` gives them as a data frame, a column a parameter.
+    """Return the networks of a run, best first; ``to_pandas()`` makes a data frame.
 
     Args:
         run: the run's folder.
 
     Raises:
-        UserError: there is no run there, or its table is damaged.
+        UserError: there is no run, or its table is damaged.
     """
     path = RunPaths(Path(run)).results
     try:
@@ -742,7 +807,7 @@ def read_results(run: str | Path) -> Table[NetworkResult]:
 
 
 def ended_in_table(paths: RunPaths) -> set[str]:
-    """The networks of a run that are done, or have failed, as the table has it; none where it is missing or damaged."""
+    """Return networks that have ended or failed according to the table; empty if unreadable."""
     try:
         return {
             row.name
@@ -784,9 +849,9 @@ def _parse_row(row: dict[str, str]) -> NetworkResult:
 
 
 def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]]]:
-    """Headers and rows of the final table."""
+    """Return headers and rows of the final table."""
 
-    def shown(row: NetworkResult, name: str) -> str:
+    def format_value(row: NetworkResult, name: str) -> str:
         value = row.value(name)
         deviation = row.deviation.get(name)
         around = "" if deviation is None else f" ± {deviation:.4f}"
@@ -832,7 +897,7 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
             str(row.status),
             row.epochs,
             row.best_epoch or "",
-            *(shown(row, name) for name in (*values.values(), *metrics)),
+            *(format_value(row, name) for name in (*values.values(), *metrics)),
             *(_brief(row.drawn.get(name)) for name in varied),
             row.parameters,
             round(row.seconds, 1),
@@ -844,19 +909,19 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
 
 
 def varied_parameters(rows: Sequence[NetworkResult]) -> list[str]:
-    """The drawn parameters in which networks differ, in the order in which they were drawn."""
+    """Return the drawn parameters in which networks differ, in the order of drawing."""
     values: dict[str, set[str]] = {}
     for row in rows:
         for name, value in row.drawn.items():
             values.setdefault(name, set()).add(repr(value))
-    return [name for name, found in values.items() if len(found) > 1]
+    return [name for name, distinct in values.items() if len(distinct) > 1]
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names of parameters without the parts of a spec that most of them begin with, where they stay apart.
+    """Shorten names of parameters by their common prefixes, where they stay unique.
 
-    >>> short_names(["train.optimizer.learning_rate", "train.batch.size", "filters", "train.seed", "seed"])
-    ['learning_rate', 'batch.size', 'filters', 'train.seed', 'seed']
+    >>> short_names(["train.optimizer.learning_rate", "train.batch.size", "train.seed", "seed"])
+    ['learning_rate', 'batch.size', 'train.seed', 'seed']
     """
     short = [re.sub(r"^train\.(optimizer\.)?", "", name) for name in names]
     counts = Counter(short)
@@ -864,7 +929,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def _brief(value: Any) -> Any:
-    """A drawn value in a cell: numbers with four digits, and no more than the beginning of a long one."""
+    """Return a drawn value for a cell: numbers with four digits, long texts truncated."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):

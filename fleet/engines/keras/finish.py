@@ -1,4 +1,4 @@
-"""What is left to the device: crops and mirror images in the graph (:mod:`preprocess.deferred_augmentation`)."""
+"""Apply deferred crops and flips in the graph (:mod:`preprocess.deferred_augmentation`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from preprocess.sample import CROP_BYTES, SampleSpec
 
 
 def augment_deferred(rows: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
-    """Samples as networks are fed with them, (n, ...) of the type in which they are scaled, of what travels."""
+    """Return network inputs (n, ...), in the type in which they are scaled, from what travels.
+
+    Args:
+        rows: (n, bytes) or (n, ...), samples as they travel.
+        sample: their shape and type.
+    """
     if sample.deferred_input is None:
         precise = sample.affine is not None and sample.affine.precise
         return tf.cast(rows, tf.float64 if precise else tf.float32)
@@ -38,7 +43,7 @@ def augment_deferred(rows: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
 def _lines(
     first: tf.Tensor, is_back: tf.Tensor, count: int, have: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The lines of an image that a window shows, in its order, and whether each is there: (n, count)."""
+    """Return which lines of an image a crop shows, and whether each exists: (n, count)."""
     forth = tf.range(count)
     lines = first[:, None] + tf.where(is_back[:, None] > 0, count - 1 - forth, forth)
     return tf.clip_by_value(lines, 0, have - 1), (lines >= 0) & (lines < have)

@@ -33,7 +33,7 @@ _NOT_LAYERS = (
 class _Layer(NamedTuple):
     """The weights of a layer, by their keys in a file."""
 
-    place: str
+    path: str
     name: str
     weights: dict[str, Any]
 
@@ -57,16 +57,16 @@ def load_pretrained(model: keras.Model, file: Path, skip: Sequence[str]) -> None
     ]
     network_layers = [layer for layer in network_layers if layer.weights]
     with _open_weights(file) as content:
-        file_layers = {layer.place: layer for layer in _layers(content)}
-        goes_by_place = all(layer.place in file_layers for layer in network_layers)
-        if goes_by_place:
+        file_layers = {layer.path: layer for layer in _layers(content)}
+        goes_by_path = all(layer.path in file_layers for layer in network_layers)
+        if goes_by_path:
             sources = file_layers
         else:
             sources = {layer.name: layer for layer in file_layers.values()}
         variables: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for layer in network_layers:
-            source = sources.pop(layer.place if goes_by_place else layer.name, None)
+            source = sources.pop(layer.path if goes_by_path else layer.name, None)
             variables |= {names[id(variable)]: variable for variable in layer.weights.values()}
             for key, value in ({} if source is None else source.weights).items():
                 target = layer.weights.get(key)
@@ -101,11 +101,11 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
     frozen = match_patterns(patterns, names.values(), "freeze")
     for layer in model._flatten_layers():
         selected = {
-            id(one): one
-            for one in (*layer._trainable_variables, *layer._non_trainable_variables)
-            if names.get(id(one)) in frozen
+            id(candidate): candidate
+            for candidate in (*layer._trainable_variables, *layer._non_trainable_variables)
+            if names.get(id(candidate)) in frozen
         }
-        if any(id(one) in selected for one in layer._non_trainable_variables):
+        if any(id(candidate) in selected for candidate in layer._non_trainable_variables):
             layer.trainable = False
         for variable in selected.values():
             variable.trainable = False

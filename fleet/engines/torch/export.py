@@ -1,8 +1,8 @@
-"""What is written of a network for use without FLEET: its weights, and a note that says how it is built around them.
+"""Export networks for use without FLEET: weights, and a note on how to build the module.
 
-``best.safetensors`` holds the state_dict under the module's own names. ``best.json`` beside it says which function of
-which arguments gives the module, what it takes, what was done to samples before, and what its outputs are. Nothing is
-pickled, so loading a network takes the code of its module.
+``best.safetensors`` holds the state_dict under the module's own names. ``best.json`` beside it has
+the function and arguments that build the module, its input, the transforms of samples, and its
+outputs. Nothing is pickled, so loading a network needs the code of its module.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ _ROWS = 2  # by which a network is written as ONNX
 
 
 class Exported(nn.Module):
-    """A network as it is used: it takes samples as the stream carries them, images as (n, height, width, channels).
+    """A network as users call it.
+
+    It takes samples as the stream carries them, images as (n, height, width, channels).
 
     Args:
-        dtype: of what the module is called with.
-        scale: multiplier and offset of samples, float32 or float64, where they are scaled first.
-        is_mask: whether its outputs are classes of pixels, which it gives as (n, height, width, classes).
-        differentiates: whether it takes derivatives in ``forward``, also where no gradients are wanted.
+        dtype: of the module's inputs.
+        scale: multiplier and offset of samples, float32 or float64, if they are scaled first.
+        is_mask: True if its outputs are classes of pixels, returned as (n, height, width, classes).
+        differentiates: True if ``forward`` takes derivatives, also without training.
     """
 
     multiplier: Tensor | None
@@ -72,7 +74,11 @@ class Exported(nn.Module):
         self.register_buffer("offset", offset, persistent=False)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Logits, or values."""
+        """Return logits, or values.
+
+        Args:
+            samples: (n, ...), as the stream carries them.
+        """
         is_new = False
         if self.multiplier is not None and self.offset is not None:
             samples = (samples * self.multiplier).add_(self.offset)
@@ -98,11 +104,13 @@ def note_of(
     transforms: Sequence[Any],
     folder: Path,
 ) -> dict[str, Any]:
-    """What ``best.json`` says.
+    """Return the content of ``best.json``.
 
     Args:
-        dtype: of what the module is called with.
-        transforms: of its samples, before the engine has them.
+        network: that is exported.
+        sample: shape and type of its inputs.
+        dtype: of the module's inputs.
+        transforms: of the samples, before the engine receives them.
         folder: of the run.
     """
     built = network.architecture
@@ -134,7 +142,12 @@ def note_of(
 
 
 def write(state: Mapping[str, np.ndarray], note: Mapping[str, Any], path: Path) -> None:
-    """Write a network: its note first, so that the weights never stand there alone.
+    """Write a network: first the note, so weights are never without one.
+
+    Args:
+        state: arrays by name.
+        note: content of the ``.json`` file.
+        path: of the weights.
 
     Raises:
         StorageError: the disk is full, ...
@@ -146,34 +159,34 @@ def write(state: Mapping[str, np.ndarray], note: Mapping[str, Any], path: Path) 
 
 
 def _names_in(folder: Path, feed: str, outputs: int) -> list[str]:
-    """What the classes, labels or values of a run are called, as it keeps it; without names their numbers."""
+    """Return the names of a run's classes, labels or values; numbers if there are none."""
     try:
-        found = json.loads(RunPaths(folder).sample.read_text(encoding="utf-8"))
-        names = [str(name) for name in found.get("feeds", {}).get(feed, found)["target"]["names"]]
+        record = json.loads(RunPaths(folder).sample.read_text(encoding="utf-8"))
+        names = [str(name) for name in record.get("feeds", {}).get(feed, record)["target"]["names"]]
     except (OSError, ValueError, LookupError, TypeError):
         names = []
     return names or list(map(str, range(outputs)))
 
 
 def load(file: Path) -> tuple[Exported, dict[str, Any]]:
-    """A network that was written, and its note.
+    """Load an exported network and its note.
 
     Raises:
-        UserError: a part of it is missing, or its module's code, or this is other code by now.
+        UserError: a file or the module's code is missing, or the code has changed.
     """
     with wrapping_errors(f"{file} cannot be loaded:", UserError):
         note: dict[str, Any] = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        said = note["input"]
-        wanted = note["target"]
+        input_note = note["input"]
+        target_note = note["target"]
         architecture = Architecture(note.get("family") or note["build"], note["args"])
-        image = ImageSpec(tuple(said["shape"]), said["dtype"])
-        size = None if wanted["size"] is None else tuple(wanted["size"])
-        target = TargetSpec(wanted["kind"], wanted["outputs"], size=size)
-        precision = said.get("scaled_in", "float32")
+        image = ImageSpec(tuple(input_note["shape"]), input_note["dtype"])
+        size = None if target_note["size"] is None else tuple(target_note["size"])
+        target = TargetSpec(target_note["kind"], target_note["outputs"], size=size)
+        precision = input_note.get("scaled_in", "float32")
         scale = None
-        if said["multiplier"] is not None:
-            scale = [np.array(said[part], precision) for part in ("multiplier", "offset")]
-        dtype = getattr(torch, said["called_with"])
+        if input_note["multiplier"] is not None:
+            scale = [np.array(input_note[part], precision) for part in ("multiplier", "offset")]
+        dtype = getattr(torch, input_note["called_with"])
         weights = load_file(file)
     built = _built(file, note, architecture, image, target, scale is not None)
     with wrapping_errors(
@@ -193,20 +206,21 @@ def _built(
     target: TargetSpec,
     is_scaled: bool,
 ) -> Built:
-    """A network's module, whose code may stand where it stood when the network was written."""
-    append_import_path(beside := note.get("beside"))
+    """Build a network's module; its code may be where it was when the network was written."""
+    append_import_path(source_folder := note.get("beside"))
     try:
         return build_module(architecture, image, target, 0, is_scaled)
     except (UserError, ModelError) as error:
-        where = f", or where it was: {beside}" if beside else ""
+        location = f", or where it was: {source_folder}" if source_folder else ""
         raise UserError(
-            f"{file} takes the code of {architecture.target}, which should be found from here{where}: "
+            f"{file} takes the code of {architecture.target}, which should be found from "
+            f"here{location}: "
             f"{error}"
         ) from error
 
 
 def _folder_of(target: str) -> str:
-    """Where the module of an import path was found; its top package, where it is in one."""
+    """Return the folder in which the module of an import path, or its top package, was found."""
     name = target.partition(":")[0]
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
@@ -217,9 +231,13 @@ def _folder_of(target: str) -> str:
 def to_onnx(file: Path, path: Path) -> None:
     """Write an exported network as ONNX; see :attr:`fleet.spec.engines.EngineInfo.to_onnx`.
 
+    Args:
+        file: the export.
+        path: of the ONNX file.
+
     Raises:
-        UserError: ``onnx`` is not installed, or the module takes a fixed number of rows when it is traced.
-        Exception: of the exporter, for what it does not know.
+        UserError: ``onnx`` is not installed, or the traced module takes a fixed number of rows.
+        Exception: from the exporter, for what it does not know.
     """
     if find_spec("onnx") is None:
         raise UserError("--onnx: onnx is not installed: pip install onnx onnxscript")
@@ -235,17 +253,22 @@ def to_onnx(file: Path, path: Path) -> None:
     path.unlink()
     raise UserError(
         "the module computes with the number of its rows as a plain number, so ONNX would take "
-        f"{_ROWS} rows only; take it as x.shape[0], let -1 stand for it in a shape, and do not loop over rows"
+        f"{_ROWS} rows only; take it as x.shape[0], let -1 stand for it in a shape, and do not "
+        "loop over rows"
     )
 
 
 def _write_onnx(
     network: Exported, note: Mapping[str, Any], path: Path, rows: int = _ROWS, traced: bool = False
 ) -> bool:
-    """Write a network as ONNX by a few rows, of whatever number; returns whether it was traced.
+    """Write a network as ONNX from a few rows; return True if it was traced.
 
     Args:
-        traced: by the exporter that traces, as it is also done without onnxscript or with one of another time.
+        network: to write.
+        note: of the export.
+        path: of the ONNX file.
+        rows: number of rows to call it with.
+        traced: True to use the tracing exporter, which also serves without onnxscript.
     """
     dtype = getattr(torch, note["input"]["dtype"])
     samples = torch.ones((rows, *note["input"]["shape"]), dtype=dtype)
@@ -271,23 +294,26 @@ def _write_onnx(
 
 
 def _takes_any_rows(network: Exported, note: Mapping[str, Any], path: Path, traced: bool) -> bool:
-    """Whether what was written takes any number of rows: then its input says so, and other rows give the same file."""
+    """Return True if an ONNX file takes any number of rows.
+
+    Its input is then dynamic, and other rows give the same file.
+    """
     import onnx
 
     if not traced:
         [samples] = onnx.load(path).graph.input
         return bool(samples.type.tensor_type.shape.dim[0].dim_param)
-    other = path.with_name(f"{path.name}.other")
+    comparison = path.with_name(f"{path.name}.other")
     try:
-        _write_onnx(network, note, other, _ROWS + 1, traced=True)
-        return other.read_bytes() == path.read_bytes()
+        _write_onnx(network, note, comparison, _ROWS + 1, traced=True)
+        return comparison.read_bytes() == path.read_bytes()
     finally:
-        other.unlink(missing_ok=True)
+        comparison.unlink(missing_ok=True)
 
 
 @contextmanager
 def _lengths_traced() -> Iterator[None]:
-    """A context in which ``len(x)`` of a tensor is ``x.shape[0]``, which exporters can follow."""
+    """Let ``len(x)`` of a tensor be ``x.shape[0]`` inside the context; exporters can follow it."""
     plain = builtins.len
     builtins.len = lambda x: x.shape[0] if isinstance(x, Tensor) and x.dim() else plain(x)
     try:

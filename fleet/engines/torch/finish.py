@@ -1,4 +1,4 @@
-"""What is left to the device: crops and mirror images as tensors (:mod:`preprocess.deferred_augmentation`)."""
+"""Apply deferred crops and flips to tensors (:mod:`preprocess.deferred_augmentation`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ _MOVED_AS = {
 
 
 def augment_deferred(rows: Tensor, sample: SampleSpec) -> Tensor:
-    """Samples as networks are fed with them, (n, height, width, channels), of what travels."""
+    """Return network inputs (n, height, width, channels) from what travels.
+
+    Args:
+        rows: (n, bytes) or (n, ...), samples as they travel.
+        sample: their shape and type.
+    """
     if sample.deferred_input is None:
         return rows
     (height, width, channels), kind = (
@@ -24,7 +29,8 @@ def augment_deferred(rows: Tensor, sample: SampleSpec) -> Tensor:
         getattr(torch, sample.deferred_input.dtype),
     )
     pixels, places = rows.split([sample.deferred_input.nbytes, CROP_BYTES], dim=1)
-    # Copied, also where one row is contiguous: behind an odd number of bytes they are no integers yet.
+    # Copied, also where one row is contiguous: behind an odd number of bytes they are no
+    # integers yet.
     top, first_column, upside, mirror = (
         places.clone(memory_format=torch.contiguous_format).view(torch.int32).long().unbind(1)
     )
@@ -37,7 +43,7 @@ def augment_deferred(rows: Tensor, sample: SampleSpec) -> Tensor:
 
 
 def _lines(first: Tensor, is_back: Tensor, count: int, have: int) -> tuple[Tensor, Tensor]:
-    """The lines of an image that a window shows, in its order, and whether each is there: (n, count)."""
+    """Return which lines of an image a crop shows, and whether each exists: (n, count)."""
     forth = torch.arange(count, device=first.device)
     lines = first[:, None] + torch.where(is_back[:, None] > 0, count - 1 - forth, forth)
     return lines.clamp(0, have - 1), (lines >= 0) & (lines < have)

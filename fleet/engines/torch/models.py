@@ -1,6 +1,6 @@
-"""Modules from their descriptions: families, and functions of one's own.
+"""Build modules: families, and user functions.
 
-Every module gives **logits**, or values: the loss takes the softmax itself.
+Every module returns **logits**, or values: the loss applies the softmax itself.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _CUT = 0.87962566103423978
 
 
 class Built(NamedTuple):
-    """A module, and how it is called.
+    """A module, and how to call it.
 
     Attributes:
-        dtype: of what it is called with.
-        differentiates: whether it takes derivatives in ``forward``, so that gradients are needed to judge, too.
+        dtype: of its inputs.
+        differentiates: True if ``forward`` takes derivatives, so evaluation needs gradients, too.
     """
 
     module: nn.Module
@@ -62,22 +62,25 @@ def build_module(
     seed: int,
     is_scaled: bool = False,
 ) -> Built:
-    """Build a network that gives logits, or values; on the host.
+    """Build a network that returns logits, or values, on the host.
 
     Args:
-        architecture: what to build. A function of one's own is called as
-            ``function(input_shape=..., classes=..., **args)``, or with ``outputs`` instead of ``classes``.
-        image: what it takes, as it travels.
-        seed: the same seed gives the same first weights.
-        is_scaled: whether inputs are scaled, so that they are float32.
+        architecture: what to build. A user function is called as
+            ``function(input_shape=..., classes=..., **args)``, or with ``outputs`` instead of
+            ``classes``.
+        image: its input, as it travels.
+        target: of a sample.
+        seed: equal seeds give equal initial weights.
+        is_scaled: True if inputs are scaled, hence float32.
 
     Returns:
-        A module from (n, channels, height, width), or (n, ...), to (n, outputs), or for masks (n, classes, height,
-        width).
+        A module from (n, channels, height, width), or (n, ...), to (n, outputs), or for masks
+        (n, classes, height, width).
 
     Raises:
-        UserError: the description is wrong: no such function, a wrong argument, an image too small.
-        ModelError: a function of one's own raised, or returned something else than such a module.
+        UserError: the description is wrong: a missing function, a wrong argument, an image too
+            small.
+        ModelError: a user function raised, or returned something else.
     """
     if architecture.kind == "family":
         with _seeded(seed):
@@ -103,7 +106,14 @@ def build_module(
 def count_parameters(
     architecture: Architecture, shape: tuple[int, ...], classes: int, seed: int
 ) -> int:
-    """The parameters of a network, trained or not, without taking the memory for them where that is possible."""
+    """Count the parameters of a network, if possible without allocating them.
+
+    Args:
+        architecture: what to build.
+        shape: of a sample.
+        classes: number of classes, labels or values.
+        seed: of the network.
+    """
     load_function(architecture.target)
 
     def without_values() -> int:
@@ -124,10 +134,10 @@ def count_parameters(
 
 
 def _count_in_subprocess(count: Callable[[], int]) -> int | None:
-    """What a function counts in a process of its own; None where it fails there, or takes long.
+    """Return what a function counts in a subprocess; None if it fails there, or takes long.
 
-    A module's code may keep tensors that it makes, such as a table of positions. Those without values would fail, or
-    spoil, the module that is built afterwards.
+    A module's code may keep tensors that it creates, such as a table of positions. Meta tensors
+    kept there would break the module that is built afterwards.
     """
     reads, writes = os.pipe()
     with warnings.catch_warnings():
@@ -152,7 +162,7 @@ def _count_in_subprocess(count: Callable[[], int]) -> int | None:
 
 
 def count_module_parameters(module: nn.Module) -> int:
-    """Numbers of a module that training changes: parameters, and the statistics of batch normalisation."""
+    """Count a module's parameters and its floating-point statistics."""
     tensors = [
         *module.parameters(),
         *(tensor for tensor in module.buffers() if tensor.is_floating_point()),
@@ -161,20 +171,22 @@ def count_module_parameters(module: nn.Module) -> int:
 
 
 def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
-    """Bytes for each row of a batch that the forward pass of a step keeps for the backward pass.
+    """Return the bytes per row that a forward pass keeps for the backward pass.
 
-    These are the tensors that it keeps, each once, and twice the largest of them: its gradient, and the one that is
-    computed from that.
+    These are the tensors that it saves, each once, and twice the largest of them: its gradient, and
+    the next one.
 
     Args:
+        module: to call.
         shape: of a row, as the module takes it.
+        dtype: of a row.
 
     Returns:
-        None where nothing is kept.
+        None if nothing is kept.
     """
     sizes: dict[int, int] = {}
     own_storages = {
-        one.untyped_storage().data_ptr() for one in (*module.parameters(), *module.buffers())
+        weight.untyped_storage().data_ptr() for weight in (*module.parameters(), *module.buffers())
     }
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -200,7 +212,7 @@ def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dty
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Make everything random deterministic, and give all generators back as they were."""
+    """Make all random numbers deterministic, and restore all generators."""
     with torch.random.fork_rng(), seeded_generators(seed):
         yield
 
@@ -209,10 +221,11 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _modules(layers: Iterable[Layer], shape: Shape) -> dict[str, nn.Module]:
-    """The modules of layers, by name.
+    """Return the modules of layers, by name.
 
     Args:
-        shape: of what the first is given.
+        layers: descriptions of layers.
+        shape: of the first layer's input.
     """
     modules = {}
     for layer in layers:
@@ -237,7 +250,7 @@ class _Add(nn.Module):
 
 
 class _Concat(nn.Module):
-    """What goes into a branch, and what comes out of it."""
+    """The input and the output of a branch, concatenated."""
 
     def __init__(self, layer: Layer, shape: Shape) -> None:
         super().__init__()
@@ -253,7 +266,7 @@ class _Average(nn.Module):
 
 
 def _conv(layer: Layer, shape: Shape) -> nn.Module:
-    """A convolution whose output is as large as its input, or half as large, padded as Keras pads."""
+    """Return a convolution padded as in Keras, with an output as large or half as large."""
     side = layer.side
     stride = layer.stride
     outputs = layer.outputs
@@ -305,7 +318,7 @@ _MODULES: dict[str, Callable[[Layer, Shape], nn.Module]] = {
 
 
 def _scaled(layer: nn.Conv2d | nn.Linear, start: str) -> nn.Module:
-    """A layer with the first weights that the Keras engine gives it."""
+    """Initialize a layer as the Keras engine does."""
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     if start == "glorot_uniform":
@@ -324,7 +337,7 @@ def _scaled(layer: nn.Conv2d | nn.Linear, start: str) -> nn.Module:
 def _check_module(
     name: str, module: nn.Module, image: ImageSpec, target: TargetSpec, is_scaled: bool
 ) -> Built:
-    """Try a module on two samples, which also makes its lazy parameters."""
+    """Try a module on two samples, which also creates its lazy parameters."""
     wrong = [
         key for key, value in module.state_dict().items() if not isinstance(value, torch.Tensor)
     ]
@@ -355,13 +368,20 @@ def _call_on_samples(
     dtypes: list[torch.dtype],
     call: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.dtype, bool]:
-    """What a module gives for two samples, of the first type that it takes; and whether it wants gradients for that.
+    """Call a module on two samples, of the first dtype that it takes.
 
     Args:
-        call: calls it; without it, it is called as it is.
+        name: of the function, for messages.
+        module: to call.
+        image: its input.
+        dtypes: to try.
+        call: calls the module; by default it is called directly.
+
+    Returns:
+        The output, the dtype, and whether the module needs gradients.
 
     Raises:
-        ModelError: it cannot take such samples, or gives no tensor.
+        ModelError: it cannot take such samples, or returns no tensor.
     """
     was_training = module.training
     error = Exception()
@@ -380,7 +400,8 @@ def _call_on_samples(
             module.train(was_training)
         if not isinstance(output, torch.Tensor):
             raise ModelError(
-                f"{name} gives a {type(output).__name__}; samples have one target, so it should give one "
+                f"{name} gives a {type(output).__name__}; samples have one target, so it should "
+                "give one "
                 "tensor"
             )
         return output.detach().float(), samples.dtype, with_gradients
@@ -391,10 +412,12 @@ def _call_on_samples(
 
 
 def _samples(shape: Shape, dtype: torch.dtype, value: int = 1) -> torch.Tensor:
-    """Two samples of a shape (height, width, channels) or another, as a module is called with them.
+    """Return two samples as a module is called with them.
 
     Args:
-        value: of whole numbers.
+        shape: (height, width, channels), or another shape.
+        dtype: of the samples.
+        value: of integers.
     """
     channels_first = (shape[2], *shape[:2]) if len(shape) == 3 else shape
     if dtype.is_floating_point:
@@ -403,10 +426,10 @@ def _samples(shape: Shape, dtype: torch.dtype, value: int = 1) -> torch.Tensor:
 
 
 class _ForeignTensorMode(TorchDispatchMode):
-    """Notes the tensors that a module computes with, and that are neither its own nor made by it.
+    """Records tensors that a module computes with but neither owns nor creates.
 
     Attributes:
-        tensors: these.
+        tensors: the recorded tensors.
     """
 
     def __init__(self, module: nn.Module, samples: torch.Tensor) -> None:
@@ -440,7 +463,7 @@ class _ForeignTensorMode(TorchDispatchMode):
 
 
 def _storage_id(tensor: torch.Tensor) -> int:
-    """Where a tensor lies; views of it lie there, too."""
+    """Return an identifier of a tensor's storage, shared by its views."""
     try:
         return tensor.untyped_storage()._cdata
     except NotImplementedError:  # a sparse one
@@ -450,17 +473,19 @@ def _storage_id(tensor: torch.Tensor) -> int:
 def check_self_contained(
     name: str, built: Built, shape: Shape, build: Callable[[], nn.Module]
 ) -> None:
-    """See that a module's parameters and buffers are all that its outputs depend on.
+    """Check that a module's outputs depend only on its parameters and buffers.
 
-    Layers in a plain Python list are not among them: they would neither be trained nor saved. Other tensors may be, as
-    long as the function makes the same ones again.
+    Layers in a plain Python list are not parameters: they would be neither trained nor saved. Other
+    tensors are allowed if the function creates equal ones again.
 
     Args:
+        name: of the function, for messages.
+        built: the module.
         shape: of a sample.
-        build: makes the module once more, from another seed.
+        build: builds the module again, from another seed.
 
     Raises:
-        ModelError: they are not.
+        ModelError: the outputs depend on something else.
     """
     module, dtype, differentiates = built
     was_training = module.training
@@ -476,7 +501,8 @@ def check_self_contained(
     if any(tensor.requires_grad for tensor in outside.tensors):
         raise ModelError(
             f"{name}: the module computes with weights that are none of its parameters"
-            f"{_describe_holder(module, outside.tensors)}: they would not be trained, and are not saved; keep layers in "
+            f"{_describe_holder(module, outside.tensors)}: they would not be trained, and are not "
+            "saved; keep layers in "
             "nn.ModuleList or nn.ModuleDict, single weights as nn.Parameter"
         )
     if not outside.tensors:
@@ -488,13 +514,14 @@ def check_self_contained(
         rebuilt = again(samples)
     if not torch.allclose(expected, rebuilt, rtol=1e-3, atol=1e-3, equal_nan=True):
         raise ModelError(
-            f"{name}: the module holds something that is neither a parameter nor a buffer (register_buffer)"
+            f"{name}: the module holds something that is neither a parameter nor a buffer "
+            "(register_buffer)"
             f"{_describe_holder(module, outside.tensors)}, and its function does not make it again"
         )
 
 
 def _describe_holder(module: nn.Module, tensors: Sequence[torch.Tensor]) -> str:
-    """Which attribute holds tensors, as `` (layers of Net)``; empty where none does."""
+    """Return the attribute that holds tensors, as `` (layers of Net)``; empty if none does."""
     places = {_storage_id(tensor) for tensor in tensors}
     for owner in module.modules():
         for name, value in vars(owner).items():
@@ -525,14 +552,18 @@ def _refuse_probabilities(
     image: ImageSpec,
     target: TargetSpec,
 ) -> None:
-    """Refuse a module of which the outputs are probabilities, whatever its weights are.
+    """Refuse a module whose outputs are probabilities for any weights.
 
     Args:
-        values: what it gives for two samples.
-        dtype: of what it takes.
+        name: of the function, for messages.
+        module: to check.
+        values: its outputs for two samples.
+        dtype: of its inputs.
+        image: its input.
+        target: of a sample.
 
     Raises:
-        ModelError: it is one.
+        ModelError: the outputs are probabilities.
     """
     if target.kind == "value" or not _are_bounded(values) or values.isnan().any():
         return
@@ -542,7 +573,8 @@ def _refuse_probabilities(
         function = "sigmoid"
     if function:
         raise ModelError(
-            f"{name} gives probabilities, by a {function}; leave it out, so that the module returns logits"
+            f"{name} gives probabilities, by a {function}; leave it out, so that the module "
+            "returns logits"
         )
 
 
@@ -553,7 +585,7 @@ def _are_bounded(values: torch.Tensor) -> bool:
 def _with_other_weights(
     name: str, module: nn.Module, image: ImageSpec, dtype: torch.dtype
 ) -> Iterator[torch.Tensor]:
-    """What a module gives for two samples with noise on its weights."""
+    """Yield the outputs for two samples with noise added to the weights."""
     weights = dict(module.named_parameters())
     for deviation in _NOISES:
         noisy = {

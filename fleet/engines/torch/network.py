@@ -193,15 +193,15 @@ class TorchNetwork:
         """
         group = self._exchange.group
         buffers = [
-            *(one for one in self.module.buffers() if one.is_floating_point()),
+            *(statistic for statistic in self.module.buffers() if statistic.is_floating_point()),
             *self._updates.statistics.values(),
         ]
         if group.size == 1 or not buffers:
             return
-        values = [one.detach().cpu().double().reshape(-1).numpy() for one in buffers]
+        values = [statistic.detach().cpu().double().reshape(-1).numpy() for statistic in buffers]
         flat = np.concatenate(values)
         group.sum(flat)
-        ends = np.cumsum([len(one) for one in values])[:-1]
+        ends = np.cumsum([len(statistic) for statistic in values])[:-1]
         for buffer, mean in zip(buffers, np.split(flat / group.size, ends), strict=True):
             buffer.copy_(torch.from_numpy(mean).view(buffer.shape))
 

@@ -450,17 +450,18 @@ def rate_at(rate: float | Mapping[str, Any], step: int) -> float:
     name = rate["name"]
     arguments = {key: value for key, value in rate.items() if key != "name" and value is not None}
     try:
-        found = float(SCHEDULES[name](step, **arguments))
+        learning_rate = float(SCHEDULES[name](step, **arguments))
     except (TypeError, ValueError, ArithmeticError) as error:
         raise SettingError(
             f"the schedule {name}: {one_line(error)[:300]}", "train", "optimizer", "learning_rate"
         ) from error
-    if not (math.isfinite(found) and found >= 0):
+    if not (math.isfinite(learning_rate) and learning_rate >= 0):
         raise SettingError(
-            f"the schedule {name} gives the learning rate {found} for step {step}; it should be a "
+            f"the schedule {name} gives the learning rate {learning_rate} for step {step}; it "
+            "should be a "
             "number from 0",
             "train",
             "optimizer",
             "learning_rate",
         )
-    return found
+    return learning_rate

@@ -1,4 +1,4 @@
-"""Beginning with weights of a ``.safetensors`` file, by the module's own names, and keeping some as they are."""
+"""Load weights from a ``.safetensors`` file by the module's own names, and freeze some."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ from fleet.spec.model import wrapping_errors
 
 
 def load_pretrained(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
-    """See :meth:`fleet.engines.base.SupportsPretrained.load_pretrained`."""
-    with wrapping_errors(
-        f"{file} cannot be read as safetensors, as safetensors.torch.save_file writes a state_dict:",
+    """Load weights; see :meth:`fleet.engines.base.SupportsPretrained.load_pretrained`.
+
+    Args:
+        module: to load into.
+        file: path of the weights.
+        skip: patterns of weight names to leave out.
+    """
+    with told_as(
+        f"{file} cannot be read as safetensors, as safetensors.torch.save_file writes a "
+        "state_dict:",
         SettingError,
         "train",
         "start",
@@ -28,7 +35,8 @@ def load_pretrained(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
     places = {
         state[name].data_ptr() for name in state.keys() & weights.keys() if state[name].numel()
     }
-    # What a file may lack: counts that nobody needs, and a second name of a weight, which safetensors leaves out.
+    # What a file may lack: counts that nobody needs, and a second name of a weight, which
+    # safetensors leaves out.
     network_weights = {
         name: weight
         for name, weight in state.items()
@@ -44,12 +52,16 @@ def load_pretrained(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
-    """Have training leave the weights as they are whose names patterns meet.
+    """Exclude the weights that patterns match from training.
 
-    A batch normalisation whose statistics are among them does in training what it does afterwards.
+    Batch normalization whose statistics are among them behaves in training as in evaluation.
+
+    Args:
+        module: to change.
+        patterns: of weight names.
 
     Raises:
-        SettingError: a pattern meets nothing, or nothing is left to train.
+        SettingError: a pattern matches nothing, or no weight is left to train.
     """
     frozen = match_patterns(patterns, module.state_dict(), "freeze")
     for name, parameter in module.named_parameters(remove_duplicate=False):
