@@ -24,7 +24,7 @@ def test_a_state_keeps_the_totals_and_takes_them_up_again():
     assert StepTotals(*StepTotals(1.5, 2, 3, stop=True).as_tuple) == StepTotals(1.5, 2, 3)
 
 
-def test_a_rank_raises_its_own_error_and_the_others_that_of_a_peer():
+def test_raise_failure_distinguishes_own_and_peer_errors():
     own = ValueError("of this rank")
     for sums in (StepTotals(), StepTotals(failed=True)):
         with pytest.raises(ValueError, match="of this rank"):

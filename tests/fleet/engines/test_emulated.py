@@ -82,7 +82,7 @@ def test_steps_take_their_time_on_the_whole(clock, delays, waits, rested):
     assert any(waits) or clock.now == pytest.approx(100 + 5 * 0.6)
 
 
-def test_what_comes_between_two_epochs_takes_its_time_be_it_ever_so_short(clock):
+def test_emulated_time_between_epochs_counts(clock):
     group = Late(clock, [0.0, 0.2, 0.0])
     trainable = build(group)
     step(trainable)
@@ -93,7 +93,7 @@ def test_what_comes_between_two_epochs_takes_its_time_be_it_ever_so_short(clock)
     assert group.rested == pytest.approx([0.6, 0.6, 0.4])
 
 
-def test_losses_fall_and_weights_count_the_samples_that_could_be_read():
+def test_emulated_losses_fall_and_weights_count_samples():
     trainable = build(Group())
     results = [step(trainable) for _ in range(4)]
     assert [result.count for result in results] == [5, 5, 5, 5]
@@ -144,7 +144,7 @@ def test_networks_learn_differently():
 
 
 @pytest.mark.parametrize(("gpus", "size", "seconds"), [(1, 8, 1.0), (2, 16, 1.5), (2, 8, 1.1)])
-def test_where_the_batch_changes_a_step_takes_what_steps_and_exchanges_take(gpus, size, seconds):
+def test_emulated_elastic_step_takes_step_and_exchange_time(gpus, size, seconds):
     rates = RateTable(
         16,
         4,

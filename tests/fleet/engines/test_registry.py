@@ -74,7 +74,7 @@ def test_a_row_of_ours_makes_its_engine(tmp_path):
 
 
 @pytest.mark.tensorflow
-def test_the_row_of_keras_leads_to_its_engine_and_counts_what_it_builds(monkeypatch):
+def test_keras_row_makes_engine_and_counts_parameters(monkeypatch):
     from fleet.engines.keras import engine
 
     # The real one takes the devices of this process.
@@ -88,7 +88,7 @@ def test_the_row_of_keras_leads_to_its_engine_and_counts_what_it_builds(monkeypa
     assert count_network_parameters(asked.networks[0], asked, SAMPLE) == (4 * 4 + 1) * 3
 
 
-def test_a_library_that_is_not_there_is_named_with_what_brings_it(monkeypatch):
+def test_missing_library_is_reported_with_its_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "fleet.engines.torch.models", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     asked = spec("torch", {"build": "own_engines:first_weights"})
@@ -99,7 +99,7 @@ def test_a_library_that_is_not_there_is_named_with_what_brings_it(monkeypatch):
 
 
 @pytest.mark.parametrize("row", ["ROW", "DIRECT"])
-def test_a_row_of_ones_own_makes_its_engine_by_import_path_or_directly(row):
+def test_custom_row_makes_engine_by_path_or_directly(row):
     engine = made(f"own_engines:{row}")
     assert type(engine).__name__ == "Own"
     assert (engine.setup.sample, engine.setup.index, engine.setup.trainers) == (SAMPLE, 1, 2)
@@ -141,7 +141,7 @@ def test_a_row_of_ones_own_that_makes_no_engine_is_refused(row, said):
         ("no_such_module:x", "engine 'no_such_module:x': cannot import 'no_such_module'", ""),
     ],
 )
-def test_what_leads_to_no_engine_is_a_mistake_of_the_spec_among_others(engine, wrong, right):
+def test_spec_refuses_path_that_is_no_engine(engine, wrong, right):
     with pytest.raises(SpecError) as refusal:
         spec(engine, schedule={"policy": "best"})
     (mistake,) = [
@@ -166,7 +166,7 @@ def test_a_spec_is_held_against_the_row_of_its_engine():
     assert spec("own_engines:DIRECT", {"family": "cnn"}).engine.families is None
 
 
-def test_parameters_are_counted_by_the_family_or_as_the_row_says_or_are_not_known():
+def test_count_parameters_by_family_or_row_or_unknown():
     family, function = (
         {"family": "softmax", "name": "a"},
         {"build": "own_engines:first_weights", "name": "b"},
@@ -194,13 +194,13 @@ def test_a_checkpoint_takes_what_the_row_says():
     assert find_engine("own_engines:ROW").checkpoint_bytes(10, 1) == 70
 
 
-def test_a_spec_with_an_engine_of_ones_own_can_be_sent_to_other_ranks():
+def test_spec_with_custom_engine_can_be_pickled():
     asked = spec("own_engines:ROW")
     assert pickle.loads(pickle.dumps(asked)) == asked
     assert isinstance(asked.engine, EngineInfo)
 
 
-def test_a_network_that_failed_is_tried_again_when_the_engine_of_ones_own_has_changed(own):
+def test_failed_network_is_retried_after_engine_changes(own):
     asked = spec("own_engines:ROW")
     before = trial_identity(asked.networks[0], asked, SAMPLE)
     own.write_text(f"{MODULE}\n# mended")

@@ -44,7 +44,7 @@ def mean_loss(weights, images, labels):
     return np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(labels)), labels])
 
 
-def test_a_step_follows_the_gradient_that_differences_give_and_keeps_momentum():
+def test_step_follows_numeric_gradient_and_momentum():
     trainable, (images, labels) = network(), samples(6)
     images = images // 64  # small numbers: the plain formula overflows with large ones
     velocity = np.zeros_like(trainable.state()["weights"])
@@ -66,9 +66,7 @@ def test_a_step_follows_the_gradient_that_differences_give_and_keeps_momentum():
 
 @settings(max_examples=examples(30), deadline=None)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
-def test_a_group_of_any_size_takes_the_step_of_one_rank_even_where_some_have_no_rows(
-    rows, size, seed
-):
+def test_step_of_any_group_matches_single_rank(rows, size, seed):
     images, labels = samples(rows, seed)
     labels[seed % rows] = -1  # one could not be read
     alone = network()
@@ -98,7 +96,7 @@ def test_a_batch_of_which_nothing_could_be_read_changes_nothing():
 
 
 @pytest.mark.parametrize("wrong", ["images", "labels"])
-def test_a_step_that_fails_on_one_rank_fails_on_all_and_each_knows_whose_fault_it_was(wrong):
+def test_step_failure_on_one_rank_raises_on_all(wrong):
     raised = {}
 
     def rank_main(world):

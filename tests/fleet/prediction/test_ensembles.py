@@ -46,7 +46,7 @@ def test_the_best_that_are_finished_are_joined(paths):
         ens.select_top(ens.make_candidates(rows[3:]), 1)
 
 
-def test_networks_of_a_search_are_joined_with_those_that_are_fed_with_the_same():
+def test_find_joinable_includes_searched_networks():
     scaled = {"transforms": ["scale"]}
     run = spec(
         {
@@ -121,7 +121,7 @@ def test_the_networks_of_all_folds_count_as_one(paths):
         ens.select_top(ens.make_candidates(rows), 3)
 
 
-def test_a_network_of_which_some_folds_are_not_finished_is_left_out_and_named(paths):
+def test_select_top_names_networks_with_missing_folds(paths):
     rows = [*folded("b", Status.FINISHED, Status.TRAINING, Status.FINISHED), *folded("a")]
     assert ens.select_top(ens.make_candidates(rows), 1) == {"a": 1}
     with pytest.raises(
@@ -134,7 +134,7 @@ def test_a_network_of_which_some_folds_are_not_finished_is_left_out_and_named(pa
         ens.select_top(ens.make_candidates(rows[:4]), 1)
 
 
-def test_networks_of_folds_are_chosen_by_what_each_fold_predicts_for_the_samples_it_was_held_out(
+def test_greedy_uses_out_of_fold_predictions(
     paths,
 ):
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
@@ -196,7 +196,7 @@ def test_a_file_of_an_earlier_version_without_rows_is_read(paths):
 
 
 @pytest.mark.parametrize(("other", "rows"), [(1, 0), (0, 1)])
-def test_networks_that_were_judged_by_other_samples_or_rows_are_left_out(paths, other, rows):
+def test_comparable_excludes_other_samples_or_rows(paths, other, rows):
     library_ = library(paths)
     outputs, targets = logits(range(8))
     keep(paths, "c", outputs, (targets + other) % 3, rows=np.arange(8) + rows)

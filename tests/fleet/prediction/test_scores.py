@@ -57,7 +57,7 @@ def test_samples_count_by_their_weight_in_the_loss_alone():
     assert found == Scores(0.5, log_loss, (0.5 + 0.75) / 2, pytest.approx(math.nan, nan_ok=True))
 
 
-def test_a_class_that_was_thought_impossible_costs_much_and_not_without_end():
+def test_log_loss_of_impossible_class_is_finite():
     assert score(np.array([[1.0, 0.0]]), Truth("class", np.array([1]))).log_loss == pytest.approx(
         math.log(1e7)
     )
@@ -72,7 +72,7 @@ def test_a_class_that_was_thought_impossible_costs_much_and_not_without_end():
         ([0.61, 0.65], [1, 0], 0.13),
     ],
 )  # in one bin, so they are taken together
-def test_the_calibration_error_is_how_far_confidence_is_from_accuracy(confidence, right, error):
+def test_calibration_error_is_gap_to_accuracy(confidence, right, error):
     assert calibration_error(np.array(confidence), np.array(right)) == pytest.approx(error)
 
 

@@ -71,7 +71,7 @@ def test_a_selection_is_never_worse_than_the_best_network(library):
     assert worse(mean, truth) <= min(worse(one, truth) for one in predictions)
 
 
-def test_a_network_that_errs_elsewhere_is_taken_and_a_copy_is_not():
+def test_greedy_prefers_different_errors_to_copies():
     truth = Truth("class", np.array([0, 0, 1, 1]))
     good, other = (
         np.array([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.6, 0.4]]),

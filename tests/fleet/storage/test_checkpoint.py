@@ -70,14 +70,14 @@ def test_without_an_epoch_none_is_the_best():
 
 
 @pytest.mark.parametrize("monitor", ["val_loss", "val_accuracy"])
-def test_a_first_epoch_that_is_no_number_gives_way_to_one_that_is(monitor):
+def test_best_epoch_is_not_nan(monitor):
     nan = math.nan
     assert judged(nan, monitor=monitor).best_epoch == 1
     assert judged(nan, nan, 0.5, nan, monitor=monitor).best_epoch == 3
     assert judged(math.inf, 0.5, monitor="val_loss").best_epoch == 2
 
 
-def test_of_epochs_that_are_as_good_the_one_of_least_loss_is_the_best():
+def test_best_epoch_breaks_ties_by_loss():
     losses = (33.7, 9.0, 2.4, 3.1)
     tied = [
         record(epoch, val_accuracy=0.9, val_loss=loss) for epoch, loss in enumerate(losses, start=1)
@@ -90,7 +90,7 @@ def test_of_epochs_that_are_as_good_the_one_of_least_loss_is_the_best():
     )
 
 
-def test_epochs_before_the_data_has_changed_are_no_measure_of_those_after():
+def test_best_epoch_ignores_epochs_before_data_changed():
     """Until one after the change is over, they are all that there is."""
     before = (*history(0.6, 0.9), record(3, val_accuracy=0.8, accepted="a.py data"))
     assert check_convergence(before, Stopping()).best_epoch == 2
@@ -106,7 +106,7 @@ def test_epochs_before_the_data_has_changed_are_no_measure_of_those_after():
 
 
 @pytest.mark.parametrize(("val_accuracy", "best_epoch"), [(math.nan, 2), (0.5, 1)])
-def test_a_tie_of_training_is_broken_by_validation_where_there_is_any(val_accuracy, best_epoch):
+def test_best_epoch_breaks_ties_by_validation(val_accuracy, best_epoch):
     epochs = [
         record(1, accuracy=1.0, loss=0.2, val_accuracy=val_accuracy, val_loss=1.0),
         record(2, accuracy=1.0, loss=0.1, val_accuracy=val_accuracy, val_loss=2.0),
@@ -153,7 +153,7 @@ def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, l
         st.one_of(st.none(), st.integers(0, 8)),
     ),
 )
-def test_training_ends_within_the_epochs_that_were_said_to_be_left(values, converge):
+def test_training_ends_within_epochs_that_may_follow(values, converge):
     whole = history(*values)
     end = next(done for done in range(1, 13) if check_convergence(whole[:done], converge).reason)
     for done in range(end):
@@ -199,7 +199,7 @@ class EarlyStopping:
         st.one_of(st.none(), st.integers(0, 8)),
     ),
 )
-def test_a_network_that_is_resumed_after_any_epoch_stops_where_it_would_have(values, converge):
+def test_resumed_network_stops_at_same_epoch(values, converge):
     oracle, epochs = EarlyStopping(converge), []
     for epoch, (value, loss) in enumerate(values, start=1):
         epochs.append(record(epoch, **{"val_loss": loss, converge.monitor: value}))
@@ -283,7 +283,7 @@ def test_a_record_of_another_form_is_an_error(tmp_path, record):
         checkpoint.read_state(path)
 
 
-def test_a_checkpoint_from_before_there_were_seconds_in_it_is_read(tmp_path):
+def test_read_state_accepts_old_checkpoint_without_seconds(tmp_path):
     record = {
         "identity": "i",
         "history": [],
@@ -334,7 +334,7 @@ def paths(tmp_path):
     return RunPaths(tmp_path / "run")
 
 
-def test_the_last_and_the_best_checkpoint_and_the_history_are_on_disk_after_a_flush(paths):
+def test_flush_writes_last_best_and_history(paths):
     writer = CheckpointWriter(paths, Checkpoint())
     better, worse = TrainingState({}, "i", history(0.6)), TrainingState({}, "i", history(0.6, 0.5))
     writer.save("net", better, is_best=True)
@@ -347,7 +347,7 @@ def test_the_last_and_the_best_checkpoint_and_the_history_are_on_disk_after_a_fl
     assert len(paths.history("net").read_text().splitlines()) == 3
 
 
-def test_the_best_is_written_before_the_last_which_says_that_it_is_there(paths, monkeypatch):
+def test_best_is_written_before_last(paths, monkeypatch):
     written = []
     monkeypatch.setattr(
         writer_module, "write_state", lambda path, state, *more, **options: written.append(path)
@@ -369,9 +369,7 @@ def test_the_best_is_not_kept_where_only_the_last_is_wanted(paths):
     assert checkpoint.find_best(paths, "net", Stopping(max_epochs=2), "last").state.epoch == 2
 
 
-def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_three(
-    paths, monkeypatch
-):
+def test_writer_queues_at_most_one_checkpoint(paths, monkeypatch):
     disk = threading.Event()
     monkeypatch.setattr(
         writer_module, "write_state", lambda path, state, previous, fence=None: disk.wait(10)
@@ -389,7 +387,7 @@ def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_
     assert writer.blocked_s > 0.05
 
 
-def test_a_writer_that_is_closed_has_written_everything_and_has_no_thread(paths):
+def test_close_writes_everything_and_ends_thread(paths):
     before = set(threading.enumerate())
     writer = CheckpointWriter(paths, Checkpoint())
     (thread,) = set(threading.enumerate()) - before
@@ -400,7 +398,7 @@ def test_a_writer_that_is_closed_has_written_everything_and_has_no_thread(paths)
     assert not thread.is_alive()
 
 
-def test_an_error_of_the_disk_is_raised_where_training_can_stop_for_it(paths):
+def test_storage_error_is_raised_in_training_thread(paths):
     paths.root.write_text("a file where the folder should be")
     writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", STATE, is_best=False)
@@ -409,7 +407,7 @@ def test_an_error_of_the_disk_is_raised_where_training_can_stop_for_it(paths):
     writer.flush()  # it is said once
 
 
-def test_any_other_error_is_raised_too_and_at_the_next_save_already(paths, monkeypatch):
+def test_other_error_is_raised_at_next_save(paths, monkeypatch):
     def break_down(path, state, previous, fence=None):
         raise MemoryError("no room")
 
@@ -421,7 +419,7 @@ def test_any_other_error_is_raised_too_and_at_the_next_save_already(paths, monke
         writer.save("net", STATE, is_best=False)
 
 
-def test_the_best_state_is_exported_after_all_checkpoints_and_the_one_before_the_last_goes(paths):
+def test_export_takes_best_state_and_removes_previous(paths):
     writer, exported = CheckpointWriter(paths, Checkpoint()), []
     for epochs in (1, 2, 3):
         writer.save(
@@ -445,7 +443,7 @@ def test_the_best_state_is_exported_after_all_checkpoints_and_the_one_before_the
     writer.close()
 
 
-def test_a_state_that_stands_in_for_a_lost_best_one_keeps_to_the_quota(paths):
+def test_replacement_of_lost_best_respects_quota(paths):
     writer = CheckpointWriter(paths, Checkpoint())
     for epochs in (1, 2):
         writer.save(
@@ -514,9 +512,7 @@ MISSING = "last.h5 is missing, though 3 epochs had been saved"
         ),
     ],
 )
-def test_the_newest_checkpoint_that_is_whole_is_gone_on_from_and_what_is_lost_is_said_once(
-    saved, hurt, names, epoch, said
-):
+def test_find_newest_reports_damage_once(saved, hurt, names, epoch, said):
     places = {
         "last": saved.last("net"),
         "previous": saved.previous("net"),
@@ -562,7 +558,7 @@ def test_a_table_of_epochs_that_is_no_such_table_tells_nothing(saved, table):
     assert checkpoint.find_newest(saved, "net").history == history(0.5, 0.7)
 
 
-def test_a_checkpoint_that_the_file_system_does_not_give_is_not_taken_for_lost(saved, monkeypatch):
+def test_find_newest_raises_if_file_system_refuses(saved, monkeypatch):
     monkeypatch.setattr(
         checkpoint, "read_state", lambda path, with_arrays: refuse(path, errno.ESTALE)
     )
@@ -570,7 +566,7 @@ def test_a_checkpoint_that_the_file_system_does_not_give_is_not_taken_for_lost(s
         checkpoint.find_newest(saved, "net")
 
 
-def test_a_checkpoint_that_the_disk_has_lost_gives_way_to_the_one_before(saved, monkeypatch):
+def test_find_newest_skips_checkpoint_lost_by_disk(saved, monkeypatch):
     read = checkpoint.read_state
     monkeypatch.setattr(
         checkpoint,
@@ -597,7 +593,7 @@ def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
     assert found.damage.endswith("epoch 3, the last, stands in for epoch 2, the best")
 
 
-def test_a_best_epoch_that_is_in_no_history_any_more_is_not_exported(saved):
+def test_find_best_ignores_best_outside_history(saved):
     """Its checkpoint was lost, so the network was trained on other epochs of the stream from the one before on."""
     checkpoint.write_state(
         saved.last("net"),

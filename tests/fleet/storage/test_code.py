@@ -42,7 +42,7 @@ def test_the_file_of_the_function_decides(write):
         "own = __import__('layers')",
     ],
 )
-def test_what_is_imported_beside_it_decides_too_however_indirectly(write, line):
+def test_hash_sources_follows_local_imports(write, line):
     first = write(models=line, layers="import blocks, json", blocks="size = 3")
     assert list(first) == ["blocks.py", "layers.py", "models.py"]
     assert write(blocks="size = 4") != first
@@ -66,13 +66,13 @@ def test_packages_are_followed(write, line):
     assert list(code) == ["zoo/__init__.py", "zoo/layers.py", "zoo/nets.py"]
 
 
-def test_a_function_that_a_package_passes_on_is_decided_by_its_own_file(write):
+def test_hash_sources_follows_reexported_function(write):
     assert "zoo/nets.py" in write(
         "zoo:build", zoo__in____init__="from .nets import build", zoo__in__nets=MODEL
     )
 
 
-def test_a_module_in_the_folder_of_the_spec_is_found_from_one_that_lies_elsewhere(write, tmp_path):
+def test_hash_sources_finds_modules_in_spec_folder(write, tmp_path):
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / "sizes.py").write_text("width = 3")
     assert list(write(models="import sizes", is_shared="specs")) == ["models.py", "sizes.py"]
@@ -82,7 +82,7 @@ def test_modules_that_import_each_other_come_to_an_end(write):
     assert list(write(models="import layers", layers="import models")) == ["layers.py", "models.py"]
 
 
-def test_installed_packages_and_names_without_a_file_decide_nothing(write):
+def test_hash_sources_ignores_installed_packages(write):
     assert list(write(models="import numpy, json, fleet.units, nowhere")) == ["models.py"]
     assert list(hash_sources("yaml.loader:SafeLoader")) == ["yaml/__init__.py", "yaml/loader.py"]
     assert (
@@ -93,7 +93,7 @@ def test_installed_packages_and_names_without_a_file_decide_nothing(write):
     ) == ({}, {}, {}, {})
 
 
-def test_a_module_that_python_cannot_read_is_a_file_like_any_other(write):
+def test_hash_sources_includes_unparsable_module(write):
     first = write(models="def build(:")
     assert list(first) == ["models.py"]
     assert write(models="def build(::") != first

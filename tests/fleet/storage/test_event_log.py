@@ -38,7 +38,7 @@ def written(path, *events, clock=lambda: 0.0):
     log.close()
 
 
-def test_events_are_read_in_order_with_the_time_since_the_launch_began(path):
+def test_read_events_returns_order_and_times(path):
     times = iter([100.0, 101.5, 103.25])
     written(path, LOST, SKIPPED, clock=lambda: next(times))
     assert list(read_events(path)) == [(1.5, LOST), (3.25, SKIPPED)]
@@ -51,9 +51,9 @@ def test_a_line_holds_the_time_the_kind_and_its_fields(path):
     )
 
 
-def test_lines_of_other_kinds_are_passed_over_unread_also_where_they_name_a_kind(path, monkeypatch):
-    assert events_of(path, RankDied) == []  # there is no log
-    named = SampleSkipped("lost", "a file of this name", training=True)
+def test_read_events_skips_other_kinds_unparsed(path, monkeypatch):
+    assert events_of(path, RankLost) == []  # there is no log
+    named = BadSample("lost", "a file of this name", training=True)
     written(path, LOST, SKIPPED, named, LOST)
     read, events = [], event_log.event_from_json
     monkeypatch.setattr(
@@ -71,7 +71,7 @@ def test_an_event_can_be_read_as_soon_as_it_is_added(path):
 
 
 @pytest.mark.parametrize("cut", [1, 2, 10, 30])
-def test_half_a_line_of_a_killed_run_is_passed_over_and_harms_no_later_one(path, cut):
+def test_read_events_skips_incomplete_line(path, cut):
     written(path, LOST, SKIPPED)
     path.write_bytes(path.read_bytes()[:-cut])
     written(path, LaunchEnded(0))
@@ -109,7 +109,7 @@ def test_what_is_no_event_is_passed_over(path, line):
     assert [event for _, event in read_events(path)] == [SKIPPED, LOST]
 
 
-def test_a_launch_that_says_that_it_ended_tells_its_status_and_another_has_broken_off(path):
+def test_launch_status_from_log_or_abnormal_end(path):
     before = log_position(path)
     assert launch_status(0, path, before) == ExitStatus.INFRASTRUCTURE
     written(path, LOST)
@@ -120,7 +120,7 @@ def test_a_launch_that_says_that_it_ended_tells_its_status_and_another_has_broke
     assert launch_status(0, path, log_position(path)) == ExitStatus.INFRASTRUCTURE
 
 
-def test_what_is_no_number_is_null_so_that_any_program_can_read_the_file(path):
+def test_event_log_writes_nan_as_null(path):
     event = EpochEnded("a", record(1, val_loss=math.nan, val_accuracy=math.inf))
     written(path, event)
 
@@ -139,7 +139,7 @@ def ranks_of(paths):
     return [event.rank for _, event in read_run(paths) if isinstance(event, RankDied)]
 
 
-def test_the_logs_of_launches_side_by_side_are_read_as_one_launch_by_launch_in_the_order_of_their_dates(
+def test_read_run_merges_concurrent_logs_by_date(
     tmp_path,
 ):
     paths = RunPaths(tmp_path)
@@ -155,7 +155,7 @@ def test_the_logs_of_launches_side_by_side_are_read_as_one_launch_by_launch_in_t
     assert [type(event) for _, event in read_run(paths)] == [type(START), RankDied] * 5
 
 
-def test_launches_of_one_log_keep_their_order_where_a_clock_goes_back(tmp_path):
+def test_read_run_keeps_order_if_clock_goes_back(tmp_path):
     for rank, launch, date in ((1, "17", 90.0), (2, "17", 30.0), (3, "18", 60.0), (4, "18", 100.0)):
         written(RunPaths(tmp_path, launch).events, replace(START, date=date), RankDied(rank, 0))
     assert ranks_of(RunPaths(tmp_path)) == [3, 1, 2, 4]

@@ -47,7 +47,7 @@ def test_a_network_is_exported_until_there_is_another_to_export(paths, keep):
     assert paths.foreign_files() == []
 
 
-def test_an_export_of_the_best_epoch_stays_so_while_later_ones_are_no_better(paths):
+def test_export_stays_current_without_better_epoch(paths):
     exported(paths, 0.5, 0.7)
     saved(paths, 0.5, 0.7, 0.6)
     assert is_exported(paths, "net", "best+last", ".keras")

@@ -67,7 +67,7 @@ def test_a_launch_that_was_followed_writes_nothing_more(run):
     assert sorted(path.name for path in run.model("a").iterdir()) == ["last.h5", "previous.h5"]
 
 
-def test_a_checkpoint_of_a_later_launch_is_not_replaced_whatever_the_lease_says(run):
+def test_checkpoint_of_newer_generation_is_not_replaced(run):
     first = lease(run, "launch0")
     save(run, lease(run, "launch1"), 0.5)
     (run.lease / "00000002").unlink()
@@ -86,9 +86,7 @@ MOMENTS = ("open", "replace", "fsync", "listdir")
 @pytest.mark.parametrize("kind", ["last", "best", "history", "export", "epoch"])
 @settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
-def test_a_launch_that_stops_at_any_moment_of_a_write_destroys_nothing_of_the_next(
-    tmp_path_factory, kind, data
-):
+def test_stopped_launch_destroys_nothing_of_the_next(tmp_path_factory, kind, data):
     """The next launch takes over, and writes two epochs, at some call of the operating system inside a write."""
     run = RunPaths(tmp_path_factory.mktemp("fencing") / "run")
     first = lease(run, "launch0")

@@ -81,7 +81,7 @@ def test_what_shapes_both_speed_and_training_changes_both(change):
     ],
     ids=str,
 )
-def test_what_shapes_training_alone_does_not_ask_for_another_measurement(change):
+def test_speed_identity_ignores_training_only_settings(change):
     checkpoint, speed = identities(**change)
     assert checkpoint != SAME[0]
     assert speed == SAME[1]
@@ -111,9 +111,7 @@ def test_another_engine_has_other_checkpoints_and_another_speed():
     assert keras[1] != numpy[1]
 
 
-def test_what_a_network_failed_with_is_its_settings_its_gpus_and_the_file_of_its_model_function(
-    tmp_path, monkeypatch
-):
+def test_trial_identity_covers_settings_gpus_and_code(tmp_path, monkeypatch):
     def trial(train=None, **model):
         made = spec({"build": "mended:build", "name": "net", **model}, train=train or {})
         return trial_identity(made.networks[0], made, SAMPLE)

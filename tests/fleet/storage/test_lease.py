@@ -113,7 +113,7 @@ def test_a_second_launch_is_told_who_is_there(folder, holder):
         real(dataclasses.replace(QUICK, stale=60, patience=0.5)).take(folder)
 
 
-def test_a_lease_ends_with_a_process_that_is_killed_whatever_that_has_started(folder, holder):
+def test_lease_ends_with_killed_process_despite_children(folder, holder):
     holder.kill()  # and nobody has waited for it: there is still an entry of it in the table of processes
     with real(dataclasses.replace(QUICK, stale=60)) as lease:
         lease.take(folder)
@@ -127,7 +127,7 @@ def test_a_lease_ends_with_a_process_that_is_killed_whatever_that_has_started(fo
         assert not lease.took_over
 
 
-def test_a_holder_that_was_stopped_for_too_long_loses_the_lease_and_finds_that_out(folder):
+def test_stopped_holder_loses_lease_and_notices(folder):
     first, second = real(), real()
     first.take(folder)
     first._ended.set()  # as if its process were stopped: nothing is renewed
@@ -153,7 +153,7 @@ def test_a_lease_is_renewed_while_it_is_held(folder):
     assert parse_lease(read_generation(folder, 1)).is_free
 
 
-def test_a_launch_that_breaks_off_leaves_the_others_of_it_time_to_end(folder):
+def test_lease_waits_for_dying_ranks_of_dead_launch(folder):
     lease = real()
     lease.take(folder)
     lease.__exit__(ValueError, ValueError(), None)
@@ -210,7 +210,7 @@ def test_a_folder_that_cannot_be_written_is_told_of(tmp_path):
 @pytest.mark.parametrize(
     "content", ["", "0000", "no lease", f"{0:020d} held\n", f"{0:020d} held\n{{", "\0" * 64]
 )
-def test_a_file_that_is_only_half_there_is_held_until_it_is_stale(folder, content):
+def test_incomplete_generation_is_held_until_stale(folder, content):
     folder.mkdir()
     (folder / "00000001").write_text(content)
     assert taking(make(), folder) == pytest.approx(60, abs=1)

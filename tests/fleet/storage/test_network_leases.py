@@ -40,7 +40,7 @@ def wait(leases, seconds):
     return [(name, leases.lease_of(name).took_over) for name in leases.pop_acquired()]
 
 
-def test_a_network_is_held_by_one_launch_and_goes_to_another_when_it_is_let_go(run):
+def test_network_lease_passes_to_other_launch_on_release(run):
     first, second = launch(run, "first"), launch(run, "second")
     assert got(first, "ab", most=1) == ["a"]
     assert got(second, "abc") == ["b", "c"]
@@ -50,7 +50,7 @@ def test_a_network_is_held_by_one_launch_and_goes_to_another_when_it_is_let_go(r
     first.check()
 
 
-def test_what_a_killed_launch_held_is_taken_over_by_the_rules_of_the_folder(run):
+def test_network_lease_of_killed_launch_is_taken_over(run):
     got(launch(run, "first", system="slurm", job="17"), "ab")
     ended, same, other = (
         launch(run, name, Told(known=known), system="slurm", job=job, restarts=restarts)
@@ -76,7 +76,7 @@ def test_a_launch_that_is_alive_keeps_its_networks(run):
         assert wait(second, 1) == []
 
 
-def test_a_launch_that_was_stopped_for_too_long_writes_nothing_more(run):
+def test_network_lease_fences_out_stopped_launch(run):
     first, second = launch(run, "first"), launch(run, "second")
     got(first, "a")
     fence = first.lease_of("a").fence
@@ -130,7 +130,7 @@ def test_one_who_died_in_the_door_is_shut_out(run):
     assert wait(first, 70) == [("a", False)]
 
 
-def test_a_launch_that_is_alone_writes_above_all_that_were_not_and_they_above_it(run):
+def test_generations_rise_across_single_and_shared_launches(run):
     first = launch(run, "first")
     got(first, "a")
     first.release("a")

@@ -53,7 +53,7 @@ def tear_in_a_library(path):
         (lambda path: write_json(path, {"a": object()}), TypeError),
     ],
 )
-def test_an_exception_inside_leaves_the_old_file_and_nothing_else(path, write, error):
+def test_atomic_write_keeps_old_file_on_exception(path, write, error):
     with pytest.raises(error):
         write(path)
     assert path.read_text() == "old"
@@ -66,7 +66,7 @@ def test_bytes_can_be_written_too(path):
     assert path.read_bytes() == b"\xff"
 
 
-def test_a_library_writes_to_a_name_of_the_same_suffix_that_is_then_renamed(path):
+def test_atomic_write_with_keeps_suffix(path):
     names = []
 
     def write(temporary):
@@ -92,7 +92,7 @@ def test_all_files_of_a_run_lie_in_its_folder_and_no_two_are_one(tmp_path):
     assert all(path.is_relative_to(tmp_path) for path in every)
 
 
-def test_two_runs_share_no_memory_and_one_run_is_the_same_by_any_path(tmp_path):
+def test_segment_name_is_unique_per_run(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").symlink_to("a")
     name = RunPaths(tmp_path / "a").segment_name

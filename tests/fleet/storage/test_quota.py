@@ -41,14 +41,12 @@ BASE = {"a/last", "a/best", "b/last", "b/best"}
         (500, set()),
     ],
 )
-def test_the_checkpoints_before_the_newest_make_room_first_that_of_the_network_that_writes(
-    paths, quota, kept
-):
+def test_make_room_deletes_previous_of_same_network_first(paths, quota, kept):
     Quota(paths, Checkpoint(quota=quota)).make_room(paths.last("b"), 100)
     assert left(paths) == BASE | kept
 
 
-def test_what_one_goes_on_from_is_never_dropped_and_the_run_is_told_what_to_do(paths):
+def test_make_room_never_deletes_what_is_needed(paths):
     with pytest.raises(
         StorageError,
         match=r"b/last.h5 cannot be written: with its 101 B the checkpoints would take "
@@ -58,7 +56,7 @@ def test_what_one_goes_on_from_is_never_dropped_and_the_run_is_told_what_to_do(p
     assert left(paths) == BASE
 
 
-def test_a_checkpoint_stays_that_a_launch_left_behind_when_it_died_before_it_named_the_newest(
+def test_make_room_keeps_previous_without_last(
     paths,
 ):
     paths.last("a").unlink()

@@ -24,7 +24,7 @@ def taken_in(paths, *names, epochs=0):
     return {name: [death.how for death in deaths.deaths_of(name, epochs)] for name in names}
 
 
-def test_a_rank_that_others_saw_dead_lays_its_death_to_its_network_alone(paths):
+def test_claimed_death_blames_one_network(paths):
     mark(paths, 1, "a")
     mark(paths, 2, "b")
     assert (claim_death(paths, 2), claim_death(paths, 2), claim_death(paths, 3)) == ("b", "", "")
@@ -39,7 +39,7 @@ def test_ranks_of_one_group_that_die_together_are_one_death(paths):
 
 
 @pytest.mark.parametrize(("networks", "deaths"), [(["a"], 1), (["a", "a"], 1), (["a", "b"], 0)])
-def test_ranks_that_nobody_saw_die_count_where_they_trained_one_network(paths, networks, deaths):
+def test_unclaimed_deaths_count_for_single_network(paths, networks, deaths):
     for rank, network in enumerate(networks):
         mark(paths, rank, network)
     assert len(taken_in(paths, "a")["a"]) == deaths
@@ -53,7 +53,7 @@ def test_a_rank_that_is_told_of_the_end_leaves_no_mark(paths):
     assert taken_in(paths, "a", "b") == {"a": [], "b": []}
 
 
-def test_a_death_counts_in_later_launches_until_an_epoch_has_been_finished(paths):
+def test_death_counts_until_next_finished_epoch(paths):
     for _ in range(2):
         mark(paths, 1, "a")
         found = taken_in(paths, "a", epochs=3)
@@ -63,7 +63,7 @@ def test_a_death_counts_in_later_launches_until_an_epoch_has_been_finished(paths
     assert deaths.deaths_of("a", 4) == []
 
 
-def test_of_launches_beside_others_only_the_network_that_is_taken_is_judged(paths):
+def test_collect_for_attributes_only_taken_network(paths):
     dead = RunPaths(paths.root, "job-1")
     mark(dead, 0, "a")
     mark(RunPaths(paths.root, "job-2"), 0, "b")

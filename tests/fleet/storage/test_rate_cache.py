@@ -55,7 +55,7 @@ def test_the_cache_keeps_what_other_runs_have_measured_meanwhile(path):
     assert rates_of(read_cache(path)) == {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}, "c": {1: 1.5}}
 
 
-def test_a_rate_that_proved_wrong_casts_doubt_on_the_others_of_its_network(path):
+def test_correct_drops_untrained_rates_of_network(path):
     found(path, ("a", 1, 238.0), ("a", 2, 400.0), ("b", 1, 5.0))
     book = RateBook(path)
     book.correct("a", 1, of(1348.0))
@@ -63,7 +63,7 @@ def test_a_rate_that_proved_wrong_casts_doubt_on_the_others_of_its_network(path)
     assert rates_of(read_cache(path)) == {"a": {1: 1348.0}, "b": {1: 5.0}}
 
 
-def test_what_training_shows_stands_beside_a_rate_that_it_corrects(path):
+def test_correct_keeps_trained_rates(path):
     found(path, ("a", 1, 238.0), ("a", 4, 400.0))
     book = RateBook(path)
     book.add("a", 3, of(700.0))  # measured on made-up samples
@@ -75,7 +75,7 @@ def test_what_training_shows_stands_beside_a_rate_that_it_corrects(path):
     assert rates_of(read_cache(path)) == {"a": {1: 500.0, 2: 900.0, 4: 1500.0}}
 
 
-def test_who_measures_anew_knows_nothing_from_before_and_replaces_it(path):
+def test_remeasure_ignores_and_replaces_cache(path):
     found(path, ("a", 1, 238.0), ("a", 2, 400.0), ("b", 1, 5.0))
     assert RateBook(path, remeasure=True).rates == {}
     found(path, ("a", 1, 1348.0), remeasure=True)

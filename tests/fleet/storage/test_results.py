@@ -185,9 +185,7 @@ def test_no_loss_that_is_another_breaks_a_tie(tmp_path):
         ([1.0], 1e9, ""),
     ],
 )
-def test_a_loss_that_no_training_comes_back_from_shows_that_a_network_diverged(
-    losses, val_loss, said
-):
+def test_diverged_loss_marks_network_as_diverged(losses, val_loss, said):
     records = [record(epoch, loss=loss, val_loss=val_loss) for epoch, loss in enumerate(losses, 1)]
     found = check_divergence(records, is_judged=True)
     assert said in found if said else not found
@@ -219,7 +217,7 @@ def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reaso
     ]  # by text, for NaN is not NaN
 
 
-def test_a_table_is_written_as_often_as_it_costs_little_and_never_later_than_after_a_minute():
+def test_table_is_rewritten_when_cheap_or_after_a_minute():
     now = Clock()
     pacing = WriteThrottle(now)
     assert pacing.is_due(changes=1)  # there is none yet
@@ -234,7 +232,7 @@ def test_a_table_is_written_as_often_as_it_costs_little_and_never_later_than_aft
     assert not pacing.is_due(changes=0)
 
 
-def test_a_line_that_was_written_before_is_that_of_the_table_as_it_is_now(results):
+def test_cached_lines_match_current_table(results):
     come_to(results, "a", NetworkStatus((record(1, val_accuracy=0.5),)))
     come_to(
         results, "b", NetworkStatus((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),))
@@ -247,7 +245,7 @@ def test_a_line_that_was_written_before_is_that_of_the_table_as_it_is_now(result
     ] == [("a", 2, 51, {}), ("b", 1, None, {"top_5": 0.9}), ("c", 0, 7, {})]
 
 
-def test_a_network_that_comes_has_a_row_before_anything_becomes_of_it(results):
+def test_added_network_has_row_immediately(results):
     results.add(replace(results.spec.networks[0], name="late"), 7)
     assert "late,waiting,,7,0" in results.paths.results.read_text()
 
@@ -324,7 +322,7 @@ def test_a_network_goes_on_where_its_checkpoint_is(results):
     assert (list(states), results.network_status("a")) == (["a"], NetworkStatus(history(0.5, 0.6)))
 
 
-def test_the_parameters_of_what_was_built_are_kept_for_launches_that_do_not_build_it(results):
+def test_parameters_are_kept_for_launches_without_building(results):
     results.set_parameters("b", 7)
     again = results_of(results.spec, results.paths, parameters={"a": 52})
     recovered(again)
@@ -339,9 +337,7 @@ def test_a_network_that_had_converged_is_finished(results):
 
 
 @pytest.mark.parametrize("epochs", [(0.5, 0.6, 0.7), (0.5, 0.7, 0.6)])
-def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best_one(
-    results, epochs
-):
+def test_damaged_last_keeps_finished_network_by_best(results, epochs):
     left(results, "a", history(*epochs))
     best = 1 + epochs.index(0.7)
     write_state(results.paths.best("a"), TrainingState({}, "i", history(*epochs)[:best]))
@@ -356,7 +352,7 @@ def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best
     assert "last.h5 cannot be read" in results.damaged["a"]
 
 
-def test_a_longer_training_goes_on_from_the_best_epoch_where_the_last_is_damaged(tmp_path):
+def test_longer_training_resumes_from_best_if_last_damaged(tmp_path):
     longer = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 9}}), RunPaths(tmp_path))
     left(longer, "a", history(0.5, 0.7, 0.6))
     write_state(longer.paths.best("a"), TrainingState({}, "i", history(0.5, 0.7)))
@@ -380,7 +376,7 @@ def test_a_longer_training_is_judged_anew(tmp_path):
         {"max_epochs": 2},
         {"max_epochs": 9, "patience": 1},
         {"max_epochs": 9, "patience": 1, "monitor": "val_loss"},
-        {"max_epochs": 9, "target": 0.5},
+        {"max_epochs": 9, "stop_at": 0.5},
     ],
 )
 def test_a_network_that_was_done_stays_so_for_the_reason_of_then(tmp_path, rule):
@@ -408,7 +404,7 @@ def failed(results):
     return {row.name: row.reason for row in results.rows() if row.status is Status.FAILED}
 
 
-def test_a_failed_network_stays_failed_unless_the_reason_may_pass(results):
+def test_failed_network_stays_failed_unless_transient(results):
     come_to(results, "b", NetworkStatus((), FAILURE))
     come_to(
         results,
@@ -419,7 +415,7 @@ def test_a_failed_network_stays_failed_unless_the_reason_may_pass(results):
     assert failed(taken_up(results)) == {"b": "out of memory"}
 
 
-def test_a_failed_network_is_tried_again_when_something_else_is_tried_or_when_it_has_finished(
+def test_failed_network_is_retried_if_attempt_differs(
     results,
 ):
     come_to(results, "b", NetworkStatus((), FAILURE))
@@ -432,7 +428,7 @@ def test_a_failed_network_is_tried_again_when_something_else_is_tried_or_when_it
     assert failed(taken_up(results, attempt_id=again.attempt_id)) == {"c": "the loss became inf"}
 
 
-def test_what_a_network_failed_of_is_written_once_and_its_row_each_time(results):
+def test_failure_is_written_once_and_row_each_time(results):
     come_to(results, "b", NetworkStatus((), FAILURE))
     results.paths.failure("b").unlink()
     come_to(results, "b", NetworkStatus(history(0.5), FAILURE))
@@ -443,14 +439,14 @@ def test_what_a_network_failed_of_is_written_once_and_its_row_each_time(results)
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"reason": "x"}', '{"reason": "x", "may_pass": false}', "\x00"]
 )
-def test_a_network_is_tried_again_where_nobody_can_tell_why_it_failed(results, content):
+def test_network_is_retried_if_failure_unreadable(results, content):
     with atomic_write(results.paths.failure("b")) as file:
         file.write(content)
     recovered(results)
     assert failed(results) == {}
 
 
-def test_the_table_has_columns_for_the_test_only_where_something_was_judged(results):
+def test_table_has_test_columns_only_with_results(results):
     assert "test acc" not in leaderboard(results.rows())[0]
     come_to(
         results,
@@ -462,7 +458,7 @@ def test_the_table_has_columns_for_the_test_only_where_something_was_judged(resu
     assert (row[headers.index("test acc")], row[headers.index("test loss")]) == ("0.7500", "0.5000")
 
 
-def test_the_final_table_shortens_long_reasons_and_leaves_out_what_is_not_there(results):
+def test_leaderboard_shortens_reasons_and_drops_empty(results):
     come_to(results, "a", NetworkStatus((), Outcome("x" * 80, is_failure=True)))
     headers, rows = leaderboard(results.rows())
     by_name = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
@@ -476,7 +472,7 @@ def row(name, **drawn):
     )
 
 
-def test_the_final_table_has_the_drawn_parameters_in_which_networks_differ():
+def test_leaderboard_has_varied_parameters():
     headers, rows = leaderboard(
         [
             row(

@@ -43,7 +43,7 @@ def test_what_the_optimizer_keeps_counts(optimizer, copies):
         check_quota(asked(least - 1), sample)
 
 
-def test_networks_that_only_building_would_measure_are_not_judged_before():
+def test_check_quota_ignores_networks_of_unknown_size():
     check_quota(spec({"build": "tests.sources:zeros"}, checkpoint={"quota": 1}), SAMPLE)
 
 
@@ -60,6 +60,6 @@ def test_engines_that_keep_nothing_need_no_quota(tmp_path):
 
 
 @pytest.mark.parametrize(("keep", "copies"), [("best+last", 4), ("last", 3)])
-def test_a_folder_holds_each_kept_checkpoint_two_on_their_way_and_the_export(keep, copies):
+def test_folder_bytes_cover_kept_temporary_and_export(keep, copies):
     asked = spec(checkpoint={"keep": keep})
     assert folder_bytes(100, asked.networks[0], asked) == copies * 100 * 2 * 8 + 400

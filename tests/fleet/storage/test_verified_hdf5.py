@@ -95,14 +95,14 @@ def test_what_is_no_such_file_is_damaged(tmp_path, content):
     assert is_refused(tmp_path / "file.h5", content)
 
 
-def test_what_is_not_there_and_what_is_a_folder_cannot_be_read_and_is_not_damaged(tmp_path):
+def test_read_verified_distinguishes_missing_from_damaged(tmp_path):
     for name in ("none.h5", "."):
         with pytest.raises(CheckpointError) as caught:
             read_verified(tmp_path / name)
         assert not isinstance(caught.value, DamagedError)
 
 
-def test_no_lock_is_wanted_to_read_for_not_every_file_system_has_them(path, whole):
+def test_read_verified_needs_no_lock(path, whole):
     path.write_bytes(whole)
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the library would get no lock, as if there were none
@@ -117,7 +117,7 @@ def test_the_file_before_is_kept_under_another_name(tmp_path):
     assert [read_verified(each)[1]["number"] for each in (last, previous)] == [2, 1]
 
 
-def test_a_full_disk_is_told_with_what_was_wanted_and_what_is_free(full_disk):
+def test_full_disk_error_names_wanted_and_free_space(full_disk):
     path = full_disk / "file.h5"
     write_verified(path, {"small": np.zeros(100)}, {"number": 1})
     with pytest.raises(
@@ -130,7 +130,7 @@ def test_a_full_disk_is_told_with_what_was_wanted_and_what_is_free(full_disk):
     assert os.listdir(full_disk) == ["file.h5"]
 
 
-def test_wherever_in_a_file_the_disk_is_full_the_last_file_is_whole_and_nothing_else_is_left(
+def test_full_disk_anywhere_keeps_old_file_intact(
     full_disk,
 ):
     """HDF5's library, where it was told of that itself, crashed in some of these."""

@@ -35,9 +35,7 @@ class FakeGpus:
 @pytest.mark.parametrize(
     ("shown", "index", "chosen"), [(4, 2, "gpu2"), (1, 0, "gpu0"), (1, 3, "gpu0")]
 )
-def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(
-    monkeypatch, shown, index, chosen
-):
+def test_configure_device_picks_gpu_by_index(monkeypatch, shown, index, chosen):
     from fleet.engines.keras.engine import configure_device
 
     gpus = FakeGpus(monkeypatch, shown)
@@ -58,9 +56,7 @@ def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(
     ],
     ids=["first", "further", "nobody says how much there is"],
 )
-def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_first(
-    monkeypatch, slot, grows, limits
-):
+def test_configure_device_limits_memory_of_shared_gpu(monkeypatch, slot, grows, limits):
     from fleet.engines.keras.engine import configure_device
 
     gpus = FakeGpus(monkeypatch, 2)

@@ -24,7 +24,7 @@ def gradients_of(rank, dtype="float32"):
 
 @settings(max_examples=examples(20), deadline=None)
 @given(st.integers(2, 4), st.integers(0, 99), st.sampled_from(["float32", "float16"]))
-def test_mpi_adds_up_gradients_of_any_shapes_and_types_in_memory_that_stays(size, seed, dtype):
+def test_mpi_exchange_sums_any_shapes_in_persistent_memory(size, seed, dtype):
     from fleet.engines.keras.exchange import MpiExchange
 
     found = {}

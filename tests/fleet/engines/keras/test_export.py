@@ -90,9 +90,7 @@ def build(function, sample=SAMPLE):
 
 @pytest.mark.parametrize("sample", [SAMPLE, SCALED], ids=["plain", "scaled"])
 @pytest.mark.parametrize("function", ["branched", "insists"])
-def test_a_subclass_that_was_trained_is_loaded_without_its_code_and_gives_the_same_logits(
-    tmp_path, function, sample
-):
+def test_export_model_of_subclass_loads_without_code(tmp_path, function, sample):
     import keras
 
     trainable = build(function, sample)
@@ -113,7 +111,7 @@ def test_a_subclass_that_was_trained_is_loaded_without_its_code_and_gives_the_sa
     assert trainable.step(images, labels, 6).count == 6  # it can be trained on
 
 
-def test_a_subclass_that_only_its_own_code_can_run_is_exported_as_itself(tmp_path):
+def test_export_model_keeps_subclass_that_needs_its_code(tmp_path):
     assert build("described", SCALED).try_export(tmp_path) == (
         "loading best.keras takes the module export_models and custom_objects with Described"
     )
@@ -132,7 +130,7 @@ def test_what_keras_loads_in_unsafe_mode_only_is_said_to_be_so(tmp_path):
     assert build("anonymous").try_export(tmp_path) == "loading best.keras takes safe_mode=False"
 
 
-def test_the_memory_of_a_row_is_what_the_backward_pass_reads_of_it():
+def test_row_bytes_match_what_backward_pass_reads():
     # Behind a scale by 2, a dense layer of 16 inputs and 3 outputs: its gradient reads the inputs, the loss the logits.
     row = build("anonymous").row_bytes()
     assert 16 * 4 * 3 <= row <= 16 * 4 * 3 + 30 * 3 * 4

@@ -64,7 +64,7 @@ def trained(train):
 
 
 @pytest.mark.parametrize("train", [{}, {"precision": "mixed_bfloat16"}], ids=["plain", "bfloat16"])
-def test_a_network_comes_to_the_bits_of_one_that_is_fed_by_the_host(train):
+def test_augment_deferred_matches_host_bit_for_bit(train):
     (sums, outputs, state), (other_sums, other_outputs, other_state) = trained(train)
     assert sums == other_sums
     assert outputs.tobytes() == other_outputs.tobytes()

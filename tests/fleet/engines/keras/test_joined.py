@@ -114,7 +114,7 @@ def test_keras_writes_onnx_or_says_what_it_lacks(tmp_path):
         assert (tmp_path / "best.onnx").stat().st_size > 0
 
 
-def test_numbers_that_float32_cannot_tell_apart_are_predicted_from(tmp_path):
+def test_ensemble_model_predicts_in_float64(tmp_path):
     from fleet.engines.keras.engine import KerasEngine
     from fleet.engines.keras.joined import EnsembleModel
 

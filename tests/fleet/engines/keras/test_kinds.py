@@ -90,7 +90,7 @@ def test_a_network_learns_what_keras_itself_would(kind):
         ("mask", ["MeanIoU", "f1_score"]),
     ],
 )
-def test_metrics_of_any_cut_of_a_batch_are_those_of_keras_on_the_whole(kind, names):
+def test_metrics_of_split_batches_match_keras(kind, names):
     import keras
 
     trainable, some = build(kind, metrics=names), batch(kind)
@@ -202,7 +202,7 @@ def with_void(rows=12):
         ),
     ),
 )
-def test_masks_have_any_loss_of_pixels_or_of_whole_masks_and_void_counts_in_none(loss, expected):
+def test_losses_of_masks_exclude_void_pixels(loss, expected):
     trainable, (inputs, targets, weights) = build("mask", loss=loss), with_void()
     logits = np.asarray(trainable._model(inputs), np.float64)
     found = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -216,7 +216,7 @@ def test_masks_have_any_loss_of_pixels_or_of_whole_masks_and_void_counts_in_none
 
 
 @pytest.mark.long
-def test_classes_of_pixels_are_weighed_in_any_loss_of_pixels_and_refused_in_one_of_masks():
+def test_class_weights_apply_to_pixel_losses_only():
     weights = {"0": 2.0, "1": 0.0, "2": 1.0}
     default, named = (
         build("mask", class_weights=weights, **train).step(
@@ -266,7 +266,7 @@ def test_metrics_and_losses_take_parameters():
         ({"loss": "categorical_generalized_cross_entropy"}, "needs q"),
     ],
 )
-def test_parameters_that_are_lacking_or_make_no_sense_are_refused_with_the_spec(train, complaint):
+def test_spec_refuses_missing_or_invalid_parameters(train, complaint):
     with pytest.raises(SpecError, match=complaint):
         parse({"models": [{"family": "softmax"}], "train": train})
 
@@ -282,7 +282,7 @@ def test_parameters_that_are_lacking_or_make_no_sense_are_refused_with_the_spec(
         ({"loss": {"huber": {"axis": 1}}}, "huber takes no axis"),
     ],
 )
-def test_parameters_that_there_are_not_are_refused_with_those_that_there_are(train, complaint):
+def test_loss_refuses_unknown_parameters(train, complaint):
     with pytest.raises(SettingError, match=complaint):
         build("value", **train)
 

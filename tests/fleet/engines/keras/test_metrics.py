@@ -250,7 +250,7 @@ def test_values_are_looked_at_for_where_they_lie():
     assert infer_sample_spec(source, [], 0).target.center == (2001, 2)
 
 
-def test_correlations_are_across_the_values_of_a_sample_and_of_one_value_there_is_none():
+def test_correlations_need_several_values_per_sample():
     outputs, targets = made("value")
     for name in ("pearson_correlation", "concordance_correlation"):
         with pytest.raises(SettingError, match=f"{name} means nothing for one value"):

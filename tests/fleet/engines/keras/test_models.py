@@ -116,9 +116,7 @@ def my_models(tmp_path, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", APPLICATIONS)
-def test_imagenet_settings_have_the_parameter_counts_that_are_published_for_keras_applications(
-    build, name
-):
+def test_imagenet_families_have_published_parameter_counts(build, name):
     # Only our six are built: the counts that keras.applications states are in test_families.py, and
     # the next test builds two of its models.
     ours = build(APPLICATIONS[name], IMAGENET, classes=1000).count_params()
@@ -127,7 +125,7 @@ def test_imagenet_settings_have_the_parameter_counts_that_are_published_for_kera
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["ResNet50", "DenseNet121"])
-def test_the_weights_of_keras_applications_give_the_same_outputs_in_a_family(keras, build, name):
+def test_families_match_keras_applications_with_same_weights(keras, build, name):
     shape = (64, 64, 3)
     model = Architecture(APPLICATIONS[name].target, {**APPLICATIONS[name].args, "stem": "imagenet"})
     ours = build(model, shape, classes=7)
@@ -163,7 +161,7 @@ SMALL = [
 
 @pytest.mark.parametrize(("target", "args"), SMALL)
 @pytest.mark.parametrize("shape", [(28, 28, 1), (33, 64, 3)])
-def test_small_networks_give_logits_and_are_counted_without_keras(build, target, args, shape):
+def test_small_families_give_logits_and_are_counted(build, target, args, shape):
     model = Architecture(target, args)
     built = build(model, shape, classes=5)
     assert built.count_params() == count_parameters(model.settings, shape, classes=5)
@@ -172,7 +170,7 @@ def test_small_networks_give_logits_and_are_counted_without_keras(build, target,
     assert not np.allclose(logits.sum(axis=1), 1.0)
 
 
-def test_without_normalisation_no_output_depends_on_the_other_images(build):
+def test_output_without_normalization_ignores_other_images(build):
     images = np.random.default_rng(0).normal(size=(4, 16, 16, 1)).astype("float32")
     for target, args in (
         ("resnet", {"blocks": [1, 1]}),
@@ -187,7 +185,7 @@ def test_without_normalisation_no_output_depends_on_the_other_images(build):
         np.testing.assert_allclose(whole, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_a_deep_residual_network_without_normalisation_starts_with_bounded_outputs(build):
+def test_deep_resnet_without_normalization_starts_bounded(build):
     model = Architecture("resnet", {"blocks": [6, 6, 6], "width": 8, "norm": "none"})
     built = build(model, (16, 16, 1), classes=3)
     images = np.random.default_rng(0).normal(size=(8, 16, 16, 1)).astype("float32")
@@ -210,7 +208,7 @@ def _weights(model):
     ],
     ids=lambda model: model.kind,
 )
-def test_equal_seeds_give_equal_networks_and_leave_other_randomness_alone(build, my_models, model):
+def test_build_model_is_deterministic_by_seed(build, my_models, model):
     python, numpy = random.getstate(), np.random.get_state()[1].copy()
     first, again, other = (
         _weights(build(model, (32, 32, 3), 4, seed=seed)) for seed in (5, 5, 2**40)
@@ -230,7 +228,7 @@ def test_layers_of_one_shape_start_with_different_weights(build):
 # --- keras.applications --------------------------------------------------------------------
 
 
-def test_the_names_read_from_the_source_are_functions_of_keras_applications(keras):
+def test_application_names_are_functions_of_keras(keras):
     names = [name for name in vars(keras.applications) if name[0].isupper()]
     assert sorted(names) == sorted(application_names())
     given = {"weights", "input_shape", "classes", "classifier_activation"}
@@ -238,7 +236,7 @@ def test_the_names_read_from_the_source_are_functions_of_keras_applications(kera
     assert all(given <= set(inspect.signature(function).parameters) for function in functions)
 
 
-def test_an_application_gives_logits_for_any_number_of_channels_and_takes_its_own_arguments(build):
+def test_application_gives_logits_for_any_channels(build):
     built = build(Architecture("MobileNet", {"alpha": 0.25}), (32, 32, 1), classes=3)
     assert built.output_shape == (None, 3)
     whole = build(Architecture("MobileNet"), (32, 32, 1), classes=3)
@@ -266,7 +264,7 @@ def test_an_application_leaves_the_scaling_of_pixels_to_the_spec(build):
         ("densenet", {"blocks": [1] * 7}, "needs at least 64x64 pixels, not 32x32"),
     ],
 )
-def test_a_description_that_cannot_be_built_is_answered_in_one_line(build, target, args, message):
+def test_build_model_refuses_bad_description_in_one_line(build, target, args, message):
     with pytest.raises(UserError, match=message) as caught:
         build(Architecture(target, args), (32, 32, 3), classes=2)
     assert "\n" not in str(caught.value)
@@ -309,9 +307,7 @@ def test_a_last_softmax_is_taken_away(keras, build, my_models, name, tmp_path):
         ({"logits": "mae"}, "mae"),
     ],
 )
-def test_a_loss_that_a_model_was_compiled_with_is_named_and_the_one_that_is_used(
-    build, my_models, loss, named
-):
+def test_build_model_warns_of_unused_compiled_loss(build, my_models, loss, named):
     with collect_warnings() as told:
         build(Architecture("my_test_models:compiled", {"loss": loss}), (4, 4, 1), classes=3)
     assert len(told) == 1
@@ -343,9 +339,7 @@ def test_a_model_without_a_loss_is_not_warned_of(build, my_models, name):
         ("probabilities", ModelError, "leave out the last softmax, so that it returns logits"),
     ],
 )
-def test_a_function_that_gives_no_usable_model_is_named_in_one_line(
-    build, my_models, name, error, message
-):
+def test_build_model_refuses_unusable_model_in_one_line(build, my_models, name, error, message):
     args = {"depth": 3} if name == "logits" else {}
     with pytest.raises(error, match=message) as caught:
         build(Architecture(f"my_test_models:{name}", args), (4, 4, 1), classes=3)

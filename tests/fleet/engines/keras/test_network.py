@@ -103,9 +103,7 @@ def steps(trainable, batch):
 @pytest.mark.parametrize(
     "train", [{}, {"precision": "mixed_float16"}], ids=["plain", "with a loss scale"]
 )
-def test_a_network_is_not_traced_again_for_other_numbers_of_its_optimizer_or_another_seed(
-    engine, batch, name, train
-):
+def test_graphs_are_reused_for_other_hyperparameters(engine, batch, name, train):
     from fleet.engines.keras.exchange import NoExchange
 
     first, second = (
@@ -129,8 +127,8 @@ def test_a_network_is_not_traced_again_for_other_numbers_of_its_optimizer_or_ano
     assert all((found[2][key] == alone[2][key]).all() for key in alone[2])
 
 
-def test_a_network_in_the_graphs_of_another_scales_its_own_learning_rate(engine):
-    built = engine.build(network(), SingleRankGroup())
+def test_reused_graphs_scale_own_learning_rate(engine):
+    built = engine.build(network(), Alone())
     built.scale_learning_rate(4.0)
     built.close()
     again = engine.build(
@@ -169,7 +167,7 @@ def test_a_network_that_differs_by_more_has_graphs_of_its_own(engine, changed):
     assert engine.build(network(**changed), SingleRankGroup()) is not built
 
 
-def test_a_schedule_is_multiplied_with_the_batch_that_follows_the_gpus(engine):
+def test_schedule_scales_with_batch_that_follows_gpus(engine):
     from fleet.engines.keras.optimizer import make_optimizer
 
     settings = network(
@@ -230,7 +228,7 @@ def test_samples_that_cannot_be_read_count_for_nothing(engine, batch):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_arguments_of_learning_rate_schedules_are_those_of_keras(name):
+def test_schedule_arguments_match_keras(name):
     import keras
 
     known = inspect.signature(getattr(keras.optimizers.schedules, name)).parameters
@@ -254,9 +252,7 @@ def tensorflow_said():
 
 
 @pytest.mark.long
-def test_many_networks_that_are_traced_once_each_are_not_taken_for_one_that_is_traced_again(
-    engine, batch, tensorflow_said
-):
+def test_many_traced_networks_raise_no_retracing_warning(engine, batch, tensorflow_said):
     for _ in range(8):
         trainable = engine.build(network(), SingleRankGroup())
         trainable.step(*batch, 12)
@@ -303,7 +299,7 @@ def capped(labels, outputs):
         {"loss": "tests.fleet.engines.keras.test_network:capped"},
     ),
 )
-def test_several_steps_at_once_come_to_the_same_as_one_by_one_bit_for_bit(engine, batch, train):
+def test_several_steps_match_single_steps_bit_for_bit(engine, batch, train):
     settings = parse(
         {
             "models": [{"family": "cnn", "args": {"filters": [4], "dense": [8], "dropout": 0.3}}],
@@ -342,7 +338,7 @@ def read_late(trainable, batches):
 
 @pytest.mark.parametrize("group", [SingleRankGroup(), Group(2)], ids=["alone", "by MPI"])
 @pytest.mark.parametrize("train", [{}, {"xla": True}], ids=["as traced", "xla"])
-def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(engine, batch, group, train):
+def test_late_totals_match_bit_for_bit(engine, batch, group, train):
     images, labels = batch
     batches = [
         (np.roll(images, turn, 1), np.full(12, -1) if turn == 2 else labels) for turn in range(5)
@@ -354,10 +350,8 @@ def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(engine, bat
     assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
 
 
-@pytest.mark.parametrize("group", [SingleRankGroup(), Group(2)], ids=["alone", "by MPI"])
-def test_a_step_that_fails_does_so_when_its_sums_are_read_or_when_another_begins(
-    engine, batch, group
-):
+@pytest.mark.parametrize("group", [Alone(), Group(2)], ids=["alone", "by MPI"])
+def test_failed_step_raises_when_read_or_at_next_begin(engine, batch, group):
     images, labels = batch
     trainable = engine.build(network(loss=f"{__name__}:failing"), group)
     begun = begin(trainable, images, labels + 1, [12])
@@ -398,7 +392,7 @@ for _ in range(20):
 """
 
 
-def test_a_step_fails_while_its_network_is_closed_and_neither_waits_for_the_other():
+def test_close_during_failing_step_does_not_deadlock():
     # In a process of its own: where threads wait for each other's locks, nothing else runs, not even a timeout.
     subprocess.run([sys.executable, "-c", CLOSING], check=True, timeout=60, cwd=ROOT)
 
@@ -423,7 +417,7 @@ def test_what_nobody_reads_any_more_is_let_go(engine, batch):
     assert again.step(*batch, 12) == engine.build(network(), SingleRankGroup()).step(*batch, 12)
 
 
-def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(batch):
+def test_networks_match_with_and_without_graph_rewriting(batch):
     import tensorflow as tf
 
     from fleet.engines.keras.engine import KerasEngine
@@ -447,13 +441,13 @@ def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(bat
 
 
 @pytest.mark.long
-def test_steps_are_taken_one_by_one_where_they_are_compiled_for_their_size(engine, batch):
-    trainable = engine.build(network(xla=True), SingleRankGroup())
+def test_xla_takes_steps_one_by_one(engine, batch):
+    trainable = engine.build(network(xla=True), Alone())
     assert not trainable.can_stride()
     assert trainable.step(*batch, 12).count == 12
 
 
-def test_a_network_of_a_fold_does_not_take_the_graphs_of_another_that_does_something_else_to_its_inputs(
+def test_graphs_are_not_shared_by_folds_with_other_inputs(
     batch,
 ):
     from fleet.engines.keras.engine import KerasEngine

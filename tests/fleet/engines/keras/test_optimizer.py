@@ -113,7 +113,7 @@ def test_parameters_come_to_keras_as_they_are_given():
         ({"name": "sgd", "clipnorm": 1.0, "clipvalue": 1.0}, "should be one of them"),
     ],
 )
-def test_what_an_optimizer_does_not_take_is_a_mistake_of_the_spec(optimizer, complaint):
+def test_make_optimizer_refuses_unknown_arguments(optimizer, complaint):
     with pytest.raises(SpecError, match=complaint):
         settings(optimizer)
 
@@ -147,7 +147,7 @@ def test_accumulated_gradients_make_the_step_of_one_large_batch():
         },
     ],
 )
-def test_learning_rates_follow_the_batch_in_the_graph_that_there_is(learning_rate):
+def test_scalable_rate_follows_batch_in_same_graph(learning_rate):
     from fleet.engines.keras.exchange import NoExchange
 
     trainable = build({"learning_rate": learning_rate}, size=[12, 48])

@@ -245,7 +245,7 @@ def test_penalties_do_not_depend_on_the_ranks_with_any_optimizer(train):
             np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
-def test_several_steps_at_once_have_the_penalties_of_each_also_where_nothing_of_a_batch_could_be_read():
+def test_several_steps_have_penalties_of_each_batch():
     inputs, targets = data()
     counts = np.ones(ROWS, np.float32)
     counts[3:5] = counts[16:32] = -1
@@ -267,7 +267,7 @@ def test_several_steps_at_once_have_the_penalties_of_each_also_where_nothing_of_
     assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
 
 
-def test_what_a_model_adds_is_found_out_and_leaves_the_model_as_it_was():
+def test_sums_over_rows_leaves_model_unchanged():
     from fleet.engines.keras.penalties import sums_over_rows
 
     model = build("of_a_model", SingleRankGroup())._model

@@ -96,7 +96,7 @@ def test_what_a_run_exports_and_what_keras_writes_is_taken_up(
     assert all(equal(second, first).values())
 
 
-def test_a_classifier_of_its_own_is_skipped_and_what_is_frozen_stays(built, tmp_path):
+def test_load_pretrained_skips_head_and_freezes_rest(built, tmp_path):
     images, labels = (
         np.random.default_rng(0).integers(0, 255, (8, 8, 8, 1), np.uint8),
         np.arange(8) % 5,

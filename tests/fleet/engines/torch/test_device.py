@@ -43,9 +43,7 @@ def shown(monkeypatch):
 @pytest.mark.parametrize(
     ("count", "index", "chosen"), [(4, 2, "cuda:2"), (1, 0, "cuda:0"), (1, 3, "cuda:0")]
 )
-def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(
-    shown, count, index, chosen
-):
+def test_configure_device_picks_gpu_by_index(shown, count, index, chosen):
     from fleet.engines.torch.engine import configure_device
 
     told = shown(count)
@@ -65,9 +63,7 @@ def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(
     ],
     ids=["first", "further", "nobody says how much there is"],
 )
-def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_first(
-    shown, slot, shares
-):
+def test_configure_device_limits_memory_of_shared_gpu(shown, slot, shares):
     from fleet.engines.torch.engine import configure_device
 
     told = shown(2)

@@ -40,9 +40,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("least", [64, 600, 2**22])
-def test_gradients_are_added_up_in_pieces_also_with_a_rank_that_has_no_rows(
-    tmp_path, monkeypatch, least
-):
+def test_torch_exchange_sums_parts_with_an_empty_rank(tmp_path, monkeypatch, least):
     import torch
 
     from fleet.engines.torch import exchange

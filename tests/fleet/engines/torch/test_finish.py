@@ -33,7 +33,7 @@ def test_tensors_are_moved_as_numpy_moves_arrays(dtype, shape, to):
 
 
 @pytest.mark.parametrize("train", [{}, {"precision": "mixed_bfloat16"}], ids=["plain", "bfloat16"])
-def test_a_network_comes_to_the_bits_of_one_that_is_fed_by_the_host(train):
+def test_augment_deferred_matches_host_bit_for_bit(train):
     rows, sample = unfinished()
     labels = np.arange(12) % 3
     labels[[2, 7]] = -1  # could not be read

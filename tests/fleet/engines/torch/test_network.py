@@ -96,7 +96,7 @@ def built(model=CNN, sample=SAMPLE, seed=0, **train):
     ],
     ids=lambda train: " ".join([*train, str(train.get("optimizer", {}).get("name", ""))]),
 )
-def test_a_network_learns_with_every_setting_and_goes_on_from_its_state_bit_for_bit(batch, train):
+def test_network_learns_and_resumes_bit_for_bit(batch, train):
     one, other = built(**train), built(seed=1, **train)
     fresh = built(**train)
     fresh.load(other.state())  # also before the first step ranks of a group share it
@@ -191,7 +191,7 @@ def late(monkeypatch):
 @pytest.mark.parametrize(
     "train", [{}, {"batch": {"accumulate": 2}, "optimizer": {"name": "adamw"}}], ids=str
 )
-def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(batch, late, train):
+def test_late_totals_match_bit_for_bit(batch, late, train):
     one, (images, labels) = late(**train), batch
     some, none = np.where(np.arange(12) % 3 == 0, -1, labels), np.full(12, -1)
     waits = [
@@ -212,7 +212,7 @@ def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(batch, late
     assert all(np.array_equal(array, other.state()[name]) for name, array in one.state().items())
 
 
-def test_gradients_that_a_backward_pass_makes_anew_are_those_that_it_adds_up_bit_for_bit():
+def test_gathered_gradients_match_added_ones_bit_for_bit():
     import torch
 
     from fleet.engines.torch.flat import FlatParameters
@@ -261,7 +261,7 @@ def test_samples_may_weigh_where_sums_are_read_late(batch, late):
     ],
     ids=lambda model: next(iter(model.values())),
 )
-def test_what_is_counted_before_a_network_is_built_is_what_it_has(batch, model):
+def test_count_parameters_matches_built_network(batch, model):
     trainable, spec = built(model), spec_of(model)
     assert trainable.count_parameters() == count_parameters(spec.networks[0], spec, SAMPLE)
     assert trainable.row_bytes() > 0
@@ -269,7 +269,7 @@ def test_what_is_counted_before_a_network_is_built_is_what_it_has(batch, model):
     assert trainable.step(*batch, 12).count == 12
 
 
-def test_whole_numbers_that_are_no_image_reach_an_embedding_as_they_are():
+def test_integer_inputs_reach_embedding_unchanged():
     sample = SampleSpec(ImageSpec((5,), "int32"), 3)
     trainable = built({"build": f"{MODULES}:embedding"}, sample)
     numbers = np.random.default_rng(0).integers(0, 50, (6, 5)).astype(np.int32)

@@ -109,9 +109,7 @@ def outputs_of(network, images):
 
 @pytest.mark.parametrize("model", [CNN, NET])
 @pytest.mark.parametrize("train", [{}, {"optimizer": {"use_ema": True, "ema_momentum": 0.5}}])
-def test_an_export_is_the_state_dict_and_a_note_and_gives_what_the_network_does(
-    tmp_path, model, train
-):
+def test_export_writes_state_dict_and_note(tmp_path, model, train):
     from safetensors.numpy import load_file
 
     network, path = trained(built(model, **train)), tmp_path / "best.safetensors"
@@ -331,7 +329,7 @@ def test_a_file_may_lack_the_second_name_of_a_weight_and_counts(tmp_path):
     assert all(np.array_equal(array, first.state()[name]) for name, array in second.state().items())
 
 
-def test_numbers_that_float32_cannot_tell_apart_are_predicted_from(tmp_path):
+def test_export_predicts_in_float64(tmp_path):
     affine = Affine((1.7e9, 2.0), (100.0, 1.0), 1.0, precise=True)
     rows = np.array(affine.mean) + np.arange(10).reshape(5, 2)
     sample = SampleSpec(ImageSpec((2,), "float64"), 3, affine)
