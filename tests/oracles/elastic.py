@@ -42,7 +42,7 @@ def integer_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
     counts = np.array([k for _, k, _ in choices])
     factors = np.array([factor for _, _, factor in choices])
     one_each = csr_array((np.ones(len(jobs)), (jobs, np.arange(len(jobs)))))
-    found = milp(
+    solution = milp(
         -factors,
         integrality=np.ones(len(jobs)),
         bounds=Bounds(0, 1),
@@ -52,11 +52,11 @@ def integer_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
         ],
         options={"mip_rel_gap": 0.0},
     )
-    if found.x is None:
+    if solution.x is None:
         return None
-    taken = found.x > 0.5
+    chosen = solution.x > 0.5
     return Allocation(
-        tuple(counts[taken].tolist()), float(factors[taken].sum()), "integer programme"
+        tuple(counts[chosen].tolist()), float(factors[chosen].sum()), "integer programme"
     )
 
 
@@ -73,12 +73,12 @@ def dynamic_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
     """
     if not curves:
         return Allocation((), 0.0, "dynamic programme")
-    least = np.array([curve.min_gpus for curve in curves], np.int64)
-    spare = gpus - int(least.sum())
+    minimum = np.array([curve.least for curve in curves], np.int64)
+    spare = gpus - int(minimum.sum())
     if spare < 0:
         return None
-    given = least + _programme([_options_of(curve) for curve in curves], spare)
-    counts = tuple(given.tolist())
+    allocation = minimum + _programme([_options_of(curve) for curve in curves], spare)
+    counts = tuple(allocation.tolist())
     factors = [curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True)]
     return Allocation(counts, math.fsum(factors), "dynamic programme")
 
@@ -107,13 +107,13 @@ def _programme(options: Sequence[_Options], spare: int) -> NDArray[np.int64]:
                 np.maximum(table[count:], before[:-count] + gain, out=table[count:])
         tables.append(table)
     # The way back: which option reached the maximum is found again, in one column per job.
-    given = np.zeros(len(options), dtype=np.int64)
+    allocation = np.zeros(len(options), dtype=np.int64)
     for job in reversed(range(len(options))):
         counts, gains = options[job]
         if len(counts) == 1:
             continue
         fits = counts[counts <= spare]
         best = int((tables[job][spare - fits] + gains[: len(fits)]).argmax())
-        given[job] = fits[best]
+        allocation[job] = fits[best]
         spare -= int(fits[best])
-    return given
+    return allocation

@@ -51,7 +51,7 @@ class Solution:
 
 def allocate_nodes(
     trainers: Sequence[Trainer],
-    held: Sequence[frozenset[int]],
+    current: Sequence[frozenset[int]],
     nodes: int,
     horizon_s: float,
     *,
@@ -72,27 +72,27 @@ def allocate_nodes(
     Raises:
         InputError: a node is held twice or is not there; or as ``allocate``.
     """
-    owned = [node for mine in held for node in mine]
+    owned = [node for own_nodes in current for node in own_nodes]
     if len(set(owned)) < len(owned) or not all(0 <= node < nodes for node in owned):
         raise InputError(f"each node 0..{nodes - 1} can be held once, by one trainer")
-    check_state(trainers, [len(mine) for mine in held], nodes, horizon_s)
+    check(trainers, [len(own_nodes) for own_nodes in current], nodes, horizon_s)
     program = _Program()
-    taken = []
-    for trainer, mine in zip(trainers, held, strict=True):
+    allocated = []
+    for trainer, own_nodes in zip(trainers, current, strict=True):
         has = program.variables(nodes)  # x_jn
         count = dict.fromkeys(has.tolist(), 1.0)
-        _share(program, trainer, len(mine), nodes, horizon_s, count)
+        _share(program, trainer, len(own_nodes), nodes, horizon_s, count)
         _forbid_migration(
-            program, has, mine, count, 2 * nodes if migration_m is None else migration_m
+            program, has, own_nodes, count, 2 * nodes if migration_m is None else migration_m
         )
-        taken.append(has)
+        allocated.append(has)
     for node in range(nodes):
-        program.add({int(has[node]): 1.0 for has in taken}, upper=1.0)  # Eq. 5
-    found = program.solve()
-    if found is None:
+        program.add({int(has[node]): 1.0 for has in allocated}, upper=1.0)  # Eq. 5
+    solution = program.solve()
+    if solution is None:
         return None
-    values, optimal, gap = found
-    sets = tuple(frozenset(np.flatnonzero(values[has] > 0.5).tolist()) for has in taken)
+    values, optimal, gap = solution
+    sets = tuple(frozenset(np.flatnonzero(values[has] > 0.5).tolist()) for has in allocated)
     return Solution(sets, tuple(map(len, sets)), optimal, gap)
 
 
@@ -119,9 +119,9 @@ def allocate_counts(
     for trainer, had, count in zip(trainers, current, counts.tolist(), strict=True):
         _share(program, trainer, had, nodes, horizon_s, {count: 1.0})
     program.add(dict.fromkeys(counts.tolist(), 1.0), upper=nodes)
-    found = program.solve()
-    assert found is not None, "waiting on no nodes is always feasible"
-    values, optimal, gap = found
+    solution = program.solve()
+    assert solution is not None, "waiting on no nodes is always feasible"
+    values, optimal, gap = solution
     return Solution(None, tuple(int(round(value)) for value in values[counts]), optimal, gap)
 
 
@@ -165,9 +165,9 @@ def _earn(
     program.add(dict.fromkeys(pieces, 1.0), upper=1.0)
     bends = {weight: -float(nodes) for weight, nodes in zip(weights, curve.nodes, strict=True)}
     program.add({**count, **bends}, lower=0.0, upper=0.0)
-    for weight, (left, right) in zip(weights, pairwise([None, *pieces, None]), strict=True):
-        beside = [piece for piece in (left, right) if piece is not None]
-        program.add({weight: 1.0, **dict.fromkeys(beside, -1.0)}, upper=0.0)
+    for weight, (before, right) in zip(weights, pairwise([None, *pieces, None]), strict=True):
+        neighbors = [piece for piece in (before, right) if piece is not None]
+        program.add({weight: 1.0, **dict.fromkeys(neighbors, -1.0)}, upper=0.0)
 
 
 def _pay_rescaling(
@@ -183,18 +183,22 @@ def _pay_rescaling(
 
 
 def _forbid_migration(
-    program: _Program, has: np.ndarray, mine: frozenset[int], count: Mapping[int, float], m: int
+    program: _Program,
+    has: np.ndarray,
+    own_nodes: frozenset[int],
+    count: Mapping[int, float],
+    m: int,
 ) -> None:
     """A trainer's nodes that change are as many as its count changes by (Eqs. 9, 10)."""
     changed = program.variables(len(has)).tolist()  # u_jn = x_jn xor c_jn
     (shrinks,) = program.variables(1).tolist()  # z_j
     for node, (new, change) in enumerate(zip(has.tolist(), changed, strict=True)):
-        was = 1.0 if node in mine else 0.0
+        was = 1.0 if node in own_nodes else 0.0
         program.add({change: 1.0, new: -1.0}, lower=-was, upper=was)
         program.add({change: 1.0, new: 1.0}, lower=was, upper=2.0 - was)
     total = dict.fromkeys(changed, 1.0)
-    program.add({**count, **{k: -v for k, v in total.items()}, shrinks: m}, lower=len(mine))
-    program.add({**count, **total, shrinks: m}, upper=m + len(mine))
+    program.add({**count, **{k: -v for k, v in total.items()}, shrinks: m}, lower=len(own_nodes))
+    program.add({**count, **total, shrinks: m}, upper=m + len(own_nodes))
 
 
 class _Program:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from fleet.engines.base import WIDTH, PeerFailed, StepTotals
 
-whole = st.integers(0, 10**6).map(float)  # floats that add up without rounding
-some = st.builds(StepTotals, whole, whole, whole, st.booleans(), st.booleans())
+integers = st.integers(0, 10**6).map(float)  # floats that add up without rounding
+totals = st.builds(StepTotals, integers, integers, integers, st.booleans(), st.booleans())
 
 
-@given(st.lists(some, min_size=1, max_size=5), st.sampled_from(["float32", "float64"]))
+@given(st.lists(totals, min_size=1, max_size=5), st.sampled_from(["float32", "float64"]))
 def test_what_ranks_pack_and_add_up_is_the_sum_of_what_they_had(ranks, dtype):
     packed = [sums.pack() for sums in ranks]
     assert {array.shape for array in packed} == {(WIDTH,)}
@@ -25,10 +25,10 @@ def test_a_state_keeps_the_totals_and_takes_them_up_again():
 
 
 def test_raise_failure_distinguishes_own_and_peer_errors():
-    own = ValueError("of this rank")
+    own_error = ValueError("of this rank")
     for sums in (StepTotals(), StepTotals(failed=True)):
         with pytest.raises(ValueError, match="of this rank"):
-            sums.raise_failure(own)
+            sums.raise_failure(own_error)
     with pytest.raises(PeerFailed):
         StepTotals(failed=True).raise_failure(None)
     StepTotals().raise_failure(None)

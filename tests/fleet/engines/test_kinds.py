@@ -26,31 +26,31 @@ def sample_of(kind):
 
 
 def network(kind, group=None, **train):
-    made = spec(
+    built = spec(
         {"family": "softmax"}, train={"optimizer": {"learning_rate": 0.1, "momentum": 0.5}, **train}
     )
-    return NumpyEngine(sample_of(kind)).build(made.networks[0], group or SingleRankGroup())
+    return NumpyEngine(sample_of(kind)).build(built.networks[0], group or Alone())
 
 
 def batch(kind, rows=7, bad=()):
     """Inputs, targets and weights, some of which are marked."""
     random, target = np.random.default_rng(1), TARGETS[kind]
-    inputs, made = (
+    inputs, built = (
         random.normal(size=(rows, 2, 3, 2)).astype(np.float32),
         target.random_targets(random, rows),
     )
     if not target.is_plain:
-        made["weight"] = random.uniform(0.5, 2, rows)
+        built["weight"] = random.uniform(0.5, 2, rows)
     if kind == "mask":
-        made["target"][0, 0, :] = target.void
+        built["target"][0, 0, :] = target.void
     for row in bad:
-        target.mark_unusable(made, row)
-    values, weights = target.split(made)
+        target.mark_unusable(built, row)
+    values, weights = target.split(built)
     return (inputs, values) if weights is None else (inputs, values, weights)
 
 
-def step(trainable, some, size, **options):
-    inputs, values, *weights = some
+def step(trainable, rows, size, **options):
+    inputs, values, *weights = rows
     return trainable.step(inputs, values, size, False, *weights, **options)
 
 
@@ -65,17 +65,17 @@ def part(some, rows):
 def test_the_gradient_is_that_of_the_loss(kind, train):
     if (train and kind == "value") or ("class_weights" in train and kind == "multilabel"):
         return
-    some = batch(kind)
+    rows = batch(kind)
     trainable = network(kind, **train)
     start = trainable.state()
-    loss = step(trainable, some, 7).loss / 7
+    loss = step(trainable, rows, 7).loss / 7
     slopes = (start["weights"] - trainable.state()["weights"]) / 0.1
-    for place in [(0, 0), (1, 1), (slopes.shape[0] - 1, 1)]:
+    for position in [(0, 0), (1, 1), (slopes.shape[0] - 1, 1)]:
         nudged = start["weights"].copy()
-        nudged[place] += 1e-6
+        nudged[position] += 1e-6
         trainable.load({**start, "weights": nudged})
-        assert (step(trainable, some, 7).loss / 7 - loss) / 1e-6 == pytest.approx(
-            slopes[place], abs=1e-4
+        assert (step(trainable, rows, 7).loss / 7 - loss) / 1e-6 == pytest.approx(
+            slopes[position], abs=1e-4
         )
 
 
@@ -101,22 +101,22 @@ def test_losses_are_what_can_be_written_down():
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_group_of_any_size_gives_the_same_losses_and_metrics(kind, size):
-    some = batch(kind, bad=(3,))
+    rows = batch(kind, bad=(3,))
     train = {"metrics": ["mae"]} if kind == "value" else {}
     alone = network(kind, **train)
-    expected = [step(alone, some, 7) for _ in range(3)]
-    found, weights = {}, {}
+    expected = [step(alone, rows, 7) for _ in range(3)]
+    result, weights = {}, {}
 
     def rank_main(world):
         trainable = network(kind, world.group(range(size), 1), **train)
-        mine = part(some, slice(*split_rows(0, 7, world.rank, size)))
-        found[world.rank] = [step(trainable, mine, 7) for _ in range(3)]
+        actual = part(rows, slice(*split_rows(0, 7, world.rank, size)))
+        result[world.rank] = [step(trainable, actual, 7) for _ in range(3)]
         weights[world.rank] = trainable.state()["weights"]
 
     assert Launch(size, 0).run(rank_main)
     for rank in range(size):
-        for one, other in zip(found[rank], expected, strict=True):
-            np.testing.assert_allclose(one.pack(), other.pack(), rtol=1e-9)
+        for actual, other in zip(result[rank], expected, strict=True):
+            np.testing.assert_allclose(actual.pack(), other.pack(), rtol=1e-9)
         np.testing.assert_allclose(weights[rank], alone.state()["weights"], rtol=1e-9)
     assert expected[0].count == 6
 

@@ -38,7 +38,7 @@ def first_weights(input_shape, classes): return None
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path, monkeypatch):
+def custom(tmp_path, monkeypatch):
     (tmp_path / "own_engines.py").write_text(MODULE)
     monkeypatch.delitem(sys.modules, "own_engines", raising=False)  # of another test's folder
     monkeypatch.syspath_prepend(tmp_path)
@@ -55,7 +55,7 @@ def spec(engine, *models, **parts):
     )
 
 
-def made(engine, rates=None, **parts):
+def make(engine, rates=None, **parts):
     return make_engine(spec(engine, **parts), SAMPLE, rates, 1, 2)
 
 
@@ -67,9 +67,9 @@ def test_every_row_goes_by_its_own_name_and_has_a_line_of_help():
 def test_a_row_of_ours_makes_its_engine(tmp_path):
     (tmp_path / "rates.json").touch()
     rates = RateTable(10, 1, (Network("softmax", (1.0,)),))
-    assert isinstance(made("numpy"), NumpyEngine)
+    assert isinstance(make("numpy"), NumpyEngine)
     assert isinstance(
-        made("emulated", rates, schedule={"rates": str(tmp_path / "rates.json")}), EmulatedEngine
+        make("emulated", rates, schedule={"rates": str(tmp_path / "rates.json")}), EmulatedEngine
     )
 
 
@@ -81,32 +81,41 @@ def test_keras_row_makes_engine_and_counts_parameters(monkeypatch):
     monkeypatch.setattr(
         engine, "KerasEngine", lambda setup: SimpleNamespace(exchange_name="", build=setup)
     )
-    given = made("keras").build
-    assert (given.sample, given.resources.exchange, given.deterministic) == (SAMPLE, "auto", False)
-    assert (given.index, given.trainers, given.slot.number, given.slot.slots) == (1, 2, 0, 1)
-    asked = spec("keras", {"build": "tests.keras_models:explodes_on_rank"})
-    assert count_network_parameters(asked.networks[0], asked, SAMPLE) == (4 * 4 + 1) * 3
+    arguments = make("keras").build
+    assert (arguments.sample, arguments.resources.exchange, arguments.deterministic) == (
+        SAMPLE,
+        "auto",
+        False,
+    )
+    assert (arguments.index, arguments.trainers, arguments.slot.number, arguments.slot.slots) == (
+        1,
+        2,
+        0,
+        1,
+    )
+    settings = spec("keras", {"build": "tests.keras_models:explodes_on_rank"})
+    assert count_network_parameters(settings.networks[0], settings, SAMPLE) == (4 * 4 + 1) * 3
 
 
 def test_missing_library_is_reported_with_its_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "fleet.engines.torch.models", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
-    asked = spec("torch", {"build": "own_engines:first_weights"})
+    settings = spec("torch", {"build": "own_engines:first_weights"})
     with pytest.raises(
         NotInstalledError, match=r"wants what pip install 'fleet-ensemble\[torch\]' brings"
     ):
-        count_network_parameters(asked.networks[0], asked, SAMPLE)
+        count_network_parameters(settings.networks[0], settings, SAMPLE)
 
 
 @pytest.mark.parametrize("row", ["ROW", "DIRECT"])
 def test_custom_row_makes_engine_by_path_or_directly(row):
-    engine = made(f"own_engines:{row}")
+    engine = make(f"own_engines:{row}")
     assert type(engine).__name__ == "Own"
     assert (engine.setup.sample, engine.setup.index, engine.setup.trainers) == (SAMPLE, 1, 2)
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ("LOST", "engine 'own_engines:NoSuchClass': module 'own_engines' has no 'NoSuchClass'"),
         (
@@ -115,9 +124,9 @@ def test_custom_row_makes_engine_by_path_or_directly(row):
         ),
     ],
 )
-def test_a_row_of_ones_own_that_makes_no_engine_is_refused(row, said):
-    with pytest.raises(UserError, match=said):
-        made(f"own_engines:{row}")
+def test_a_row_of_ones_own_that_makes_no_engine_is_refused(row, message):
+    with pytest.raises(UserError, match=message):
+        make(f"own_engines:{row}")
 
 
 @pytest.mark.parametrize(
@@ -177,15 +186,15 @@ def test_count_parameters_by_family_or_row_or_unknown():
         ("own_engines:ROW", [features * 3, 5]),
         ("own_engines:DIRECT", [features * 3, None]),
     ):
-        asked = spec(engine, family, function)
+        settings = spec(engine, family, function)
         assert [
-            count_network_parameters(network, asked, SAMPLE) for network in asked.networks
+            count_network_parameters(network, settings, SAMPLE) for network in settings.networks
         ] == counts
-    asked = spec("own_engines:RAISES", function)
+    settings = spec("own_engines:RAISES", function)
     with pytest.raises(
         UserError, match="b: own_engines:first_weights: ZeroDivisionError: division by zero"
     ):
-        count_network_parameters(asked.networks[0], asked, SAMPLE)
+        count_network_parameters(settings.networks[0], settings, SAMPLE)
 
 
 def test_a_checkpoint_takes_what_the_row_says():
@@ -195,13 +204,13 @@ def test_a_checkpoint_takes_what_the_row_says():
 
 
 def test_spec_with_custom_engine_can_be_pickled():
-    asked = spec("own_engines:ROW")
-    assert pickle.loads(pickle.dumps(asked)) == asked
-    assert isinstance(asked.engine, EngineInfo)
+    settings = spec("own_engines:ROW")
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert isinstance(settings.engine, EngineInfo)
 
 
-def test_failed_network_is_retried_after_engine_changes(own):
-    asked = spec("own_engines:ROW")
-    before = trial_identity(asked.networks[0], asked, SAMPLE)
-    own.write_text(f"{MODULE}\n# mended")
-    assert trial_identity(asked.networks[0], asked, SAMPLE) != before
+def test_failed_network_is_retried_after_engine_changes(custom):
+    settings = spec("own_engines:ROW")
+    before = trial_identity(settings.networks[0], settings, SAMPLE)
+    custom.write_text(f"{MODULE}\n# mended")
+    assert trial_identity(settings.networks[0], settings, SAMPLE) != before

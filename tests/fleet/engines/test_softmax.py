@@ -21,11 +21,11 @@ RATE, MOMENTUM = 0.1, 0.5
 
 
 def network(sample=SAMPLE, group=None, **train):
-    made = spec(
+    built = spec(
         {"family": "softmax"},
         train={"optimizer": {"learning_rate": RATE, "momentum": MOMENTUM}, **train},
     )
-    return NumpyEngine(sample).build(made.networks[0], group or SingleRankGroup())
+    return NumpyEngine(sample).build(built.networks[0], group or Alone())
 
 
 def samples(count, seed=0):
@@ -50,10 +50,10 @@ def test_step_follows_numeric_gradient_and_momentum():
     velocity = np.zeros_like(trainable.state()["weights"])
     for _ in range(3):
         weights, gradient = trainable.state()["weights"], np.empty_like(velocity)
-        for place in np.ndindex(weights.shape):
+        for index in np.ndindex(weights.shape):
             step = np.zeros_like(weights)
-            step[place] = 1e-5
-            gradient[place] = (
+            step[index] = 1e-5
+            gradient[index] = (
                 mean_loss(weights + step, images, labels)
                 - mean_loss(weights - step, images, labels)
             ) / 2e-5
@@ -75,8 +75,8 @@ def test_step_of_any_group_matches_single_rank(rows, size, seed):
 
     def rank_main(world):
         trainable = network(group=world.group(range(size), 1))
-        mine = slice(*split_rows(0, rows, world.rank, size))
-        results[world.rank] = trainable.step(images[mine], labels[mine], rows)
+        actual = slice(*split_rows(0, rows, world.rank, size))
+        results[world.rank] = trainable.step(images[actual], labels[actual], rows)
         weights[world.rank] = trainable.state()["weights"]
 
     assert Launch(size, seed).run(rank_main)
@@ -130,19 +130,19 @@ def test_what_the_stream_leaves_to_the_engine_is_done_first():
     images, labels = samples(5)
     scaled = network(dataclasses.replace(SAMPLE, affine=Affine(mean=0.5, std=0.25)))
     plain = network(dataclasses.replace(SAMPLE, image=ImageSpec((4, 4, 1), "float32")))
-    one, other = (
+    trainable, reference = (
         scaled.step(images, labels, 5),
         plain.step((images / np.float32(255) - 0.5) / 0.25, labels, 5),
     )
-    assert one.pack() == pytest.approx(other.pack(), rel=1e-5)
+    assert trainable.pack() == pytest.approx(reference.pack(), rel=1e-5)
 
 
 def test_a_network_goes_on_from_its_state_as_if_nothing_had_been():
-    one, other = network(), network()
-    one.step(*samples(4), 4)
-    other.load(one.state())
-    assert one.step(*samples(4, 1), 4) == other.step(*samples(4, 1), 4)
-    assert one.evaluate(*samples(9, 2)) == other.evaluate(*samples(9, 2))
+    trainable, reference = network(), network()
+    trainable.step(*samples(4), 4)
+    reference.load(trainable.state())
+    assert trainable.step(*samples(4, 1), 4) == reference.step(*samples(4, 1), 4)
+    assert trainable.evaluate(*samples(9, 2)) == reference.evaluate(*samples(9, 2))
 
 
 def test_a_state_is_a_copy():
@@ -166,11 +166,11 @@ def test_the_checkpoint_of_another_network_is_refused(arrays):
 
 
 def test_what_the_engine_cannot_do_is_the_networks_failure():
-    made = spec({"build": "tests.sources:zeros"})
+    built = spec({"build": "tests.sources:zeros"})
     wrong = dataclasses.replace(
-        made.networks[0],
+        built.networks[0],
         architecture=dataclasses.replace(
-            made.networks[0].architecture, target="tests.fleet.engines.test_softmax:two_weights"
+            built.networks[0].architecture, target="tests.fleet.engines.test_softmax:two_weights"
         ),
     )
     with pytest.raises(ModelError, match=r"returned weights of shape \(2,\), not \(17, 3\)"):

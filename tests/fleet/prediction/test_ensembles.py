@@ -59,25 +59,28 @@ def test_find_joinable_includes_searched_networks():
         {"family": "softmax", "name": "b"},
         {"family": "softmax", "name": "c", "data": scaled},
     )
-    key, found = ens.find_joinable(run, [row("a-1"), row("b"), row("c"), row("added"), row("a-0")])
-    assert (run.data_by_pipeline[key].transforms, [one.row.name for one in found]) == (
+    key, candidates = ens.find_joinable(
+        run, [row("a-1"), row("b"), row("c"), row("added"), row("a-0")]
+    )
+    assert (run.feeds[key].transforms, [entry.row.name for entry in candidates]) == (
         ("scale",),
         ["a-1", "c", "a-0"],
     )
-    key, found = ens.find_joinable(run, [row("added"), row("a-1"), row("b")])
-    assert (key, [one.row.name for one in found]) == ("", ["added", "b"])
+    key, candidates = ens.find_joinable(run, [row("added"), row("a-1"), row("b")])
+    assert (key, [entry.row.name for entry in candidates]) == ("", ["added", "b"])
 
 
 def test_networks_are_chosen_by_what_they_have_kept(paths):
     rows = library(paths)
     assert set(ens.select_greedy(paths, ens.make_candidates(rows), "class")) == {"a", "c"}
-    found = {
-        one.name: one for one in ens.score_ensembles(paths, ens.make_candidates(rows), "class")
+    candidates = {
+        entry.name: entry
+        for entry in ens.score_ensembles(paths, ens.make_candidates(rows), "class")
     }
-    assert list(found) == ["single", "top 2", "top 3", "greedy"]
-    assert found["single"].validation.accuracy == 6 / 8
-    assert found["greedy"].validation.accuracy > 6 / 8
-    assert found["greedy"].test is None
+    assert list(candidates) == ["single", "top 2", "top 3", "greedy"]
+    assert candidates["single"].validation.accuracy == 6 / 8
+    assert candidates["greedy"].validation.accuracy > 6 / 8
+    assert candidates["greedy"].test is None
 
 
 def test_without_anything_kept_nothing_can_be_chosen(paths):
@@ -139,9 +142,9 @@ def test_greedy_uses_out_of_fold_predictions(
 ):
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep_folds(paths, name, *logits(right))
-    found = ens.make_candidates([*folded("a"), *folded("b"), *folded("c")])
-    assert set(ens.select_greedy(paths, found, "class")) == {"a", "c"}
-    judged = {one.name: one for one in ens.score_ensembles(paths, found, "class")}
+    candidates = ens.make_candidates([*folded("a"), *folded("b"), *folded("c")])
+    assert set(ens.select_greedy(paths, candidates, "class")) == {"a", "c"}
+    judged = {entry.name: entry for entry in ens.score_ensembles(paths, candidates, "class")}
     assert list(judged) == ["single", "top 2", "top 3", "greedy"]
     assert (judged["single"].members, judged["single"].samples) == ({"a": 1}, 7)  # each sample once
     assert judged["single"].validation.accuracy == 6 / 7
@@ -195,18 +198,18 @@ def test_a_file_of_an_earlier_version_without_rows_is_read(paths):
     assert set(ens.select_greedy(paths, ens.make_candidates(rows), "class")) == {"a", "c"}
 
 
-@pytest.mark.parametrize(("other", "rows"), [(1, 0), (0, 1)])
-def test_comparable_excludes_other_samples_or_rows(paths, other, rows):
+@pytest.mark.parametrize(("reference", "rows"), [(1, 0), (0, 1)])
+def test_comparable_excludes_other_samples_or_rows(paths, reference, rows):
     library_ = library(paths)
     outputs, targets = logits(range(8))
-    keep(paths, "c", outputs, (targets + other) % 3, rows=np.arange(8) + rows)
+    keep(paths, "c", outputs, (targets + reference) % 3, rows=np.arange(8) + rows)
     assert "c" not in ens.select_greedy(paths, ens.make_candidates(library_), "class")
 
 
 def test_a_damaged_file_is_as_none(paths):
     rows = library(paths)
-    kept = paths.predictions("a", "validation")
-    kept.write_bytes(kept.read_bytes()[:-30])
+    saved = paths.predictions("a", "validation")
+    saved.write_bytes(saved.read_bytes()[:-30])
     assert read_predictions(paths, "a", "validation", "class") is None
     assert "a" not in ens.select_greedy(paths, ens.make_candidates(rows), "class")
 
@@ -232,15 +235,15 @@ def test_the_table_reads_back_as_it_was_written(paths):
     rows = library(paths)
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep(paths, name, *logits(right, rows=9), part="test")
-    found = ens.score_ensembles(paths, ens.make_candidates(rows), "class")
-    ens.write_ensembles(paths, found)
+    candidates = ens.score_ensembles(paths, ens.make_candidates(rows), "class")
+    ens.write_ensembles(paths, candidates)
     read = ens.read_ensembles(paths.root)
     assert [
-        (one.name, one.members, one.samples, one.validation.accuracy, one.test.log_loss)
-        for one in read
+        (entry.name, entry.members, entry.samples, entry.validation.accuracy, entry.test.log_loss)
+        for entry in read
     ] == [
-        (one.name, one.members, one.samples, one.validation.accuracy, one.test.log_loss)
-        for one in found
+        (entry.name, entry.members, entry.samples, entry.validation.accuracy, entry.test.log_loss)
+        for entry in candidates
     ]
     headers, lines = ens.make_table(read)
     assert headers == [

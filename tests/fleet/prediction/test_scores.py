@@ -23,38 +23,38 @@ def drawn(kind, rows=50, outputs=4):
 def test_classes_are_scored_as_scikit_learn_does():
     metrics = pytest.importorskip("sklearn.metrics")
     predicted, targets = drawn("class")
-    found = score(predicted, Truth("class", targets))
-    assert found.accuracy == metrics.accuracy_score(targets, predicted.argmax(axis=1))
-    assert found.log_loss == pytest.approx(
+    result = score(predicted, Truth("class", targets))
+    assert result.accuracy == metrics.accuracy_score(targets, predicted.argmax(axis=1))
+    assert result.log_loss == pytest.approx(
         metrics.log_loss(targets, predicted, labels=range(4)), rel=1e-6
     )
-    assert math.isnan(found.squared_error)
+    assert math.isnan(result.squared_error)
 
 
 def test_several_labels_are_scored_label_by_label():
     metrics = pytest.importorskip("sklearn.metrics")
     predicted, targets = drawn("multilabel")
-    found = score(predicted, Truth("multilabel", targets))
-    assert found.accuracy == ((predicted > 0.5) == targets).mean()
+    result = score(predicted, Truth("multilabel", targets))
+    assert result.accuracy == ((predicted > 0.5) == targets).mean()
     losses = [
         metrics.log_loss(*columns, labels=[0, 1])
         for columns in zip(targets.T, predicted.T, strict=True)
     ]
-    assert found.log_loss == pytest.approx(np.mean(losses), rel=1e-6)
+    assert result.log_loss == pytest.approx(np.mean(losses), rel=1e-6)
 
 
 def test_values_have_a_squared_error_and_nothing_else():
     predicted, targets = drawn("value")
-    found = score(predicted, Truth("value", targets))
-    assert found.squared_error == pytest.approx(np.square(predicted - targets).mean())
-    assert all(map(math.isnan, [found.accuracy, found.log_loss, found.calibration_error]))
+    result = score(predicted, Truth("value", targets))
+    assert result.squared_error == pytest.approx(np.square(predicted - targets).mean())
+    assert all(map(math.isnan, [result.accuracy, result.log_loss, result.calibration_error]))
 
 
 def test_samples_count_by_their_weight_in_the_loss_alone():
     predicted = np.array([[0.5, 0.5], [0.25, 0.75]])
-    found = score(predicted, Truth("class", np.array([0, 0]), np.array([2.0, 1.0])))
+    result = score(predicted, Truth("class", np.array([0, 0]), np.array([2.0, 1.0])))
     log_loss = pytest.approx((2 * math.log(2) + math.log(4)) / 2)
-    assert found == Scores(0.5, log_loss, (0.5 + 0.75) / 2, pytest.approx(math.nan, nan_ok=True))
+    assert result == Scores(0.5, log_loss, (0.5 + 0.75) / 2, pytest.approx(math.nan, nan_ok=True))
 
 
 def test_log_loss_of_impossible_class_is_finite():

@@ -25,9 +25,10 @@ def libraries(draw):
         "value": random.normal(size=(rows, outputs)),
     }[kind]
     skew = random.uniform(0, 2, networks)
-    wanted = np.eye(outputs)[targets] if kind == "class" else targets
+    expected = np.eye(outputs)[targets] if kind == "class" else targets
     return [
-        probabilities(skill * wanted + random.normal(size=(rows, outputs)), kind) for skill in skew
+        probabilities(skill * expected + random.normal(size=(rows, outputs)), kind)
+        for skill in skew
     ], Truth(kind, targets)
 
 
@@ -41,17 +42,17 @@ def by_the_book(predictions, truth, rounds):
     chosen, path = [], []
     for _ in range(rounds):
         means = [
-            np.mean([predictions[place] for place in [*chosen, one]], axis=0, dtype=np.float64)
-            for one in range(len(predictions))
+            np.mean([predictions[index] for index in [*chosen, entry]], axis=0, dtype=np.float64)
+            for entry in range(len(predictions))
         ]
         candidates = [
-            (worse(mean, truth), one not in chosen, one) for one, mean in enumerate(means)
+            (worse(mean, truth), entry not in chosen, entry) for entry, mean in enumerate(means)
         ]
         order, _, best = min(candidates)
         chosen.append(best)
         path.append(order)
     length = 1 + path.index(min(path))
-    return {place: chosen[:length].count(place) for place in chosen[:length]}
+    return {index: chosen[:length].count(index) for index in chosen[:length]}
 
 
 @given(library=libraries(), rounds=st.integers(1, 6))
@@ -66,18 +67,18 @@ def test_a_selection_is_never_worse_than_the_best_network(library):
     predictions, truth = library
     chosen = greedy(predictions, truth)
     mean = np.average(
-        [predictions[place] for place in chosen], axis=0, weights=list(chosen.values())
+        [predictions[index] for index in chosen], axis=0, weights=list(chosen.values())
     )
-    assert worse(mean, truth) <= min(worse(one, truth) for one in predictions)
+    assert worse(mean, truth) <= min(worse(entry, truth) for entry in predictions)
 
 
 def test_greedy_prefers_different_errors_to_copies():
     truth = Truth("class", np.array([0, 0, 1, 1]))
-    good, other = (
+    good, reference = (
         np.array([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.6, 0.4]]),
         np.array([[0.4, 0.6], [0.8, 0.2], [0.3, 0.7], [0.1, 0.9]]),
     )
-    assert greedy([good, good, other], truth).keys() == {0, 2}
+    assert greedy([good, good, reference], truth).keys() == {0, 2}
 
 
 def test_equal_accuracy_is_decided_by_log_loss():

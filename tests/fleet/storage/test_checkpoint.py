@@ -123,7 +123,7 @@ def test_a_loss_that_is_no_number_breaks_no_tie():
 
 
 @pytest.mark.parametrize(
-    ("values", "converge", "left"),
+    ("values", "converge", "bounds"),
     [
         ((), {"max_epochs": 9}, (9, 9)),
         ((0.5,), {"max_epochs": 9}, (8, 8)),
@@ -137,8 +137,8 @@ def test_a_loss_that_is_no_number_breaks_no_tie():
         ((0.5, 0.9), {"max_epochs": 9, "stop_at": 0.9}, (0, 0)),
     ],
 )
-def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, left):
-    assert remaining_epochs(history(*values), Stopping(**converge)) == left
+def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, bounds):
+    assert epochs_left(history(*values), Stopping(**converge)) == bounds
 
 
 @settings(max_examples=examples(100))
@@ -154,11 +154,11 @@ def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, l
     ),
 )
 def test_training_ends_within_epochs_that_may_follow(values, converge):
-    whole = history(*values)
-    end = next(done for done in range(1, 13) if check_convergence(whole[:done], converge).reason)
+    epochs = history(*values)
+    end = next(done for done in range(1, 13) if convergence(epochs[:done], converge).reason)
     for done in range(end):
-        fewest, most = remaining_epochs(whole[:done], converge)
-        assert 1 <= fewest <= end - done <= most
+        minimum, maximum = epochs_left(epochs[:done], converge)
+        assert 1 <= minimum <= end - done <= maximum
 
 
 class EarlyStopping:
@@ -489,7 +489,7 @@ MISSING = "last.h5 is missing, though 3 epochs had been saved"
 
 
 @pytest.mark.parametrize(
-    ("hurt", "names", "epoch", "said"),
+    ("hurt", "names", "epoch", "message"),
     [
         (damage, [], 3, ""),
         (damage, ["last"], 2, "last.h5 cannot be read"),
@@ -512,7 +512,7 @@ MISSING = "last.h5 is missing, though 3 epochs had been saved"
         ),
     ],
 )
-def test_find_newest_reports_damage_once(saved, hurt, names, epoch, said):
+def test_find_newest_reports_damage_once(saved, hurt, names, epoch, message):
     places = {
         "last": saved.last("net"),
         "previous": saved.previous("net"),
@@ -520,17 +520,17 @@ def test_find_newest_reports_damage_once(saved, hurt, names, epoch, said):
     }
     for name in names:
         hurt(places.pop(name))
-    found = checkpoint.find_newest(saved, "net")
-    assert said in found.damage if said else not found.damage
+    lookup = checkpoint.find_newest(saved, "net")
+    assert message in lookup.damage if message else not lookup.damage
     assert checkpoint.find_newest(saved, "another").damage == ""  # that has trained nothing
     if epoch:
-        assert (found.path, found.state.epoch) == (next(iter(places.values())), epoch)
-        assert found.state.arrays["w"].tolist() == (epoch * np.arange(4)).tolist()
+        assert (lookup.path, lookup.state.epoch) == (next(iter(places.values())), epoch)
+        assert lookup.state.arrays["w"].tolist() == (epoch * np.arange(4)).tolist()
         assert (
-            found.history == history(0.5, 0.7, 0.6)[: 3 if len(places) == 1 else epoch]
+            lookup.history == history(0.5, 0.7, 0.6)[: 3 if len(places) == 1 else epoch]
         )  # the table tells of more
-    if said:
-        checkpoint.promote_previous(saved, "net", found)
+    if message:
+        checkpoint.promote_previous(saved, "net", lookup)
         assert not saved.previous("net").exists()
     again = checkpoint.find_newest(saved, "net")
     assert (again.damage, again.state and again.state.epoch, again.path) == (
@@ -587,10 +587,10 @@ def refuse(path, number):
 @pytest.mark.parametrize("hurt", [damage, os.unlink])
 def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
     hurt(saved.best("net"))
-    found = checkpoint.find_best(saved, "net", Stopping(max_epochs=3), "best+last")
-    assert found.state.epoch == 3
-    assert "best.h5 cannot be read" in found.damage
-    assert found.damage.endswith("epoch 3, the last, stands in for epoch 2, the best")
+    lookup = checkpoint.find_best(saved, "net", Stopping(max_epochs=3), "best+last")
+    assert lookup.state.epoch == 3
+    assert "best.h5 cannot be read" in lookup.damage
+    assert lookup.damage.endswith("epoch 3, the last, stands in for epoch 2, the best")
 
 
 def test_find_best_ignores_best_outside_history(saved):
@@ -599,6 +599,6 @@ def test_find_best_ignores_best_outside_history(saved):
         saved.last("net"),
         TrainingState({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8))),
     )
-    found = checkpoint.find_best(saved, "net", Stopping(max_epochs=2), "best+last")
-    assert "best.h5 is not of epoch 2" in found.damage
-    assert found.state.history[1].stream_epoch == 7
+    lookup = checkpoint.find_best(saved, "net", Stopping(max_epochs=2), "best+last")
+    assert "best.h5 is not of epoch 2" in lookup.damage
+    assert lookup.state.history[1].stream_epoch == 7

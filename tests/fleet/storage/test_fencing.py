@@ -29,8 +29,8 @@ def run(tmp_path):
 
 def lease(run, name):
     run.lease.mkdir(parents=True, exist_ok=True)
-    held = hold(run.lease, name, job="7", system="slurm", restarts=int(name[-1]))
-    return held.fence
+    holder_lease = hold(run.lease, name, job="7", system="slurm", restarts=int(name[-1]))
+    return holder_lease.fence
 
 
 def state(*accuracies):
@@ -103,9 +103,9 @@ def test_stopped_launch_destroys_nothing_of_the_next(tmp_path_factory, kind, dat
         calls.append(name)
         if len(calls) == skip + 1:
             with (
-                ThreadPoolExecutor() as other
+                ThreadPoolExecutor() as pool
             ):  # what a thread holds of the folder is not of another launch
-                other.submit(follow, run).result()
+                pool.submit(follow, run).result()
         return plain(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:

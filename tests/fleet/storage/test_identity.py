@@ -19,10 +19,10 @@ MODEL = {"family": "cnn", "name": "net", "args": {"filters": [4]}}
 
 def identities(model=None, sample=SAMPLE, hardware="cpu", ranks_per_core=1.0, codes=None, **parts):
     """(to a checkpoint, to the cache of rates)"""
-    made = spec({**MODEL, **(model or {})}, **{"resources": {"engine": "keras"}, **parts})
-    (network,) = made.networks
-    return training_identity(network, made, sample), speed_identity(
-        network, made.resources, sample, Machine(hardware, ranks_per_core), codes or {}
+    document = spec({**MODEL, **(model or {})}, **{"resources": {"engine": "keras"}, **parts})
+    (network,) = document.networks
+    return training_identity(network, document, sample), speed_identity(
+        network, document.resources, sample, Machine(hardware, ranks_per_core), codes or {}
     )
 
 
@@ -113,17 +113,17 @@ def test_another_engine_has_other_checkpoints_and_another_speed():
 
 def test_trial_identity_covers_settings_gpus_and_code(tmp_path, monkeypatch):
     def trial(train=None, **model):
-        made = spec({"build": "mended:build", "name": "net", **model}, train=train or {})
-        return trial_identity(made.networks[0], made, SAMPLE)
+        document = spec({"build": "mended:build", "name": "net", **model}, train=train or {})
+        return trial_identity(document.networks[0], document, SAMPLE)
 
     monkeypatch.syspath_prepend(tmp_path)
     source = tmp_path / "mended.py"
     source.write_text("def build(input_shape, classes): raise ValueError\n")
     first = trial()
     assert trial() == first
-    others = {trial(gpus=2), trial({"batch": {"size": 8}}), trial(args={"depth": 4})}
+    changed = {trial(gpus=2), trial({"batch": {"size": 8}}), trial(args={"depth": 4})}
     source.write_text("def build(input_shape, classes): return None\n")
-    assert len({first, *others, trial()}) == 5
+    assert len({first, *changed, trial()}) == 5
 
 
 def test_checkpoints_of_earlier_versions_stay_good():

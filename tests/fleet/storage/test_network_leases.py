@@ -25,9 +25,9 @@ def launch(run, name, around=None, **me):
     return NetworkLeases(run, make(name, around, **me))
 
 
-def got(leases, names, most=9):
+def got(leases, names, max_held=9):
     """The networks that a launch takes when it looks once."""
-    leases.request(names, most)
+    leases.request(names, max_held)
     leases.poll()
     return leases.pop_acquired()
 
@@ -42,7 +42,7 @@ def wait(leases, seconds):
 
 def test_network_lease_passes_to_other_launch_on_release(run):
     first, second = launch(run, "first"), launch(run, "second")
-    assert got(first, "ab", most=1) == ["a"]
+    assert got(first, "ab", max_held=1) == ["a"]
     assert got(second, "abc") == ["b", "c"]
     first.release("a")
     assert got(second, "abc") == ["a"]
@@ -52,16 +52,16 @@ def test_network_lease_passes_to_other_launch_on_release(run):
 
 def test_network_lease_of_killed_launch_is_taken_over(run):
     got(launch(run, "first", system="slurm", job="17"), "ab")
-    ended, same, other = (
-        launch(run, name, Told(known=known), system="slurm", job=job, restarts=restarts)
-        for name, job, restarts, known in (
+    ended, same, new_job = (
+        launch(run, name, Told(known_job=is_known), system="slurm", job=job, restarts=restarts)
+        for name, job, restarts, is_known in (
             ("ended", "18", 0, False),
             ("same", "17", 1, True),
             ("other", "19", 0, True),
         )
     )
-    assert got(other, "a") == got(ended, "a") == []
-    assert wait(other, 200) == []  # the batch system still knows that job
+    assert got(new_job, "a") == got(ended, "a") == []
+    assert wait(new_job, 200) == []  # the batch system still knows that job
     assert got(same, "b") == ["b"]  # which is this one, put back into the queue
     assert wait(ended, 58) == []
     assert wait(ended, 4) == [("a", True)]
@@ -125,7 +125,7 @@ def test_one_who_steps_into_the_door_at_the_same_moment_is_seen(run):
 def test_one_who_died_in_the_door_is_shut_out(run):
     run.lease.mkdir(parents=True)
     hold(run.lease, "dead")
-    first = launch(run, "first", Told(known=None))
+    first = launch(run, "first", Told(known_job=None))
     assert got(first, "a") == []
     assert wait(first, 70) == [("a", False)]
 

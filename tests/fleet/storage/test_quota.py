@@ -23,7 +23,7 @@ def paths(tmp_path):
     return paths
 
 
-def left(paths):
+def remaining_files(paths):
     return {f"{path.parent.name}/{path.stem}" for path in paths.root.rglob("*.h5")}
 
 
@@ -31,7 +31,7 @@ BASE = {"a/last", "a/best", "b/last", "b/best"}
 
 
 @pytest.mark.parametrize(
-    ("quota", "kept"),
+    ("quota", "saved"),
     [
         (None, {"a/previous", "b/previous"}),
         (700, {"a/previous", "b/previous"}),
@@ -41,9 +41,9 @@ BASE = {"a/last", "a/best", "b/last", "b/best"}
         (500, set()),
     ],
 )
-def test_make_room_deletes_previous_of_same_network_first(paths, quota, kept):
+def test_make_room_deletes_previous_of_same_network_first(paths, quota, saved):
     Quota(paths, Checkpoint(quota=quota)).make_room(paths.last("b"), 100)
-    assert left(paths) == BASE | kept
+    assert remaining_files(paths) == BASE | saved
 
 
 def test_make_room_never_deletes_what_is_needed(paths):
@@ -53,7 +53,7 @@ def test_make_room_never_deletes_what_is_needed(paths):
         r"501 B, and checkpoint.quota is 500 B; .*raise the quota",
     ):
         Quota(paths, Checkpoint(quota=500)).make_room(paths.last("b"), 101)
-    assert left(paths) == BASE
+    assert remaining_files(paths) == BASE
 
 
 def test_make_room_keeps_previous_without_last(
@@ -61,7 +61,7 @@ def test_make_room_keeps_previous_without_last(
 ):
     paths.last("a").unlink()
     Quota(paths, Checkpoint(quota=500)).make_room(paths.last("b"), 100)
-    assert left(paths) == {"a/previous", "a/best", "b/last", "b/best"}
+    assert remaining_files(paths) == {"a/previous", "a/best", "b/last", "b/best"}
 
 
 def test_what_a_child_begins_with_counts_and_is_never_dropped(paths):
@@ -69,10 +69,10 @@ def test_what_a_child_begins_with_counts_and_is_never_dropped(paths):
         {"weights": np.zeros(25)}, "", (record(1),), architecture="softmax"
     )  # 200 bytes
     write_state(paths.last("a"), state)
-    wanted = Quota(paths, Checkpoint()).used() + state.size
+    expected = Quota(paths, Checkpoint()).used() + state.size
     with pytest.raises(StorageError, match="c/first.h5 cannot be written"):
         copy_parent(
-            paths, "c", "a", "softmax", Quota(paths, Checkpoint(quota=wanted - 201)).make_room
+            paths, "c", "a", "softmax", Quota(paths, Checkpoint(quota=expected - 201)).make_room
         )
     copy_parent(paths, "c", "a", "softmax", Quota(paths, Checkpoint()).make_room)
     Quota(paths, Checkpoint(quota=10**6)).make_room(paths.last("c"), 100)

@@ -12,9 +12,9 @@ def paths(tmp_path):
 
 
 def mark(paths, rank, network):
-    made = RankMarker(paths, rank, "node")
-    made.set(network)
-    return made
+    marker = RankMarker(paths, rank, "node")
+    marker.set(network)
+    return marker
 
 
 def taken_in(paths, *names, epochs=0):
@@ -46,9 +46,9 @@ def test_unclaimed_deaths_count_for_single_network(paths, networks, deaths):
 
 
 def test_a_rank_that_is_told_of_the_end_leaves_no_mark(paths):
-    told = mark(paths, 1, "a")
-    told.close()
-    told.set("b")
+    marker = mark(paths, 1, "a")
+    marker.close()
+    marker.set("b")
     paths.training.mkdir(exist_ok=True)
     assert taken_in(paths, "a", "b") == {"a": [], "b": []}
 
@@ -56,8 +56,8 @@ def test_a_rank_that_is_told_of_the_end_leaves_no_mark(paths):
 def test_death_counts_until_next_finished_epoch(paths):
     for _ in range(2):
         mark(paths, 1, "a")
-        found = taken_in(paths, "a", epochs=3)
-    assert len(found["a"]) == 2
+        result = taken_in(paths, "a", epochs=3)
+    assert len(result["a"]) == 2
     deaths = RankDeaths(paths, 2)
     assert "max_deaths: 2" in deaths.reason(deaths.deaths_of("a", 3))
     assert deaths.deaths_of("a", 4) == []

@@ -16,7 +16,7 @@ def of(rate):
     return replace(ONE, rate=rate)
 
 
-def found(path, *rates, remeasure=False):
+def make_book(path, *rates, remeasure=False):
     """A launch that measures some: (key, GPUs, samples/s)."""
     book = RateBook(path, remeasure)
     for key, gpus, rate in rates:
@@ -48,7 +48,7 @@ def test_the_steps_of_a_network_whose_batch_is_chosen_are_kept(path):
 
 def test_the_cache_keeps_what_other_runs_have_measured_meanwhile(path):
     book = RateBook(path)
-    found(path, ("a", 1, 10.0), ("b", 1, 5.0))
+    make_book(path, ("a", 1, 10.0), ("b", 1, 5.0))
     book.add("a", 2, of(18.0))
     book.add("c", 1, of(1.5))
     book.write()
@@ -56,7 +56,7 @@ def test_the_cache_keeps_what_other_runs_have_measured_meanwhile(path):
 
 
 def test_correct_drops_untrained_rates_of_network(path):
-    found(path, ("a", 1, 238.0), ("a", 2, 400.0), ("b", 1, 5.0))
+    make_book(path, ("a", 1, 238.0), ("a", 2, 400.0), ("b", 1, 5.0))
     book = RateBook(path)
     book.correct("a", 1, of(1348.0))
     book.write()
@@ -64,7 +64,7 @@ def test_correct_drops_untrained_rates_of_network(path):
 
 
 def test_correct_keeps_trained_rates(path):
-    found(path, ("a", 1, 238.0), ("a", 4, 400.0))
+    make_book(path, ("a", 1, 238.0), ("a", 4, 400.0))
     book = RateBook(path)
     book.add("a", 3, of(700.0))  # measured on made-up samples
     book.add("a", 2, replace(of(900.0), how="trained"))
@@ -76,9 +76,9 @@ def test_correct_keeps_trained_rates(path):
 
 
 def test_remeasure_ignores_and_replaces_cache(path):
-    found(path, ("a", 1, 238.0), ("a", 2, 400.0), ("b", 1, 5.0))
+    make_book(path, ("a", 1, 238.0), ("a", 2, 400.0), ("b", 1, 5.0))
     assert RateBook(path, remeasure=True).rates == {}
-    found(path, ("a", 1, 1348.0), remeasure=True)
+    make_book(path, ("a", 1, 1348.0), remeasure=True)
     assert rates_of(read_cache(path)) == {"a": {1: 1348.0}, "b": {1: 5.0}}
 
 
@@ -135,4 +135,4 @@ def test_rates_that_cannot_be_are_passed_over(tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
     (tmp_path / "file").touch()
-    found(tmp_path / "file" / "rates.json", ("a", 1, 10.0))
+    make_book(tmp_path / "file" / "rates.json", ("a", 1, 10.0))

@@ -113,13 +113,13 @@ def test_a_row_tells_of_the_best_epoch_and_of_all_seconds(results):
     ],
 )
 def test_the_best_network_is_first(results, scores, order):
-    for name, said in scores.items():
+    for name, score in scores.items():
         come_to(
             results,
             name,
             NetworkStatus(
-                (record(1, **{key: value for key, value in said.items() if key != "outcome"}),),
-                said.get("outcome"),
+                (record(1, **{key: value for key, value in score.items() if key != "outcome"}),),
+                score.get("outcome"),
             ),
         )
     assert "".join(names(results)) == order
@@ -173,7 +173,7 @@ def test_no_loss_that_is_another_breaks_a_tie(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("losses", "val_loss", "said"),
+    ("losses", "val_loss", "score"),
     [
         ([2.0, 2e6 + 1], 1.0, "the loss became 2e+06 in epoch 2, after 2 in the first"),
         ([2.0, 1.9e6], 1.0, ""),
@@ -185,10 +185,10 @@ def test_no_loss_that_is_another_breaks_a_tie(tmp_path):
         ([1.0], 1e9, ""),
     ],
 )
-def test_diverged_loss_marks_network_as_diverged(losses, val_loss, said):
+def test_diverged_loss_marks_network_as_diverged(losses, val_loss, score):
     records = [record(epoch, loss=loss, val_loss=val_loss) for epoch, loss in enumerate(losses, 1)]
-    found = check_divergence(records, is_judged=True)
-    assert said in found if said else not found
+    result = divergence(records, is_judged=True)
+    assert score in result if score else not result
     if math.isnan(val_loss):
         assert not check_divergence(records, is_judged=False)
 
@@ -205,11 +205,11 @@ def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reaso
     content = spec(*MODELS)
     content.by_name["a"].parameters.update(drawn)
     results = results_of(content, RunPaths(tmp_path_factory.mktemp("run")), parameters={"b": 7})
-    for name, one in zip("abc", records, strict=True):
+    for name, entry in zip("abc", records, strict=True):
         come_to(
             results,
             name,
-            NetworkStatus((one,), Outcome(reason, is_failure=True) if name == "b" else None),
+            NetworkStatus((entry,), Outcome(reason, is_failure=True) if name == "b" else None),
         )
     read = read_results(results.paths.root)
     assert [repr(row) for row in read] == [
@@ -307,7 +307,7 @@ def recovered(results):
     return states
 
 
-def left(results, name, epochs, best=True, **state):
+def leave_network(results, name, epochs, best=True, **state):
     """Write what a launch leaves of a network."""
     whole = TrainingState(arrays={}, identity="i", history=epochs, **state)
     write_state(results.paths.last(name), whole)
@@ -317,7 +317,7 @@ def left(results, name, epochs, best=True, **state):
 
 
 def test_a_network_goes_on_where_its_checkpoint_is(results):
-    left(results, "a", history(0.5, 0.6))
+    leave_network(results, "a", history(0.5, 0.6))
     states = recovered(results)
     assert (list(states), results.network_status("a")) == (["a"], NetworkStatus(history(0.5, 0.6)))
 
@@ -330,7 +330,7 @@ def test_parameters_are_kept_for_launches_without_building(results):
 
 
 def test_a_network_that_had_converged_is_finished(results):
-    left(results, "a", history(0.5, 0.6, 0.7))
+    leave_network(results, "a", history(0.5, 0.6, 0.7))
     recovered(results)
     assert results.network_status("a").outcome == Outcome("3 epochs")
     assert results.rows()[0].reason == "3 epochs"
@@ -338,7 +338,7 @@ def test_a_network_that_had_converged_is_finished(results):
 
 @pytest.mark.parametrize("epochs", [(0.5, 0.6, 0.7), (0.5, 0.7, 0.6)])
 def test_damaged_last_keeps_finished_network_by_best(results, epochs):
-    left(results, "a", history(*epochs))
+    leave_network(results, "a", history(*epochs))
     best = 1 + epochs.index(0.7)
     write_state(results.paths.best("a"), TrainingState({}, "i", history(*epochs)[:best]))
     write_history(results.paths.history("a"), history(*epochs))
@@ -354,8 +354,8 @@ def test_damaged_last_keeps_finished_network_by_best(results, epochs):
 
 def test_longer_training_resumes_from_best_if_last_damaged(tmp_path):
     longer = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 9}}), RunPaths(tmp_path))
-    left(longer, "a", history(0.5, 0.7, 0.6))
-    write_state(longer.paths.best("a"), TrainingState({}, "i", history(0.5, 0.7)))
+    leave_network(longer, "a", history(0.5, 0.7, 0.6))
+    write_state(longer.paths.best("a"), State({}, "i", history(0.5, 0.7)))
     write_history(longer.paths.history("a"), history(0.5, 0.7, 0.6))
     longer.paths.last("a").write_bytes(b"damaged")
     assert recovered(longer)["a"].epoch == 2
@@ -364,7 +364,7 @@ def test_longer_training_resumes_from_best_if_last_damaged(tmp_path):
 
 def test_a_longer_training_is_judged_anew(tmp_path):
     short = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 1}}), RunPaths(tmp_path))
-    left(short, "a", history(0.5), final="1 epoch")
+    leave_network(short, "a", history(0.5), final="1 epoch")
     longer = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 9}}), RunPaths(tmp_path))
     recovered(longer)
     assert longer.network_status("a").outcome is None
@@ -382,13 +382,13 @@ def test_a_longer_training_is_judged_anew(tmp_path):
 def test_a_network_that_was_done_stays_so_for_the_reason_of_then(tmp_path, rule):
     """Fewer epochs, less patience, or another rule that does not let it go on."""
     results = results_of(spec(*MODELS, train={"stopping": rule}), RunPaths(tmp_path))
-    left(results, "a", history(0.7, 0.6, 0.5), final="no better val_accuracy for 2 epochs")
+    leave_network(results, "a", history(0.7, 0.6, 0.5), final="no better val_accuracy for 2 epochs")
     recovered(results)
     assert results.network_status("a").outcome == Outcome("no better val_accuracy for 2 epochs")
 
 
 def test_a_network_in_the_middle_of_an_epoch_is_not_finished(results):
-    left(results, "a", history(0.5, 0.6, 0.7), position=16, stream_epoch=3)
+    leave_network(results, "a", history(0.5, 0.6, 0.7), position=16, stream_epoch=3)
     assert recovered(results)["a"].position == 16
     assert results.network_status("a").outcome is None
 
@@ -496,8 +496,8 @@ def test_leaderboard_has_varied_parameters():
             row("plain"),
         ]
     )
-    shown = headers.index("learning_rate"), headers.index("filters"), headers.index("units")
-    assert [[row[column] for column in shown] for row in rows] == [
+    visible = headers.index("learning_rate"), headers.index("filters"), headers.index("units")
+    assert [[row[column] for column in visible] for row in rows] == [
         [0.01235, "[8, 16]", 3],
         [0.5, "[8, 8, 8, 8, 8, 8...", 4],
         ["", "", ""],
@@ -510,7 +510,7 @@ def test_the_table_has_no_more_parameters_than_it_has_room_for():
         {
             "train.batch.size": number,
             "kernel": -number,
-            **{f"p{place}": number for place in range(6)},
+            **{f"p{index}": number for index in range(6)},
         }
         for number in (1, 2)
     ]

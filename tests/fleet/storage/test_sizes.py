@@ -11,15 +11,15 @@ from tests.fleet.histories import SAMPLE, spec
 SOFTMAX = (4 * 4 + 1) * 3 * 2 * 8  # weights and velocities of the networks below, in float64
 
 
-@pytest.mark.parametrize(("keep", "least"), [("best+last", 5 * SOFTMAX), ("last", 3 * SOFTMAX)])
-def test_a_quota_that_cannot_be_enough_is_refused_before_the_run(keep, least):
+@pytest.mark.parametrize(("keep", "min_size"), [("best+last", 5 * SOFTMAX), ("last", 3 * SOFTMAX)])
+def test_a_quota_that_cannot_be_enough_is_refused_before_the_run(keep, min_size):
     models = [{"family": "softmax", "name": name} for name in ("a", "b")]
-    check_quota(spec(*models, checkpoint={"quota": least, "keep": keep}), SAMPLE)
+    check_quota(spec(*models, checkpoint={"quota": min_size, "keep": keep}), SAMPLE)
     with pytest.raises(
         UserError,
         match=r"checkpoint.quota: .* is too small: .* of 2 networks, and one being written",
     ):
-        check_quota(spec(*models, checkpoint={"quota": least - 1, "keep": keep}), SAMPLE)
+        check_quota(spec(*models, checkpoint={"quota": min_size - 1, "keep": keep}), SAMPLE)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_quota_that_cannot_be_enough_is_refused_before_the_run(keep, least):
     [({"name": "sgd"}, 1), ({"name": "sgd", "momentum": 0.9}, 2), ({"name": "adamw"}, 3)],
 )
 def test_what_the_optimizer_keeps_counts(optimizer, copies):
-    def asked(quota):
+    def make_spec(quota):
         return spec(
             {"family": "cnn"},
             resources={"engine": "keras"},
@@ -35,12 +35,12 @@ def test_what_the_optimizer_keeps_counts(optimizer, copies):
             checkpoint={"quota": quota},
         )
 
-    settings = asked(1).networks[0].architecture.settings
-    least = 3 * 4 * copies * count_parameters(settings, (32, 32, 3), 3)
+    settings = make_spec(1).networks[0].architecture.settings
+    min_size = 3 * 4 * copies * count_parameters(settings, (32, 32, 3), 3)
     sample = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 3)
-    check_quota(asked(least), sample)
+    check_quota(make_spec(min_size), sample)
     with pytest.raises(UserError):
-        check_quota(asked(least - 1), sample)
+        check_quota(make_spec(min_size - 1), sample)
 
 
 def test_check_quota_ignores_networks_of_unknown_size():
@@ -61,5 +61,5 @@ def test_engines_that_keep_nothing_need_no_quota(tmp_path):
 
 @pytest.mark.parametrize(("keep", "copies"), [("best+last", 4), ("last", 3)])
 def test_folder_bytes_cover_kept_temporary_and_export(keep, copies):
-    asked = spec(checkpoint={"keep": keep})
-    assert folder_bytes(100, asked.networks[0], asked) == copies * 100 * 2 * 8 + 400
+    make_spec = spec(checkpoint={"keep": keep})
+    assert folder_bytes(100, make_spec.networks[0], make_spec) == copies * 100 * 2 * 8 + 400

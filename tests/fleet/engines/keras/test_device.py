@@ -33,12 +33,12 @@ class FakeGpus:
 
 
 @pytest.mark.parametrize(
-    ("shown", "index", "chosen"), [(4, 2, "gpu2"), (1, 0, "gpu0"), (1, 3, "gpu0")]
+    ("visible", "index", "chosen"), [(4, 2, "gpu2"), (1, 0, "gpu0"), (1, 3, "gpu0")]
 )
-def test_configure_device_picks_gpu_by_index(monkeypatch, shown, index, chosen):
+def test_configure_device_picks_gpu_by_index(monkeypatch, visible, index, chosen):
     from fleet.engines.keras.engine import configure_device
 
-    gpus = FakeGpus(monkeypatch, shown)
+    gpus = FakeGpus(monkeypatch, visible)
     configure_device(index, 4)
     assert (gpus.chosen, gpus.grows) == ([chosen], [(chosen, True)])
 

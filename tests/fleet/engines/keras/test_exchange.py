@@ -18,7 +18,7 @@ def gradients_of(rank, dtype="float32"):
     import tensorflow as tf
 
     return [
-        tf.fill(shape, tf.constant(rank + place + 1, dtype)) for place, shape in enumerate(SHAPES)
+        tf.fill(shape, tf.constant(rank + index + 1, dtype)) for index, shape in enumerate(SHAPES)
     ]
 
 
@@ -27,29 +27,29 @@ def gradients_of(rank, dtype="float32"):
 def test_mpi_exchange_sums_any_shapes_in_persistent_memory(size, seed, dtype):
     from fleet.engines.keras.exchange import MpiExchange
 
-    found = {}
+    result = {}
 
     def rank_main(world):
         exchange = MpiExchange(world.group(range(size), 1))
-        mine = StepTotals(world.rank, 1, 2, stop=world.rank == 1).pack().astype(np.float32)
-        before, _ = exchange.sum_on_host(gradients_of(7, dtype), mine, None)
-        found[world.rank] = exchange.sum_on_host(gradients_of(world.rank, dtype), mine, None)
+        actual = StepTotals(world.rank, 1, 2, stop=world.rank == 1).pack().astype(np.float32)
+        before, _ = exchange.sum_on_host(gradients_of(7, dtype), actual, None)
+        result[world.rank] = exchange.sum_on_host(gradients_of(world.rank, dtype), actual, None)
         old, new = (
-            [np.atleast_1d(tensor).ctypes.data for tensor in one]
-            for one in (before, found[world.rank][0])
+            [np.atleast_1d(tensor).ctypes.data for tensor in entry]
+            for entry in (before, result[world.rank][0])
         )
         assert old == new
-        assert all(place % 64 == 0 for place in new)  # where TensorFlow wants it
+        assert all(index % 64 == 0 for index in new)  # where TensorFlow wants it
 
     assert Launch(size, seed).run(rank_main)
     of_ranks = sum(range(size))
-    for gradients, sums in found.values():
+    for gradients, sums in result.values():
         assert sums == StepTotals(of_ranks, size, 2 * size, stop=True)
         assert [(tensor.shape, tensor.dtype) for tensor in gradients] == [
             (shape, "float32") for shape in SHAPES
         ]
-        for place, tensor in enumerate(gradients):
-            assert (tensor.numpy() == of_ranks + size * (place + 1)).all()
+        for index, tensor in enumerate(gradients):
+            assert (tensor.numpy() == of_ranks + size * (index + 1)).all()
 
 
 def test_an_error_of_one_rank_reaches_all():

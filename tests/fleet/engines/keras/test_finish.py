@@ -26,11 +26,11 @@ def test_a_graph_moves_pixels_as_numpy_does(dtype, shape, to):
     from fleet.engines.keras.finish import augment_deferred as in_graph
 
     rows, sample = unfinished(dtype, shape, to, count=40)
-    wanted = finished(rows, sample)
-    assert wanted.any()
-    assert (wanted == 0).any()
-    found = tf.function(lambda rows: in_graph(rows, sample))(tf.constant(rows)).numpy()
-    assert found.tobytes() == wanted.astype(np.float32).tobytes()
+    expected = finished(rows, sample)
+    assert expected.any()
+    assert (expected == 0).any()
+    moved = tf.function(lambda rows: in_graph(rows, sample))(tf.constant(rows)).numpy()
+    assert moved.tobytes() == expected.astype(np.float32).tobytes()
 
 
 def of(sample, **train):
@@ -57,7 +57,7 @@ def trained(train):
         sums = [network.step(images[:size], labels[:size], size) for size in (12, 5, 12)]
         if network.can_stride():
             waits = [begin(network, images, labels, sizes) for sizes in ([4, 4, 4], [5, 7])]
-            sums += [one for wait in waits for one in wait().sums]
+            sums += [step_totals for wait in waits for step_totals in wait().sums]
         judged, outputs = network.predict(images, labels)
         yield [*sums, judged, network.evaluate(images, labels)], outputs, network.state()
         network.close()
@@ -75,7 +75,7 @@ def test_augment_deferred_matches_host_bit_for_bit(train):
 
 @pytest.mark.long  # to compile takes seconds
 def test_xla_joins_it_with_what_follows_and_rounds_otherwise():
-    host, device = ([one.loss for one in sums] for sums, *_ in trained({"xla": True}))
+    host, device = ([entry.loss for entry in sums] for sums, *_ in trained({"xla": True}))
     assert device == pytest.approx(host, rel=1e-5)
 
 

@@ -57,11 +57,11 @@ def test_the_weighted_mean_of_what_networks_predict(tmp_path, kind):
     from fleet.engines.keras.joined import EnsembleModel
 
     files, images, outputs = exported(tmp_path, kind)
-    one, other = (probabilities(found, kind) for found in outputs)
+    trainable, reference = (probabilities(output, kind) for output in outputs)
     mean = EnsembleModel(files, [0.25, 0.75], kind).predict(images)
-    np.testing.assert_allclose(mean, 0.25 * one + 0.75 * other, atol=1e-5)
+    np.testing.assert_allclose(mean, 0.25 * trainable + 0.75 * reference, atol=1e-5)
     np.testing.assert_allclose(
-        EnsembleModel(files[:1], [1.0], kind).predict(images), one, atol=1e-5
+        EnsembleModel(files[:1], [1.0], kind).predict(images), trainable, atol=1e-5
     )
 
 
@@ -127,6 +127,6 @@ def test_ensemble_model_predicts_in_float64(tmp_path):
     )
     outputs = trainable.predict(rows, np.zeros(5, np.int64))[1]
     trainable.export(trainable.state(), tmp_path / "best.keras")
-    found = EnsembleModel([tmp_path / "best.keras"], [1.0], "class").predict(rows)
-    np.testing.assert_allclose(found, probabilities(outputs, "class"), atol=1e-6)
-    assert len(np.unique(found, axis=0)) == 5
+    result = EnsembleModel([tmp_path / "best.keras"], [1.0], "class").predict(rows)
+    np.testing.assert_allclose(result, probabilities(outputs, "class"), atol=1e-6)
+    assert len(np.unique(result, axis=0)) == 5

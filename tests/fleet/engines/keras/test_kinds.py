@@ -46,9 +46,9 @@ def build(kind, model=None, **train):
 
 def batch(kind, rows=12):
     random, target = np.random.default_rng(2), TARGETS[kind]
-    made = target.random_targets(random, rows)
-    made["weight"] = random.uniform(0.5, 2, rows)
-    return (random.normal(size=(rows, 4, 4, 1)).astype(np.float32), *target.split(made))
+    built = target.random_targets(random, rows)
+    built["weight"] = random.uniform(0.5, 2, rows)
+    return (random.normal(size=(rows, 4, 4, 1)).astype(np.float32), *target.split(built))
 
 
 @pytest.mark.parametrize("kind", TARGETS)
@@ -56,20 +56,22 @@ def test_a_network_learns_what_keras_itself_would(kind):
     import keras
 
     trainable, (inputs, targets, weights) = build(kind), batch(kind)
-    other = keras.models.clone_model(trainable._model)
-    other.set_weights(trainable._model.get_weights())
+    reference = keras.models.clone_model(trainable._model)
+    reference.set_weights(trainable._model.get_weights())
     options = {} if kind == "value" else {"from_logits": True}
-    other.compile(
+    reference.compile(
         keras.optimizers.SGD(0.1, momentum=0.9), getattr(keras.losses, LOSS[kind])(**options)
     )
     by_pixel = weights[:, None, None] * np.ones((1, 4, 4)) if kind == "mask" else weights
-    fitted = other.fit(
+    fitted = reference.fit(
         inputs, targets, batch_size=12, epochs=4, sample_weight=by_pixel, verbose=0, shuffle=False
     )
     losses = [trainable.step(inputs, targets, 12, False, weights).loss / 12 for _ in range(4)]
     np.testing.assert_allclose(losses, fitted.history["loss"], rtol=1e-4)
-    for mine, theirs in zip(trainable._model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
+    for actual, expected in zip(
+        trainable._model.get_weights(), reference.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_metrics_of_split_batches_match_keras(kind, names):
     import keras
 
     trainable, some = build(kind, metrics=names), batch(kind)
-    whole = trainable.evaluate(*some)
+    combined = trainable.evaluate(*some)
     parts = sum(
         (
             trainable.evaluate(*(array[rows] for array in some))
@@ -102,26 +104,26 @@ def test_metrics_of_split_batches_match_keras(kind, names):
         ),
         StepTotals(),
     )
-    np.testing.assert_allclose(whole.pack(), parts.pack(), rtol=1e-5)
-    found = trainable.scores(parts.metric_totals)
-    assert found == pytest.approx(trainable.scores(whole.metric_totals), rel=1e-5)
+    np.testing.assert_allclose(combined.pack(), parts.pack(), rtol=1e-5)
+    result = trainable.scores(parts.metric_totals)
+    assert result == pytest.approx(trainable.scores(combined.metric_totals), rel=1e-5)
     outputs, targets = np.asarray(trainable._model(some[0])), some[1]
     if kind == "value":
-        assert found["mae"] == pytest.approx(np.abs(outputs - targets).mean(), rel=1e-4)
+        assert result["mae"] == pytest.approx(np.abs(outputs - targets).mean(), rel=1e-4)
         residual, total = (
             np.square(outputs - targets).sum(0),
             np.square(targets - targets.mean(0)).sum(0),
         )
-        assert found["r2_score"] == pytest.approx((1 - residual / total).mean(), rel=1e-3)
+        assert result["r2_score"] == pytest.approx((1 - residual / total).mean(), rel=1e-3)
     if kind == "multilabel":
         auc = keras.metrics.AUC()
         auc.update_state(targets, 1 / (1 + np.exp(-outputs)))
-        assert found["AUC"] == pytest.approx(float(auc.result()), rel=1e-4)
+        assert result["AUC"] == pytest.approx(float(auc.result()), rel=1e-4)
     if kind == "mask":
         table = np.zeros((3, 3))
         np.add.at(table, (targets.ravel(), outputs.argmax(-1).ravel()), 1)
         hits = np.diag(table)
-        assert found["MeanIoU"] == pytest.approx(
+        assert result["MeanIoU"] == pytest.approx(
             np.mean(hits / (table.sum(0) + table.sum(1) - hits)), rel=1e-4
         )
 
@@ -154,8 +156,10 @@ def test_losses_are_those_of_keras(kind, train, options):
     trainable, (inputs, targets, weights) = build(kind, **train), batch(kind)
     outputs = trainable._model(inputs)
     wanted = np.eye(3)[targets] if kind == "class" else targets
-    name, given = options
-    expected = float(getattr(keras.losses, name)(**given)(wanted, outputs, sample_weight=weights))
+    name, arguments = options
+    expected = float(
+        getattr(keras.losses, name)(**arguments)(wanted, outputs, sample_weight=weights)
+    )
     assert trainable.evaluate(inputs, targets, weights).loss / 12 == pytest.approx(
         expected, rel=1e-4
     )
@@ -205,11 +209,11 @@ def with_void(rows=12):
 def test_losses_of_masks_exclude_void_pixels(loss, expected):
     trainable, (inputs, targets, weights) = build("mask", loss=loss), with_void()
     logits = np.asarray(trainable._model(inputs), np.float64)
-    found = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    result = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     wanted = np.eye(3)[np.where(targets == TARGETS["mask"].void, 0, targets)]
-    each = expected(wanted, found, logits)
+    entry = expected(wanted, result, logits)
     assert trainable.evaluate(inputs, targets, weights).loss == pytest.approx(
-        float((each * weights).sum()), rel=1e-4
+        float((entry * weights).sum()), rel=1e-4
     )
     first = trainable.step(inputs, targets, 12, False, weights).loss
     assert np.isfinite([first, trainable.step(inputs, targets, 12, False, weights).loss]).all()
@@ -237,13 +241,13 @@ def test_metrics_and_losses_take_parameters():
         {"AUC": {"curve": "PR", "name": "auc_pr"}},
         {"IoU": {"target_class_ids": [1]}},
     ]
-    trainable, some = build("class", metrics=metrics), batch("class")
-    found = trainable.scores(trainable.evaluate(*some).metric_totals)
-    assert list(found) == ["AUC", "auc_pr", "IoU"]
-    assert found["AUC"] != found["auc_pr"]
-    hit = (outputs := np.asarray(trainable._model(some[0])).argmax(1)) == some[1]
-    union = (outputs == 1) | (some[1] == 1)
-    assert found["IoU"] == pytest.approx((hit & (outputs == 1)).sum() / union.sum())
+    trainable, rows = build("class", metrics=metrics), batch("class")
+    result = trainable.scores(trainable.evaluate(*rows).metric_totals)
+    assert list(result) == ["AUC", "auc_pr", "IoU"]
+    assert result["AUC"] != result["auc_pr"]
+    hit = (outputs := np.asarray(trainable._model(rows[0])).argmax(1)) == rows[1]
+    union = (outputs == 1) | (rows[1] == 1)
+    assert result["IoU"] == pytest.approx((hit & (outputs == 1)).sum() / union.sum())
     near, far = (
         build("value", loss={"huber": {"delta": delta}}).evaluate(*batch("value")).loss
         for delta in (0.1, 9)
@@ -314,11 +318,13 @@ def test_weights_of_classes_count_in_training_alone():
 
 def test_a_state_taken_up_goes_on_as_if_nothing_had_happened():
     for kind in ("value", "mask"):
-        one, other, some = build(kind), build(kind), batch(kind)
+        trainable, reference, rows = build(kind), build(kind), batch(kind)
         for _ in range(3):
-            one.step(*some[:2], 12, False, some[2])
-        other.load(one.state())
-        assert one.step(*some[:2], 12, False, some[2]) == other.step(*some[:2], 12, False, some[2])
+            trainable.step(*rows[:2], 12, False, rows[2])
+        reference.load(trainable.state())
+        assert trainable.step(*rows[:2], 12, False, rows[2]) == reference.step(
+            *rows[:2], 12, False, rows[2]
+        )
 
 
 @pytest.mark.parametrize("kind", TARGETS)
@@ -413,11 +419,11 @@ def test_a_loss_and_a_metric_of_ones_own():
         build("value", loss=name, metrics=[name]),
         batch("value"),
     )
-    each = (np.asarray(trainable._model(inputs)) - targets) ** 4
+    entry = (np.asarray(trainable._model(inputs)) - targets) ** 4
     judged = trainable.evaluate(inputs, targets, weights)
-    assert judged.loss == pytest.approx(float((each.mean(axis=1) * weights).sum()), rel=1e-4)
+    assert judged.loss == pytest.approx(float((entry.mean(axis=1) * weights).sum()), rel=1e-4)
     assert trainable.scores(judged.metric_totals) == pytest.approx(
-        {"quartic": each.mean()}, rel=1e-4
+        {"quartic": entry.mean()}, rel=1e-4
     )
 
 
@@ -481,10 +487,12 @@ def test_the_tables_of_losses_and_metrics_are_those_of_keras():
     for kind in classes:
         if (name := canonical_name(kind.__name__)) in METRICS:
             try:
-                said = kind()._direction
+                message = kind()._direction
             except (TypeError, AttributeError):  # it wants the number of classes; or does not say
                 continue
-            assert said is None or {"up": "max", "down": "min"}[said] == direction_of(name), name
+            assert message is None or {"up": "max", "down": "min"}[message] == direction_of(name), (
+                name
+            )
 
 
 def calling_sigmoid(input_shape, classes):
@@ -515,5 +523,5 @@ def test_a_loss_is_called_in_the_order_of_its_names():
     trainable = build("value", loss=f"{__name__}:reversed_error")
     inputs, targets, weights = batch("value")
     sums, outputs = trainable.predict(inputs, targets, weights)
-    wanted = (np.abs(2 * outputs - targets).mean(1) * weights).sum()
-    assert sums.loss == pytest.approx(wanted, rel=1e-5)
+    expected = (np.abs(2 * outputs - targets).mean(1) * weights).sum()
+    assert sums.loss == pytest.approx(expected, rel=1e-5)

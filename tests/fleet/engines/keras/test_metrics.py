@@ -34,7 +34,7 @@ PARAMETERS = {
 }
 
 
-def made(kind, seed=0):
+def make_outputs(kind, seed=0):
     """Outputs and targets as a network and a source give them; outputs know something of the targets."""
     random, target = np.random.default_rng(seed), TARGETS[kind]
     if kind == "value":
@@ -42,34 +42,36 @@ def made(kind, seed=0):
         return (targets + random.uniform(0, 1, targets.shape)).astype(np.float32), targets
     shape = target.shape if kind != "class" else ()
     targets = random.integers(0, 2 if kind == "multilabel" else CLASSES, (N, *shape))
-    wanted = targets if kind == "multilabel" else np.eye(CLASSES)[targets]
-    outputs = (random.normal(size=wanted.shape) + 1.5 * wanted - 0.5).astype(np.float32)
+    expected = targets if kind == "multilabel" else np.eye(CLASSES)[targets]
+    outputs = (random.normal(size=expected.shape) + 1.5 * expected - 0.5).astype(np.float32)
     if kind == "mask":
         targets[random.random(targets.shape) < 0.2] = target.void
     return outputs, targets.astype(target.dtype)
 
 
-def computed(asked, kind, outputs, targets, target=None):
+def computed(measure, kind, outputs, targets, target=None):
     """What parts of uneven sizes, some with rows that could not be read, come to together."""
     import tensorflow as tf
 
     from fleet.engines.keras.metrics import make_metrics
 
     train = (
-        parse({"models": [{"family": "softmax"}], "train": {"metrics": [asked]}}).networks[0].train
+        parse({"models": [{"family": "softmax"}], "train": {"metrics": [measure]}})
+        .networks[0]
+        .train
     )
-    found = make_metrics(train, target or TARGETS[kind])
-    valid, total = np.arange(len(targets)) % 17 != 5, np.zeros(found.width)
+    predicted = make_metrics(train, target or TARGETS[kind])
+    valid, total = np.arange(len(targets)) % 17 != 5, np.zeros(predicted.width)
     for first, last in ((0, 1), (1, 90), (90, 93), (93, len(targets))):
         total += np.asarray(
-            found.sums(
+            predicted.sums(
                 tf.constant(outputs[first:last]),
                 tf.constant(targets[first:last]),
                 tf.constant(valid[first:last]),
             ),
             np.float64,
         )
-    [value] = found.scores(total).values()
+    [value] = predicted.scores(total).values()
     return value, outputs[valid].astype(np.float64), targets[valid]
 
 
@@ -86,56 +88,56 @@ def shares(kind, outputs, targets):
     return likely / likely.sum(-1, keepdims=True), np.eye(CLASSES)[targets.astype(int)]
 
 
-def at_thresholds(wanted, found):
+def at_thresholds(expected, predicted):
     """Rates of hits and false alarms, and precision, at each threshold of Keras's 200."""
-    marks = (found.ravel()[:, None] > np.linspace(0, 1, 200)[None]).astype(float)
-    flat = wanted.ravel()[:, None]
+    marks = (predicted.ravel()[:, None] > np.linspace(0, 1, 200)[None]).astype(float)
+    flat = expected.ravel()[:, None]
     hits, alarms = (marks * flat).sum(0), (marks * (1 - flat)).sum(0)
     return hits / flat.sum(), alarms / (1 - flat).sum(), hits / np.maximum(hits + alarms, 1)
 
 
-def confusion(wanted, found):
+def confusion(expected, predicted):
     """Intersection over union of each class by the likeliest one."""
-    matrix = sk.confusion_matrix(wanted.argmax(1), found.argmax(1), labels=range(CLASSES))
+    matrix = sk.confusion_matrix(expected.argmax(1), predicted.argmax(1), labels=range(CLASSES))
     both = np.diag(matrix)
     return both / (matrix.sum(0) + matrix.sum(1) - both)
 
 
-def halves(wanted, found):
+def halves(expected, predicted):
     """Intersection over union of what does not hold, and of what does, at a half."""
-    matrix = sk.confusion_matrix(wanted.ravel() > 0.5, found.ravel() > 0.5)
+    matrix = sk.confusion_matrix(expected.ravel() > 0.5, predicted.ravel() > 0.5)
     both = np.diag(matrix)
     return both / (matrix.sum(0) + matrix.sum(1) - both)
 
 
-def marked(kind, found):
+def marked(kind, predicted):
     """Which classes or labels are answered: the likeliest, or each that is likelier than not."""
-    return (found > 0.5) if kind == "multilabel" else np.eye(CLASSES)[found.argmax(1)]
+    return (predicted > 0.5) if kind == "multilabel" else np.eye(CLASSES)[predicted.argmax(1)]
 
 
-def top(wanted, found, k=5):
-    order = np.argsort(-found, axis=1)[:, :k]
-    return np.mean([row in best for row, best in zip(wanted.argmax(1), order, strict=True)])
+def top(expected, predicted, k=5):
+    order = np.argsort(-predicted, axis=1)[:, :k]
+    return np.mean([row in best for row, best in zip(expected.argmax(1), order, strict=True)])
 
 
 def unit(rows):
     return rows / np.maximum(np.sqrt((rows**2).sum(1, keepdims=True)), 1e-12)
 
 
-def rowwise(wanted, found):
+def rowwise(expected, predicted):
     return [
         (np.corrcoef(a, b)[0, 1], np.cov(a, b, bias=True)[0, 1], a, b)
-        for a, b in zip(wanted, found, strict=True)
+        for a, b in zip(expected, predicted, strict=True)
     ]
 
 
-def signs(wanted):
-    return 2 * wanted - 1 if set(np.unique(wanted)) <= {0, 1} else wanted
+def signs(expected):
+    return 2 * expected - 1 if set(np.unique(expected)) <= {0, 1} else expected
 
 
-def best(reached, values, least):
+def best(reached, values, minimum):
     return max(
-        (value for one, value in zip(reached, values, strict=True) if one >= least), default=0
+        (value for entry, value in zip(reached, values, strict=True) if entry >= minimum), default=0
     )
 
 
@@ -220,11 +222,13 @@ def test_each_metric_has_an_oracle():
 )
 def test_a_metric_is_that_of_all_samples_together(name, kind):
     needed = METRICS[canonical_name(name)].needs
-    asked = {name: {needed: PARAMETERS[needed]}} if needed else name
-    value, outputs, targets = computed(asked, kind, *made(kind))
-    found, wanted = shares(kind, outputs, targets)
+    measure = {name: {needed: PARAMETERS[needed]}} if needed else name
+    value, outputs, targets = computed(measure, kind, *make_outputs(kind))
+    predicted, expected = shares(kind, outputs, targets)
     near = 5e-3 if name == "auc" else 2e-5  # Keras takes 200 thresholds
-    assert value == pytest.approx(float(ORACLES[name](kind, wanted, found)), rel=near, abs=1e-6)
+    assert value == pytest.approx(
+        float(ORACLES[name](kind, expected, predicted)), rel=near, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("mean", [2000, 100_000, -3e6])
@@ -237,8 +241,8 @@ def test_what_r2_is_of_does_not_lie_in_where_its_values_are(mean):
     target = replace(
         TargetSpec("value", 2), center=tuple(targets.mean(0, dtype=np.float64).tolist())
     )
-    value, found, wanted = computed("r2_score", "value", outputs, targets, target)
-    assert value == pytest.approx(sk.r2_score(wanted.astype(np.float64), found), abs=1e-5)
+    value, predicted, expected = computed("r2_score", "value", outputs, targets, target)
+    assert value == pytest.approx(sk.r2_score(expected.astype(np.float64), predicted), abs=1e-5)
 
 
 def test_values_are_looked_at_for_where_they_lie():
@@ -251,7 +255,7 @@ def test_values_are_looked_at_for_where_they_lie():
 
 
 def test_correlations_need_several_values_per_sample():
-    outputs, targets = made("value")
+    outputs, targets = make_outputs("value")
     for name in ("pearson_correlation", "concordance_correlation"):
         with pytest.raises(SettingError, match=f"{name} means nothing for one value"):
             computed(name, "value", outputs[:, :1], targets[:, :1], TargetSpec("value", 1))

@@ -119,8 +119,8 @@ def my_models(tmp_path, monkeypatch):
 def test_imagenet_families_have_published_parameter_counts(build, name):
     # Only our six are built: the counts that keras.applications states are in test_families.py, and
     # the next test builds two of its models.
-    ours = build(APPLICATIONS[name], IMAGENET, classes=1000).count_params()
-    assert ours == count_parameters(APPLICATIONS[name].settings, IMAGENET, classes=1000)
+    family = build(APPLICATIONS[name], IMAGENET, classes=1000).count_params()
+    assert family == count_parameters(APPLICATIONS[name].settings, IMAGENET, classes=1000)
 
 
 @pytest.mark.long
@@ -128,15 +128,15 @@ def test_imagenet_families_have_published_parameter_counts(build, name):
 def test_families_match_keras_applications_with_same_weights(keras, build, name):
     shape = (64, 64, 3)
     model = Architecture(APPLICATIONS[name].target, {**APPLICATIONS[name].args, "stem": "imagenet"})
-    ours = build(model, shape, classes=7)
-    theirs = build(Architecture(name), shape, classes=7, seed=3)
-    assert ours.count_params() == theirs.count_params()
+    family = build(model, shape, classes=7)
+    expected = build(Architecture(name), shape, classes=7, seed=3)
+    assert family.count_params() == expected.count_params()
     images = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")
-    theirs(images, training=True)  # statistics that are not the initial ones
-    by_shape = _in_order_of_building(ours), _in_order_of_building(theirs)
-    for mine, its in zip(*by_shape, strict=True):
-        mine.set_weights(its.get_weights())
-    np.testing.assert_allclose(ours(images), theirs(images), rtol=1e-4, atol=1e-4)
+    expected(images, training=True)  # statistics that are not the initial ones
+    by_shape = _in_order_of_building(family), _in_order_of_building(expected)
+    for actual, expected in zip(*by_shape, strict=True):
+        actual.set_weights(expected.get_weights())
+    np.testing.assert_allclose(family(images), expected(images), rtol=1e-4, atol=1e-4)
 
 
 def _in_order_of_building(model):
@@ -178,11 +178,11 @@ def test_output_without_normalization_ignores_other_images(build):
         ("cnn", {}),
     ):
         built = build(Architecture(target, {"norm": "none", **args}), (16, 16, 1), classes=3)
-        whole = np.asarray(built(images, training=True))
+        combined = np.asarray(built(images, training=True))
         alone = np.concatenate(
             [np.asarray(built(images[i : i + 1], training=True)) for i in range(4)]
         )
-        np.testing.assert_allclose(whole, alone, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(combined, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_deep_resnet_without_normalization_starts_bounded(build):
@@ -210,11 +210,11 @@ def _weights(model):
 )
 def test_build_model_is_deterministic_by_seed(build, my_models, model):
     python, numpy = random.getstate(), np.random.get_state()[1].copy()
-    first, again, other = (
+    first, again, reference = (
         _weights(build(model, (32, 32, 3), 4, seed=seed)) for seed in (5, 5, 2**40)
     )
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, reference, strict=True))
     assert random.getstate() == python
     assert np.array_equal(np.random.get_state()[1], numpy)
 
@@ -231,16 +231,16 @@ def test_layers_of_one_shape_start_with_different_weights(build):
 def test_application_names_are_functions_of_keras(keras):
     names = [name for name in vars(keras.applications) if name[0].isupper()]
     assert sorted(names) == sorted(application_names())
-    given = {"weights", "input_shape", "classes", "classifier_activation"}
+    arguments = {"weights", "input_shape", "classes", "classifier_activation"}
     functions = [getattr(keras.applications, name) for name in names]
-    assert all(given <= set(inspect.signature(function).parameters) for function in functions)
+    assert all(arguments <= set(inspect.signature(function).parameters) for function in functions)
 
 
 def test_application_gives_logits_for_any_channels(build):
     built = build(Architecture("MobileNet", {"alpha": 0.25}), (32, 32, 1), classes=3)
     assert built.output_shape == (None, 3)
-    whole = build(Architecture("MobileNet"), (32, 32, 1), classes=3)
-    assert built.count_params() < whole.count_params()
+    combined = build(Architecture("MobileNet"), (32, 32, 1), classes=3)
+    assert built.count_params() < combined.count_params()
     assert built.layers[-1].get_config().get("activation", "linear") == "linear"
 
 
@@ -308,10 +308,10 @@ def test_a_last_softmax_is_taken_away(keras, build, my_models, name, tmp_path):
     ],
 )
 def test_build_model_warns_of_unused_compiled_loss(build, my_models, loss, named):
-    with collect_warnings() as told:
+    with collect_warnings() as messages:
         build(Architecture("my_test_models:compiled", {"loss": loss}), (4, 4, 1), classes=3)
-    assert len(told) == 1
-    assert told[0].startswith(
+    assert len(messages) == 1
+    assert messages[0].startswith(
         f"my_test_models:compiled compiles its model with the loss {named}, which is not used: "
         "FLEET trains every network with the softmax cross-entropy of its logits"
     )
@@ -319,9 +319,9 @@ def test_build_model_warns_of_unused_compiled_loss(build, my_models, loss, named
 
 @pytest.mark.parametrize("name", ["logits", "compiled"])
 def test_a_model_without_a_loss_is_not_warned_of(build, my_models, name):
-    with collect_warnings() as told:
+    with collect_warnings() as messages:
         build(Architecture(f"my_test_models:{name}"), (4, 4, 1), classes=3)
-    assert told == []
+    assert messages == []
 
 
 @pytest.mark.parametrize(

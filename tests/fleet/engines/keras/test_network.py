@@ -115,16 +115,16 @@ def test_graphs_are_reused_for_other_hyperparameters(engine, batch, name, train)
     built.close()
     graph = built._strides[NoExchange]
     traced = graph.experimental_get_tracing_count()
-    again = engine.build(second, SingleRankGroup())
-    found = steps(again, batch)
+    again = engine.build(second, Alone())
+    result = steps(again, batch)
     assert again is built
     assert graph.experimental_get_tracing_count() == traced
     alone = steps(
         engine.build(second, SingleRankGroup()), batch
     )  # the other one is still open, so with graphs of its own
-    assert found[:2] == alone[:2]
-    assert found[2].keys() == alone[2].keys()
-    assert all((found[2][key] == alone[2][key]).all() for key in alone[2])
+    assert result[:2] == alone[:2]
+    assert result[2].keys() == alone[2].keys()
+    assert all((result[2][key] == alone[2][key]).all() for key in alone[2])
 
 
 def test_reused_graphs_scale_own_learning_rate(engine):
@@ -184,23 +184,20 @@ def test_schedule_scales_with_batch_that_follows_gpus(engine):
 
 
 def test_a_state_taken_up_goes_on_as_if_nothing_had_happened(engine, batch):
-    one, other = (
-        engine.build(network(), SingleRankGroup()),
-        engine.build(network(), SingleRankGroup()),
-    )
+    trainable, reference = engine.build(network(), Alone()), engine.build(network(), Alone())
     for _ in range(3):
-        one.step(*batch, 12)
-    other.load(one.state())
-    assert one.step(*batch, 12) == other.step(*batch, 12)
-    assert one.learning_rate() == pytest.approx(0.1)
+        trainable.step(*batch, 12)
+    reference.load(trainable.state())
+    assert trainable.step(*batch, 12) == reference.step(*batch, 12)
+    assert trainable.learning_rate() == pytest.approx(0.1)
 
 
 def test_a_state_of_another_network_is_refused(engine):
-    one = engine.build(network(), SingleRankGroup())
-    state = one.state()
+    trainable = engine.build(network(), Alone())
+    state = trainable.state()
     state.pop(next(iter(state)))
     with pytest.raises(CheckpointError, match="a checkpoint of another network"):
-        one.load(state)
+        trainable.load(state)
 
 
 def test_a_batch_that_cannot_be_read_changes_nothing(engine, batch):
@@ -217,13 +214,13 @@ def test_samples_that_cannot_be_read_count_for_nothing(engine, batch):
     plain = parse(
         {"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}]}
     ).networks[0]
-    some, all_ = engine.build(plain, SingleRankGroup()), engine.build(plain, SingleRankGroup())
+    rows, all_ = engine.build(plain, Alone()), engine.build(plain, Alone())
     holes = labels.copy()
     holes[8:] = -1
-    assert some.step(images, holes, 12).loss == pytest.approx(
+    assert rows.step(images, holes, 12).loss == pytest.approx(
         all_.step(images[:8], labels[:8], 8).loss, rel=1e-5
     )
-    for name, array in some.state().items():
+    for name, array in rows.state().items():
         assert array == pytest.approx(all_.state()[name], abs=1e-6), name
 
 
@@ -231,10 +228,10 @@ def test_samples_that_cannot_be_read_count_for_nothing(engine, batch):
 def test_schedule_arguments_match_keras(name):
     import keras
 
-    known = inspect.signature(getattr(keras.optimizers.schedules, name)).parameters
-    assert set(arguments_of(SCHEDULES[name])) == set(known) - {"name"}
+    accepted = inspect.signature(getattr(keras.optimizers.schedules, name)).parameters
+    assert set(arguments_of(SCHEDULES[name])) == set(accepted) - {"name"}
     assert required(SCHEDULES[name]) == [
-        name for name, one in known.items() if one.default is one.empty
+        name for name, entry in accepted.items() if entry.default is entry.empty
     ]
 
 
@@ -243,11 +240,11 @@ def tensorflow_said():
     """What TensorFlow's Python logs."""
     import tensorflow as tf
 
-    said = []
+    message = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
+    handler.emit = lambda record: message.append(record.getMessage())
     tf.get_logger().addHandler(handler)
-    yield said
+    yield message
     tf.get_logger().removeHandler(handler)
 
 
@@ -308,32 +305,29 @@ def test_several_steps_match_single_steps_bit_for_bit(engine, batch, train):
     ).networks[0]
     images, labels = batch
     labels = np.where(np.arange(12) == 7, -1, labels)  # one that could not be read
-    one, other = (
-        engine.build(settings, SingleRankGroup()),
-        engine.build(settings, SingleRankGroup()),
-    )
+    trainable, reference = engine.build(settings, Alone()), engine.build(settings, Alone())
     sums = [
-        one.step(images[rows], labels[rows], len(labels[rows]))
+        trainable.step(images[rows], labels[rows], len(labels[rows]))
         for rows in (slice(5), slice(5, 10), slice(10, 12))
     ]
-    assert begin(other, images, labels, (5, 5, 2))().sums == sums
-    assert one.step(*batch, 12) == other.step(*batch, 12)
-    state = other.state()
-    assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
+    assert begin(reference, images, labels, (5, 5, 2))().sums == sums
+    assert trainable.step(*batch, 12) == reference.step(*batch, 12)
+    state = reference.state()
+    assert all(np.array_equal(value, state[name]) for name, value in trainable.state().items())
 
 
 def read_late(trainable, batches):
     """The sums of some batches, each of which is overwritten as soon as its step has begun."""
-    found, before = [], None
+    result, before = [], None
     for images, labels in batches:
-        given = images.copy(), labels.copy()
-        begun = begin(trainable, *given, [12])
-        for array in given:
+        arguments = images.copy(), labels.copy()
+        started = begin(trainable, *arguments, [12])
+        for array in arguments:
             array[:] = 0
         if before is not None:
-            found += before().sums
-        before = begun
-    return [*found, *before().sums]
+            result += before().sums
+        before = started
+    return [*result, *before().sums]
 
 
 @pytest.mark.parametrize("group", [SingleRankGroup(), Group(2)], ids=["alone", "by MPI"])
@@ -344,19 +338,22 @@ def test_late_totals_match_bit_for_bit(engine, batch, group, train):
         (np.roll(images, turn, 1), np.full(12, -1) if turn == 2 else labels) for turn in range(5)
     ]
     batches.insert(3, (images[:0], labels[:0]))  # of which this rank has no rows
-    one, other = engine.build(network(**train), group), engine.build(network(**train), group)
-    assert read_late(one, batches) == [other.step(*rows, 12) for rows in batches]
-    state = other.state()
-    assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
+    trainable, reference = (
+        engine.build(network(**train), group),
+        engine.build(network(**train), group),
+    )
+    assert read_late(trainable, batches) == [reference.step(*rows, 12) for rows in batches]
+    state = reference.state()
+    assert all(np.array_equal(value, state[name]) for name, value in trainable.state().items())
 
 
 @pytest.mark.parametrize("group", [Alone(), Group(2)], ids=["alone", "by MPI"])
 def test_failed_step_raises_when_read_or_at_next_begin(engine, batch, group):
     images, labels = batch
     trainable = engine.build(network(loss=f"{__name__}:failing"), group)
-    begun = begin(trainable, images, labels + 1, [12])
+    started = begin(trainable, images, labels + 1, [12])
     with pytest.raises(Exception, match="assertion failed"):
-        begun()
+        started()
     trainable.close()
     again = engine.build(network(loss=f"{__name__}:failing"), group)
     assert again.step(images, labels % 2, 12).count == 12
@@ -433,11 +430,11 @@ def test_networks_match_with_and_without_graph_rewriting(batch):
         rewritten = trained(as_traced=False)
     finally:
         as_traced = trained(as_traced=True)
-    for sums, others in zip(
+    for sums, references in zip(
         [*as_traced[0], as_traced[1]], [*rewritten[0], rewritten[1]], strict=True
     ):
-        assert sums.loss == pytest.approx(others.loss, rel=1e-5)
-        assert sums.count == others.count
+        assert sums.loss == pytest.approx(references.loss, rel=1e-5)
+        assert sums.count == references.count
 
 
 @pytest.mark.long
@@ -453,19 +450,19 @@ def test_graphs_are_not_shared_by_folds_with_other_inputs(
     from fleet.engines.keras.engine import KerasEngine
 
     affines = Affine(0.5, 0.5), Affine(10.0, 20.0, 1.0)
-    engine, found = (
+    engine, result = (
         KerasEngine(EngineContext(replace(SAMPLE, folds=affines), Resources(exchange="mpi"))),
         [],
     )
     for fold in (0, 1):
-        built = engine.build(replace(network(), fold=fold), SingleRankGroup())
-        found.append(built.evaluate(*batch).loss)
+        built = engine.build(replace(network(), fold=fold), Alone())
+        result.append(built.evaluate(*batch).loss)
         built.close()
         setup = EngineContext(replace(SAMPLE, affine=affines[fold]), Resources(exchange="mpi"))
-        alone = KerasEngine(setup).build(network(), SingleRankGroup())
-        assert found[fold] == pytest.approx(alone.evaluate(*batch).loss, rel=1e-6)
+        alone = KerasEngine(setup).build(network(), Alone())
+        assert result[fold] == pytest.approx(alone.evaluate(*batch).loss, rel=1e-6)
         alone.close()
-    assert found[0] != found[1]
+    assert result[0] != result[1]
 
 
 OWN = """
@@ -515,7 +512,7 @@ def rude(input_shape, classes):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def custom(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_models.py").write_text(OWN)
@@ -523,20 +520,20 @@ def own(tmp_path, monkeypatch):
     def network_of(function, seed=0, **args):
         model = {"build": f"own_models:{function}", "args": args}
         train = {"optimizer": {"name": "sgd", "learning_rate": 0.1}}
-        [found] = parse({"models": [model], "train": train}).networks
-        return replace(found, seed=seed)
+        [result] = parse({"models": [model], "train": train}).networks
+        return replace(result, seed=seed)
 
     yield network_of
     sys.modules.pop("own_models", None)
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_networks_that_share_layers_begin_as_if_alone(engine, batch, own, cached):
-    first = engine.build(own("shared", 1, cached=cached), SingleRankGroup())
+def test_networks_that_share_layers_begin_as_if_alone(engine, batch, custom, cached):
+    first = engine.build(custom("shared", 1, cached=cached), Alone())
     before = first.state()
     first.step(*batch, 12)
     trained = first.state()
-    second = engine.build(own("shared", 1, cached=cached), SingleRankGroup())
+    second = engine.build(custom("shared", 1, cached=cached), Alone())
     state = second.state()
     assert list(state) == list(before)
     assert all(np.array_equal(array, before[name]) for name, array in state.items())
@@ -544,12 +541,12 @@ def test_networks_that_share_layers_begin_as_if_alone(engine, batch, own, cached
     assert all(np.array_equal(array, trained[name]) for name, array in first.state().items())
 
 
-def test_layers_that_keras_does_not_know_are_refused(engine, own):
+def test_layers_that_keras_does_not_know_are_refused(engine, custom):
     with pytest.raises(ModelError, match="does not know as its own"):
-        engine.build(own("held", where="object"), SingleRankGroup())
+        engine.build(custom("held", where="object"), Alone())
 
 
-def test_what_a_network_sets_in_the_process_is_its_own(engine, batch, own):
+def test_what_a_network_sets_in_the_process_is_its_own(engine, batch, custom):
     import keras
 
     config = keras.config
@@ -565,7 +562,7 @@ def test_what_a_network_sets_in_the_process_is_its_own(engine, batch, own):
         )
 
     before = settings()
-    rude = engine.build(own("rude"), SingleRankGroup())
+    rude = engine.build(custom("rude"), Alone())
     assert settings() == before
     rude.step(*batch, 12)
     assert settings() == before

@@ -58,9 +58,9 @@ def test_the_rates_of_the_table_are_the_defaults_of_keras():
 
     classes = {name.lower(): kind for name, kind in vars(keras.optimizers).items()}
     for name, word in OPTIMIZERS.items():
-        known = inspect.signature(classes[name]).parameters["learning_rate"].default
-        assert word.learning_rate == known, name
-        assert settings({"name": name}).train.optimizer.learning_rate == known
+        accepted = inspect.signature(classes[name]).parameters["learning_rate"].default
+        assert word.learning_rate == accepted, name
+        assert settings({"name": name}).train.optimizer.learning_rate == accepted
 
 
 def test_the_table_is_that_of_the_signatures_of_keras():
@@ -92,7 +92,8 @@ def test_every_optimizer_takes_a_step(name):
     before = weights_of(trainable)
     assert np.isfinite(trainable.step(*samples(), 12).loss)
     assert any(
-        (one != other).any() for one, other in zip(before, weights_of(trainable), strict=True)
+        (actual != expected).any()
+        for actual, expected in zip(before, weights_of(trainable), strict=True)
     )
 
 
@@ -124,15 +125,15 @@ def test_all_optimizers_have_the_common_parameters():
 
 def test_accumulated_gradients_make_the_step_of_one_large_batch():
     inputs, labels = samples()
-    whole, parts = build({"learning_rate": 0.1}), build({"learning_rate": 0.1}, accumulate=3)
-    whole.step(inputs, labels, 12)
+    combined, parts = build({"learning_rate": 0.1}), build({"learning_rate": 0.1}, accumulate=3)
+    combined.step(inputs, labels, 12)
     before = weights_of(parts)
     for first in range(0, 12, 4):
-        for one, other in zip(before, weights_of(parts), strict=True):
-            np.testing.assert_array_equal(one, other)
+        for actual, expected in zip(before, weights_of(parts), strict=True):
+            np.testing.assert_array_equal(actual, expected)
         parts.step(inputs[first : first + 4], labels[first : first + 4], 4)
-    for one, other in zip(weights_of(whole), weights_of(parts), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    for actual, expected in zip(weights_of(combined), weights_of(parts), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -160,14 +161,17 @@ def test_scalable_rate_follows_batch_in_same_graph(learning_rate):
     before = weights_of(trainable)
     trainable.step(inputs, labels, 48)
     moved = np.concatenate(
-        [np.ravel(one - other) for one, other in zip(weights_of(trainable), before, strict=True)]
+        [
+            np.ravel(actual - other)
+            for actual, other in zip(weights_of(trainable), before, strict=True)
+        ]
     )
     plain = build({"learning_rate": 4 * second})
     for variable, value in zip(plain._model.trainable_variables, before, strict=True):
         variable.assign(value)
     plain.step(inputs, labels, 48)
     expected = np.concatenate(
-        [np.ravel(one - other) for one, other in zip(weights_of(plain), before, strict=True)]
+        [np.ravel(actual - other) for actual, other in zip(weights_of(plain), before, strict=True)]
     )
     np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-7)
     trainable.scale_learning_rate(1.0)
@@ -182,12 +186,13 @@ def test_a_network_is_judged_by_the_running_means_of_its_weights():
     for _ in range(3):
         trainable.step(*samples(), 12)
         mean = [
-            0.5 * one + 0.5 * other for one, other in zip(mean, weights_of(trainable), strict=True)
+            0.5 * actual + 0.5 * expected
+            for actual, expected in zip(mean, weights_of(trainable), strict=True)
         ]
     now = weights_of(trainable)
     judged = trainable.evaluate(*samples())
-    for one, other in zip(now, weights_of(trainable), strict=True):
-        np.testing.assert_array_equal(one, other)  # training goes on from where it was
+    for actual, expected in zip(now, weights_of(trainable), strict=True):
+        np.testing.assert_array_equal(actual, expected)  # training goes on from where it was
     plain = build({"learning_rate": 0.5})
     for variable, value in zip(plain._model.trainable_variables, mean, strict=True):
         variable.assign(value)
@@ -200,15 +205,15 @@ def make(learning_rate, momentum):
     return keras.optimizers.SGD(learning_rate, momentum=momentum)
 
 
-def nothing(learning_rate):
+def no_optimizer(learning_rate):
     return learning_rate
 
 
 def test_an_optimizer_of_ones_own():
-    own = build({"name": f"{__name__}:make", "learning_rate": 0.1, "args": {"momentum": 0.9}})
-    theirs = build({"name": "sgd", "learning_rate": 0.1, "momentum": 0.9})
-    assert [own.step(*samples(), 12) for _ in range(3)] == [
-        theirs.step(*samples(), 12) for _ in range(3)
+    custom = build({"name": f"{__name__}:make", "learning_rate": 0.1, "args": {"momentum": 0.9}})
+    expected = build({"name": "sgd", "learning_rate": 0.1, "momentum": 0.9})
+    assert [custom.step(*samples(), 12) for _ in range(3)] == [
+        expected.step(*samples(), 12) for _ in range(3)
     ]
     with pytest.raises(SettingError, match="returned a float, not a keras.optimizers.Optimizer"):
         build({"name": f"{__name__}:nothing", "learning_rate": 0.1})
@@ -225,9 +230,9 @@ def spare_and_normed(input_shape, classes):
             self.last, self.spare = keras.layers.Dense(classes), keras.layers.Dense(2)
 
         def call(self, images, training=False):
-            found = self.norm(self.flat(images), training=training)
-            self.spare(found)
-            return self.last(found)
+            result = self.norm(self.flat(images), training=training)
+            self.spare(result)
+            return self.last(result)
 
     model = Spare()
     model(np.zeros((1, *input_shape), np.float32))
@@ -249,9 +254,9 @@ def test_a_network_with_spare_weights_trains_as_keras_trains_it(options):
     trainable = build_own({**options, "learning_rate": 0.1})
     plain = spare_and_normed((4, 4, 1), 3)
     plain.set_weights(trainable._model.get_weights())
-    made = {key: value for key, value in options.items() if "ema" not in key and key != "name"}
+    built = {key: value for key, value in options.items() if "ema" not in key and key != "name"}
     kind = keras.optimizers.AdamW if options["name"] == "adamw" else keras.optimizers.SGD
-    plain.compile(kind(0.1, **made), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    plain.compile(kind(0.1, **built), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     inputs, labels = samples()
     mean = None
     for step in range(4):
@@ -259,15 +264,15 @@ def test_a_network_with_spare_weights_trains_as_keras_trains_it(options):
         plain.fit(inputs, labels, batch_size=12, verbose=0)
         share = 0.2 if step else 1.0
         mean = [
-            (1 - share) * (0.0 if mean is None else mean[place]) + share * value
-            for place, value in enumerate(plain.get_weights())
+            (1 - share) * (0.0 if mean is None else mean[index]) + share * value
+            for index, value in enumerate(plain.get_weights())
         ]
-    for one, other in zip(trainable._model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    for actual, expected in zip(trainable._model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     if "use_ema" in options:  # the network is judged by means of weights and of statistics
         plain.set_weights(mean)
-    wanted = plain.predict(inputs, verbose=0)
-    np.testing.assert_allclose(trainable.predict(inputs, labels)[1], wanted, rtol=1e-3, atol=1e-4)
+    expected = plain.predict(inputs, verbose=0)
+    np.testing.assert_allclose(trainable.predict(inputs, labels)[1], expected, rtol=1e-3, atol=1e-4)
     now = trainable.state()
     old = {name: array for name, array in now.items() if not name.startswith("statistics/")}
     assert len(now) - len(old) == 2 * ("use_ema" in options)

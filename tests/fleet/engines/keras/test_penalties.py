@@ -167,7 +167,7 @@ def trained(model, ranks, counts=None, **train):
     )
     inputs, targets = data()
     inputs[counts < 0] = 0
-    found = {}
+    result = {}
 
     def rank_main(world):
         group = world.group(range(ranks), 1)
@@ -177,12 +177,12 @@ def trained(model, ranks, counts=None, **train):
                 last = min(first + BATCH, ROWS)
                 rows = slice(*split_rows(first, last, group.rank, group.size))
                 trainable.step(inputs[rows], targets[rows], last - first, weights=counts[rows])
-        found[world.rank] = [
+        result[world.rank] = [
             np.array(variable.numpy()) for variable in trainable._model.trainable_variables
         ]
 
     assert Launch(ranks, 0).run(rank_main)
-    return found[0]
+    return result[0]
 
 
 def fitted(model, counts=None):
@@ -199,9 +199,9 @@ def fitted(model, counts=None):
     return [np.array(variable.numpy()) for variable in plain.trainable_variables]
 
 
-def check_equal(found, expected):
-    for mine, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+def check_equal(result, expected):
+    for actual, theirs in zip(result, expected, strict=True):
+        np.testing.assert_allclose(actual, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -241,8 +241,8 @@ def test_samples_that_cannot_be_read_have_no_part_in_penalties(model):
 def test_penalties_do_not_depend_on_the_ranks_with_any_optimizer(train):
     alone, tolerance = trained("activities", 1, **train), 5e-3 if "precision" in train else 1e-5
     for ranks in (2, 3):
-        for one, other in zip(alone, trained("activities", ranks, **train), strict=True):
-            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+        for actual, expected in zip(alone, trained("activities", ranks, **train), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_several_steps_have_penalties_of_each_batch():
@@ -250,10 +250,10 @@ def test_several_steps_have_penalties_of_each_batch():
     counts = np.ones(ROWS, np.float32)
     counts[3:5] = counts[16:32] = -1
     sizes = (16, 16, 16, 1)
-    one, other = build("of_a_sum", SingleRankGroup()), build("of_a_sum", SingleRankGroup())
+    trainable, reference = build("of_a_sum", Alone()), build("of_a_sum", Alone())
     firsts = np.cumsum(sizes) - sizes
     sums = [
-        one.step(
+        trainable.step(
             inputs[first : first + size],
             targets[first : first + size],
             size,
@@ -261,10 +261,10 @@ def test_several_steps_have_penalties_of_each_batch():
         )
         for first, size in zip(firsts, sizes, strict=True)
     ]
-    assert begin(other, inputs, targets, sizes, counts)().sums == sums
+    assert begin(reference, inputs, targets, sizes, counts)().sums == sums
     assert [step.count for step in sums] == [14, 0, 16, 1]
-    state = other.state()
-    assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
+    state = reference.state()
+    assert all(np.array_equal(value, state[name]) for name, value in trainable.state().items())
 
 
 def test_sums_over_rows_leaves_model_unchanged():

@@ -66,12 +66,12 @@ def weights(network):
     return {variable.path: variable.numpy() for variable in network._model.weights}
 
 
-def equal(network, other, but=()):
-    mine, theirs = weights(network).values(), weights(other).values()
+def equal(network, reference, but=()):
+    actual, expected = weights(network).values(), weights(reference).values()
     names = list(weights(network))
     return {
         name: np.array_equal(a, b)
-        for name, a, b in zip(names, mine, theirs, strict=True)
+        for name, a, b in zip(names, actual, expected, strict=True)
         if name not in but
     }
 
@@ -107,11 +107,11 @@ def test_load_pretrained_skips_head_and_freezes_rest(built, tmp_path):
         classes=5, seed=1, train="start: {file: best.keras, skip: ['logits.*'], freeze: ['stage*']}"
     )
     second.load_pretrained(tmp_path / "best.keras", ["logits.*"])
-    begun = weights(second)
+    started = weights(second)
     for _ in range(3):
         second.step(images, labels, 8)
     changed = {
-        name for name, value in weights(second).items() if not np.array_equal(value, begun[name])
+        name for name, value in weights(second).items() if not np.array_equal(value, started[name])
     }
     assert changed == {
         "dense0/kernel",
@@ -119,13 +119,13 @@ def test_load_pretrained_skips_head_and_freezes_rest(built, tmp_path):
         "logits/kernel",
         "logits/bias",
     }  # and no statistics
-    assert {name for name in begun if name.startswith("stage")} | {
+    assert {name for name in started if name.startswith("stage")} | {
         "dense0/kernel",
         "dense0/bias",
-    } == {name for name, value in weights(first).items() if np.array_equal(value, begun[name])}
+    } == {name for name, value in weights(first).items() if np.array_equal(value, started[name])}
     second.export(second.state(), tmp_path / "more.keras")
     assert len(second.state()) < len(built(classes=5).state()) + len(
-        begun
+        started
     )  # the optimizer keeps nothing of them
 
 

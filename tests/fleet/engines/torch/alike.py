@@ -149,23 +149,23 @@ def cases(engine):
     dense = {"build": f"tests.fleet.engines.torch.alike:{engine}_dense"}
     conv = {"family": "cnn", "args": {"filters": [4, 3], "dense": [6], "norm": "none", "kernel": 4}}
     normed = {"family": "cnn", "args": {"filters": [4, 3], "dense": []}}
-    found = {}
-    for place, optimizer in enumerate(OPTIMIZERS):
-        rate = SCHEDULES[place - 1] if place else optimizer["learning_rate"]
-        if place and optimizer["name"] != "sgd":
+    result = {}
+    for index, optimizer in enumerate(OPTIMIZERS):
+        rate = SCHEDULES[index - 1] if index else optimizer["learning_rate"]
+        if index and optimizer["name"] != "sgd":
             rate = {
                 key: 0.2 * value
                 if "rate" in key and key != "decay_rate"
-                else [0.2 * one for one in value]
+                else [0.2 * entry for entry in value]
                 if key == "values"
                 else value
                 for key, value in rate.items()
             }
         train = {"optimizer": {**optimizer, "learning_rate": rate}}
         for name, model in (("dense", dense), ("conv", conv)):
-            found[f"{optimizer['name']} {place} {name}"] = (model, train, "class")
+            result[f"{optimizer['name']} {index} {name}"] = (model, train, "class")
     adam = {"name": "adam", "learning_rate": 0.005}
-    found["accumulated"] = (
+    result["accumulated"] = (
         dense,
         {
             "optimizer": {**adam, "use_ema": True, "learning_rate": SCHEDULES[0]},
@@ -173,7 +173,7 @@ def cases(engine):
         },
         "class",
     )
-    found["normalised"] = (normed, {"optimizer": adam}, "class")
+    result["normalised"] = (normed, {"optimizer": adam}, "class")
     smooth = {
         "optimizer": adam,
         "label_smoothing": 0.1,
@@ -185,11 +185,11 @@ def cases(engine):
                 "optimizer": adam,
                 **({"metrics": list(METRICS[kind])} if loss is None else {"loss": loss}),
             }
-            found[f"{kind} {loss}"] = ({"family": "softmax"}, train, kind)
-    found["weighed classes"] = (dense, smooth, "class")
-    found["weighed pixels"] = ({"family": "softmax"}, smooth, "mask")
-    found["smoothed labels"] = (dense, {"optimizer": adam, "label_smoothing": 0.2}, "multilabel")
-    return found
+            result[f"{kind} {loss}"] = ({"family": "softmax"}, train, kind)
+    result["weighed classes"] = (dense, smooth, "class")
+    result["weighed pixels"] = ({"family": "softmax"}, smooth, "mask")
+    result["smoothed labels"] = (dense, {"optimizer": adam, "label_smoothing": 0.2}, "multilabel")
+    return result
 
 
 def batches_of(kind):
@@ -197,12 +197,12 @@ def batches_of(kind):
     rng = np.random.default_rng(3)
     images = rng.integers(0, 256, (2 * ROWS, *SHAPE)).astype(np.uint8)
     target = target_of(kind)
-    made = target.random_targets(rng, 2 * ROWS)
+    built = target.random_targets(rng, 2 * ROWS)
     if not target.is_plain:
-        made["weight"] = rng.uniform(0.5, 1.5, 2 * ROWS)
+        built["weight"] = rng.uniform(0.5, 1.5, 2 * ROWS)
     if kind == "mask":
-        made["target"][:, :2, :2] = target.void
-    values, weights = target.split(made)
+        built["target"][:, :2, :2] = target.void
+    values, weights = target.split(built)
     for rows in (slice(ROWS), slice(ROWS, None)):
         yield images[rows], values[rows], None if weights is None else weights[rows]
 
@@ -232,7 +232,7 @@ def as_torch(arrays, shapes):
 
 
 def main(engine, folder):
-    told = {}
+    messages = {}
     for name, (model, train, kind) in cases(engine).items():
         spec = parse(
             {"models": [model], "resources": {"engine": engine, "exchange": "mpi"}, "train": train}
@@ -253,7 +253,7 @@ def main(engine, folder):
             first = np.load(file)
             keys = [key for key in state if key.startswith("model/") and "num_batches" not in key]
             arrays = as_torch(
-                [first[f"arr_{place}"] for place in range(len(first.files))],
+                [first[f"arr_{index}"] for index in range(len(first.files))],
                 [state[key].shape for key in keys],
             )
             network.load(
@@ -277,14 +277,14 @@ def main(engine, folder):
             network.evaluate(images, targets, *([] if weights is None else [weights]))
             for images, targets, weights in batches_of(kind)
         ]
-        told[name] = {
+        messages[name] = {
             "losses": losses,
-            "judged": [one.loss / one.count for one in judged],
+            "judged": [entry.loss / entry.count for entry in judged],
             "right": sums.correct,
             "scores": network.scores(more) if train.get("metrics") else {},
         }
         network.close()
-    (folder / f"{engine}.json").write_text(json.dumps(told))
+    (folder / f"{engine}.json").write_text(json.dumps(messages))
 
 
 if __name__ == "__main__":

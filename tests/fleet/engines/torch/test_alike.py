@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def losses(tmp_path_factory):
     """What either engine has told, each in a process of its own."""
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
@@ -34,8 +34,8 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", cases("torch"))
-def test_both_engines_come_to_the_same_losses(told, name):
-    keras, torch = (one[name] for one in told)
+def test_both_engines_come_to_the_same_losses(losses, name):
+    keras, torch = (entry[name] for entry in losses)
     assert torch["losses"] == pytest.approx(keras["losses"], rel=1e-5, abs=1e-4)
     # PyTorch keeps the variance of the population, Keras that of the batch.
     near = 1e-3 if name == "normalised" else 1e-4

@@ -11,15 +11,15 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def shown(monkeypatch):
+def visible(monkeypatch):
     """Has PyTorch see so many GPUs of 80 GB; returns what it is told of them."""
     import torch
 
     def show(count):
-        told = SimpleNamespace(chosen=[], shares=[], threads=[])
+        messages = SimpleNamespace(chosen=[], shares=[], threads=[])
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(
-            torch.cuda, "set_device", lambda device: told.chosen.append(str(device))
+            torch.cuda, "set_device", lambda device: messages.chosen.append(str(device))
         )
         monkeypatch.setattr(
             torch.cuda,
@@ -29,13 +29,15 @@ def shown(monkeypatch):
         monkeypatch.setattr(
             torch.cuda,
             "set_per_process_memory_fraction",
-            lambda share, device: told.shares.append((share, str(device))),
+            lambda share, device: messages.shares.append((share, str(device))),
         )
-        monkeypatch.setattr(torch, "set_num_threads", told.threads.append)
+        monkeypatch.setattr(torch, "set_num_threads", messages.threads.append)
         monkeypatch.setattr(
-            torch, "use_deterministic_algorithms", lambda on: told.threads.append("deterministic")
+            torch,
+            "use_deterministic_algorithms",
+            lambda on: messages.threads.append("deterministic"),
         )
-        return told
+        return messages
 
     return show
 
@@ -43,12 +45,12 @@ def shown(monkeypatch):
 @pytest.mark.parametrize(
     ("count", "index", "chosen"), [(4, 2, "cuda:2"), (1, 0, "cuda:0"), (1, 3, "cuda:0")]
 )
-def test_configure_device_picks_gpu_by_index(shown, count, index, chosen):
+def test_configure_device_picks_gpu_by_index(visible, count, index, chosen):
     from fleet.engines.torch.engine import configure_device
 
-    told = shown(count)
+    messages = visible(count)
     assert str(configure_device(index, 4)) == chosen
-    assert (told.chosen, told.shares) == ([chosen], [])
+    assert (messages.chosen, messages.shares) == ([chosen], [])
 
 
 @pytest.mark.parametrize(
@@ -63,28 +65,28 @@ def test_configure_device_picks_gpu_by_index(shown, count, index, chosen):
     ],
     ids=["first", "further", "nobody says how much there is"],
 )
-def test_configure_device_limits_memory_of_shared_gpu(shown, slot, shares):
+def test_configure_device_limits_memory_of_shared_gpu(visible, slot, shares):
     from fleet.engines.torch.engine import configure_device
 
-    told = shown(2)
+    messages = visible(2)
     configure_device(1, 8, slot=slot)
-    assert told.shares == shares
+    assert messages.shares == shares
 
 
-def test_more_trainers_than_gpus_are_refused(shown):
+def test_more_trainers_than_gpus_are_refused(visible):
     from fleet.engines.torch.engine import configure_device
 
-    shown(2)
+    visible(2)
     with pytest.raises(
         UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"
     ):
         configure_device(2, 3)
 
 
-def test_trainers_of_a_node_without_gpus_share_its_cores(shown, monkeypatch):
+def test_trainers_of_a_node_without_gpus_share_its_cores(visible, monkeypatch):
     from fleet.engines.torch import engine
 
-    told = shown(0)
+    messages = visible(0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(engine.os, "sched_getaffinity", lambda process: range(8))
     for trainers in (1, 3, 20):
@@ -93,4 +95,4 @@ def test_trainers_of_a_node_without_gpus_share_its_cores(shown, monkeypatch):
     engine.configure_device(0, 1)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     engine.configure_device(0, 1, deterministic=True)
-    assert told.threads == [8, 2, 1, "deterministic", 1]
+    assert messages.threads == [8, 2, 1, "deterministic", 1]

@@ -39,17 +39,17 @@ class Pair:
         return nullcontext()
 
 
-@pytest.mark.parametrize("least", [64, 600, 2**22])
-def test_torch_exchange_sums_parts_with_an_empty_rank(tmp_path, monkeypatch, least):
+@pytest.mark.parametrize("minimum", [64, 600, 2**22])
+def test_torch_exchange_sums_parts_with_an_empty_rank(tmp_path, monkeypatch, minimum):
     import torch
 
     from fleet.engines.torch import exchange
     from fleet.engines.torch.flat import FlatParameters
 
-    monkeypatch.setattr(exchange, "_PIECE", least)
+    monkeypatch.setattr(exchange, "_PIECE", minimum)
     torch.manual_seed(0)
     inputs = torch.randn(6, 9)
-    found, errors, names, foreign = {}, [], [], []
+    result, errors, names, foreign = {}, [], [], []
 
     def module():
         torch.manual_seed(1)
@@ -59,18 +59,18 @@ def test_torch_exchange_sums_parts_with_an_empty_rank(tmp_path, monkeypatch, lea
 
     def rank_main(rank, flat, net):
         try:
-            one = exchange.TorchExchange(Pair(rank, names), torch.device("cpu"), tmp_path)
+            trainable = exchange.TorchExchange(Pair(rank, names), torch.device("cpu"), tmp_path)
             foreign.extend(
                 RunPaths(tmp_path).foreign_files()
             )  # a launch that is killed leaves the file
             for step in range(3):
                 flat.write_empty_totals(stop=False, failed=False)
                 if rank == 0 or step != 1:  # in the second step it has none
-                    one.begin(flat)
+                    trainable.begin(flat)
                     net(inputs[3 * rank : 3 * rank + 3]).sum().backward()
-                one.finish(flat)
-                found[rank, step] = flat.buffer.clone().numpy()
-            one.close()
+                trainable.finish(flat)
+                result[rank, step] = flat.buffer.clone().numpy()
+            trainable.close()
         except BaseException as error:
             errors.append(error)
 
@@ -89,7 +89,7 @@ def test_torch_exchange_sums_parts_with_an_empty_rank(tmp_path, monkeypatch, lea
         flat.zero_gradients()
         alone(inputs[:rows]).sum().backward()
         for rank in range(2):
-            assert found[rank, step] == pytest.approx(flat.buffer.numpy(), abs=1e-5)
+            assert result[rank, step] == pytest.approx(flat.buffer.numpy(), abs=1e-5)
     assert len(flat.split_gradients(64)) == 4
     assert sum(last - first for first, last, _ in flat.split_gradients(600)) == len(flat.gradients)
     assert not list(tmp_path.glob(".exchange-*"))
@@ -106,7 +106,7 @@ def test_checkpointing_adds_to_gradients_before_they_travel(tmp_path, monkeypatc
     monkeypatch.setattr(exchange, "_PIECE", 64)
     torch.manual_seed(0)
     inputs = torch.randn(6, 9)
-    found, errors, names = {}, [], []
+    result, errors, names = {}, [], []
 
     class Twice(torch.nn.Module):
         def __init__(self):
@@ -122,14 +122,14 @@ def test_checkpointing_adds_to_gradients_before_they_travel(tmp_path, monkeypatc
 
     def rank_main(rank, flat, net):
         try:
-            one = exchange.TorchExchange(Pair(rank, names), torch.device("cpu"), tmp_path)
+            trainable = exchange.TorchExchange(Pair(rank, names), torch.device("cpu"), tmp_path)
             for step in range(3):
                 flat.zero_gradients()
-                one.begin(flat)
+                trainable.begin(flat)
                 net(inputs[3 * rank : 3 * rank + 3], True).backward()
-                one.finish(flat)
-                found[rank, step] = flat.gradients.clone().numpy()
-            one.close()
+                trainable.finish(flat)
+                result[rank, step] = flat.gradients.clone().numpy()
+            trainable.close()
         except BaseException as error:
             errors.append(error)
 
@@ -145,6 +145,6 @@ def test_checkpointing_adds_to_gradients_before_they_travel(tmp_path, monkeypatc
     flat = FlatParameters(alone, 0)
     flat.zero_gradients()
     alone(inputs, False).backward()
-    for gradients in found.values():
+    for gradients in result.values():
         assert gradients == pytest.approx(flat.gradients.numpy(), abs=1e-4)
-    assert len(found) == 6
+    assert len(result) == 6

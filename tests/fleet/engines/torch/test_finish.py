@@ -24,12 +24,12 @@ def test_tensors_are_moved_as_numpy_moves_arrays(dtype, shape, to):
     from fleet.engines.torch.finish import augment_deferred as as_tensors
 
     rows, sample = unfinished(dtype, shape, to, count=40)
-    wanted = finished(rows, sample)
-    assert wanted.any()
-    found = as_tensors(torch.from_numpy(rows), sample).numpy()
-    assert (found.dtype, found.tobytes()) == (wanted.dtype, wanted.tobytes())
+    expected = finished(rows, sample)
+    assert expected.any()
+    moved = as_tensors(torch.from_numpy(rows), sample).numpy()
+    assert (moved.dtype, moved.tobytes()) == (expected.dtype, expected.tobytes())
     one_by_one = [as_tensors(torch.from_numpy(row[None]), sample).numpy() for row in rows]
-    assert np.concatenate(one_by_one).tobytes() == wanted.tobytes()
+    assert np.concatenate(one_by_one).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("train", [{}, {"precision": "mixed_bfloat16"}], ids=["plain", "bfloat16"])
@@ -37,7 +37,7 @@ def test_augment_deferred_matches_host_bit_for_bit(train):
     rows, sample = unfinished()
     labels = np.arange(12) % 3
     labels[[2, 7]] = -1  # could not be read
-    found = []
+    moved = []
     for images, fed in (
         (rows, sample),
         (finished(rows, sample), replace(sample, deferred_input=None)),
@@ -45,7 +45,7 @@ def test_augment_deferred_matches_host_bit_for_bit(train):
         network = built(sample=fed, **train)
         sums = [network.step(images, labels, 12), *network.stride(images, labels, [4, 8])]
         judged, outputs = network.predict(images, labels)
-        found.append(
+        moved.append(
             (
                 sums,
                 judged,
@@ -54,7 +54,7 @@ def test_augment_deferred_matches_host_bit_for_bit(train):
                 {name: array.tobytes() for name, array in network.state().items()},
             )
         )
-    assert found[0] == found[1]
+    assert moved[0] == moved[1]
 
 
 def test_an_export_is_tried_on_images(tmp_path):

@@ -97,34 +97,38 @@ def built(model=CNN, sample=SAMPLE, seed=0, **train):
     ids=lambda train: " ".join([*train, str(train.get("optimizer", {}).get("name", ""))]),
 )
 def test_network_learns_and_resumes_bit_for_bit(batch, train):
-    one, other = built(**train), built(seed=1, **train)
+    trainable, reference = built(**train), built(seed=1, **train)
     fresh = built(**train)
-    fresh.load(other.state())  # also before the first step ranks of a group share it
-    losses = [one.step(*batch, 12).loss / 12 for _ in range(24)]
+    fresh.load(reference.state())  # also before the first step ranks of a group share it
+    losses = [trainable.step(*batch, 12).loss / 12 for _ in range(24)]
     assert losses[-1] < 0.7 * losses[0]
-    other.load(one.state())
-    assert [one.step(*batch, 12) for _ in range(3)] == [other.step(*batch, 12) for _ in range(3)]
-    assert one.evaluate(*batch) == other.evaluate(*batch)
-    assert all(np.array_equal(array, other.state()[name]) for name, array in one.state().items())
+    reference.load(trainable.state())
+    assert [trainable.step(*batch, 12) for _ in range(3)] == [
+        reference.step(*batch, 12) for _ in range(3)
+    ]
+    assert trainable.evaluate(*batch) == reference.evaluate(*batch)
+    assert all(
+        np.array_equal(array, reference.state()[name]) for name, array in trainable.state().items()
+    )
 
 
 def test_dropout_follows_from_the_seed_and_the_step(batch):
     model = {"build": f"{MODULES}:dense"}
-    first, second, other = built(model), built(model), built(model, seed=1)
+    first, second, reference = built(model), built(model), built(model, seed=1)
     assert [first.step(*batch, 12) for _ in range(2)] == [second.step(*batch, 12) for _ in range(2)]
     second.load({**second.state(), "optimizer/iterations": np.array(7)})
-    other.load(first.state())
-    assert len({one.step(*batch, 12).loss for one in (first, second, other)}) == 3
+    reference.load(first.state())
+    assert len({entry.step(*batch, 12).loss for entry in (first, second, reference)}) == 3
 
 
 def test_a_state_of_another_network_is_refused():
-    one = built()
-    state = one.state()
+    trainable = built()
+    state = trainable.state()
     state.pop("model/stage0_conv.weight")
     with pytest.raises(
         CheckpointError, match=r"another network: it differs in model/stage0_conv\.weight"
     ):
-        one.load(state)
+        trainable.load(state)
 
 
 def test_a_batch_that_cannot_be_read_changes_nothing(batch):
@@ -136,24 +140,26 @@ def test_a_batch_that_cannot_be_read_changes_nothing(batch):
 
 def test_samples_that_cannot_be_read_count_for_nothing(batch):
     images, labels = batch
-    whole, holed = built(), built()
-    told = whole.step(images[:8], labels[:8], 8)
-    assert holed.step(images, np.where(np.arange(12) < 8, labels, -1), 12) == told
-    for name, array in whole.state().items():
+    combined, holed = built(), built()
+    messages = combined.step(images[:8], labels[:8], 8)
+    assert holed.step(images, np.where(np.arange(12) < 8, labels, -1), 12) == messages
+    for name, array in combined.state().items():
         assert holed.state()[name] == pytest.approx(array, abs=1e-6), name
 
 
 def test_a_rank_may_have_one_row_also_with_batch_normalisation(batch):
-    one = built({"build": f"{MODULES}:normalised"})
-    before = one.state()
-    assert one.step(batch[0][:1], batch[1][:1], 1).count == 1
+    trainable = built({"build": f"{MODULES}:normalised"})
+    before = trainable.state()
+    assert trainable.step(batch[0][:1], batch[1][:1], 1).count == 1
     changed = {
-        name for name, array in one.state().items() if not np.array_equal(array, before[name])
+        name for name, array in trainable.state().items() if not np.array_equal(array, before[name])
     }
     assert {"model/0.1.weight", "model/2.weight"} < changed
     assert "model/1.running_var" not in changed  # of one number there is no variance
-    one.step(*batch, 12)
-    assert not np.array_equal(one.state()["model/1.running_var"], before["model/1.running_var"])
+    trainable.step(*batch, 12)
+    assert not np.array_equal(
+        trainable.state()["model/1.running_var"], before["model/1.running_var"]
+    )
 
 
 def test_a_head_that_begins_at_zero_is_connected(batch):
@@ -172,11 +178,11 @@ def test_a_child_takes_over_all_but_its_own_settings(batch):
 
 
 def test_a_stride_is_its_steps(batch):
-    one, other = built(), built()
+    trainable, reference = built(), built()
     images, labels = batch
-    stepped = [one.step(images[:6], labels[:6], 6), one.step(images[6:], labels[6:], 6)]
-    assert other.can_stride()
-    assert other.stride(images, labels, [6, 6]) == stepped
+    stepped = [trainable.step(images[:6], labels[:6], 6), trainable.step(images[6:], labels[6:], 6)]
+    assert reference.can_stride()
+    assert reference.stride(images, labels, [6, 6]) == stepped
 
 
 @pytest.fixture
@@ -192,24 +198,26 @@ def late(monkeypatch):
     "train", [{}, {"batch": {"accumulate": 2}, "optimizer": {"name": "adamw"}}], ids=str
 )
 def test_late_totals_match_bit_for_bit(batch, late, train):
-    one, (images, labels) = late(**train), batch
-    some, none = np.where(np.arange(12) % 3 == 0, -1, labels), np.full(12, -1)
+    entry, (images, labels) = late(**train), batch
+    rows, none = np.where(np.arange(12) % 3 == 0, -1, labels), np.full(12, -1)
     waits = [
-        one.begin(images, labels, [12]),
-        one.begin(images, some, [12]),
-        one.begin(images, none, [12]),
-        one.begin(images, some, [4, 8]),
+        entry.begin(images, labels, [12]),
+        entry.begin(images, rows, [12]),
+        entry.begin(images, none, [12]),
+        entry.begin(images, rows, [4, 8]),
     ]
-    sums = [found for wait in waits for found in wait().sums]
-    assert [found.count for found in sums] == [12, 8, 0, 2, 6]
-    other = built(**train)
+    sums = [output for wait in waits for output in wait().sums]
+    assert [output.count for output in sums] == [12, 8, 0, 2, 6]
+    reference = built(**train)
     assert sums == [
-        other.step(*batch, 12),
-        other.step(images, some, 12),
-        other.step(images, none, 12),
-        *other.stride(images, some, [4, 8]),
+        reference.step(*batch, 12),
+        reference.step(images, rows, 12),
+        reference.step(images, none, 12),
+        *reference.stride(images, rows, [4, 8]),
     ]
-    assert all(np.array_equal(array, other.state()[name]) for name, array in one.state().items())
+    assert all(
+        np.array_equal(array, reference.state()[name]) for name, array in entry.state().items()
+    )
 
 
 def test_gathered_gradients_match_added_ones_bit_for_bit():
@@ -220,7 +228,7 @@ def test_gathered_gradients_match_added_ones_bit_for_bit():
     torch.manual_seed(0)
     words, dense = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4)
     module = torch.nn.ModuleList([words, dense, torch.nn.Linear(3, 2)])  # the last takes no part
-    flat, found = FlatParameters(module, 0), []
+    flat, result = FlatParameters(module, 0), []
     for begin, end in (
         (flat.zero_gradients, list),
         (flat.detach_gradients, flat.gather_gradients),
@@ -230,10 +238,10 @@ def test_gathered_gradients_match_added_ones_bit_for_bit():
         dense(dense(words(torch.tensor([1, 5, 1])))).square().sum().backward()
         end()
         flat.check_gradients()
-        found.append(flat.buffer.clone())
-    assert found[0].any()
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[1], found[2])
+        result.append(flat.buffer.clone())
+    assert result[0].any()
+    assert torch.equal(result[0], result[1])
+    assert torch.equal(result[1], result[2])
 
 
 def test_samples_may_weigh_where_sums_are_read_late(batch, late):
@@ -276,15 +284,18 @@ def test_integer_inputs_reach_embedding_unchanged():
     assert trainable.step(numbers, np.arange(6) % 3, 6).count == 6
     plain = built({"build": f"{MODULES}:dense"}, sample)  # one that takes quantities gets these
     assert plain.step(numbers, np.arange(6) % 3, 6).count == 6
-    one, other = (built({"build": f"{MODULES}:{name}"}, sample) for name in ("embedding", "sparse"))
+    one, reference = (
+        built({"build": f"{MODULES}:{name}"}, sample) for name in ("embedding", "sparse")
+    )
     losses = [
-        [each.step(numbers, np.arange(6) % 3, 6).loss for _ in range(3)] for each in (one, other)
+        [entry.step(numbers, np.arange(6) % 3, 6).loss for _ in range(3)]
+        for entry in (one, reference)
     ]
     assert losses[0] == pytest.approx(losses[1])
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         ("probable", "gives probabilities, by a softmax; leave it out"),
         ("of_another_size", r"\(None, 4\), not \(None, 3\)"),
@@ -294,8 +305,8 @@ def test_integer_inputs_reach_embedding_unchanged():
         ("embedding", "cannot take images of"),
     ],
 )
-def test_what_is_wrong_with_a_module_is_said_when_it_is_built(function, said):
-    with pytest.raises(FleetError, match=said):
+def test_what_is_wrong_with_a_module_is_said_when_it_is_built(function, message):
+    with pytest.raises(FleetError, match=message):
         built({"build": f"{MODULES}:{function}"})
 
 
@@ -338,7 +349,7 @@ def test_every_kind_of_target_is_learned_with_its_measures(case, family):
         train = {
             **train,
             "class_weights": {
-                str(one): train["class_weights"].get(str(one), 1.0) for one in range(3)
+                str(entry): train["class_weights"].get(str(entry), 1.0) for entry in range(3)
             },
         }
     sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5), target=target)
@@ -432,7 +443,7 @@ def weights_of(trainable):
     }
 
 
-def own(function, **args):
+def custom(function, **args):
     return {"build": f"{MODULES}:{function}", "args": args}
 
 
@@ -451,10 +462,14 @@ def test_steps_are_those_of_a_plain_loop(model, name, settings):
     words = {"lr": "learning_rate", "eps": "epsilon"}
     optimizer = {words.get(key, key): value for key, value in settings.items()}
     if name == "own":
-        rest = {key: value for key, value in settings.items() if key != "lr"}
-        optimizer = {"name": "torch.optim:AdamW", "learning_rate": settings["lr"], "args": rest}
-    one = built(own(model), FLAT, optimizer={"name": name.lower(), **optimizer})
-    module = begun_as(one, model)
+        remaining = {key: value for key, value in settings.items() if key != "lr"}
+        optimizer = {
+            "name": "torch.optim:AdamW",
+            "learning_rate": settings["lr"],
+            "args": remaining,
+        }
+    trainable = built(custom(model), FLAT, optimizer={"name": name.lower(), **optimizer})
+    module = begun_as(trainable, model)
     plain = getattr(torch.optim, "AdamW" if name == "own" else name)(
         module.parameters(), **settings
     )
@@ -466,10 +481,10 @@ def test_steps_are_those_of_a_plain_loop(model, name, settings):
                 "exp_avg_sq": torch.zeros_like(part),
             }
         plain.register_step_pre_hook(count_a_step)
-    told = [one.step(*flat_batch(step), 12).loss / 12 for step in range(6)]
-    assert told == pytest.approx(trained(module, plain, 6), abs=2e-5)
+    messages = [trainable.step(*flat_batch(step), 12).loss / 12 for step in range(6)]
+    assert messages == pytest.approx(trained(module, plain, 6), abs=2e-5)
     for key, value in module.state_dict().items():
-        assert weights_of(one)[key] == pytest.approx(value.numpy(), abs=2e-5), key
+        assert weights_of(trainable)[key] == pytest.approx(value.numpy(), abs=2e-5), key
 
 
 def count_a_step(plain, *_):
@@ -480,56 +495,58 @@ def count_a_step(plain, *_):
 
 def test_a_parameter_that_forward_makes_anew_is_refused():
     with pytest.raises(FleetError, match="another parameter in the place of body.weight"):
-        built(own("replacing"), FLAT).step(*flat_batch(), 12)
+        built(custom("replacing"), FLAT).step(*flat_batch(), 12)
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 6, 1)])
 def test_a_forward_that_writes_into_its_input_changes_no_arrays(shape):
     sample = SampleSpec(ImageSpec(shape, "float32"), 3)
-    one = built(own("overwriting"), sample)
+    trainable = built(custom("overwriting"), sample)
     images = np.random.default_rng(0).normal(1, 1, (4, *shape)).astype(np.float32)
     before, labels = images.copy(), np.array([0, 1, 2, 0])
-    first = one.evaluate(images, labels)
-    assert one.evaluate(images, labels) == first
-    one.step(images, labels, 4)
+    first = trainable.evaluate(images, labels)
+    assert trainable.evaluate(images, labels) == first
+    trainable.step(images, labels, 4)
     assert np.array_equal(images, before)
 
 
 @pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
 @pytest.mark.parametrize("sample", [FLAT, LABELS], ids=["class", "multilabel"])
 def test_probabilities_that_forward_makes_are_refused(sample, gate):
-    model = own("gated", gate=gate) if gate == "sigmoid" else own("probable")
+    model = custom("gated", gate=gate) if gate == "sigmoid" else custom("probable")
     with pytest.raises(FleetError, match="gives probabilities"):
         built(model, sample)
 
 
 def test_a_sigmoid_inside_of_a_module_is_none_of_its_outputs():
-    built(own("gated", inner=True), LABELS)
-    built(own("zero"), LABELS)
+    built(custom("gated", inner=True), LABELS)
+    built(custom("zero"), LABELS)
 
 
 def test_a_loss_is_called_in_the_order_of_its_names():
     rng = np.random.default_rng(0)
     images, targets = (rng.normal(2, 1, (4, count)).astype(np.float32) for count in (6, 3))
     before = targets.copy()
-    one = built(
-        own("gated"),
+    trainable = built(
+        custom("gated"),
         VALUES,
         loss=f"{MODULES}:reversed_error",
         metrics=[f"{MODULES}:reversed_error"],
     )
-    sums, outputs = one.predict(images, targets)
-    wanted = np.abs(outputs - targets) ** 2
-    assert sums.loss / 4 == pytest.approx(wanted.mean(), rel=1e-5)
-    assert one.scores(sums.metric_totals)["reversed_error"] == pytest.approx(
-        wanted.mean(), rel=1e-5
+    sums, outputs = trainable.predict(images, targets)
+    expected = np.abs(outputs - targets) ** 2
+    assert sums.loss / 4 == pytest.approx(expected.mean(), rel=1e-5)
+    assert trainable.scores(sums.metric_totals)["reversed_error"] == pytest.approx(
+        expected.mean(), rel=1e-5
     )
     assert np.array_equal(targets, before)
-    with collect_warnings() as told:
-        one.check_learns(images, targets)
-        built(own("gated"), VALUES, loss=f"{MODULES}:unclear_error").check_learns(images, targets)
-        built(own("gated"), VALUES, loss=f"{MODULES}:absolute").check_learns(images, targets)
-    assert ["(outputs, targets)" in line for line in told] == [True, False]
+    with collect_warnings() as messages:
+        trainable.check_learns(images, targets)
+        built(custom("gated"), VALUES, loss=f"{MODULES}:unclear_error").check_learns(
+            images, targets
+        )
+        built(custom("gated"), VALUES, loss=f"{MODULES}:absolute").check_learns(images, targets)
+    assert ["(outputs, targets)" in line for line in messages] == [True, False]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -537,28 +554,30 @@ def test_means_are_kept_of_weights_and_of_statistics(accumulate):
     import torch
 
     optimizer = {"name": "sgd", "learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.8}
-    one = built(own("normalised"), FLAT, optimizer=optimizer, batch={"accumulate": accumulate})
-    module = begun_as(one, "normalised")
+    trainable = built(
+        custom("normalised"), FLAT, optimizer=optimizer, batch={"accumulate": accumulate}
+    )
+    module = begun_as(trainable, "normalised")
     mean = {}
     for step in range(5):
-        one.step(*flat_batch(step), 12)
+        trainable.step(*flat_batch(step), 12)
         share = 0.2 if step // accumulate else 1.0
-        for name, value in weights_of(one).items():
+        for name, value in weights_of(trainable).items():
             mean[name] = (1 - share) * mean.get(name, 0.0) + share * value
     module.load_state_dict(
         {name: torch.from_numpy(np.array(value)) for name, value in mean.items()}
     )
     images, labels = flat_batch(9)
     with torch.no_grad():
-        wanted = module.eval()(torch.from_numpy(images)).numpy()
-    now = one.state()
-    assert one.predict(images, labels)[1] == pytest.approx(wanted, abs=1e-5)
-    assert all(np.array_equal(array, now[name]) for name, array in one.state().items())
+        expected = module.eval()(torch.from_numpy(images)).numpy()
+    now = trainable.state()
+    assert trainable.predict(images, labels)[1] == pytest.approx(expected, abs=1e-5)
+    assert all(np.array_equal(array, now[name]) for name, array in trainable.state().items())
     old = {key: array for key, array in now.items() if "average/1.running" not in key}
     assert len(old) == len(now) - 2
-    one.load(old)  # as FLEET 0.2 has saved it
+    trainable.load(old)  # as FLEET 0.2 has saved it
     assert np.array_equal(
-        one.state()["optimizer/average/1.running_mean"], now["model/1.running_mean"]
+        trainable.state()["optimizer/average/1.running_mean"], now["model/1.running_mean"]
     )
 
 
@@ -572,34 +591,34 @@ def test_a_rate_that_is_not_given_is_that_of_the_function():
     )
 
 
-FLAT_MODEL = own("gated")
+FLAT_MODEL = custom("gated")
 
 
 def test_a_weight_is_changed_where_any_rank_has_its_gradient():
-    found, first = {}, {}
+    result, first = {}, {}
 
     def rank_main(world):
-        spec = spec_of(own("with_spare_parts"), optimizer={"name": "adamw", "weight_decay": 0.3})
+        spec = spec_of(custom("with_spare_parts"), optimizer={"name": "adamw", "weight_decay": 0.3})
         engine = make_engine(spec, FLAT, None, 0, 2)
-        one = engine.build(spec.networks[0], world.group([0, 1], 1))
-        one.module.calls = world.rank  # each uses its layer `extra` when the other does not
-        first[world.rank] = weights_of(one)
+        trainable = engine.build(spec.networks[0], world.group([0, 1], 1))
+        trainable.module.calls = world.rank  # each uses its layer `extra` when the other does not
+        first[world.rank] = weights_of(trainable)
         images, labels = flat_batch()
-        mine = slice(6 * world.rank, 6 * world.rank + 6)
+        actual = slice(6 * world.rank, 6 * world.rank + 6)
         for _ in range(3):
-            one.step(images[mine], labels[mine], 12)
-        found[world.rank] = weights_of(one)
+            trainable.step(images[actual], labels[actual], 12)
+        result[world.rank] = weights_of(trainable)
 
     assert Launch(2, 0).run(rank_main)
-    for name, value in found[0].items():
-        assert np.array_equal(value, found[1][name])
+    for name, value in result[0].items():
+        assert np.array_equal(value, result[1][name])
         assert np.array_equal(value, first[0][name]) == name.startswith("spare"), name
 
 
 def test_an_export_changes_no_arrays_that_it_is_given(tmp_path):
-    spec = spec_of(own("overwriting"))
-    one = built(own("overwriting"), FLAT)
-    one.export(one.state(), tmp_path / "best.safetensors")
+    spec = spec_of(custom("overwriting"))
+    trainable = built(custom("overwriting"), FLAT)
+    trainable.export(trainable.state(), tmp_path / "best.safetensors")
     joined = load_ensemble(spec, [tmp_path / "best.safetensors"] * 2, [0.5, 0.5], "class")
     images = flat_batch()[0]
     before = images.copy()

@@ -137,7 +137,7 @@ def test_export_writes_state_dict_and_note(tmp_path, model, train):
         "1",
     }
     assert [
-        one["weight"] for one in json.loads((tmp_path / "mean.json").read_text())["mean_of"]
+        entry["weight"] for entry in json.loads((tmp_path / "mean.json").read_text())["mean_of"]
     ] == [0.25, 0.75]
 
 
@@ -159,8 +159,8 @@ def test_masks_and_values_come_out_as_they_are_asked_for(tmp_path):
     network = built({"build": "starting_modules:pixels"}, mask)
     network.export(network.state(), tmp_path / "best.safetensors")
     joined = load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "mask")
-    found = joined.predict(np.ones((2, 4, 6, 3), np.uint8))
-    assert (found.shape, found.sum(-1)) == (
+    result = joined.predict(np.ones((2, 4, 6, 3), np.uint8))
+    assert (result.shape, result.sum(-1)) == (
         (2, 4, 6, 3),
         pytest.approx(np.ones((2, 4, 6)), abs=1e-5),
     )
@@ -168,9 +168,9 @@ def test_masks_and_values_come_out_as_they_are_asked_for(tmp_path):
     network = built({"build": "starting_modules:tied"}, rows)
     network.export(network.state(), tmp_path / "best.safetensors")
     joined = load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "value")
-    ones = np.ones((2, 4), np.float32)
-    assert joined.predict(ones) == pytest.approx(
-        network.predict(ones, np.zeros((2, 2), np.float32))[1]
+    inputs = np.ones((2, 4), np.float32)
+    assert joined.predict(inputs) == pytest.approx(
+        network.predict(inputs, np.zeros((2, 2), np.float32))[1]
     )
 
 
@@ -219,8 +219,8 @@ def test_onnx_takes_samples_as_the_stream_has_them(tmp_path):
     write_onnx(spec_of(NET).engine, tmp_path / "best.safetensors", tmp_path / "best.onnx")
     onnx.checker.check_model(str(tmp_path / "best.onnx"))
     images = np.random.default_rng(1).integers(0, 255, (5, 8, 8, 1), np.uint8)
-    [found] = ReferenceEvaluator(str(tmp_path / "best.onnx")).run(None, {"samples": images})
-    assert found == pytest.approx(outputs_of(network, images), abs=1e-4)
+    [result] = ReferenceEvaluator(str(tmp_path / "best.onnx")).run(None, {"samples": images})
+    assert result == pytest.approx(outputs_of(network, images), abs=1e-4)
 
 
 @pytest.mark.parametrize("exporter", ["newer", "tracing"])
@@ -236,8 +236,8 @@ def test_onnx_takes_any_rows_where_a_module_says_len(tmp_path, monkeypatch, name
     network.export(network.state(), tmp_path / "best.safetensors")
     write_onnx(spec_of(model).engine, tmp_path / "best.safetensors", tmp_path / "best.onnx")
     images = np.random.default_rng(1).integers(0, 255, (5, 8, 8, 1), np.uint8)
-    [found] = ReferenceEvaluator(str(tmp_path / "best.onnx")).run(None, {"samples": images})
-    assert found == pytest.approx(outputs_of(network, images), abs=1e-4)
+    [result] = ReferenceEvaluator(str(tmp_path / "best.onnx")).run(None, {"samples": images})
+    assert result == pytest.approx(outputs_of(network, images), abs=1e-4)
 
 
 @pytest.mark.parametrize("exporter", ["newer", "tracing"])
@@ -275,15 +275,15 @@ def test_a_head_of_its_own_is_skipped_and_what_is_frozen_stays(tmp_path):
     start = {"file": "best.safetensors", "skip": ["head.*"], "freeze": ["body.*"]}
     second = built(NET, SampleSpec(SAMPLE.image, 5, SAMPLE.affine), seed=1, start=start)
     second.load_pretrained(tmp_path / "best.safetensors", ["head.*"])
-    begun = second.state()
+    started = second.state()
     assert all(
-        np.array_equal(begun[name], array)
+        np.array_equal(started[name], array)
         for name, array in first.state().items()
         if "model/body" in name
     )
     trained(second, 3)
     changed = {
-        name for name, array in second.state().items() if not np.array_equal(array, begun[name])
+        name for name, array in second.state().items() if not np.array_equal(array, started[name])
     }
     assert {name for name in changed if name.startswith("model/")} == {
         "model/head.weight",
@@ -319,8 +319,8 @@ def test_a_file_may_lack_the_second_name_of_a_weight_and_counts(tmp_path):
     rows = SampleSpec(ImageSpec((4,), "float32"), 2, target=TargetSpec("value", 2))
     first = built({"build": "starting_modules:tied"}, rows)
     state = {
-        name: one.clone()
-        for name, one in first.module.state_dict().items()
+        name: entry.clone()
+        for name, entry in first.module.state_dict().items()
         if name != "again.weight"
     }
     save_file(state, tmp_path / "tied.safetensors")
@@ -337,6 +337,6 @@ def test_export_predicts_in_float64(tmp_path):
     trainable = make_engine(spec, sample, None, 0, 1).build(spec.networks[0], SingleRankGroup())
     outputs = trainable.predict(rows, np.zeros(5, np.int64))[1]
     trainable.export(trainable.state(), tmp_path / "best.safetensors")
-    found = load_ensemble(spec, [tmp_path / "best.safetensors"], [1.0], "class").predict(rows)
-    np.testing.assert_allclose(found, probabilities(outputs, "class"), atol=1e-6)
-    assert len(np.unique(found, axis=0)) == 5
+    result = load_ensemble(spec, [tmp_path / "best.safetensors"], [1.0], "class").predict(rows)
+    np.testing.assert_allclose(result, probabilities(outputs, "class"), atol=1e-6)
+    assert len(np.unique(result, axis=0)) == 5

@@ -76,7 +76,7 @@ def rude(input_shape, classes):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def custom(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_modules.py").write_text(OWN)
@@ -85,8 +85,8 @@ def own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("args", [{}, {"cached": True}])
-def test_networks_that_share_layers_begin_as_if_alone(own, batch, args):
-    model = {"build": f"{own}:shared", "args": args}
+def test_networks_that_share_layers_begin_as_if_alone(custom, batch, args):
+    model = {"build": f"{custom}:shared", "args": args}
     first = built(model, seed=1)
     before = first.state()
     first.step(*batch, 12)
@@ -97,25 +97,25 @@ def test_networks_that_share_layers_begin_as_if_alone(own, batch, args):
     assert all(np.array_equal(array, trained[name]) for name, array in first.state().items())
 
 
-@pytest.mark.parametrize("where", ["list", "closure"])
-def test_layers_that_are_no_parameters_are_refused(own, where):
+@pytest.mark.parametrize("location", ["list", "closure"])
+def test_layers_that_are_no_parameters_are_refused(custom, location):
     with pytest.raises(ModelError, match="none of its parameters"):
-        built({"build": f"{own}:listed", "args": {"where": where}})
+        built({"build": f"{custom}:listed", "args": {"location": location}})
 
 
-def test_tensors_that_are_not_made_again_are_refused(own):
+def test_tensors_that_are_not_made_again_are_refused(custom):
     with pytest.raises(ModelError, match=r"table of Table"):
-        built({"build": f"{own}:table", "args": {"is_drawn": True}})
-    assert built({"build": f"{own}:table", "args": {"is_drawn": False}}).count_parameters() == 21
+        built({"build": f"{custom}:table", "args": {"is_drawn": True}})
+    assert built({"build": f"{custom}:table", "args": {"is_drawn": False}}).count_parameters() == 21
 
 
-def test_what_is_drawn_in_a_step_follows_from_its_place(own, batch):
-    model = {"build": f"{own}:noisy"}
-    first, other = built(model), built(model, seed=1)
+def test_what_is_drawn_in_a_step_follows_from_its_place(custom, batch):
+    model = {"build": f"{custom}:noisy"}
+    first, reference = built(model), built(model, seed=1)
     expected = []
     for _ in range(3):
         expected.append((first.step(*batch, 12), first.evaluate(*batch)))
-        other.step(*batch, 12)
+        reference.step(*batch, 12)
         np.random.rand()
     again = built(model)
     assert (again.step(*batch, 12), again.evaluate(*batch)) == expected[0]
@@ -125,9 +125,9 @@ def test_what_is_drawn_in_a_step_follows_from_its_place(own, batch):
         assert (resumed.step(*batch, 12), resumed.evaluate(*batch)) == sums
 
 
-def test_what_a_network_sets_in_the_process_is_its_own(own, batch):
+def test_what_a_network_sets_in_the_process_is_its_own(custom, batch):
     before = os.getcwd(), np.random.get_state()[2]
-    rude = built({"build": f"{own}:rude"})
+    rude = built({"build": f"{custom}:rude"})
     import torch
 
     assert (torch.get_default_dtype(), torch.is_grad_enabled()) == (torch.float32, True)
