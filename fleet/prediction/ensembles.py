@@ -141,7 +141,7 @@ def select_top(candidates: Sequence[Candidate], count: int) -> dict[str, int]:
         )
         raise UserError(
             (
-                f"--top {count}: only {counted(len(finished), 'network')} can be joined; others "
+                f"--top {count}: only {pluralize(len(finished), 'network')} can be joined; others "
                 "have not "
                 "finished, or are not fed with what the best one is: "
                 f"--top {len(finished)} joins all there are"

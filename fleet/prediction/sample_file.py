@@ -61,7 +61,7 @@ def read_columns(paths: RunPaths) -> Columns | None:
     Raises:
         UserError: the file is damaged.
     """
-    with told_as(f"{paths.sample} cannot be read:", UserError):
+    with wrapping_errors(f"{paths.sample} cannot be read:", UserError):
         table = json.loads(paths.sample.read_text(encoding="utf-8")).get("table")
         if table is None:
             return None

@@ -425,7 +425,9 @@ def read_history(path: Path) -> tuple[EpochRecord, ...]:
 # again -
 
 
-def record_export(paths: RunPaths, name: str, exported: State, fence: Fence | None = None) -> None:
+def record_export(
+    paths: RunPaths, name: str, exported: TrainingState, fence: Fence | None = None
+) -> None:
     """Record which state was exported, after the export, so at worst it is repeated.
 
     Args:

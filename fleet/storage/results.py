@@ -613,7 +613,7 @@ def known_parameters(network: NetworkSpec, sample: SampleSpec) -> int | None:
 
 def recover(
     results: Results, lookups: Mapping[str, CheckpointLookup] = MappingProxyType({})
-) -> tuple[dict[str, net.NetworkStatus], dict[str, net.State]]:
+) -> tuple[dict[str, net.NetworkStatus], dict[str, net.TrainingState]]:
     """Read the records of all checkpoints of a run, without arrays.
 
     Args:
@@ -647,7 +647,7 @@ def recover(
 
 def restore_network(
     results: Results, network: NetworkSpec, lookup: CheckpointLookup | None = None
-) -> tuple[net.NetworkStatus, net.State | None]:
+) -> tuple[net.NetworkStatus, net.TrainingState | None]:
     """Return the status of a network from its files, and its checkpoint's record.
 
     A network that failed has an outcome.
@@ -675,7 +675,7 @@ def restore_network(
 
 def read_network_status(
     results: Results, network: NetworkSpec, lookup: CheckpointLookup | None = None
-) -> tuple[net.NetworkStatus, net.State | None]:
+) -> tuple[net.NetworkStatus, net.TrainingState | None]:
     """Return a network's status by its newest intact checkpoint, and its record.
 
     Args:
@@ -717,10 +717,10 @@ def _stop_reason(lookup: CheckpointLookup, network: NetworkSpec) -> str:
     # as nobody wants to go on from there, and that epoch is the best one still.
     is_table = state is not None and state.epoch < len(lookup.history)
     if state is None or (
-        is_table and state.epoch != net.convergence(lookup.history, converge).best_epoch
+        is_table and state.epoch != net.check_convergence(lookup.history, converge).best_epoch
     ):
         return ""
-    return net.reason_now(lookup.history, state.final, converge)
+    return net.finished_reason(lookup.history, state.final, converge)
 
 
 def _final_failure(results: Results, network: NetworkSpec) -> str | None:
@@ -759,7 +759,7 @@ def write_test_result(
 
 def read_test_result(
     path: Path, test: str, history: Sequence[net.EpochRecord]
-) -> net.TestResult | None:
+) -> net.EvaluationResult | None:
     """Return a network's test result; None if there is none for this history and test data.
 
     Args:
@@ -778,7 +778,7 @@ def read_test_result(
             str(name): None if value is None else float(value)
             for name, value in record.get("metrics", {}).items()
         }
-        return net.TestResult(loss, accuracy, int(record["samples"]), metrics)
+        return net.EvaluationResult(loss, accuracy, int(record["samples"]), metrics)
     except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is judged again
         return None
 

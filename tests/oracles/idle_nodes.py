@@ -75,7 +75,7 @@ def allocate_nodes(
     owned = [node for own_nodes in current for node in own_nodes]
     if len(set(owned)) < len(owned) or not all(0 <= node < nodes for node in owned):
         raise InputError(f"each node 0..{nodes - 1} can be held once, by one trainer")
-    check(trainers, [len(own_nodes) for own_nodes in current], nodes, horizon_s)
+    check_state(trainers, [len(own_nodes) for own_nodes in current], nodes, horizon_s)
     program = _Program()
     allocated = []
     for trainer, own_nodes in zip(trainers, current, strict=True):

@@ -23,7 +23,7 @@ def load_pretrained(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
         file: path of the weights.
         skip: patterns of weight names to leave out.
     """
-    with told_as(
+    with wrapping_errors(
         f"{file} cannot be read as safetensors, as safetensors.torch.save_file writes a "
         "state_dict:",
         SettingError,

@@ -29,7 +29,7 @@ def network(kind, group=None, **train):
     built = spec(
         {"family": "softmax"}, train={"optimizer": {"learning_rate": 0.1, "momentum": 0.5}, **train}
     )
-    return NumpyEngine(sample_of(kind)).build(built.networks[0], group or Alone())
+    return NumpyEngine(sample_of(kind)).build(built.networks[0], group or SingleRankGroup())
 
 
 def batch(kind, rows=7, bad=()):

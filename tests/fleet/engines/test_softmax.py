@@ -25,7 +25,7 @@ def network(sample=SAMPLE, group=None, **train):
         {"family": "softmax"},
         train={"optimizer": {"learning_rate": RATE, "momentum": MOMENTUM}, **train},
     )
-    return NumpyEngine(sample).build(built.networks[0], group or Alone())
+    return NumpyEngine(sample).build(built.networks[0], group or SingleRankGroup())
 
 
 def samples(count, seed=0):

@@ -138,7 +138,7 @@ def test_a_loss_that_is_no_number_breaks_no_tie():
     ],
 )
 def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, bounds):
-    assert epochs_left(history(*values), Stopping(**converge)) == bounds
+    assert remaining_epochs(history(*values), Stopping(**converge)) == bounds
 
 
 @settings(max_examples=examples(100))
@@ -155,9 +155,9 @@ def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, b
 )
 def test_training_ends_within_epochs_that_may_follow(values, converge):
     epochs = history(*values)
-    end = next(done for done in range(1, 13) if convergence(epochs[:done], converge).reason)
+    end = next(done for done in range(1, 13) if check_convergence(epochs[:done], converge).reason)
     for done in range(end):
-        minimum, maximum = epochs_left(epochs[:done], converge)
+        minimum, maximum = remaining_epochs(epochs[:done], converge)
         assert 1 <= minimum <= end - done <= maximum
 
 

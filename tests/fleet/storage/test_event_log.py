@@ -52,8 +52,8 @@ def test_a_line_holds_the_time_the_kind_and_its_fields(path):
 
 
 def test_read_events_skips_other_kinds_unparsed(path, monkeypatch):
-    assert events_of(path, RankLost) == []  # there is no log
-    named = BadSample("lost", "a file of this name", training=True)
+    assert events_of(path, RankDied) == []  # there is no log
+    named = SampleSkipped("lost", "a file of this name", training=True)
     written(path, LOST, SKIPPED, named, LOST)
     read, events = [], event_log.event_from_json
     monkeypatch.setattr(

@@ -187,7 +187,7 @@ def test_no_loss_that_is_another_breaks_a_tie(tmp_path):
 )
 def test_diverged_loss_marks_network_as_diverged(losses, val_loss, score):
     records = [record(epoch, loss=loss, val_loss=val_loss) for epoch, loss in enumerate(losses, 1)]
-    result = divergence(records, is_judged=True)
+    result = check_divergence(records, is_judged=True)
     assert score in result if score else not result
     if math.isnan(val_loss):
         assert not check_divergence(records, is_judged=False)
@@ -355,7 +355,7 @@ def test_damaged_last_keeps_finished_network_by_best(results, epochs):
 def test_longer_training_resumes_from_best_if_last_damaged(tmp_path):
     longer = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 9}}), RunPaths(tmp_path))
     leave_network(longer, "a", history(0.5, 0.7, 0.6))
-    write_state(longer.paths.best("a"), State({}, "i", history(0.5, 0.7)))
+    write_state(longer.paths.best("a"), TrainingState({}, "i", history(0.5, 0.7)))
     write_history(longer.paths.history("a"), history(0.5, 0.7, 0.6))
     longer.paths.last("a").write_bytes(b"damaged")
     assert recovered(longer)["a"].epoch == 2

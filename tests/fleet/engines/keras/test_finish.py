@@ -7,7 +7,7 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
-from fleet.runtime.training.rate_measurement import made_up
+from fleet.runtime.training.rate_measurement import make_samples
 from fleet.spec import Resources, parse
 from preprocess.deferred_augmentation import finished
 from tests.fleet.engines.keras.taken import begin
@@ -81,6 +81,6 @@ def test_xla_joins_it_with_what_follows_and_rounds_otherwise():
 
 def test_rates_are_measured_with_what_travels():
     _, sample = unfinished()
-    images, targets = made_up(sample, 6)
+    images, targets = make_samples(sample, 6)
     assert images.shape == (6, 9 * 12 * 3 + 16)
     assert finished(images, sample).any()

@@ -115,7 +115,7 @@ def test_graphs_are_reused_for_other_hyperparameters(engine, batch, name, train)
     built.close()
     graph = built._strides[NoExchange]
     traced = graph.experimental_get_tracing_count()
-    again = engine.build(second, Alone())
+    again = engine.build(second, SingleRankGroup())
     result = steps(again, batch)
     assert again is built
     assert graph.experimental_get_tracing_count() == traced
@@ -128,7 +128,7 @@ def test_graphs_are_reused_for_other_hyperparameters(engine, batch, name, train)
 
 
 def test_reused_graphs_scale_own_learning_rate(engine):
-    built = engine.build(network(), Alone())
+    built = engine.build(network(), SingleRankGroup())
     built.scale_learning_rate(4.0)
     built.close()
     again = engine.build(
@@ -184,7 +184,10 @@ def test_schedule_scales_with_batch_that_follows_gpus(engine):
 
 
 def test_a_state_taken_up_goes_on_as_if_nothing_had_happened(engine, batch):
-    trainable, reference = engine.build(network(), Alone()), engine.build(network(), Alone())
+    trainable, reference = (
+        engine.build(network(), SingleRankGroup()),
+        engine.build(network(), SingleRankGroup()),
+    )
     for _ in range(3):
         trainable.step(*batch, 12)
     reference.load(trainable.state())
@@ -193,7 +196,7 @@ def test_a_state_taken_up_goes_on_as_if_nothing_had_happened(engine, batch):
 
 
 def test_a_state_of_another_network_is_refused(engine):
-    trainable = engine.build(network(), Alone())
+    trainable = engine.build(network(), SingleRankGroup())
     state = trainable.state()
     state.pop(next(iter(state)))
     with pytest.raises(CheckpointError, match="a checkpoint of another network"):
@@ -214,7 +217,7 @@ def test_samples_that_cannot_be_read_count_for_nothing(engine, batch):
     plain = parse(
         {"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}]}
     ).networks[0]
-    rows, all_ = engine.build(plain, Alone()), engine.build(plain, Alone())
+    rows, all_ = engine.build(plain, SingleRankGroup()), engine.build(plain, SingleRankGroup())
     holes = labels.copy()
     holes[8:] = -1
     assert rows.step(images, holes, 12).loss == pytest.approx(
@@ -305,7 +308,10 @@ def test_several_steps_match_single_steps_bit_for_bit(engine, batch, train):
     ).networks[0]
     images, labels = batch
     labels = np.where(np.arange(12) == 7, -1, labels)  # one that could not be read
-    trainable, reference = engine.build(settings, Alone()), engine.build(settings, Alone())
+    trainable, reference = (
+        engine.build(settings, SingleRankGroup()),
+        engine.build(settings, SingleRankGroup()),
+    )
     sums = [
         trainable.step(images[rows], labels[rows], len(labels[rows]))
         for rows in (slice(5), slice(5, 10), slice(10, 12))
@@ -347,7 +353,7 @@ def test_late_totals_match_bit_for_bit(engine, batch, group, train):
     assert all(np.array_equal(value, state[name]) for name, value in trainable.state().items())
 
 
-@pytest.mark.parametrize("group", [Alone(), Group(2)], ids=["alone", "by MPI"])
+@pytest.mark.parametrize("group", [SingleRankGroup(), Group(2)], ids=["alone", "by MPI"])
 def test_failed_step_raises_when_read_or_at_next_begin(engine, batch, group):
     images, labels = batch
     trainable = engine.build(network(loss=f"{__name__}:failing"), group)
@@ -439,7 +445,7 @@ def test_networks_match_with_and_without_graph_rewriting(batch):
 
 @pytest.mark.long
 def test_xla_takes_steps_one_by_one(engine, batch):
-    trainable = engine.build(network(xla=True), Alone())
+    trainable = engine.build(network(xla=True), SingleRankGroup())
     assert not trainable.can_stride()
     assert trainable.step(*batch, 12).count == 12
 
@@ -455,11 +461,11 @@ def test_graphs_are_not_shared_by_folds_with_other_inputs(
         [],
     )
     for fold in (0, 1):
-        built = engine.build(replace(network(), fold=fold), Alone())
+        built = engine.build(replace(network(), fold=fold), SingleRankGroup())
         result.append(built.evaluate(*batch).loss)
         built.close()
         setup = EngineContext(replace(SAMPLE, affine=affines[fold]), Resources(exchange="mpi"))
-        alone = KerasEngine(setup).build(network(), Alone())
+        alone = KerasEngine(setup).build(network(), SingleRankGroup())
         assert result[fold] == pytest.approx(alone.evaluate(*batch).loss, rel=1e-6)
         alone.close()
     assert result[0] != result[1]
@@ -529,11 +535,11 @@ def custom(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_networks_that_share_layers_begin_as_if_alone(engine, batch, custom, cached):
-    first = engine.build(custom("shared", 1, cached=cached), Alone())
+    first = engine.build(custom("shared", 1, cached=cached), SingleRankGroup())
     before = first.state()
     first.step(*batch, 12)
     trained = first.state()
-    second = engine.build(custom("shared", 1, cached=cached), Alone())
+    second = engine.build(custom("shared", 1, cached=cached), SingleRankGroup())
     state = second.state()
     assert list(state) == list(before)
     assert all(np.array_equal(array, before[name]) for name, array in state.items())
@@ -543,7 +549,7 @@ def test_networks_that_share_layers_begin_as_if_alone(engine, batch, custom, cac
 
 def test_layers_that_keras_does_not_know_are_refused(engine, custom):
     with pytest.raises(ModelError, match="does not know as its own"):
-        engine.build(custom("held", where="object"), Alone())
+        engine.build(custom("held", where="object"), SingleRankGroup())
 
 
 def test_what_a_network_sets_in_the_process_is_its_own(engine, batch, custom):
@@ -562,7 +568,7 @@ def test_what_a_network_sets_in_the_process_is_its_own(engine, batch, custom):
         )
 
     before = settings()
-    rude = engine.build(custom("rude"), Alone())
+    rude = engine.build(custom("rude"), SingleRankGroup())
     assert settings() == before
     rude.step(*batch, 12)
     assert settings() == before

@@ -250,7 +250,10 @@ def test_several_steps_have_penalties_of_each_batch():
     counts = np.ones(ROWS, np.float32)
     counts[3:5] = counts[16:32] = -1
     sizes = (16, 16, 16, 1)
-    trainable, reference = build("of_a_sum", Alone()), build("of_a_sum", Alone())
+    trainable, reference = (
+        build("of_a_sum", SingleRankGroup()),
+        build("of_a_sum", SingleRankGroup()),
+    )
     firsts = np.cumsum(sizes) - sizes
     sums = [
         trainable.step(
