@@ -118,7 +118,7 @@ def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> in
         spec: of the run.
         sample: shape and type of the inputs.
     """
-    sample = sample.for_pipeline(network.feed)
+    sample = sample.for_pipeline(network.pipeline)
     architecture = network.architecture
     shape = sample.image.shape
     if architecture.kind == "family":

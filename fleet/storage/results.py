@@ -261,11 +261,11 @@ class Results:
 
     def network_status(self, name: str) -> net.NetworkStatus:
         """Return the status of a network."""
-        return self.run.standing(name)
+        return self.run.status_of(name)
 
     def on_event(self, event: events.Event) -> None:
         """Record an event that the state of the run has already processed."""
-        if isinstance(event, events.RankLost):
+        if isinstance(event, events.RankDied):
             self.deaths.remove_markers(event.rank)
         elif isinstance(event, events.SampleSkipped):
             self.add_unreadable(event.name, event.reason)
@@ -316,7 +316,7 @@ class Results:
             name: of the network.
             standing: its status.
         """
-        self.run.hear(name, standing)
+        self.run.set_status(name, standing)
         self._written[name] = standing
         self._changes += 1
 
@@ -355,7 +355,7 @@ class Results:
         name = network.name
         standing = self.network_status(name)
         parameters = self.parameters.get(name)
-        objectives = self.run.told.get(name, ())
+        objectives = self.run.objective_values.get(name, ())
         before = self._rows.get(name)
         if before is None or before[0] is not standing or before[1] != (parameters, objectives):
             self._rows[name] = before = (

@@ -73,7 +73,7 @@ def dynamic_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
     """
     if not curves:
         return Allocation((), 0.0, "dynamic programme")
-    minimum = np.array([curve.least for curve in curves], np.int64)
+    minimum = np.array([curve.min_gpus for curve in curves], np.int64)
     spare = gpus - int(minimum.sum())
     if spare < 0:
         return None

@@ -62,7 +62,7 @@ def test_find_joinable_includes_searched_networks():
     key, candidates = ens.find_joinable(
         run, [row("a-1"), row("b"), row("c"), row("added"), row("a-0")]
     )
-    assert (run.feeds[key].transforms, [entry.row.name for entry in candidates]) == (
+    assert (run.data_by_pipeline[key].transforms, [entry.row.name for entry in candidates]) == (
         ("scale",),
         ["a-1", "c", "a-0"],
     )

@@ -53,7 +53,7 @@ def test_network_lease_passes_to_other_launch_on_release(run):
 def test_network_lease_of_killed_launch_is_taken_over(run):
     got(launch(run, "first", system="slurm", job="17"), "ab")
     ended, same, new_job = (
-        launch(run, name, Told(known_job=is_known), system="slurm", job=job, restarts=restarts)
+        launch(run, name, Told(known=is_known), system="slurm", job=job, restarts=restarts)
         for name, job, restarts, is_known in (
             ("ended", "18", 0, False),
             ("same", "17", 1, True),
@@ -125,7 +125,7 @@ def test_one_who_steps_into_the_door_at_the_same_moment_is_seen(run):
 def test_one_who_died_in_the_door_is_shut_out(run):
     run.lease.mkdir(parents=True)
     hold(run.lease, "dead")
-    first = launch(run, "first", Told(known_job=None))
+    first = launch(run, "first", Told(known=None))
     assert got(first, "a") == []
     assert wait(first, 70) == [("a", False)]
 
