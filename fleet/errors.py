@@ -187,7 +187,7 @@ def exit_reason(error: SystemExit) -> str:
 def shortened(message: str, length: int = 1000) -> str:
     """Shorten the lines of a message so that a terminal can show it.
 
-    >>> shortened("x" * 50, most=20)
+    >>> shortened("x" * 50, length=20)
     'xxxxxxxx ... xxxxxxx'
     """
     half = (length - 5) // 2

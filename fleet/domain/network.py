@@ -213,11 +213,10 @@ class Death:
 
 
 def death_failure_reason(deaths: Collection[Death], max_deaths: int) -> str:
-    """Return why deaths of ranks have failed a network; empty for fewer than ``most``.
+    """Return why deaths of ranks have failed a network; empty for fewer than ``max_deaths``.
 
-    >>> death_failure_reason([Death("rank 1 on a died", 0), Death("rank 2 on a died", 0)], most=2)
-    'ranks were lost while they trained it, 2 times (max_deaths: 2): rank 1 on a died; rank 2 on a
-    died'
+    >>> death_failure_reason([Death("rank 1 died", 0), Death("rank 2 died", 0)], max_deaths=2)
+    'ranks were lost while they trained it, 2 times (max_deaths: 2): rank 1 died; rank 2 died'
     """
     sure = [death.how for death in deaths if death.is_sure]
     if len(sure) < max_deaths:

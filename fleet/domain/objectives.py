@@ -51,8 +51,8 @@ def pareto_front(values: Sequence[Sequence[float]], modes: Sequence[str]) -> lis
         Indices of ``values``, the best of the first objective first, without points that lack a
         number.
 
-    >>> pareto_front([(0.9, 100.0), (0.8, 10.0), (0.8, 50.0), (0.95, math.nan)], ("maximize",
-    "minimize"))
+    >>> points = [(0.9, 100.0), (0.8, 10.0), (0.8, 50.0), (0.95, math.nan)]
+    >>> pareto_front(points, ("maximize", "minimize"))
     [0, 1]
     """
     signs = [-1.0 if mode == "maximize" else 1.0 for mode in modes]

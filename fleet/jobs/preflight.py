@@ -136,7 +136,7 @@ def check_ranks(
 def describe_numa_node(near: GpuNode) -> str:
     """Return the NUMA node of a GPU as text.
 
-    >>> describe_numa_node(Near("0", 1, frozenset({8, 9, 10})))
+    >>> describe_numa_node(GpuNode("0", 1, frozenset({8, 9, 10})))
     'NUMA node 1 (CPUs 8-10)'
     """
     return f"NUMA node {near.node} (CPUs {format_numbers(sorted(near.cores))})"

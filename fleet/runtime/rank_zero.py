@@ -65,7 +65,7 @@ _LAST_S = 10.0  # for all that is written in the end by a launch that is stuck
 def explain_status(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
     """Explain an exit status that launchers report as an abort; else empty.
 
-    >>> meaning(ExitStatus.NETWORK_FAILED, [])
+    >>> explain_status(ExitStatus.NETWORK_FAILED, [])
     'a searcher is not called again, and a warning above says why'
     """
     if status is ExitStatus.RESUMABLE:

@@ -148,7 +148,7 @@ class Median(NoPruning):
 def _median_of_others(scores: Sequence[float], excluded: int) -> float:
     """Return the median of sorted numbers without one of them, of at least two.
 
-    >>> _median_of_others([1.0, 2.0, 5.0, 9.0], own=0), _median_of_others([1.0, 2.0, 5.0], own=1)
+    >>> _median_of_others([1.0, 2.0, 5.0, 9.0], 0), _median_of_others([1.0, 2.0, 5.0], 1)
     (5.0, 3.0)
     """
 

@@ -143,12 +143,11 @@ class Bracket:
         return rung
 
     def expected(self, max_epochs: int) -> float:
-        """Return the epochs that a network trains on average, of at most ``most``.
+        """Return the epochs that a network trains on average, of at most ``max_epochs``.
 
         One in ``factor`` passes each rung.
 
-        >>> Bracket(1, 2, True, False).expected(8)  # 1 epoch, 1 more of a half, 2 of a quarter, 4
-        of an eighth
+        >>> Bracket(1, 2, True, False).expected(8)  # 1 + 1/2 + 2/4 + 4/8
         2.5
         """
         total = 0.0

@@ -215,7 +215,7 @@ def runs(productions: np.ndarray) -> list[tuple[int, slice]]:
 def format_path(path: Sequence[int]) -> str:
     """Format a path compactly.
 
-    >>> write_path((3, 4, 5, 9, 7, 8)), write_path(())
+    >>> format_path((3, 4, 5, 9, 7, 8)), format_path(())
     ('3-5 9 7-8', '')
     """
     return format_numbers(path, " ")
@@ -224,7 +224,7 @@ def format_path(path: Sequence[int]) -> str:
 def parse_path(text: str) -> tuple[int, ...]:
     """Parse the output of :func:`format_path`.
 
-    >>> read_path("3-5 9 7-8")
+    >>> parse_path("3-5 9 7-8")
     (3, 4, 5, 9, 7, 8)
     """
     path: list[int] = []
