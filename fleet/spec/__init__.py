@@ -1,4 +1,7 @@
-"""Read the spec of a run: from YAML to networks with all their settings."""
+"""Read the spec of a run, from YAML to networks with all their settings.
+
+It imports errors, units, terminal and two leaves.
+"""
 
 from fleet.spec.data import Data
 from fleet.spec.documentation import json_schema

@@ -197,7 +197,7 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
 
 @dataclass(frozen=True, config=base.FORBID)
 class CenterCrop(_Crop):
-    """Crop at the center."""
+    """Crop a window at the center of the image."""
 
     size: base.Size
 

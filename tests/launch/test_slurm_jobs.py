@@ -65,7 +65,7 @@ def test_a_slurm_that_does_not_answer_is_quoted(made_up, monkeypatch):
         find_jobs()
     monkeypatch.setenv("PATH", "/")
     with pytest.raises(
-        InputError, match="squeue is not on the PATH: is this machine a part of the cluster"
+        InputError, match="squeue is not on the PATH; is this machine part of the cluster"
     ):
         find_jobs()
 

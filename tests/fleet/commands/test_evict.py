@@ -314,11 +314,11 @@ def test_comment_of_a_job_overrides_the_site_file():
 @pytest.mark.parametrize(
     ("job", "storage", "message"),
     [
-        (slurm({"memry_gb": 3}), STORAGE, "job 7: 'memry_gb' is unknown; there are memory_gb,"),
+        (slurm({"memry_gb": 3}), STORAGE, "job 7: 'memry_gb' is unknown; choose from memory_gb,"),
         (
             slurm({"memory_gb": 3}),
             None,
-            "job 7: its checkpoints have sizes, so name --aggregate-bandwidth",
+            "job 7: its checkpoints have sizes, so set --aggregate-bandwidth",
         ),
         (slurm({"interval_min": -3}), STORAGE, "job 7: interval_min is -3"),
         (
@@ -350,8 +350,7 @@ def test_no_job_of_another_user_stops_the_plan(made_up, capsys):
     printed = capsys.readouterr()
     assert [plan["actions"] for plan in json.loads(printed.out)["deadlines"]] == [{"1": "kill"}]
     assert printed.err == (
-        "fleet evict: job 2: squeue does not know how long it has been running; "
-        "it is left out of the plan\n"
+        "fleet evict: job 2: squeue does not report its elapsed time; it is left out of the plan\n"
     )
 
 
@@ -377,7 +376,7 @@ def test_any_users_comment_leaves_the_operator_a_plan(made_up, capsys):
         ("[]", "site.json: it must be an object"),
         (
             '{"users": {}}',
-            "site.json: 'users' is unknown; there are default, partitions, names, jobs",
+            "site.json: 'users' is unknown; choose from default, partitions, names, jobs",
         ),
         (
             '{"default": {"memory_gb": "much"}}',

@@ -249,11 +249,11 @@ def test_rows_have_names_in_python(make_run, tmp_path):
 
 def test_predict_reads_column_names_from_the_spec_of_old_runs(make_run, tmp_path, fleet):
     new = write(tmp_path / "new.csv", [["fit", "score", "height", "age"], [0, 1, 1.5, 33]])
-    assert predicted(fleet, make_run(kept=False), new) == (["row", "score"], [["0", "33.0"]])
+    assert predicted(fleet, make_run(stored=False), new) == (["row", "score"], [["0", "33.0"]])
 
 
 def test_without_names_columns_go_by_their_position(make_run, tmp_path, fleet):
-    run = make_run([row[:3] + row[4:] for row in TRAINED], None, kept=False)
+    run = make_run([row[:3] + row[4:] for row in TRAINED], None, stored=False)
     rows = [["score", "a", "b", "c"], [1, 33, 1.5, 0]]
     assert predicted(fleet, run, write(tmp_path / "new.csv", rows))[1] == [["0", "33.0"]]
     assert predicted(fleet, run, write(tmp_path / "new.csv", FEATURES[:1]))[1] == [["0", "30.0"]]

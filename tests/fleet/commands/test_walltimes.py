@@ -263,7 +263,7 @@ def simulated(submit, tmp_path, monkeypatch):
             opened = looked(spec)
             return replace(
                 opened,
-                looks={
+                probes={
                     part: replace(entry, fixed_s=fixed_s, varying_s=varying_s)
                     for part, entry in opened.probes.items()
                 },

@@ -300,7 +300,7 @@ def test_group_grows_inside_its_epoch_after_the_recruit_built():
     driver.hear(msg.Built("a", 2))
     assert driver.read() == {1: [msg.Pause(run_ends=False)]}
     driver.hear(msg.Paused("a", 0))
-    order = msg.Regroup((1, 2), stay=1, group=4, stream_epoch=0, reads_stream_from=0)
+    order = msg.Regroup((1, 2), stay_count=1, group=4, stream_epoch=0, reads_stream_from=0)
     assert driver.read() == {1: [order], 2: [order]}
     driver.hear(msg.Regrouped("a", 30, 0.5))
     (changed,) = driver.of("GroupChanged")
@@ -513,7 +513,7 @@ def test_unreadable_sample_is_logged_once_and_too_many_abort():
     driver = ControllerDriver(
         {"a": [0]},
         parts={"data": {"source": "builtin:digits", "max_unreadable": "5%"}},
-        bad=frozenset({"known"}),
+        unreadable=frozenset({"known"}),
     )
     driver.hear(
         msg.SampleUnreadable("x", "torn", True),
@@ -523,7 +523,7 @@ def test_unreadable_sample_is_logged_once_and_too_many_abort():
     )
     assert [event.name for event in driver.of("SampleSkipped")] == ["x", "y"]
     driver.hear(msg.SampleUnreadable("z", "empty", True))
-    assert kinds(driver.effects) == ["Note", "Fail"]
+    assert kinds(driver.effects) == ["LogEvent", "AbortLaunch"]
     assert isinstance(driver.effects[1].error, UserError)
     assert "4 of 60 samples are unreadable" in str(driver.effects[1].error)
 

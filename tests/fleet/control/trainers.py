@@ -508,8 +508,8 @@ class Ranks:
         if isinstance(order, m.Continue):
             team.state, team.epoch = "trains", epoch
             return
-        assert set(order.ranks[: order.stay]) <= set(team.ranks)
-        assert not set(order.ranks[order.stay :]) & set(team.ranks)
+        assert set(order.ranks[: order.stay_count]) <= set(team.ranks)
+        assert not set(order.ranks[order.stay_count :]) & set(team.ranks)
         new = self.regrouped(team.network, order)
         new.epoch = epoch
         for rank in team.ranks:

@@ -329,7 +329,7 @@ def test_mask_refuses_family_with_one_output_per_image(tmp_path):
     )
     path.write_text(text)
     with pytest.raises(
-        UserError, match="gives one answer for an image, and masks want one for each pixel"
+        UserError, match="predicts one class per image, but masks need one per pixel"
     ):
         prepare(str(path), [0, 0], None)
 

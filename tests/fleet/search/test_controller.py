@@ -198,7 +198,7 @@ def test_a_budget_ends_the_asking_and_what_trains_goes_on(budget):
 def coming(mind):
     """The networks and epochs that may yet come of the one entry, and how far its networks were trained."""
     (subject,) = mind.remaining_work.searches
-    return subject.networks, subject.epochs, subject.before
+    return subject.networks, subject.epochs, subject.proposed
 
 
 def test_what_may_yet_be_asked_for_is_known():

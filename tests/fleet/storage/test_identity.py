@@ -130,7 +130,7 @@ def test_checkpoints_of_earlier_versions_stay_good():
     colour = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 3, Affine((0.5, 0.1, 0.2), 0.25))
     assert identities()[0] == "bb935d41a2410224"
     assert identities(sample=colour) == identities(
-        sample=replace(colour, kept=ImageSpec((40, 40, 3), "uint8"))
+        sample=replace(colour, stored=ImageSpec((40, 40, 3), "uint8"))
     )
 
 

@@ -133,7 +133,7 @@ def test_very_many_mistakes_are_counted():
     ("text", "message"),
     [
         ('{"models": [\n  {"name": }]}', "rates.json:2: not JSON"),
-        ("[1, 2]", "the whole is [1, 2], but must be an object with samples_per_epoch"),
+        ("[1, 2]", "the document is [1, 2], but must be an object with samples_per_epoch"),
         ("", "not JSON"),
     ],
 )

@@ -115,8 +115,8 @@ def test_at_one_moment_a_node_leaves_before_it_joins_again(events):
         ("t_s,node,delta\n0,0.5,1\n", "idle.csv:2: node must be 0, 1, 2, ..."),
         ("t_s,node,delta\n0,99999999999,1\n", "idle.csv:2: node must be 0, 1, 2, ..."),
         ("t_s,node,delta\n0,0,2\n", "idle.csv:2: delta must be 1 (joins) or -1 (leaves)"),
-        ("t_s,node,delta\n0,0,1\n5,1,-1\n", "idle.csv:3: node 1 leaves, but is not there"),
-        ("t_s,node,delta\n0,0,1\n5,0,-1\n6,0,-1\n", "idle.csv:4: node 0 leaves, but is not there"),
+        ("t_s,node,delta\n0,0,1\n5,1,-1\n", "idle.csv:3: node 1 leaves, but is not idle"),
+        ("t_s,node,delta\n0,0,1\n5,0,-1\n6,0,-1\n", "idle.csv:4: node 0 leaves, but is not idle"),
         ("t_s,node,delta\n0,0,1\n5,0,1\n", "idle.csv:3: node 0 joins, but is idle already"),
     ],
 )

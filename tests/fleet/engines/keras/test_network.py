@@ -373,18 +373,18 @@ def test_failed_step_raises_when_read_or_at_next_begin(engine, batch, group):
 CLOSING = """
 import linecache
 import tensorflow as tf
-from fleet.engines.keras.ahead import Ahead, Inputs
+from fleet.engines.keras.ahead import InputBuffers, StepQueue
 
 @tf.function
 def failing(number):
     with tf.control_dependencies([tf.debugging.assert_less(number, 2)]):
         return tf.repeat(tf.cast(number, tf.float32), 6)
 
-number, inputs = tf.constant(5), Inputs()
+number, inputs = tf.constant(5), InputBuffers()
 for _ in range(20):
-    ahead = Ahead(inputs)
+    ahead = StepQueue(inputs)
     linecache.clearcache()  # TensorFlow looks for lines of files, and lets go of the interpreter's lock there
-    done = ahead.reading(ahead.call(failing, number))
+    done = ahead.read_async(ahead.call(failing, number))
     ahead.close()
     try:
         done()
