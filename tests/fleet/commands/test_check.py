@@ -131,7 +131,7 @@ def test_check_lists_all_networks_that_cannot_be_built(check, folder):
     assert "zeros" in printed.out
     assert printed.err.startswith("fleet check: 7 mistakes in the spec\n")
     line = FUNCTIONS.splitlines().index("    time.sleep(600)") + 1
-    assert f"it was at {folder}/check_functions.py, line {line}, in hangs" in mistakes["7"]
+    assert f"it was in {folder}/check_functions.py, line {line}, in hangs" in mistakes["7"]
     message = {
         "2": "raises: ValueError: no such thing",
         "3": "exits: it exited, by sys.exit(3)",

@@ -57,7 +57,7 @@ class Late(Group):
         self._clock, self._delays = clock, list(delays)
 
     def sleep(self, seconds):
-        super().rest(seconds)
+        super().sleep(seconds)
         self._clock.now += max(seconds, 0) + self._delays.pop(0)
 
 

@@ -168,7 +168,7 @@ def test_a_spec_is_held_against_the_row_of_its_engine():
         spec("own_engines:ROW", {"family": "cnn"})
     with pytest.raises(
         SpecError,
-        match=r"resources.engine: emulated networks train at rates that are known; "
+        match=r"resources.engine: the engine emulated needs known rates; "
         r"`schedule: \{rates: FILE\}`",
     ):
         spec("emulated")

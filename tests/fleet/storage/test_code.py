@@ -75,7 +75,7 @@ def test_hash_sources_follows_reexported_function(write):
 def test_hash_sources_finds_modules_in_spec_folder(write, tmp_path):
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / "sizes.py").write_text("width = 3")
-    assert list(write(models="import sizes", is_shared="specs")) == ["models.py", "sizes.py"]
+    assert list(write(models="import sizes", beside="specs")) == ["models.py", "sizes.py"]
 
 
 def test_modules_that_import_each_other_come_to_an_end(write):

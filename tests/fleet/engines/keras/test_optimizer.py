@@ -216,7 +216,7 @@ def test_an_optimizer_of_ones_own():
         expected.step(*samples(), 12) for _ in range(3)
     ]
     with pytest.raises(SettingError, match="returned a float, not a keras.optimizers.Optimizer"):
-        build({"name": f"{__name__}:nothing", "learning_rate": 0.1})
+        build({"name": f"{__name__}:no_optimizer", "learning_rate": 0.1})
 
 
 def spare_and_normed(input_shape, classes):
