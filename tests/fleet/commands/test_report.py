@@ -41,8 +41,8 @@ def test_chunks_of_a_ring_that_groups_missed_are_counted(run, capsys):
     ]
     run.events.write_text(as_text(missed))
     assert main(["report", str(run.root)]) == 0
-    assert "9 chunks of the ring could not be taken" in capsys.readouterr().out
-    assert "9 chunks of the ring could not be taken" in run.report.read_text()
+    assert "9 chunks of the ring could not be used" in capsys.readouterr().out
+    assert "9 chunks of the ring could not be used" in run.report.read_text()
 
 
 def test_report_shows_a_run_in_a_read_only_folder(run, capsys):

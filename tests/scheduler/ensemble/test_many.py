@@ -111,7 +111,7 @@ def test_a_flotilla_of_a_crowd_is_that_of_all_choices_sorted(drawn, finished, pe
     options = Options(delta=Delta(delta, relative=True), peak_limited=peak_limited)
     sizes = flotilla.form_flotilla(table, rows_outside(table.names, absent), cluster.gpus, options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flotilla, "rising", sorted_whole)
+        patch.setattr(flotilla, "iter_ascending", sorted_whole)
         names = [name for name in table.names if name not in finished]
         expected = flotilla.form_flotilla(table, names, cluster.gpus, options)
     assert list(sizes.items()) == list(expected.items())
