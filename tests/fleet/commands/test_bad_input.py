@@ -30,7 +30,7 @@ def checked(tmp_path, capsys):
             "measures",
             "sample 1 has the label 0.125, of type float64; labels should be 60 integers from 0 to 2",
         ),
-        ("beyond", "sample 3 has the label 3 (and 14 more), not one of the 3 classes"),
+        ("too_many_classes", "sample 3 has the label 3 (and 14 more), not one of the 3 classes"),
         ("one_hot", "its labels are an array of shape (60, 3) for 60 samples"),
     ],
 )

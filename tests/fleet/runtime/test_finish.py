@@ -140,8 +140,8 @@ def test_a_device_that_would_have_nothing_to_do_is_a_mistake(tmp_path):
             load(spec(tmp_path, tmp_path, "device", transforms))
     with pytest.raises(
         SpecError,
-        match="data.augment_on: the engine .*my_engine:ENGINE does not crop and mirror "
-        "samples; host, or one of the engines keras, torch, numpy, emulated",
+        match="data.augment_on: the engine .*my_engine:ENGINE does not augment samples"
+        "; host, or one of the engines keras, torch, numpy, emulated",
     ):
         load(
             _with_engine(spec(tmp_path, tmp_path, "device"), "examples.extending.my_engine:ENGINE")
