@@ -87,8 +87,10 @@ class Interruption:
             self._signal = number
 
     def _listen(self, pipe: int) -> None:
+        poll = select.poll()  # unlike select, it takes descriptors of 1,024 and more
+        poll.register(pipe, select.POLLIN)
         while True:
-            select.select([pipe], [], [])
+            poll.poll()
             self._read()
 
     def _read(self) -> None:

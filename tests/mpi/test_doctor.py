@@ -145,7 +145,7 @@ def test_an_mpi_that_cannot_be_loaded_is_found(doctor):
 def test_more_threads_than_cores_are_found(doctor):
     status, lines, _ = doctor(OMP_NUM_THREADS=str(CORES + 1))
     assert status == 1
-    assert f"makes that {CORES + 1} threads) on " in lines[0]
+    assert f"makes {CORES + 1} threads) on " in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_rank_without_launcher_starts_no_run(tmp_path):
         timeout=120,
     )
     assert ended.returncode == 1
-    assert "one of 3 ranks, and MPI knows of no other" in ended.stderr
+    assert "one of 3 ranks, and MPI sees no other rank" in ended.stderr
     assert not (tmp_path / "run").exists()
 
 

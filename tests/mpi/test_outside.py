@@ -209,7 +209,7 @@ def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
             lambda: {event.network for event in events_of(paths.events, EpochEnded)} == set("abcd")
         )
         assert main(["release-nodes", str(paths.root), "--nodes", "2", "--within", "1min"]) == 2
-        assert "of this launch 1 can" in capsys.readouterr().err
+        assert "this launch can release 1" in capsys.readouterr().err
         assert (
             main(["release-nodes", str(paths.root), "--nodes", "1", "--within", "5min", "--json"])
             == 0

@@ -97,7 +97,7 @@ def test_a_run_goes_on_where_samples_are_finished_elsewhere(tmp_path):
         launches += 1
         assert launches < 60
         path = spec(tmp_path / "parts", folder, ("host", "device")[launches % 2], cache="memory")
-        status, parts = launch(path, 2, after=6 * launches)
+        status, parts = launch(path, 2, after=2 * launches)
     assert launches > 1
     states = [find_newest(single.paths, "net0") for single in (complete, parts)]
     assert [single.val_loss for single in states[0].state.history] == [

@@ -185,7 +185,7 @@ def test_it_is_asked_what_a_plan_by_learned_rates_only_tries(launch, monkeypatch
         request.append((policy.name, least("small"), rates.by_name["small"].rates))
         return frozenset()
 
-    monkeypatch.setattr(coordinator, "probes_of_plan", found)
+    monkeypatch.setattr(coordinator, "find_probes_of_plan", found)
     assert launch("adaptive", "strict")[0] is ExitStatus.OK
     assert {policy for policy, _, _ in request} == {"adaptive"}
     least, received = request[-1][1:]

@@ -70,7 +70,7 @@ def test_new_searcher_reaches_the_same_state_after_any_kill(before, kills):
     )
     reference, _ = run([before], *parts)
     killed, disk = run([before, *kills], *parts)
-    assert killed.searcher.calls == reference.searcher.heard
+    assert killed.searcher.calls == reference.searcher.calls
     assert killed.outcomes == reference.outcomes
     assert not killed.difference
     assert sum(event.is_another for event in disk.of(SearcherStarted)) == 1
@@ -152,7 +152,7 @@ def test_what_earlier_runs_found_is_told_first_and_once(kills):
     assert [event.source for event in disk.of(SearcherCalled) if event.call == "know"] == [
         "runs/a"
     ] * 2
-    assert launch.searcher.calls == run([], part, earlier=EARLIER)[0].searcher.heard
+    assert launch.searcher.calls == run([], part, earlier=EARLIER)[0].searcher.calls
 
 
 def test_ours_do_not_try_again_what_is_known():

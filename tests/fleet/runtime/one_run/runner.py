@@ -82,7 +82,7 @@ class Recorder:
         return getattr(self._stream, name)
 
     @property
-    def own(self):
+    def local(self):
         return Recorder(self._stream.local, self._serving, self._notes)
 
     def batches(self, epoch, start, batch, group, taken):
