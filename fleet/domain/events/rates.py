@@ -58,7 +58,7 @@ class SupplyChanged(JsonRecord, word="supply"):
         rates = f"{gives}, the fastest network could take {self.demand_samples_per_s:.0f}"
         if self.supply_samples_per_s >= self.demand_samples_per_s:
             return f"{rates}: it holds no network back"
-        return f"{rates}: no network is given devices that would only wait for it"
+        return f"{rates}: no network gets devices that would only wait for it"
 
 
 class RateMeasured(JsonRecord, word="measured"):

@@ -51,4 +51,4 @@ def test_supply_bounds_a_wide_network_on_slow_input(tmp_path, monkeypatch):
     assert 0 < results[0].supply_samples_per_s <= 1000
     report = read_report(prepared.paths)
     assert report.supply == results[-1]
-    assert "no network is given devices that would only wait for it" in report.input
+    assert "no network gets devices that would only wait for it" in report.input_summary
