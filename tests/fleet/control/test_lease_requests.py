@@ -87,7 +87,11 @@ def test_lease_requests_end_with_all_networks_over(data):
         claims = launches[names]
         free = [name for name in wants[names].names if name not in holders]
         local = sorted(name for name, holder in holders.items() if holder == names)
-        if free and len(local) < wants[names].max_leases and (now >= 100 or data.draw(st.booleans())):
+        if (
+            free
+            and len(local) < wants[names].max_leases
+            and (now >= 100 or data.draw(st.booleans()))
+        ):
             claims.add_lease(free[0], 0, free[0] in done)
             holders[free[0]] = names
         elif local and (now >= 100 or data.draw(st.booleans())):
