@@ -39,7 +39,7 @@ def load_named(name: str, kind: str, names: Iterable[str], role: str) -> Any:
     """Load the object of a name that is not in its table, by its import path.
 
     Args:
-        what: it should be, and
+        kind: the kind of object, for messages, such as ``policy``.
         names: those of the table, for messages.
         role: as in :func:`load_object`.
 

@@ -27,7 +27,7 @@ class Notation:
         hint: how to write it, as messages say it.
         examples: the same for programs.
         units: each with its worth; a bare number is allowed where ``""`` is one of them.
-        other: a regular expression of another form, for which the kind has a reader of its own.
+        alternative: a regular expression of another form, for which the kind has a reader of its own.
     """
 
     hint: str

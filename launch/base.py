@@ -81,7 +81,7 @@ def call(
 
     Args:
         text, timeout_s: see :func:`ask`.
-        gone: a regular expression for what it says where it fails only since there is no such job
+        missing_pattern: a regular expression for what it says where it fails only since there is no such job
             any more; then it prints nothing.
 
     Raises:

@@ -180,7 +180,7 @@ def start(
         explained, is_ended: see :class:`Notices`.
         out: where it prints; here, where that is None.
         environment: its variables; those of this process, where that is None.
-        hear: is told all that is shown, in a thread.
+        on_output: called with all output, in a thread.
 
     Returns:
         The process, and the thread to join after it has ended: by then all that it wrote is shown.

@@ -42,7 +42,7 @@ class Job:
         words: behind the spec, in any case.
         image: in which ranks run, by Apptainer; None for the interpreter.
         broadcast: copy it to a disk of each node first.
-        beside: further folders that ranks read, which the image has to be shown.
+        binds: further folders that ranks read, which the image has to be shown.
         requests: seconds that the jobs of a chain ask for, one after the other; none: each the
             walltime.
     """

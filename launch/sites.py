@@ -168,7 +168,7 @@ def parse_site(content: Mapping[str, Any], source: str) -> Site:
 
     Args:
         content: what the file holds; ``base`` names a known site, from which the rest is taken.
-        place: of the file, for messages.
+        source: the file, for messages.
 
     Raises:
         InputError: something is unknown or of the wrong type; the message says what there is.
@@ -211,7 +211,7 @@ def places(site: Site, ranks: int, source: str, trainers: int | None = None) -> 
 
     Args:
         ranks: of a node.
-        place: for messages.
+        source: the file, for messages.
         trainers: among them; None for one on each GPU.
 
     Raises:

@@ -78,9 +78,8 @@ class Regroup(NamedTuple):
     """Continue in a group of these ranks; ranks that are not listed become free."""
 
     ranks: tuple[int, ...]
-    stay_count: (
-        int  # so many of them, the first ones, are in the group already and have the network
-    )
+    # the first of these ranks are in the group already and have the network
+    stay_count: int
     group: int
     stream_epoch: int
     # the epoch from which on the others read the stream; before it, they prepare their own rows

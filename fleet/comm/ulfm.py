@@ -233,7 +233,7 @@ class ULFMWorld(MPIWorld):
         """End all ranks; see :meth:`end_all_ranks`.
 
         Args:
-            all_know: whether the heir knows by itself that all are to end.
+            is_known_to_all: whether the heir knows by itself that all are to end.
         """
         self.before_end()
         targets = set() if is_known_to_all else {self._first_alive}

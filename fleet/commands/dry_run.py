@@ -243,7 +243,7 @@ def _launch(spec: Path, cluster: Cluster, modules_folder: Path) -> ExitStatus:
     """Launch a spec. What it prints goes to a file, whose end is shown if the launch does not end well.
 
     Args:
-        beside: where modules of the user are found as well.
+        modules_folder: where modules of the user are found as well.
     """
     ranks = (
         cluster.gpus + cluster.gpus // cluster.gpus_per_node

@@ -29,8 +29,8 @@ def known_rates_of(
     """Rates of a file, or of earlier runs, and where they come from; None if there are none.
 
     Args:
-        place: the file of the spec, as the user named it.
-        given: a file of rates that the user named.
+        spec_path: the file of the spec, as the user named it.
+        rates_path: a file of rates that the user named.
     """
     file = find_rates_file(spec, rates_path)
     if file is not None:

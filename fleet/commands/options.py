@@ -23,7 +23,7 @@ def add_seed(parser: argparse._ActionsContainer, purpose: str, default: int | No
     """Declare ``--seed``.
 
     Args:
-        what: is drawn with it.
+        purpose: what is drawn with it.
         default: where it is not given; None where a spec may have one.
     """
     parser.add_argument(

@@ -115,7 +115,7 @@ def add_plot(parser: argparse.ArgumentParser, subject: str) -> None:
     """Declare ``--plot``.
 
     Args:
-        what: the figure shows.
+        subject: what the figure shows.
     """
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help=f"draw {subject} (.png, .svg or .pdf)"

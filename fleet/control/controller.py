@@ -41,7 +41,7 @@ class Controller:
         prior_rates: rates that are known beforehand.
         ask: calls the policy.
         search: the search controller, with the pruner; used by nothing else.
-        begun: decisions of the search controller that follow from the log of earlier launches.
+        restored: decisions of the search controller that follow from the log of earlier launches.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class Controller:
 
         Args:
             now_s: seconds of a monotonic clock.
-            heard: a message or another input; None for a clock tick.
-            more_wait: whether more inputs are pending, so that the decision may wait.
+            message: a message or another input; None for a clock tick.
+            more_pending: whether more inputs are pending, so that the decision may wait.
 
         Returns:
             The effects, in order.

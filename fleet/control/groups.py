@@ -310,7 +310,7 @@ class Groups:
 
         Args:
             group: the group.
-            ends: whether the launch is about to end.
+            run_ends: whether the launch is about to end.
         """
         self._order(group, m.Pause(run_ends))
 

@@ -45,7 +45,7 @@ class LeaseRequests:
 
     Args:
         epochs: network that has not ended -> its epochs, as far as known.
-        most: networks to hold at the same time.
+        max_leases: networks to hold at the same time.
         idle_s: seconds without a network after which to leave.
 
     Attributes:

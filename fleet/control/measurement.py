@@ -39,7 +39,7 @@ class RateMeasurement:
         profile: settings of the spec.
         devices: number of trainers.
         gpus_per_node: of them.
-        known: key -> {GPUs: samples/s}, from earlier measurements.
+        known_rates: key -> {GPUs: samples/s}, from earlier measurements.
         timed: key -> steps that were timed before, of networks whose batch the policy chooses.
 
     Attributes:
@@ -282,7 +282,7 @@ def estimate_duration(
     """Simulate the measurements on a clock: side by side on idle devices, as the runtime does.
 
     Args:
-        survey: the measurements; they are used up.
+        measurement: the measurements; they are used up.
         rates: of the networks.
         build_s: seconds for building a network and tracing its steps.
     """

@@ -24,9 +24,9 @@ class Placement:
     Args:
         launch: the state of the launch.
         rates: of the networks.
-        searching: the searches of the run.
-        leaving: the nodes that are being released.
-        ending: the end of the launch.
+        searches: the searches of the run.
+        node_release: the nodes that are being released.
+        shutdown: the end of the launch.
         ask: calls the policy.
 
     Attributes:

@@ -262,7 +262,7 @@ class Rates:
 
         Args:
             is_new: whether its plan has changed.
-            tried: networks and numbers of GPUs whose rates the plan only probes.
+            probes: networks and numbers of GPUs whose rates the plan only probes.
             is_over: returns whether a network has ended.
         """
         self._planned_by = self._curve

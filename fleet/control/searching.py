@@ -30,7 +30,7 @@ class Searches:
 
     Args:
         controller: the search controller, restored from the log.
-        begun: its decisions that follow from the log of earlier launches.
+        restored: its decisions that follow from the log of earlier launches.
         launch: the state of the launch.
         rates: of the networks.
 

@@ -221,7 +221,7 @@ class StreamGrants:
         Preprocessors produce chunks of equal size in turn, so the slowest sets the pace.
 
         Args:
-            lost: ranks that have died. After the death of a preprocessor, trainers prepare samples.
+            removed_ranks: ranks that have died. After the death of a preprocessor, trainers prepare samples.
         """
         ranks = self.producers or self._preprocessors
         if self._layout is None or not ranks or removed_ranks.intersection(self._preprocessors):
@@ -234,7 +234,7 @@ class StreamGrants:
         """Return True if all preprocessors that are alive have reported their rates.
 
         Args:
-            lost: ranks that have died.
+            removed_ranks: ranks that have died.
         """
         self._are_known = (
             self._are_known or set(self._preprocessors) <= removed_ranks | self._throughput.keys()

@@ -27,7 +27,7 @@ def objective_values(
         names: of the objectives.
         best: its best epoch by the first objective, or its row of results with the values of that
             epoch.
-        known: values beside those of epochs, by the names of :data:`fleet.spec.search.NETWORK_OBJECTIVES`.
+        facts: values beside those of epochs, by the names of :data:`fleet.spec.search.NETWORK_OBJECTIVES`.
     """
 
     def value(name: str) -> float | None:

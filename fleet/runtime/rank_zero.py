@@ -278,7 +278,7 @@ class RankZero:
         """End a stuck launch from another thread, within seconds; returns the exit status.
 
         Args:
-            why: all ranks have to be ended, in words.
+            reason: why all ranks have to be ended, in words.
         """
         print(f"fleet: {reason}", file=sys.stderr, flush=True)
         status = self.coordinator.status or ExitStatus.RESUMABLE

@@ -180,7 +180,7 @@ class RateMemory:
         """Keep overheads and observed rates, and write the cache.
 
         Args:
-            shown: the launch, as it is now.
+            run_launch: the launch, as it is now.
         """
         spec = self._launch.spec
         data = self._launch.inputs.data

@@ -118,7 +118,7 @@ class Bracket:
     """Successive halving of some networks.
 
     Args:
-        least: epochs of the first rung.
+        min_epochs: epochs of the first rung.
         factor: one in so many continues.
         pauses: whether the others are paused; otherwise they are pruned.
         in_step: whether no network is judged before all have come; then all wait.

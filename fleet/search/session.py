@@ -48,7 +48,7 @@ class SearcherSession:
 
     Args:
         space: of the search.
-        most: maximum number of networks.
+        max_trials: maximum number of networks.
         resumes: whether the searcher can resume paused networks.
     """
 

@@ -35,7 +35,7 @@ def with_data_defaults(
     """Return the spec with every setting that depends on the data filled in.
 
     Args:
-        told: of each feed the target of the training data, with its names; and the training samples
+        targets: of each feed the target of the training data, with its names; and the training samples
             of each class, where they are asked for.
 
     Raises:

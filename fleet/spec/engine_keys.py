@@ -196,7 +196,7 @@ def _lacks(
     """Return a message that an engine does not have a name, and what would be right.
 
     Args:
-        known: the names that it knows.
+        names: the names that it knows.
         short: others for the same.
         may_be_own: whether an import path can stand in their place.
     """

@@ -402,8 +402,8 @@ def wrapping_errors(
     """Convert errors of a library or a user's function to ours.
 
     Args:
-        what: the message, a line, begins with it.
-        kind: of the error.
+        context: the beginning of the message, which is one line.
+        kind: the type of the raised error.
         setting: more that it is made with, such as the keys of a setting
             (:class:`fleet.errors.SettingError`).
         of: errors that are told so; those of ours never are.

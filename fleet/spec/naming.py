@@ -61,7 +61,7 @@ def names_of(
     Args:
         stem: what all names begin with.
         members: what was drawn for each.
-        kept: the networks that the folder of the run has.
+        existing: the networks that the folder of the run has.
         by_values: whether another choice may move members to other places, as in a grid: then one
             that the folder has keeps its name, and others get numbers that are free.
 

@@ -100,7 +100,7 @@ class Translation:
 
         Args:
             value: the part.
-            place: its key path, as the user wrote it.
+            path: its key path, as the user wrote it.
             section: its dotted key path in new keys, without numbers.
         """
         if isinstance(value, list | tuple):

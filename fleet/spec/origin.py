@@ -28,7 +28,7 @@ class Origin:
         """Return a mistake at a key path.
 
         Args:
-            where: its key path.
+            keys: its key path.
             wrong, right: what is wrong there, and what would be right.
             name: what to call the place instead of its key path.
         """

@@ -922,8 +922,8 @@ def with_entry(
         content: a mapping with the keys of an entry of ``models``. One without a name has that of
             its family or function, with a number behind it where that is taken: ``cnn``, ``cnn.2``,
             ``cnn.3``.
-        taken: names of networks that it may not have.
-        place: the number of entries when it was added first: what is drawn for its networks follows
+        taken_names: names of networks that it may not have.
+        position: the number of entries when it was added first: what is drawn for its networks follows
             from it.
 
     Returns:

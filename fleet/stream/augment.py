@@ -108,7 +108,7 @@ class AugmentedEpochs:
         """Augment samples or return cached ones; see :meth:`Pipeline.augment_stored`.
 
         Args:
-            kept: indices -> inputs and targets, as they are kept.
+            read_stored: indices -> inputs and targets, as they are stored.
 
         Returns:
             The samples that cannot be used, when they are found so; later they are only marked.

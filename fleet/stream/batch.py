@@ -58,5 +58,5 @@ class Batches(Protocol):
         """Yield the batches of an epoch from ``start`` on; each is valid until the next.
 
         Args:
-            taken: chunks of the ring that the network has consumed in its earlier epochs.
+            consumed: chunks of the ring that the network has consumed in its earlier epochs.
         """

@@ -65,7 +65,7 @@ class Order(Protocol):
         """Return all samples of an epoch, for a rank that prepares it itself.
 
         Args:
-            taken: chunks of the ring that the network has consumed in other epochs.
+            consumed: chunks of the ring that the network has consumed in other epochs.
         """
 
 

@@ -144,7 +144,7 @@ class RingReader(Reader):
         """Agree on the next chunk, hold it on all nodes of the group, and wait for it.
 
         Args:
-            gone: is added what was missed.
+            missed_chunks: receives the chunks that were missed.
 
         Raises:
             WriterDied: on all ranks of the group: on one of them it will not come any more.

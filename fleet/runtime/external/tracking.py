@@ -29,7 +29,7 @@ class Tracking:
     """The process that writes a run to trackers.
 
     Args:
-        wanted: each tracker with its file or folder; without any there is no process.
+        trackers: each tracker with its file or folder; without any there is no process.
         spec: the file of the spec, beside which modules are found.
     """
 

@@ -48,7 +48,7 @@ def build_within(
 
     Args:
         limit_s: seconds that it may take.
-        duties: those of the rank that coordinates, done in another thread meanwhile; None for
+        background_tasks: those of the rank that coordinates, done in another thread meanwhile; None for
             others.
 
     Raises:
