@@ -179,6 +179,7 @@ class Session:
         if preprocessor is not None:
             preprocessor.start()
         if rank_zero is not None:
+            self._witness.mark.set_no_network()
             rank_zero.coordinator.start()
             self._world.background_tasks.append(partial(self._coordinate, rank_zero))
         if preprocessor is not None:
@@ -191,6 +192,7 @@ class Session:
             or None
         )
         self._world.background_tasks.clear()
+        self._witness.mark.clear()
         if preprocessor is not None:
             preprocessor.stop()
 

@@ -4,8 +4,9 @@ A rank that starts a network writes a marker, a small file in ``training/``, and
 is done with the network, when it exits, and when a signal ends the launch. So a marker that remains
 belongs to a rank that was killed, by the kernel or by code of the network. Surviving ranks of the
 same node (:mod:`fleet.runtime.witness`) rename its marker, and then no other network is blamed. If
-no rank could, as when all of a launch are killed at once, a death counts only if all markers of the
-launch name one network.
+no rank could, a death counts only if all markers of the launch name one network. Rank 0, if it
+trains nothing, has a marker without a network: if that remains too, the whole launch was killed
+from outside, and no network is blamed.
 
 ``deaths.json`` in the folder of a network has the deaths that count. Each records how many epochs
 the network had finished; once it finishes another one, the death no longer counts, because the
@@ -51,6 +52,10 @@ class RankMarker:
             self._path.write_text(
                 json.dumps({"network": network, "host": self._host}), encoding="utf-8"
             )
+
+    def set_no_network(self) -> None:
+        """Mark that this rank is alive and trains nothing."""
+        self.set("")
 
     def clear(self) -> None:
         """Remove the marker."""

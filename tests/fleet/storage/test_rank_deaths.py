@@ -45,6 +45,12 @@ def test_unclaimed_deaths_count_for_single_network(paths, networks, deaths):
     assert len(taken_in(paths, "a")["a"]) == deaths
 
 
+def test_launch_killed_with_rank_zero_blames_no_network(paths):
+    RankMarker(paths, 0, "node").set_no_network()
+    mark(paths, 1, "a")
+    assert taken_in(paths, "a") == {"a": []}
+
+
 def test_a_rank_that_is_told_of_the_end_leaves_no_mark(paths):
     marker = mark(paths, 1, "a")
     marker.close()

@@ -419,6 +419,8 @@ def cases(draw, failing=False, regroups=False):
     rates = [{"name": model["name"], "rates": draw(curve)} for model in models]
     content = {
         "seed": 5,
+        # A launch of one rank that is killed looks like a crash of its network.
+        "max_deaths": 2 if len(node_of) > 1 else 99,
         "models": models,
         "data": {
             "source": "tests.sources:numbered",
