@@ -137,7 +137,7 @@ print(json.dumps({"copies": found, "said": said, "state_mb": sum(array.nbytes fo
 KERAS_COPIES = (
     _ENGINE
     + """
-from fleet.engines.keras.ahead import Inputs
+from fleet.engines.keras.step_queue import Inputs
 from launch.pinned_memory import Pinning
 known, other = Inputs(Pinning(0, said.append)), Inputs()
 registered, pageable = lambda array: known.of([array]), lambda array: other.of([array])

@@ -16,7 +16,6 @@ import fleet.engines.keras.settings  # noqa: F401 - registers what Keras has
 from fleet.comm.protocols import Group
 from fleet.engines.base import EngineContext, Slot, check_gpu_index
 from fleet.engines.custom import running_user_code, user_code_of, with_default_rate
-from fleet.engines.keras.ahead import InputBuffers
 from fleet.engines.keras.exchange import find_horovod, make_exchange
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.engines.keras.kernels import use_kernels
@@ -31,6 +30,7 @@ from fleet.engines.keras.optimizer import (
     make_optimizer,
 )
 from fleet.engines.keras.start import freeze
+from fleet.engines.keras.step_queue import InputBuffers
 from fleet.engines.measures import Measures
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec

@@ -1,7 +1,7 @@
 """Train one Keras model on one rank of its group.
 
 A step is one ``tf.function``, or two if MPI is called in between; a call of the former can take
-several steps. They run while Python prepares the next batch (:mod:`fleet.engines.keras.ahead`);
+several steps. They run while Python prepares the next batch (:mod:`fleet.engines.keras.step_queue`);
 with MPI, a step ends when the next one begins. Each rank sums the losses of its own rows and
 divides by the rows of the *global* batch; the exchange sums over the ranks; unreadable rows are
 corrected for afterwards. Penalties are split likewise (:mod:`fleet.engines.keras.penalties`). So
@@ -35,7 +35,6 @@ from fleet.engines.base import (
     select_readable,
 )
 from fleet.engines.custom import running_user_code, runs_user_code
-from fleet.engines.keras.ahead import InputBuffers, StepQueue
 from fleet.engines.keras.exchange import Exchange, HorovodExchange, MpiExchange, NoExchange
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.finish import augment_deferred
@@ -44,6 +43,7 @@ from fleet.engines.keras.memory import activation_bytes
 from fleet.engines.keras.optimizer import ScalableRate, drop_unconnected
 from fleet.engines.keras.penalties import penalty, sums_over_rows
 from fleet.engines.keras.start import load_pretrained
+from fleet.engines.keras.step_queue import InputBuffers, StepQueue
 from fleet.engines.measures import Measures
 from fleet.errors import ModelError
 from fleet.storage.files import atomic_write_with

@@ -373,7 +373,7 @@ def test_failed_step_raises_when_read_or_at_next_begin(engine, batch, group):
 CLOSING = """
 import linecache
 import tensorflow as tf
-from fleet.engines.keras.ahead import InputBuffers, StepQueue
+from fleet.engines.keras.step_queue import InputBuffers, StepQueue
 
 @tf.function
 def failing(number):
