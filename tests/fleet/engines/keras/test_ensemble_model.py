@@ -54,7 +54,7 @@ def exported(folder, kind, **train):
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_the_weighted_mean_of_what_networks_predict(tmp_path, kind):
-    from fleet.engines.keras.joined import EnsembleModel
+    from fleet.engines.keras.ensemble_model import EnsembleModel
 
     files, images, outputs = exported(tmp_path, kind)
     trainable, reference = (probabilities(output, kind) for output in outputs)
@@ -66,7 +66,7 @@ def test_the_weighted_mean_of_what_networks_predict(tmp_path, kind):
 
 
 def test_one_network_may_be_joined_with_one_of_the_same_name(tmp_path):
-    from fleet.engines.keras.joined import EnsembleModel
+    from fleet.engines.keras.ensemble_model import EnsembleModel
 
     files, images, outputs = exported(tmp_path, "class")
     np.testing.assert_allclose(
@@ -78,7 +78,7 @@ def test_one_network_may_be_joined_with_one_of_the_same_name(tmp_path):
 
 @pytest.mark.long
 def test_what_is_saved_keras_loads_without_anything_of_fleet(tmp_path):
-    from fleet.engines.keras.joined import EnsembleModel
+    from fleet.engines.keras.ensemble_model import EnsembleModel
 
     files, images, _ = exported(tmp_path, "class", precision="mixed_bfloat16")
     joined = EnsembleModel(files, [0.25, 0.75], "class")
@@ -95,7 +95,7 @@ def test_what_is_saved_keras_loads_without_anything_of_fleet(tmp_path):
 
 
 def test_a_file_that_cannot_be_loaded_is_named(tmp_path):
-    from fleet.engines.keras.joined import EnsembleModel
+    from fleet.engines.keras.ensemble_model import EnsembleModel
 
     (tmp_path / "best.keras").write_text("no network")
     with pytest.raises(UserError, match="best.keras cannot be loaded"):
@@ -103,7 +103,7 @@ def test_a_file_that_cannot_be_loaded_is_named(tmp_path):
 
 
 def test_keras_writes_onnx_or_says_what_it_lacks(tmp_path):
-    from fleet.engines.keras.joined import to_onnx
+    from fleet.engines.keras.ensemble_model import to_onnx
 
     files, _, _ = exported(tmp_path, "class")
     if find_spec("tf2onnx") is None:
@@ -116,7 +116,7 @@ def test_keras_writes_onnx_or_says_what_it_lacks(tmp_path):
 
 def test_ensemble_model_predicts_in_float64(tmp_path):
     from fleet.engines.keras.engine import KerasEngine
-    from fleet.engines.keras.joined import EnsembleModel
+    from fleet.engines.keras.ensemble_model import EnsembleModel
 
     affine = Affine((1.7e9, 2.0), (100.0, 1.0), 1.0, precise=True)
     rows = np.array(affine.mean) + np.arange(10).reshape(5, 2)
