@@ -35,9 +35,9 @@ from fleet.engines.base import (
     select_readable,
 )
 from fleet.engines.custom import running_user_code, runs_user_code
+from fleet.engines.keras.deferred_augmentation import augment_deferred
 from fleet.engines.keras.exchange import Exchange, HorovodExchange, MpiExchange, NoExchange
 from fleet.engines.keras.export import check_config, export_model, try_load
-from fleet.engines.keras.finish import augment_deferred
 from fleet.engines.keras.losses import check_losses
 from fleet.engines.keras.memory import activation_bytes
 from fleet.engines.keras.optimizer import ScalableRate, drop_unconnected

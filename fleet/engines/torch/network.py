@@ -31,9 +31,9 @@ from fleet.engines.base import (
 )
 from fleet.engines.custom import running_user_code, runs_user_code
 from fleet.engines.measures import Measures
+from fleet.engines.torch.deferred_augmentation import augment_deferred
 from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported, load, write
-from fleet.engines.torch.finish import augment_deferred
 from fleet.engines.torch.flat import FlatParameters, as_tensor, to_arrays, to_device
 from fleet.engines.torch.losses import check_losses
 from fleet.engines.torch.models import activation_bytes, count_module_parameters

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.tensorflow
 def test_a_graph_moves_pixels_as_numpy_does(dtype, shape, to):
     import tensorflow as tf
 
-    from fleet.engines.keras.finish import augment_deferred as in_graph
+    from fleet.engines.keras.deferred_augmentation import augment_deferred as in_graph
 
     rows, sample = unfinished(dtype, shape, to, count=40)
     expected = finished(rows, sample)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 def test_tensors_are_moved_as_numpy_moves_arrays(dtype, shape, to):
     import torch
 
-    from fleet.engines.torch.finish import augment_deferred as as_tensors
+    from fleet.engines.torch.deferred_augmentation import augment_deferred as as_tensors
 
     rows, sample = unfinished(dtype, shape, to, count=40)
     expected = finished(rows, sample)
