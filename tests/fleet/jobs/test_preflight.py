@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.commands.doctor import _folder_bytes
-from fleet.engines.keras.facts import problems_from
+from fleet.engines.keras.diagnostics import problems_from
 from fleet.jobs import preflight as checks
 from launch.binding import Cores
 from launch.numa import GpuNode
