@@ -29,7 +29,7 @@ from fleet.engines.keras.optimizer import (
     graph_key_settings,
     make_optimizer,
 )
-from fleet.engines.keras.start import freeze
+from fleet.engines.keras.pretrained import freeze
 from fleet.engines.keras.step_queue import InputBuffers
 from fleet.engines.measures import Measures
 from fleet.errors import UserError

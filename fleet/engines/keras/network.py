@@ -42,7 +42,7 @@ from fleet.engines.keras.losses import check_losses
 from fleet.engines.keras.memory import activation_bytes
 from fleet.engines.keras.optimizer import ScalableRate, drop_unconnected
 from fleet.engines.keras.penalties import penalty, sums_over_rows
-from fleet.engines.keras.start import load_pretrained
+from fleet.engines.keras.pretrained import load_pretrained
 from fleet.engines.keras.step_queue import InputBuffers, StepQueue
 from fleet.engines.measures import Measures
 from fleet.errors import ModelError

@@ -23,7 +23,7 @@ from fleet.engines.torch.metrics import make_metrics
 from fleet.engines.torch.models import build_module
 from fleet.engines.torch.network import AsyncNetwork, TorchNetwork
 from fleet.engines.torch.optimizer import FlatOptimizer
-from fleet.engines.torch.start import freeze
+from fleet.engines.torch.pretrained import freeze
 from fleet.spec import NetworkSpec
 from preprocess.user_code import UserCode
 

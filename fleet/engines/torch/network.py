@@ -38,7 +38,7 @@ from fleet.engines.torch.flat import FlatParameters, as_tensor, to_arrays, to_de
 from fleet.engines.torch.losses import check_losses
 from fleet.engines.torch.models import activation_bytes, count_module_parameters
 from fleet.engines.torch.optimizer import FlatOptimizer
-from fleet.engines.torch.start import load_pretrained
+from fleet.engines.torch.pretrained import load_pretrained
 from fleet.errors import ModelError
 from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode, seed_host_generators
