@@ -148,7 +148,7 @@ TORCH_COPIES = (
     _ENGINE
     + """
 import torch
-from fleet.engines.torch.flat import to_device, as_tensor
+from fleet.engines.torch.flat_parameters import to_device, as_tensor
 cuda = torch.cuda.is_available()
 device, wait = torch.device("cuda" if cuda else "cpu"), torch.cuda.synchronize if cuda else lambda: None
 registered = lambda array: (to_device(array, device), wait())

@@ -17,7 +17,7 @@ from fleet.engines.custom import running_user_code, user_code_of, with_default_r
 from fleet.engines.measures import Measures
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import note_of
-from fleet.engines.torch.flat import FlatParameters
+from fleet.engines.torch.flat_parameters import FlatParameters
 from fleet.engines.torch.losses import make_losses
 from fleet.engines.torch.metrics import make_metrics
 from fleet.engines.torch.models import build_module

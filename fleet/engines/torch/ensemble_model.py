@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fleet.engines.torch.export import load, write
-from fleet.engines.torch.flat import to_arrays
+from fleet.engines.torch.flat_parameters import to_arrays
 
 _BATCH = 256
 _PREDICTED: dict[str, Callable[[Tensor], Tensor]] = {

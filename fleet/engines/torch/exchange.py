@@ -17,7 +17,7 @@ import torch
 
 from fleet.comm.protocols import Group
 from fleet.engines.base import check_peers
-from fleet.engines.torch.flat import FlatParameters
+from fleet.engines.torch.flat_parameters import FlatParameters
 from fleet.errors import ModelError, UserError
 
 _PIECE = 2**22  # bytes, at least, that travel while the backward pass runs on

@@ -34,7 +34,7 @@ from fleet.engines.measures import Measures
 from fleet.engines.torch.deferred_augmentation import augment_deferred
 from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported, load, write
-from fleet.engines.torch.flat import FlatParameters, as_tensor, to_arrays, to_device
+from fleet.engines.torch.flat_parameters import FlatParameters, as_tensor, to_arrays, to_device
 from fleet.engines.torch.losses import check_losses
 from fleet.engines.torch.models import activation_bytes, count_module_parameters
 from fleet.engines.torch.optimizer import FlatOptimizer

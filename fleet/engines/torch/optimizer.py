@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fleet.engines.custom import make_custom_optimizer
-from fleet.engines.torch.flat import FlatParameters
+from fleet.engines.torch.flat_parameters import FlatParameters
 from fleet.errors import SettingError
 from fleet.spec import Optimizer
 from fleet.spec.model import one_line, wrapping_errors

@@ -44,7 +44,7 @@ def test_torch_exchange_sums_parts_with_an_empty_rank(tmp_path, monkeypatch, min
     import torch
 
     from fleet.engines.torch import exchange
-    from fleet.engines.torch.flat import FlatParameters
+    from fleet.engines.torch.flat_parameters import FlatParameters
 
     monkeypatch.setattr(exchange, "_PIECE", minimum)
     torch.manual_seed(0)
@@ -101,7 +101,7 @@ def test_checkpointing_adds_to_gradients_before_they_travel(tmp_path, monkeypatc
     from torch.utils.checkpoint import checkpoint
 
     from fleet.engines.torch import exchange
-    from fleet.engines.torch.flat import FlatParameters
+    from fleet.engines.torch.flat_parameters import FlatParameters
 
     monkeypatch.setattr(exchange, "_PIECE", 64)
     torch.manual_seed(0)

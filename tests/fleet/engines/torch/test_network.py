@@ -223,7 +223,7 @@ def test_late_totals_match_bit_for_bit(batch, late, train):
 def test_gathered_gradients_match_added_ones_bit_for_bit():
     import torch
 
-    from fleet.engines.torch.flat import FlatParameters
+    from fleet.engines.torch.flat_parameters import FlatParameters
 
     torch.manual_seed(0)
     words, dense = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4)
