@@ -10,8 +10,8 @@ from fleet.engines.base import EngineContext
 from fleet.runtime.training.rate_measurement import make_samples
 from fleet.spec import Resources, parse
 from preprocess.deferred_augmentation import finished
-from tests.fleet.engines.keras.taken import begin
-from tests.fleet.engines.unfinished import DTYPES, unfinished
+from tests.fleet.engines.deferred_samples import DTYPES, random_deferred_samples
+from tests.fleet.engines.keras.async_steps import begin
 
 pytestmark = pytest.mark.tensorflow
 
@@ -25,7 +25,7 @@ def test_a_graph_moves_pixels_as_numpy_does(dtype, shape, to):
 
     from fleet.engines.keras.deferred_augmentation import augment_deferred as in_graph
 
-    rows, sample = unfinished(dtype, shape, to, count=40)
+    rows, sample = random_deferred_samples(dtype, shape, to, count=40)
     expected = finished(rows, sample)
     assert expected.any()
     assert (expected == 0).any()
@@ -46,7 +46,7 @@ def of(sample, **train):
 
 def trained(train):
     """What a network comes to that is fed by the host, and one whose device does the rest."""
-    rows, sample = unfinished()
+    rows, sample = random_deferred_samples()
     labels = np.arange(12) % 3
     labels[[2, 7]] = -1  # could not be read
     for images, fed in (
@@ -80,7 +80,7 @@ def test_xla_joins_it_with_what_follows_and_rounds_otherwise():
 
 
 def test_rates_are_measured_with_what_travels():
-    _, sample = unfinished()
+    _, sample = random_deferred_samples()
     images, targets = make_samples(sample, 6)
     assert images.shape == (6, 9 * 12 * 3 + 16)
     assert finished(images, sample).any()

@@ -18,7 +18,7 @@ from fleet.vocabulary.schedules import SCHEDULES, arguments_of, required
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from tests.examples import long_but_first
 from tests.fakes import Group
-from tests.fleet.engines.keras.taken import begin
+from tests.fleet.engines.keras.async_steps import begin
 from tests.places import ROOT
 
 pytestmark = pytest.mark.tensorflow

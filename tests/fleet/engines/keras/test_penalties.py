@@ -13,7 +13,7 @@ from fleet.stream.batch import split_rows
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
 from tests.examples import long_but_first
-from tests.fleet.engines.keras.taken import begin
+from tests.fleet.engines.keras.async_steps import begin
 from tests.fleet.one_process import Launch
 
 pytestmark = pytest.mark.tensorflow

@@ -7,8 +7,8 @@ import pytest
 
 from preprocess.deferred_augmentation import finished
 from preprocess.sample import ImageSpec
+from tests.fleet.engines.deferred_samples import DTYPES, random_deferred_samples
 from tests.fleet.engines.torch.test_network import MODULES, built
-from tests.fleet.engines.unfinished import DTYPES, unfinished
 
 pytestmark = pytest.mark.torch
 
@@ -23,7 +23,7 @@ def test_tensors_are_moved_as_numpy_moves_arrays(dtype, shape, to):
 
     from fleet.engines.torch.deferred_augmentation import augment_deferred as as_tensors
 
-    rows, sample = unfinished(dtype, shape, to, count=40)
+    rows, sample = random_deferred_samples(dtype, shape, to, count=40)
     expected = finished(rows, sample)
     assert expected.any()
     moved = as_tensors(torch.from_numpy(rows), sample).numpy()
@@ -34,7 +34,7 @@ def test_tensors_are_moved_as_numpy_moves_arrays(dtype, shape, to):
 
 @pytest.mark.parametrize("train", [{}, {"precision": "mixed_bfloat16"}], ids=["plain", "bfloat16"])
 def test_augment_deferred_matches_host_bit_for_bit(train):
-    rows, sample = unfinished()
+    rows, sample = random_deferred_samples()
     labels = np.arange(12) % 3
     labels[[2, 7]] = -1  # could not be read
     moved = []
@@ -58,7 +58,7 @@ def test_augment_deferred_matches_host_bit_for_bit(train):
 
 
 def test_an_export_is_tried_on_images(tmp_path):
-    _, sample = unfinished(shape=(9, 12, 1), to=(8, 8))
+    _, sample = random_deferred_samples(shape=(9, 12, 1), to=(8, 8))
     sample = replace(sample, affine=None, deferred_input=ImageSpec((9, 12, 1), "uint8"))
     network = built({"build": f"{MODULES}:dense"}, sample)
     network.try_export(tmp_path)

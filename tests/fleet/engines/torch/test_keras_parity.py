@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.fleet.engines.torch.alike import cases
+from tests.fleet.engines.torch.keras_parity import cases
 from tests.places import ROOT
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
@@ -19,10 +19,10 @@ def losses(tmp_path_factory):
     """What either engine has told, each in a process of its own."""
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
-    folder = tmp_path_factory.mktemp("alike")
+    folder = tmp_path_factory.mktemp("keras_parity")
     for engine in ("keras", "torch"):
         done = subprocess.run(
-            [sys.executable, "-m", "tests.fleet.engines.torch.alike", engine, str(folder)],
+            [sys.executable, "-m", "tests.fleet.engines.torch.keras_parity", engine, str(folder)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,

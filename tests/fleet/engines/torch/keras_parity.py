@@ -1,6 +1,6 @@
-"""Trains the same networks by one engine: run by test_alike.py, once for each engine, since no process has both.
+"""Trains the same networks by one engine: run by test_keras_parity.py, once for each engine, since no process has both.
 
-``python -m tests.fleet.engines.torch.alike keras FOLDER`` writes first weights and losses into a folder;
+``python -m tests.fleet.engines.torch.keras_parity keras FOLDER`` writes first weights and losses into a folder;
 ``... torch FOLDER`` begins with these weights.
 """
 
@@ -146,7 +146,7 @@ def target_of(kind):
 
 def cases(engine):
     """name -> (model, settings of training, kind of target)."""
-    dense = {"build": f"tests.fleet.engines.torch.alike:{engine}_dense"}
+    dense = {"build": f"tests.fleet.engines.torch.keras_parity:{engine}_dense"}
     conv = {"family": "cnn", "args": {"filters": [4, 3], "dense": [6], "norm": "none", "kernel": 4}}
     normed = {"family": "cnn", "args": {"filters": [4, 3], "dense": []}}
     result = {}

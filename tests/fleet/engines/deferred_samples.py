@@ -8,7 +8,9 @@ from preprocess.sample import Affine, ImageSpec, SampleSpec
 DTYPES = ["uint8", "int16", "uint16", "int32", "int64", "float32"]
 
 
-def unfinished(dtype="uint8", shape=(9, 12, 3), to=(8, 8), count=12, seed=0, affine=None):
+def random_deferred_samples(
+    dtype="uint8", shape=(9, 12, 3), to=(8, 8), count=12, seed=0, affine=None
+):
     """So many at random, whose windows also lie outside of their images; and what they are."""
     rng = np.random.default_rng(seed)
     images = (rng.random((count, *shape)) * 250).astype(dtype)
