@@ -189,7 +189,7 @@ EVENTS = [
     ),
     (
         ev.SupplyChanged(1190.04, 6936.0),
-        "the input gives 1190 samples/s, the fastest network could take 6936: no network is given "
+        "the input gives 1190 samples/s, the fastest network could take 6936: no network gets "
         "devices that would only "
         "wait for it",
     ),
