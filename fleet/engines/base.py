@@ -556,8 +556,7 @@ def check_gpu_index(index: int, gpus: int) -> None:
     if gpus > 1 and index >= gpus:
         raise UserError(
             f"this node shows {pluralize(gpus, 'GPU')}, and this rank is its trainer number "
-            f"{index + 1}: "
-            "start fewer ranks on it, or set resources.gpus_per_node"
+            f"{index + 1}: start fewer ranks on it, or set resources.gpus_per_node"
         )
 
 

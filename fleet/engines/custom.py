@@ -78,8 +78,8 @@ def make_custom_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict
 
 _OF_OUTPUTS = frozenset(
     "out output outputs pred preds predict predicted prediction predictions ypred hat yhat logit "
-    "logits score scores "
-    "prob probs probability probabilities estimate estimated estimates input inputs".split()
+    "logits score scores prob probs probability probabilities estimate estimated estimates input "
+    "inputs".split()
 )
 _OF_TARGETS = frozenset(
     "target targets tgt label labels true truth ytrue gt wanted expected actual reference".split()
@@ -293,8 +293,7 @@ def build_isolated(
         _forget_modules(target)
     raise ModelError(
         f"{target} gives a network that has its weights in common with another network of the "
-        "process, also when "
-        "its modules are imported anew: make all layers inside of the function"
+        "process, also when its modules are imported anew: make all layers inside of the function"
     )
 
 

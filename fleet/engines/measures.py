@@ -104,8 +104,7 @@ class LossFunctions(NamedTuple):
         if derivative is None or not np.any(derivative):
             raise self._mistake(
                 "does not depend on what the network gives, so that no weight is connected to it "
-                "and "
-                "nothing can be learned"
+                "and nothing can be learned"
             )
         losses = judged()
         if not np.isfinite(losses).all() and is_finite:
@@ -115,8 +114,7 @@ class LossFunctions(NamedTuple):
         if losses.min() < self.minimum - _ROUNDED:
             raise self._mistake(
                 f"is {losses.min():.4g} for samples of the data, less than it can be "
-                f"({self.minimum:g}): "
-                "it is not of such targets"
+                f"({self.minimum:g}): it is not of such targets"
             )
 
     def _say_order(self) -> str:
@@ -134,8 +132,7 @@ class LossFunctions(NamedTuple):
         if is_reversed is None and inspect.isfunction(function):
             warnings.warn(
                 f"the loss {self.name} is called with {order}: the names of its parameters do not "
-                "say "
-                "which is which; outputs and targets would",
+                "say which is which; outputs and targets would",
                 NetworkWarning,
                 stacklevel=2,
             )
@@ -214,8 +211,7 @@ def scalar_result_error(name: str, key: str, more: str = "") -> SettingError:
     """
     return SettingError(
         f"{name} gives one number for a whole batch, which ranks cannot add up; it should give one "
-        "for "
-        f"each sample{more}",
+        f"for each sample{more}",
         "train",
         key,
     )

@@ -65,8 +65,7 @@ def make_engine(
     if missing:
         raise UserError(
             f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has "
-            "no "
-            f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base"
+            f"no {' and no '.join(missing)}: it should make an engine, as in fleet.engines.base"
         )
     return engine
 

@@ -34,8 +34,7 @@ ROUNDS = 50  # of its selection
 # What is said below a table of ensembles.
 TOGETHER = (
     "Each is the mean of what its networks predict. The validation data has chosen them, so they "
-    "are better "
-    "there than elsewhere; the test data has not."
+    "are better there than elsewhere; the test data has not."
 )
 
 
@@ -142,9 +141,8 @@ def select_top(candidates: Sequence[Candidate], count: int) -> dict[str, int]:
         raise UserError(
             (
                 f"--top {count}: only {pluralize(len(finished), 'network')} can be joined; others "
-                "have not "
-                "finished, or are not fed with what the best one is: "
-                f"--top {len(finished)} joins all there are"
+                "have not finished, or are not fed with what the best one is: --top "
+                f"{len(finished)} joins all there are"
                 if finished
                 else "no network has finished yet"
             )
@@ -168,10 +166,8 @@ def select_greedy(paths: RunPaths, candidates: Sequence[Candidate], kind: str) -
     if not predictions:
         raise UserError(
             f"{paths.root}: no network has kept what it gives for validation samples, by which "
-            "networks "
-            "are chosen: name how many with --top, or run it with validation data, or with folds, "
-            "and "
-            "with targets that are no masks"
+            "networks are chosen: name how many with --top, or run it with validation data, or "
+            "with folds, and with targets that are no masks"
         )
     return _greedy(predictions)
 

@@ -104,8 +104,7 @@ def read_standardized(paths: RunPaths) -> dict[str, Standardization]:
     except (OSError, ValueError) as error:
         raise UserError(
             f"{paths.standardized} cannot be read: {' '.join(str(error).split())}; move it away, "
-            "and means "
-            "and deviations are found anew"
+            "and means and deviations are found anew"
         ) from error
 
 
@@ -131,8 +130,7 @@ def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
     except FileNotFoundError:
         raise UserError(
             f"{paths.root} has no {paths.sample.name}: it is no run, or one of an earlier version, "
-            "which "
-            "the command that made it completes"
+            "which the command that made it completes"
         ) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{paths.sample} cannot be read: {error}") from error

@@ -61,8 +61,7 @@ OPTIMIZERS: dict[str, OptimizerWord] = {
     "muon": _word(
         2,
         "adam_beta_1 adam_beta_2 adam_weight_decay epsilon exclude_layers exclude_embeddings "
-        "muon_a "
-        "muon_b muon_c adam_lr_ratio momentum ns_steps nesterov rms_rate",
+        "muon_a muon_b muon_c adam_lr_ratio momentum ns_steps nesterov rms_rate",
     ),
     "nadam": _word(2, _ADAM),
     "rmsprop": _word(1, "rho momentum epsilon centered", slot_of_momentum=True),

@@ -220,8 +220,7 @@ def find_missing(settings: Mapping[str, Any], schedule: Callable[..., float]) ->
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
             return (
                 f"the schedule {name} wants rising boundaries, and one value more than there are "
-                "boundaries, not "
-                f"{len(boundaries)} boundaries and {len(values)} values"
+                f"boundaries, not {len(boundaries)} boundaries and {len(values)} values"
             )
     return ""
 

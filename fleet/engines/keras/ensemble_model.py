@@ -67,8 +67,7 @@ def _check_separate_weights(files: Sequence[Path], models: Sequence[keras.Model]
             if owner != file:
                 raise UserError(
                     f"{file} cannot be joined with {owner}: their code gives both the weights "
-                    f"{variable.path}; "
-                    "make all layers inside of the model"
+                    f"{variable.path}; make all layers inside of the model"
                 )
 
 

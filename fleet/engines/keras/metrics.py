@@ -257,8 +257,7 @@ def _check_adds_up(metric: _Metric, target: TargetSpec, name: str) -> None:
     if not np.allclose(parts, combined, rtol=1e-4, atol=1e-4, equal_nan=True):
         raise SettingError(
             f"the metric {name} is refused: its state is not the sum of what batches add to it, so "
-            "that "
-            "the ranks of a group cannot compute it together",
+            "that the ranks of a group cannot compute it together",
             "train",
             "metrics",
         )

@@ -270,9 +270,8 @@ def _warn_of_unused_loss(
     if loss is not None:
         warnings.warn(
             f"{name} compiles its model with the loss {_loss_name(loss)}, which is not used: FLEET "
-            "trains "
-            f"every network with {used or _USED[target.kind]}, and the optimizer of the spec; "
-            "leave the compile out",
+            f"trains every network with {used or _USED[target.kind]}, and the optimizer of the "
+            "spec; leave the compile out",
             NetworkWarning,
             stacklevel=2,
         )
@@ -378,8 +377,7 @@ def _check_self_contained(name: str, model: keras.Model, used: Iterable[tf.Varia
         raise ModelError(
             f"{name}: the model computes with weights that Keras does not know as its own "
             f"({foreign[0].name}): they would not be trained, and are not saved; keep layers as "
-            "attributes of "
-            "the model or in a list of its own, single weights by add_weight"
+            "attributes of the model or in a list of its own, single weights by add_weight"
         )
 
 

@@ -436,8 +436,7 @@ class KerasNetwork:
         if not np.isfinite(outputs).all():
             raise ModelError(
                 "the model gives what is no number (NaN or infinity) for samples of the data, "
-                "before it "
-                "has learned anything"
+                "before it has learned anything"
             )
         check_losses(self._measures.losses, outputs, tf.constant(targets))
         if not any(

@@ -59,8 +59,7 @@ def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ..
     if np.any(np.minimum(from_mean, from_sum) > _NOISE * abs(once)):
         warnings.warn(
             "a layer adds a loss that is neither a mean over the rows of a batch nor a sum: it is "
-            "taken for "
-            "what it is nearer to, and depends on how a group splits batches",
+            "taken for what it is nearer to, and depends on how a group splits batches",
             NetworkWarning,
             stacklevel=2,
         )

@@ -124,10 +124,8 @@ class TorchExchange(Exchange):
                 if piece < len(self._in_flight):
                     raise ModelError(
                         f"the gradient of {name} was added to after it was sent, by another "
-                        "backward pass "
-                        "inside of the step: torch.utils.checkpoint should have "
-                        "use_reentrant=False, or the "
-                        "spec resources.exchange: mpi"
+                        "backward pass inside of the step: torch.utils.checkpoint should have "
+                        "use_reentrant=False, or the spec resources.exchange: mpi"
                     )
                 self._overlaps = False
                 return

@@ -214,8 +214,7 @@ def _built(
         location = f", or where it was: {source_folder}" if source_folder else ""
         raise UserError(
             f"{file} takes the code of {architecture.target}, which should be found from "
-            f"here{location}: "
-            f"{error}"
+            f"here{location}: {error}"
         ) from error
 
 

@@ -185,16 +185,14 @@ class FlatParameters:
             if now.get(name) is not parameter:
                 raise ModelError(
                     f"the module has put another parameter in the place of {name}, which no "
-                    "optimizer "
-                    "trains; it should change the one that it has, under torch.no_grad()"
+                    "optimizer trains; it should change the one that it has, under torch.no_grad()"
                 )
         late = [name for name, parameter in now.items() if parameter.requires_grad]
         late_names = set(late).difference(self.parameters)
         if late_names:
             raise ModelError(
                 f"the module has made the parameter {min(late_names)} in its first step, which no "
-                "optimizer "
-                "trains; it should make it in __init__"
+                "optimizer trains; it should make it in __init__"
             )
 
     def check_gradients(self) -> None:

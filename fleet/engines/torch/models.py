@@ -401,8 +401,7 @@ def _call_on_samples(
         if not isinstance(output, torch.Tensor):
             raise ModelError(
                 f"{name} gives a {type(output).__name__}; samples have one target, so it should "
-                "give one "
-                "tensor"
+                "give one tensor"
             )
         return output.detach().float(), samples.dtype, with_gradients
     noun = "images of " if len(image.shape) == 3 else "samples of "
@@ -500,10 +499,10 @@ def check_self_contained(
         module.train(was_training)
     if any(tensor.requires_grad for tensor in outside.tensors):
         raise ModelError(
-            f"{name}: the module computes with weights that are none of its parameters"
-            f"{_describe_holder(module, outside.tensors)}: they would not be trained, and are not "
-            "saved; keep layers in "
-            "nn.ModuleList or nn.ModuleDict, single weights as nn.Parameter"
+            f"{name}: the module computes with weights that are none of its "
+            f"parameters{_describe_holder(module, outside.tensors)}: they would not be trained, "
+            "and are not saved; keep layers in nn.ModuleList or nn.ModuleDict, single weights as "
+            "nn.Parameter"
         )
     if not outside.tensors:
         return
@@ -515,8 +514,8 @@ def check_self_contained(
     if not torch.allclose(expected, rebuilt, rtol=1e-3, atol=1e-3, equal_nan=True):
         raise ModelError(
             f"{name}: the module holds something that is neither a parameter nor a buffer "
-            "(register_buffer)"
-            f"{_describe_holder(module, outside.tensors)}, and its function does not make it again"
+            f"(register_buffer){_describe_holder(module, outside.tensors)}, and its function does "
+            "not make it again"
         )
 
 

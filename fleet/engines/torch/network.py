@@ -294,10 +294,8 @@ class TorchNetwork:
         if _agree(expected, again, near) and not _agree(expected, reloaded, near):
             raise ModelError(
                 "best.safetensors gives other outputs than the network: the module holds something "
-                "that "
-                "is neither a parameter nor a buffer (register_buffer), and its function does not "
-                "make it "
-                "again"
+                "that is neither a parameter nor a buffer (register_buffer), and its function does "
+                "not make it again"
             )
         if "build" in note:
             return f"loading best.safetensors takes the module {note['build'].partition(':')[0]}"
@@ -312,8 +310,7 @@ class TorchNetwork:
         if not bool(outputs.isfinite().all()):
             raise ModelError(
                 "the model gives what is no number (NaN or infinity) for samples of the data, "
-                "before it "
-                "has learned anything"
+                "before it has learned anything"
             )
         check_losses(self._measures.losses, outputs.detach(), target_tensor)
         if outputs.requires_grad:  # any slope will do, also of a head that begins at zero

@@ -458,8 +458,7 @@ def rate_at(rate: float | Mapping[str, Any], step: int) -> float:
     if not (math.isfinite(learning_rate) and learning_rate >= 0):
         raise SettingError(
             f"the schedule {name} gives the learning rate {learning_rate} for step {step}; it "
-            "should be a "
-            "number from 0",
+            "should be a number from 0",
             "train",
             "optimizer",
             "learning_rate",
