@@ -1,1 +1,1 @@
-"""Compute training steps; holds the table of engines. Imports comm and what comm may import."""
+"""Compute training steps with the engines: Keras, PyTorch, NumPy, or emulated training."""

@@ -24,21 +24,21 @@ from fleet.units import pluralize
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
-# What a checkpoint holds of a network: arrays by name.
+# The state of a network in a checkpoint: arrays by name.
 Arrays = Mapping[str, np.ndarray]
-Rows: TypeAlias = tuple[
-    np.ndarray, ...
-]  # a rank's images, targets and, where there are such, weights
+# Images, targets and, if samples are weighted, weights of the rows of a rank.
+Rows: TypeAlias = tuple[np.ndarray, ...]
 
-_USABLE = 0.9  # of a GPU's memory, where trainers share it: each process has a context there, too
+# Usable share of the memory of a shared GPU; the CUDA contexts of the processes take the remainder.
+_USABLE = 0.9
 
 
 @dataclass(frozen=True)
 class StepTotals:
     """Sums over samples, of one rank or of all ranks of a group.
 
-    Ranks exchange six numbers and the sums of the metrics, in this order, behind the gradients, so
-    one reduction serves both.
+    Ranks exchange six numbers and the sums of the metrics, in this order, after the gradients, so
+    that one reduction sums both.
 
     Attributes:
         loss: weighted loss summed over the samples, in nats.
@@ -78,11 +78,11 @@ class StepTotals:
     @classmethod
     def unpack(cls, numbers: Iterable[SupportsFloat]) -> StepTotals:
         """Return the totals from (6 + metrics,) summed numbers of any float type."""
-        loss, correct, count, stop, failed, steps, *more = map(float, numbers)
-        return cls(loss, correct, count, stop > 0, failed > 0, int(steps), tuple(more))
+        loss, correct, count, stop, failed, steps, *metric_totals = map(float, numbers)
+        return cls(loss, correct, count, stop > 0, failed > 0, int(steps), tuple(metric_totals))
 
     def __add__(self, addend: StepTotals) -> StepTotals:
-        more = tuple(
+        metric_totals = tuple(
             map(sum, itertools.zip_longest(self.metric_totals, addend.metric_totals, fillvalue=0.0))
         )
         return StepTotals(
@@ -92,7 +92,7 @@ class StepTotals:
             self.stop or addend.stop,
             self.failed or addend.failed,
             self.steps + addend.steps,
-            more,
+            metric_totals,
         )
 
     @property
@@ -103,8 +103,8 @@ class StepTotals:
     @classmethod
     def from_tuple(cls, totals: Sequence[float]) -> StepTotals:
         """Return the totals that :attr:`as_tuple` describes."""
-        loss, correct, count, *more = totals
-        return cls(loss, correct, count, metric_totals=tuple(more))
+        loss, correct, count, *metric_totals = totals
+        return cls(loss, correct, count, metric_totals=tuple(metric_totals))
 
     def raise_failure(self, error: BaseException | None) -> None:
         """Raise on all ranks if one of them has failed, after the totals have been summed.
@@ -121,7 +121,7 @@ class StepTotals:
             raise PeerFailed("another rank of the group failed in this step")
 
 
-WIDTH = len(fields(StepTotals)) - 1  # of sums between ranks, without those of metrics
+WIDTH = len(fields(StepTotals)) - 1  # elements of packed totals, excluding metrics
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ class SupportsPretrained(Protocol):
 class SupportsMetrics(Protocol):
     """A trainable that computes the metrics of its spec."""
 
-    def scores(self, more: Sequence[float]) -> dict[str, float]:
+    def scores(self, metric_totals: Sequence[float]) -> dict[str, float]:
         """Return the value of each metric by name, from :attr:`StepTotals.metric_totals`."""
 
 
@@ -538,8 +538,8 @@ def check_arrays(shapes: Mapping[str, Sequence[int]], arrays: Arrays) -> None:
     ]
     if wrong or len(shapes) != len(arrays):
         raise CheckpointError(
-            "a checkpoint of another network: it differs in "
-            + ", ".join([*wrong, *(name for name in arrays if name not in shapes)][:5])
+            "the checkpoint belongs to another network; these arrays are missing, extra or of another "
+            "shape: " + ", ".join([*wrong, *(name for name in arrays if name not in shapes)][:5])
         )
 
 
@@ -555,7 +555,7 @@ def check_gpu_index(index: int, gpus: int) -> None:
     """
     if gpus > 1 and index >= gpus:
         raise UserError(
-            f"this node shows {pluralize(gpus, 'GPU')}, and this rank is its trainer number "
+            f"this node has {pluralize(gpus, 'visible GPU')}, but this rank is its trainer number "
             f"{index + 1}: start fewer ranks on it, or set resources.gpus_per_node"
         )
 
@@ -567,12 +567,14 @@ def collect_warnings() -> Iterator[list[str]]:
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        def collect(
+            message: Warning | str, category: type[Warning], *arguments: Any, **options: Any
+        ) -> None:
             if issubclass(category, NetworkWarning):
                 messages.append(" ".join(str(message).split()))
             else:
-                show(message, category, *place, **more)
+                show(message, category, *arguments, **options)
 
         warnings.simplefilter("always", NetworkWarning)
-        warnings.showwarning = note
+        warnings.showwarning = collect
         yield messages

@@ -27,7 +27,7 @@ from preprocess.user_code import UserCode, forget, seed_generators
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_RATE = 0.01  # of a function that has no default
+_RATE = 0.01  # learning rate of an optimizer function without a default
 
 
 def load_custom(path: str, role: str, *key: str) -> Any:
@@ -63,13 +63,18 @@ def make_custom_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict
     arguments = parameters_of(train.loss)
     if train.label_smoothing:
         raise SettingError(
-            "label_smoothing works with the losses that FLEET has; your own loss may do it itself",
+            "label_smoothing applies only to built-in losses; smooth the labels in your loss "
+            f"{name} instead",
             "train",
             "label_smoothing",
         )
     loss = load_custom(name, "loss", "loss")
     if not callable(loss):
-        raise SettingError(f"{name} is a {type(loss).__name__}, not a function", "train", "loss")
+        raise SettingError(
+            f"{name} is a {type(loss).__name__}; a loss should be a function or a class",
+            "train",
+            "loss",
+        )
     if not (isinstance(loss, type) and issubclass(loss, kind)):
         return loss, arguments
     with wrapping_errors(f"{name}:", SettingError, "train", "loss"):
@@ -87,17 +92,17 @@ _OF_TARGETS = frozenset(
 
 
 def takes_outputs_first(function: Any) -> bool | None:
-    """Tell from the parameter names whether a loss or metric takes (outputs, targets).
+    """Guess from its parameter names whether a loss or metric takes (outputs, targets).
 
     Returns:
-        False for (targets, outputs); None if the names do not tell.
+        False for (targets, outputs); None if the names are ambiguous.
 
     >>> takes_outputs_first(lambda y_pred, y_true: 0), takes_outputs_first(lambda a, b: 0)
     (True, None)
     """
     try:
         first, second, *_ = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a builtin that has no signature, or fewer parameters
+    except (TypeError, ValueError):  # a builtin without a signature, or fewer parameters
         return None
     outputs, targets = (
         [bool(words.intersection(name.lower().split("_"))) for name in (first, second)]
@@ -115,16 +120,18 @@ def as_targets_first(function: Callable[..., Any], is_reversed: bool = False) ->
 
     Args:
         function: the loss or metric.
-        is_reversed: True if it takes (outputs, targets) unless its names tell otherwise.
+        is_reversed: True if it takes (outputs, targets) when its parameter names are ambiguous.
     """
     outputs_first = takes_outputs_first(getattr(function, "forward", function))
-    if not (is_reversed if outputs_first is None else outputs_first):
+    if outputs_first is None:
+        outputs_first = is_reversed
+    if not outputs_first:
         return function
-    return lambda targets, outputs, **given: function(outputs, targets, **given)
+    return lambda targets, outputs, **options: function(outputs, targets, **options)
 
 
 def with_default_rate(optimizer: Optimizer) -> Optimizer:
-    """Fill in the default learning rate of a user-defined optimizer's function.
+    """Return settings that have the default learning rate of a user-defined optimizer.
 
     Raises:
         SettingError: the function does not exist.
@@ -133,9 +140,8 @@ def with_default_rate(optimizer: Optimizer) -> Optimizer:
         return optimizer
     function = load_custom(optimizer.name, "optimizer", "optimizer", "name")
     rate: Any = None
-    with suppress(
-        TypeError, ValueError, KeyError
-    ):  # a builtin that has no signature, or no function
+    # A builtin may have no signature, and the object may not be a function.
+    with suppress(TypeError, ValueError, KeyError):
         parameters = inspect.signature(function).parameters
         rate = (parameters.get("lr") or parameters["learning_rate"]).default
     is_rate = isinstance(rate, int | float) and rate > 0
@@ -161,7 +167,8 @@ def make_custom_optimizer(
         optimizer = make(function)
     if not isinstance(optimizer, kind):
         raise SettingError(
-            f"{settings.name} returned a {type(optimizer).__name__}, not a {kind_name}",
+            f"{settings.name} returned a {type(optimizer).__name__}; it should return a "
+            f"{kind_name}",
             "train",
             "optimizer",
             "name",
@@ -176,7 +183,7 @@ def build_custom_model(
 
     Args:
         architecture: names the function and its arguments.
-        shape: of an input.
+        shape: shape of one input.
         outputs: number of outputs.
         kind: base class of the library's models.
         kind_name: name of that class, for messages.
@@ -190,19 +197,23 @@ def build_custom_model(
     keywords = arguments_for(function, architecture, shape, outputs)
     try:
         inspect.signature(function).bind(**keywords)
-    except (TypeError, ValueError) as error:  # wrong arguments, or a builtin that has no signature
-        raise UserError(f"{name} is called with {', '.join(keywords)}: {error}") from error
+    except (TypeError, ValueError) as error:  # wrong arguments, or a builtin without a signature
+        raise UserError(
+            f"{name} does not accept the arguments {', '.join(keywords)}: {error}"
+        ) from error
     try:
         with UserCode().running():
             built = function(**keywords)
     except SystemExit as error:
         raise ModelError(
-            f"{name} returned no {kind_name.rpartition('.')[2].lower()}: {exit_reason(error)}"
+            f"{name} exited instead of returning a {kind_name}: {exit_reason(error)}"
         ) from error
     except Exception as error:  # the user's function may raise anything
         raise ModelError(f"{name} raised {one_line(error)}") from error
     if not isinstance(built, kind):
-        raise ModelError(f"{name} returned a {type(built).__name__}, not a {kind_name}")
+        raise ModelError(
+            f"{name} returned a {type(built).__name__}; it should return a {kind_name}"
+        )
     return built
 
 
@@ -232,7 +243,7 @@ def running_user_code(code: UserCode | None, quick: bool = False) -> AbstractCon
     """Return a context for calling user code, if there is any; see :meth:`UserCode.running`.
 
     Args:
-        code: the user code; None for none.
+        code: the user code; None if the network has none.
         quick: True to restore only settings that are cheap to read.
     """
     if code is None:
@@ -251,9 +262,9 @@ def runs_user_code(method: F) -> F:
     return cast(F, called)
 
 
-# ---- networks that share nothing ---------------------------------------------------------------
+# ---- isolated networks -------------------------------------------------------------------------
 
-_WEIGHTS: dict[int, weakref.ref] = {}  # of all networks that were built here and are still there
+_WEIGHTS: dict[int, weakref.ref] = {}  # weights of all live networks of this process, by id
 
 
 def build_isolated(
@@ -292,8 +303,8 @@ def build_isolated(
                 return built
         _forget_modules(target)
     raise ModelError(
-        f"{target} gives a network that has its weights in common with another network of the "
-        "process, also when its modules are imported anew: make all layers inside of the function"
+        f"{target} returns a network that shares weights with another network, even after its "
+        "modules have been reimported; create all layers inside the function"
     )
 
 

@@ -29,21 +29,21 @@ from scheduler.ensemble.rates import rate
 from scheduler.ensemble.sharing import share
 
 WEIGHTS = 512  # 4 kB
-_JITTER_S = 0.02  # between two steps: this machine's, rather than a wait for samples
+_JITTER_S = 0.02  # a shorter pause between steps is a delay of this machine, not a wait for samples
 
 
 class EmulatedEngine:
-    """Builds networks that sleep.
+    """Builds emulated networks, whose steps sleep.
 
     Args:
-        setup: its rates are samples/s of every network on 1, 2, ... GPUs; for a search, by the name
-            of its entry.
+        setup: context with the rates of every network in samples/s on 1, 2, ... GPUs; networks of a
+            search share the rates of their entry.
     """
 
     exchange_name = "mpi"
 
     def __init__(self, setup: EngineContext) -> None:
-        assert setup.rates is not None  # its row wants a spec to name them
+        assert setup.rates is not None  # the engine requires a rates file
         rates = setup.rates
         self._time_scale = setup.resources.time_scale
         self._classes = setup.sample.classes
@@ -52,7 +52,7 @@ class EmulatedEngine:
         self._comm_s = rates.comm_s
         self._part = lambda: share(rates.sharing, setup.slot.count_active())
 
-    def build(self, network: NetworkSpec, group: Group) -> EmulatedNetwork:  # noqa: D102 - Engine says it
+    def build(self, network: NetworkSpec, group: Group) -> EmulatedNetwork:  # noqa: D102 - see Engine
         rates = (
             self._networks.get(network.name)
             or self._networks[network.name.removesuffix(f"-{network.number}")]
@@ -94,9 +94,9 @@ class LossCurve:
         """Draw the curve of a network from its seed, so that networks differ.
 
         Args:
-            seed: of the network.
+            seed: seed of the network.
             classes: number of classes.
-            samples: number of samples of an epoch.
+            samples: number of samples in an epoch.
         """
         random = np.random.default_rng(seed)
         return cls(
@@ -116,7 +116,7 @@ class EmulatedNetwork:
 
     Args:
         step_s: returns the seconds of a step from the number of GPUs and the global batch.
-        part: returns the share of that rate that the network has at the moment.
+        part: returns the current share of the GPU that the network has.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class EmulatedNetwork:
         self._group = group
         self._factor = 1.0
         self._clock = time.perf_counter()  # of the emulated GPU, at the end of its last step
-        self._step_ended_s = self._clock  # when that was on this machine
+        self._step_ended_s = self._clock  # of this machine, at the end of that step
         self._is_between_epochs = True
         self._weights = np.zeros(WEIGHTS)
 
@@ -148,10 +148,10 @@ class EmulatedNetwork:
         self._sleep(self._step_s(self._group.size, size) / self._share())
         self._group.sum(buffer)
         seen = buffer[:-WIDTH]
-        result = self._judged(seen) + StepTotals.unpack(buffer[-WIDTH:])
+        totals = self._totals(seen) + StepTotals.unpack(buffer[-WIDTH:])
         self._weights += seen
         self._step_ended_s = time.perf_counter()
-        return result
+        return totals
 
     def _sleep(self, seconds: float) -> None:
         """Sleep until this step is over on the emulated GPU.
@@ -172,9 +172,9 @@ class EmulatedNetwork:
         targets: np.ndarray,
         weights: np.ndarray | None = None,
     ) -> StepTotals:
-        return self._judged(_by_label(targets, weights))
+        return self._totals(_by_label(targets, weights))
 
-    def _judged(self, seen: np.ndarray) -> StepTotals:
+    def _totals(self, seen: np.ndarray) -> StepTotals:
         count = float(seen.sum())
         loss = self._curve.loss(float(self._weights.sum()))
         return StepTotals(count * loss, count * math.exp(-loss), count)
@@ -186,7 +186,7 @@ class EmulatedNetwork:
     def learning_rate(self) -> float:  # noqa: D102
         return self._curve.learning_rate * self._factor
 
-    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - SupportsRateScaling says it
+    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - see SupportsRateScaling
         self._factor = factor
 
     def state(self) -> dict[str, np.ndarray]:  # noqa: D102

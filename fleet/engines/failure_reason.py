@@ -8,7 +8,7 @@ from fleet.errors import FleetError, exit_reason
 from fleet.spec.engines import ENGINES
 from fleet.spec.model import COLOR, one_line
 
-# What CUDA and its libraries say, in errors of any type, and what those of our engines say.
+# Words of CUDA, its libraries and the engines in errors that mean a lack of memory.
 _NO_MEMORY = (
     "CUDA_ERROR_OUT_OF_MEMORY",
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -16,10 +16,10 @@ _NO_MEMORY = (
     *(word for engine in ENGINES.values() for word in engine.no_memory),
 )
 
-_FRAMES = re.compile(r"^(\s*File .*\n)+.*", re.MULTILINE)  # and the code that stands under each
-_OF_AUTOGRAPH = re.compile(
-    r"outer_factory\.<locals>\.inner_factory\.<locals>\.tf__"
-)  # before names of functions
+# Frames of a traceback, each with its line of code.
+_FRAMES = re.compile(r"^(\s*File .*\n)+.*", re.MULTILINE)
+# The prefix that AutoGraph gives to names of functions.
+_OF_AUTOGRAPH = re.compile(r"outer_factory\.<locals>\.inner_factory\.<locals>\.tf__")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -44,6 +44,6 @@ def describe_failure(error: BaseException) -> str:
 
 
 def _without_frames(text: str) -> str:
-    """Return an error's message in one line, without traceback frames; these are in the log."""
+    """Return an error's message in one line, without traceback frames, which the log has."""
     message = _FRAMES.sub("", COLOR.sub("", text).partition("Arguments received by")[0])
     return _OF_AUTOGRAPH.sub("", " ".join(message.replace("in user code:", "").split()))

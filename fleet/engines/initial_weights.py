@@ -10,7 +10,7 @@ from fleet.errors import SettingError
 
 Shapes: TypeAlias = Mapping[str, Sequence[int]]  # of weights, by name
 
-_SHOWN = 20  # weights of a kind that a message names
+_SHOWN = 20  # maximum number of weights that a message lists
 
 
 def match_weights(
@@ -19,7 +19,7 @@ def match_weights(
     """Return the names of the weights that a network takes from a file.
 
     Args:
-        file: path, for messages.
+        file: path of the file, for messages.
         network_shapes: shapes of the network's weights.
         file_shapes: shapes of the weights in the file.
         skip: patterns of weight names to leave out.
@@ -33,11 +33,11 @@ def match_weights(
     """
     skipped = match_patterns(skip, [*network_shapes, *file_shapes], "skip")
     expected, available = (
-        {name: tuple(shape) for name, shape in of.items() if name not in skipped}
-        for of in (network_shapes, file_shapes)
+        {name: tuple(shape) for name, shape in shapes.items() if name not in skipped}
+        for shapes in (network_shapes, file_shapes)
     )
     wrong = [
-        f"{name} is {available[name]} in the file and {shape} in the network"
+        f"{name} has shape {available[name]} in the file and {shape} in the network"
         for name, shape in expected.items()
         if name in available and available[name] != shape
     ]
@@ -48,10 +48,10 @@ def match_weights(
         if names:
             wrong.append(f"{problem} {_listed(sorted(names))}")
     if wrong:
-        more = [f"{len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
+        tail = [f"{len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
         raise SettingError(
-            f"{file} does not fit the network: {'; '.join([*wrong[:_SHOWN], *more])}; "
-            "what should begin at random stands in skip",
+            f"{file} does not fit the network: {'; '.join([*wrong[:_SHOWN], *tail])}; "
+            "to initialize weights at random instead, list them in train.start.skip",
             "train",
             "start",
         )
@@ -62,9 +62,9 @@ def match_patterns(patterns: Iterable[str], names: Collection[str], key: str) ->
     """Return the names that match patterns; a dot in a pattern also matches a slash.
 
     Args:
-        patterns: of names.
-        names: to match.
-        key: of ``train.start`` that has the patterns.
+        patterns: patterns of weight names.
+        names: names of all weights.
+        key: key of ``train.start`` that holds the patterns, for messages.
 
     Raises:
         SettingError: a pattern matches nothing.
@@ -72,22 +72,23 @@ def match_patterns(patterns: Iterable[str], names: Collection[str], key: str) ->
     >>> sorted(match_patterns(["head.*"], ["head/kernel", "head/bias", "body/kernel"], "skip"))
     ['head/bias', 'head/kernel']
     """
-    met: set[str] = set()
+    matches: set[str] = set()
     for pattern in patterns:
-        now = {
+        matching = {
             name
             for name in names
             if fnmatchcase(name, pattern) or fnmatchcase(name.replace("/", "."), pattern)
         }
-        if not now:
+        if not matching:
             raise SettingError(
-                f"{pattern!r} matches no weight; there are {_listed(list(dict.fromkeys(names)))}",
+                f"{pattern!r} matches no weight; the weights are "
+                f"{_listed(list(dict.fromkeys(names)))}",
                 "train",
                 "start",
                 key,
             )
-        met |= now
-    return met
+        matches |= matching
+    return matches
 
 
 def _listed(names: Sequence[str]) -> str:

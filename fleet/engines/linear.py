@@ -79,33 +79,32 @@ class LinearOutputs:
     @cached_property
     def _log_probabilities(self) -> np.ndarray:
         """Logarithm of the softmax, (n, classes)."""
-        risen = self.outputs - self.outputs.max(axis=1, keepdims=True)
-        return risen - np.log(np.exp(risen).sum(axis=1, keepdims=True))
+        shifted = self.outputs - self.outputs.max(axis=1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
     @cached_property
     def _smoothed_targets(self) -> np.ndarray:
         """Dense targets after label smoothing, (n, outputs)."""
         if self.kind == "value":
             return self.targets
-        width = self.outputs.shape[1]
         if self.kind == "class":
+            width = self.outputs.shape[1]
             dense = np.eye(width)[self.targets]
         else:
+            width = 2
             dense = self.targets
-        return dense * (1 - self.smoothing) + self.smoothing / (
-            width if self.kind == "class" else 2
-        )
+        return dense * (1 - self.smoothing) + self.smoothing / width
 
 
 @dataclass(frozen=True)
 class LinearMaskOutputs:
-    """Softmax regression on each pixel; the loss of a sample is the mean over its counted pixels.
+    """Softmax regression on each pixel; the loss of a sample is the mean of its counted pixels.
 
     Attributes:
         outputs: (n, height, width, classes) logits.
         targets: (n, height, width) classes.
-        counted: (n, height, width), True for pixels that count.
-        pixels: all counted pixels, concatenated.
+        counted: (n, height, width), False for pixels excluded from loss and metrics.
+        pixels: outputs of all counted pixels, concatenated.
     """
 
     outputs: np.ndarray
@@ -129,9 +128,9 @@ class LinearMaskOutputs:
             outputs: (n, height, width, classes) logits.
             targets: (n, height, width) classes.
             weights: (n,) weights of the samples, or one for all.
-            void: class of pixels that do not count.
+            void: class of pixels excluded from loss and metrics.
             smoothing: label smoothing.
-            class_weights: (classes,), if classes have weights.
+            class_weights: (classes,) weights; None if all classes count the same.
         """
         counted = targets != void
         labels = targets[counted].astype(np.int64)
@@ -145,7 +144,7 @@ class LinearMaskOutputs:
             LinearOutputs("class", outputs[counted], labels, pixel_weights, smoothing),
         )
 
-    def losses(self) -> np.ndarray:  # noqa: D102 - as of Answers
+    def losses(self) -> np.ndarray:  # noqa: D102 - see LinearOutputs
         return self._by_sample(self.pixels.losses())
 
     def slopes(self) -> np.ndarray:  # noqa: D102
@@ -162,7 +161,7 @@ class LinearMaskOutputs:
 
 
 AnyLinearOutputs: TypeAlias = LinearOutputs | LinearMaskOutputs
-# outputs, targets, weights of samples, whether it is for training
+# Takes outputs, targets, weights of samples, and True for training.
 Measure: TypeAlias = Callable[[np.ndarray, np.ndarray, "np.ndarray | None", bool], AnyLinearOutputs]
 
 
@@ -172,19 +171,19 @@ def make_measure(
     """Return a function that evaluates outputs for a kind of targets.
 
     Args:
-        target: of a sample.
+        target: target of a sample.
         smoothing: label smoothing.
-        class_weights: of all classes in order; used in training only.
+        class_weights: weights of all classes in order; used in training only.
     """
     if isinstance(class_weights, Mapping):
-        of_classes = np.array(list(class_weights.values()))
+        training_factors = np.array(list(class_weights.values()))
     else:
-        of_classes = None
+        training_factors = None
 
     def measure(
         outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool
     ) -> AnyLinearOutputs:
-        class_factors = of_classes if training else None
+        class_factors = training_factors if training else None
         sample_weights = 1.0 if weights is None else weights.astype(np.float64)
         if target.kind == "mask":
             return LinearMaskOutputs.of(
@@ -207,18 +206,19 @@ def make_metric(name: str, target: TargetSpec) -> Callable[[Any], np.ndarray]:
     """Return a metric: a function from :class:`LinearOutputs` to a number per sample.
 
     Args:
-        name: of the metric.
-        target: of a sample.
+        name: name of the metric.
+        target: target of a sample.
 
     Raises:
         SettingError: this engine does not have the metric for such targets.
     """
     functions = _ERRORS if target.kind == "value" else {}
     if canonical_name(name) not in functions:
-        has = " and ".join(functions) if functions else "accuracy alone"
+        supported = " and ".join(functions) if functions else "accuracy only"
         raise SettingError(
-            f"the numpy engine has no metric {name} of {target.kind} targets; it has {has}",
+            f"the numpy engine does not support the metric {name} for {target.kind} targets; it "
+            f"supports {supported}",
             "train",
             "metrics",
         )
-    return lambda answers: functions[canonical_name(name)](answers.residuals).mean(axis=1)
+    return lambda outputs: functions[canonical_name(name)](outputs.residuals).mean(axis=1)

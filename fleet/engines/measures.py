@@ -18,10 +18,10 @@ from fleet.spec.measures import LOSS_OF, name_of, parameters_of
 from fleet.vocabulary.measures import LOSSES, canonical_name
 from preprocess.target import TargetSpec
 
-Loss = Callable[[Any, Any], Any]  # of outputs and targets: a number for each sample, (n,)
+Loss = Callable[[Any, Any], Any]  # (outputs, targets) -> loss of each sample, (n,)
 
-OF_MASKS = ("dice", "tversky")  # losses that give a number for each mask, not for each pixel
-_ROUNDED = 1e-4  # what a loss may be below its least
+OF_MASKS = ("dice", "tversky")  # losses that return a number per mask, not per pixel
+_ROUNDED = 1e-4  # tolerance by which a loss may be below its minimum
 
 
 class LossFunctions(NamedTuple):
@@ -31,7 +31,7 @@ class LossFunctions(NamedTuple):
         training: loss of each sample in training.
         evaluation: loss of each sample in evaluation.
         correct: 1 for each correct sample, or its share of correct labels or pixels.
-        name: of the loss.
+        name: name of the loss.
         minimum: lower bound of the loss.
     """
 
@@ -53,15 +53,15 @@ class LossFunctions(NamedTuple):
 
         Args:
             train: training settings.
-            target: of a sample.
-            of_samples: returns the loss of each sample for given class weights.
-            correct: computes what is correct of each sample.
+            target: target of a sample.
+            of_samples: returns the loss function for some class weights.
+            correct: returns 1 for each correct sample, or its share of correct labels or pixels.
 
         Raises:
             SettingError: the spec has class weights, and the loss covers whole masks.
         """
         name = LOSS_OF[target.kind] if train.loss is None else name_of(train.loss)
-        judging = training = of_samples(None)
+        evaluation = training = of_samples(None)
         if isinstance(train.class_weights, Mapping):
             if (
                 target.kind == "mask"
@@ -72,92 +72,93 @@ class LossFunctions(NamedTuple):
             training = of_samples(list(train.class_weights.values()))
         return cls(
             training,
-            judging,
+            evaluation,
             correct,
             name,
             -math.inf if ":" in name else LOSSES[canonical_name(name)].minimum,
         )
 
     def check(
-        self, slope: Callable[[Loss], Any], judged: Callable[[], np.ndarray], is_finite: bool
+        self, slope: Callable[[Loss], Any], losses_of: Callable[[], np.ndarray], is_finite: bool
     ) -> None:
         """Check on a few samples that the loss depends on the outputs and is not below its minimum.
 
         Args:
             slope: returns the derivative of a loss by arbitrary outputs; None or 0 if it does not
                 depend on them.
-            judged: returns the losses of the network's outputs, (n,).
+            losses_of: returns the losses of the network's outputs, (n,).
             is_finite: True if these outputs are finite.
 
         Raises:
             SettingError: the function is not a usable loss.
         """
-        order = self._say_order() if ":" in self.name else ""
+        order = self._argument_order() if ":" in self.name else "(outputs, targets)"
         try:
             derivative = slope(self.training)
         except SettingError:
             raise
-        except Exception as error:  # of the user's own function
-            raise self._mistake(
-                f"cannot be computed of {order}: {describe_failure(error)}"
+        except Exception as error:  # the user's function may raise anything
+            raise self._error(
+                f"failed when called with {order}: {describe_failure(error)}"
             ) from error
         if derivative is None or not np.any(derivative):
-            raise self._mistake(
-                "does not depend on what the network gives, so that no weight is connected to it "
-                "and nothing can be learned"
+            raise self._error(
+                "does not depend on the outputs of the network, so all gradients are zero and the "
+                "network cannot learn"
             )
-        losses = judged()
+        losses = losses_of()
         if not np.isfinite(losses).all() and is_finite:
-            raise self._mistake(
-                f"is no number for what the network gives: {losses[~np.isfinite(losses)][0]}"
+            raise self._error(
+                f"is {losses[~np.isfinite(losses)][0]} for outputs of the network; it should be "
+                "finite"
             )
         if losses.min() < self.minimum - _ROUNDED:
-            raise self._mistake(
-                f"is {losses.min():.4g} for samples of the data, less than it can be "
-                f"({self.minimum:g}): it is not of such targets"
+            raise self._error(
+                f"is {losses.min():.4g} for samples of the data, below its minimum of "
+                f"{self.minimum:g}; it does not fit these targets"
             )
 
-    def _say_order(self) -> str:
+    def _argument_order(self) -> str:
         """Return the order of a custom loss's arguments; warn if the user may expect another."""
         function = load_custom(self.name, "loss", "loss")
-        is_class = isinstance(function, type)  # of the library, whose order is known
+        is_class = isinstance(function, type)  # a class of the library has a fixed order
         is_reversed = takes_outputs_first(function)
         order = "(outputs, targets)" if is_reversed else "(targets, outputs)"
         if is_reversed and not is_class:
             warnings.warn(
-                f"the loss {self.name} is called with {order}, as its parameters are named",
+                f"the loss {self.name} is called with {order}, because of its parameter names",
                 NetworkWarning,
                 stacklevel=2,
             )
         if is_reversed is None and inspect.isfunction(function):
             warnings.warn(
-                f"the loss {self.name} is called with {order}: the names of its parameters do not "
-                "say which is which; outputs and targets would",
+                f"the loss {self.name} is called with {order}: its parameter names are ambiguous; "
+                "name its parameters outputs and targets",
                 NetworkWarning,
                 stacklevel=2,
             )
         return order
 
-    def _mistake(self, wrong: str) -> SettingError:
-        return SettingError(f"the loss {self.name} {wrong}", "train", "loss")
+    def _error(self, problem: str) -> SettingError:
+        return SettingError(f"the loss {self.name} {problem}", "train", "loss")
 
 
 class Metrics:
-    """The metrics of a network: concatenated states, one per metric, that add up."""
+    """The metrics of a network, with additive states that are concatenated."""
 
     def __init__(self, metrics: Sequence[Any], target: TargetSpec) -> None:
         self._metrics = tuple(metrics)
         self._target = target
         self.width = sum(metric.width for metric in self._metrics)
 
-    def scores(self, more: Sequence[float]) -> dict[str, float]:
-        """Return the value of each metric from summed states."""
+    def scores(self, metric_totals: Sequence[float]) -> dict[str, float]:
+        """Return the value of each metric from summed states, (width,)."""
         values = {}
         first = 0
         for metric in self._metrics:
             with np.errstate(divide="ignore", invalid="ignore"):
                 values[metric.name] = metric.result(
-                    np.array(more[first : first + metric.width], np.float64)
+                    np.array(metric_totals[first : first + metric.width], np.float64)
                 )
             first += metric.width
         return values
@@ -175,7 +176,7 @@ def loss_arguments(train: Train, target: TargetSpec, accepted: Collection[str]) 
 
     Args:
         train: settings that name the loss.
-        target: of a sample.
+        target: target of a sample.
         accepted: parameters that the loss takes.
 
     Raises:
@@ -187,31 +188,39 @@ def loss_arguments(train: Train, target: TargetSpec, accepted: Collection[str]) 
     wrong = [key for key in arguments if key not in accepted]
     if wrong:
         raise SettingError(
-            f"{name} takes no {', '.join(wrong)}; it takes "
-            f"{', '.join(accepted) or 'no parameters'}",
+            f"{name} has no parameter {', '.join(wrong)}; its parameters are "
+            f"{', '.join(accepted) or 'none'}",
             "train",
             "loss",
         )
     if canonical_name(name).startswith("sparse_") and target.kind not in ("class", "mask"):
-        raise SettingError(f"{name} is of classes, not of {target.kind} targets", "train", "loss")
+        raise SettingError(
+            f"{name} works with classes and masks only; the targets are of kind {target.kind}",
+            "train",
+            "loss",
+        )
     if train.label_smoothing:
         if "label_smoothing" not in accepted:
-            raise SettingError(f"label_smoothing: {name} has none", "train", "label_smoothing")
+            raise SettingError(
+                f"the loss {name} does not support label_smoothing; remove it",
+                "train",
+                "label_smoothing",
+            )
         arguments["label_smoothing"] = train.label_smoothing
     return arguments
 
 
-def scalar_result_error(name: str, key: str, more: str = "") -> SettingError:
+def scalar_result_error(name: str, key: str, alternative: str = "") -> SettingError:
     """Return the error for a loss or metric that returns a single number.
 
     Args:
-        name: of the loss or metric.
-        key: of the setting.
-        more: text to append.
+        name: name of the loss or metric.
+        key: key of the setting.
+        alternative: what else it may return, appended to the message.
     """
     return SettingError(
-        f"{name} gives one number for a whole batch, which ranks cannot add up; it should give one "
-        f"for each sample{more}",
+        f"{name} returns one number for a whole batch, which ranks cannot add up; it should return "
+        f"one number per sample{alternative}",
         "train",
         key,
     )
@@ -220,7 +229,8 @@ def scalar_result_error(name: str, key: str, more: str = "") -> SettingError:
 def mask_weights_error(name: str) -> SettingError:
     """Return the error for class weights combined with a loss of whole masks."""
     return SettingError(
-        f"class_weights: {name} gives a number for each mask, and weights are of pixels",
+        f"class_weights apply to pixels, but {name} returns one number per mask; use a loss of "
+        "pixels, or remove class_weights",
         "train",
         "class_weights",
     )

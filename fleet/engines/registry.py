@@ -1,4 +1,4 @@
-"""Import engines from their rows in the table of engines; no other module imports an engine."""
+"""Import engines by their entries in the table of engines; no other module imports an engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleet.errors import FleetError, NotInstalledError, UserError
 from fleet.gc_pause import paused_collection
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
-from fleet.spec.engines import EngineInfo
+from fleet.spec.engines import ENGINES, EngineInfo
 from fleet.spec.layers import count_for
 from fleet.spec.model import one_line, wrapping_errors
 from fleet.storage.files import atomic_write_with
@@ -33,10 +33,10 @@ def make_engine(
     slot: Slot = Slot(),  # noqa: B008
     pin: Callable[[Any], object] = lambda memory: None,
 ) -> Engine:
-    """Return the engine that a spec asks for.
+    """Return the engine that a spec names.
 
     Args:
-        spec: of the run.
+        spec: spec of the run.
         sample: shape and type of the inputs.
         rates: training rates of the networks, if known.
         index: index of this trainer's GPU on its node.
@@ -64,8 +64,9 @@ def make_engine(
     missing = [name for name in ("exchange_name", "build") if not hasattr(engine, name)]
     if missing:
         raise UserError(
-            f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has "
-            f"no {' and no '.join(missing)}: it should make an engine, as in fleet.engines.base"
+            f"resources.engine: {spec.resources.engine} returns a {type(engine).__name__}, which "
+            f"has no {' and no '.join(missing)}; it should return an engine as fleet.engines.base "
+            "defines it"
         )
     return engine
 
@@ -89,8 +90,8 @@ def count_network_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpe
     """Return the number of parameters of a network; None if it is unknown before building.
 
     Args:
-        network: to count.
-        spec: of the run.
+        network: network whose parameters are counted.
+        spec: spec of the run.
         sample: shape and type of the inputs.
 
     Raises:
@@ -113,8 +114,8 @@ def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> in
     """Count like :func:`count_network_parameters`, but let errors of user code pass through.
 
     Args:
-        network: to count.
-        spec: of the run.
+        network: network whose parameters are counted.
+        spec: spec of the run.
         sample: shape and type of the inputs.
     """
     sample = sample.for_pipeline(network.pipeline)
@@ -135,7 +136,7 @@ def load_ensemble(
     """Load several exported networks of a run as one.
 
     Args:
-        spec: of the run.
+        spec: spec of the run.
         files: the exports.
         weights: weight of each network; they sum to 1.
         kind: kind of the targets (:mod:`preprocess.target`).
@@ -145,21 +146,22 @@ def load_ensemble(
     """
     if spec.engine.join is None:
         raise UserError(
-            f"resources.engine: {spec.engine.name} writes no networks that can be loaded again"
+            f"resources.engine: exports of the engine {spec.engine.name} cannot be loaded again; "
+            f"use {' or '.join(name for name, engine in ENGINES.items() if engine.join)}"
         )
     join = _load_function(spec.engine, spec.engine.join)
     with UserCode().running():
-        joined: ExportedEnsemble = join(files, weights, kind)
-    return joined
+        ensemble: ExportedEnsemble = join(files, weights, kind)
+    return ensemble
 
 
 def write_onnx(engine: EngineInfo, file: Path, path: Path) -> None:
     """Write an exported network as ONNX.
 
     Args:
-        engine: that wrote the export.
+        engine: the engine that wrote the export.
         file: the export.
-        path: of the ONNX file.
+        path: path of the ONNX file.
 
     Raises:
         UserError: the engine does not support it, the network cannot be converted, or a library is
@@ -167,7 +169,10 @@ def write_onnx(engine: EngineInfo, file: Path, path: Path) -> None:
         StorageError: the file cannot be written.
     """
     if engine.to_onnx is None:
-        raise UserError(f"--onnx: the {engine.name} engine writes no ONNX")
+        raise UserError(
+            f"--onnx: the {engine.name} engine cannot write ONNX; use "
+            f"{' or '.join(name for name, engine in ENGINES.items() if engine.to_onnx)}"
+        )
     write = _load_function(engine, engine.to_onnx)
     with wrapping_errors(f"{file} cannot be written as ONNX:", UserError):
         atomic_write_with(path, lambda temporary: write(file, temporary))
@@ -179,7 +184,7 @@ def find_engine_problems(
     """Return problems of an engine's libraries on this node; imports the libraries.
 
     Args:
-        engine: to examine.
+        engine: engine whose libraries are examined.
         gpus: names of the GPUs of this node.
         exchange: ``resources.exchange`` of the spec.
 
@@ -193,7 +198,7 @@ def find_engine_problems(
 
 
 def _load_function(engine: EngineInfo, function: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that a row of an engine names."""
+    """Return the function that an engine's table entry names."""
     if not isinstance(function, str):
         return function
     if not function.startswith("."):
@@ -210,8 +215,8 @@ def _load_function(engine: EngineInfo, function: str | Callable[..., Any]) -> Ca
 
 def _not_installed_error(engine: EngineInfo, message: str) -> NotInstalledError:
     return NotInstalledError(
-        f"{message}; the {engine.name} engine wants what pip install "
-        f"'fleet-ensemble[{engine.extra}]' brings"
+        f"{message}; the {engine.name} engine requires: pip install "
+        f"'fleet-ensemble[{engine.extra}]'"
     )
 
 
@@ -219,7 +224,8 @@ def _not_installed_error(engine: EngineInfo, message: str) -> NotInstalledError:
 def hiding_packages(*packages: str) -> Iterator[None]:
     """Make packages look uninstalled inside the context, unless they are already imported."""
     hidden = [package for package in packages if package not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type] # None says that there is no such module
+    # An import of a module that is None raises ModuleNotFoundError.
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
 """Try networks in a process without MPI: build each, take a step, export it.
 
-:func:`main` receives a :class:`SmokeTestRequest` through a pipe whose number is its argument, and
-sends back each stage that it begins and the result of each network. User functions may exit, crash
-or hang here; the parent knows from the last message which stage was running
+:func:`main` receives a :class:`SmokeTestRequest` through a pipe whose file descriptor is its
+argument, and sends back each stage that it begins and the result of each network. User functions may
+exit, crash or hang here; the last message tells the parent which stage was running
 (:mod:`fleet.jobs.trials`).
 """
 
@@ -43,12 +43,12 @@ from launch.processes import end_with_parent
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
-_ROWS = 2  # of a step: a machine without GPUs takes no more than it must
+_ROWS = 2  # rows of a step: few, because the machine may have no GPU
 
 
 @dataclass(frozen=True)
 class SmokeTestRequest:
-    """The networks to try, and how.
+    """The networks to try.
 
     Attributes:
         networks: indices among the networks of the spec.
@@ -104,8 +104,8 @@ class _SmokeTest:
         """Run all stages.
 
         Args:
-            engine: that builds the network.
-            row_bytes: step key -> bytes that a step holds per row; a network whose key is present
+            engine: engine that builds the network.
+            row_bytes: step key -> bytes that a step holds per row. A network whose key is present
                 takes no step.
         """
         spec = self.request.spec
@@ -113,15 +113,15 @@ class _SmokeTest:
         self._begin("building")
         self.trial.parameters = count_parameters(network, spec, self.request.sample)
         if not spec.engine.learns or not self._fits_here():
-            return  # it is not built
+            return
         with contextlib.closing(engine.build(network, SingleRankGroup())) as trainable:
             start = network.train.initial_weights
             if start and not network.parent and isinstance(trainable, SupportsPretrained):
                 trainable.load_pretrained(Path(start.file), start.skip)
-            kind = _step_key(network)
-            if kind not in row_bytes:
-                row_bytes[kind] = self._step(trainable)
-            self._measure(trainable, row_bytes[kind])
+            key = _step_key(network)
+            if key not in row_bytes:
+                row_bytes[key] = self._step(trainable)
+            self._measure(trainable, row_bytes[key])
             if (
                 spec.engine.exports
                 and network.architecture.kind == "import"
@@ -137,18 +137,18 @@ class _SmokeTest:
         self.send(stage=stage, network=self.trial.network)
 
     def _fits_here(self) -> bool:
-        """Return True if it can be built on this machine; it may still train on a GPU if not."""
+        """Return True if this machine has the memory to build the network."""
         parameters = self.trial.parameters
         if parameters is None:
             return True
         self.trial.memory = memory = training_bytes(parameters, self.network, self.request.spec)
-        wrong = too_large(parameters, self.network, self.request.spec)
-        if wrong:
-            raise ModelError(wrong)
+        problem = too_large(parameters, self.network, self.request.spec)
+        if problem:
+            raise ModelError(problem)
         if memory > self.request.memory:
             self.trial.notes += (
-                f"not built: its {format_size(memory)} do not fit into the "
-                f"{format_size(self.request.memory)} that this machine has free",
+                f"not built: it needs {format_size(memory)}, but this machine has "
+                f"{format_size(self.request.memory)} of free memory",
             )
         return memory <= self.request.memory
 
@@ -178,7 +178,7 @@ class _SmokeTest:
             if isinstance(trainable, SupportsInspection):
                 return trainable.row_bytes()
             return None
-        except Exception:  # the step has not been tried, and would have failed
+        except Exception:  # no step was requested, and it would have failed
             return None
 
     def _measure(self, trainable: Trainable, row_bytes: int | None) -> None:
@@ -195,42 +195,43 @@ class _SmokeTest:
 
 def main() -> None:
     """Serve one request from the parent process."""
-    # With whoever has started it, this process ends too, also while it hangs (Linux).
+    # End with the parent process, even if user code hangs (Linux).
     end_with_parent()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False)
     pipe = Connection(int(sys.argv[1]))
-    os.set_inheritable(pipe.fileno(), False)  # what users' functions start would hold it open
+    os.set_inheritable(pipe.fileno(), False)  # processes started by user code would hold it open
     _try_all(pipe.recv(), pipe)
-    os._exit(0)  # what users' functions have started need not end
+    os._exit(0)  # do not wait for threads that user code has started
 
 
 def _try_all(request: SmokeTestRequest, pipe: Connection) -> None:
-    def say(**what: Any) -> None:
-        pipe.send(what)
+    def send(**message: Any) -> None:
+        pipe.send(message)
 
-    say(stage="starting")
+    send(stage="starting")
     engine = None
     if request.spec.engine.learns:
         try:
             engine = make_engine(request.spec, request.sample, request.rates, 0, 1)
         except ImportError as error:
-            say(missing=describe_failure(error))
+            send(missing=describe_failure(error))
             return
         except UserError as error:
-            say(unusable=str(error))
+            send(unusable=str(error))
             return
     row_bytes: dict[str, int | None] = {}
     for index in request.networks:
         trial = SmokeTestResult(index)
-        _try(_SmokeTest(request.spec.networks[index], request, say, trial), engine, row_bytes)
-        say(trial=trial)
+        _try(_SmokeTest(request.spec.networks[index], request, send, trial), engine, row_bytes)
+        send(trial=trial)
 
 
-def _try(trying: _SmokeTest, engine: Engine | None, row_bytes: dict[str, int | None]) -> None:
-    trial = trying.trial
+def _try(test: _SmokeTest, engine: Engine | None, row_bytes: dict[str, int | None]) -> None:
+    trial = test.trial
     with collect_warnings() as messages:
         try:
-            trying.run(engine, row_bytes)  # type: ignore[arg-type] # None only where it is not asked
+            # An engine that does not learn is None; run() does not use it.
+            test.run(engine, row_bytes)  # type: ignore[arg-type]
         except SettingError as error:
             trial.problem = str(error)
             trial.setting = error.setting
@@ -240,7 +241,7 @@ def _try(trying: _SmokeTest, engine: Engine | None, row_bytes: dict[str, int | N
 
 
 def _step_key(network: NetworkSpec) -> str:
-    """Return a key that is equal for networks whose steps differ in numbers only."""
+    """Return a key that is equal for networks whose steps differ only in numbers."""
     optimizer = dataclasses.replace(network.train.optimizer, learning_rate=1.0)
     settings = {
         **dataclasses.asdict(network.train),

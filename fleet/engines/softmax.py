@@ -1,6 +1,6 @@
 """Train linear models in NumPy: float64, exact gradients.
 
-A step takes microseconds, so the whole runtime is tested with this engine: groups, stream, rounds,
+A step takes microseconds, so this engine serves to test the whole runtime: groups, stream, rounds,
 checkpoints, failures. It is also an oracle, because its results can be derived by hand. It trains
 softmax regression for classes, logistic regression for multiple labels, linear regression for
 values, and softmax regression on the channels of each pixel for masks.
@@ -46,7 +46,7 @@ class NumpyEngine:
     def __init__(self, sample: SampleSpec) -> None:
         self._sample = sample
 
-    def build(self, network: NetworkSpec, group: Group) -> SoftmaxRegression:  # noqa: D102 - Engine says it
+    def build(self, network: NetworkSpec, group: Group) -> SoftmaxRegression:  # noqa: D102 - see Engine
         sample = self._sample.for_pipeline(network.pipeline, network.fold)
         shape = (_features(sample) + 1, sample.classes)
         if network.architecture.kind == "import":
@@ -57,8 +57,8 @@ class NumpyEngine:
             weights = np.array(weights, np.float64)
             if weights.shape != shape:
                 raise ModelError(
-                    f"{network.architecture.target} returned weights of shape {weights.shape}, not "
-                    f"{shape}"
+                    f"{network.architecture.target} returned weights of shape {weights.shape}; they "
+                    f"should have the shape (features + 1, classes) = {shape}"
                 )
         else:
             weights = np.random.default_rng(network.seed).normal(0, 0.01, shape)
@@ -95,10 +95,10 @@ class SoftmaxRegression:
         self, network: NetworkSpec, group: Group, sample: SampleSpec, weights: np.ndarray
     ) -> None:
         train, optimizer = network.train, network.train.optimizer
-        assert isinstance(optimizer.learning_rate, float)  # its row knows no schedules
+        assert isinstance(optimizer.learning_rate, float)  # the engine supports no schedules
         self._group = group
         self._sample = sample
-        self._answers = make_measure(sample.target, train.label_smoothing, train.class_weights)
+        self._measure = make_measure(sample.target, train.label_smoothing, train.class_weights)
         self._metrics = {
             label_of(name): make_metric(name_of(name), sample.target)
             for name in train.metrics
@@ -106,7 +106,7 @@ class SoftmaxRegression:
         }
         if any(map(parameters_of, train.metrics)):
             raise SettingError(
-                "the numpy engine has no metrics with parameters", "train", "metrics"
+                "metrics of the numpy engine take no parameters; remove them", "train", "metrics"
             )
         self._zero_totals = (0.0,) * (len(self._metrics) + 1 if self._metrics else 0)
         self._rate = self._base_rate = optimizer.learning_rate * network.learning_rate_scale(
@@ -128,12 +128,12 @@ class SoftmaxRegression:
         local_totals = StepTotals(stop=stop, metric_totals=self._zero_totals)
         error: BaseException | None = None
         try:
-            answers, inputs = self._judge(images, targets, weights, training=True)
-            gradient = inputs.reshape(-1, inputs.shape[-1]).T @ answers.slopes().reshape(
+            outputs, inputs = self._outputs(images, targets, weights, training=True)
+            gradient = inputs.reshape(-1, inputs.shape[-1]).T @ outputs.slopes().reshape(
                 -1, gradient.shape[1]
             )
-            local_totals += self._sums(answers)
-        except BaseException as caught:  # the other ranks wait for this one's part
+            local_totals += self._totals(outputs)
+        except BaseException as caught:  # the other ranks wait for this rank's gradients
             error = caught
             local_totals = StepTotals(
                 stop=stop, failed=True, metric_totals=local_totals.metric_totals
@@ -141,12 +141,13 @@ class SoftmaxRegression:
         buffer = np.concatenate([gradient.ravel(), local_totals.pack()])
         self._group.sum(buffer)
         gradient = buffer[: gradient.size].reshape(self._weights.shape)
-        sums = StepTotals.unpack(buffer[gradient.size :])
-        sums.raise_failure(error)
-        if sums.count:  # a batch of which no sample could be read changes nothing
-            self._velocity = self._momentum * self._velocity - self._rate * (gradient / sums.count)
+        totals = StepTotals.unpack(buffer[gradient.size :])
+        totals.raise_failure(error)
+        if totals.count:  # a batch without readable samples changes nothing
+            gradient = gradient / totals.count
+            self._velocity = self._momentum * self._velocity - self._rate * gradient
             self._weights = self._weights + self._velocity
-        return sums
+        return totals
 
     def evaluate(  # noqa: D102
         self,
@@ -154,7 +155,7 @@ class SoftmaxRegression:
         targets: np.ndarray,
         weights: np.ndarray | None = None,
     ) -> StepTotals:
-        return self._sums(self._judge(images, targets, weights)[0])
+        return self._totals(self._outputs(images, targets, weights)[0])
 
     def predict(  # noqa: D102
         self,
@@ -165,11 +166,11 @@ class SoftmaxRegression:
         outputs: np.ndarray = self._features(images) @ self._weights
         return self.evaluate(images, targets, weights), outputs.astype(np.float32)
 
-    def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - SupportsMetrics says it
-        *sums, count = more
+    def scores(self, metric_totals: Sequence[float]) -> dict[str, float]:  # noqa: D102 - see SupportsMetrics
+        *sums, count = metric_totals
         return {name: total / count for name, total in zip(self._metrics, sums, strict=True)}
 
-    def _judge(
+    def _outputs(
         self,
         images: np.ndarray,
         targets: np.ndarray,
@@ -177,20 +178,20 @@ class SoftmaxRegression:
         training: bool = False,
     ) -> tuple[AnyLinearOutputs, np.ndarray]:
         """Return the outputs for the readable samples, and their features."""
-        images, targets, *weighed = select_readable(pack_rows(images, targets, weights))
+        images, targets, *sample_weights = select_readable(pack_rows(images, targets, weights))
         inputs = self._features(images)
-        return self._answers(
-            inputs @ self._weights, targets, weighed[0] if weighed else None, training
+        return self._measure(
+            inputs @ self._weights, targets, sample_weights[0] if sample_weights else None, training
         ), inputs
 
-    def _sums(self, answers: AnyLinearOutputs) -> StepTotals:
-        count = len(answers.targets)
-        more = [float(metric(answers).sum()) for metric in self._metrics.values()]
+    def _totals(self, outputs: AnyLinearOutputs) -> StepTotals:
+        count = len(outputs.targets)
+        metric_totals = [float(metric(outputs).sum()) for metric in self._metrics.values()]
         return StepTotals(
-            float(answers.losses().sum()),
-            float(answers.correct().sum()),
+            float(outputs.losses().sum()),
+            float(outputs.correct().sum()),
             count,
-            metric_totals=(*more, float(count)) if more else (),
+            metric_totals=(*metric_totals, float(count)) if metric_totals else (),
         )
 
     def average_statistics(self) -> None:
@@ -199,7 +200,7 @@ class SoftmaxRegression:
     def learning_rate(self) -> float:  # noqa: D102
         return self._rate
 
-    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - SupportsRateScaling says it
+    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - see SupportsRateScaling
         self._rate = self._base_rate * factor
 
     def state(self) -> dict[str, np.ndarray]:  # noqa: D102
@@ -213,7 +214,7 @@ class SoftmaxRegression:
     def export(self, arrays: Arrays, path: Path) -> None:
         """Do nothing: the weights are in the checkpoint."""
 
-    def count_parameters(self) -> int:  # noqa: D102 - SupportsInspection says it
+    def count_parameters(self) -> int:  # noqa: D102 - see SupportsInspection
         return self._weights.size
 
     def row_bytes(self) -> int:
@@ -222,7 +223,7 @@ class SoftmaxRegression:
         return 8 * (features + 2 * classes)
 
     def try_export(self, folder: Path) -> str:
-        """Return an empty note: nothing is exported."""
+        """Return an empty note, because nothing is exported."""
         return ""
 
     def regroup(self, group: Group) -> None:  # noqa: D102

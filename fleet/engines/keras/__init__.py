@@ -2,7 +2,7 @@
 
 import os
 
-# Both are read when TensorFlow and Keras are imported, in the modules of this package; a user's
-# own settings stand.
+# TensorFlow and Keras read these when the modules of this package import them. Values that the
+# user has set take precedence.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")

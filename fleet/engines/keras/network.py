@@ -435,8 +435,8 @@ class KerasNetwork:
             )
         if not np.isfinite(outputs).all():
             raise ModelError(
-                "the model gives what is no number (NaN or infinity) for samples of the data, "
-                "before it has learned anything"
+                "the untrained model returns NaN or infinity for samples of the data; check its "
+                "initial weights and the scale of its inputs"
             )
         check_losses(self._measures.losses, outputs, tf.constant(targets))
         if not any(
@@ -444,7 +444,7 @@ class KerasNetwork:
             for gradient in tape.gradient(outputs, self._model.trainable_variables)
         ):
             raise ModelError(
-                "no weight is connected to what the model gives, so that nothing can be learned"
+                "the outputs of the model depend on no trainable weight, so it cannot learn"
             )
 
     @runs_user_code

@@ -322,7 +322,7 @@ class TorchNetwork:
         self._flat.restore_weights()
         if not bool(self._flat.gradients.any()):
             raise ModelError(
-                "no weight is connected to what the model gives, so that nothing can be learned"
+                "the outputs of the model depend on no trainable weight, so it cannot learn"
             )
 
     def regroup(self, group: Group) -> None:  # noqa: D102
