@@ -297,7 +297,7 @@ def test_check_skips_networks_too_large_for_this_machine(check, folder, monkeypa
     status, printed, _ = check(build("says_which"))
     assert status == 0
     assert (
-        "says_which: not built: its 816 B do not fit into the 80 B that this machine has free"
+        "says_which: not built: it needs 816 B, but this machine has 80 B of free memory"
         in printed.out
     )
     assert not (folder / "tried").exists()
@@ -509,12 +509,12 @@ def test_what_nothing_can_be_learned_from_is_said_with_its_line(check, folder):
     )
     assert status == 2, printed.err
     message = {
-        "2": "no_number: the model gives what is no number",
-        "3": "cut_off: no weight is connected to what",
-        "4": "constant does not depend on what the network gives",
+        "2": "no_number: the untrained model returns NaN",
+        "3": "cut_off: the outputs of the model depend on no trainable weight",
+        "4": "constant does not depend on the outputs of the network",
         "5": "guessed does not depend on",
-        "6": "of_one cannot be computed of (targets, outputs): TypeError",
-        "7": "of_roots is no number for",
+        "6": "of_one failed when called with (targets, outputs): TypeError",
+        "7": "of_roots is nan for",
     }
     assert {
         line: text for line, text in message.items() if text not in mistakes.get(line, "")

@@ -1,4 +1,4 @@
-"""What the engines' networks are tested with."""
+"""Samples for tests of engines."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture(scope="package")
 def batch():
-    """12 images of 8 x 8 pixels, the lighter the higher their class, and their 3 classes."""
+    """Return 12 images of 8 x 8 pixels, brighter for higher classes, and their labels 0 to 2."""
     labels = np.arange(12) % 3
     pixels = (
         np.random.default_rng(0).integers(0, 100, (12, 8, 8, 1)) + 70 * labels[:, None, None, None]

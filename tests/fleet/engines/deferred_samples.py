@@ -1,4 +1,4 @@
-"""Samples of which something is left to the device."""
+"""Random samples with deferred augmentation."""
 
 import numpy as np
 
@@ -11,7 +11,19 @@ DTYPES = ["uint8", "int16", "uint16", "int32", "int64", "float32"]
 def random_deferred_samples(
     dtype="uint8", shape=(9, 12, 3), to=(8, 8), count=12, seed=0, affine=None
 ):
-    """So many at random, whose windows also lie outside of their images; and what they are."""
+    """Return random samples whose crops may exceed their images, and their description.
+
+    Args:
+        dtype: type of the pixels.
+        shape: (height, width, channels) of the images.
+        to: (height, width) of the crops.
+        count: number of samples.
+        seed: seed of the pixels and crops.
+        affine: scaling of the pixels.
+
+    Returns:
+        (count, bytes) uint8 rows as they travel, and the SampleSpec.
+    """
     rng = np.random.default_rng(seed)
     images = (rng.random((count, *shape)) * 250).astype(dtype)
     places = np.stack(

@@ -1,4 +1,4 @@
-"""Sums, as ranks add them up."""
+"""Ranks add up the totals of a step."""
 
 import dataclasses
 
@@ -14,29 +14,29 @@ totals = st.builds(StepTotals, integers, integers, integers, st.booleans(), st.b
 
 
 @given(st.lists(totals, min_size=1, max_size=5), st.sampled_from(["float32", "float64"]))
-def test_what_ranks_pack_and_add_up_is_the_sum_of_what_they_had(ranks, dtype):
-    packed = [sums.pack() for sums in ranks]
+def test_sum_of_packed_totals_is_the_sum_of_totals(ranks, dtype):
+    packed = [rank_totals.pack() for rank_totals in ranks]
     assert {array.shape for array in packed} == {(WIDTH,)}
     assert StepTotals.unpack(np.sum(packed, axis=0).astype(dtype)) == sum(ranks, StepTotals())
 
 
-def test_a_state_keeps_the_totals_and_takes_them_up_again():
+def test_as_tuple_round_trips():
     assert StepTotals(*StepTotals(1.5, 2, 3, stop=True).as_tuple) == StepTotals(1.5, 2, 3)
 
 
 def test_raise_failure_distinguishes_own_and_peer_errors():
     own_error = ValueError("of this rank")
-    for sums in (StepTotals(), StepTotals(failed=True)):
+    for step_totals in (StepTotals(), StepTotals(failed=True)):
         with pytest.raises(ValueError, match="of this rank"):
-            sums.raise_failure(own_error)
+            step_totals.raise_failure(own_error)
     with pytest.raises(PeerFailed):
         StepTotals(failed=True).raise_failure(None)
     StepTotals().raise_failure(None)
 
 
-def test_every_field_travels():
+def test_pack_holds_every_field():
     assert len(dataclasses.fields(StepTotals)) - 1 == len(StepTotals().pack()) == WIDTH
-    more = StepTotals(1, 2, 3, metric_totals=(4, 5))
-    assert StepTotals.unpack(more.pack()) == more
-    assert (more + StepTotals(1) + more).metric_totals == (8, 10)
-    assert StepTotals.from_tuple(more.as_tuple) == more
+    with_metrics = StepTotals(1, 2, 3, metric_totals=(4, 5))
+    assert StepTotals.unpack(with_metrics.pack()) == with_metrics
+    assert (with_metrics + StepTotals(1) + with_metrics).metric_totals == (8, 10)
+    assert StepTotals.from_tuple(with_metrics.as_tuple) == with_metrics

@@ -1,4 +1,4 @@
-"""Networks that take the time of training, and learn nothing."""
+"""Emulated networks take the time of training without computing anything."""
 
 import time
 
@@ -13,19 +13,20 @@ from preprocess.sample import ImageSpec, SampleSpec
 from scheduler.base import CommTime, Network, RateTable, StepTime
 from tests.fakes import Clock, Group
 from tests.fleet.one_process import Launch
+from tests.refusals import refused
 
 SAMPLE = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 3)
-LABELS = np.array([0, 1, 2, -1, 1, 1])  # one could not be read
+LABELS = np.array([0, 1, 2, -1, 1, 1])  # one unreadable sample
 
 
 def network(name="softmax", seed=0):
     return parse({"models": [{"family": "softmax", "name": name}], "seed": seed}).networks[0]
 
 
-def build(group, rates=(10.0, 16.0), time_scale=1.0, **which):
+def build(group, rates=(10.0, 16.0), time_scale=1.0, **options):
     rates = RateTable(6, 4, (Network("softmax", rates),))
     engine = EmulatedEngine(EngineContext(SAMPLE, Resources(time_scale=time_scale), rates))
-    return engine.build(network(**which), group)
+    return engine.build(network(**options), group)
 
 
 def step(trainable, labels=LABELS, **options):
@@ -35,7 +36,7 @@ def step(trainable, labels=LABELS, **options):
 
 
 @pytest.mark.parametrize(("gpus", "samples_per_s"), [(1, 10.0), (2, 16.0), (3, 3 * 8.0 * 0.8)])
-def test_a_step_takes_what_the_rates_say_and_eq_5_beyond_them(gpus, samples_per_s):
+def test_step_sleeps_by_the_rates_and_eq_5_beyond(gpus, samples_per_s):
     group = Group(gpus)
     step(build(group, time_scale=0.5))
     assert group.rested == pytest.approx([0.5 * 6 / samples_per_s])
@@ -43,14 +44,14 @@ def test_a_step_takes_what_the_rates_say_and_eq_5_beyond_them(gpus, samples_per_
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes only where a test says so."""
+    """Replace the clock by one that only the test advances."""
     clock = Clock(100.0)
     monkeypatch.setattr(time, "perf_counter", clock)
     return clock
 
 
-class Late(Group):
-    """A group on a machine that comes back late from some rests."""
+class DelayedGroup(Group):
+    """A group on a machine that oversleeps by given delays."""
 
     def __init__(self, clock, delays):
         super().__init__()
@@ -64,26 +65,24 @@ class Late(Group):
 @pytest.mark.parametrize(
     ("delays", "waits", "rested"),
     [
-        (
-            [0.25, 0.0, 0.9, 0.0, 0.0],
-            [0.0] * 5,
-            [0.6, 0.35, 0.6, -0.3, 0.3],
-        ),  # what the machine is late is made up for
+        # Later steps make up for delays of the machine.
+        ([0.25, 0.0, 0.9, 0.0, 0.0], [0.0] * 5, [0.6, 0.35, 0.6, -0.3, 0.3]),
+        # They do not make up for a wait for samples, but for a short pause.
         ([0.0] * 3, [0.0, 3.0, 0.01], [0.6, 0.6, 0.59]),
     ],
-)  # a wait for samples is not, and a moment is
-def test_steps_take_their_time_on_the_whole(clock, delays, waits, rested):
-    group = Late(clock, delays)
+)
+def test_later_steps_make_up_for_delays(clock, delays, waits, rested):
+    group = DelayedGroup(clock, delays)
     trainable = build(group)
-    for waited in waits:
-        clock.now += waited
+    for wait_s in waits:
+        clock.now += wait_s
         step(trainable)
     assert group.rested == pytest.approx(rested)
     assert any(waits) or clock.now == pytest.approx(100 + 5 * 0.6)
 
 
 def test_emulated_time_between_epochs_counts(clock):
-    group = Late(clock, [0.0, 0.2, 0.0])
+    group = DelayedGroup(clock, [0.0, 0.2, 0.0])
     trainable = build(group)
     step(trainable)
     step(trainable)
@@ -101,12 +100,12 @@ def test_emulated_losses_fall_and_weights_count_samples():
     assert losses[0] == pytest.approx(np.log(3))
     assert losses == sorted(losses, reverse=True)
     assert trainable.state()["weights"][:4].tolist() == [4, 12, 4, 0]
-    judged = trainable.evaluate(np.zeros((6, 1, 1, 1)), LABELS)
-    assert judged.loss / judged.count < losses[-1]
+    totals = trainable.evaluate(np.zeros((6, 1, 1, 1)), LABELS)
+    assert totals.loss / totals.count < losses[-1]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_a_group_of_any_size_comes_to_the_same(size):
+def test_group_of_any_size_gives_the_same_totals(size):
     alone = build(Group())
     expected = [step(alone, stop=True) for _ in range(3)]
 
@@ -123,17 +122,17 @@ def test_a_group_of_any_size_comes_to_the_same(size):
     assert Launch(size, seed=0).run(rank_main)
 
 
-def test_a_state_is_taken_up_and_that_of_another_network_is_not():
+def test_load_restores_a_state_and_refuses_another_networks():
     first, second = build(Group()), build(Group())
     step(first)
     second.load(first.state())
     assert step(second) == step(first)
-    with pytest.raises(CheckpointError, match="another network"):
+    with refused(CheckpointError, "another network", "weights"):
         second.load({"weights": np.zeros(WEIGHTS + 1)})
 
 
-def test_networks_learn_differently():
-    assert step(build(Group(), seed=1)) == step(build(Group(), seed=2))  # all begin alike
+def test_loss_curves_depend_on_the_seed():
+    assert step(build(Group(), seed=1)) == step(build(Group(), seed=2))  # equal initial losses
     ends = []
     for seed in (1, 2):
         trainable = build(Group(), seed=seed)
@@ -164,7 +163,7 @@ def test_emulated_elastic_step_takes_step_and_exchange_time(gpus, size, seconds)
     assert group.rested == pytest.approx([seconds])
 
 
-def test_its_learning_rate_is_said_to_follow_the_batch():
+def test_scale_learning_rate_scales_the_reported_rate():
     trainable = build(Group())
     before = trainable.learning_rate()
     trainable.scale_learning_rate(2.0)

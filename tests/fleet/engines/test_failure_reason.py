@@ -1,4 +1,4 @@
-"""What is said of a network that failed."""
+"""The reason of a failed network is one line."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from fleet.errors import ModelError
 
 
 class ResourceExhaustedError(Exception):
-    """As TensorFlow names its own."""
+    """Named like TensorFlow's error."""
 
 
 KERAS = """in user code:
@@ -29,7 +29,7 @@ KERAS = """in user code:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (ValueError("no such layer"), "ValueError: no such layer"),
+        (ValueError("unknown layer"), "ValueError: unknown layer"),
         (ValueError(), "ValueError"),
         (ModelError("the loss became nan"), "the loss became nan"),
         (MemoryError("wanted 3 GB"), "out of memory: MemoryError: wanted 3 GB"),
@@ -45,7 +45,8 @@ KERAS = """in user code:
         (KeyboardInterrupt(), "it raised KeyboardInterrupt"),
         (
             TypeError(
-                "outer_factory.<locals>.inner_factory.<locals>.tf__own() takes 1 positional argument but 2 were given"
+                "outer_factory.<locals>.inner_factory.<locals>.tf__own() takes 1 positional "
+                "argument but 2 were given"
             ),
             "TypeError: own() takes 1 positional argument but 2 were given",
         ),
@@ -56,5 +57,5 @@ KERAS = """in user code:
         ),
     ],
 )
-def test_an_error_is_told_in_one_line_without_its_traceback(error, reason):
+def test_describe_failure_is_one_line_without_traceback(error, reason):
     assert describe_failure(error) == reason

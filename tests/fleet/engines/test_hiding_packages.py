@@ -1,4 +1,4 @@
-"""Importing packages without some that they can do without."""
+"""Packages can be hidden from the imports of a library that does not need them."""
 
 import sys
 from importlib import import_module
@@ -8,12 +8,12 @@ import pytest
 from fleet.engines.registry import hiding_packages
 
 
-def test_what_is_not_wanted_seems_not_to_be_there(monkeypatch):
+def test_hiding_packages_makes_imports_fail(monkeypatch):
     monkeypatch.delitem(sys.modules, "this", raising=False)
     with hiding_packages("this", "json"):
         import json
 
         with pytest.raises(ImportError):
             import_module("this")
-    assert json is sys.modules["json"]  # it had been imported before
+    assert json is sys.modules["json"]  # json was imported before
     assert "this" not in sys.modules

@@ -1,4 +1,4 @@
-"""From the row of an engine to the engine, ours and users' own."""
+"""Built-in and custom engines are made from their entries in the table of engines."""
 
 import pickle
 import sys
@@ -16,6 +16,7 @@ from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.storage.identity import trial_identity
 from scheduler.base import Network, RateTable
 from tests.fleet.histories import SAMPLE
+from tests.refusals import refused
 
 MODULE = """
 from fleet.spec.engines import EngineInfo
@@ -40,7 +41,7 @@ def first_weights(input_shape, classes): return None
 @pytest.fixture(autouse=True)
 def custom(tmp_path, monkeypatch):
     (tmp_path / "own_engines.py").write_text(MODULE)
-    monkeypatch.delitem(sys.modules, "own_engines", raising=False)  # of another test's folder
+    monkeypatch.delitem(sys.modules, "own_engines", raising=False)  # from another test's folder
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path / "own_engines.py"
 
@@ -59,12 +60,12 @@ def make(engine, rates=None, **parts):
     return make_engine(spec(engine, **parts), SAMPLE, rates, 1, 2)
 
 
-def test_every_row_goes_by_its_own_name_and_has_a_line_of_help():
+def test_engines_are_listed_by_name_and_have_help():
     assert [engine.name for engine in ENGINES.values()] == list(ENGINES)
     assert all(engine.help for engine in ENGINES.values())
 
 
-def test_a_row_of_ours_makes_its_engine(tmp_path):
+def test_make_engine_makes_built_in_engines(tmp_path):
     (tmp_path / "rates.json").touch()
     rates = RateTable(10, 1, (Network("softmax", (1.0,)),))
     assert isinstance(make("numpy"), NumpyEngine)
@@ -77,7 +78,7 @@ def test_a_row_of_ours_makes_its_engine(tmp_path):
 def test_keras_row_makes_engine_and_counts_parameters(monkeypatch):
     from fleet.engines.keras import engine
 
-    # The real one takes the devices of this process.
+    # The real engine would configure the devices of this process.
     monkeypatch.setattr(
         engine, "KerasEngine", lambda setup: SimpleNamespace(exchange_name="", build=setup)
     )
@@ -101,9 +102,7 @@ def test_missing_library_is_reported_with_its_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "fleet.engines.torch.models", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     settings = spec("torch", {"build": "own_engines:first_weights"})
-    with pytest.raises(
-        NotInstalledError, match=r"wants what pip install 'fleet-ensemble\[torch\]' brings"
-    ):
+    with refused(NotInstalledError, "the torch engine", "pip install 'fleet-ensemble[torch]'"):
         count_network_parameters(settings.networks[0], settings, SAMPLE)
 
 
@@ -115,17 +114,21 @@ def test_custom_row_makes_engine_by_path_or_directly(row):
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("row", "names"),
     [
-        ("LOST", "engine 'own_engines:NoSuchClass': module 'own_engines' has no 'NoSuchClass'"),
+        ("LOST", ["engine 'own_engines:NoSuchClass'", "'NoSuchClass'"]),
         (
             "WRONG",
-            "resources.engine: own_engines:WRONG makes a int, which has no exchange_name and no build",
+            [
+                "resources.engine",
+                "own_engines:WRONG returns a int",
+                "no exchange_name and no build",
+            ],
         ),
     ],
 )
-def test_a_row_of_ones_own_that_makes_no_engine_is_refused(row, message):
-    with pytest.raises(UserError, match=message):
+def test_custom_row_that_makes_no_engine_is_refused(row, names):
+    with refused(UserError, *names):
         make(f"own_engines:{row}")
 
 
@@ -161,7 +164,7 @@ def test_spec_refuses_path_that_is_no_engine(engine, wrong, right):
     assert len(refusal.value.mistakes) == 2
 
 
-def test_a_spec_is_held_against_the_row_of_its_engine():
+def test_parse_checks_the_spec_against_its_engine():
     with pytest.raises(
         SpecError, match="the own_engines:ROW engine trains only the family softmax, not cnn"
     ):
@@ -191,13 +194,11 @@ def test_count_parameters_by_family_or_row_or_unknown():
             count_network_parameters(network, settings, SAMPLE) for network in settings.networks
         ] == counts
     settings = spec("own_engines:RAISES", function)
-    with pytest.raises(
-        UserError, match="b: own_engines:first_weights: ZeroDivisionError: division by zero"
-    ):
+    with refused(UserError, "b: own_engines:first_weights", "ZeroDivisionError: division by zero"):
         count_network_parameters(settings.networks[0], settings, SAMPLE)
 
 
-def test_a_checkpoint_takes_what_the_row_says():
+def test_checkpoint_bytes_come_from_the_engine():
     assert ENGINES["keras"].checkpoint_bytes(10, 2) == 10 * 3 * 4
     assert ENGINES["numpy"].checkpoint_bytes(10, 0) == 10 * 2 * 8
     assert find_engine("own_engines:ROW").checkpoint_bytes(10, 1) == 70

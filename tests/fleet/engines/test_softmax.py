@@ -1,4 +1,4 @@
-"""Softmax regression, against what can be written down by hand."""
+"""Softmax regression matches results that are derived by hand."""
 
 import dataclasses
 
@@ -16,6 +16,7 @@ from preprocess.sample import Affine, ImageSpec
 from tests.examples import examples
 from tests.fleet.histories import SAMPLE, spec
 from tests.fleet.one_process import Launch
+from tests.refusals import refused
 
 RATE, MOMENTUM = 0.1, 0.5
 
@@ -36,7 +37,7 @@ def samples(count, seed=0):
 
 
 def mean_loss(weights, images, labels):
-    """The cross entropy, written down plainly."""
+    """Return the cross entropy by its plain formula."""
     inputs = np.concatenate(
         [images.reshape(len(images), -1).astype(float), np.ones((len(images), 1))], axis=1
     )
@@ -68,7 +69,7 @@ def test_step_follows_numeric_gradient_and_momentum():
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
 def test_step_of_any_group_matches_single_rank(rows, size, seed):
     images, labels = samples(rows, seed)
-    labels[seed % rows] = -1  # one could not be read
+    labels[seed % rows] = -1  # one unreadable sample
     alone = network()
     expected = alone.step(images, labels, rows)
     results, weights = {}, {}
@@ -85,9 +86,9 @@ def test_step_of_any_group_matches_single_rank(rows, size, seed):
         np.testing.assert_allclose(weights[rank], alone.state()["weights"], rtol=1e-12)
 
 
-def test_a_batch_of_which_nothing_could_be_read_changes_nothing():
+def test_batch_without_readable_samples_changes_nothing():
     trainable, (images, labels) = network(), samples(4)
-    trainable.step(images, labels, 4)  # it has gathered speed
+    trainable.step(images, labels, 4)  # now the velocity is not zero
     before = trainable.state()
     result = trainable.step(images, np.full(4, -1), 4)
     assert (result.loss, result.correct, result.count) == (0, 0, 0)
@@ -113,7 +114,7 @@ def test_step_failure_on_one_rank_raises_on_all(wrong):
     assert raised[1] in (ValueError, IndexError)
 
 
-def test_the_wish_of_one_rank_to_stop_reaches_all():
+def test_stop_flag_of_one_rank_reaches_all():
     stops = {}
 
     def rank_main(world):
@@ -126,7 +127,7 @@ def test_the_wish_of_one_rank_to_stop_reaches_all():
     assert set(map(tuple, stops.values())) == {(False, True)}
 
 
-def test_what_the_stream_leaves_to_the_engine_is_done_first():
+def test_scaling_left_to_the_engine_is_applied_first():
     images, labels = samples(5)
     scaled = network(dataclasses.replace(SAMPLE, affine=Affine(mean=0.5, std=0.25)))
     plain = network(dataclasses.replace(SAMPLE, image=ImageSpec((4, 4, 1), "float32")))
@@ -137,7 +138,7 @@ def test_what_the_stream_leaves_to_the_engine_is_done_first():
     assert trainable.pack() == pytest.approx(reference.pack(), rel=1e-5)
 
 
-def test_a_network_goes_on_from_its_state_as_if_nothing_had_been():
+def test_network_resumes_from_its_state():
     trainable, reference = network(), network()
     trainable.step(*samples(4), 4)
     reference.load(trainable.state())
@@ -145,7 +146,7 @@ def test_a_network_goes_on_from_its_state_as_if_nothing_had_been():
     assert trainable.evaluate(*samples(9, 2)) == reference.evaluate(*samples(9, 2))
 
 
-def test_a_state_is_a_copy():
+def test_state_is_a_copy():
     trainable = network()
     state = trainable.state()
     trainable.step(*samples(4), 4)
@@ -160,12 +161,12 @@ def test_a_state_is_a_copy():
         {"weights": np.zeros((2, 3)), "velocity": np.zeros((2, 3))},
     ],
 )
-def test_the_checkpoint_of_another_network_is_refused(arrays):
-    with pytest.raises(CheckpointError, match="a checkpoint of another network"):
+def test_checkpoint_of_another_network_is_refused(arrays):
+    with refused(CheckpointError, "another network", "velocity"):
         network().load(arrays)
 
 
-def test_what_the_engine_cannot_do_is_the_networks_failure():
+def test_initial_weights_of_wrong_shape_are_refused():
     built = spec({"build": "tests.sources:zeros"})
     wrong = dataclasses.replace(
         built.networks[0],
@@ -173,7 +174,7 @@ def test_what_the_engine_cannot_do_is_the_networks_failure():
             built.networks[0].architecture, target="tests.fleet.engines.test_softmax:two_weights"
         ),
     )
-    with pytest.raises(ModelError, match=r"returned weights of shape \(2,\), not \(17, 3\)"):
+    with refused(ModelError, "test_softmax:two_weights", "(2,)", "(17, 3)"):
         NumpyEngine(SAMPLE).build(wrong, SingleRankGroup())
 
 

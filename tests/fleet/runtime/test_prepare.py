@@ -292,7 +292,7 @@ def test_fresh_deletes_nothing_without_engine_library(asking, monkeypatch):
     asking.leave_checkpoint()
     monkeypatch.setitem(sys.modules, "torch", None)
     asking.content["resources"]["engine"] = "torch"
-    assert "No module named 'torch'; the torch engine wants what pip install" in asking.refused(
+    assert "No module named 'torch'; the torch engine requires: pip install" in asking.refused(
         fresh=True
     )
     assert asking.run.last("a").exists()

@@ -330,10 +330,10 @@ def test_a_model_without_a_loss_is_not_warned_of(build, my_models, name):
         (
             "logits",
             UserError,
-            "is called with input_shape, classes, depth: got an unexpected .* 'depth'",
+            "does not accept the arguments input_shape, classes, depth: got an unexpected .* 'depth'",
         ),
         ("raises", ModelError, "my_test_models:raises raised ValueError: no such thing"),
-        ("no_model", ModelError, "returned a list, not a keras.Model"),
+        ("no_model", ModelError, "returned a list; it should return a keras.Model"),
         ("one_class_more", ModelError, r"outputs of shape \(None, 4\), not \(None, 3\)"),
         ("other_images", ModelError, "cannot take images of 4x4x1: "),
         ("probabilities", ModelError, "leave out the last softmax, so that it returns logits"),

@@ -199,7 +199,7 @@ def test_a_state_of_another_network_is_refused(engine):
     trainable = engine.build(network(), SingleRankGroup())
     state = trainable.state()
     state.pop(next(iter(state)))
-    with pytest.raises(CheckpointError, match="a checkpoint of another network"):
+    with pytest.raises(CheckpointError, match="belongs to another network"):
         trainable.load(state)
 
 

@@ -215,7 +215,9 @@ def test_an_optimizer_of_ones_own():
     assert [custom.step(*samples(), 12) for _ in range(3)] == [
         expected.step(*samples(), 12) for _ in range(3)
     ]
-    with pytest.raises(SettingError, match="returned a float, not a keras.optimizers.Optimizer"):
+    with pytest.raises(
+        SettingError, match="returned a float; it should return a keras.optimizers.Optimizer"
+    ):
         build({"name": f"{__name__}:no_optimizer", "learning_rate": 0.1})
 
 

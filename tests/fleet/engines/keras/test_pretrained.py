@@ -148,7 +148,7 @@ def test_a_pattern_that_meets_nothing_is_a_mistake(built, tmp_path):
     first = built()
     first.export(first.state(), tmp_path / "best.keras")
     with pytest.raises(
-        SettingError, match=r"'head.\*' matches no weight; there are stage0_conv/kernel, "
+        SettingError, match=r"'head.\*' matches no weight; the weights are stage0_conv/kernel, "
     ) as caught:
         built().load_pretrained(tmp_path / "best.keras", ["head.*"])
     assert caught.value.setting == ("train", "start", "skip")

@@ -230,7 +230,7 @@ def test_class_weights_apply_to_pixel_losses_only():
     )
     assert named.loss == pytest.approx(default.loss, rel=1e-5)
     with pytest.raises(
-        SettingError, match="dice gives a number for each mask, and weights are of pixels"
+        SettingError, match="class_weights apply to pixels, but dice returns one number per mask"
     ):
         build("mask", loss="dice", class_weights=weights)
 
@@ -282,8 +282,11 @@ def test_spec_refuses_missing_or_invalid_parameters(train, complaint):
             {"metrics": [{"AUC": {"corve": "PR"}}]},
             "the metric AUC takes no corve; it takes num_thresholds, curve",
         ),
-        ({"loss": {"huber": {"delte": 1}}}, "huber takes no delte; it takes delta"),
-        ({"loss": {"huber": {"axis": 1}}}, "huber takes no axis"),
+        (
+            {"loss": {"huber": {"delte": 1}}},
+            "huber has no parameter delte; its parameters are delta",
+        ),
+        ({"loss": {"huber": {"axis": 1}}}, "huber has no parameter axis"),
     ],
 )
 def test_loss_refuses_unknown_parameters(train, complaint):

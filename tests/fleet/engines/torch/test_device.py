@@ -78,7 +78,7 @@ def test_more_trainers_than_gpus_are_refused(visible):
 
     visible(2)
     with pytest.raises(
-        UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"
+        UserError, match="this node has 2 visible GPUs, but this rank is its trainer number 3"
     ):
         configure_device(2, 3)
 

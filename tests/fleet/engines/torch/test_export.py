@@ -304,7 +304,9 @@ def test_what_does_not_fit_is_named_one_by_one(tmp_path):
     assert "num_batches" not in str(caught.value)
     with pytest.raises(SettingError, match="the file has no .*; the network has no body.0.bias"):
         built(CNN).load_pretrained(tmp_path / "best.safetensors", ())
-    with pytest.raises(SettingError, match="'tail' matches no weight; there are body.0.weight, "):
+    with pytest.raises(
+        SettingError, match="'tail' matches no weight; the weights are body.0.weight, "
+    ):
         built(NET).load_pretrained(tmp_path / "best.safetensors", ["tail"])
     with pytest.raises(SettingError, match="nothing is left to train"):
         built(NET, start={"file": "best.safetensors", "freeze": ["*"]})

@@ -125,9 +125,7 @@ def test_a_state_of_another_network_is_refused():
     trainable = built()
     state = trainable.state()
     state.pop("model/stage0_conv.weight")
-    with pytest.raises(
-        CheckpointError, match=r"another network: it differs in model/stage0_conv\.weight"
-    ):
+    with pytest.raises(CheckpointError, match=r"another network; .*: model/stage0_conv\.weight"):
         trainable.load(state)
 
 
@@ -299,7 +297,7 @@ def test_integer_inputs_reach_embedding_unchanged():
     [
         ("probable", "gives probabilities, by a softmax; leave it out"),
         ("of_another_size", r"\(None, 4\), not \(None, 3\)"),
-        ("no_module", "returned a int, not a torch.nn.Module"),
+        ("no_module", "returned a int; it should return a torch.nn.Module"),
         ("raising", "raised ValueError: no luck"),
         ("frozen", "no parameter to train"),
         ("embedding", "cannot take images of"),
