@@ -7,7 +7,7 @@ import keras
 
 def broken(input_shape, classes):
     """A model function that raises."""
-    raise ValueError("no such layer")
+    raise ValueError("unknown layer")
 
 
 class _Explodes(keras.layers.Layer):

@@ -213,7 +213,7 @@ def not_a_number(input_shape, classes):
 
 def broken(input_shape, classes):
     """A model function that raises."""
-    raise ValueError("no such layer")
+    raise ValueError("unknown layer")
 
 
 def exits(input_shape, classes):

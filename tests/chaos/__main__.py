@@ -1,7 +1,8 @@
-"""Faults at random moments, and what became of them: ``python -m tests.chaos --document docs/reliability.md``.
+"""Inject faults at random moments: ``python -m tests.chaos --document docs/reliability.md``.
 
-Every case is repeatable by its seed, alone or with others: ``python -m tests.chaos --seeds 17``, of launches over one
-folder ``--beside-seeds 3 4``, of searches ``--search-seeds 5``, with TensorFlow ``--tensorflow-seeds 2``.
+Repeat cases by their seeds: ``python -m tests.chaos --seeds 17``, ``--concurrent-seeds 3 4`` for
+launches that share a folder, ``--search-seeds 5`` for searches, ``--tensorflow-seeds 2`` for
+TensorFlow.
 """
 
 import argparse
@@ -22,12 +23,12 @@ from fleet.spec import load
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from tests.chaos import searches
-from tests.chaos.beside import EPOCHS, LEASE_S, carry_out
+from tests.chaos.concurrent_launches import EPOCHS, LEASE_S, carry_out
 from tests.chaos.faults import FAULTS, MOST_LAUNCHES, TENSORFLOW_FAULTS, TRAINED, Case, Trial
 
 
 class Seeds(NamedTuple):
-    """Of the cases to carry out: with the numpy engine, with TensorFlow, of launches over one folder, of searches."""
+    """Seeds of the cases: numpy engine, TensorFlow, launches that share a folder, searches."""
 
     numpy: Sequence[int]
     keras: Sequence[int]
@@ -36,85 +37,94 @@ class Seeds(NamedTuple):
 
 
 def parse(argv=None):
-    """What the command line asks for, and the seeds of the cases."""
+    """Return the arguments of the command line and the seeds of the cases."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--cases", type=int, default=100, help="with the numpy engine")
-    parser.add_argument("--tensorflow", type=int, default=10, help="cases with TensorFlow")
     parser.add_argument(
-        "--beside",
+        "--cases", type=int, default=100, help="number of cases with the numpy engine"
+    )
+    parser.add_argument(
+        "--tensorflow", type=int, default=10, help="number of cases with TensorFlow"
+    )
+    parser.add_argument(
+        "--concurrent",
         type=int,
-        help="cases of launches over one folder (30 for 100 of the numpy engine)",
+        help="number of cases with launches that share a folder (default: 0.3 of --cases)",
     )
     parser.add_argument(
-        "--searches", type=int, help="cases of searches, each killed some five times (13 for 100)"
+        "--searches",
+        type=int,
+        help="number of searches, each killed about five times (default: 1/8 of --cases)",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", help="only these cases of the numpy engine")
+    parser.add_argument("--seeds", type=int, nargs="+", help="run only these numpy cases")
     parser.add_argument(
-        "--tensorflow-seeds", type=int, nargs="+", help="only these cases with TensorFlow"
+        "--tensorflow-seeds", type=int, nargs="+", help="run only these TensorFlow cases"
     )
     parser.add_argument(
-        "--beside-seeds", type=int, nargs="+", help="only these cases of launches over one folder"
+        "--concurrent-seeds", type=int, nargs="+", help="run only these cases of shared folders"
     )
-    parser.add_argument("--search-seeds", type=int, nargs="+", help="only these cases of searches")
-    parser.add_argument("--minutes", type=float, help="begin no case after so long")
-    parser.add_argument("--document", type=Path, help="where to write what came out")
+    parser.add_argument("--search-seeds", type=int, nargs="+", help="run only these searches")
+    parser.add_argument("--minutes", type=float, help="start no case after this time")
+    parser.add_argument("--document", type=Path, help="write the results to this Markdown file")
     parser.add_argument(
-        "--run",
-        type=Path,
-        help="a run, such as the demo's, of which to say what checkpoints cost it",
+        "--run", type=Path, help="a run without faults; reports the cost of its checkpoints"
     )
     arguments = parser.parse_args(argv)
     numbers = (
         arguments.seeds,
         arguments.tensorflow_seeds,
-        arguments.beside_seeds,
+        arguments.concurrent_seeds,
         arguments.search_seeds,
     )
     if any(numbers):
         return arguments, Seeds(*(seeds or () for seeds in numbers))
-    concurrent = round(0.3 * arguments.cases) if arguments.beside is None else arguments.beside
-    searched = math.ceil(arguments.cases / 8) if arguments.searches is None else arguments.searches
+    concurrent, searched = arguments.concurrent, arguments.searches
+    if concurrent is None:
+        concurrent = round(0.3 * arguments.cases)
+    if searched is None:
+        searched = math.ceil(arguments.cases / 8)
     return arguments, Seeds(
         *map(range, (arguments.cases, arguments.tensorflow, concurrent, searched))
     )
 
 
 def main():
-    """Returns 0 when every case came to a good end."""
+    """Run the cases and return 0 if all pass."""
     arguments, seeds = parse()
     cases = [*map(Case.draw, seeds.numpy), *(Case.draw(seed, "keras") for seed in seeds.keras)]
     began, outcomes = time.monotonic(), []
     if os.geteuid() != 0:
-        print("cases of a full disk are left out: only root may mount one")
+        print("cases with a full disk are skipped: only root can mount a small file system")
         cases = [case for case in cases if case.fault != "disk full"]
     for case in cases:
         if arguments.minutes and time.monotonic() - began > 60 * arguments.minutes:
-            print(f"{len(cases) - len(outcomes)} cases are left out: the time is over")
+            print(f"{len(cases) - len(outcomes)} cases are skipped: the time (--minutes) is over")
             break
         outcomes.append(_carry_out(case))
-    concurrent = [_carry_out_beside(seed) for seed in seeds.concurrent]
-    searched = [_carry_out_search(seed) for seed in seeds.searches]
+    concurrent = [_run_concurrent(seed) for seed in seeds.concurrent]
+    searched = [_run_search(seed) for seed in seeds.searches]
     if arguments.document:
         arguments.document.write_text(document(outcomes, arguments.run, concurrent, searched))
-    return 1 if any(outcome.broken for outcome in [*outcomes, *concurrent, *searched]) else 0
+    return int(any(outcome.violation for outcome in [*outcomes, *concurrent, *searched]))
 
 
-def _carry_out_beside(seed):
+def _run_concurrent(seed):
     case = carry_out(seed)
     print(
-        f"beside {seed}: {', '.join(case.faults)}: {case.again} epochs again, {case.seconds:.0f} s"
-        f"{f'; BROKEN: {case.broken}' if case.broken else ''}",
+        f"concurrent {seed}: {', '.join(case.faults)}: {case.again} epochs again, "
+        f"{case.seconds:.0f} s"
+        f"{f'; FAILED: {case.violation}' if case.violation else ''}",
         flush=True,
     )
     return case
 
 
-def _carry_out_search(seed):
+def _run_search(seed):
     case = searches.carry_out(seed)
     print(
-        f"search {seed}: {case.search}, killed {len(case.kills)} times ({', '.join(case.kills)}): {case.decisions} "
+        f"search {seed}: {case.search}, killed {len(case.kills)} times ({', '.join(case.kills)}): "
+        f"{case.decisions} "
         f"decisions, {case.again} epochs again, {case.seconds:.0f} s"
-        f"{f'; BROKEN: {case.broken}' if case.broken else ''}",
+        f"{f'; FAILED: {case.violation}' if case.violation else ''}",
         flush=True,
     )
     return case
@@ -124,30 +134,37 @@ def _carry_out(case):
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{case.engine}-{case.seed}-"))
     outcome = Trial(case, folder).run()
     under = ", under ULFM" if case.outlives else ""
+    pause = f", pause {outcome.pause_s:.3f} s" if outcome.pause_s is not None else ""
     print(
         f"{case.engine} {case.seed}: {case.fault}{under} after {case.after_epochs} epochs, "
-        f"{case.ranks} ranks, {case.policy}: statuses {outcome.statuses}, {outcome.twice} samples twice, "
-        f"{outcome.seconds:.0f} s{f', pause {outcome.pause_s:.3f} s' if outcome.pause_s is not None else ''}"
-        f"{f'; BROKEN: {outcome.broken}; see {folder}' if outcome.broken else ''}",
+        f"{case.ranks} ranks, {case.policy}: statuses {outcome.statuses}, "
+        f"{outcome.twice} samples twice, {outcome.seconds:.0f} s{pause}"
+        f"{f'; FAILED: {outcome.violation}; see {folder}' if outcome.violation else ''}",
         flush=True,
     )
-    if not outcome.broken:
+    if not outcome.violation:
         shutil.rmtree(folder)
     return outcome
 
 
 def document(outcomes, run=None, concurrent=(), searched=()):
-    """The page, made of what was measured."""
+    """Return the page of the results."""
     lines = [
         "# Reliability: what happens to runs under random faults",
         "",
-        "`make chaos` (`python -m tests.chaos --document docs/reliability.md`) writes this page; do not edit it.",
+        "`make chaos` (`python -m tests.chaos --document docs/reliability.md`) writes this page; "
+        "do not edit it.",
         "",
-        "Does a run survive the death of a rank, a full disk, or a damaged checkpoint? Each case is a small ensemble",
-        "(three networks, 3 to 5 ranks, 108 training samples) with one fault at a random moment. The same command is",
-        "repeated until all networks are done. A case passes if every network finished each epoch once, with all",
-        "samples; if one of them, trained again alone, has the same losses (to 1e-9, with TensorFlow 1e-4); and if",
-        "every checkpoint and table was intact after every launch. A case without output for 60 s (TensorFlow 180 s)",
+        "Does a run survive the death of a rank, a full disk, or a damaged checkpoint? Each case "
+        "is a small ensemble",
+        "(three networks, 3 to 5 ranks, 108 training samples) with one fault at a random moment. "
+        "The same command is",
+        "repeated until all networks are done. A case passes if every network finished each epoch "
+        "once, with all",
+        "samples; if one of them, trained again alone, has the same losses (to 1e-9, with "
+        "TensorFlow 1e-4); and if",
+        "every checkpoint and table was intact after every launch. A case without output for 60 s "
+        "(TensorFlow 180 s)",
         "fails.",
         "",
     ]
@@ -157,38 +174,42 @@ def document(outcomes, run=None, concurrent=(), searched=()):
     ):
         rows = [outcome for outcome in outcomes if outcome.case.engine == engine]
         if rows:
-            good = sum(not outcome.broken for outcome in rows)
+            good = sum(not outcome.violation for outcome in rows)
             lines += [
                 f"## {title}: {len(rows)} cases, {good} passed",
                 "",
                 *_table(rows, faults),
                 "",
             ]
-    lines += _pauses(outcomes) + _concurrent_table(concurrent) + _searched(searched)
+    lines += _pauses(outcomes) + _concurrent_table(concurrent) + _search_table(searched)
     if run is not None:
-        lines += _blocked(run)
+        lines += _checkpoint_cost(run)
     lines += [
-        f"- launches over one folder, seed {case.seed}: {case.broken}"
+        f"- launches over one folder, seed {case.seed}: {case.violation}"
         for case in concurrent
-        if case.broken
+        if case.violation
     ]
     lines += [
-        f"- search, seed {case.seed}, {case.search}: {case.broken}"
+        f"- search, seed {case.seed}, {case.search}: {case.violation}"
         for case in searched
-        if case.broken
+        if case.violation
     ]
-    if broken := [outcome for outcome in outcomes if outcome.broken]:
-        lines += ["## What broke", ""]
+    failed = [outcome for outcome in outcomes if outcome.violation]
+    if failed:
+        lines += ["## Failed cases", ""]
         lines += [
-            f"- {outcome.case.engine}, seed {outcome.case.seed}, {outcome.case.fault}: {outcome.broken}"
-            for outcome in broken
-        ] + [""]
+            f"- {outcome.case.engine}, seed {outcome.case.seed}, {outcome.case.fault}: "
+            f"{outcome.violation}"
+            for outcome in failed
+        ]
+        lines += [""]
     return "\n".join(lines)
 
 
 def _table(outcomes, faults):
     rows = [
-        "| fault | cases | passed | in the same launch | max launches | samples trained twice, median | max |",
+        "| fault | cases | passed | in the same launch | max launches | samples trained twice, "
+        "median | max |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for fault in faults:
@@ -197,7 +218,7 @@ def _table(outcomes, faults):
             continue
         twice = [outcome.twice for outcome in case_rows]
         rows.append(
-            f"| {fault} | {len(case_rows)} | {sum(not outcome.broken for outcome in case_rows)} "
+            f"| {fault} | {len(case_rows)} | {sum(not outcome.violation for outcome in case_rows)} "
             f"| {sum(outcome.outlived for outcome in case_rows)} "
             f"| {max(len(outcome.statuses) for outcome in case_rows)} of {MOST_LAUNCHES} "
             f"| {statistics.median(twice):.0f} | {max(twice)} |"
@@ -205,7 +226,8 @@ def _table(outcomes, faults):
     statuses = Counter(status for outcome in outcomes for status in outcome.statuses[:-1])
     ended = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
     summary = (
-        f"An epoch has {TRAINED} samples, and at most three networks train at a time. All launches except "
+        f"An epoch has {TRAINED} samples, and at most three networks train at a time. All "
+        "launches except "
         f"the last one of each case ended with one of these statuses (count): {ended}."
     )
     return [*rows, "", summary if ended else ""]
@@ -224,52 +246,54 @@ def _pauses(outcomes):
                 f"- {name}: median {statistics.median(pauses):.3f} s, max {max(pauses):.3f} s "
                 f"({len(pauses)} {'death' if len(pauses) == 1 else 'deaths'})"
             )
-    return (
-        [
-            "## Time from a rank's death to the next step of the survivors",
-            "",
-            "With `mpirun --with-ft ulfm`, for the ranks in the group of the dead rank:",
-            "",
-            *lines,
-            "",
-        ]
-        if lines
-        else []
-    )
+    if not lines:
+        return []
+    return [
+        "## Time from a rank's death to the next step of the survivors",
+        "",
+        "With `mpirun --with-ft ulfm`, for the ranks in the group of the dead rank:",
+        "",
+        *lines,
+        "",
+    ]
 
 
 def _concurrent_table(cases):
-    """What came of launches over one folder."""
+    """Return the section on launches that share a folder."""
     if not cases:
         return []
-    good, faults = (
-        sum(not case.broken for case in cases),
-        [fault for case in cases for fault in case.faults],
-    )
+    good = sum(not case.violation for case in cases)
+    faults = [fault for case in cases for fault in case.faults]
     again = [case.again for case in cases]
     return [
         f"## Launches over one folder: {len(cases)} cases, {good} passed",
         "",
-        f"Two launches share four networks of {EPOCHS} epochs. One of them was killed {faults.count('kill')} "
-        f"times, and stopped {faults.count('stop')} times for {LEASE_S / 2:g} to {3 * LEASE_S:g} s, with leases "
+        f"Two launches share four networks of {EPOCHS} epochs. One of them was killed "
+        f"{faults.count('kill')} "
+        f"times, and stopped {faults.count('stop')} times for {LEASE_S / 2:g} to {3 * LEASE_S:g} "
+        "s, with leases "
         f"of {LEASE_S:g} s; then another one was started. Epochs trained again: median "
         f"{statistics.median(again):g}, max {max(again)}.",
         "",
     ]
 
 
-def _searched(cases):
-    """What came of searches that were killed again and again."""
+def _search_table(cases):
+    """Return the section on searches that were killed repeatedly."""
     if not cases:
         return []
-    good = sum(not case.broken for case in cases)
+    good = sum(not case.violation for case in cases)
     lines = [
         f"## Searches: {len(cases)} cases, {good} passed",
         "",
-        f"Four ranks search among networks of up to {searches.EPOCHS} epochs. Launches are killed at random "
-        "moments: all ranks, the coordinator, or one other rank. A case passes if a searcher that gets all "
-        "calls of the log again gives the same answers, and a pruner that gets all epochs again gives the same "
-        "verdicts; if no call was made twice, and every proposed network is finished or pruned; and if no "
+        f"Four ranks search among networks of up to {searches.EPOCHS} epochs. Launches are killed "
+        "at random "
+        "moments: all ranks, the coordinator, or one other rank. A case passes if a searcher that "
+        "gets all "
+        "calls of the log again gives the same answers, and a pruner that gets all epochs again "
+        "gives the same "
+        "verdicts; if no call was made twice, and every proposed network is finished or pruned; "
+        "and if no "
         "network repeated more than one epoch per kill.",
         "",
         "| search | cases | passed | kills | calls and verdicts | epochs trained again |",
@@ -279,23 +303,27 @@ def _searched(cases):
         rows = [case for case in cases if case.search == search]
         if rows:
             lines.append(
-                f"| {search} | {len(rows)} | {sum(not case.broken for case in rows)} "
-                f"| {sum(len(case.kills) for case in rows)} | {sum(case.decisions for case in rows)} "
+                f"| {search} | {len(rows)} | {sum(not case.violation for case in rows)} "
+                f"| {sum(len(case.kills) for case in rows)} | "
+                f"{sum(case.decisions for case in rows)} "
                 f"| {sum(case.again for case in rows)} |"
             )
     return [*lines, ""]
 
 
-def _blocked(run):
-    """What checkpoints cost a run without faults."""
+def _checkpoint_cost(run):
+    """Return the section on the cost of checkpoints in a run without faults."""
     spent = account(read_events(RunPaths(run).events)).spent
     with_data = spent.checkpointing / (spent.training + spent.data)
     return [
         "## Cost of checkpoints",
         "",
-        f"In a run of `{load(RunPaths(run).spec).document.name}` without a fault, training was blocked for "
-        f"{spent.checkpointing:.2f} GPU-seconds while weights were copied or the writer lagged behind. This is "
-        f"{spent.checkpointing / spent.training:.2%} of the time in which networks were trained, or "
+        f"In a run of `{load(RunPaths(run).spec).document.name}` without a fault, training was "
+        "blocked for "
+        f"{spent.checkpointing:.2f} GPU-seconds while weights were copied or the writer lagged "
+        "behind. This is "
+        f"{spent.checkpointing / spent.training:.2%} of the time in which networks were trained, "
+        "or "
         f"{with_data:.2%} if waiting for "
         "samples is included (the paper: 2.7 to 6.3 %).",
         "",

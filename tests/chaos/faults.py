@@ -1,6 +1,6 @@
-"""One case of chaos: a small ensemble, one fault at a random moment, the same command until all is done.
+"""Run a small ensemble with one fault at a random moment, and repeat the command until all is done.
 
-Everything about a case follows from its seed, but for what the machine adds to the moment.
+The seed of a case decides everything except how fast the machine is.
 """
 
 import json
@@ -41,16 +41,17 @@ SAMPLES, CLASSES, DISK_BYTES = 120, 3, 2**22
 TRAINED = 108  # of them; a tenth is for validation
 
 
-class Broken(Exception):
-    """An invariant does not hold, or a launch hangs; says which."""
+class InvariantViolated(Exception):
+    """An invariant does not hold, or a launch hangs."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is done in one case.
+    """One case: an ensemble and a fault.
 
     Attributes:
-        after_epochs, moment_s: of the fault: so many epochs of any network, and so many seconds later.
+        after_epochs: epochs of all networks before the fault.
+        moment_s: seconds from then to the fault.
         outlives: whether ranks are started under ULFM.
     """
 
@@ -69,17 +70,24 @@ class Case:
 
     @classmethod
     def draw(cls, seed, engine="numpy", fault=None):
-        """A case from its seed; every ninth has the same fault."""
+        """Draw a case from its seed; every ninth case has the same fault."""
         rng = random.Random(seed)
         is_numpy = engine == "numpy"
         kinds = FAULTS if is_numpy else TENSORFLOW_FAULTS
         fault = fault or kinds[seed % len(kinds)]
+        trainers = rng.choice((2, 3))
+        if fault == "preprocessor":
+            preprocessors = 2
+        elif is_numpy:
+            preprocessors = rng.choice((1, 2))
+        else:
+            preprocessors = 1
         return cls(
             seed,
             engine,
             fault,
-            trainers=rng.choice((2, 3)),
-            preprocessors=2 if fault == "preprocessor" else rng.choice((1, 2)) if is_numpy else 1,
+            trainers=trainers,
+            preprocessors=preprocessors,
             policy=rng.choice(("global", "adaptive", "local")),
             every=rng.choice((None, "0.2s")),
             epochs=10,
@@ -96,13 +104,14 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What came of a case.
+    """The outcome of a case.
 
     Attributes:
-        statuses: of all launches, in order.
-        twice: samples that were trained more than once.
-        pause_s: from the death of a rank to the next step of one that it trained with; None where there was none.
-        broken: which invariant, or nothing.
+        statuses: exit statuses of all launches, in order.
+        twice: number of samples that were trained more than once.
+        pause_s: seconds from a rank's death to the next step of its group; None if no group
+            outlived a rank.
+        violation: the invariant that does not hold; empty if the case passed.
     """
 
     case: Case
@@ -110,17 +119,17 @@ class Outcome:
     twice: int = 0
     pause_s: float | None = None
     failed: dict[str, str] = field(default_factory=dict)
-    broken: str = ""
+    violation: str = ""
     seconds: float = 0.0
 
     @property
     def outlived(self):
-        """Whether the launch that was struck came to its end."""
+        """Return True if the launch with the fault ran to its end."""
         return len(self.statuses) == 1
 
 
 class Trial:
-    """Carries a case out in a folder of its own."""
+    """Runs one case in a separate folder."""
 
     def __init__(self, case, folder):
         self.case, self.folder = case, folder
@@ -130,11 +139,11 @@ class Trial:
         self.steps = folder / "steps"
         self.outcome = Outcome(case)
         self._undo = []
-        self._struck_at = None  # wall-clock time, and the ranks that were hit
-        self._hit = ()
+        self._fault_time = None  # wall-clock time
+        self._killed = ()  # ranks
 
     def run(self):
-        """Returns the outcome; whatever is wrong is in it."""
+        """Run the case and return its outcome, including any violated invariant."""
         began = time.monotonic()
         self._write_images()
         if self.case.fault == "disk full":
@@ -145,10 +154,10 @@ class Trial:
             )
         try:
             self._write_spec()
-            self._launch(self._strike)
+            self._launch(self._inject_fault)
             while not self._is_over():
                 if len(self.outcome.statuses) == MOST_LAUNCHES:
-                    raise Broken(
+                    raise InvariantViolated(
                         f"not done after {MOST_LAUNCHES} launches: {self.outcome.statuses}"
                     )
                 self._launch()
@@ -157,8 +166,8 @@ class Trial:
             for undo in self._undo:
                 undo()
             self._check_replay()
-        except Broken as broken:
-            self.outcome.broken = str(broken)
+        except InvariantViolated as error:
+            self.outcome.violation = str(error)
         finally:
             if self.case.fault == "disk full":
                 subprocess.run(["umount", "-l", self.output], check=True)
@@ -171,9 +180,8 @@ class Trial:
         pixels = np.random.default_rng(self.case.seed)
         for number in range(SAMPLES):
             image = pixels.integers(0, 100, (6, 6, 3), np.uint8)
-            image[2 * (number % CLASSES) : 2 * (number % CLASSES) + 2] += (
-                100  # two rows say the class
-            )
+            # Two bright rows show the class.
+            image[2 * (number % CLASSES) : 2 * (number % CLASSES) + 2] += 100
             path = self.folder / "images" / f"class-{number % CLASSES}" / f"{number:03d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(path)
@@ -201,9 +209,8 @@ class Trial:
         }
         (self.folder / "rates.json").write_text(json.dumps(rates))
         schedule = {"policy": case.policy}
-        if (
-            case.seed % 4 or case.engine == "keras"
-        ):  # one in four learns its rates, or measures them before
+        # One case in four measures its rates, before or during training.
+        if case.seed % 4 or case.engine == "keras":
             schedule["rates"] = str(self.folder / "rates.json")
         spec = {
             "name": "chaos",
@@ -260,29 +267,29 @@ class Trial:
                 start_new_session=True,
             )
 
-    def _launch(self, strike=None):
-        """Start, do the fault to it, and wait for its end, as long as it shows signs of life."""
+    def _launch(self, inject=None):
+        """Start a launch, inject the fault, and wait for its end; fail if it shows no progress."""
         process = self._start(self.case.ranks, outlives=self.case.outlives)
-        life, seen, strike_at = None, time.monotonic(), None
+        sizes, seen, inject_at = None, time.monotonic(), None
         while process.poll() is None:
             time.sleep(0.01)
             now = time.monotonic()
-            if life != (
-                life := [
-                    path.stat().st_size if path.exists() else 0
-                    for path in (self.paths.events, self.steps, self.folder / "output.txt")
-                ]
-            ):
+            previous = sizes
+            sizes = [
+                path.stat().st_size if path.exists() else 0
+                for path in (self.paths.events, self.steps, self.folder / "output.txt")
+            ]
+            if sizes != previous:
                 seen = now
             if now - seen > self.case.patience_s:
                 self._kill(_ranks_of(process).values())
                 process.kill()
-                raise Broken(f"no event for {self.case.patience_s} s")
-            if strike and strike_at is None and self._has_come():
-                strike_at = now + self.case.moment_s
-            if strike and strike_at is not None and now >= strike_at:
-                strike(process)
-                strike = None
+                raise InvariantViolated(f"no event for {self.case.patience_s} s")
+            if inject and inject_at is None and self._is_fault_due():
+                inject_at = now + self.case.moment_s
+            if inject and inject_at is not None and now >= inject_at:
+                inject(process)
+                inject = None
         self.outcome.statuses.append(process.returncode)
         self._check_files()
         for undo in self._undo:
@@ -290,7 +297,7 @@ class Trial:
                 undo()
 
     def _is_over(self):
-        """Whether all networks are done: mpirun may end with 0 when all of its ranks have died."""
+        """Return True if all networks are done: mpirun may end with 0 although all ranks died."""
         log = list(read_events(self.paths.events)) if self.paths.events.exists() else []
         return (
             self.outcome.statuses[-1] in (0, 3)
@@ -298,8 +305,8 @@ class Trial:
             and isinstance(log[-1].event, LaunchEnded)
         )
 
-    def _has_come(self):
-        """Whether the fault is near."""
+    def _is_fault_due(self):
+        """Return True once enough epochs have been trained."""
         epochs = events_of(self.paths.events, EpochEnded)
         return (
             bool(events_of(self.paths.events, GroupStarted))
@@ -308,14 +315,14 @@ class Trial:
 
     # ---- faults ----
 
-    def _strike(self, process):
+    def _inject_fault(self, process):
         ranks = _ranks_of(process)
         case, fault = self.case, self.case.fault
         trainers = [rank for rank in ranks if rank >= case.preprocessors]
-        self._struck_at = time.time()
+        self._fault_time = time.time()
         if fault in ("trainer", "trainer, outlived"):
-            self._hit = (self.random.choice(trainers),) if trainers else ()
-            self._kill(ranks[rank] for rank in self._hit)
+            self._killed = (self.random.choice(trainers),) if trainers else ()
+            self._kill(ranks[rank] for rank in self._killed)
         elif fault == "preprocessor":
             self._kill([ranks[case.preprocessors - 1]] if case.preprocessors - 1 in ranks else [])
         elif fault == "coordinator":
@@ -372,19 +379,18 @@ class Trial:
     # ---- what always holds ----
 
     def _check_files(self):
-        """Invariant 5: files never half exist; only checkpoints that we ourselves have damaged may be."""
-        for path in self.paths.root.glob(
-            "models/*/[!.]*.h5"
-        ):  # without what a killed rank was writing
+        """Invariant 5: no file is incomplete; only checkpoints that the test damaged may be."""
+        # Names with a dot are temporary files of killed ranks.
+        for path in self.paths.root.glob("models/*/[!.]*.h5"):
             try:
                 read_state(path)
             except CheckpointError as error:
                 if self.case.fault != "checkpoint damaged":
-                    raise Broken(f"{path.name} is damaged: {error}") from None
+                    raise InvariantViolated(f"{path.name} is damaged: {error}") from None
         if self.paths.results.exists():
             read_results(self.paths.root)
         if foreign := [path for path in self.paths.foreign_files() if path.name != "ballast"]:
-            raise Broken(f"files that nobody knows: {foreign}")
+            raise InvariantViolated(f"unexpected files: {foreign}")
 
     def _histories(self):
         return {
@@ -394,26 +400,28 @@ class Trial:
         }
 
     def _check_results(self):
-        """All networks are finished, or failed for a reason; every epoch was all samples (invariant 1)."""
+        """Every network finished or failed with a reason; epochs had all samples (invariant 1)."""
         rows = read_results(self.paths.root)
         self.outcome.failed = {row.name: row.reason for row in rows if row.status == "failed"}
         if bad := [row.name for row in rows if row.status not in ("finished", "failed")] or any(
             not reason for reason in self.outcome.failed.values()
         ):
-            raise Broken(f"neither finished nor failed for a reason: {bad}")
-        lacks = 1 if self.case.fault == "source file gone" else 0
+            raise InvariantViolated(f"neither finished nor failed for a reason: {bad}")
+        missing = 1 if self.case.fault == "source file gone" else 0
         for name, history in self._histories().items():
             if [record.epoch for record in history] != list(range(1, self.case.epochs + 1)):
-                raise Broken(f"{name} has the epochs {[record.epoch for record in history]}")
+                raise InvariantViolated(
+                    f"{name} has the epochs {[record.epoch for record in history]}"
+                )
             if len({record.stream_epoch for record in history}) < len(history):
-                raise Broken(f"{name} has trained on an epoch of the stream twice")
+                raise InvariantViolated(f"{name} has trained on an epoch of the stream twice")
             if wrong := {record.samples for record in history} - set(
-                range(TRAINED - lacks, TRAINED + 1)
+                range(TRAINED - missing, TRAINED + 1)
             ):
-                raise Broken(f"{name} has seen {wrong} samples in an epoch")
+                raise InvariantViolated(f"{name} has seen {wrong} samples in an epoch")
 
     def _check_replay(self):
-        """Invariant 2: a network trained alone on the epochs of its history has the same losses."""
+        """Invariant 2: a network that is trained again alone has the same losses."""
         histories = self._histories()
         if not histories:
             return
@@ -425,20 +433,20 @@ class Trial:
             process.wait(20 * self.case.patience_s)
         except subprocess.TimeoutExpired:
             process.kill()
-            raise Broken("the replay hangs") from None
+            raise InvariantViolated("the replay hangs") from None
         if process.returncode != 0:
-            raise Broken(f"the replay of {name} ends with {process.returncode}")
+            raise InvariantViolated(f"the replay of {name} ends with {process.returncode}")
         again = find_newest(
             RunPaths(self.paths.replay(name)), name, with_arrays=False
         ).state.history
-        # Where a file was gone for a while, what was trained without it cannot be trained again.
+        # Epochs without the file that was missing for a while cannot be repeated.
         first_short = next(
             (index for index, record in enumerate(histories[name]) if record.samples < TRAINED),
             len(again),
         )
         difference = largest_difference(histories[name][:first_short], again[:first_short])
         if difference > (1e-9 if self.case.engine == "numpy" else 1e-4):
-            raise Broken(f"{name} differs from its replay by {difference:.1e}")
+            raise InvariantViolated(f"{name} differs from its replay by {difference:.1e}")
 
     # ---- what it cost ----
 
@@ -452,27 +460,27 @@ class Trial:
             for t_s, event in read_events(self.paths.events)
             if isinstance(event, GroupFailed)
         ]
-        if self._hit and repeated:
+        if self._killed and repeated:
             after = [
                 float(when)
                 for when, rank, _ in lines
-                if int(rank) in self._mates(*repeated[0]) and float(when) > self._struck_at
+                if int(rank) in self._group_members(*repeated[0]) and float(when) > self._fault_time
             ]
-            self.outcome.pause_s = min(after) - self._struck_at if after else None
+            self.outcome.pause_s = min(after) - self._fault_time if after else None
 
-    def _mates(self, struck_s, network):
-        """The ranks that trained a network with the one that died."""
+    def _group_members(self, failed_s, network):
+        """Return the surviving ranks of the group of the dead rank."""
         groups = [
             event.devices
             for t_s, event in read_events(self.paths.events)
-            if isinstance(event, GroupStarted) and event.network == network and t_s < struck_s
+            if isinstance(event, GroupStarted) and event.network == network and t_s < failed_s
         ]
         devices = groups[-1] if groups else ()
-        return {device + self.case.preprocessors for device in devices} - set(self._hit)
+        return {device + self.case.preprocessors for device in devices} - set(self._killed)
 
 
 def _ranks_of(process):
-    """Rank -> process id of a launch's living ranks."""
+    """Return rank -> process id of the living ranks of a launch."""
     ranks = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""The main job, with a line for each step that a trainer takes: run by tests/chaos/faults.py under mpirun."""
+"""Run the main job and record each training step; tests/chaos/faults.py runs this under mpirun."""
 
 import os
 import sys
@@ -10,17 +10,17 @@ from fleet.runtime.training import network, trainer
 _steps = os.open(os.environ["CHAOS_STEPS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
-def _note_steps():
-    begin, measure = network.Training.begin, trainer.measure_batches
+def _record_steps():
+    begin = network.Training.begin
+    measure = trainer.measure_batches
 
-    def noted(self, images, labels, sizes, *rest):
-        wait = begin(self, images, labels, sizes, *rest)
+    def recorded(self, images, labels, sizes, *args):
+        wait = begin(self, images, labels, sizes, *args)
 
         def ended():
             done = wait()
-            if not getattr(
-                self, "measures", False
-            ):  # one write, which no other rank's can come into
+            # One write, so that lines of different ranks do not mix.
+            if not getattr(self, "measures", False):
                 rank = os.environ["OMPI_COMM_WORLD_RANK"]
                 now = f"{time.time():.6f} {rank}"
                 os.write(
@@ -33,12 +33,13 @@ def _note_steps():
 
         return ended
 
-    def measured(training, *rest):
+    def measured(training, *args):
         training.measures = True
-        return measure(training, *rest)
+        return measure(training, *args)
 
-    network.Training.begin, trainer.measure_batches = noted, measured
+    network.Training.begin = recorded
+    trainer.measure_batches = measured
 
 
-_note_steps()
+_record_steps()
 sys.exit(main())

@@ -1,8 +1,9 @@
-"""Searches whose launches are killed at random moments, again and again.
+"""Searches whose launches are repeatedly killed at random moments.
 
-Each case is drawn from its seed: a search, and when and how each of its launches is killed. Whatever was killed, the
-log must tell of one search: a searcher that hears all calls again answers as it did, a rule that hears all epochs again
-judges as it did, every network that was asked for comes to an end, and none loses more than an epoch by a kill.
+The seed of a case decides the search, and when and how each launch is killed. Afterwards the log
+must describe one search: a searcher that gets all calls again gives the same answers, a pruner that
+gets all epochs again gives the same verdicts, every proposed network ends, and no network repeats
+more than one epoch per kill.
 """
 
 import os
@@ -24,7 +25,7 @@ from fleet.spec import load
 from fleet.storage.event_log import events_of, read_events
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from tests.chaos.faults import Broken
+from tests.chaos.faults import InvariantViolated
 from tests.mpi.conftest import Launcher, await_end, kill, rank_process, spec
 from tests.places import ROOT
 
@@ -32,7 +33,7 @@ RANKS, EPOCHS, KILLS, MOST_LAUNCHES, PATIENCE_S = 4, 9, 5, 9, 90.0
 RATE = "train.optimizer.learning_rate"
 SPACE = {RATE: {"low": 1e-4, "high": 1.0, "log": True}, "train.batch.size": [4, 6, 12]}
 TPE = {"sampler": "optuna_searcher:Searcher", "max_trials": 18, "options": {"sampler": "tpe"}}
-SEARCHES = {  # name -> its search and its rule
+SEARCHES = {  # name -> its search and its pruner
     "TPE + ASHA (pause)": (TPE, {"rule": "asha", "min_epochs": 1, "factor": 3}),
     "PBT": (
         {
@@ -51,13 +52,13 @@ WAYS = ("all ranks", "coordinator", "one rank")
 
 @dataclass
 class SearchCase:
-    """What came of a case.
+    """The outcome of a case.
 
     Attributes:
-        kills: in which way each launch was killed that was.
-        decisions: calls and judgements of the whole run.
-        again: epochs that were trained once more.
-        broken: what is wrong; empty after a good end.
+        kills: how each launch was killed.
+        decisions: number of calls and verdicts of the whole run.
+        again: number of epochs that were trained a second time.
+        violation: the invariant that does not hold; empty if the case passed.
     """
 
     seed: int
@@ -66,18 +67,18 @@ class SearchCase:
     decisions: int = 0
     again: int = 0
     seconds: float = 0.0
-    broken: str = ""
+    violation: str = ""
 
 
 def carry_out(seed):
-    """Run a case; its folder is left where it was not good."""
+    """Run a case; keep its folder if an invariant does not hold."""
     case, began = SearchCase(seed, list(SEARCHES)[seed % len(SEARCHES)]), time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-search-{seed}-"))
     try:
         _Trial(folder, case).run()
         shutil.rmtree(folder)
-    except Broken as broken:
-        case.broken = f"{broken}; see {folder}"
+    except InvariantViolated as error:
+        case.violation = f"{error}; see {folder}"
     case.seconds = time.monotonic() - began
     return case
 
@@ -99,77 +100,71 @@ class _Trial:
         self._paths = RunPaths(folder / "run")
 
     def run(self):
-        """Kill launches, let the last one come to its end, and look at what came of it."""
+        """Kill launches, let the last one run to its end, and check the result."""
         for launch in range(MOST_LAUNCHES):
-            if self._launch(is_struck=launch < KILLS):
+            if self._launch(is_killed=launch < KILLS):
                 break
         else:
-            raise Broken(f"not done after {MOST_LAUNCHES} launches")
+            raise InvariantViolated(f"not done after {MOST_LAUNCHES} launches")
         self._check_calls()
-        self._check_judgements()
+        self._check_verdicts()
         self._check_networks()
 
-    def _launch(self, is_struck):
-        """Returns whether the launch has come to the run's end."""
-        strike_at = (
-            len(events_of(self._paths.events, ev.EpochEnded)) + self._draw.randrange(12)
-            if is_struck
-            else None
-        )
+    def _launch(self, is_killed):
+        """Run a launch and return True if it ended the run."""
+        kill_at = None
+        if is_killed:
+            kill_at = len(events_of(self._paths.events, ev.EpochEnded)) + self._draw.randrange(12)
         moment_s, way = self._draw.uniform(0, 0.3), self._draw.choice(WAYS)
-        process, seen, trial = self._launcher.start(RANKS, self._content), time.monotonic(), None
+        process, seen, size = self._launcher.start(RANKS, self._content), time.monotonic(), None
         while process.poll() is None:
             time.sleep(0.02)
             epochs = events_of(self._paths.events, ev.EpochEnded)
-            if trial != (
-                trial := self._paths.events.stat().st_size if self._paths.events.exists() else 0
-            ):
+            previous = size
+            size = self._paths.events.stat().st_size if self._paths.events.exists() else 0
+            if size != previous:
                 seen = time.monotonic()
             if time.monotonic() > seen + PATIENCE_S:
                 kill(process)
-                raise Broken(f"no event for {PATIENCE_S:.0f} s")
-            if strike_at is not None and len(epochs) > strike_at:
+                raise InvariantViolated(f"no event for {PATIENCE_S:.0f} s")
+            if kill_at is not None and len(epochs) > kill_at:
                 time.sleep(moment_s)
-                self._strike(process, way)
-                strike_at = None
+                self._kill(process, way)
+                kill_at = None
         await_end(process)
         process.communicate()
         return process.returncode == 0 and bool(events_of(self._paths.events, ev.LaunchEnded))
 
-    def _strike(self, process, way):
+    def _kill(self, process, way):
         if process.poll() is not None:
             return
         self._case.kills.append(way)
         if way == "all ranks":
             kill(process)
             return
+        rank = 0 if way == "coordinator" else self._draw.randrange(1, RANKS)
         try:
-            os.kill(
-                rank_process(
-                    process.pid, 0 if way == "coordinator" else self._draw.randrange(1, RANKS)
-                ),
-                signal.SIGKILL,
-            )
+            os.kill(rank_process(process.pid, rank), signal.SIGKILL)
         except (LookupError, OSError):  # it has ended by itself
             self._case.kills.pop()
 
     # ---- what always holds ----
 
     def _check_calls(self):
-        """The log has each call once, and a searcher that hears all of them again answers as it did."""
+        """Each call is logged once, and a searcher that gets them again gives the same answers."""
         calls = events_of(self._paths.events, ev.SearcherCalled)
         self._case.decisions += len(calls)
         if failed := events_of(self._paths.events, ev.SearcherFailed) + events_of(
             self._paths.events, ev.ReplayDiffered
         ):
-            raise Broken(f"the searcher was not as before: {failed}")
+            raise InvariantViolated(f"the searcher behaved differently: {failed}")
         once = Counter(
             (call.call, call.number, call.epoch)
             for call in calls
             if call.call != "resume" and call.answer is not None
         )
         if twice := [call for call, count in once.items() if count > 1]:
-            raise Broken(f"calls that were made twice: {twice}")
+            raise InvariantViolated(f"calls that were made twice: {twice}")
         parsed = load(str(self._paths.spec))
         entry = parsed.document.models[0]
         searcher = make_searcher(
@@ -184,47 +179,48 @@ class _Trial:
         if difference := replay(
             searcher, replay_log(read_events(self._paths.events)).search("net").calls
         ):
-            raise Broken(difference)
+            raise InvariantViolated(difference)
 
     def _events(self):
         return [event for _, event in read_events(self._paths.events)]
 
-    def _check_judgements(self):
-        """A rule that hears of all epochs, in the order of the log, judges as was done."""
+    def _check_verdicts(self):
+        """A pruner that gets all epochs in the order of the log gives the logged verdicts."""
         prune = load(str(self._paths.spec)).document.prune
-        judge, best, seen = make_pruner(prune, EPOCHS, seed=5), {}, Counter()
-        judged, done = [], []
+        pruner, best, seen = make_pruner(prune, EPOCHS, seed=5), {}, Counter()
+        verdicts, logged = [], []
         for event in self._events():
             match event:
                 case ev.EpochEnded(name, record) if record.epoch == seen[name] + 1:
                     seen[name] += 1
                     best[name] = max(best.get(name, 0.0), record.val_accuracy)
-                    verdict = judge.add(name, record.epoch, best[name], record.epoch == EPOCHS)
+                    verdict = pruner.add(name, record.epoch, best[name], record.epoch == EPOCHS)
                     if verdict is not Verdict.GO_ON:
-                        judged.append((name, record.epoch, verdict.value))
+                        verdicts.append((name, record.epoch, verdict.value))
                 case ev.NetworkVerdict(name, epochs, verdict, by):
                     self._case.decisions += 1
                     if (
                         by == (prune.rule,)
                         and verdict != Verdict.GO_ON
                         and seen[name] == epochs
-                        and (name, epochs, verdict) in judged
+                        and (name, epochs, verdict) in verdicts
                     ):
-                        done.append((name, epochs, verdict))
+                        logged.append((name, epochs, verdict))
                     if verdict == Verdict.GO_ON:
-                        judge.let_go_on(name)
+                        pruner.let_go_on(name)
                     elif verdict == Verdict.STOP:
-                        judge.leave(name)
+                        pruner.leave(name)
                 case ev.NetworkFinished(name):
-                    judge.let_go_on(name)
-                    judge.leave(name)
-        if Counter(judged) != Counter(done):
-            raise Broken(
-                f"judged otherwise: {Counter(judged) - Counter(done)} and {Counter(done) - Counter(judged)}"
+                    pruner.let_go_on(name)
+                    pruner.leave(name)
+        if Counter(verdicts) != Counter(logged):
+            raise InvariantViolated(
+                f"other verdicts than logged: {Counter(verdicts) - Counter(logged)} and "
+                f"{Counter(logged) - Counter(verdicts)}"
             )
 
     def _check_networks(self):
-        """None is lost, all have ended, and none has trained more than an epoch again for each kill."""
+        """All networks are in the table and ended; none repeated more than one epoch per kill."""
         proposed = {
             call.network
             for call in events_of(self._paths.events, ev.SearcherCalled)
@@ -232,19 +228,19 @@ class _Trial:
         }
         rows = {row.name: row for row in read_results(self._paths.root)}
         if set(rows) != proposed:
-            raise Broken(
-                f"networks that were lost, or that nobody has asked for: {sorted(set(rows) ^ proposed)}"
+            raise InvariantViolated(
+                f"networks missing from the table or never proposed: {sorted(set(rows) ^ proposed)}"
             )
         if bad := {
             name: str(row.status)
             for name, row in rows.items()
             if row.status not in ("finished", "pruned")
         }:
-            raise Broken(f"neither finished nor pruned: {bad}")
+            raise InvariantViolated(f"neither finished nor pruned: {bad}")
         if bad := [
             name for name, row in rows.items() if row.status == "finished" and row.epochs != EPOCHS
         ]:
-            raise Broken(f"finished without all epochs: {bad}")
+            raise InvariantViolated(f"finished without all epochs: {bad}")
         trained = Counter(
             (event.network, event.record.epoch)
             for event in events_of(self._paths.events, ev.EpochEnded)
@@ -253,7 +249,9 @@ class _Trial:
         for (name, _), count in trained.items():
             again[name] += count - 1
         self._case.again = sum(again.values())
-        if more := {name: count for name, count in again.items() if count > len(self._case.kills)}:
-            raise Broken(
-                f"more than an epoch trained again for each of {len(self._case.kills)} kills: {more}"
+        excess = {name: count for name, count in again.items() if count > len(self._case.kills)}
+        if excess:
+            raise InvariantViolated(
+                f"more than one epoch trained again per kill ({len(self._case.kills)} kills): "
+                f"{excess}"
             )

@@ -1,13 +1,14 @@
 """A Slurm of four virtual nodes on this machine: real servers, which the fixture starts and stops.
 
-Each node is a slurmd of its own, told its name; all four have this machine's host name, files and
-shared memory. The servers keep their files in one scratch folder, take ports that are free, listen on
-the loopback address alone, and authenticate with a munged and a key of their own: so they meet no other
-Slurm of this machine. Which processes are ours is never guessed: servers are children of this process,
-and what they start has our configuration in its environment.
+Each node is a separate slurmd with its own name; all four share this machine's host name, files and
+shared memory. The servers keep their files in one scratch folder, use free ports, listen only on
+the loopback address, and authenticate with a separate munged and key, so they never meet another
+Slurm of this machine. Processes of the cluster are identified exactly: servers are children of this
+process, and their descendants have the path of this cluster's configuration in their environment.
 
-The machine may be slow: nothing here, and nothing in Slurm, takes a server or a job for dead because it did not answer
-for some seconds. A node that dies is killed, and Slurm is told so.
+The machine may be slow: neither the tests nor Slurm consider a server or a job dead because it did
+not answer for some seconds. To simulate the death of a node, its processes are killed and Slurm is
+informed.
 """
 
 import contextlib
@@ -38,27 +39,22 @@ _PROGRAMS = (
     "srun",
     "munged",
 )
-_OTHERS = (
-    "OMPI_",
-    "PMIX_",
-    "PRTE_",
-    "SLURM_",
-    "SBATCH_",
-)  # variables of an MPI or a Slurm that we may be under
-# What MPI wants to be told here: it runs as root, and ranks of different nodes meet on the loopback device.
-# (The daemons of mpirun cannot: their own channel refuses that device.)
+# Variables of an MPI or a Slurm that may have started this process.
+_FOREIGN_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "SLURM_", "SBATCH_")
+# MPI runs as root, and ranks of different nodes communicate over the loopback device. (The daemons
+# of mpirun cannot: their channel refuses that device.)
 _MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_btl_tcp_if_include": "lo",
     "UCX_NET_DEVICES": "lo",
 }
-_PATIENCE_S = 600  # nothing takes so long, even on a machine with much else to do
+_PATIENCE_S = 600  # nothing takes this long, even on a busy machine
 _LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT"}
 
-# CPUs are made up (config_overrides): three ranks fit on a node, whatever cores this machine has. Servers that answer
-# late are waited for (the timeouts), and a job that may start is started at once (the intervals). A job that was put
-# back into the queue waits for as long as its credential lives.
+# The number of CPUs is invented (config_overrides): three ranks fit on a node, whatever this
+# machine has. The timeouts allow for slow servers, and the intervals let jobs start soon. A
+# requeued job waits until its credential expires.
 _CONFIGURATION = """\
 ClusterName=fleet
 SlurmctldHost=localhost
@@ -94,33 +90,36 @@ UnkillableStepTimeout=300
 KillWait=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=1000 State=UNKNOWN
-NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=1000 State=UNKNOWN
-NodeName=n3 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[3]} CPUs=4 RealMemory=1000 State=UNKNOWN
-NodeName=n4 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[4]} CPUs=4 RealMemory=1000 State=UNKNOWN
-PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=1000
+NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=1000
+NodeName=n3 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[3]} CPUs=4 RealMemory=1000
+NodeName=n4 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[4]} CPUs=4 RealMemory=1000
+PartitionName=low Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 
 
 @dataclass(frozen=True)
-class Ended:
-    """What came of a job: Slurm's word for it, and what its script and programs printed."""
+class EndedJob:
+    """A job that has ended: its state according to Slurm, and its output."""
 
     state: str
     output: str
 
 
 class Slurm:
-    """The cluster: commands to it, and the servers behind it."""
+    """The cluster: its servers, and commands to them."""
 
     def __init__(self, folder):
         self.folder = folder
         self.configuration = folder / "slurm.conf"
-        plain = {key: value for key, value in os.environ.items() if not key.startswith(_OTHERS)}
-        self._scratch = (
-            folder / "tmp"
-        )  # of jobs: what killed ones leave there is in the way of later process ids
+        plain = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(_FOREIGN_VARIABLES)
+        }
+        # Temporary files of jobs. Files of killed jobs could collide with later process ids.
+        self._scratch = folder / "tmp"
         self.environment = {
             **plain,
             "SLURM_CONF": str(self.configuration),
@@ -132,33 +131,33 @@ class Slurm:
     # ---- jobs ----
 
     def submit(self, script, *options, **variables):
-        """Hand in a batch script, with more variables in its environment; returns the id of the job."""
+        """Submit a batch script with these environment variables; return the id of the job."""
         command = ("sbatch", "--parsable", f"--output={self.folder}/%j.out", *options)
         return self._ask(*command, text=script, **variables).strip()
 
     def call(self, *command, **variables):
-        """What a command prints that is run with this cluster in its environment; it has to end well."""
+        """Run a command in the cluster's environment and return its output; it must succeed."""
         return self._ask(*command, **variables)
 
     def state(self, job):
-        """Slurm's word for how far a job is, such as PENDING, RUNNING or COMPLETED."""
+        """Return Slurm's state of a job, such as PENDING, RUNNING or COMPLETED."""
         return re.search(
             r"JobState=(\w+)", self._ask("scontrol", "--oneliner", "show", "job", job)
         )[1]
 
     def nodes_of(self, job):
-        """The nodes that a job has, or had; its script runs on the first."""
+        """Return the nodes that a job has or had; its script runs on the first."""
         listed = re.search(
             r" NodeList=(\S+)", self._ask("scontrol", "--oneliner", "show", "job", job)
         )[1]
         return self._ask("scontrol", "show", "hostnames", listed).split()
 
     def output(self, job):
-        """What a job has printed so far."""
+        """Return the end of a job's output."""
         return _tail(self.folder / f"{job}.out")
 
     def rank_of(self, job, rank):
-        """The process of one rank of a job's launch."""
+        """Return the process id of a rank of a job's launch."""
         pattern = {
             f"SLURM_CONF={self.configuration}",
             f"SLURM_JOB_ID={job}",
@@ -167,9 +166,9 @@ class Slurm:
         return next(pid for pid, variables in environments() if pattern <= variables)
 
     def wait_for(self, job):
-        """Wait for the end of a job; the test fails when it does not come."""
+        """Wait for the end of a job and return it; the test fails if the job does not end."""
         self.wait_until(f"job {job} has ended", lambda: self.state(job) not in _LIVE)
-        return Ended(self.state(job), self.output(job))
+        return EndedJob(self.state(job), self.output(job))
 
     def cancel(self, job):
         """Cancel a job and wait until it is gone."""
@@ -179,17 +178,19 @@ class Slurm:
     # ---- waiting ----
 
     def wait_until(self, label, condition, report=lambda: "", seconds=_PATIENCE_S):
-        """Wait for something; the test fails when it does not come, with all that the cluster says.
+        """Wait for a condition; on timeout, fail the test with a report of the cluster.
 
         Args:
-            what: in words.
-            report: what else there is to say.
+            label: the condition, as a sentence.
+            condition: returns True once it holds.
+            report: returns more text for the failure.
+            seconds: the timeout.
         """
         if not _is_reached(condition, seconds):
-            pytest.fail(f"after {seconds} s it is not so that {label}\n{report()}\n{self.report()}")
+            pytest.fail(f"not reached after {seconds} s: {label}\n{report()}\n{self.report()}")
 
     def report(self):
-        """The queue, the nodes, and the ends of all logs."""
+        """Return the queue, the nodes, and the ends of all logs."""
         commands = (
             ("squeue", "--format=%i %T %r %N %S %j"),
             ("sinfo", "--Node", "--format=%N %T %E"),
@@ -204,7 +205,7 @@ class Slurm:
     # ---- nodes ----
 
     def clean(self):
-        """Make it as it was at first, whatever a test has left: no jobs, and four idle nodes."""
+        """Restore the initial state: no jobs and four idle nodes."""
         self.wait_until("no job is left", self._is_empty)
         for node in NODES:
             if node not in self._servers:
@@ -213,27 +214,25 @@ class Slurm:
         self._empty_scratch()
 
     def node_states(self):
-        """Node -> Slurm's word for it, such as idle, mixed or down; with a star where it does not answer."""
+        """Return node -> state, such as idle, mixed or down; a star marks a node without answer."""
         lines = self._try(
             "sinfo", "--noheader", "--Node", "--partition=low", "--format=%N %T"
         ).splitlines()
         return dict(line.split() for line in lines)
 
     def take_down(self, node):
-        """A node dies: its slurmd, all that runs there, and its memory; :meth:`clean` brings it back.
+        """Kill a node: its slurmd, its processes and its shared memory; :meth:`clean` restores it.
 
-        Slurm would find that out in its own time; it is told.
+        Slurm is informed, since it would take a while to notice.
         """
         self._servers[node].kill()
         self._servers.pop(node).wait()
         ranks = self._processes(node)
         files = {file for pid in ranks for file in shared_memory(pid)}
-        for pid in [
-            *self._step_daemons(ranks),
-            *ranks,
-        ]:  # the daemons first: they would report the others' death
+        # The daemons first: they would report the death of the ranks.
+        for pid in [*self._step_daemons(ranks), *ranks]:
             _kill(pid)
-        for file in files:  # a real node's would be gone
+        for file in files:  # the memory of a real node is lost, too
             Path(file).unlink(missing_ok=True)
         self._ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=died")
         self.wait_until(
@@ -241,10 +240,14 @@ class Slurm:
         )
 
     def cut_off(self, *nodes):
-        """Nodes lose their network: Slurm gives them up, and what runs there stands still; returns its processes.
+        """Simulate nodes that lose their network: Slurm marks them down, and their processes stop.
 
-        Slurm does not end these any more; :meth:`clean` brings the nodes back all the same. All nodes of a job have to
-        be cut off: on one that is left, Slurm would wait for what is stopped here.
+        Slurm does not end the processes; :meth:`clean` restores the nodes. All nodes of a job must
+        be
+        cut off: on a remaining one, Slurm would wait for the stopped processes.
+
+        Returns:
+            The ids of the stopped processes.
         """
         for node in nodes:
             self._servers[node].kill()
@@ -273,7 +276,7 @@ class Slurm:
         self.configuration.write_text(
             _CONFIGURATION.format(folder=self.folder, ports=_free_ports(1 + len(NODES)))
         )
-        # Forced, for it would rather not run as root, nor in a folder that others cannot enter.
+        # By default munged refuses to run as root or in a private folder.
         self._start(
             "munged",
             "munged",
@@ -292,11 +295,10 @@ class Slurm:
         self.wait_until("all nodes are idle", self._is_idle)
 
     def stop(self):
-        """End all jobs, then the servers, then whatever is left of either."""
+        """End all jobs, then the servers, then the remaining processes."""
         if "slurmctld" in self._servers:
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # the servers end even where they do not answer
+            # The servers are ended even if they do not answer.
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 _is_reached(self._is_empty, 60)
         for server in reversed(self._servers.values()):
             server.terminate()
@@ -317,7 +319,8 @@ class Slurm:
         self._start(node, "slurmd", "-D", "-N", node, "-f", str(self.configuration))
 
     def _start(self, name, program, *arguments):
-        # A session of its own: an interrupt from the terminal ends the tests, and they end the servers.
+        # In a new session, since an interrupt from the terminal ends the tests, which end the
+        # servers.
         with open(self.folder / f"{name}.out", "ab") as log:
             self._servers[name] = subprocess.Popen(
                 [_find(program), *arguments],
@@ -330,13 +333,13 @@ class Slurm:
             )
 
     def _is_empty(self):
-        """Whether no job is left; a job may be put back into the queue while it is cancelled, so it is done again."""
+        """Cancel all jobs and return True if none is left; a job may be requeued in between."""
         self._try("scancel", "--me")
         listed = self._run(("squeue", "--noheader"))
         return listed.returncode == 0 and not listed.stdout.strip()
 
     def _is_idle(self):
-        """Whether all nodes could be given to a job; those that Slurm would not use are resumed."""
+        """Return True if all nodes are idle; resume nodes that Slurm considers down."""
         for name, server in self._servers.items():
             assert server.poll() is None, f"{name} ended:\n{_tail(self.folder / f'{name}.out')}"
         states = self.node_states()
@@ -346,14 +349,14 @@ class Slurm:
         return list(states.values()) == ["idle"] * len(NODES)
 
     def _processes(self, node=None):
-        """What the servers have started, on one node or on all: it has our configuration in its environment."""
-        pattern = {f"SLURM_CONF={self.configuration}"} | (
-            {f"SLURMD_NODENAME={node}"} if node else set()
-        )
+        """Return the processes that the servers started, on one node or on all."""
+        pattern = {f"SLURM_CONF={self.configuration}"}
+        if node:
+            pattern.add(f"SLURMD_NODENAME={node}")
         return [pid for pid, variables in environments() if pattern <= variables]
 
     def _step_daemons(self, pids):
-        """The slurmstepd that are parents of some processes: nothing in their environment names the node."""
+        """Return the slurmstepd parents of processes; their environment does not name the node."""
         own_pids, parents = set(self._processes()), {_parent(pid) for pid in pids}
         return [pid for pid in own_pids & parents if _command(pid).startswith("slurmstepd")]
 
@@ -380,7 +383,7 @@ class Slurm:
 
 
 def environments():
-    """The processes of this machine that can be looked at, with the variables that each was started with."""
+    """Yield the readable processes of this machine with the variables that each started with."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             variables = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
@@ -391,7 +394,7 @@ def environments():
 
 
 def shared_memory(pid="self"):
-    """File -> inode of everything under /dev/shm that a process maps, unlinked or not."""
+    """Return file -> inode of the files under /dev/shm that a process maps, unlinked or not."""
     lines = [line.split(maxsplit=5) for line in _read(pid, "maps").splitlines()]
     return {
         line[5].removesuffix(" (deleted)"): int(line[4])
@@ -446,7 +449,7 @@ def _free_ports(count):
 
 
 def _find(program):
-    """Where a program is; servers are in folders that not every PATH holds."""
+    """Return the path of a program; servers are in folders that may be missing in PATH."""
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
@@ -455,18 +458,20 @@ def _missing():
 
 
 def _install():
-    """Install what is missing, or skip the test and say why that is impossible."""
+    """Install missing programs, or skip the test with the reason."""
     if os.geteuid() != 0:
-        pytest.skip("a Slurm of virtual nodes wants root")
+        pytest.skip("a Slurm of virtual nodes needs root")
     if not _missing():
         return
     if _find("apt-get") is None:
         pytest.skip(
-            f"{', '.join(_missing())} not found, and there is no apt-get to install {' and '.join(_PACKAGES)}"
+            f"{', '.join(_missing())} not found, and without apt-get "
+            f"{' and '.join(_PACKAGES)} cannot be installed"
         )
     for command in (["update"], ["install", "-y", "--no-install-recommends", *_PACKAGES]):
         done = subprocess.run(
-            ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *command],  # another may be at work
+            # The timeout: another apt-get may be running.
+            ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *command],
             env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -482,11 +487,11 @@ def _install():
 
 @pytest.fixture(scope="session")
 def slurm():
-    """Four idle nodes, n1 to n4; the partitions are low, whose jobs are requeued for those of high."""
+    """Start four nodes, n1 to n4; jobs of the partition high preempt and requeue those of low."""
     _install()
     folder = Path(
         tempfile.mkdtemp(prefix="fleet-slurm-")
-    )  # short: a socket's path may have 107 letters
+    )  # a socket's path has at most 107 letters
     cluster = Slurm(folder)
     try:
         cluster.start()

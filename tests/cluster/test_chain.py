@@ -1,4 +1,4 @@
-"""Chains of jobs on a real Slurm: whatever stops a job, another goes on, and the ensemble is finished."""
+"""Chains of jobs on a real Slurm: when a job stops, the next one resumes, until the run is done."""
 
 import json
 import sys
@@ -20,14 +20,14 @@ MODELS = [
 
 
 PLANNED, SAMPLES = 24, 400  # epochs, and samples of an epoch
-QUICK = 1200  # samples that a rank prepares at once: of six epochs, for there are two such ranks
+QUICK = 1200  # samples that a rank prepares quickly: six epochs, since there are two such ranks
 
 
 class Ensemble:
-    """Networks that train one after the other on a node or two, submitted as a chain of jobs.
+    """Networks, one per node, that train on one or two nodes as a chain of jobs.
 
-    There is one for each node. They train a few epochs quickly. For the others they would need some seven minutes,
-    until the gate is opened; so whatever a test does to the job before that, it does in the middle.
+    The first epochs are quick. The others would take about seven minutes until the gate is opened,
+    so a test that acts before that acts in the middle of training.
     """
 
     def __init__(self, slurm, folder, nodes=2):
@@ -68,7 +68,7 @@ class Ensemble:
         )
 
     def wait_for_end(self):
-        """Open the gate, and wait for the end of all."""
+        """Open the gate and wait for the end of the chain."""
         self._gate.touch()
         ended = self.slurm.wait_for(self.job)
         assert ended.state == "COMPLETED", self.report() or ended.output
@@ -93,7 +93,7 @@ class Ensemble:
         )
 
     def check_epochs(self, again=0):
-        """All epochs are trained, and so many of them again at most; what a job may leave behind is not there."""
+        """Check that all epochs are trained, ``again`` of them twice, and no file is left."""
         epochs = self.epochs()
         assert len(set(epochs)) == PLANNED * len(self.models), self.report()
         assert len(epochs) <= PLANNED * len(self.models) + again, self.report()
@@ -103,12 +103,12 @@ class Ensemble:
         assert self.paths.foreign_files() == []
 
     def check(self, again=0):
-        """The same, and so says the chain."""
+        """Check the epochs and the chain's last record."""
         self.check_epochs(again)
         assert self.stops()[-1]["then"] == "all networks finished"
 
     def check_replays(self):
-        """Trained again alone, each network comes to the same losses."""
+        """Check that each network has the same losses if it is trained again alone."""
         for model in self.models:
             assert replayed(self.launcher, self.content, self.launch, model["name"]) < 1e-9
 
@@ -124,7 +124,8 @@ def ensemble(slurm, tmp_path):
 
 
 def test_chain_continues_after_a_short_walltime(ensemble):
-    # Slurm looks every half a minute, and warns where the time would be less when it looks again: after 30 to 60 s.
+    # Slurm checks every half a minute and warns if less time would be left at the next check: the
+    # warning comes after 30 to 60 s.
     ensemble.submit("--warn=60s", walltime="2min")
     ensemble.slurm.wait_until("a job has stopped", ensemble.stops, ensemble.report)
     ensemble.wait_for_end()
@@ -182,9 +183,7 @@ def test_slurm_restarts_a_job_whose_first_node_dies(ensemble):
     ensemble.check(again=len(MODELS))
 
 
-def test_end_saves_and_stops_a_chain_until_it_is_submitted_again(
-    ensemble,
-):
+def test_end_saves_and_stops_a_chain_until_submitted_again(ensemble):
     ensemble.submit()
     ensemble.wait_until_it_trains()
     message = ensemble.slurm.call(
@@ -197,9 +196,8 @@ def test_end_saves_and_stops_a_chain_until_it_is_submitted_again(
         PYTHONPATH=str(ROOT),
     )
     assert f"{ensemble.job} signaled to save and end" in message
-    assert (
-        ensemble.slurm.wait_for(ensemble.job).state == "FAILED"
-    )  # with 75, as a job that is stopped
+    # A stopped job exits with 75.
+    assert ensemble.slurm.wait_for(ensemble.job).state == "FAILED"
     (stop,) = ensemble.stops()
     assert (stop["status"], stop["next"], stop["then"]) == (75, None, CHAIN_CANCELLED), (
         ensemble.report()

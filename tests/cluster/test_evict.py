@@ -1,4 +1,4 @@
-"""Evictions carried out on a real Slurm: an ensemble saves and goes on later, and an urgent job starts in time."""
+"""Evictions on a real Slurm: a run saves and resumes later, and an urgent job starts in time."""
 
 import json
 import re
@@ -9,18 +9,21 @@ import time
 
 import pytest
 
-from tests.cluster.harvesting import Show
+from tests.cluster.harvest_trial import HarvestTrial
 from tests.cluster.test_chain import PLANNED, Ensemble
 from tests.cluster.test_harvest import emulated
 from tests.mpi.conftest import ROOT, Launcher
 
 pytestmark = pytest.mark.cluster
-DEAF = "#!/bin/sh\n#SBATCH --comment=fleet:signal=B:USR1,app_time=0.2\ntrap '' USR1\nwhile true; do sleep 1; done\n"
+UNRESPONSIVE = (
+    "#!/bin/sh\n#SBATCH --comment=fleet:signal=B:USR1,app_time=0.2\ntrap '' USR1\n"
+    "while true; do sleep 1; done\n"
+)
 PLAIN = "#!/bin/sh\nsleep 900\n"
 
 
 def evict(slurm, folder, *words):
-    """``fleet evict``; what it printed, and the record."""
+    """Run ``fleet evict`` and return its output and its record."""
     printed = slurm.call(
         sys.executable,
         "-m",
@@ -32,18 +35,18 @@ def evict(slurm, folder, *words):
         PYTHONPATH=str(ROOT),
     )
     record = folder / "record"
-    return printed, [
-        json.loads(line) for line in record.read_text().splitlines()
-    ] if record.exists() else []
+    if not record.exists():
+        return printed, []
+    return printed, [json.loads(line) for line in record.read_text().splitlines()]
 
 
-def acts(record):
-    """What was done or noted, and to which job."""
+def actions(record):
+    """Return (action, job) of each line of the record."""
     return [(note["what"], note.get("job")) for note in record]
 
 
-def check_begun(slurm, record, urgent):
-    """The urgent job had begun when the eviction ended; jobs that it held are released after that."""
+def check_started(slurm, record, urgent):
+    """Check that the urgent job had started when the eviction ended, and wait for its end."""
     (end,) = (note for note in record if note["what"] == "end")
     assert re.match(rf"job {urgent} is (RUNNING|COMPLETING|COMPLETED) ", end["said"])
     assert slurm.wait_for(urgent).state == "COMPLETED"
@@ -66,8 +69,8 @@ def test_evict_stops_three_of_four_runs_until_the_job_starts(slurm, tmp_path):
         "--yes",
         f"--record={tmp_path / 'record'}",
     )
-    check_begun(slurm, record, urgent)
-    done = acts(record)
+    check_started(slurm, record, urgent)
+    done = actions(record)
     saved = {job for text, job in done if text == "save"}
     assert len(saved) == 3
     for text in ("freed", "hold", "release"):
@@ -76,7 +79,7 @@ def test_evict_stops_three_of_four_runs_until_the_job_starts(slurm, tmp_path):
     free, end = (
         note["time"] - record[0]["time"] for note in record if note["what"] in ("free", "end")
     )
-    print(f"free after {free:.1f} s; the urgent job had begun after {end:.1f} s")
+    print(f"free after {free:.1f} s; the urgent job had started after {end:.1f} s")
     for ensemble in ensembles:
         ensemble.wait_for_end()
         ensemble.check()  # no epoch was trained again
@@ -90,12 +93,12 @@ def test_evict_saves_a_run_and_requeues_an_unresponsive_job(slurm, tmp_path):
     ensemble = Ensemble(slurm, tmp_path)
     ensemble.submit("--warn=30s")
     unresponsive, plain = (
-        slurm.submit(script, "--nodes=1", "--exclusive", "--requeue") for script in (DEAF, PLAIN)
+        slurm.submit(script, "--nodes=1", "--exclusive", "--requeue")
+        for script in (UNRESPONSIVE, PLAIN)
     )
     ensemble.wait_until_it_trains()
-    urgent = slurm.submit(
-        "#!/bin/sh\nsleep 5\n", "--nodes=3", "--exclusive"
-    )  # that comes after them in the queue
+    # The urgent job comes after them in the queue.
+    urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=3", "--exclusive")
 
     printed, record = evict(slurm, tmp_path, "--nodes=3", "--deadline=2.5")
     assert "Nothing was done" in printed
@@ -115,29 +118,26 @@ def test_evict_saves_a_run_and_requeues_an_unresponsive_job(slurm, tmp_path):
         "--yes",
         f"--record={tmp_path / 'record'}",
     )
-    done = acts(record)
+    done = actions(record)
     assert ("save", ensemble.job) in done
     assert ("freed", ensemble.job) in done
     assert ("deaf", unresponsive) in done
-    assert [text for text, _ in done].count("stop") == 1  # the cheaper of the two others
-    check_begun(slurm, record, urgent)
+    assert [text for text, _ in done].count("stop") == 1  # the cheaper of the other two jobs
+    check_started(slurm, record, urgent)
     (stopped,) = (job for text, job in done if text == "stop")
-    assert {job for text, job in done if text == "hold"} == {
-        ensemble.job,
-        stopped,
-    }  # or they would have been first
+    # Without the hold they would have started first.
+    assert {job for text, job in done if text == "hold"} == {ensemble.job, stopped}
     assert {job for text, job in done if text == "release"} == {ensemble.job, stopped}
     ensemble.wait_for_end()
     assert 75 in [stop.get("status") for stop in ensemble.stops()]
-    assert (
-        len(ensemble.epochs()) == len(set(ensemble.epochs())) == 2 * PLANNED
-    )  # it went on, and trained none twice
+    # The run resumed and trained no epoch twice.
+    assert len(ensemble.epochs()) == len(set(ensemble.epochs())) == 2 * PLANNED
     for job in (unresponsive, plain):
         slurm.cancel(job)
 
 
-class Harvest(Show):
-    """A harvest on all four nodes, with two more jobs in the queue; the networks would take ten minutes."""
+class Harvest(HarvestTrial):
+    """A harvest on four nodes with two more queued jobs; its networks take ten minutes."""
 
     def submit(self):
         self.slurm.call(
@@ -181,19 +181,18 @@ class Harvest(Show):
 @pytest.fixture
 def harvest(slurm, tmp_path):
     slurm.clean()
-    show = Harvest(slurm, tmp_path, emulated(tmp_path, 8, 600))
-    show.submit()
-    slurm.wait_until("four jobs train", lambda: len(show.training()) >= 4, show.report)
-    slurm.wait_until("two wait", lambda: len(show.jobs("PENDING")) == 2, show.report)
-    yield show
-    show.end()
+    trial = Harvest(slurm, tmp_path, emulated(tmp_path, 8, 600))
+    trial.submit()
+    slurm.wait_until("four jobs train", lambda: len(trial.training()) >= 4, trial.report)
+    slurm.wait_until("two jobs wait", lambda: len(trial.jobs("PENDING")) == 2, trial.report)
+    yield trial
+    trial.end()
 
 
 def test_evict_keeps_freed_nodes_from_a_harvest(slurm, harvest, tmp_path):
     queued = set(harvest.jobs("PENDING"))
-    urgent = slurm.submit(
-        "#!/bin/sh\nsleep 5\n", "--nodes=2", "--exclusive"
-    )  # no more urgent than they, for Slurm
+    # For Slurm it is no more urgent than the harvest.
+    urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=2", "--exclusive")
     printed, record = evict(
         slurm,
         tmp_path,
@@ -204,14 +203,14 @@ def test_evict_keeps_freed_nodes_from_a_harvest(slurm, harvest, tmp_path):
         f"--record={tmp_path / 'record'}",
     )
     print(printed)
-    check_begun(slurm, record, urgent)
-    done = acts(record)
+    check_started(slurm, record, urgent)
+    done = actions(record)
     saved = {job for text, job in done if text == "save"}
     assert len(saved) == 2
     assert not {"stop", "deaf", "ended", "refused", "taken"} & {text for text, _ in done}
-    lease = {job for text, job in done if text == "hold"}
-    assert queued <= lease
-    assert lease == {job for text, job in done if text == "release"}
+    held_jobs = {job for text, job in done if text == "hold"}
+    assert queued <= held_jobs
+    assert held_jobs == {job for text, job in done if text == "release"}
     slurm.wait_until(
         "the harvest has all nodes again", lambda: len(harvest.jobs("RUNNING")) == 4, harvest.report
     )
@@ -279,8 +278,8 @@ def test_evict_holds_a_successor_until_the_urgent_job_starts(slurm, tmp_path):
         "--yes",
         f"--record={tmp_path / 'record'}",
     )
-    check_begun(slurm, record, urgent)
-    done = acts(record)
+    check_started(slurm, record, urgent)
+    done = actions(record)
     assert not {"stop", "taken"} & {text for text, _ in done}
     saved = {job for text, job in done if text == "save"}
     following = {
@@ -294,7 +293,7 @@ def test_evict_holds_a_successor_until_the_urgent_job_starts(slurm, tmp_path):
         ensemble.check()
 
 
-def test_what_is_wrong_is_said_in_one_line(slurm, tmp_path):
+def test_evict_reports_errors_in_one_line(slurm, tmp_path):
     slurm.clean()
     with pytest.raises(
         AssertionError, match="squeue, running jobs of all users: 3 nodes cannot be freed: 0 jobs"

@@ -1,4 +1,4 @@
-"""A harvest on a real Slurm: jobs that come and go share the networks of a run, while others' jobs take their nodes."""
+"""A harvest on a real Slurm: preemptible jobs share the networks of a run beside other jobs."""
 
 import json
 import subprocess
@@ -12,16 +12,16 @@ from fleet.domain.events import EpochEnded, NetworkLeased
 from fleet.storage.event_log import read_events, read_run
 from fleet.storage.json_lines import read_lines
 from fleet.storage.results import read_results
-from tests.cluster.harvesting import Script, Show, losses, placed
+from tests.cluster.harvest_trial import HarvestTrial, OtherJobs, leaderboard, losses
 from tests.mpi.conftest import ROOT, Launcher, spec
 
 pytestmark = pytest.mark.cluster
 SAMPLES = 100  # of an epoch, which takes about a second
-SEEDS = (1, 2, 3)  # of the full show
+SEEDS = (1, 2, 3)  # of the full trial
 
 
 def emulated(folder, networks, epochs, time_scale=1.0):
-    """Networks that sleep, each at a pace of its own."""
+    """Return a spec of emulated networks with different rates."""
     folder.mkdir(exist_ok=True)
     rate = epochs if isinstance(epochs, list) else [epochs] * networks
     models = [
@@ -48,56 +48,56 @@ def emulated(folder, networks, epochs, time_scale=1.0):
     )
 
 
-def check(show, came, networks, epochs):
-    """No network is lost, at most an epoch is trained again for each launch that others ended, and others did."""
-    assert came.cut, "nobody was preempted"
-    assert {(row.name, str(row.status), row.epochs) for row in came.rows} == {
+def check(trial, outcome, networks, epochs):
+    """Check that all epochs are trained, with at most one repeated epoch per preempted launch."""
+    assert outcome.preempted, "no launch was preempted"
+    assert {(row.name, str(row.status), row.epochs) for row in outcome.rows} == {
         (f"net{number}", "finished", epochs) for number in range(networks)
     }
-    assert set(came.epochs) == {
+    assert set(outcome.epochs) == {
         (f"net{number}", epoch + 1) for number in range(networks) for epoch in range(epochs)
     }
-    assert came.again <= came.cut, show.report()
+    assert outcome.again <= outcome.preempted, trial.report()
     assert (
         len(
             {
                 event.generation
-                for _, event in read_run(show.paths)
+                for _, event in read_run(trial.paths)
                 if isinstance(event, NetworkLeased)
             }
         )
         > 1
     )
-    assert show.paths.foreign_files() == []
+    assert trial.paths.foreign_files() == []
 
 
 def undisturbed(folder, content):
-    """The results of the same networks, trained by one launch that nobody disturbs."""
+    """Return the results of the same networks, trained by one undisturbed launch."""
     launch = Launcher(folder)(4, content, timeout=1800)
     assert launch.status == 0, launch.output
     return list(launch.results().values())
 
 
-def check_equal(came, alone, within):
-    """The leaderboard is that of a run that nobody disturbed."""
-    assert placed(came.rows) == placed(alone)
-    assert losses(came.rows) == pytest.approx(losses(alone), rel=within)
+def check_equal(outcome, alone, within):
+    """Check that the leaderboard equals that of the undisturbed run."""
+    assert leaderboard(outcome.rows) == leaderboard(alone)
+    assert losses(outcome.rows) == pytest.approx(losses(alone), rel=within)
 
 
 def test_harvest_loses_no_network_to_preemption(slurm, tmp_path):
     networks, epochs = 6, 30
-    show = Show(slurm, tmp_path, emulated(tmp_path, networks, epochs), first=1)
-    came = show.run(Script(5, 60, (1, 3), (3, 9), (3, 9)))
-    check(show, came, networks, epochs)
+    trial = HarvestTrial(slurm, tmp_path, emulated(tmp_path, networks, epochs), first=1)
+    outcome = trial.run(OtherJobs(5, 60, (1, 3), (3, 9), (3, 9)))
+    check(trial, outcome, networks, epochs)
     alone = tmp_path / "alone"
-    check_equal(came, undisturbed(alone, emulated(alone, networks, epochs, 0.01)), 1e-9)
+    check_equal(outcome, undisturbed(alone, emulated(alone, networks, epochs, 0.01)), 1e-9)
 
 
-def begin(show, *options, more_specs=()):
-    """Hand in the first jobs of a show without others, and of shows beside it."""
-    show.slurm.clean()
-    specs = [str(Launcher(entry.folder).write(entry.content)) for entry in (show, *more_specs)]
-    show.slurm.call(
+def begin(trial, *options, more_specs=()):
+    """Submit the first jobs of one harvest of a trial and more specs, without other users."""
+    trial.slurm.clean()
+    specs = [str(Launcher(entry.folder).write(entry.content)) for entry in (trial, *more_specs)]
+    trial.slurm.call(
         sys.executable,
         "-m",
         "fleet",
@@ -110,47 +110,49 @@ def begin(show, *options, more_specs=()):
         "--",
         "--partition=low",
         PYTHONPATH=str(ROOT),
-        XDG_CACHE_HOME=str(show.folder / "cache"),
-        **show.variables,
+        XDG_CACHE_HOME=str(trial.folder / "cache"),
+        **trial.variables,
     )
 
 
-def end(show, epochs):
-    """Wait for the end; all networks are done, and the last launch has said that the harvest is over."""
-    show.slurm.wait_until("no job is left", show._is_over, show.report)
-    assert {row.name: (str(row.status), row.epochs) for row in read_results(show.paths.root)} == {
+def end(trial, epochs):
+    """Wait for the end, check all networks, and return the lines of the harvest's log."""
+    trial.slurm.wait_until("no job is left", trial.is_over, trial.report)
+    assert {row.name: (str(row.status), row.epochs) for row in read_results(trial.paths.root)} == {
         f"net{number}": ("finished", count) for number, count in enumerate(epochs)
-    }, show.report()
-    noted = list(read_lines(show.paths.harvest_log))
-    assert [(entry["why"], entry["again"]) for entry in noted if entry["event"] == "over"] == [
+    }, trial.report()
+    lines = list(read_lines(trial.paths.harvest_log))
+    assert [(entry["why"], entry["again"]) for entry in lines if entry["event"] == "over"] == [
         ("all networks have ended", "")
     ]
-    return noted
+    return lines
 
 
 def test_harvest_submits_jobs_only_for_waiting_networks(slurm, tmp_path):
     epochs = [60, 4, 4, 4]
-    show = Show(slurm, tmp_path, emulated(tmp_path, 4, epochs))
-    begin(show, "--idle-timeout=15s")
-    noted = end(show, epochs)
+    trial = HarvestTrial(slurm, tmp_path, emulated(tmp_path, 4, epochs))
+    begin(trial, "--idle-timeout=15s")
+    lines = end(trial, epochs)
     trained = [
         log
-        for log in show.paths.event_logs()
+        for log in trial.paths.event_logs()
         if any(isinstance(event, EpochEnded) for _, event in read_events(log))
     ]
-    assert len(show.paths.event_logs()) <= len(epochs) + 3, show.report()
-    assert len(show.paths.event_logs()) - len(trained) <= 1, show.report()
-    assert sum(entry["event"] == "submitted" for entry in noted) <= len(epochs) + 3
+    assert len(trial.paths.event_logs()) <= len(epochs) + 3, trial.report()
+    assert len(trial.paths.event_logs()) - len(trained) <= 1, trial.report()
+    assert sum(entry["event"] == "submitted" for entry in lines) <= len(epochs) + 3
 
 
 def test_harvest_of_two_runs_finishes_both(slurm, tmp_path):
-    costly = Show(slurm, tmp_path / "costly", emulated(tmp_path / "costly", 3, [30] * 3))
-    cheap = Show(
+    costly = HarvestTrial(slurm, tmp_path / "costly", emulated(tmp_path / "costly", 3, [30] * 3))
+    cheap = HarvestTrial(
         slurm, tmp_path / "cheap", emulated(tmp_path / "cheap", 3, [150] * 3, time_scale=0.2)
     )
     begin(costly, "--idle-timeout=15s", more_specs=[cheap])
-    for show in (costly, cheap):
-        slurm.wait_until("it trains", lambda show=show: show.training(), show.report, seconds=60)
+    for trial in (costly, cheap):
+        slurm.wait_until(
+            "it trains", lambda trial=trial: trial.training(), trial.report, seconds=60
+        )
     end(costly, [30] * 3)
     end(cheap, [150] * 3)
 
@@ -163,27 +165,29 @@ def disk(tmp_path):
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True
     ).returncode:
-        pytest.skip("a file system of its own cannot be mounted here")
+        pytest.skip("no file system can be mounted here")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.mark.parametrize("full_s", [15, pytest.param(45, marks=pytest.mark.long)])
-def test_a_harvest_outlives_a_disk_that_is_full_for_a_while(slurm, tmp_path, disk, full_s):
+def test_harvest_survives_a_disk_that_is_full_for_a_while(slurm, tmp_path, disk, full_s):
     epochs = [40] * 6
-    show = Show(slurm, tmp_path, {**emulated(tmp_path, 6, epochs), "output": str(disk / "run")})
-    begin(show, "--idle-timeout=15s")
-    slurm.wait_until("3 launches train", lambda: len(show.training()) >= 3, show.report)
+    trial = HarvestTrial(
+        slurm, tmp_path, {**emulated(tmp_path, 6, epochs), "output": str(disk / "run")}
+    )
+    begin(trial, "--idle-timeout=15s")
+    slurm.wait_until("3 launches train", lambda: len(trial.training()) >= 3, trial.report)
     ballast = disk / "ballast"
     with suppress(OSError), open(ballast, "wb", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
     time.sleep(full_s)
     ballast.unlink()
-    noted = end(show, epochs)
-    ended = [entry for entry in noted if entry["event"] == "ended"]
+    lines = end(trial, epochs)
+    ended = [entry for entry in lines if entry["event"] == "ended"]
     assert all(entry["why"] for entry in ended), ended
-    assert sum(entry["event"] == "begun" for entry in noted) == sum(
+    assert sum(entry["event"] == "begun" for entry in lines) == sum(
         "status" in entry for entry in ended
     )
     print([(entry["status"], entry["why"]) for entry in ended])
@@ -193,19 +197,19 @@ def test_a_harvest_outlives_a_disk_that_is_full_for_a_while(slurm, tmp_path, dis
 @pytest.mark.parametrize("seed", SEEDS)
 def test_harvest_trains_for_most_of_the_idle_time(slurm, tmp_path, seed):
     networks, epochs = 12, 100
-    show = Show(slurm, tmp_path, emulated(tmp_path, networks, epochs))
-    came = show.run(Script(seed, 600))
-    print(came.line(f"seed {seed}"))
-    check(show, came, networks, epochs)
+    trial = HarvestTrial(slurm, tmp_path, emulated(tmp_path, networks, epochs))
+    outcome = trial.run(OtherJobs(seed, 600))
+    print(outcome.line(f"seed {seed}"))
+    check(trial, outcome, networks, epochs)
     alone = tmp_path / "alone"
-    check_equal(came, undisturbed(alone, emulated(alone, networks, epochs, 0.002)), 1e-9)
-    assert came.time.share_once_begun >= 0.85
-    assert came.predicted == pytest.approx(came.samples, rel=0.1)
+    check_equal(outcome, undisturbed(alone, emulated(alone, networks, epochs, 0.002)), 1e-9)
+    assert outcome.time.share_once_started >= 0.85
+    assert outcome.predicted == pytest.approx(outcome.samples, rel=0.1)
 
 
 @pytest.mark.long
 @pytest.mark.tensorflow
-def test_ten_minutes_of_others_lose_no_network_of_tensorflow(slurm, tmp_path):
+def test_harvest_with_tensorflow_loses_no_network(slurm, tmp_path):
     networks, epochs = 6, 600
     small = {"filters": [4], "dense": [8], "norm": "none"}
     content = spec(
@@ -213,12 +217,14 @@ def test_ten_minutes_of_others_lose_no_network_of_tensorflow(slurm, tmp_path):
         [{"family": "cnn", "name": f"net{number}", "args": small} for number in range(networks)],
         samples=600,
         source="slow",
-        data={"cache": "memory"},  # shuffles are each network's own
+        data={"cache": "memory"},  # each network shuffles separately
         train={"batch": {"size": 10}, "deterministic": True, "stopping": {"max_epochs": epochs}},
         resources={"engine": "keras"},
     )
-    show = Show(slurm, tmp_path, content, max_jobs=2, first=1)
-    came = show.run(Script(1, 600, (2, 4), (15, 45), (40, 80)), patience_s=1800)
-    print(came.line("TensorFlow"))
-    check(show, came, networks, epochs)
-    check_equal(came, undisturbed(tmp_path, {**content, "output": str(tmp_path / "alone")}), 1e-4)
+    trial = HarvestTrial(slurm, tmp_path, content, max_jobs=2, first=1)
+    outcome = trial.run(OtherJobs(1, 600, (2, 4), (15, 45), (40, 80)), patience_s=1800)
+    print(outcome.line("TensorFlow"))
+    check(trial, outcome, networks, epochs)
+    check_equal(
+        outcome, undisturbed(tmp_path, {**content, "output": str(tmp_path / "alone")}), 1e-4
+    )

@@ -1,4 +1,4 @@
-"""Ranks on a real Slurm that stand still for longer than their launch's lease."""
+"""Ranks on a real Slurm that are stopped for longer than the lease of their launch."""
 
 import os
 import shlex
@@ -24,7 +24,7 @@ def ensemble(slurm, tmp_path):
 
 
 def start(ensemble, *options):
-    """Hand in a job of two nodes that is one launch of the ensemble; returns its id."""
+    """Submit a job on two nodes that is one launch of the ensemble; return its id."""
     program = shlex.join(
         [*mpirun(RANKS), "-m", "fleet.run", str(ensemble.launcher.write(ensemble.content))]
     )
@@ -45,13 +45,11 @@ def send(number, pids):
 
 
 def alive():
-    """Processes that have not ended; what is left of one until somebody asks for its status has no environment."""
+    """Return the processes that have not ended; zombies have no environment."""
     return {pid for pid, variables in environments() if any(variables)}
 
 
-def test_lease_outlasts_a_stopped_rank_0_while_its_job_exists(
-    ensemble,
-):
+def test_lease_outlasts_a_stopped_rank_0_while_its_job_exists(ensemble):
     slurm = ensemble.slurm
     ensemble.job = start(ensemble)
     ensemble.wait_until_it_trains()
@@ -67,7 +65,7 @@ def test_lease_outlasts_a_stopped_rank_0_while_its_job_exists(
 
 
 def test_ranks_that_outlive_their_job_destroy_no_checkpoint(ensemble):
-    """Both nodes of a job are cut off and stand still; another launch takes over; while it trains they come back."""
+    """Both nodes of a job are cut off and come back while another launch trains instead."""
     slurm, paths = ensemble.slurm, ensemble.paths
     first = start(ensemble, "--no-requeue")
     ensemble.wait_until_it_trains()
@@ -87,7 +85,9 @@ def test_ranks_that_outlive_their_job_destroy_no_checkpoint(ensemble):
     )
     send(signal.SIGCONT, stopped)
     slurm.wait_until(
-        "all that was stopped has ended", lambda: not stopped & alive(), lambda: slurm.output(first)
+        "all stopped processes have ended",
+        lambda: not stopped & alive(),
+        lambda: slurm.output(first),
     )
     ensemble.wait_for_end()
     ensemble.check_epochs(again=len(MODELS))

@@ -1,4 +1,4 @@
-"""A run on two nodes of a Slurm: each holds one copy of the stream, and groups span them."""
+"""A run on two nodes of a Slurm: each node holds one copy of the stream, and groups span nodes."""
 
 import json
 import shlex
@@ -29,7 +29,7 @@ def folder(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def content(folder, data):
-    """On each node one rank prepares and two train; one network takes all four trainers."""
+    """Return a spec with one preprocessor and two trainers per node; one network uses all four."""
     models = [*MODELS, {"family": "softmax", "name": "both-nodes", "gpus": 4}]
     return spec(
         folder,
@@ -42,12 +42,12 @@ def content(folder, data):
 
 @pytest.fixture(scope="module")
 def job(slurm, folder, content):
-    """The job, done; its number."""
+    """Run the job and return its id."""
     slurm.clean()
     launcher = Launcher(folder)
     for name in ("records", "memory"):
         (folder / name).mkdir()
-    command = [*mpirun(RANKS), "-m", "tests.cluster.noting_memory", str(launcher.write(content))]
+    command = [*mpirun(RANKS), "-m", "tests.cluster.record_memory", str(launcher.write(content))]
     number = slurm.submit(
         f"#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {shlex.join(command)}\n",
         f"--nodes={NODES}",
@@ -55,7 +55,7 @@ def job(slurm, folder, content):
         FLEET_TEST_RECORDS=str(folder / "records"),
         FLEET_TEST_MEMORY=str(folder / "memory"),
         XDG_CACHE_HOME=str(folder / "cache"),
-    )  # where rates are kept
+    )
     ended = slurm.wait_for(number)
     assert ended.state == "COMPLETED", ended.output
     return number
@@ -63,17 +63,17 @@ def job(slurm, folder, content):
 
 @pytest.fixture(scope="module")
 def run(slurm, job, content):
-    """What came of it."""
+    """Return the finished launch."""
     return Launch(0, slurm.output(job), 0.0, RunPaths(Path(content["output"])))
 
 
 @pytest.fixture(scope="module")
 def notes(run, folder):
-    """What each rank mapped, in order of rank."""
+    """Return the shared memory of each rank, in order of rank."""
     return [json.loads((folder / "memory" / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
-def test_the_nodes_of_one_machine_are_told_apart(slurm, job, run, notes):
+def test_virtual_nodes_of_one_machine_are_distinguished(slurm, job, run, notes):
     assert run.events(LaunchStarted)[0].nodes == NODES
     first, second = slurm.nodes_of(job)
     assert [note["node"] for note in notes] == [first] * 3 + [second] * 3
@@ -89,12 +89,12 @@ def test_each_node_holds_one_copy_of_the_samples(notes, data):
     assert windows[0] == windows[1] == windows[2]
     assert windows[3] == windows[4] == windows[5]
     assert not set(windows[0].items()) & set(windows[3].items())
-    assert len(set(windows[0].values()) | set(windows[3].values())) == NODES * len(
-        kinds
-    )  # one name may be two files
+    # One name may be two files.
+    inodes = set(windows[0].values()) | set(windows[3].values())
+    assert len(inodes) == NODES * len(kinds)
 
 
-def test_each_network_is_given_each_sample_once_per_epoch(run, folder, content):
+def test_each_network_gets_each_sample_once_per_epoch(run, folder, content):
     assert len(run.results()) == 3
     check(run, read_lines(folder / "records"), content)
 
@@ -106,5 +106,5 @@ def test_group_across_nodes_trains_to_the_same_losses(run, folder, content):
     assert replayed(Launcher(folder), content, run, "both-nodes") < 1e-9
 
 
-def test_nothing_that_a_rank_mapped_is_left_in_shared_memory(notes):
+def test_shared_memory_is_removed_after_the_run(notes):
     assert not [file for note in notes for file in note["memory"] if Path(file).exists()]

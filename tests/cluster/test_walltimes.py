@@ -1,4 +1,4 @@
-"""Ensembles that ask Slurm for the time that costs least, beside the same ones that ask once for the longest."""
+"""Runs that request walltimes automatically on a real Slurm, compared with one long request."""
 
 import json
 import math
@@ -21,51 +21,43 @@ from tests.fleet.commands.test_walltimes import launch
 from tests.mpi.conftest import ROOT, Launcher, spec
 
 pytestmark = pytest.mark.cluster
-SAMPLES, MOST_EPOCHS = 100, 40
-SHARED = [
-    "--nodes={nodes}",
-    "--ntasks-per-node=1",
-]  # four such jobs have room on a node, where ranks sleep
+SAMPLES, MAX_EPOCHS = 100, 40
+SHARED = ["--nodes={nodes}", "--ntasks-per-node=1"]  # four jobs fit on a node, as ranks only sleep
 WARN_S = 30
 
 
 @dataclass(frozen=True)
-class Law:
-    """What ensembles are drawn from.
+class EnsembleRanges:
+    """The ranges from which ensembles are draw_chains.
 
     Attributes:
-        networks: the least and the most.
-        epoch_s: seconds of an epoch of a network; the least and the most.
-        least_fall: of the loss in an epoch, below which a network stops; the least and the most, log-uniformly between.
+        networks: minimum and maximum number of networks.
+        epoch_s: minimum and maximum duration of a network's epoch.
+        min_delta: minimum and maximum of the stopping rule's ``min_delta``, log-uniform.
     """
 
     networks: tuple[int, int]
     epoch_s: tuple[float, float]
-    least_fall: tuple[float, float]
+    min_delta: tuple[float, float]
 
 
-SHORT = Law((1, 2), (0.3, 1.0), (0.001, 0.1))
-FULL = Law((2, 4), (2.0, 7.0), (0.001, 0.3))
-ALONE = Law((1, 1), (4.2, 4.2), (0.001, 0.001))
-PAST_S = (
-    30,
-    30,
-    30,
-    30,
-    400,
-)  # that runs of ALONE took, as its record has it: the first request is too short for it
+SHORT = EnsembleRanges((1, 2), (0.3, 1.0), (0.001, 0.1))
+FULL = EnsembleRanges((2, 4), (2.0, 7.0), (0.001, 0.3))
+ALONE = EnsembleRanges((1, 1), (4.2, 4.2), (0.001, 0.001))
+# Durations of recorded runs of ALONE: the first request is too short for the last one.
+PAST_S = (30, 30, 30, 30, 400)
 
 
-def ensemble(folder, seed, law, epochs=None):
-    """Networks that sleep until their loss hardly falls, by a seed; or for so many epochs, whatever their loss."""
+def ensemble(folder, seed, ranges, epochs=None):
+    """Return a spec of emulated networks that train until their loss stalls, or for ``epochs``."""
     folder.mkdir(parents=True)
     draw = random.Random(seed)
     expected = {} if epochs is None else {"epochs": epochs}
     models = [
-        {"name": f"net{number}", "rates": [SAMPLES / draw.uniform(*law.epoch_s)], **expected}
-        for number in range(draw.randint(*law.networks))
+        {"name": f"net{number}", "rates": [SAMPLES / draw.uniform(*ranges.epoch_s)], **expected}
+        for number in range(draw.randint(*ranges.networks))
     ]
-    least_fall = math.exp(draw.uniform(*map(math.log, law.least_fall)))
+    min_delta = math.exp(draw.uniform(*map(math.log, ranges.min_delta)))
     rates = folder / "rates.json"
     rates.write_text(
         json.dumps({"samples_per_epoch": SAMPLES, "gpus_per_node": 1, "models": models})
@@ -84,10 +76,10 @@ def ensemble(folder, seed, law, epochs=None):
             "batch": {"size": 10},
             "optimizer": {"name": "adam"},
             "stopping": {
-                "max_epochs": MOST_EPOCHS,
+                "max_epochs": MAX_EPOCHS,
                 "patience": 2,
                 "monitor": "val_loss",
-                "min_delta": least_fall,
+                "min_delta": min_delta,
             },
         },
         schedule={"policy": "adaptive", "rates": str(rates)},
@@ -97,32 +89,41 @@ def ensemble(folder, seed, law, epochs=None):
 
 
 @dataclass(frozen=True)
-class Came:
-    """Of a chain: the minutes that its jobs were expected to ask for and asked for, what they took, and the epochs."""
+class ChainOutcome:
+    """The outcome of a chain.
+
+    Attributes:
+        expected_min: minutes that its jobs were expected to request together.
+        requested_min: minutes that each job requested.
+        used_min: minutes that the jobs ran together.
+        epochs: network -> trained epochs.
+    """
 
     expected_min: float
-    asked_min: list[float]
+    requested_min: list[float]
     used_min: float
     epochs: dict[str, int]
 
 
 class Chain:
-    """An ensemble that is handed in as a chain of jobs, with ``--walltime auto`` or one request for the longest.
+    """An ensemble submitted as a chain of jobs.
 
     Args:
-        past_s: seconds that chains before it have taken, by the record of its folder.
+        slurm: the cluster.
+        folder: for the spec and the run.
+        content: the content of the spec.
+        way: ``auto`` for ``--walltime auto``, ``longest`` for one long request.
+        past_s: durations in seconds of earlier chains, written into the folder's record.
     """
 
     def __init__(self, slurm, folder, content, way, past_s=()):
-        self.slurm, self.paths, self._way, self._before = (
-            slurm,
-            RunPaths(folder / "run"),
-            way,
-            len(past_s),
-        )
+        self.slurm = slurm
+        self.paths = RunPaths(folder / "run")
+        self._way = way
+        self._past_jobs = len(past_s)
         site = folder / "site.yaml"
         self._environment = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
-        self._words = [
+        self._command = [
             sys.executable,
             "-m",
             "fleet",
@@ -158,8 +159,8 @@ class Chain:
         stops = self._stops()
         return bool(stops) and stops[-1]["next"] is None
 
-    def came(self):
-        """All networks have finished, and no epoch was trained twice."""
+    def outcome(self):
+        """Return the outcome; all networks must have finished without a repeated epoch."""
         assert {str(row.status) for row in read_results(self.paths.root)} == {"finished"}, (
             self.report()
         )
@@ -171,7 +172,7 @@ class Chain:
         last = len(self._requests) - 1
         requested = [self._requests[min(number, last)] / 60 for number in range(len(self._stops()))]
         expected = self._numbers["asked_s" if self._way == "auto" else "single_asked_s"] / 60
-        return Came(
+        return ChainOutcome(
             expected,
             requested,
             chain_times(self.paths.stops).finished[-1] / 60,
@@ -187,28 +188,30 @@ class Chain:
         )
 
     def _call(self, *words):
-        return json.loads(self.slurm.call(*self._words, *words, **self._environment)).get(
+        return json.loads(self.slurm.call(*self._command, *words, **self._environment)).get(
             "walltime"
         )
 
     def _stops(self):
         lines = read_lines(self.paths.stops) if self.paths.stops.exists() else ()
-        return [line for line in lines if line["event"] == "stopped"][self._before :]
+        return [line for line in lines if line["event"] == "stopped"][self._past_jobs :]
 
 
 WAYS = ("auto", "longest")
 
 
-def drawn(slurm, folder, seeds, law, way):
-    """Chains of ensembles that are drawn."""
+def draw_chains(slurm, folder, seeds, ranges, way):
+    """Return a chain of an ensemble for each seed."""
     return [
-        Chain(slurm, folder / way / str(seed), ensemble(folder / way / str(seed), seed, law), way)
+        Chain(
+            slurm, folder / way / str(seed), ensemble(folder / way / str(seed), seed, ranges), way
+        )
         for seed in seeds
     ]
 
 
-def handed_in(slurm, chains):
-    """Hand all in at once, and wait for the end of the last: what came of each, by way, and after how many minutes."""
+def run_chains(slurm, chains):
+    """Submit all chains and wait for the last one; return outcomes by way, and the minutes."""
     every = [chain for group in chains.values() for chain in group]
     began = time.time()
     for chain in every:
@@ -220,58 +223,66 @@ def handed_in(slurm, chains):
         1800,
     )
     minutes = (time.time() - began) / 60
-    return {way: [chain.came() for chain in group] for way, group in chains.items()}, minutes
+    return {way: [chain.outcome() for chain in group] for way, group in chains.items()}, minutes
 
 
-def check(came):
-    """Both ways train the same. What they ask for in the end is up to how fast this machine is, and to Slurm, which may
-    warn a job a minute early; so that is not judged, but what they were expected to ask for."""
-    assert [entry.epochs for entry in came["auto"]] == [entry.epochs for entry in came["longest"]]
-    assert sum(entry.expected_min for entry in came["auto"]) < sum(
-        entry.expected_min for entry in came["longest"]
+def check(outcomes):
+    """Check that both ways train the same, and that automatic walltimes are expected to be shorter.
+
+    The actual requests depend on this machine and on Slurm, which may warn a job a minute early.
+    """
+    assert [entry.epochs for entry in outcomes["auto"]] == [
+        entry.epochs for entry in outcomes["longest"]
+    ]
+    assert sum(entry.expected_min for entry in outcomes["auto"]) < sum(
+        entry.expected_min for entry in outcomes["longest"]
     )
 
 
-def line(way, came, minutes):
-    """A row of a table: all together, and the median of one ensemble with the least and the most."""
-    requests = [sum(entry.asked_min) for entry in came]
-    used = [entry.used_min for entry in came]
+def line(way, outcomes, minutes):
+    """Return a row of a table: totals, and the median, minimum and maximum of an ensemble."""
+    requests = [sum(entry.requested_min) for entry in outcomes]
+    used = [entry.used_min for entry in outcomes]
     return (
-        f"| {way} | {len(came)} | {sum(len(entry.asked_min) for entry in came)} | {sum(requests):.0f} | "
-        f"{sum(entry.expected_min for entry in came):.0f} | {spread(requests)} | {sum(used):.1f} | {spread(used)} | "
-        f"{minutes:.1f} |"
+        f"| {way} | {len(outcomes)} | {sum(len(entry.requested_min) for entry in outcomes)} | "
+        f"{sum(requests):.0f} | {sum(entry.expected_min for entry in outcomes):.0f} | "
+        f"{spread(requests)} | {sum(used):.1f} | {spread(used)} | {minutes:.1f} |"
     )
 
 
 def spread(values, digits=1):
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    median, low, high = statistics.median(values), min(values), max(values)
+    return f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def test_automatic_walltimes_finish_with_the_same_training(slurm, tmp_path):
     slurm.clean()
-    chains = {way: drawn(slurm, tmp_path, range(2), SHORT, way) for way in WAYS}
+    chains = {way: draw_chains(slurm, tmp_path, range(2), SHORT, way) for way in WAYS}
     for way, group in chains.items():
         folder = tmp_path / way / "alone"
-        group.append(Chain(slurm, folder, ensemble(folder, 0, ALONE, MOST_EPOCHS), way, PAST_S))
-    came, _ = handed_in(slurm, chains)
-    check(came)
-    assert len(came["auto"][-1].asked_min) > 1
+        group.append(Chain(slurm, folder, ensemble(folder, 0, ALONE, MAX_EPOCHS), way, PAST_S))
+    outcomes, _ = run_chains(slurm, chains)
+    check(outcomes)
+    assert len(outcomes["auto"][-1].requested_min) > 1
 
 
 @pytest.mark.long
-def test_thirty_ensembles_that_ask_for_what_costs_least(slurm, tmp_path):
-    came = {}
+def test_automatic_walltimes_of_thirty_ensembles_cost_less(slurm, tmp_path):
+    outcomes = {}
     for way in WAYS:
         slurm.clean()
-        result, minutes = handed_in(slurm, {way: drawn(slurm, tmp_path, range(30), FULL, way)})
+        result, minutes = run_chains(
+            slurm, {way: draw_chains(slurm, tmp_path, range(30), FULL, way)}
+        )
         print(line(way, result[way], minutes))
-        came |= result
+        outcomes |= result
     shares = [
-        sum(entry.asked_min) / sum(second.asked_min)
-        for entry, second in zip(*came.values(), strict=True)
+        sum(entry.requested_min) / sum(second.requested_min)
+        for entry, second in zip(*outcomes.values(), strict=True)
     ]
     print(
-        f"asked for with auto, of one request: {spread(shares, 2)}; "
-        f"less in {sum(share < 1 for share in shares)}, more in {sum(share > 1 for share in shares)}"
+        f"requested with auto, relative to one request: {spread(shares, 2)}; "
+        f"less in {sum(share < 1 for share in shares)}, more in "
+        f"{sum(share > 1 for share in shares)}"
     )
-    check(came)
+    check(outcomes)

@@ -1,4 +1,4 @@
-"""Starting ``mpirun`` from a test, and looking at what it left."""
+"""Start ``mpirun`` from a test and read the files of the run."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 
 @dataclass(frozen=True)
 class Launch:
-    """What came of a launch."""
+    """A finished launch: its exit status, output, duration and folder."""
 
     status: int
     output: str
@@ -42,13 +42,13 @@ class Launch:
         return read_state(self.paths.last(name), with_arrays=False).history
 
     def differs(self, name):
-        """How far a network's history and its replay differ, relatively."""
+        """Return the largest relative difference between a network's history and its replay."""
         replay = replace(self, paths=RunPaths(self.paths.replay(name)))
         return largest_difference(self.history(name), replay.history(name))
 
 
 def spec(tmp_path, models, samples=60, source="numbered", **parts):
-    """The content of a spec on made-up samples, for the numpy engine; the stream is that in which samples pass by."""
+    """Return a spec on generated samples for the numpy engine, whose samples are not stored."""
     content = {
         "name": "test",
         "seed": 5,
@@ -75,13 +75,16 @@ def spec(tmp_path, models, samples=60, source="numbered", **parts):
 
 
 class Launcher:
-    """Starts ranks, with a cache of rates and a folder for Open MPI's sessions of their own (see tests/conftest.py)."""
+    """Starts ranks with a separate cache of rates and Open MPI session folder.
+
+    See tests/conftest.py.
+    """
 
     def __init__(self, folder):
         self.folder = folder
 
     def environment(self, extra):
-        # Variables of an MPI that this process may be under would confuse another one.
+        # If this process was started by an MPI, its variables would confuse another one.
         plain = {
             key: value
             for key, value in os.environ.items()
@@ -111,7 +114,7 @@ class Launcher:
         environment=None,
         survive=False,
     ):
-        """Start and return at once."""
+        """Start the launch and return its process."""
         command = [*mpirun(ranks, survive), *program, str(self.write(content)), *arguments]
         return subprocess.Popen(
             command,
@@ -124,7 +127,7 @@ class Launcher:
         )
 
     def __call__(self, ranks, content, *arguments, timeout=90, **options):
-        """Start, wait for the end, and fail the test when it does not come."""
+        """Start the launch, wait for its end, and fail the test if it takes too long."""
         began = time.monotonic()
         process = self.start(ranks, content, *arguments, **options)
         try:
@@ -138,7 +141,7 @@ class Launcher:
 
 
 def send_all(process, number):
-    """A signal to the launcher and all ranks: they are one session."""
+    """Send a signal to the launcher and all ranks, which are one session."""
     for pid in session_members(process.pid):
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -150,12 +153,12 @@ def kill(process):
 
 
 def await_end(process):
-    """Wait until neither the launcher nor a rank is left: those that were killed take a moment to go."""
+    """Wait until the launcher and all ranks have ended; killed processes take a moment."""
     wait_until(lambda: not session_members(process.pid), seconds=10)
 
 
 def session_members(session):
-    """The processes of a session, by their ids."""
+    """Return the ids of the processes of a session."""
     members = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -168,7 +171,7 @@ def session_members(session):
 
 
 def rank_process(session, rank):
-    """The process of one rank."""
+    """Return the process id of a rank."""
     for pid in session_members(session):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         if f"OMPI_COMM_WORLD_RANK={rank}".encode() in variables:
@@ -182,7 +185,7 @@ def launch(tmp_path):
 
 
 def read_lines(folder):
-    """The JSON lines of all files of a folder."""
+    """Return the JSON lines of all files of a folder."""
     return [
         json.loads(line)
         for file in sorted(folder.iterdir())

@@ -1,4 +1,4 @@
-"""Functions of models that exit, never come back, or leave Python deaf: a row of the results, and no rank waits."""
+"""Functions of models that exit, hang or block Python: a row of the results, and no rank waits."""
 
 import signal
 
@@ -26,7 +26,7 @@ def bad(function, **more):
     ),
 )
 @pytest.mark.parametrize("gpus", long_but_first(2, 1))
-def test_a_function_that_exits_is_a_row_that_says_so(launch, tmp_path, function, reason, gpus):
+def test_function_that_exits_is_a_failed_row(launch, tmp_path, function, reason, gpus):
     run = launch(3, spec(tmp_path, [bad(function, gpus=gpus), GOOD]))
     assert run.status == 3, run.output
     rows = run.results()
@@ -35,12 +35,12 @@ def test_a_function_that_exits_is_a_row_that_says_so(launch, tmp_path, function,
         "failed",
         reason,
     )
-    assert "prterun" not in run.output  # to mpirun it is no abort
+    assert "prterun" not in run.output  # mpirun does not see an abort
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_a_function_that_hangs_is_a_row_that_says_where(launch, tmp_path, ranks):
+def test_function_that_hangs_is_a_row_with_its_place(launch, tmp_path, ranks):
     run = launch(ranks, spec(tmp_path, [bad("hangs"), GOOD], train={"build_timeout": 1.0}))
     assert run.status == 3, run.output
     rows = run.results()
@@ -54,7 +54,8 @@ def test_a_function_that_hangs_is_a_row_that_says_where(launch, tmp_path, ranks)
 def test_unresponsive_rank_is_given_up_and_run_resumes(launch, tmp_path, survive):
     rates = tmp_path / "rates.json"
     rates.write_text(
-        '{"samples_per_epoch": 600, "gpus_per_node": 2, "models": [{"name": "good", "rates": [9.0]}, '
+        '{"samples_per_epoch": 600, "gpus_per_node": 2, "models": [{"name": "good", "rates": '
+        "[9.0]}, "
         '{"name": "bad", "rates": [9.0]}]}'
     )
     content = spec(
@@ -80,7 +81,7 @@ def test_unresponsive_rank_is_given_up_and_run_resumes(launch, tmp_path, survive
         "bad": "failed",
         "good": "finished",
     }
-    assert len(again.events(EpochEnded)) == trained + 1  # none was trained twice
+    assert len(again.events(EpochEnded)) == trained + 1  # no epoch was trained twice
 
 
 @pytest.mark.long
@@ -101,7 +102,7 @@ def test_unresponsive_single_rank_ends_by_another_thread(launch, tmp_path):
         ),
     ],
 )
-def test_a_signal_is_heard_while_a_function_hangs(launch, tmp_path, ranks, function):
+def test_signal_is_handled_while_a_function_hangs(launch, tmp_path, ranks, function):
     rates = tmp_path / "rates.json"
     rates.write_text(
         '{"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "bad", "rates": [9.0]}]}'

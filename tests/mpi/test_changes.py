@@ -42,4 +42,4 @@ def test_changed_function_is_refused_until_decided(launch, tmp_path):
     assert fresh.status == 0, fresh.output
     assert [record.accepted for record in fresh.history("a")] == [""] * 3
     assert "a starts over: --fresh-network" in fresh.output
-    assert "2 networks, 1 of them done before" in fresh.output
+    assert "2 networks, 1 of them already finished" in fresh.output

@@ -1,4 +1,4 @@
-"""The CIFAR-10 example learns; only where the data set is."""
+"""The CIFAR-10 example learns; runs only if the data set is present."""
 
 import tarfile
 

@@ -1,4 +1,4 @@
-"""fleet doctor in set-ups that are broken on purpose, and in one that is not."""
+"""``fleet doctor`` on setups with a deliberate fault, and on a correct one."""
 
 import json
 import os
@@ -17,7 +17,7 @@ MODELS = [{"family": "softmax"}]
 
 @pytest.fixture
 def doctor(tmp_path):
-    """Start the doctor; what came of it is (status, its lines, all that was printed)."""
+    """Run the doctor and return its status, its lines and its whole output."""
     launcher = Launcher(tmp_path)
 
     def call(
@@ -43,18 +43,18 @@ def doctor(tmp_path):
 
 
 def bound(ranks, *options):
-    """The command that starts ranks bound to cores."""
+    """Return the command that starts ranks bound to cores."""
     return [*mpirun(ranks)[:3], "--bind-to", *options, sys.executable]
 
 
 @pytest.mark.skipif(CORES < 2, reason="wants two cores")
-def test_a_launch_as_it_should_be_has_nothing_to_say(doctor):
+def test_doctor_reports_nothing_for_a_correct_launch(doctor):
     content = spec(doctor.folder, MODELS)
     assert doctor(content, mpirun(2))[:2] == (0, ["nothing found (ranks: 2, nodes: 1)"])
     assert not (doctor.folder / "run").exists()
 
 
-def test_imports_are_timed_rank_by_rank(doctor):
+def test_doctor_times_imports_of_each_rank(doctor):
     _, lines, _ = doctor(spec(doctor.folder, MODELS), mpirun(2), more=("--startup", "--json"))
     startup = json.loads("\n".join(lines))["startup"]
     assert [entry["rank"] for entry in startup["ranks"]] == [0, 1]
@@ -73,7 +73,7 @@ ENGINE = EngineInfo("speaking", make="speaking:NumpyEngine", families=frozenset(
 """
 
 
-def test_an_engine_beside_the_spec_that_imports_mpi_is_timed(doctor):
+def test_doctor_times_custom_engine_that_imports_mpi(doctor):
     (doctor.folder / "speaking.py").write_text(ENGINE)
     content = spec(doctor.folder, MODELS, resources={"engine": "speaking:ENGINE"})
     _, lines, _ = doctor(content, mpirun(2), more=("--startup", "--json"))
@@ -81,8 +81,11 @@ def test_an_engine_beside_the_spec_that_imports_mpi_is_timed(doctor):
     assert all("speaking" in single["seconds"] for single in (startup["alone"], *startup["ranks"]))
 
 
-def test_a_module_that_one_rank_alone_lacks_ends_all(doctor):
-    lacks = 'import os\nif os.environ["OMPI_COMM_WORLD_RANK"] == "1":\n    raise ImportError("it is elsewhere")\n'
+def test_module_missing_on_one_rank_ends_all_ranks(doctor):
+    lacks = (
+        'import os\nif os.environ["OMPI_COMM_WORLD_RANK"] == "1":\n    raise ImportError("it '
+        'is elsewhere")\n'
+    )
     (doctor.folder / "speaking.py").write_text(lacks + ENGINE)
     content = spec(doctor.folder, MODELS, resources={"engine": "speaking:ENGINE"})
     status, _, output = doctor(content, mpirun(2), more=("--startup",))
@@ -94,7 +97,7 @@ def test_a_module_that_one_rank_alone_lacks_ends_all(doctor):
 @pytest.mark.skipif(CORES < 2, reason="wants two cores")
 def test_doctor_finds_file_system_without_exclusive_lease(doctor):
     content = spec(doctor.folder, MODELS)
-    nodes = {"FLEET_RANKS_PER_NODE": "1"}  # pretended
+    nodes = {"FLEET_RANKS_PER_NODE": "1"}  # simulated
     assert "lease" not in "".join(doctor(content, mpirun(2), **nodes)[1])
     (doctor.folder / "sitecustomize.py").write_text(
         "import os\nos.link = lambda source, target: None\n"
@@ -121,7 +124,7 @@ def test_doctor_finds_rank_bound_to_one_core(doctor):
     assert sum("rank 0 has one core" in line for line in errors.splitlines()) == 1
 
 
-def test_ranks_of_a_launcher_that_mpi_does_not_know_are_found(doctor):
+def test_doctor_finds_launcher_unknown_to_mpi(doctor):
     status, lines, _ = doctor(PMI_SIZE="8", PMI_RANK="0")
     assert status == 1
     assert lines[0].startswith(
@@ -133,7 +136,7 @@ def test_doctor_runs_once_per_node_if_all_are_rank_0(doctor):
     assert doctor(PMI_SIZE="8", PMI_RANK="3", MPI_LOCALRANKID="3")[:2] == (1, [])
 
 
-def test_an_mpi_that_cannot_be_loaded_is_found(doctor):
+def test_doctor_finds_mpi_that_cannot_be_loaded(doctor):
     package = doctor.folder / "broken" / "mpi4py"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('cannot load MPI library')")
@@ -142,29 +145,29 @@ def test_an_mpi_that_cannot_be_loaded_is_found(doctor):
     assert lines[0].startswith("MPI cannot be loaded (cannot load MPI library): ")
 
 
-def test_more_threads_than_cores_are_found(doctor):
+def test_doctor_finds_more_threads_than_cores(doctor):
     status, lines, _ = doctor(OMP_NUM_THREADS=str(CORES + 1))
     assert status == 1
     assert f"makes {CORES + 1} threads) on " in lines[0]
 
 
 @pytest.mark.parametrize(
-    ("data", "what"),
+    ("data", "message"),
     [
         ({"source": "image_folder", "path": "nowhere"}, "nowhere"),
         ({"source": "tests.sources:partly_bad", "path": "6"}, "sample 5: "),
         ({"source": "tests.sources:raising", "path": "60"}, "the source has a bug"),
     ],
 )
-def test_data_that_cannot_be_read_is_found(doctor, data, what):
+def test_doctor_finds_unreadable_data(doctor, data, message):
     status, lines, _ = doctor(spec(doctor.folder, MODELS, data=data))
     assert status == 1
     assert "cannot read the data: " in lines[0]
-    assert what in lines[0]
+    assert message in lines[0]
 
 
 @pytest.mark.long
-def test_data_that_one_node_alone_can_read_are_found(doctor):
+def test_doctor_finds_data_readable_on_one_node_only(doctor):
     content = spec(
         doctor.folder,
         MODELS,
@@ -176,14 +179,14 @@ def test_data_that_one_node_alone_can_read_are_found(doctor):
     assert sum("cannot read the data: sample 0: Permission denied" in line for line in lines) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_found(doctor):
+def test_doctor_finds_read_only_folder(doctor):
     content = {**spec(doctor.folder, MODELS), "output": "/proc/run"}
     status, lines, _ = doctor(content)
     assert status == 1
     assert lines[0].startswith("/proc cannot be written: ")
 
 
-def test_too_few_ranks_for_the_spec_are_found(doctor):
+def test_doctor_finds_too_few_ranks_for_the_spec(doctor):
     content = spec(doctor.folder, MODELS, resources={"preprocessors": 3})
     status, lines, _ = doctor(content, mpirun(2))
     assert status == 1
@@ -193,7 +196,7 @@ def test_too_few_ranks_for_the_spec_are_found(doctor):
     )
 
 
-def test_a_wrong_spec_ends_with_status_2_on_any_number_of_ranks(doctor):
+def test_doctor_ends_with_status_2_for_a_wrong_spec(doctor):
     for before in ([sys.executable], mpirun(2)):
         status, lines, errors = doctor({"models": []}, before)
         assert (status, lines) == (2, [])
@@ -237,7 +240,7 @@ def test_doctor_finds_network_that_cannot_be_built(doctor):
     )
 
 
-def test_json_is_one_object(tmp_path):
+def test_doctor_json_is_one_object(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "fleet", "doctor", "--json"],
         cwd=ROOT,
@@ -251,12 +254,13 @@ def test_json_is_one_object(tmp_path):
     assert set(finding) == {"what", "remedy"}
 
 
-def test_where_gpus_hang_is_shown(doctor):
+def test_doctor_shows_numa_nodes_of_gpus(doctor):
     machine(
         doctor.folder / "sys", {0: "0-7", 1: "8-15"}, {"0000:0a:00.0": ("0x10de", "0x030200", 1)}
     )
     (doctor.folder / "sitecustomize.py").write_text(
-        f"import pathlib\nfrom launch import numa\nnuma.SYS = pathlib.Path({str(doctor.folder / 'sys')!r})\n"
+        "import pathlib\nfrom launch import numa\nnuma.SYS = "
+        f"pathlib.Path({str(doctor.folder / 'sys')!r})\n"
     )
     printed = doctor(before=mpirun(1), path=str(doctor.folder), CUDA_VISIBLE_DEVICES="0")[2]
     assert "GPU 0 of " in printed

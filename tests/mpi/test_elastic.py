@@ -1,4 +1,4 @@
-"""The policy elastic, live: batches that change between epochs, learning rates that follow, exact replays."""
+"""The policy `elastic` live: changing batches, scaled learning rates, exact replays."""
 
 import json
 import os
@@ -33,7 +33,7 @@ COMM = [
 
 
 def elastic(tmp_path, models, samples=200, batch=None, rates=(), **parts):
-    """A spec under `elastic`, and a file with times of steps of up to 8 samples on a GPU."""
+    """Return a spec under `elastic`; write a file with step times of up to 8 samples per GPU."""
     names = [model.get("name") for model in models if "name" in model]
     table = [{"name": name, "rates": [80.0], "params_mb": 1.0, "step_s": STEPS} for name in names]
     (tmp_path / "rates.json").write_text(
@@ -76,8 +76,8 @@ def test_elastic_network_takes_gpus_and_batch_and_is_replayed(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_an_emulated_run_takes_what_the_simulation_says(launch, tmp_path):
-    """Six networks on four GPUs: more than there are, then as many, then fewer."""
+def test_elastic_emulated_run_takes_the_simulated_time(launch, tmp_path):
+    """Six networks on four GPUs: more networks than GPUs, then as many, then fewer."""
     table = [
         {
             "name": f"n{index}",
@@ -118,10 +118,11 @@ def test_an_emulated_run_takes_what_the_simulation_says(launch, tmp_path):
         if isinstance(event, FirstStep | EpochEnded)
     ]
     took_s = log[-1][0] - log[0][0]
-    assert took_s >= 0.99 * SCALE * messages.makespan_s  # how much more it is, the machine decides
+    assert took_s >= 0.99 * SCALE * messages.makespan_s  # the excess depends on the machine
     for network in table:
         history = run.history(network["name"])
-        # The last two end within 4 % of the makespan: the machine decides which of them has all GPUs in the end.
+        # The last two end within 4 % of the makespan; the machine decides which of them gets all
+        # GPUs at the end.
         alike = {"n4", "n5"} if network["name"] in ("n4", "n5") else {network["name"]}
         stints = {len(stint.devices) for stint in messages.stints if stint.name in alike}
         assert {record.gpus for record in history} <= stints

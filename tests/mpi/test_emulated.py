@@ -1,4 +1,4 @@
-"""The whole runtime on networks that only sleep: real ranks, groups, stream, rounds and checkpoints."""
+"""The whole runtime with emulated training: real ranks, groups, stream, rounds and checkpoints."""
 
 import json
 
@@ -57,7 +57,7 @@ def test_emulated_networks_train_all_epochs_at_their_rate(launch, tmp_path, poli
         assert state.epoch == network.epochs
         assert state.arrays["weights"][:11].tolist() == [20 * network.epochs] * 10 + [
             0
-        ]  # each sample once an epoch
+        ]  # each sample once per epoch
         losses = [record.loss for record in state.history]
         assert losses == sorted(losses, reverse=True)
     log = list(read_events(run.paths.events))
@@ -73,7 +73,7 @@ def test_emulated_networks_train_all_epochs_at_their_rate(launch, tmp_path, poli
         fastest = sum(SCALE * 200 / rate(network, epoch.gpus) for _, epoch in epochs)
         if not any(
             change.network == name for change in run.events(GroupChanged)
-        ):  # within an epoch, perhaps
+        ):  # possibly within an epoch
             assert epochs[-1][0] - started[name] >= fastest
 
 
@@ -112,9 +112,10 @@ def test_emulated_networks_share_gpus_and_learn_sharing(launch, tmp_path, slots)
     (start,) = run.events(LaunchStarted)
     assert (start.slots, start.cluster.whole_gpus, len(start.devices)) == (2, 2, 4)
     assert most_on_a_gpu(run.paths.events) == 2
-    # As the file says; where nobody has said it, the square root of their number is tried, and shown.
+    # As the file says; without an entry, the square root of their number is tried and
+    # shown.
     assert run.events(SharingLearned)[-1].speedups == pytest.approx(
         (1.0, 1.6 if slots == 2 else 2**0.5), abs=0.3
     )
     tables = [read_state(run.paths.last(f"n{i}")).arrays["weights"][:10].tolist() for i in range(6)]
-    assert tables == [[20 * 4] * 10] * 6  # each sample once an epoch
+    assert tables == [[20 * 4] * 10] * 6  # each sample once per epoch

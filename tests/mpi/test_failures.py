@@ -1,4 +1,4 @@
-"""What fails, fails alone and says why; or ends all ranks at once, with one report."""
+"""A network fails alone with a reason; a bug ends all ranks with one report."""
 
 import json
 import os
@@ -25,15 +25,13 @@ GOOD = {"family": "softmax", "name": "good"}
 @pytest.mark.parametrize(
     ("function", "reason"),
     long_but_first(
-        ("broken", "ValueError: no such layer"),
+        ("broken", "ValueError: unknown layer"),
         ("too_large", "out of memory: MemoryError: wanted 900 GB"),
         ("not_a_number", "the loss became nan in epoch 1"),
     ),
 )
 @pytest.mark.parametrize("gpus", long_but_first(2, 1))
-def test_a_network_that_fails_is_a_row_and_the_others_go_on(
-    launch, tmp_path, function, reason, gpus
-):
+def test_failed_network_is_a_row_and_the_others_go_on(launch, tmp_path, function, reason, gpus):
     bad = {"build": f"tests.sources:{function}", "name": "bad", "gpus": gpus}
     run = launch(3, spec(tmp_path, [bad, GOOD]))
     assert run.status == 3, run.output
@@ -46,7 +44,7 @@ def test_a_network_that_fails_is_a_row_and_the_others_go_on(
 
 
 @pytest.mark.long
-def test_a_bug_in_a_source_ends_all_ranks_with_one_report(launch, tmp_path):
+def test_bug_in_a_source_ends_all_ranks_with_one_report(launch, tmp_path):
     run = launch(
         5,
         spec(tmp_path, [GOOD], source="raising", resources={"engine": "numpy", "preprocessors": 2}),
@@ -59,9 +57,9 @@ def test_a_bug_in_a_source_ends_all_ranks_with_one_report(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_a_bug_in_a_trainer_ends_all_ranks_and_leaves_no_process(launch, tmp_path):
+def test_bug_in_a_trainer_ends_all_ranks(launch, tmp_path):
     process = launch.start(
-        3, spec(tmp_path, [{**GOOD, "gpus": 2}]), program=(str(ROOT / "tests/mpi/faults.py"),)
+        3, spec(tmp_path, [{**GOOD, "gpus": 2}]), program=(str(ROOT / "tests/mpi/trainer_bug.py"),)
     )
     output, _ = process.communicate(timeout=60)
     assert process.returncode not in (0, 2, 3, 75)
@@ -81,7 +79,7 @@ def test_second_launch_is_refused_until_first_is_killed(launch, tmp_path):
     assert second.status == 2
     assert "another launch is at work in this folder (process " in second.output
     assert second.events(EpochEnded)
-    first.kill()  # the launcher alone: the ranks are a moment in dying
+    first.kill()  # the launcher alone: the ranks take a moment to end
     content["train"]["stopping"]["max_epochs"] = 1
     third = launch(2, content)
     first.communicate()
@@ -91,15 +89,15 @@ def test_second_launch_is_refused_until_first_is_killed(launch, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("stopped", "data", "said"),
+    ("stopped", "data", "message"),
     [
-        (2, {"window": 3 * 64 * 16}, "reads no further and the window is full"),
+        (2, {"shared_memory": 3 * 64 * 16}, "reads no further and the window is full"),
         (0, {}, "the preprocessor that should write it does not"),
         (0, {"order": "ring"}, "the preprocessor that should write it does not"),
     ],
     ids=["reader", "writer", "writer of a ring"],
 )
-def test_stopped_reader_or_writer_ends_all_ranks(launch, tmp_path, stopped, data, said):
+def test_stopped_reader_or_writer_ends_all_ranks(launch, tmp_path, stopped, data, message):
     content = spec(
         tmp_path,
         [GOOD, {**GOOD, "name": "other"}],
@@ -114,13 +112,16 @@ def test_stopped_reader_or_writer_ends_all_ranks(launch, tmp_path, stopped, data
     os.kill(rank_process(process.pid, stopped), signal.SIGSTOP)
     output, _ = process.communicate(timeout=60)
     assert process.returncode not in (0, 2, 3, 75), output
-    waited = r"(good|other), on ranks [12]: chunk \d+ of the (stream|ring) has not arrived for 2 s \(data.data_timeout\)"
-    assert re.search(waited, output)
-    assert said in output
+    late = (
+        r"(good|other), on ranks [12]: chunk \d+ of the (stream|ring) has not arrived for 2 s "
+        r"\(data.data_timeout\)"
+    )
+    assert re.search(late, output)
+    assert message in output
     await_end(process)
 
 
-def test_a_sample_that_cannot_be_read_is_skipped_and_named(launch, tmp_path):
+def test_unreadable_sample_is_skipped_and_named(launch, tmp_path):
     run = launch(
         3, spec(tmp_path, [{**GOOD, "gpus": 2}], source="partly_bad", data={"max_unreadable": "5%"})
     )
@@ -132,14 +133,14 @@ def test_a_sample_that_cannot_be_read_is_skipped_and_named(launch, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", long_but_first(3, 1))
-def test_too_many_bad_samples_end_the_run(launch, tmp_path, ranks):
+def test_too_many_unreadable_samples_end_the_run(launch, tmp_path, ranks):
     run = launch(ranks, spec(tmp_path, [GOOD], source="partly_bad"))
     assert run.status == 2
     assert "1 of 60 samples are unreadable, more than data.max_unreadable: 1.00%" in run.output
 
 
 @pytest.mark.long
-def test_a_warning_of_networks_is_told_once(launch, tmp_path):
+def test_warning_of_networks_is_printed_once(launch, tmp_path):
     twins = [{"build": "tests.sources:warning", "name": name, "gpus": 2} for name in ("a", "b")]
     run = launch(3, spec(tmp_path, twins))
     assert run.status == 0, run.output
@@ -170,11 +171,8 @@ def test_bad_input_ends_with_status_2_before_any_rank_waits(launch, tmp_path, ch
 def test_rank_without_launcher_starts_no_run(tmp_path):
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({**spec(tmp_path, [GOOD]), "output": str(tmp_path / "run")}))
-    environment = {
-        **os.environ,
-        "OMPI_COMM_WORLD_SIZE": "3",
-        "OMPI_COMM_WORLD_RANK": "0",
-    }  # as mpirun tells a rank
+    # The environment of a rank under mpirun.
+    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}
     ended = subprocess.run(
         [sys.executable, "-m", "fleet.run", str(path)],
         cwd=ROOT,
@@ -205,7 +203,7 @@ def test_killed_launchers_remains_are_deleted_next_time(launch, tmp_path):
     assert list(tmp_path.glob("ompi.*"))
     for file in files:
         os.utime(file, (0, 0))
-    doctor = launch(2, content, program=("-m", "fleet", "doctor"))  # as a run does, without a word
+    doctor = launch(2, content, program=("-m", "fleet", "doctor"))  # a run does it silently
     assert "fleet doctor: processes that are dead had left" in doctor.output
     assert not any(file.exists() for file in files)
     assert not [*tmp_path.glob("ompi.*"), *tmp_path.glob("fleet.*"), *tmp_path.glob("__autograph*")]

@@ -1,4 +1,4 @@
-"""Several launches in one folder at a time, each on networks that it holds by lease; some die, some are stopped."""
+"""Several launches share one folder, each with leased networks; some are killed, some stopped."""
 
 import os
 import resource
@@ -21,16 +21,16 @@ from tests.waiting import wait_until
 
 EPOCHS, LEASE = 8, {"FLEET_LEASE": "2s"}
 NAMES = ["a", "b", "c", "d"]
-ODD_MACHINE = ROOT / "tests" / "mpi" / "odd_machine"
+FAULTY_MACHINE = ROOT / "tests" / "mpi" / "faulty_machine"
 
 
-def odd_machine(**odd):
-    """Variables for processes on a machine with which something is odd."""
-    return {"PYTHONPATH": f"{ODD_MACHINE}{os.pathsep}{ROOT}", **odd}
+def faulty_machine(**faults):
+    """Return the environment of processes on a machine with faults."""
+    return {"PYTHONPATH": f"{FAULTY_MACHINE}{os.pathsep}{ROOT}", **faults}
 
 
 class Harvest:
-    """Launches over one run's folder."""
+    """Launches that share the folder of one run."""
 
     def __init__(self, launch, folder, samples=100, source="slow", names=NAMES, lease=LEASE):
         self.names, self.launch, self.lease = names, launch, lease
@@ -43,10 +43,12 @@ class Harvest:
         )
         self.paths = RunPaths(folder / "run")
 
-    def start(self, *more, ranks=2, **odd):
-        """Start a launch, on a machine with which something may be odd."""
-        variables = {**self.lease, **(odd_machine(**odd) if odd else {})}
-        return self.launch.start(ranks, self.content, "--share-run", *more, environment=variables)
+    def start(self, *options, ranks=2, **faults):
+        """Start a launch, on a machine that may have faults."""
+        variables = {**self.lease, **(faulty_machine(**faults) if faults else {})}
+        return self.launch.start(
+            ranks, self.content, "--share-run", *options, environment=variables
+        )
 
     def epochs(self):
         return [
@@ -61,7 +63,7 @@ class Harvest:
         )
 
     def check(self, results, again=0):
-        """All epochs are trained, so many of them again at most, and the table has all of them."""
+        """Check that all epochs are trained and in the table, at most ``again`` of them twice."""
         assert set(self.epochs()) == {
             (name, epoch + 1) for name in self.names for epoch in range(EPOCHS)
         }
@@ -86,8 +88,8 @@ def end(process):
     return process.returncode, output
 
 
-def taken(harvest):
-    """What was said of each network when a launch took it."""
+def leased(harvest):
+    """Return the events of all leases that launches acquired."""
     return [event for log in harvest.paths.event_logs() for event in events_of(log, NetworkLeased)]
 
 
@@ -104,7 +106,7 @@ def test_harvest_two_launches_lose_one_epoch_at_most(harvest):
     status, output = end(second)
     assert status == 0, output
     harvest.check(results(harvest), again=1)
-    assert [event.took_over for event in taken(harvest)].count(True) == 1
+    assert [event.took_over for event in leased(harvest)].count(True) == 1
 
 
 @pytest.mark.long
@@ -123,11 +125,9 @@ def test_harvest_takes_over_correctly_with_wrong_clocks(launch, tmp_path, wrong_
     harvest = Harvest(launch, tmp_path, samples=f"100:150:{gate}", source="gated", names=["a", "b"])
     first = harvest.start(WRONG_BY_S=str(-wrong_s))
     wait_until(harvest.epochs)
-    second = harvest.start(
-        ranks=3, WRONG_BY_S=str(wrong_s)
-    )  # it has two trainers, so it wants both networks
+    second = harvest.start(ranks=3, WRONG_BY_S=str(wrong_s))  # two trainers, for both networks
     harvest.wait_until_both_train()
-    assert sorted((event.network, event.took_over) for event in taken(harvest)) == [
+    assert sorted((event.network, event.took_over) for event in leased(harvest)) == [
         ("a", False),
         ("b", False),
     ]
@@ -135,7 +135,7 @@ def test_harvest_takes_over_correctly_with_wrong_clocks(launch, tmp_path, wrong_
     gate.touch()
     status, output = end(second)
     assert status == 0, output
-    assert [event.took_over for event in taken(harvest)].count(True) == 1
+    assert [event.took_over for event in leased(harvest)].count(True) == 1
     before = {path: path.read_bytes() for path in harvest.paths.models.rglob("*") if path.is_file()}
     send_all(first, signal.SIGCONT)
     status, output = end(first)
@@ -152,7 +152,7 @@ def test_harvest_takes_over_correctly_with_wrong_clocks(launch, tmp_path, wrong_
     assert (ahead - behind).total_seconds() > 1000  # the clocks were wrong indeed
 
 
-TRIES_TO_LOCK = """
+LOCK_ATTEMPTS = """
 import errno, fcntl, sys
 with open(sys.argv[1], "w") as file:
     for lock in (fcntl.flock, fcntl.lockf):
@@ -161,24 +161,24 @@ with open(sys.argv[1], "w") as file:
         except OSError as error:
             assert error.errno == errno.ENOLCK
         else:
-            sys.exit("a lock was to be had")
+            sys.exit("a lock was acquired")
 """
 
 
 @pytest.mark.long
-def test_launches_share_a_folder_on_a_file_system_without_locks(harvest, tmp_path):
-    odd = {"WITHOUT_LOCKS": "1"}
+def test_harvest_works_on_a_file_system_without_locks(harvest, tmp_path):
+    faults = {"WITHOUT_LOCKS": "1"}
     attempts = subprocess.run(
-        [sys.executable, "-c", TRIES_TO_LOCK, tmp_path / "file"],
+        [sys.executable, "-c", LOCK_ATTEMPTS, tmp_path / "file"],
         text=True,
         capture_output=True,
-        env={**os.environ, **odd_machine(**odd)},
+        env={**os.environ, **faulty_machine(**faults)},
         check=False,
     )
     if "no filter can be set" in attempts.stderr:
         pytest.skip("the kernel of this machine filters no system calls")
     assert attempts.returncode == 0, attempts.stderr
-    launches = [harvest.start(**odd), harvest.start(**odd)]
+    launches = [harvest.start(**faults), harvest.start(**faults)]
     harvest.wait_until_both_train()
     ended = [end(process) for process in launches]
     assert [status for status, _ in ended] == [0, 0], ended
@@ -187,16 +187,15 @@ def test_launches_share_a_folder_on_a_file_system_without_locks(harvest, tmp_pat
 
 @pytest.mark.long
 def test_harvest_quota_of_one_launch_hurts_no_other(launch, tmp_path):
-    harvest = Harvest(launch, tmp_path, samples=800)  # no network is done before it is struck
-    launches = [harvest.start("--idle-timeout", "1s") for _ in range(5)]  # of four networks
+    harvest = Harvest(launch, tmp_path, samples=800)  # no network finishes before the fault
+    launches = [harvest.start("--idle-timeout", "1s") for _ in range(5)]  # for four networks
     wait_until(lambda: any(events_of(log, EpochEnded) for log in harvest.paths.event_logs()))
     failed = next(
         process for process in launches if process.poll() is None and _trains(harvest, process)
     )
     for rank in range(2):
-        resource.prlimit(
-            rank_process(failed.pid, rank), resource.RLIMIT_FSIZE, (0, 0)
-        )  # no file may have a byte more
+        # No file may grow.
+        resource.prlimit(rank_process(failed.pid, rank), resource.RLIMIT_FSIZE, (0, 0))
     status, output = end(failed)
     assert (status, "cannot be written: File too large" in output, "Traceback" in output) == (
         1,
@@ -204,7 +203,7 @@ def test_harvest_quota_of_one_launch_hurts_no_other(launch, tmp_path):
         False,
     ), output
     ended = [end(process) for process in launches if process is not failed]
-    assert {status for status, _ in ended} <= {0, 75}, ended  # some found no network for themselves
+    assert {status for status, _ in ended} <= {0, 75}, ended  # some launches got no network
     if any(row.status != "finished" for row in results(harvest).values()):
         status, output = end(harvest.start())
         assert status == 0, output
@@ -244,7 +243,7 @@ def test_harvest_table_follows_all_launches(launch, tmp_path):
 
 
 def _trains(harvest, process):
-    """Whether a launch has finished an epoch; its log is named after its process."""
+    """Return True if a launch has finished an epoch; its log is named after its process."""
     processes = [f"-{pid}" for pid in session_members(process.pid)]
     return any(
         log.stem.endswith(tuple(processes)) and events_of(log, EpochEnded)
@@ -254,7 +253,7 @@ def _trains(harvest, process):
 
 @pytest.mark.long
 def test_harvest_exclusive_launch_waits_for_others(launch, tmp_path):
-    gate, lease = tmp_path / "gate", {"FLEET_LEASE": "10s"}  # none ends on a busy machine
+    gate, lease = tmp_path / "gate", {"FLEET_LEASE": "10s"}  # none expires on a busy machine
     harvest = Harvest(launch, tmp_path, samples=f"100:150:{gate}", source="gated", lease=lease)
     first = harvest.start()
     wait_until(harvest.epochs)
@@ -265,4 +264,4 @@ def test_harvest_exclusive_launch_waits_for_others(launch, tmp_path):
     assert end(first)[0] == 0
     harvest.check(results(harvest))
     again = launch(2, harvest.content, environment=lease)
-    assert (again.status, "4 of them done before" in again.output) == (0, True)
+    assert (again.status, "4 of them already finished" in again.output) == (0, True)

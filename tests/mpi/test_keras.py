@@ -1,4 +1,4 @@
-"""Real TensorFlow in every rank: exchanges, splits, failures, exports. Few launches, for each takes seconds."""
+"""TensorFlow in every rank: exchanges, splits, failures, exports. A launch takes seconds."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ PLAIN = {"filters": [4], "dense": [8], "norm": "none"}
 
 
 def networks(pinned):
-    """Without batch normalisation and dropout: how a batch is split changes nothing but the order of sums."""
+    """Return a spec without batch normalization and dropout: splits change the order of sums."""
     sgd = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.001}
     cosine = {"name": "CosineDecay", "initial_learning_rate": 0.01, "decay_steps": 40}
     return [
@@ -60,7 +60,7 @@ def keras_spec(tmp_path, models, **parts):
         **{"schedule": {"policy": "baseline"}, **parts},
     )
     content["resources"] = {"engine": "keras", **parts.get("resources", {})}
-    # `baseline` needs no rates, and with a file of them none are measured.
+    # `baseline` needs no rates, and with a rates file none are measured.
     rates = tmp_path / "rates.json"
     names = [model["name"] for model in models]
     rates.write_text(
@@ -78,7 +78,7 @@ def keras_spec(tmp_path, models, **parts):
 
 @pytest.fixture(scope="module")
 def histories(tmp_path_factory):
-    """The same networks trained alone, and in groups of one to three ranks with either exchange."""
+    """Train the same networks alone, and in groups of one to three ranks with either exchange."""
     matches = {}
     for case in ("alone", "mpi", "horovod"):
         if case == "horovod" and importlib.util.find_spec("horovod") is None:
@@ -101,20 +101,20 @@ def histories(tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_mpi_exchange_gives_the_losses_of_one_rank(histories, name):
+def test_keras_mpi_exchange_gives_losses_of_one_rank(histories, name):
     assert largest_difference(histories["alone"][name], histories["mpi"][name]) < 1e-4
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_horovod_gives_the_losses_of_mpi(histories, name):
+def test_keras_horovod_gives_losses_of_mpi(histories, name):
     if "horovod" not in histories:
         pytest.skip("Horovod is not installed")
     assert largest_difference(histories["horovod"][name], histories["mpi"][name]) < 1e-4
 
 
 @pytest.mark.long
-def test_a_recorded_loss_curve_guards_the_step(histories):
+def test_keras_step_matches_a_recorded_loss_curve(histories):
     golden = json.loads((GOLDEN / "losses_keras.json").read_text())
     losses = {
         name: [record.loss for record in history] for name, history in histories["alone"].items()
@@ -132,17 +132,17 @@ def test_keras_horovod_bits_do_not_depend_on_steps_per_call(launch, ranks, seed)
         ranks,
         "",
         str(seed),
-        program=(str(ROOT / "tests/mpi/striding.py"),),
+        program=(str(ROOT / "tests/mpi/horovod_steps.py"),),
         timeout=240,
         environment={"TF_NUM_INTRAOP_THREADS": "1"},
     )
     assert done.status == 0, done.output
-    assert done.output.count("the same") == ranks
+    assert done.output.count("equal weights") == ranks
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """A run under `global` with a preprocessor, with batch normalisation, a failing network and an export."""
+    """Run under `global` with a preprocessor, batch normalization, a failure and an export."""
     tmp_path = tmp_path_factory.mktemp("shared")
     launch = Launcher(tmp_path)
     normalised = {"filters": [4], "dense": [8], "dropout": 0.2}
@@ -160,7 +160,7 @@ def shared(tmp_path_factory):
     return launch, content, run
 
 
-def test_failing_networks_leave_the_others_alone(shared):
+def test_keras_failing_networks_do_not_affect_others(shared):
     _, _, run = shared
     assert run.status == 3, run.output
     rows = run.results()
@@ -171,12 +171,12 @@ def test_failing_networks_leave_the_others_alone(shared):
         "missing": "failed",
         "explodes": "failed",
     }
-    assert "no such layer" in rows["broken"].reason
+    assert "unknown layer" in rows["broken"].reason
     assert "not on this node" in rows["missing"].reason
     assert "only on the second rank" in rows["explodes"].reason
 
 
-def test_a_network_is_replayed_alone_to_the_same_losses(shared):
+def test_keras_replay_gives_the_same_losses(shared):
     launch, content, run = shared
     again = launch(1, content, "--replay", str(run.paths.root), "--only", "plain", timeout=120)
     assert again.status == 0, again.output
@@ -235,7 +235,7 @@ def test_keras_device_augmentation_replays_host_results(launch, tmp_path):
 
 @pytest.mark.long
 def test_keras_schedules_change_no_result_with_cache(launch, tmp_path):
-    """Each policy with GPUs that two trainers share and rates from training, beside one with a GPU for each trainer."""
+    """Run each policy with GPUs that trainers share, and once with a GPU per trainer."""
     models = [
         {
             "family": "cnn",

@@ -1,4 +1,4 @@
-"""Two launches in one folder, the first of which is stopped for longer than its lease."""
+"""Two launches in one folder; the first is stopped for longer than its lease."""
 
 import signal
 
@@ -15,7 +15,7 @@ LEASE = {"FLEET_LEASE": "2s"}
 
 
 def content_of(paths):
-    """All that was trained, byte for byte; a line that was under way may still come into the log."""
+    """Return the saved files byte for byte, without the log, which may still get a line."""
     return {
         path: path.read_bytes()
         for path in [paths.results, *paths.models.rglob("*")]

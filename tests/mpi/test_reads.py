@@ -1,4 +1,4 @@
-"""Which rank reads what: the file system is asked for as little as can be."""
+"""Which rank reads which files: as few reads as possible."""
 
 from collections import Counter
 
@@ -11,11 +11,11 @@ from tests.sources import reads
 
 SAMPLES, VALIDATION, EPOCHS = 61, 20, 3
 MODELS = [{"family": "softmax", "name": name} for name in ("one", "other")]
-MEASURED = SAMPLES  # a preprocessor tries its speed on the first 64 samples
+MEASURED = SAMPLES  # a preprocessor measures its rate on the first 64 samples
 
 
 def spread(part, count):
-    """The samples of a part that rank 0 looks at."""
+    """Return the samples of a split that rank 0 probes."""
     return [(part, index) for index in np.linspace(0, count - 1, PROBES).astype(int).tolist()]
 
 
@@ -41,7 +41,7 @@ def test_reads_rank_0_probes_few_samples_and_others_none(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_samples_that_are_kept_are_read_once_beside_that(launch, tmp_path):
+def test_reads_of_stored_samples_happen_once(launch, tmp_path):
     read = run_noted(launch, tmp_path, data={"cache": "memory"})
     assert list(read) == [0]
     looked, prepared = read[0][: len(LOOKED_AT)], Counter(read[0][len(LOOKED_AT) :])

@@ -1,4 +1,4 @@
-"""Groups that change their ranks while they train: without a checkpoint, and to the same result (numpy engine)."""
+"""Groups change their ranks while they train, without a checkpoint, with equal results (numpy)."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.mpi.test_training import replayed
 
 
 def adaptive(tmp_path, models, rates, **parts):
-    """A spec under `adaptive`, with rates that say how much more GPUs are worth."""
+    """Return a spec under `adaptive` with rates that say what more GPUs are worth."""
     table = [{"name": model["name"], "rates": rates} for model in models]
     (tmp_path / "rates.json").write_text(
         json.dumps({"samples_per_epoch": 200, "gpus_per_node": len(rates), "models": table})
@@ -45,13 +45,13 @@ def test_regroup_adds_freed_devices_within_an_epoch(launch, tmp_path, ranks):
     assert len(grown[-1].devices) == ranks - 1
     assert (
         len([event for event in run.events(GroupStarted) if event.network == longest]) == 1
-    )  # never started anew
+    )  # never restarted
     for model in models:
         assert replayed(launch, content, run, model["name"]) < 1e-9
 
 
 @pytest.mark.long
-def test_groups_shrink_swap_devices_and_change_their_master(launch, tmp_path):
+def test_regroup_shrinks_swaps_devices_and_changes_master(launch, tmp_path):
     models = [
         {"family": "softmax", "name": name, "train": {"stopping": {"max_epochs": 7}}}
         for name in "ab"
@@ -59,14 +59,14 @@ def test_groups_shrink_swap_devices_and_change_their_master(launch, tmp_path):
     content = adaptive(tmp_path, models, [100.0, 200.0, 300.0, 400.0], train={"batch": {"size": 7}})
     rounds = [
         ("a", 0, {"a": [0, 1, 2], "b": [3]}),
-        ("a", 1, {"a": [2, 1], "b": [3, 0]}),  # the master leaves, for the other group
-        ("a", 3, {"a": [1], "b": [0, 2, 3]}),  # and again
+        ("a", 1, {"a": [2, 1], "b": [3, 0]}),  # the master moves to the other group
+        ("a", 3, {"a": [1], "b": [0, 2, 3]}),  # and back
         ("a", 5, {"a": [1, 3, 0], "b": [2]}),
     ]
     run = launch(
         5,
         content,
-        program=(str(ROOT / "tests/mpi/scripted.py"),),
+        program=(str(ROOT / "tests/mpi/scripted_policy.py"),),
         environment={"FLEET_TEST_ROUNDS": json.dumps(rounds)},
     )
     assert run.status == 0, run.output
@@ -80,7 +80,7 @@ def test_groups_shrink_swap_devices_and_change_their_master(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_a_group_grows_onto_another_node(launch, tmp_path):
+def test_regroup_grows_a_group_onto_another_node(launch, tmp_path):
     models = [
         {"family": "softmax", "name": name, "train": {"stopping": {"max_epochs": epochs}}}
         for name, epochs in (("short", 1), ("long", 5))
@@ -96,7 +96,7 @@ def test_a_group_grows_onto_another_node(launch, tmp_path):
     run = launch(
         6,
         content,
-        program=(str(ROOT / "tests/mpi/scripted.py"),),
+        program=(str(ROOT / "tests/mpi/scripted_policy.py"),),
         environment={"FLEET_TEST_ROUNDS": json.dumps(rounds), "FLEET_RANKS_PER_NODE": "3"},
     )
     assert run.status == 0, run.output
@@ -105,5 +105,5 @@ def test_a_group_grows_onto_another_node(launch, tmp_path):
     assert second in (
         (0, 2, 3, 1),
         (0, 2, 1, 3),
-    )  # device 3 may come to be free after device 1 has joined
+    )  # device 3 may become free after device 1 has joined
     assert replayed(launch, content, run, "long") < 1e-9

@@ -1,4 +1,4 @@
-"""Real TensorFlow in groups that change their ranks while they train: the losses are those of one rank alone."""
+"""TensorFlow groups change their ranks while they train: losses equal those of one rank."""
 
 import json
 import re
@@ -10,7 +10,8 @@ from tests.mpi.conftest import ROOT, spec
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
 
-# Without batch normalisation and dropout: how a batch is split changes nothing but the order of sums.
+# Without batch normalization and dropout, a split changes only the order of
+# sums.
 PLAIN = {"filters": [4], "dense": [8], "norm": "none"}
 
 
@@ -41,7 +42,7 @@ def test_eight_networks_on_four_trainers_train_as_if_alone(launch, tmp_path):
         resources={"engine": "keras"},
         schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")},
     )
-    run = launch(5, content, timeout=240, program=(str(ROOT / "tests/mpi/short_steps.py"),))
+    run = launch(5, content, timeout=240, program=(str(ROOT / "tests/mpi/multi_step_calls.py"),))
     assert run.status == 0, run.output
     regroups = run.events(GroupChanged)
     assert len(regroups) >= 2
@@ -58,7 +59,7 @@ def test_eight_networks_on_four_trainers_train_as_if_alone(launch, tmp_path):
         str(run.paths.root),
         *names,
         timeout=240,
-        program=(str(ROOT / "tests/mpi/replay_all.py"),),
+        program=(str(ROOT / "tests/mpi/replay_networks.py"),),
         environment={"TF_NUM_INTRAOP_THREADS": "2"},
     )
     assert again.status == 0, again.output

@@ -1,4 +1,4 @@
-"""A disk that fills up, or may not be written, ends the run with one clear message and everything saved so far."""
+"""A full or read-only disk ends the run with one message; everything saved so far is kept."""
 
 import subprocess
 
@@ -17,14 +17,13 @@ def content(folder):
     }
 
 
-def is_told(run, why):
-    """One line of ours, and none of Python's."""
+def check_message(run, reason):
+    """Check that the run printed one line with the reason, and no traceback."""
     assert run.status == 1, run.output
-    lines = [line for line in run.output.splitlines() if "cannot be written: " + why in line]
+    lines = [line for line in run.output.splitlines() if "cannot be written: " + reason in line]
     assert lines, run.output
-    assert (
-        lines[0].lstrip("\0").startswith("fleet: ")
-    )  # mpirun may put a zero byte before what a rank says
+    # mpirun may put a zero byte before a rank's output.
+    assert lines[0].lstrip("\0").startswith("fleet: ")
     assert lines[0].endswith("and the same command resumes the run")
     assert "Traceback" not in run.output
 
@@ -37,7 +36,7 @@ def test_full_disk_ends_run_and_it_resumes_with_room(launch, full_disk, pages):
     ballast = full_disk / "ballast"
     ballast.write_bytes(bytes(4 * 1024 * 1024 - 4096 * pages))
     run = launch(3, content(full_disk))
-    is_told(run, "No space left on device")
+    check_message(run, "No space left on device")
     saved = {
         name: read_state(run.paths.last(name)) for name in "ab" if run.paths.last(name).exists()
     }
@@ -47,9 +46,7 @@ def test_full_disk_ends_run_and_it_resumes_with_room(launch, full_disk, pages):
     for name in "ab":
         assert again.results()[name].epochs == 4
         before = saved[name].history if name in saved else ()
-        assert (
-            again.history(name)[: len(before)] == before
-        )  # nothing that was saved is trained again
+        assert again.history(name)[: len(before)] == before  # no saved epoch is trained again
     assert again.paths.foreign_files() == []
 
 
@@ -58,7 +55,7 @@ def test_read_only_folder_ends_run_before_it_starts(launch, full_disk):
     stopped = launch(3, {**content(full_disk), "walltime": 0.001})
     assert stopped.status == 75, stopped.output
     subprocess.run(["mount", "-o", "remount,ro", full_disk], check=True)
-    is_told(launch(3, content(full_disk)), "Read-only file system")
+    check_message(launch(3, content(full_disk)), "Read-only file system")
     subprocess.run(["mount", "-o", "remount,rw", full_disk], check=True)
     assert launch(3, content(full_disk)).status == 0
 

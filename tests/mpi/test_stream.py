@@ -1,4 +1,4 @@
-"""Every network is given every sample once per epoch, whatever ranks there are."""
+"""Every network gets every sample once per epoch, with any number of ranks."""
 
 import zlib
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.mpi.conftest import ROOT, read_lines, spec
 from tests.mpi.test_training import replayed
 from tests.sources import numbered
 
-RECORDING = (str(ROOT / "tests/mpi/recording.py"),)
+RECORDING = (str(ROOT / "tests/mpi/record_samples.py"),)
 
 
 def run_recorded(launch, tmp_path, ranks, content, **environment):
@@ -31,7 +31,7 @@ def run_recorded(launch, tmp_path, ranks, content, **environment):
 
 
 def check(run, records, content):
-    """Each epoch of each network's history was the whole data set, in order, as one preprocessor would give it."""
+    """Check that each epoch had the whole data set, in the order of one preprocessor."""
     data = content["data"]
     source, _ = numbered(data["path"])
     alone = Pipeline.from_source(source, parse_transforms(data["transforms"]), content["seed"])
@@ -60,12 +60,12 @@ def check(run, records, content):
             assert [sum_ for record in own_rows for sum_ in record["sums"]] == sums(alone, complete)
 
 
-def sums(pipeline, whole):
-    (image, label), matches = pipeline.empty(1), []
-    for index, production in zip(whole.indices, whole.productions.tolist(), strict=True):
+def sums(pipeline, epoch):
+    (image, label), checksums = pipeline.empty(1), []
+    for index, production in zip(epoch.indices, epoch.productions.tolist(), strict=True):
         pipeline.load([index], production, image, label)
-        matches.append(zlib.crc32(image.tobytes()))
-    return matches
+        checksums.append(zlib.crc32(image.tobytes()))
+    return checksums
 
 
 DATA = {"transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]}
@@ -76,14 +76,14 @@ MODELS = [
 
 
 @pytest.mark.parametrize("ranks", long_but_first(3, 1, 2, 5))
-def test_each_network_is_given_each_sample_once_per_epoch(launch, tmp_path, ranks):
+def test_each_network_gets_each_sample_once_per_epoch(launch, tmp_path, ranks):
     content = spec(tmp_path, MODELS, samples=61, data=DATA)
     run, records = run_recorded(launch, tmp_path, ranks, content)
     check(run, records, content)
 
 
 @pytest.mark.long
-def test_three_preprocessors_give_what_one_gives(launch, tmp_path):
+def test_three_preprocessors_give_the_stream_of_one(launch, tmp_path):
     models = [*MODELS, {"family": "softmax", "name": "pair", "gpus": 2}]
     content = spec(
         tmp_path, models, samples=150, data=DATA, resources={"engine": "numpy", "preprocessors": 3}
@@ -112,7 +112,7 @@ def test_stream_leaves_out_rank_0_where_it_is_slower(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_a_small_window_holds_the_stream_back_and_loses_nothing(launch, tmp_path):
+def test_small_window_delays_the_stream_and_loses_nothing(launch, tmp_path):
     content = spec(tmp_path, MODELS, samples=300, data={**DATA, "shared_memory": 64 * 16 * 3})
     run, records = run_recorded(launch, tmp_path, 3, content)
     check(run, records, content)
@@ -163,7 +163,7 @@ def test_stream_ring_path_is_replayed_to_same_losses(launch, tmp_path):
         assert replayed(launch, content, run, model) < 1e-9
 
 
-def test_nothing_is_left_in_shared_memory(launch, tmp_path):
+def test_shared_memory_is_removed(launch, tmp_path):
     before = set(Path("/dev/shm").glob("fleet-*"))
     run = launch(2, spec(tmp_path, MODELS))
     assert run.status == 0, run.output

@@ -1,4 +1,4 @@
-"""Ranks die, and the launch outlives them: ``mpirun --with-ft ulfm``."""
+"""The launch survives dead ranks under ``mpirun --with-ft ulfm``."""
 
 import json
 
@@ -9,15 +9,15 @@ from fleet.stream.order import parse_path
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
 
-DYING = (str(ROOT / "tests/mpi/dying.py"),)
+DYING = (str(ROOT / "tests/mpi/killed_ranks.py"),)
 EPOCHS = 6
 STEP = "runtime.training.network:Training.begin"
-# The only rates with which all three run at once on four trainers, in two rounds at most.
+# With these rates all three run at the same time on four trainers, in two rounds at most.
 RATES = {"pair": [10.0, 19.0], "one": [19.0], "two": [19.0]}
 
 
 def run_dying(launch, tmp_path, deaths, ranks=5, survive=True, environment=None, **parts):
-    """One preprocessor, and a network of two ranks beside two of one each."""
+    """Return a spec with one preprocessor, a network of two ranks and two networks of one rank."""
     rates = tmp_path / "rates.json"
     rates.write_text(
         json.dumps(
@@ -52,7 +52,7 @@ def run_dying(launch, tmp_path, deaths, ranks=5, survive=True, environment=None,
 
 
 def check(launch, run, content, names=("pair",)):
-    """Every network has finished all of its epochs, each once, to the losses that it has when trained alone."""
+    """Check that networks trained each epoch once, with the losses of training alone."""
     for name, row in run.results().items():
         assert (row.status, row.epochs) == ("finished", EPOCHS), run.output
         history = run.history(name)
@@ -109,7 +109,7 @@ def check(launch, run, content, names=("pair",)):
         ),
     ],
 )
-def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
+def test_survival_only_the_failed_network_falls_back(launch, tmp_path, deaths):
     run, content = run_dying(launch, tmp_path, deaths)
     assert run.status == 0, run.output
     assert {event.rank for event in run.events(RankDied)} == set(map(int, deaths))
@@ -118,16 +118,16 @@ def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
         name: [event.record.epoch for event in run.events(EpochEnded) if event.network == name]
         for name in RATES
     }
-    assert trained["one"] == list(range(1, EPOCHS + 1))  # it has lost nothing
+    assert trained["one"] == list(range(1, EPOCHS + 1))  # it has lost no epoch
     assert len(trained["pair"]) <= EPOCHS + 1
     check(launch, run, content)
 
 
 @pytest.mark.long
-def test_ranks_may_die_one_after_another(launch, tmp_path):
+def test_survival_of_several_deaths_in_sequence(launch, tmp_path):
     deaths = {"2": (STEP, 20), "3": (STEP, 60), "4": ("runtime.training.trainer:Trainer.run", 1)}
     run, content = run_dying(launch, tmp_path, deaths)
-    assert run.status == 75, run.output  # one trainer is left, and the pair wants two
+    assert run.status == 75, run.output  # one trainer is left, and the pair needs two
     assert "3 ranks died, and 1 trainer is too few for pair" in run.output
     again, content = run_dying(launch, tmp_path, {})
     assert again.status == 0, again.output
@@ -146,7 +146,7 @@ def test_ranks_may_die_one_after_another(launch, tmp_path):
         ),
     ],
 )
-def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_path, death):
+def test_survival_of_a_preprocessors_death(launch, tmp_path, death):
     run, content = run_dying(
         launch, tmp_path, {"1": death}, ranks=6, resources={"engine": "numpy", "preprocessors": 2}
     )
@@ -183,7 +183,7 @@ def test_survival_order_and_nodes_do_not_matter(launch, tmp_path, data, nodes):
 
 
 @pytest.mark.long
-def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
+def test_survival_of_an_idle_trainers_death(launch, tmp_path):
     run, content = run_dying(
         launch, tmp_path, {"5": ("runtime.training.trainer:Trainer.run", 1)}, ranks=6
     )
@@ -193,7 +193,7 @@ def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_survival_stopped_rank_is_not_taken_for_dead(launch, tmp_path):
+def test_survival_does_not_consider_a_stopped_rank_dead(launch, tmp_path):
     run, content = run_dying(
         launch, tmp_path, {"2": (STEP, 30)}, environment={"FLEET_TEST_STOPS": "2"}
     )
@@ -217,7 +217,7 @@ def test_survival_without_ulfm_all_end_and_job_resumes(launch, tmp_path, rank):
 @pytest.mark.tensorflow
 @pytest.mark.long
 @pytest.mark.parametrize("exchange", ["horovod", "mpi"])
-def test_a_member_of_a_tensorflow_group_dies(launch, tmp_path, exchange):
+def test_survival_of_a_death_in_a_tensorflow_group(launch, tmp_path, exchange):
     if exchange == "horovod":
         pytest.importorskip("horovod")
     family = {"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}
@@ -242,7 +242,7 @@ def test_a_member_of_a_tensorflow_group_dies(launch, tmp_path, exchange):
         survive=True,
         timeout=600,
         environment={"FLEET_TEST_DEATHS": json.dumps({"2": (STEP, 4)})},
-    )  # many steps at once: an epoch is one
+    )  # an epoch is one call of many steps
     assert run.status == 0, run.output
     assert [event.network for event in run.events(GroupFailed)] == ["pair"]
     check(launch, run, content, names=())

@@ -1,4 +1,4 @@
-"""Targets of every kind under real TensorFlow, in groups of one and of two ranks: the same losses and metrics."""
+"""Targets of every kind under TensorFlow: groups of two ranks match one rank."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.mpi.test_keras import keras_spec
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
 
-MEASURES = {  # metrics that are no means of samples, and losses with weights, of Keras and FLEET
+MEASURES = {  # metrics that are not means over samples, and losses with weights, of Keras and FLEET
     "class": {"metrics": ["AUC", "f1_score"], "class_weights": "balanced", "label_smoothing": 0.1},
     "weighted": {"metrics": [{"AUC": {"curve": "PR", "name": "auc_pr"}}]},
     "multilabel": {"metrics": ["AUC", "F1Score"], "loss": "binary_focal_crossentropy"},
@@ -23,7 +23,7 @@ MEASURES = {  # metrics that are no means of samples, and losses with weights, o
 
 
 @pytest.mark.parametrize("kind", MEASURES)
-def test_a_group_of_two_comes_to_the_numbers_of_one_rank(kind, tmp_path):
+def test_targets_group_of_two_matches_one_rank(kind, tmp_path):
     matches = {}
     for gpus in (1, 2):
         folder = tmp_path / str(gpus)

@@ -1,4 +1,4 @@
-"""Real PyTorch in every rank: exchanges, splits, changing groups, deaths, replays."""
+"""PyTorch in every rank: exchanges, splits, changing groups, deaths, replays."""
 
 import json
 
@@ -15,7 +15,8 @@ from tests.slots import most_on_a_gpu, networks_beside
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
 
-# Without batch normalisation and dropout: how a batch is split changes nothing but the order of sums.
+# Without batch normalization and dropout, a split changes only the order of
+# sums.
 PLAIN = {"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}
 NAMES = ("full", "pair", "three")
 
@@ -72,7 +73,7 @@ def torch_spec(tmp_path, models, ranks=3, **parts):
 
 @pytest.fixture(scope="module")
 def histories(tmp_path_factory):
-    """The same networks trained alone, and in groups of two and three ranks with either exchange."""
+    """Train the same networks alone, and in groups of two and three ranks with either exchange."""
     results = {}
     for case in ("alone", "mpi", "library"):
         tmp_path = tmp_path_factory.mktemp(case)
@@ -93,12 +94,12 @@ def histories(tmp_path_factory):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("exchange", ["mpi", "library"])
-def test_groups_of_any_size_come_to_the_losses_of_one_rank(histories, exchange, name):
+def test_torch_groups_match_the_losses_of_one_rank(histories, exchange, name):
     assert largest_difference(histories["alone"][name], histories[exchange][name]) < 1e-5
 
 
 @pytest.mark.parametrize("exchange", ["mpi", "library"])
-def test_groups_that_change_within_an_epoch_train_as_if_alone(tmp_path, exchange):
+def test_torch_groups_that_change_train_as_if_alone(tmp_path, exchange):
     models = [{**PLAIN, "name": name, "train": {"stopping": {"max_epochs": 7}}} for name in "ab"]
     content = torch_spec(
         tmp_path,
@@ -120,7 +121,7 @@ def test_groups_that_change_within_an_epoch_train_as_if_alone(tmp_path, exchange
     run = launch(
         5,
         content,
-        program=(str(ROOT / "tests/mpi/scripted.py"),),
+        program=(str(ROOT / "tests/mpi/scripted_policy.py"),),
         timeout=240,
         environment={"FLEET_TEST_ROUNDS": json.dumps(rounds)},
     )
@@ -133,7 +134,7 @@ def test_groups_that_change_within_an_epoch_train_as_if_alone(tmp_path, exchange
         "a",
         "b",
         timeout=240,
-        program=(str(ROOT / "tests/mpi/replay_all.py"),),
+        program=(str(ROOT / "tests/mpi/replay_networks.py"),),
     )
     assert again.status == 0, again.output
     for name in "ab":
@@ -141,7 +142,7 @@ def test_groups_that_change_within_an_epoch_train_as_if_alone(tmp_path, exchange
 
 
 @pytest.mark.parametrize("exchange", ["mpi", "library"])
-def test_a_member_of_a_group_dies(tmp_path, exchange):
+def test_torch_survival_of_a_death_in_a_group(tmp_path, exchange):
     content = torch_spec(
         tmp_path,
         [{**PLAIN, "name": "pair", "gpus": 2}, {**PLAIN, "name": "one", "gpus": 1}],
@@ -251,7 +252,7 @@ DETERMINISTIC = {
 
 
 def test_torch_deterministic_network_replays_exactly(tmp_path):
-    """A launch of four epochs, one of two epochs that goes on for two more, and a replay."""
+    """Launch four epochs; two epochs resumed for two more; and a replay."""
     states = []
     for name, pieces in (("whole", (4,)), ("resumed", (2, 4))):
         launch = Launcher(tmp_path)

@@ -1,4 +1,4 @@
-"""The schedule does not change the result: splits, neighbours, interruptions (numpy engine)."""
+"""The schedule does not change the results: splits, neighbors, interruptions (numpy engine)."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ GOLDEN = ROOT / "tests/golden"
 
 
 def replayed(launch, content, run, name, ranks=1):
-    """How far a network's history and its replay differ."""
+    """Return the largest difference between a network's history and its replay."""
     again = launch(ranks, content, "--replay", str(run.paths.root), "--only", name)
     assert again.status == 0, again.output
     assert "largest relative difference" in again.output
@@ -27,7 +27,7 @@ def replayed(launch, content, run, name, ranks=1):
 
 
 @pytest.mark.parametrize("ranks", long_but_first(3, 1, 2, 5))
-def test_networks_train_to_the_same_losses_as_alone(launch, tmp_path, ranks):
+def test_training_gives_the_same_losses_as_alone(launch, tmp_path, ranks):
     models = [
         {"family": "softmax", "name": "free"},
         {"family": "softmax", "name": "odd", "train": {"batch": {"size": 7}}},
@@ -44,7 +44,7 @@ def test_networks_train_to_the_same_losses_as_alone(launch, tmp_path, ranks):
 
 
 @pytest.mark.long
-def test_sources_of_a_module_beside_the_spec_reach_all_ranks(launch, tmp_path):
+def test_training_source_beside_the_spec_reaches_all_ranks(launch, tmp_path):
     (tmp_path / "beside_the_spec.py").write_text(
         "from tests.sources import Numbered\n\n\nclass Mine(Numbered):\n    pass\n\n\n"
         "def mine(path):\n    return Mine(int(path), seed=1), Mine(20, seed=2)\n"
@@ -55,7 +55,7 @@ def test_sources_of_a_module_beside_the_spec_reach_all_ranks(launch, tmp_path):
     assert run.status == 0, run.output
 
 
-def test_a_killed_run_goes_on_where_its_checkpoints_are(launch, tmp_path):
+def test_training_killed_run_resumes_from_checkpoints(launch, tmp_path):
     models = [
         {"family": "softmax", "name": "one"},
         {"family": "softmax", "name": "pair", "gpus": 2},
@@ -73,7 +73,7 @@ def test_a_killed_run_goes_on_where_its_checkpoints_are(launch, tmp_path):
     run = launch(3, content)
     assert run.status == 0, run.output
     trained = len(run.events(ev.EpochEnded))
-    assert trained <= 24 + len(models)  # at most one epoch of each network is trained twice
+    assert trained <= 24 + len(models)  # at most one epoch per network is trained twice
     assert trained >= 24 > killed_after
     for model in models:
         history = run.history(model["name"])
@@ -83,7 +83,7 @@ def test_a_killed_run_goes_on_where_its_checkpoints_are(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
+def test_training_checkpoints_within_epochs_limit_lost_steps(launch, tmp_path):
     content = spec(
         tmp_path,
         [{"family": "softmax", "name": "one"}],
@@ -130,7 +130,7 @@ def test_training_signal_stops_within_a_step(launch, tmp_path, ranks):
         source="slow",
         train={"stopping": {"max_epochs": 3}},
         schedule={"policy": "adaptive"},
-    )  # `global` may leave the slower of the two for a later round
+    )  # `global` may leave the slower network for a later round
     process = launch.start(ranks, content)
     events = RunPaths(tmp_path / "run").events
     wait_until(
@@ -192,7 +192,7 @@ def test_training_finished_run_is_a_no_op_and_fresh_restarts(launch, tmp_path):
     )
 
 
-def test_rates_of_a_file_are_not_measured(launch, tmp_path):
+def test_training_does_not_measure_rates_of_a_file(launch, tmp_path):
     rates = {
         "samples_per_epoch": 60,
         "gpus_per_node": 2,
@@ -210,7 +210,7 @@ def test_rates_of_a_file_are_not_measured(launch, tmp_path):
     )  # 19 samples/s on both are more than 10 on one
 
 
-def test_training_begins_at_once_and_shows_how_fast_networks_are(launch, tmp_path):
+def test_training_starts_immediately_and_shows_rates(launch, tmp_path):
     content = spec(
         tmp_path,
         [{"family": "softmax", "name": name} for name in ("one", "two")],
@@ -232,7 +232,7 @@ def test_training_begins_at_once_and_shows_how_fast_networks_are(launch, tmp_pat
     assert {rate.how for rates in remembered.rates.values() for rate in rates} == {"trained"}
 
 
-def test_a_recorded_loss_curve_guards_the_loop(launch, tmp_path):
+def test_training_matches_a_recorded_loss_curve(launch, tmp_path):
     models = [
         {"family": "softmax", "name": "one"},
         {"family": "softmax", "name": "pair", "gpus": 2},

@@ -1,4 +1,4 @@
-"""The wheel, installed where nothing of the source tree is."""
+"""The wheel, installed without the source tree."""
 
 import json
 import shutil
@@ -37,10 +37,11 @@ def pip(*words):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy, since setuptools leaves a folder of what it built beside its sources."""
+    """Build a wheel from a copy, since setuptools leaves a build folder beside its sources."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in (*PACKAGES, "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, folder / name)
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
     pip("wheel", str(folder), "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
     [built] = folder.glob("*.whl")
     return built
@@ -48,7 +49,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bare(wheel, tmp_path_factory):
-    """An environment of the wheel alone. Its libraries are those of this one, whose editable FLEET stays unseen."""
+    """Make an environment with the wheel and this one's libraries, but not its editable FLEET."""
     folder = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
     pip(
@@ -59,7 +60,7 @@ def bare(wheel, tmp_path_factory):
     return folder
 
 
-def test_the_wheel_has_all_files_of_the_packages_and_no_others(wheel):
+def test_wheel_has_exactly_the_files_of_the_packages(wheel):
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert inside == {
@@ -70,7 +71,7 @@ def test_the_wheel_has_all_files_of_the_packages_and_no_others(wheel):
     }
 
 
-def test_the_wheel_says_its_version_and_its_extras(wheel):
+def test_wheel_has_version_and_extras(wheel):
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     with zipfile.ZipFile(wheel) as archive:
@@ -82,8 +83,8 @@ def test_the_wheel_says_its_version_and_its_extras(wheel):
     assert set(about.get_all("Provides-Extra")) == set(setup["options.extras_require"])
 
 
-def test_an_installed_wheel_checks_simulates_submits_and_trains(bare, launch):
-    def said(*command):
+def test_wheel_checks_simulates_submits_and_trains(bare, launch):
+    def output_of(*command):
         done = subprocess.run(
             command,
             cwd=bare,
@@ -98,24 +99,24 @@ def test_an_installed_wheel_checks_simulates_submits_and_trains(bare, launch):
     (bare / "spec.yaml").write_text(yaml.safe_dump(SPEC))
     python, command = str(bare / "env/bin/python"), str(bare / "env/bin/fleet")
     assert (
-        said(python, "-c", "import fleet, launch; print(fleet.__file__, launch.__file__)").count(
-            str(bare)
-        )
+        output_of(
+            python, "-c", "import fleet, launch; print(fleet.__file__, launch.__file__)"
+        ).count(str(bare))
         == 2
     )
-    assert said(command, "--version") == f"fleet {fleet.__version__}\n"
-    assert json.loads(said(command, "schema"))["$schema"]
-    assert "softmax" in said(command, "check", "spec.yaml")
-    said(command, "simulate", "draw", "--networks", "4", "--out", "rates.json")
-    assert "adaptive" in said(
+    assert output_of(command, "--version") == f"fleet {fleet.__version__}\n"
+    assert json.loads(output_of(command, "schema"))["$schema"]
+    assert "softmax" in output_of(command, "check", "spec.yaml")
+    output_of(command, "simulate", "draw", "--networks", "4", "--out", "rates.json")
+    assert "adaptive" in output_of(
         command, "simulate", "ensemble", "rates.json", "--gpus", "4", "--policy", "all"
     )
-    assert "efficiency" in said(
+    assert "efficiency" in output_of(
         command, "simulate", "autoscale", "--jobs", "generate", "--minutes", "30"
     )
-    assert "#SBATCH" in said(
+    assert "#SBATCH" in output_of(
         command, "submit", "spec.yaml", "--system", "slurm", "--walltime", "10min", "--dry-run"
     )
-    said(*mpirun(2)[:-1], python, "-m", "fleet.run", "spec.yaml", "--plain")
+    output_of(*mpirun(2)[:-1], python, "-m", "fleet.run", "spec.yaml", "--plain")
     assert len((bare / "run/results.csv").read_text().splitlines()) == 2
-    assert "softmax" in said(command, "report", "run")
+    assert "softmax" in output_of(command, "report", "run")

@@ -1,4 +1,4 @@
-"""Ranks that MPI has started keep what the protocols promise, and outlive one that dies where the launch does."""
+"""Ranks of MPI keep the promises of the protocols, and survive a dead rank under ULFM."""
 
 import subprocess
 
@@ -27,27 +27,27 @@ def run(launch, ranks, program, survive, *arguments):
 @pytest.mark.parametrize(
     ("ranks", "survive"), long_but_first((3, True), (3, False), (1, False), (2, False), (5, False))
 )
-def test_every_promise_is_kept_by_ranks_of_mpi(launch, ranks, survive):
+def test_world_of_mpi_keeps_every_promise(launch, ranks, survive):
     kind = "ULFMWorld" if survive else "MPIWorld"
     assert f"{kind} of {ranks} ranks keeps {len(PROMISES)} promises" in run(
-        launch, ranks, "promising.py", survive
+        launch, ranks, "world_promises.py", survive
     )
 
 
 def test_world_death_fails_group_on_all_other_ranks(launch):
-    assert "the others have gone on" in run(launch, 4, "struck.py", survive=True)
+    assert "the other ranks continued" in run(launch, 4, "rank_death.py", survive=True)
 
 
 @pytest.mark.parametrize("how", ["by-mpi", "by-memory"])
 @pytest.mark.parametrize(("ranks", "after_s"), [(2, "0.1"), (3, "0.3"), (4, "0.05")])
-def test_a_death_inside_a_large_sum_ends_it_on_all_other_ranks(launch, ranks, after_s, how):
-    assert "the others have gone on" in run(launch, ranks, "dying_in_sum.py", True, after_s, how)
+def test_world_death_in_a_large_sum_ends_it_everywhere(launch, ranks, after_s, how):
+    assert "the other ranks continued" in run(launch, ranks, "death_in_sum.py", True, after_s, how)
 
 
 @pytest.mark.parametrize(("ranks", "survive"), long_but_first((4, False), (1, False), (4, True)))
 def test_world_exit_status_reaches_mpirun_silently(launch, ranks, survive):
     ended = subprocess.run(
-        [*mpirun(ranks, survive), str(ROOT / "tests/mpi/leaving.py"), "75"],
+        [*mpirun(ranks, survive), str(ROOT / "tests/mpi/late_exit.py"), "75"],
         cwd=ROOT,
         check=False,
         capture_output=True,

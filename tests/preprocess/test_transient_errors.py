@@ -133,7 +133,7 @@ def test_is_transient_for_errors_of_file_systems_and_networks(error):
     "error",
     [
         MemoryError("wanted 900 GB"),
-        ValueError("no such layer"),
+        ValueError("unknown layer"),
         ModelError("a bad model function"),
         KeyError("x"),
         FileNotFoundError(errno.ENOENT, "No such file"),

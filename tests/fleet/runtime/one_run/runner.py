@@ -372,7 +372,7 @@ def loaded(pipeline, indices, epoch, training):
 
 
 FAILING = {
-    "tests.sources:broken": "no such layer",
+    "tests.sources:broken": "unknown layer",
     "tests.sources:not_a_number": "the loss became nan",
     "tests.sources:too_large": "out of memory",
 }

@@ -44,8 +44,8 @@ def test_what_a_new_rank_could_not_build_fails_on_all():
 
     def rank_main(world):
         training = training_in(world.group([world.rank], world.rank))
-        failure = ValueError("no such layer") if world.rank == 2 else None
-        with pytest.raises(TrainingFailed, match="no such layer") as caught:
+        failure = ValueError("unknown layer") if world.rank == 2 else None
+        with pytest.raises(TrainingFailed, match="unknown layer") as caught:
             training.change_group(world.group(range(3), 10), 2, TrainingState({}, "i"), failure)
         failed[world.rank] = caught.value.reason
 

@@ -1,4 +1,4 @@
-"""End with a status, the second rank later than all others: run by test_world.py under mpirun."""
+"""Exit with a status, the second rank later than the others (test_world.py)."""
 
 import atexit
 import sys

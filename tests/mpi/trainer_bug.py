@@ -1,4 +1,4 @@
-"""The main job, with a bug in one rank: run by test_failures.py under mpirun."""
+"""Run the main job with a bug in one trainer; test_failures.py runs this under mpirun."""
 
 import os
 import sys

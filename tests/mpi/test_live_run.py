@@ -1,4 +1,4 @@
-"""Networks that come, pause and stop by commands from outside, while a run goes on."""
+"""Commands that add, pause, resume and stop networks of a running launch."""
 
 import io
 import json
@@ -39,7 +39,7 @@ OPEN = {"keep_open": "4s", "train": {"stopping": {"max_epochs": 3}}}
 
 
 def waiting_spec(tmp_path, models=(), **parts):
-    """A run without networks, or with few, which waits for more."""
+    """Write a spec with few networks or none, whose launch waits for more."""
     launcher = Launcher(tmp_path)
     return launcher, launcher.write(spec(tmp_path, list(models), **{**OPEN, **parts}))
 
@@ -62,7 +62,7 @@ def test_commands_add_pause_resume_and_stop_networks(tmp_path, capsys):
         (tmp_path / "wrong.yaml").write_text("[{family: softmax}]")
         assert main(["add", str(run), str(tmp_path / "wrong.yaml")]) == 2
         assert "the keys of one entry of `models:`" in capsys.readouterr().err
-        assert main(["pause", str(run), "nobody"]) == 2
+        assert main(["pause", str(run), "unknown"]) == 2
         peers = set()
         for report in running.reports():
             if report.is_last:
@@ -87,7 +87,7 @@ def test_commands_add_pause_resume_and_stop_networks(tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_what_others_added_is_there_again_when_the_run_goes_on(tmp_path):
+def test_added_networks_are_kept_when_the_run_resumes(tmp_path):
     launcher, path = waiting_spec(tmp_path)
     entry = {"family": "softmax", "name": "late", "train": {"stopping": {"max_epochs": 4000}}}
     wrong = {"family": "softmax", "name": "wrong", "train": {"batch": {"size": 1000}}}
@@ -119,7 +119,7 @@ def test_launch_interrupted_at_start_is_resumed(tmp_path):
 
 
 def test_interrupted_launch_may_finish_its_step(tmp_path):
-    """mpirun would end ranks within a second that do not obey a SIGTERM."""
+    """mpirun would end ranks that do not react to a SIGTERM within a second."""
     (tmp_path / "rates.json").write_text(
         '{"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "net", "rates": [8.0]}]}'
     )
@@ -151,7 +151,7 @@ def test_refused_launch_says_so_despite_earlier_logs(tmp_path):
 
 
 @pytest.mark.long
-def test_the_example_of_a_loop_over_optuna(tmp_path, capsys, monkeypatch):
+def test_optuna_loop_example_runs(tmp_path, capsys, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     _, path = waiting_spec(tmp_path)
@@ -163,14 +163,14 @@ def test_the_example_of_a_loop_over_optuna(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_run_is_watched_from_outside(tmp_path, capsys):
+def test_watch_follows_a_running_launch(tmp_path, capsys):
     launcher, path = waiting_spec(tmp_path)
     with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
         name = running.add({"family": "softmax", "train": {"stopping": {"max_epochs": 10_000}}})
         next(running.reports())
         watching, seen = Thread(target=main, args=(["watch", str(running.run), "--json"],)), ""
         watching.start()
-        while watching.is_alive() and not seen:  # it shows what comes after it has begun
+        while watching.is_alive() and not seen:  # the view shows events from its start on
             seen = capsys.readouterr().out
             time.sleep(0.05)
         running.stop(name)
@@ -185,7 +185,7 @@ def test_a_run_is_watched_from_outside(tmp_path, capsys):
 @pytest.mark.parametrize(
     "survive", [False, pytest.param(True, marks=pytest.mark.long)], ids=["mpi", "ulfm"]
 )
-def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
+def test_released_node_leaves_the_other_networks_training(tmp_path, capsys, survive):
     content = spec(
         tmp_path,
         [{"family": "softmax", "name": name} for name in "abcd"],
@@ -235,11 +235,11 @@ def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
     epochs = [
         (event.network, event.record.epoch) for event in logged if isinstance(event, EpochEnded)
     ]
-    assert len(set(epochs)) == len(epochs)  # none was trained again
+    assert len(set(epochs)) == len(epochs)  # no epoch was trained again
 
 
 def ranks_of(process):
-    """The ranks of a launch that live."""
+    """Return the living ranks of a launch."""
     matches = set()
     for pid in session_members(process.pid):
         with suppress(OSError):
@@ -255,7 +255,7 @@ def ranks_of(process):
 @pytest.mark.long
 @pytest.mark.tensorflow
 def test_late_networks_train_as_if_alone(tmp_path):
-    """On Keras, in a stream that others began: a replay trains each by itself."""
+    """Networks join a stream in progress (Keras); a replay trains each one alone."""
     first = {
         "family": "cnn",
         "name": "first",
@@ -296,7 +296,7 @@ def test_late_networks_train_as_if_alone(tmp_path):
         content,
         str(running.run),
         *late,
-        program=(str(ROOT / "tests/mpi/replay_all.py"),),
+        program=(str(ROOT / "tests/mpi/replay_networks.py"),),
         timeout=240,
     )
     assert again.status == 0, again.output

@@ -1,4 +1,4 @@
-"""Rank 2 dies, and all others see what becomes of their group: run by test_world.py under mpirun."""
+"""Kill rank 2; the other ranks must see that their group failed. test_world.py runs this."""
 
 import os
 import signal
@@ -24,19 +24,18 @@ try:
     ):
         with pytest.raises(GroupFailed):
             collective()
-    world.wait(
-        lambda: world.dead_ranks == {2} or None
-    )  # a rank may be struck by another that has heard of the death before
+    # A rank's group may fail because another rank learned of the death earlier.
+    world.wait(lambda: world.dead_ranks == {2} or None)
     with pytest.raises(GroupFailed):
         group.check()
     with pytest.raises(GroupFailed):
         world.group(range(world.size), 2)
-    world.send(2, Tag.TRAINER, Ready(0))  # is lost, and no error
-    rest = world.group([rank for rank in range(world.size) if rank != 2], 3)
-    assert rest.allgather(world.rank) == list(rest.ranks)
+    world.send(2, Tag.TRAINER, Ready(0))  # lost without an error
+    survivors = world.group([rank for rank in range(world.size) if rank != 2], 3)
+    assert survivors.allgather(world.rank) == list(survivors.ranks)
 except BaseException as error:
     world.abort(error)
 world.finish()
 if world.rank == 0:
-    print("the others have gone on", flush=True)
+    print("the other ranks continued", flush=True)
 world.exit(0)

@@ -1,7 +1,7 @@
-"""The main job, in which a step of the network ``bad`` never ends: run by test_odd_steps.py under mpirun.
+"""Run the main job with a step of the network ``bad`` that never ends (test_misbehaving_steps.py).
 
-``FLEET_TEST_STEP=kill`` has the kernel kill the process at the third step, ``exit`` ends it, ``hang`` sleeps in it;
-``thread`` and ``child`` leave something that goes on for minutes.
+At the third step, ``FLEET_TEST_STEP=kill`` kills the process, ``exit`` ends it, and ``hang``
+sleeps; ``thread`` and ``child`` leave a thread or a child process that runs for minutes.
 """
 
 import os
@@ -13,7 +13,7 @@ import time
 from fleet.run import leave, main
 from fleet.runtime.training.network import Training
 
-DO = {
+ACTIONS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "exit": lambda: os._exit(0),
     "hang": lambda: time.sleep(1000),
@@ -23,13 +23,13 @@ DO = {
 begin, steps = Training.begin, []
 
 
-def odd(training, *args):
+def misbehave(training, *args):
     if training.network.name == "bad":
         steps.append(1)
         if len(steps) == 3:
-            DO[os.environ["FLEET_TEST_STEP"]]()
+            ACTIONS[os.environ["FLEET_TEST_STEP"]]()
     return begin(training, *args)
 
 
-Training.begin = odd
+Training.begin = misbehave
 leave(main())

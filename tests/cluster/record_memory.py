@@ -1,4 +1,7 @@
-"""The recorded main job, with a note of the shared memory that each rank maps: run by test_stream.py under mpirun."""
+"""Run the recorded main job and write down the shared memory that each rank maps.
+
+test_stream.py runs this under mpirun.
+"""
 
 import json
 import os
@@ -12,7 +15,7 @@ _folder = Path(os.environ["FLEET_TEST_MEMORY"])
 _map_memory = Session._map_memory
 
 
-def _map_and_note(session):
+def _map_and_record(session):
     _map_memory(session)
     note = {
         "rank": session._world.rank,
@@ -22,5 +25,5 @@ def _map_and_note(session):
     (_folder / f"{note['rank']}.json").write_text(json.dumps(note))
 
 
-Session._map_memory = _map_and_note
-runpy.run_module("tests.mpi.recording")
+Session._map_memory = _map_and_record
+runpy.run_module("tests.mpi.record_samples")

@@ -1,4 +1,4 @@
-"""The main job, with a note of every sample that a network is given: run by test_stream.py under mpirun."""
+"""Run the main job and record every sample that a network gets (test_stream.py)."""
 
 import json
 import os
@@ -12,25 +12,25 @@ from fleet.stream import local_batches, reader, ring
 from tests.sources import Numbered
 
 _folder = Path(os.environ["FLEET_TEST_RECORDS"])
-_serving = {}
+_training = {}
 
 
-def first(epoch):
-    """What tells an epoch from all others of its network."""
+def epoch_id(epoch):
+    """Return what identifies an epoch of a network."""
     return epoch.path[0] if epoch.path else epoch.number
 
 
 def _record(stream_class):
     original = stream_class.batches
 
-    def batches(self, epoch, start, batch, group, taken=()):
+    def batches(self, epoch, start, batch, group, consumed=()):
         with open(_folder / f"{os.getpid()}.jsonl", "a") as file:
-            for item in original(self, epoch, start, batch, group, taken):
+            for item in original(self, epoch, start, batch, group, consumed):
                 file.write(
                     json.dumps(
                         {
-                            "network": _serving["name"],
-                            "epoch": first(item.epoch),
+                            "network": _training["name"],
+                            "epoch": epoch_id(item.epoch),
                             "position": item.position,
                             "rank": group.rank,
                             "samples": [Numbered.number(image) for image in item.images],
@@ -46,19 +46,19 @@ def _record(stream_class):
     stream_class.batches = batches
 
 
-def _note_network():
+def _record_network():
     for name in ("_train", "_join"):
         original = getattr(trainer.Trainer, name)
 
-        def serve(self, order, original=original):
-            _serving["name"] = order.network.name
+        def obey(self, order, original=original):
+            _training["name"] = order.network.name
             return original(self, order)
 
-        setattr(trainer.Trainer, name, serve)
+        setattr(trainer.Trainer, name, obey)
 
 
 _record(reader.Reader)
 _record(ring.RingReader)
 _record(local_batches.LocalBatches)
-_note_network()
+_record_network()
 sys.exit(main())

@@ -1,6 +1,7 @@
-"""Ranks that take random batches by Horovod, one by one and several at once, to the same bits: run by test_keras.py.
+"""Train with Horovod, one step per call and several: the weights must be equal bit for bit.
 
-In the end one of them fails in the middle of a call, and all hear of it.
+At the end one rank fails in the middle of a call, and all ranks must notice. test_keras.py runs
+this.
 """
 
 import sys
@@ -19,7 +20,10 @@ ARGS = {"plain": {"norm": "none"}, "normalised": {"dropout": 0.2}}
 
 
 def batches(rng, group):
-    """(Images, labels, rows of the global batch) of this rank; some cannot be read, and the last one is small."""
+    """Yield (images, labels, rows of the global batch) of this rank.
+
+    Some samples are unreadable, and the last batch is smaller.
+    """
     size = int(rng.integers(group.size, 9))
     for position in range(9):
         rows = size if position < 8 else int(rng.integers(1, size + 1))
@@ -34,13 +38,13 @@ def batches(rng, group):
         yield images[own_rows], labels[own_rows], rows
 
 
-def trained(engine, network, group, given, cuts):
-    """The sums over each batch, and the state after all of them, where calls end at some of them."""
+def train(engine, network, group, batches, cuts):
+    """Return the sums of each batch and the final state; ``cuts`` divide the batches into calls."""
     built, waits = engine.build(network, group), []
     request = StepTotals(stop=group.is_master, steps=4 if group.is_master else 0)
     sums = []
-    for part in np.split(np.arange(len(given)), cuts):
-        images, labels, sizes = zip(*(given[index] for index in part), strict=True)
+    for part in np.split(np.arange(len(batches)), cuts):
+        images, labels, sizes = zip(*(batches[index] for index in part), strict=True)
         waits.append(
             built.begin_together(
                 np.concatenate(images),
@@ -59,7 +63,7 @@ def trained(engine, network, group, given, cuts):
 
 
 def fail_together(engine, group):
-    """The second of three batches has a label, on the last rank, that the loss does not know."""
+    """Train on three batches; on the last rank, the second one has a label unknown to the loss."""
     [network] = parse(
         {
             "models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}],
@@ -92,16 +96,16 @@ def main():
             }
         ).networks
         provided = list(batches(rng, group))
-        sums, state = trained(engine, network, group, provided, range(1, 9))
+        sums, state = train(engine, network, group, provided, range(1, 9))
         for cuts in ([], np.sort(rng.choice(np.arange(1, 9), 3, replace=False))):
-            other_sums, other_state = trained(engine, network, group, provided, cuts)
+            other_sums, other_state = train(engine, network, group, provided, cuts)
             assert other_sums == sums
             assert all(np.array_equal(value, other_state[key]) for key, value in state.items())
-        assert all(single.stop and single.steps == 4 for single in sums)
+        assert all(step.stop and step.steps == 4 for step in sums)
         assert sums[5].count == 0
-        assert any(single.count for single in sums)
+        assert any(step.count for step in sums)
     fail_together(engine, group)
-    print("the same", flush=True)
+    print("equal weights", flush=True)
     world.finish()
 
 

@@ -1,8 +1,8 @@
-"""What is odd about a machine, for every Python that has this folder in its path.
+"""Imitate a faulty machine in every Python process that has this folder in its path.
 
-``WRONG_BY_S``: its wall clock is wrong by so many seconds. The monotonic clock is left alone, and so are the dates of
-files, which a file server sets. ``WITHOUT_LOCKS``: its file system has no locks; whoever asks for one is refused, in
-Python or in C. The kernel does that, by a filter of system calls.
+``WRONG_BY_S`` sets the wall clock off by this many seconds. The monotonic clock is right, and so
+are the dates of files, which a file server sets. ``WITHOUT_LOCKS`` makes all file locks fail, in
+Python and in C: the kernel filters the system calls.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import time
 # Architecture, and the numbers of flock and fcntl.
 _CALLS = {"x86_64": (0xC000003E, 73, 72), "aarch64": (0xC00000B7, 32, 25)}
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # of BPF
-_NUMBER, _ARCHITECTURE, _SECOND_ARGUMENT = 0, 4, 24  # offsets in what the filter is told of a call
+_NUMBER, _ARCHITECTURE, _SECOND_ARGUMENT = 0, 4, 24  # offsets in the filter's view of a call
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 _LOCKING = (fcntl.F_SETLK, fcntl.F_SETLKW, 37, 38)  # and the same of open files
 _NO_NEW_PRIVILEGES, _SET_FILTER, _FILTER_MODE = 38, 22, 2  # of prctl
@@ -42,7 +42,7 @@ def _set_clock(wrong_s):
 
 def _refuse_locks():
     architecture, flock, control = _CALLS[platform.machine()]
-    # Each step with how many to pass over where it is equal, and where it is not.
+    # Each step has the number of steps to skip if the values are equal, and if they differ.
     steps = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_JUMP_IF_EQUAL, 0, 8, architecture),

@@ -1,7 +1,7 @@
-"""The main job, in which ranks die at given moments: run by test_survival.py under mpirun.
+"""Run the main job and kill ranks at given calls; test_survival.py runs this under mpirun.
 
-``FLEET_TEST_DEATHS='{"2": ["runtime.training.network:Training.begin", 30]}'`` kills rank 2 when it calls that for the
-30th time; with ``FLEET_TEST_STOPS=2`` it is stopped for two seconds instead.
+``FLEET_TEST_DEATHS='{"2": ["runtime.training.network:Training.begin", 30]}'`` kills rank 2 at its
+30th call of that method; with ``FLEET_TEST_STOPS=2`` the rank is stopped for two seconds instead.
 """
 
 import importlib
@@ -15,9 +15,9 @@ import time
 from fleet.run import main
 
 
-def _die(where, calls):
-    module, _, inside = where.partition(":")
-    *path, function = inside.split(".")
+def _die(target, calls):
+    module, _, qualified_name = target.partition(":")
+    *path, function = qualified_name.split(".")
     owner = importlib.import_module(f"fleet.{module}")
     for name in path:
         owner = getattr(owner, name)
@@ -40,6 +40,6 @@ def _die(where, calls):
 
 deaths = json.loads(os.environ["FLEET_TEST_DEATHS"])
 if (rank := os.environ["OMPI_COMM_WORLD_RANK"]) in deaths:
-    where, calls = deaths[rank]
-    _die(where, calls)
+    target, calls = deaths[rank]
+    _die(target, calls)
 sys.exit(main())

@@ -1,7 +1,7 @@
-"""The main job under a policy that a test has written down: run by test_regroup.py under mpirun.
+"""Run the main job under a scripted policy; test_regroup.py runs this under mpirun.
 
-``FLEET_TEST_ROUNDS`` is a list of [network, epochs, {network: devices}]: from so many epochs of that network on, this
-is what should run, unless a later entry holds as well.
+``FLEET_TEST_ROUNDS`` is a list of [network, epochs, {network: devices}]: the last entry whose
+network has trained this many epochs says what runs on which devices.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Runs on a real Slurm give nodes back to it while they go on: Slurm makes their jobs smaller, and another has them."""
+"""Runs on a real Slurm release nodes and continue: Slurm shrinks their jobs and starts another."""
 
 import json
 import sys
@@ -15,8 +15,8 @@ from tests.cluster.test_evict import PLAIN, evict
 from tests.mpi.conftest import ROOT, Launcher, spec
 
 pytestmark = pytest.mark.cluster
-# Ranks that others outlive, under daemons that Slurm knows nothing of: it would take those from mpirun that it has
-# started, and mpirun does not outlive them.
+# With ULFM, ranks outlive others. Slurm must not know the daemons of mpirun: it would end those on
+# the released nodes, and mpirun does not survive that.
 SITE = {
     "system": "slurm",
     "ranks": 2,
@@ -28,7 +28,7 @@ SITE = {
 
 
 class Run:
-    """An ensemble of networks that train on two nodes until they are told to stop."""
+    """An ensemble of networks that train on two nodes until they are stopped."""
 
     def __init__(self, slurm, folder, networks=2, **site):
         folder.mkdir(exist_ok=True)
@@ -62,8 +62,8 @@ class Run:
             for event in events_of(self.paths.events, EpochEnded)
         ]
 
-    def trains_on(self, epochs=4):
-        """Wait for some more epochs."""
+    def wait_for_epochs(self, epochs=4):
+        """Wait until more epochs are trained."""
         before = len(self.epochs()) if self.paths.events.exists() else 0
         self.slurm.wait_until(
             "it trains",
@@ -82,8 +82,8 @@ def test_release_nodes_of_four_runs_for_an_urgent_job(slurm, tmp_path):
     slurm.clean()
     runs = [Run(slurm, tmp_path / name) for name in "abcd"]  # two of them share two nodes
     for run in runs:
-        run.trains_on()
-    had = {run.job: slurm.nodes_of(run.job) for run in runs}
+        run.wait_for_epochs()
+    nodes_before = {run.job: slurm.nodes_of(run.job) for run in runs}
     urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=2", "--exclusive")
     answers = []
     for run in runs:
@@ -104,35 +104,34 @@ def test_release_nodes_of_four_runs_for_an_urgent_job(slurm, tmp_path):
                 )
             )
         )
-    requests = time.time()
+    released = time.time()
     assert slurm.wait_for(urgent).state == "COMPLETED"
     print(
-        f"given back after {[answer['seconds'] for answer in answers]} s; the urgent job was over after "
-        f"{time.time() - requests:.1f} s"
+        f"released after {[answer['seconds'] for answer in answers]} s; the urgent job ended after "
+        f"{time.time() - released:.1f} s"
     )
     assert {node for run in runs for node in slurm.nodes_of(run.job)}.isdisjoint(
         slurm.nodes_of(urgent)
     )
     for run, answer in zip(runs, answers, strict=True):
-        assert answer["nodes"] == had[run.job][1:]
-        assert answer["keeps"] == slurm.nodes_of(run.job) == had[run.job][:1]
-        run.trains_on()
+        assert answer["nodes"] == nodes_before[run.job][1:]
+        assert answer["keeps"] == slurm.nodes_of(run.job) == nodes_before[run.job][:1]
+        run.wait_for_epochs()
         slurm.call("scancel", "--batch", "--signal=USR2", run.job)
     for run in runs:
         slurm.wait_for(run.job)
         assert "status 75" in run.report()
-        assert len(run.epochs()) == len(
-            set(run.epochs())
-        )  # what was given back was saved: none was trained again
+        # Networks were saved before their nodes were released: no epoch was trained again.
+        assert len(run.epochs()) == len(set(run.epochs()))
 
 
 def test_evict_asks_a_run_to_release_a_node(slurm, tmp_path):
     slurm.clean()
-    says = f"fleet:signal=B:USR2,app_time=1,yields={tmp_path / 'a/run'}"
-    run = Run(slurm, tmp_path / "a", directives=["--exclusive", f'--comment="{says}"'])
+    comment = f"fleet:signal=B:USR2,app_time=1,yields={tmp_path / 'a/run'}"
+    run = Run(slurm, tmp_path / "a", directives=["--exclusive", f'--comment="{comment}"'])
     plain = [slurm.submit(PLAIN, "--nodes=1", "--exclusive") for _ in range(2)]
-    run.trains_on()
-    had = slurm.nodes_of(run.job)
+    run.wait_for_epochs()
+    nodes_before = slurm.nodes_of(run.job)
     urgent = slurm.submit("#!/bin/sh\nsleep 1\n", "--nodes=1", "--exclusive")
     _, record = evict(
         slurm,
@@ -145,10 +144,10 @@ def test_evict_asks_a_run_to_release_a_node(slurm, tmp_path):
     )
     assert [note["what"] for note in record] == ["begin", "yield", "shrunk", "free", "end"]
     assert slurm.wait_for(urgent).state == "COMPLETED"
-    assert slurm.nodes_of(urgent) == had[1:]
-    assert slurm.nodes_of(run.job) == had[:1]
+    assert slurm.nodes_of(urgent) == nodes_before[1:]
+    assert slurm.nodes_of(run.job) == nodes_before[:1]
     assert [slurm.state(job) for job in plain] == ["RUNNING"] * 2
-    run.trains_on()
+    run.wait_for_epochs()
     assert len(run.epochs()) == len(set(run.epochs()))
     for job in (run.job, *plain):
         slurm.cancel(job)

@@ -1,8 +1,8 @@
-"""Networks harvested on a real Slurm while jobs of others come and go: who had which node when, and what came of it.
+"""A harvest on a real Slurm while jobs of other users come and go, with the use of every node.
 
-The script of the others follows from a seed: a job of one or two nodes every few tens of seconds, for as long, in a
-partition whose jobs preempt those of the harvest. Twice a second the queue says who has which node; the event logs say
-what the launches did with theirs. All clocks are one machine's.
+The other jobs follow from a seed: a job of one or two nodes every few tens of seconds, for about as
+long, in a partition that preempts the harvest. The queue is polled twice a second for the owner of
+each node; the event logs tell what the launches did. All clocks are of one machine.
 """
 
 import random
@@ -32,17 +32,19 @@ from scheduler.simulation.idle_trace import Trace, TrainerJob
 from tests.cluster.slurm import NODES
 from tests.mpi.conftest import ROOT, Launcher
 
-EVERY_S = 0.5  # between two looks at the queue
-OURS, OTHERS, NOBODY = "low", "high", ""  # whose a node is, by its partition
+POLL_S = 0.5
+HARVEST, OTHER_USERS, IDLE = "low", "high", ""  # the partition whose job has a node
 
 
 @dataclass(frozen=True)
-class Script:
-    """What others do.
+class OtherJobs:
+    """The jobs of other users.
 
     Attributes:
-        seconds: for which their jobs go on arriving.
-        nodes, lasting_s, between_s: of a job, its length, and until the next one; the least and the most.
+        seconds: time during which jobs arrive.
+        nodes: minimum and maximum of a job's nodes.
+        lasting_s: minimum and maximum of its duration.
+        between_s: minimum and maximum of the time to the next job.
     """
 
     seed: int
@@ -52,7 +54,7 @@ class Script:
     between_s: tuple[float, float] = (15.0, 35.0)
 
     def jobs(self):
-        """When each job arrives, in seconds from the start, with its nodes and seconds."""
+        """Yield the arrival of each job in seconds from the start, its nodes and its duration."""
         draw, now = random.Random(self.seed), 0.0
         while now < self.seconds:
             yield now, draw.randint(*self.nodes), draw.uniform(*self.lasting_s)
@@ -60,29 +62,29 @@ class Script:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the queue said at a moment.
+class QueueSnapshot:
+    """The owners of all nodes at one time.
 
     Attributes:
-        at: seconds since 1970.
+        date: seconds since 1970.
         owners: node -> partition and id of the job that has it.
     """
 
-    at: float
+    date: float
     owners: dict[str, tuple[str, str]]
 
 
 @dataclass
 class NodeTime:
-    """Seconds of all nodes while others came and went.
+    """Node-seconds, by use, while jobs of other users came and went.
 
     Attributes:
-        other_users: that they had, or that were being taken back for them.
-        waiting: that no job had.
-        starting: of our jobs, until the first step of a launch.
-        training: that groups of ranks trained.
-        resting: of our jobs, besides.
-        departures: how often a node went over to others.
+        other_users: in jobs of other users, or being freed for them.
+        waiting: in no job.
+        starting: in harvest jobs, before the first step of a launch.
+        training: in harvest jobs while groups trained.
+        resting: in harvest jobs at other times.
+        departures: number of times that a node went to another user.
     """
 
     other_users: float = 0.0
@@ -98,33 +100,34 @@ class NodeTime:
 
     @property
     def share(self):
-        """Of idle node time in training."""
+        """Return the share of idle node time that was used for training."""
         return self.training / self.idle
 
     @property
-    def share_once_begun(self):
-        """The same, without starting up and waiting in the queue."""
+    def share_once_started(self):
+        """Return the same share without startup and time in the queue."""
         return self.training / (self.training + self.resting)
 
     @property
     def start_s(self):
-        """What a node waits and starts for, on average, when it comes back from others."""
+        """Return the average time from a node's return to its first step, in seconds."""
         return (self.waiting + self.starting) / max(1, self.departures)
 
 
 @dataclass(frozen=True)
-class Came:
-    """What came of a harvest.
+class HarvestOutcome:
+    """The outcome of a harvest.
 
     Attributes:
-        cut: launches that others ended.
-        epochs: (network, epoch) as often as one was trained.
-        rows: of the results.
-        time: of the nodes; None where nobody looked.
-        samples, predicted: trained while others came and went, and what the replay says of the same nodes.
+        preempted: number of launches that other users' jobs ended.
+        epochs: (network, epoch) -> how often it was trained.
+        rows: rows of the results.
+        time: node-seconds by use.
+        samples: samples trained while jobs of other users came and went.
+        predicted: samples according to a replay on the same nodes.
     """
 
-    cut: int
+    preempted: int
     epochs: Counter
     rows: tuple
     time: NodeTime
@@ -133,28 +136,31 @@ class Came:
 
     @property
     def again(self):
-        """Epochs that were trained once more."""
+        """Return the number of epochs that were trained a second time."""
         return self.epochs.total() - len(self.epochs)
 
     def line(self, name):
-        """A row of a table."""
+        """Return a row of a table."""
         return (
-            f"| {name} | {self.cut} | {self.again} | {self.time.idle:.0f} | {self.time.waiting:.0f} | "
+            f"| {name} | {self.preempted} | {self.again} | {self.time.idle:.0f} | "
+            f"{self.time.waiting:.0f} | "
             f"{self.time.starting:.0f} | {self.time.training:.0f} | {self.time.share:.1%} | "
-            f"{self.time.share_once_begun:.1%} | {self.samples:.0f} | {self.predicted:.0f} | "
+            f"{self.time.share_once_started:.1%} | {self.samples:.0f} | {self.predicted:.0f} | "
             f"{self.predicted / max(1, self.samples) - 1:+.1%} |"
         )
 
 
 @dataclass
-class Show:
-    """A harvest of a spec, and the others.
+class HarvestTrial:
+    """A harvest of a spec beside jobs of other users.
 
     Args:
-        content: of the spec.
-        variables: of the environment of its jobs.
-        most: jobs that wait or run.
-        first: launches that train before the others come.
+        slurm: the cluster.
+        folder: for the spec, the run and caches.
+        content: the content of the spec.
+        variables: environment variables of its jobs.
+        max_jobs: maximum number of queued and running jobs.
+        first: number of launches that train before other jobs arrive.
     """
 
     slurm: object
@@ -167,8 +173,8 @@ class Show:
     def __post_init__(self):
         self.paths = RunPaths(Path(self.content["output"]))
 
-    def run(self, script, patience_s=900):
-        """Begin, let the others come once some launches train, and wait for the end."""
+    def run(self, other_jobs, patience_s=900):
+        """Start the harvest, submit other jobs once launches train, and wait for the end."""
         self.slurm.clean()
         self.slurm.call(
             sys.executable,
@@ -195,22 +201,22 @@ class Show:
             self.report,
             patience_s,
         )
-        watch = Watch(self.slurm)
+        monitor = QueueMonitor(self.slurm)
         started = time.time()
-        self._let_others_come(script)
+        self._submit_other_jobs(other_jobs)
         ended = time.time()
-        watch.stop()
+        monitor.stop()
         self.slurm.wait_until(
             "all networks are done",
             lambda: {row.status for row in read_results(self.paths.root)} == {"finished"},
             self.report,
             patience_s,
         )
-        self.slurm.wait_until("no job is left", self._is_over, self.report, patience_s)
-        return self._came(watch.looks, started, ended)
+        self.slurm.wait_until("no job is left", self.is_over, self.report, patience_s)
+        return self._outcome(monitor.snapshots, started, ended)
 
     def epochs(self):
-        """What has been trained so far, as often as it was."""
+        """Return (network, epoch) -> how often it was trained so far."""
         return Counter(
             (event.network, event.record.epoch)
             for _, event in read_run(self.paths)
@@ -218,7 +224,7 @@ class Show:
         )
 
     def training(self):
-        """The logs of launches that have finished an epoch."""
+        """Return the logs of launches that have finished an epoch."""
         return [
             log
             for log in self.paths.event_logs()
@@ -226,17 +232,17 @@ class Show:
         ]
 
     def report(self):
-        """What the jobs printed."""
+        """Return the ends of the jobs' output."""
         return "\n".join(
             file.read_text(errors="replace")[-2000:] for file in sorted(self.paths.jobs.glob("*"))
         )
 
-    def _is_over(self):
+    def is_over(self):
         return not self.slurm.call("squeue", "--noheader").strip()
 
-    def _let_others_come(self, script):
+    def _submit_other_jobs(self, other_jobs):
         began = time.monotonic()
-        for after_s, nodes, seconds in script.jobs():
+        for after_s, nodes, seconds in other_jobs.jobs():
             time.sleep(max(0.0, began + after_s - time.monotonic()))
             self.slurm.submit(
                 f"#!/bin/sh\nsleep {seconds:.1f}\n",
@@ -244,25 +250,24 @@ class Show:
                 f"--nodes={nodes}",
                 "--exclusive",
             )
-        time.sleep(max(0.0, began + script.seconds - time.monotonic()))
+        time.sleep(max(0.0, began + other_jobs.seconds - time.monotonic()))
 
-    def _came(self, looks, started, ended):
-        noted = list(read_lines(self.paths.harvest_log))
-        cut = sum(job["event"] == "begun" for job in noted) - sum(
-            job["event"] == "ended" and not job.get("warning") for job in noted
+    def _outcome(self, snapshots, started, ended):
+        lines = list(read_lines(self.paths.harvest_log))
+        preempted = sum(job["event"] == "begun" for job in lines) - sum(
+            job["event"] == "ended" and not job.get("warning") for job in lines
         )
-        looks = [look for look in looks if started <= look.at <= ended]
-        spent = node_time(looks, self.paths)
-        samples, predicted = self._trained(looks, spent)
-        return Came(
-            cut, self.epochs(), tuple(read_results(self.paths.root)), spent, samples, predicted
-        )
+        snapshots = [snapshot for snapshot in snapshots if started <= snapshot.date <= ended]
+        spent = node_time(snapshots, self.paths)
+        samples, predicted = self._samples(snapshots, spent)
+        rows = tuple(read_results(self.paths.root))
+        return HarvestOutcome(preempted, self.epochs(), rows, spent, samples, predicted)
 
-    def _trained(self, looks, spent):
-        """Samples that were trained while somebody looked, and what the replay says of the same nodes."""
-        started, ended = looks[0].at, looks[-1].at
+    def _samples(self, snapshots, spent):
+        """Return the samples trained between the snapshots, and those of a replay on the nodes."""
+        started, ended = snapshots[0].date, snapshots[-1].date
         first = {}
-        for at, event in dated(self.paths):
+        for at, event in dated_events(self.paths):
             if isinstance(event, EpochEnded):
                 first.setdefault((event.network, event.record.epoch), (at, event.record))
         done = [record.samples for at, record in first.values() if started <= at <= ended]
@@ -272,43 +277,46 @@ class Show:
         rate = statistics.median(record.samples / record.seconds for _, record in first.values())
         epoch_s = statistics.median(record.seconds for _, record in first.values())
         curve = RateCurve((1,), (rate,))
-        # A departure costs a start, and what was under way: half an epoch, on average.
+        # A departure costs a start and the work in progress, half an epoch on average.
         jobs = tuple(
             TrainerJob(name, 0.0, total, curve, Trainer(curve, down_s=spent.start_s + epoch_s / 2))
             for name, total in sorted(end_s.items())
             if total
         )
         settings = Settings(horizon_s=60.0, max_parallel=len(NODES), completions_are_events=True)
-        epochs_seen = replay(trace_of(looks), jobs, settings)
-        return sum(done), sum(trainer.samples for trainer in epochs_seen.trainers)
+        replayed = replay(trace_of(snapshots), jobs, settings)
+        return sum(done), sum(trainer.samples for trainer in replayed.trainers)
 
 
-class Watch:
-    """Looks at the queue twice a second, in a thread of its own."""
+class QueueMonitor:
+    """Polls the queue in a thread."""
 
     def __init__(self, slurm):
-        self.probes, self._slurm, self._over = [], slurm, threading.Event()
-        self._thread = threading.Thread(target=self._keep_looking, daemon=True)
+        self.snapshots = []
+        self._slurm = slurm
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
         self._thread.start()
 
     def stop(self):
-        """Look no more."""
-        self._over.set()
+        """Stop polling."""
+        self._stopped.set()
         self._thread.join()
 
-    def _keep_looking(self):
-        while not self._over.wait(EVERY_S):
-            with suppress(
-                AssertionError, subprocess.TimeoutExpired
-            ):  # a busy machine: Slurm may be late
+    def _poll(self):
+        while not self._stopped.wait(POLL_S):
+            # On a busy machine Slurm may answer late.
+            with suppress(AssertionError, subprocess.TimeoutExpired):
                 text = self._slurm.call(
                     "squeue", "--noheader", "--states=all", "--format=%i|%P|%t|%N"
                 )
-                self.probes.append(Look(time.time(), owners_of(text)))
+                self.snapshots.append(QueueSnapshot(time.time(), owners_of(text)))
 
 
 def owners_of(text):
-    """Node -> partition and job, as the queue says; a job of ours that is being ended gives its nodes to others.
+    """Return node -> partition and job, from squeue's output.
+
+    The nodes of a completing job count as other users' nodes.
 
     >>> owners_of("7|low|R|n1\\n8|high|R|n[2-3]\\n9|low|CG|n4\\n6|low|PD|\\n")
     {'n1': ('low', '7'), 'n2': ('high', '8'), 'n3': ('high', '8'), 'n4': ('high', '9')}
@@ -317,12 +325,12 @@ def owners_of(text):
     for job, partition, state, nodes in (line.strip().split("|") for line in text.splitlines()):
         if state in ("R", "CF", "CG", "S"):
             for node in hosts(nodes):
-                owners.setdefault(node, (OTHERS if state == "CG" else partition, job))
+                owners.setdefault(node, (OTHER_USERS if state == "CG" else partition, job))
     return dict(sorted(owners.items()))
 
 
 def hosts(listed):
-    """The nodes of Slurm's short form.
+    """Expand a node list in Slurm's short form.
 
     >>> hosts("n[1,3-4]"), hosts("n2")
     (['n1', 'n3', 'n4'], ['n2'])
@@ -331,8 +339,8 @@ def hosts(listed):
     return [f"n{number}" for low, high in parts for number in range(int(low), int(high or low) + 1)]
 
 
-def dated(paths):
-    """The events of all launches, each with its time in seconds since 1970."""
+def dated_events(paths):
+    """Yield the events of all launches, each with its time in seconds since 1970."""
     for log in paths.event_logs():
         for launch in timeline.place_launches(read_events(log)):
             for t_s, event in launch.lines:
@@ -340,17 +348,17 @@ def dated(paths):
 
 
 @dataclass(frozen=True)
-class Worked:
-    """A launch of a job: when it was begun, when it took its first step, and when groups trained."""
+class LaunchTimes:
+    """Start and first step of a launch, and stints of its groups, in seconds since 1970."""
 
     began: float
     first_step: float
     stints: list[tuple[float, float]]
 
 
-def worked(log):
-    """The launches of a log."""
-    spans = []
+def launch_times(log):
+    """Return the times of the launches of a log."""
+    launches = []
     for launch in timeline.place_launches(read_events(log)):
         began = launch.start.date - launch.lines[0].t_s
         records = timeline.replay_log(launch.lines).records
@@ -364,42 +372,42 @@ def worked(log):
             elif record.event == "stopped":
                 stints.append((since.pop(record.network), began + record.t_s))
         stints += [(start, began + launch.lines[-1].t_s) for start in since.values()]
-        spans.append(
-            Worked(launch.start.date, first, [(max(first, start), end) for start, end in stints])
-        )
-    return spans
+        stints = [(max(first, start), end) for start, end in stints]
+        launches.append(LaunchTimes(launch.start.date, first, stints))
+    return launches
 
 
-def node_time(looks, paths):
-    """What all nodes did between the first look and the last.
+def node_time(snapshots, paths):
+    """Return the use of all nodes between the first and the last snapshot.
 
-    A launch that was killed is taken to have trained until the last line of its log.
+    A killed launch counts as training until the last line of its log.
     """
-    launches = {log.stem: worked(log) for log in paths.event_logs()}
+    launches = {log.stem: launch_times(log) for log in paths.event_logs()}
     spent = NodeTime()
     for node in NODES:
-        # Our job that has the node -> when it got it; one that had it at first, whenever that was.
-        since = {looks[0].owners.get(node, (NOBODY, ""))[1]: 0.0}
-        for now, then in pairwise(looks):
-            partition, job = now.owners.get(node, (NOBODY, ""))
-            seconds = then.at - now.at
-            if partition == OTHERS:
+        # Harvest job that has the node -> since when; the first job's start is unknown.
+        since = {snapshots[0].owners.get(node, (IDLE, ""))[1]: 0.0}
+        for now, then in pairwise(snapshots):
+            partition, job = now.owners.get(node, (IDLE, ""))
+            next_partition, _ = then.owners.get(node, (IDLE, ""))
+            seconds = then.date - now.date
+            if partition == OTHER_USERS:
                 spent.other_users += seconds
-            elif partition == NOBODY:
+            elif partition == IDLE:
                 spent.waiting += seconds
             else:
-                since = {job: since.get(job, now.at)}
-                _divide(spent, now.at, then.at, since[job], launches.get(job, []))
-            if partition != OURS:
+                since = {job: since.get(job, now.date)}
+                _add_job_time(spent, now.date, then.date, since[job], launches.get(job, []))
+            if partition != HARVEST:
                 since = {}
-            spent.departures += partition != OTHERS and then.owners.get(node, ("", ""))[0] == OTHERS
+            spent.departures += partition != OTHER_USERS and next_partition == OTHER_USERS
     return spent
 
 
-def _divide(spent, start, end, since, launches):
-    """The seconds of a node that a job of ours had, from ``since`` on."""
-    # A job that was put back into the queue has several launches; one that is starting has none in the log yet.
-    launch = next((span for span in reversed(launches) if span.began <= end), None)
+def _add_job_time(spent, start, end, since, launches):
+    """Add the time of a node in a harvest job that has it since ``since``."""
+    # A requeued job has several launches; a job that is starting has none in the log yet.
+    launch = next((launch for launch in reversed(launches) if launch.began <= end), None)
     if launch is None or launch.began < since - 1:
         first_step, stints = end, []
     else:
@@ -411,31 +419,30 @@ def _divide(spent, start, end, since, launches):
     spent.resting += end - start - starting - training
 
 
-def trace_of(looks):
-    """Which nodes others left idle, from the first look to the last, as the replay wants it."""
+def trace_of(snapshots):
+    """Return the trace of nodes without jobs of other users, for the replay."""
+    start = snapshots[0].date
     rows, idle = [], set()
-    for look in looks:
+    for snapshot in snapshots:
         now = {
             number
             for number, node in enumerate(NODES)
-            if look.owners.get(node, ("", ""))[0] != OTHERS
+            if snapshot.owners.get(node, (IDLE, ""))[0] != OTHER_USERS
         }
-        at = look.at - looks[0].at
-        rows += [(at, node, False) for node in sorted(idle - now)] + [
-            (at, node, True) for node in sorted(now - idle)
-        ]
+        t_s = snapshot.date - start
+        rows += [(t_s, node, False) for node in sorted(idle - now)]
+        rows += [(t_s, node, True) for node in sorted(now - idle)]
         idle = now
     times, nodes, joined = zip(*rows, strict=True)
-    return Trace.of(
-        np.array(times), np.array(nodes), np.array(joined), len(NODES), looks[-1].at - looks[0].at
-    )
+    seconds = snapshots[-1].date - start
+    return Trace.of(np.array(times), np.array(nodes), np.array(joined), len(NODES), seconds)
 
 
-def placed(rows):
-    """The networks, the best first, with what came of each; times are left out."""
+def leaderboard(rows):
+    """Return the networks, the best first, with status and epochs but without times."""
     return [(row.name, str(row.status), row.epochs, row.best_epoch) for row in rows]
 
 
 def losses(rows):
-    """What networks came to, by their names."""
+    """Return network -> validation loss."""
     return {row.name: row.val_loss for row in rows}

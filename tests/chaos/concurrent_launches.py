@@ -1,8 +1,8 @@
-"""Launches over one folder, of which some are killed and some stand still for longer than their lease.
+"""Launches share one folder; some are killed, and some are stopped for longer than their lease.
 
-Each case is drawn from its seed: two launches that share four networks, and three faults, each a while after the one
-before. A launch that is killed is followed by another one; one that is stopped goes on later, finds its networks taken,
-and ends.
+Each case is drawn from its seed: two launches that share four networks, and three faults in
+sequence. After each fault another launch starts. A stopped launch continues later, finds that its
+networks were taken over, and ends.
 """
 
 import random
@@ -17,7 +17,7 @@ from fleet.domain.events import EpochEnded
 from fleet.storage.event_log import read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from tests.chaos.faults import Broken
+from tests.chaos.faults import InvariantViolated
 from tests.mpi.conftest import Launcher, kill, send_all, spec
 
 NAMES, EPOCHS, LAUNCHES, FAULTS = ("a", "b", "c", "d"), 8, 2, 3
@@ -25,35 +25,35 @@ LEASE_S, PATIENCE_S = 2.0, 180.0
 
 
 @dataclass
-class Beside:
-    """What came of a case.
+class ConcurrentCase:
+    """The outcome of a case.
 
     Attributes:
-        faults: what was done, in order.
-        again: epochs that were trained once more.
-        broken: what is wrong; empty after a good end.
+        faults: the kinds of faults, in order.
+        again: number of epochs that were trained a second time.
+        violation: the invariant that does not hold; empty if the case passed.
     """
 
     seed: int
     faults: list[str] = field(default_factory=list)
     again: int = 0
     seconds: float = 0.0
-    broken: str = ""
+    violation: str = ""
 
 
 def carry_out(seed):
-    """Run a case; its folder is left where it was not good."""
-    folder = Path(tempfile.mkdtemp(prefix=f"chaos-beside-{seed}-"))
-    case, began = Beside(seed), time.monotonic()
+    """Run a case; keep its folder if an invariant does not hold."""
+    folder = Path(tempfile.mkdtemp(prefix=f"chaos-concurrent-{seed}-"))
+    case, began = ConcurrentCase(seed), time.monotonic()
     trial = _Trial(folder, case)
     try:
         trial.run()
-    except Broken as broken:
-        case.broken = f"{broken}; see {folder}"
+    except InvariantViolated as error:
+        case.violation = f"{error}; see {folder}"
     finally:
         trial.close()
     case.seconds = time.monotonic() - began
-    if not case.broken:
+    if not case.violation:
         shutil.rmtree(folder)
     return case
 
@@ -72,23 +72,23 @@ class _Trial:
         self._launches, self._over = [], []
 
     def run(self):
-        """Start, strike, and look at what came of it."""
+        """Start launches, inject faults, and check the result."""
         for _ in range(LAUNCHES):
             self._start()
         for _ in range(FAULTS):
             time.sleep(self._draw.uniform(1, 5))
-            self._strike()
+            self._inject_fault()
         self._wait(
             lambda: all(process.poll() is not None for process in [*self._launches, *self._over]),
             "end",
         )
         if any(process.returncode for process in self._launches):
-            self._start()  # all launches that were left had lost a lease
+            self._start()  # every launch that had not been killed had lost a lease
             self._wait(lambda: self._launches[-1].poll() is not None, "end")
         self._check()
 
     def close(self):
-        """Leave no process."""
+        """Kill the remaining processes."""
         for process in [*self._launches, *self._over]:
             if process.poll() is None:
                 kill(process)
@@ -106,7 +106,7 @@ class _Trial:
             )
         )
 
-    def _strike(self):
+    def _inject_fault(self):
         alive = [process for process in self._launches if process.poll() is None]
         if not alive:
             return
@@ -126,7 +126,7 @@ class _Trial:
         until = time.monotonic() + PATIENCE_S
         while not condition():
             if time.monotonic() > until:
-                raise Broken(f"no {description} after {PATIENCE_S:.0f} s")
+                raise InvariantViolated(f"no {description} after {PATIENCE_S:.0f} s")
             time.sleep(0.05)
 
     def _check(self):
@@ -139,10 +139,11 @@ class _Trial:
         if missing := {(name, epoch + 1) for name in NAMES for epoch in range(EPOCHS)} - set(
             epochs
         ):
-            raise Broken(f"epochs that no launch has logged: {sorted(missing)}")
+            raise InvariantViolated(f"epochs missing in all logs: {sorted(missing)}")
         if self._case.again > len(self._case.faults):
-            raise Broken(
-                f"{self._case.again} epochs were trained again after {len(self._case.faults)} faults"
+            raise InvariantViolated(
+                f"{self._case.again} epochs were trained again after {len(self._case.faults)} "
+                "faults"
             )
         wrong = {
             row.name: (str(row.status), row.epochs)
@@ -150,6 +151,6 @@ class _Trial:
             if (row.status, row.epochs) != ("finished", EPOCHS)
         }
         if wrong:
-            raise Broken(f"results.csv: {wrong}")
+            raise InvariantViolated(f"results.csv: {wrong}")
         if foreign := self._paths.foreign_files():
-            raise Broken(f"files that nobody knows: {foreign}")
+            raise InvariantViolated(f"unexpected files: {foreign}")

@@ -1,4 +1,4 @@
-"""Keep every promise of a World: run by test_world.py under mpirun."""
+"""Check every promise of a World; test_world.py runs this under mpirun."""
 
 from fleet.comm.mpi import start_mpi
 from tests.fleet.comm.promises import PROMISES, keep

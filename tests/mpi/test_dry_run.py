@@ -1,4 +1,4 @@
-"""``fleet dry-run``: a spec's run, tried on this machine."""
+"""``fleet dry-run``: a run of a spec with emulated training on this machine."""
 
 import json
 import subprocess

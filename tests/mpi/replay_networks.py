@@ -1,4 +1,4 @@
-"""Replays networks of a run one after the other, in one process: TensorFlow takes seconds to start."""
+"""Replay networks of a run one by one in one process, since TensorFlow takes seconds to start."""
 
 import sys
 
