@@ -1,11 +1,12 @@
-"""How long an engine lies idle between two steps: sums read at once, and when the next step has begun.
+"""Measure how long an engine is idle between two steps, with totals read at once and later.
 
     python benchmarks/ahead.py [--trainers 1 2 4] [--rounds 3] [--pixels 32] [--json]
 
-As many trainers as networks train equal small CNNs, whose samples are cropped and flipped anew for each epoch; with
-sums read late, as they are, and at once, as before, in turns. The engine is idle from the end of a step to when the
-next is handed over. `idle` is the share of that in the time of steps, without the first quarter of them. Beside it
-stands the rate of all trainers together, without first epochs.
+Each trainer trains one of several equal small CNNs, whose samples are cropped and flipped anew in
+every epoch. Totals are read either after each step (`immediate`) or once the next step has begun
+(`deferred`, the default of FLEET); both take turns. The engine is idle from the end of a step until
+it receives the next one. `idle` is the share of idle time in the time of steps, without the first
+quarter of them. `samples/s` is the rate of all trainers together, without first epochs.
 """
 
 from __future__ import annotations
@@ -31,43 +32,43 @@ from fleet.terminal import print_table
 
 ROOT = Path(__file__).parents[1]
 
-# What a rank does: a launch whose steps are noted.
+# A rank of a launch that records its steps.
 RANK = """
 import atexit, json, os, sys, time
 from fleet.runtime.training import steps
 from fleet.runtime.training.network import Training
-noted = []
-if sys.argv.pop(1) == "at once":
+recorded = []
+if sys.argv.pop(1) == "immediate":
     Training.is_async = property(lambda training: False)
 begin = steps.Steps._begin
-def noting(self, stride, stop):
+def begin_recorded(self, stride, stop):
     before = self._ended
     end = begin(self, stride, stop)
     began = time.perf_counter()
-    def ended(rests):
+    def finish(is_idle):
         before = self._ended
-        taken = end(rests)
+        totals = end(is_idle)
         if before > 0:
-            noted.append((max(0.0, began - before), self._ended - before))
-        return taken
-    return ended
-steps.Steps._begin = noting
-def tell():
-    kept = noted[len(noted) // 4:]
+            recorded.append((max(0.0, began - before), self._ended - before))
+        return totals
+    return finish
+steps.Steps._begin = begin_recorded
+def write_times():
+    kept = recorded[len(recorded) // 4:]
     if kept:
-        with open(f"{os.environ['NOTES']}/{os.getpid()}", "w") as file:
-            json.dump([sum(idle for idle, _ in kept), sum(whole for _, whole in kept), len(kept)], file)
-atexit.register(tell)
+        with open(f"{os.environ['RECORDS']}/{os.getpid()}", "w") as file:
+            json.dump([sum(idle for idle, _ in kept), sum(step for _, step in kept), len(kept)], file)
+atexit.register(write_times)
 from fleet.run import main
 raise SystemExit(main())
 """
 
 
-def measure(trainers: int, way: str, args: argparse.Namespace) -> tuple[float, float]:
-    """Train; returns the share of idle time, and samples/s of all."""
+def measure(trainers: int, mode: str, args: argparse.Namespace) -> tuple[float, float]:
+    """Train; return the share of idle time, and samples/s of all trainers."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "notes").mkdir()
+        (folder / "records").mkdir()
         (folder / "rank.py").write_text(RANK)
         (folder / "spec.yaml").write_text(
             yaml.safe_dump(
@@ -105,7 +106,7 @@ def measure(trainers: int, way: str, args: argparse.Namespace) -> tuple[float, f
             [
                 *mpirun(trainers + 1),
                 str(folder / "rank.py"),
-                way,
+                mode,
                 str(folder / "spec.yaml"),
                 "--plain",
             ],
@@ -115,22 +116,21 @@ def measure(trainers: int, way: str, args: argparse.Namespace) -> tuple[float, f
             stderr=subprocess.DEVNULL,
             env=os.environ
             | {
-                "NOTES": str(folder / "notes"),
+                "RECORDS": str(folder / "records"),
                 "PYTHONPATH": str(ROOT),
                 "XDG_CACHE_HOME": str(folder / "cache"),
             },
         )
-        noted: list[list[float]] = [
-            json.loads(path.read_text()) for path in (folder / "notes").iterdir()
+        recorded: list[list[float]] = [
+            json.loads(path.read_text()) for path in (folder / "records").iterdir()
         ]
         epochs = [event.record for event in events_of(RunPaths(folder / "run").events, EpochEnded)]
         later = [record for record in epochs if record.epoch > 1]
         rate = trainers * statistics.mean(record.samples / record.seconds for record in later)
-        return sum(idle for idle, *_ in noted) / sum(step_s for _, step_s, _ in noted), rate
+        return sum(idle for idle, *_ in recorded) / sum(step_s for _, step_s, _ in recorded), rate
 
 
 def main() -> None:
-    """Measure in turns, and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -146,27 +146,27 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for trainers in args.trainers:
-        results: dict[str, list[tuple[float, float]]] = {"at once": [], "ahead": []}
+        results: dict[str, list[tuple[float, float]]] = {"immediate": [], "deferred": []}
         for _ in range(args.rounds):
-            for way, measured in results.items():
-                measured.append(measure(trainers, way, args))
-                print(f"  {trainers} trainers, {way}: {measured[-1]}", file=sys.stderr, flush=True)
+            for mode, measured in results.items():
+                measured.append(measure(trainers, mode, args))
+                print(f"  {trainers} trainers, {mode}: {measured[-1]}", file=sys.stderr, flush=True)
         rows += [
             {
                 "trainers": trainers,
-                "way": way,
+                "mode": mode,
                 "idle": statistics.median(idle for idle, _ in measured),
                 "samples_per_s": statistics.median(rate for _, rate in measured),
             }
-            for way, measured in results.items()
+            for mode, measured in results.items()
         ]
     if args.json:
         print_json(rows)
     else:
         print_table(
-            ["trainers", "sums are read", "idle, %", "samples/s"],
+            ["trainers", "totals are read", "idle, %", "samples/s"],
             [
-                [row["trainers"], row["way"], 100 * row["idle"], row["samples_per_s"]]
+                [row["trainers"], row["mode"], 100 * row["idle"], row["samples_per_s"]]
                 for row in rows
             ],
             title=f"medians of {args.rounds}",

@@ -1,4 +1,4 @@
-"""Work in a process of its own, which can be ended: a solver that is given a limit need not keep to it."""
+"""Run work in its own process, because a solver may ignore its time limit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def within(limit_s: float, work: Callable[..., None], *args: Any) -> Any:
-    """What ``work(*args, answer)`` sends to ``answer``; None where it took longer than the limit."""
-    folder, copy = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(*args, copy))
+    """Return what ``work(*args, answer)`` sends to ``answer``, or None after ``limit_s`` seconds."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(*args, sender))
     process.start()
-    copy.close()
-    results = folder.recv() if folder.poll(limit_s) else None
+    sender.close()
+    answer = receiver.recv() if receiver.poll(limit_s) else None
     process.terminate()
     process.join()
-    return results
+    return answer

@@ -1,10 +1,10 @@
-"""Images per second and core: read, decode, crop, flip, scale.
+"""Measure images per CPU second: read, decode, crop, flip, scale.
 
     python benchmarks/decode.py --jpegs cifar10_jpeg.tar [--folder build/jpegs256]
 
-Makes 256 x 256 JPEG files of CIFAR-10's once, then times each way on the same files in this order, five times,
-by CPU seconds of the process (all its threads), and prints medians. TensorFlow runs in a process of its own,
-with one thread and no GPU; where it is not installed its rows are left out.
+The first run makes JPEG files of 256 x 256 pixels from CIFAR-10. Each way then processes the same
+files in the same order, five times. Prints medians by CPU time of the process (all its threads).
+TensorFlow runs in its own process with one thread and no GPU; without TensorFlow its rows are absent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRAIN = ["decode", {"random_crop": {"size": [CROP, CROP]}}, {"flip": {"horizonta
 SCALE = [{"scale": {"mean": 0.5, "std": 0.25}}]
 SHRINK = ["decode", {"resize": {"size": [SMALL, SMALL]}}]
 
-Way = Callable[[int], object]  # one image, by its number
+Way = Callable[[int], object]  # processes the image of an index
 
 
 def main() -> None:
@@ -45,32 +45,31 @@ def main() -> None:
         "--jpegs", help="tar file of CIFAR-10 as JPEG files, train/<class>/<number>.jpg"
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path("build/jpegs256"), help="where the images are made"
+        "--folder", type=Path, default=Path("build/jpegs256"), help="folder of the images"
     )
-    parser.add_argument("--images", type=int, default=1000, help="how many are timed")
+    parser.add_argument("--images", type=int, default=1000, help="number of images that are timed")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--tensorflow", action="store_true", help=argparse.SUPPRESS
-    )  # the inner process
+    # The inner process.
+    parser.add_argument("--tensorflow", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.tensorflow:
         print(json.dumps(measure_tensorflow(args.folder, args.images, args.repeats)))
         return
     if args.jpegs is None and not args.folder.exists():
-        parser.error("--jpegs: the first run makes the images of these")
+        parser.error("--jpegs is required in the first run, which makes the images from it")
     if args.jpegs is not None:
         make_jpegs(args.jpegs, args.folder)
     rates = measure(ways(ImageFolder(args.folder)), args.images, args.repeats)
     rates |= tensorflow_apart(args.folder, args.images, args.repeats)
     show(rates)
-    print(f"\nsetting the generator of a sample: {generator_cost():.2f} us")
+    print(f"\nseeding the generator of a sample: {generator_cost():.2f} us")
 
 
 def ways(source: ImageFolder) -> dict[str, Way]:
-    """What is compared, in this process."""
+    """Return the compared ways that run in this process."""
     ways_by_name: dict[str, Way] = {}
-    for name, has_it in (("simplejpeg", decoders.simplejpeg is not None), ("Pillow", True)):
-        if not has_it:
+    for name, is_installed in (("simplejpeg", decoders.simplejpeg is not None), ("Pillow", True)):
+        if not is_installed:
             continue
         ways_by_name |= {
             f"decode: {name}": decode_only(source, name),
@@ -111,7 +110,7 @@ def decode_only(source: ImageFolder, name: str) -> Way:
 
 
 def with_decoder(name: str, source: ImageFolder, transforms: list) -> Way:
-    """A pipeline that decodes by this decoder, and what it leaves to the trainers."""
+    """Return a pipeline with this decoder, followed by what trainers do."""
     simplejpeg = decoders.simplejpeg if name == "simplejpeg" else None
     pipeline = Pipeline.from_source(source, parse_transforms(transforms), seed=0)
     images, labels = pipeline.empty(1)
@@ -119,7 +118,7 @@ def with_decoder(name: str, source: ImageFolder, transforms: list) -> Way:
     def way(index: int) -> None:
         decoders.simplejpeg = simplejpeg
         if pipeline.load([index], 0, images, labels):
-            raise RuntimeError("a benchmark image is bad")
+            raise RuntimeError("cannot decode a benchmark image")
         if pipeline.sample.affine is not None:
             pipeline.sample.affine.apply(images)
 
@@ -127,7 +126,7 @@ def with_decoder(name: str, source: ImageFolder, transforms: list) -> Way:
 
 
 def measure(ways: dict[str, Way], images: int, repeats: int) -> dict[str, float]:
-    """Median images per CPU second of each way; the ways take turns, so that a busy moment meets all alike."""
+    """Return the median images per CPU second of each way; the ways take turns."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():
@@ -140,7 +139,7 @@ def measure(ways: dict[str, Way], images: int, repeats: int) -> dict[str, float]
 
 
 def measure_tensorflow(folder: Path, images: int, repeats: int) -> dict[str, float]:
-    """The same work by tf.data with one thread."""
+    """Do the same work with tf.data and one thread."""
     import tensorflow as tf
 
     def read(path: tf.Tensor) -> tf.Tensor:
@@ -149,10 +148,10 @@ def measure_tensorflow(folder: Path, images: int, repeats: int) -> dict[str, flo
     def train(path: tf.Tensor) -> tf.Tensor:
         return tf.image.random_flip_left_right(tf.image.random_crop(read(path), (CROP, CROP, 3)))
 
-    def scaled(path: tf.Tensor) -> tf.Tensor:
+    def train_scaled(path: tf.Tensor) -> tf.Tensor:
         return (tf.cast(train(path), tf.float32) / 255 - 0.5) / 0.25
 
-    def small(path: tf.Tensor) -> tf.Tensor:
+    def shrink(path: tf.Tensor) -> tf.Tensor:
         image = tf.io.decode_jpeg(tf.io.read_file(path), channels=3, ratio=4)
         return tf.cast(tf.image.resize(image, (SMALL, SMALL), antialias=True), tf.uint8)
 
@@ -161,15 +160,15 @@ def measure_tensorflow(folder: Path, images: int, repeats: int) -> dict[str, flo
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1
     options.threading.max_intra_op_parallelism = 1
-    named = {
+    functions = {
         "decode: tf.io.decode_jpeg": read,
         "train, uint8: tf.data": train,
-        "train, float32: tf.data": scaled,
-        f"resize to {SMALL}: tf.data, ratio=4": small,
+        "train, float32: tf.data": train_scaled,
+        f"resize to {SMALL}: tf.data, ratio=4": shrink,
     }
     data = {
         name: tf.data.Dataset.from_tensor_slices(paths).map(function).with_options(options)
-        for name, function in named.items()
+        for name, function in functions.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in data}
     for _ in range(repeats + 1):
@@ -178,9 +177,8 @@ def measure_tensorflow(folder: Path, images: int, repeats: int) -> dict[str, flo
             for _ in dataset:
                 pass
             seconds[name].append(time.process_time() - began)
-    return {
-        name: images / statistics.median(times[1:]) for name, times in seconds.items()
-    }  # the first warms up
+    # The first repetition warms up.
+    return {name: images / statistics.median(times[1:]) for name, times in seconds.items()}
 
 
 def tensorflow_apart(folder: Path, images: int, repeats: int) -> dict[str, float]:
@@ -196,18 +194,18 @@ def tensorflow_apart(folder: Path, images: int, repeats: int) -> dict[str, float
         str(repeats),
     ]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if process.returncode:
         print(
-            f"no TensorFlow rows: {(done.stderr.strip().splitlines() or ['?'])[-1]}",
+            f"no TensorFlow rows: {(process.stderr.strip().splitlines() or ['?'])[-1]}",
             file=sys.stderr,
         )
         return {}
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def generator_cost(times: int = 20000) -> float:
-    """Microseconds to set the generator of one sample."""
+    """Return the microseconds that seeding the generator of one sample takes."""
     generators = _Generators(seed=0)
     began = time.process_time()
     for index in range(times):

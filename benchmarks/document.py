@@ -1,4 +1,4 @@
-"""What the scripts that write pages of docs/ share: tables in Markdown, figures, and places that are filled."""
+"""Share Markdown tables, figures and placeholders between the scripts that write pages of docs/."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 
 def table(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown; columns of numbers are aligned to the right."""
+    """Format a table in Markdown; columns of numbers are aligned to the is_numeric."""
     cells = [[_cell(value) for value in row] for row in rows]
     numeric = [
         all(re.fullmatch(r"[-+<>~x() .,\d%]*", row[column]) for row in cells)
         for column in range(len(headers))
     ]
-    rule = ["---:" if right else "---" for right in numeric]
+    rule = ["---:" if is_numeric else "---" for is_numeric in numeric]
     return "\n".join(
         "| " + " | ".join(row) + " |" for row in [list(map(str, headers)), rule, *cells]
     )
@@ -29,21 +29,21 @@ def _cell(value: Any) -> str:
 
 
 def fill(text: str, blocks: Mapping[str, Callable[[], str]], only: Sequence[str] = ()) -> str:
-    """Put measured blocks in the places that are marked for them; all, or some only."""
+    """Replace the content of the marked places by measured blocks; all of them, or only some."""
 
-    def measured(match: re.Match[str]) -> str:
+    def measure(match: re.Match[str]) -> str:
         if only and match[1] not in only:
             return match[0]
         print(f"measuring: {match[1]}", file=sys.stderr)
         return f"<!-- measured: {match[1]} -->\n{blocks[match[1]]()}\n<!-- end -->"
 
-    return re.sub(r"<!-- measured: (\w+) -->.*?<!-- end -->", measured, text, flags=re.DOTALL)
+    return re.sub(r"<!-- measured: (\w+) -->.*?<!-- end -->", measure, text, flags=re.DOTALL)
 
 
 def picture(
     path: Path, size: tuple[float, float], rows: int, columns: int, draw: Callable[[Any], None]
 ) -> None:
-    """Write a figure of rows x columns panels, which ``draw`` gets as an array."""
+    """Write a figure of rows x columns panels; ``draw`` receives the array of panels."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")

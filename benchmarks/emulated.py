@@ -1,11 +1,12 @@
-"""Emulated networks under every policy, live: measured beside simulated makespans, as a table.
+"""Compare the makespans of emulated networks with simulated ones, under every policy.
 
-    python benchmarks/emulated.py [--ranks 17] [--networks 24] [--samples 2000] [--time-scale 0.1] [--policies ...]
+    python benchmarks/emulated.py [--ranks 17] [--networks 24] [--samples 2000]
+        [--time-scale 0.1] [--policies ...]
 
-The whole runtime runs (MPI, groups, stream, rounds, checkpoints); only the steps sleep, for as long as drawn rates
-say, times the scale. `global` trains in lockstep, with a window of a few batches; `baseline` prepares its own samples;
-for the others every node keeps the samples decoded, so that each network goes at its own pace. About two minutes a
-policy.
+The whole runtime runs (MPI, groups, stream, rounds, checkpoints); only steps sleep, for the time
+that drawn rates predict, times the scale. `global` trains in lockstep with a window of a few
+batches; `baseline` prepares its own samples; for the others every node caches decoded samples, so
+that each network runs at its own pace. A policy takes about two minutes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BATCH = 100
 
 
 def spec(policy: str, rates: Path, output: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """A run of the networks of a rates file."""
+    """Return the spec of a run of the networks of a rates file."""
     data: dict[str, Any] = {
         "source": "builtin:noise",
         "options": {"samples": args.samples},
@@ -40,7 +41,7 @@ def spec(policy: str, rates: Path, output: Path, args: argparse.Namespace) -> di
         "transforms": [],
     }
     if POLICIES[policy].stream.count:
-        data |= {"window": "60KB", "cache": "none"}
+        data |= {"shared_memory": "60KB", "cache": "none"}
     elif not POLICIES[policy].own_samples:
         data["cache"] = "memory"
     return {
@@ -62,7 +63,7 @@ def spec(policy: str, rates: Path, output: Path, args: argparse.Namespace) -> di
 
 
 def measure(policy: str, folder: Path, args: argparse.Namespace) -> Account:
-    """Run one policy; what it prints goes to standard error."""
+    """Run one policy; its output goes to standard error."""
     table = dataclasses.replace(generate(args.networks, 1), samples_per_epoch=args.samples)
     rates, output = folder / "rates.json", folder / policy
     write_json(rates, write_rates(table))
@@ -72,8 +73,8 @@ def measure(policy: str, folder: Path, args: argparse.Namespace) -> Account:
 
 
 def row(policy: str, account: Account) -> str:
-    """A line of the table."""
-    assert account.replay is not None  # the run has come to its end
+    """Format a line of the table."""
+    assert account.replay is not None  # the run has finished
     simulated = account.replay.simulated
     measured_s, simulated_s, bound_s = (
         seconds * account.time_scale
@@ -81,13 +82,12 @@ def row(policy: str, account: Account) -> str:
     )
     return (
         f"| `{policy}` | {measured_s:.1f} | {simulated_s:.1f} | {measured_s / simulated_s:.3f} | "
-        f"{measured_s / bound_s:.3f} | {len(account.stints)} | {1000 * account.costs.regroup_s:.0f} | "
-        f"{1000 * account.costs.epoch_s:.0f} |"
+        f"{measured_s / bound_s:.3f} | {len(account.stints)} | "
+        f"{1000 * account.costs.regroup_s:.0f} | {1000 * account.costs.epoch_s:.0f} |"
     )
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--time-scale", type=float, default=0.1)
     parser.add_argument("--policies", default=",".join(POLICIES))
-    parser.add_argument("--folder", type=Path, help="where the runs stay (nowhere)")
+    parser.add_argument("--folder", type=Path, help="folder that keeps the runs (default: none)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
@@ -105,8 +105,8 @@ def main() -> None:
             for policy in args.policies.split(",")
         ]
     print(
-        "| policy | measured, s | simulated, s | ratio | over the bound | groups formed | forming, ms | "
-        "between epochs, ms |"
+        "| policy | measured, s | simulated, s | ratio | measured/bound | groups formed | "
+        "forming a group, ms | between epochs, ms |"
     )
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     print("\n".join(rows))

@@ -1,4 +1,4 @@
-"""A spec of emulated networks, for benchmarks of everything but training."""
+"""Write specs of emulated networks, for benchmarks of everything except training."""
 
 from __future__ import annotations
 
@@ -22,13 +22,21 @@ def write_emulated(
     policy: str = "adaptive",
     **resources: Any,
 ) -> Path:
-    """Write a spec of networks on one device each, and their rates, into a folder; the run is to be there, too.
+    """Write a spec of networks on one device each, and their rates, into the folder of the run.
 
     Args:
-        epoch_s: what an epoch of such a network takes, in seconds.
+        folder: Receives the spec, the rates and the run.
+        samples: Samples per epoch.
+        batch: Global batch size.
+        networks: Number of networks.
+        epochs: Epochs of each network.
+        epoch_s: Duration of an epoch, in seconds.
+        trainers: Number of GPUs for which the rates are written.
+        policy: Name of the policy.
+        **resources: More keys of `resources`.
 
     Returns:
-        The spec.
+        The path of the spec.
     """
     names = [f"n-{number:0{len(str(networks - 1))}}" for number in range(networks)]
     rates = RateTable(

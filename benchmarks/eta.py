@@ -1,7 +1,7 @@
-"""How good estimates of a run's end were: python -m benchmarks.eta RUN...
+"""Compare the estimates of a run's end with its actual end: python -m benchmarks.eta RUN...
 
-Each RUN is the folder of a run whose last launch came to its end. The events of that launch are read, what an estimator
-would have said is put beside what came true. The table of docs/measured/benchmarks.md comes from here.
+Each RUN is the folder of a run whose last launch has finished. The script replays the events of that
+launch and asks an estimator at each of them. It prints a table of docs/measured/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from fleet.spec import load
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 
-_FIRST = 0.2  # of a run: before, little is known
+_FIRST = 0.2  # share of a run after which the width of a range counts
 
 
-class Said(NamedTuple):
-    """An estimate: when it was made, as a share of the launch, and its range as multiples of what was left."""
+class TimeEstimate(NamedTuple):
+    """An estimate: its time as a share of the launch, and its range as multiples of the actual rest."""
 
     at: float
     low: float
     high: float
 
 
-def estimates(paths: RunPaths) -> list[Said]:
-    """What would have been said in the last launch of a run, beside what came true."""
+def estimates(paths: RunPaths) -> list[TimeEstimate]:
+    """Return the estimates of the last launch of a run, relative to its actual end."""
     log, spec = list(read_events(paths.events)), load(str(paths.spec))
     first = max(index for index, (_, event) in enumerate(log) if isinstance(event, LaunchStarted))
     launch, run = log[first:], replay_log(log[:first], spec)
@@ -42,7 +42,7 @@ def estimates(paths: RunPaths) -> list[Said]:
         Estimator(spec, networks, run),
         EstimateSchedule(least_s=0.02 * (end_s - began_s)),
     )
-    estimate_list = []
+    results = []
     for t_s, event in launch:
         run.apply(t_s, event)
         if isinstance(event, EpochEnded | GroupStarted) and times.is_due(t_s):
@@ -50,29 +50,30 @@ def estimates(paths: RunPaths) -> list[Said]:
             times.record(t_s, 0.0, estimate)
             if estimate is not None and end_s > t_s:
                 remaining = end_s - t_s
-                estimate_list.append(
-                    Said(
+                results.append(
+                    TimeEstimate(
                         (t_s - began_s) / (end_s - began_s),
                         estimate.low_s / remaining,
                         estimate.high_s / remaining,
                     )
                 )
-    return estimate_list
+    return results
 
 
 def main(runs: list[str]) -> None:
-    """Print a table, a row for each run and one for all of them."""
+    """Print a table with a row for each run and one for all of them."""
     print(
-        "| run | estimates | held what came true | low / true | high / true | widest after a fifth |"
+        "| run | estimates | actual end in range | low / actual | high / actual | "
+        "widest range after a fifth |"
     )
     print("| --- | --- | --- | --- | --- | --- |")
-    every = {Path(run).name: estimates(RunPaths(Path(run))) for run in runs}
-    for name, estimate_list in every.items():
-        print(_row(name, estimate_list))
-    print(_row("all", [estimate for estimate_list in every.values() for estimate in estimate_list]))
+    by_run = {Path(run).name: estimates(RunPaths(Path(run))) for run in runs}
+    for name, results in by_run.items():
+        print(_row(name, results))
+    print(_row("all", [estimate for results in by_run.values() for estimate in results]))
 
 
-def _row(name: str, estimates: list[Said]) -> str:
+def _row(name: str, estimates: list[TimeEstimate]) -> str:
     within = sum(estimate.low <= 1 <= estimate.high for estimate in estimates)
     low, high = (
         statistics.median(getattr(estimate, end) for estimate in estimates)
@@ -82,7 +83,10 @@ def _row(name: str, estimates: list[Said]) -> str:
         (estimate.high / estimate.low for estimate in estimates if estimate.at >= _FIRST),
         default=float("nan"),
     )
-    return f"| {name} | {len(estimates)} | {within} ({within / len(estimates):.0%}) | {low:.2f} | {high:.2f} | {widest:.2f} x |"
+    return (
+        f"| {name} | {len(estimates)} | {within} ({within / len(estimates):.0%}) | {low:.2f} | "
+        f"{high:.2f} | {widest:.2f} x |"
+    )
 
 
 if __name__ == "__main__":

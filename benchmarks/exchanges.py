@@ -1,10 +1,11 @@
-"""What a step of a Keras network takes in a group, by how its ranks add up gradients: MPI after it, or Horovod.
+"""Measure a step of a Keras network in a group, by how its ranks add up gradients: MPI or Horovod.
 
     python benchmarks/exchanges.py [--ranks 2 4] [--turns 3] [--json]
 
-Networks of 1 to 25 MB of gradients take steps on samples made up, each exchange in a launch of its own (Horovod has a
-thread that never sleeps long), in turns. Milliseconds, medians of nine rounds of each turn, of the slowest rank; `sum`
-is what :meth:`fleet.comm.protocols.Group.sum` takes of a step by MPI on rank 0, the wait for others included.
+Networks with 1 to 25 MB of gradients take steps on random samples. Each exchange runs in its own
+launch, because Horovod has a busy thread; launches take turns. Milliseconds of the slowest rank,
+medians of nine rounds per turn. `sum` is the time that :meth:`fleet.comm.protocols.Group.sum` takes
+of a step with MPI on rank 0, including the wait for other ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fleet.engines.base import EngineContext, StepTotals
 from fleet.spec import Resources
 from fleet.terminal import print_table
 
-BATCH, ROUNDS, ROUND_S = 32, 9, 0.4  # samples of a rank
+BATCH, ROUNDS, ROUND_S = 32, 9, 0.4  # BATCH is the number of samples per rank
 NETWORKS: dict[str, dict[str, Any]] = {
     "cnn-1": {"family": "cnn", "args": {"filters": [16, 32], "dense": [128]}},
     "cnn-10": {"family": "cnn", "args": {"filters": [32, 64], "dense": [600]}},
@@ -45,7 +46,7 @@ _SPEC: dict[str, Any] = {
 
 
 def inside(exchange: Any, path: str) -> None:
-    """One rank's part; the first prints a row for each network."""
+    """Run one rank; the first one prints a row for each network."""
     from mpi4py import MPI
 
     from fleet.comm.mpi import start_mpi
@@ -70,7 +71,9 @@ def inside(exchange: Any, path: str) -> None:
         group = world.group(range(world.size), number)
         trainable, summed, group_sum = engine.build(network, group), [0.0], group.sum
 
-        def timed(buffer: Any, summed: list[float] = summed, group_sum: Any = group_sum) -> None:
+        def timed_sum(
+            buffer: Any, summed: list[float] = summed, group_sum: Any = group_sum
+        ) -> None:
             began = time.perf_counter()
             group_sum(buffer)
             summed[0] += time.perf_counter() - began
@@ -88,7 +91,7 @@ def inside(exchange: Any, path: str) -> None:
             ends.pop()()
             return comm.allreduce(time.perf_counter() - began, op=MPI.MAX) / count
 
-        group.sum = timed  # type: ignore[method-assign, unused-ignore]
+        group.sum = timed_sum  # type: ignore[method-assign, unused-ignore]
         steps(4)
         count = max(2, min(60, int(ROUND_S / steps(4))))
         summed[0] = 0.0
@@ -110,7 +113,6 @@ def inside(exchange: Any, path: str) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -130,25 +132,25 @@ def main() -> None:
         for _ in range(args.turns):
             for ranks in args.ranks:
                 for exchange in args.exchanges:
-                    account = subprocess.run(
+                    launch = subprocess.run(
                         [*mpirun(ranks), __file__, "--inside", exchange, str(path)],
                         check=True,
                         stdout=subprocess.PIPE,
                         text=True,
                     )
-                    for row in map(json.loads, account.stdout.splitlines()):
-                        of = results.setdefault((ranks, row["network"], row["mb"]), {})
-                        of.setdefault(f"{exchange}_ms", []).append(row["ms"])
+                    for row in map(json.loads, launch.stdout.splitlines()):
+                        times = results.setdefault((ranks, row["network"], row["mb"]), {})
+                        times.setdefault(f"{exchange}_ms", []).append(row["ms"])
                         if exchange == "mpi":
-                            of.setdefault("sum_ms", []).append(row["sum_ms"])
+                            times.setdefault("sum_ms", []).append(row["sum_ms"])
     rows = [
         {
             "ranks": ranks,
             "network": network,
             "mb": mb,
-            **{name: round(statistics.median(times), 1) for name, times in of.items()},
+            **{name: round(statistics.median(ms), 1) for name, ms in times.items()},
         }
-        for (ranks, network, mb), of in results.items()
+        for (ranks, network, mb), times in results.items()
     ]
     if args.json:
         print_json(rows)

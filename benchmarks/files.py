@@ -1,15 +1,17 @@
-"""What a run asks of the file system that holds it: operations on metadata, each of which a file server has to serve.
+"""Count the metadata count_operations that a run requests from its file system.
 
     python benchmarks/files.py [--networks 8] [--epochs 4] [--ranks 3] [--json]
     python benchmarks/files.py --delay 5 [--epoch-s 2]
     python benchmarks/files.py --resume 10000
 
-The first counts the operations of emulated networks below the run's folder, by strace where there is one and otherwise
-by a library that is loaded first (files.c, built here). Three runs tell what is per network and epoch, per network and
-per launch: the second has twice the epochs, the third twice the networks. Each epoch is better than those before it, so
-that each writes a best checkpoint too. With --delay each operation takes so many milliseconds more; the run is timed
-from its first step to its last, with and without, in turns. With --resume a launch takes up so many networks, half of
-which have ended, and stops at once: `reads_s` is what it took to read and check them.
+The first command counts the count_operations of emulated networks below the run's folder, by strace or,
+without it, by a preloaded build_library (files.c, compiled here). Three runs separate the count_operations per
+network and epoch, per network and per launch: the second has twice the epochs, the third twice the
+networks. Each epoch is better than those before it, so each also writes a best checkpoint.
+
+With --delay each operation takes that many milliseconds longer; the run is timed from its first step
+to its last, with and without the delay, in turns. With --resume a launch resumes that many networks,
+half of which have finished, and stops immediately: `reads_s` is the time to read and check them.
 """
 
 from __future__ import annotations
@@ -57,10 +59,10 @@ from fleet.terminal import print_table
 SAMPLES, BATCH = 200, 50
 KINDS = ("open", "rename", "fsync", "stat", "mkdir", "unlink", "link")
 _TRACED = "%file,fsync,fdatasync,fstat"
-# The names of calls, without what tells their variants apart.
+# The names of calls, without the suffixes of their variants.
 _CALL = re.compile(
-    r"\b(open|creat|rename|fsync|fdatasync|newfstat|stat|lstat|fstat|access|faccess|mkdir|unlink|rmdir|"
-    r"link|readlink|utimens)(?:64|x|at|at2)*\("
+    r"\b(open|creat|rename|fsync|fdatasync|newfstat|stat|lstat|fstat|access|faccess|mkdir|unlink|"
+    r"rmdir|link|readlink|utimens)(?:64|x|at|at2)*\("
 )
 _KIND = {
     "creat": "open",
@@ -76,8 +78,8 @@ _KIND = {
 }
 
 
-def library(folder: Path) -> Path:
-    """The library that counts and delays, built here."""
+def build_library(folder: Path) -> Path:
+    """Compile the library that counts and delays count_operations."""
     compiled = folder / "files.so"
     subprocess.run(
         [
@@ -96,15 +98,17 @@ def library(folder: Path) -> Path:
     return compiled
 
 
-def write(folder: Path, networks: int, epochs: int, epoch_s: float) -> Path:
-    """A spec of emulated networks, one epoch of each of which takes so long."""
+def write_spec(folder: Path, networks: int, epochs: int, epoch_s: float) -> Path:
+    """Write a spec of emulated networks whose epochs take ``epoch_s`` seconds."""
     return write_emulated(folder, SAMPLES, BATCH, networks, epochs, epoch_s)
 
 
-def operations(folder: Path, networks: int, epochs: int, args: argparse.Namespace) -> Counter[str]:
-    """What a run asks for, by kind."""
+def count_operations(
+    folder: Path, networks: int, epochs: int, args: argparse.Namespace
+) -> Counter[str]:
+    """Count the operations of a run, by kind."""
     folder.mkdir()
-    spec, trace_lines = write(folder, networks, epochs, args.epoch_s), folder / "told"
+    spec, trace_lines = write_spec(folder, networks, epochs, args.epoch_s), folder / "trace"
     if args.by == "strace":
         trace = [
             "strace",
@@ -125,7 +129,7 @@ def operations(folder: Path, networks: int, epochs: int, args: argparse.Namespac
             "--plain",
             log=sys.stderr,
             environment={
-                "LD_PRELOAD": str(library(folder)),
+                "LD_PRELOAD": str(build_library(folder)),
                 "FLEET_FILES_UNDER": str(folder / "run"),
                 "FLEET_FILES_LOG": str(trace_lines),
             },
@@ -143,11 +147,11 @@ def _kinds(trace: Path, inside: str, by: str) -> Iterator[str]:
 
 
 def count(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Operations per network and epoch, per network, and per launch, by kind."""
+    """Return operations per network and epoch, per network, and per launch, by kind."""
     networks, epochs = args.networks, args.epochs
-    base = operations(folder / "base", networks, epochs, args)
-    longer = operations(folder / "longer", networks, 2 * epochs, args)
-    wider = operations(folder / "wider", 2 * networks, epochs, args)
+    base = count_operations(folder / "base", networks, epochs, args)
+    longer = count_operations(folder / "longer", networks, 2 * epochs, args)
+    wider = count_operations(folder / "wider", 2 * networks, epochs, args)
     per_epoch = {kind: (longer[kind] - base[kind]) / (networks * epochs) for kind in KINDS}
     per_network = {
         kind: (wider[kind] - base[kind]) / networks - epochs * per_epoch[kind] for kind in KINDS
@@ -160,7 +164,7 @@ def count(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, float]]
 
 
 def show(results: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
-    """Print what was counted."""
+    """Print the counts."""
     rows = [
         {
             "per": per,
@@ -175,15 +179,15 @@ def show(results: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
         print_table(["per", *KINDS, "all"], [list(row.values()) for row in rows])
 
 
-def delayed(folder: Path, args: argparse.Namespace) -> None:
+def measure_delay(folder: Path, args: argparse.Namespace) -> None:
     """Time a run with and without a delay, in turns."""
     took: dict[float, list[float]] = {0.0: [], args.delay: []}
-    built = library(folder)
+    built = build_library(folder)
     for turn in range(args.turns):
         for delay, seconds in took.items():
-            inside = folder / f"{turn}-{delay}"
-            inside.mkdir()
-            spec = write(inside, args.networks, args.epochs, args.epoch_s)
+            run_folder = folder / f"{turn}-{delay}"
+            run_folder.mkdir()
+            spec = write_spec(run_folder, args.networks, args.epochs, args.epoch_s)
             run(
                 spec,
                 args.ranks,
@@ -191,14 +195,14 @@ def delayed(folder: Path, args: argparse.Namespace) -> None:
                 log=sys.stderr,
                 environment={
                     "LD_PRELOAD": str(built),
-                    "FLEET_FILES_UNDER": str(inside / "run"),
+                    "FLEET_FILES_UNDER": str(run_folder / "run"),
                     "FLEET_FILES_DELAY_US": str(round(1000 * delay)),
                 },
             )
             times = [
                 t_s
                 for t_s, _ in read_events(
-                    RunPaths(inside / "run").events, kinds=(FirstStep, NetworkFinished)
+                    RunPaths(run_folder / "run").events, kinds=(FirstStep, NetworkFinished)
                 )
             ]
             seconds.append(times[-1] - times[0])
@@ -220,7 +224,7 @@ def delayed(folder: Path, args: argparse.Namespace) -> None:
 
 @contextmanager
 def _unsynced() -> Iterator[None]:
-    """A context in which nothing is put onto the disk: what is written in it is made up."""
+    """Skip fsync inside this context: its files are only made up."""
     fsync, os.fsync = os.fsync, lambda fd: None
     try:
         yield
@@ -229,8 +233,8 @@ def _unsynced() -> Iterator[None]:
 
 
 def resume(folder: Path, args: argparse.Namespace) -> None:
-    """Time a launch that finds half of the networks at their ends and half on their way, and ends at once."""
-    spec, paths = write(folder, args.resume, args.epochs, 0.001), RunPaths(folder / "run")
+    """Time a launch that resumes networks, half of them finished, and ends immediately."""
+    spec, paths = write_spec(folder, args.resume, args.epochs, 0.001), RunPaths(folder / "run")
     launch = prepare(Request(str(spec)), Ranks((0,)))
     log = EventLog(paths.events)
     log.add(
@@ -294,22 +298,21 @@ def resume(folder: Path, args: argparse.Namespace) -> None:
     log.close()
     began = time.monotonic()
     run(spec, 1, "--plain", "--walltime", "1s", log=sys.stderr)
-    results = events_of(paths.events, LaunchStarted)[-1].before_s
+    startup_s = events_of(paths.events, LaunchStarted)[-1].before_s
     print(
         json.dumps(
             {
                 "networks": args.resume,
                 "epochs": args.epochs,
                 "seconds": round(time.monotonic() - began, 2),
-                "reads_s": round(results["reading"] + results["setting up"], 2),
-                "start_up": results,
+                "reads_s": round(startup_s["reading"] + startup_s["setting up"], 2),
+                "start_up": startup_s,
             }
         )
     )
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -319,17 +322,17 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument(
         "--by",
-        choices=("strace", "library"),
-        default="strace" if shutil.which("strace") else "library",
+        choices=("strace", "build_library"),
+        default="strace" if shutil.which("strace") else "build_library",
     )
-    parser.add_argument("--delay", type=float, help="milliseconds of each operation")
+    parser.add_argument("--delay", type=float, help="milliseconds that each operation takes longer")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--resume", type=int, help="so many networks")
+    parser.add_argument("--resume", type=int, help="number of networks to resume")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if args.delay is not None:
-            delayed(Path(folder), args)
+            measure_delay(Path(folder), args)
         elif args.resume is not None:
             resume(Path(folder), args)
         else:

@@ -1,15 +1,16 @@
-"""What differs from epoch to epoch, done to samples that are kept: samples/s of one core.
+"""Measure the augmentation of stored samples: samples/s on one core.
 
     python benchmarks/finishing.py [--json] [--rounds 5]
 
-Uint8 images in batches of 64, on one core, all ways in turns; the best of each way counts.
+Uint8 images in batches of 64, on one core. All ways take turns; the best round of each counts.
 
 - `32x32 float32`: crop 28, flip, scale to float32.
 - `224 uint8`: of 256 x 256, crop 224, flip. `224 float32`: the same, scaled to float32.
 - `random_resized_crop 224`: of 256 x 256.
 
-`was` is one sample after the other, which remains the reference: both ways must come to the same bits. Rivals are
-`tf.data` with one thread (where TensorFlow is), `Pillow` in a plain loop, and `memcpy` of the bytes that are written.
+`per_sample` processes one sample after another. It is the reference: both ways must give the same
+bits. Rivals are `tf.data` with one thread (if TensorFlow is installed), `Pillow` in a plain loop, and
+`memcpy` of the bytes that are written.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ from preprocess.transforms import parse_transforms
 
 BATCH, ENOUGH_S = 64, 0.15
 FLIP, SCALE = {"flip": {"horizontal": True}}, {"scale": {"mean": 0.5, "std": 0.25}}
-WORK = {  # what: side of an image, side of what comes out, transforms
+WORK = {  # name: side of an image, side of the output, transforms
     "32x32 float32": (32, 28, [{"random_crop": {"size": [28, 28]}}, FLIP, SCALE]),
     "224 uint8": (256, 224, [{"random_crop": {"size": [224, 224]}}, FLIP]),
     "224 float32": (256, 224, [{"random_crop": {"size": [224, 224]}}, FLIP, SCALE]),
     "random_resized_crop 224": (256, 224, [{"random_resized_crop": {"size": [224, 224]}}]),
 }
-TARGETS = {  # (what, rival): how many times as fast at least
+TARGETS = {  # (work, rival): the minimum speedup
     ("32x32 float32", ""): 13.0,
     ("224 uint8", "memcpy"): 1 / 2,
     ("224 float32", "memcpy"): 1 / 3,
     ("random_resized_crop 224", "Pillow"): 2.0,
 }
 
-Way = Callable[[], Any]  # one batch
+Way = Callable[[], Any]  # prepares one batch
 
 
 class Images(RandomAccess):
-    """Smooth images, as photographs are."""
+    """Smooth images, like photographs."""
 
     def __init__(self, side: int) -> None:
         rng = np.random.default_rng(0)
@@ -67,8 +68,8 @@ class Images(RandomAccess):
         return str(index)
 
 
-def ours(pipeline: Pipeline, kernels: object) -> Callable[[], np.ndarray]:
-    """A batch of the next epoch, one by one without kernels."""
+def fleet_way(pipeline: Pipeline, kernels: object) -> Callable[[], np.ndarray]:
+    """Return a way that prepares batches of successive epochs; without kernels, sample by sample."""
     indices, epoch = np.arange(BATCH), 0
     stored, batch = pipeline.empty_stored(BATCH), pipeline.empty(BATCH)
     pipeline.load_stored(indices, *stored)
@@ -90,11 +91,11 @@ def memcpy(target_batch: np.ndarray) -> Way:
 
 
 def pillow(images: np.ndarray, work: str, crop: int) -> Way:
-    """A plain loop, which draws windows as cheaply as can be."""
+    """Return a plain loop with the cheapest possible random draws."""
     rng, side = np.random.default_rng(0), images.shape[1]
     pictures = [Image.fromarray(image) for image in images]
 
-    def one(picture: Image.Image) -> np.ndarray:
+    def augment(picture: Image.Image) -> np.ndarray:
         if work.startswith("random_resized"):
             size = (
                 side
@@ -115,14 +116,14 @@ def pillow(images: np.ndarray, work: str, crop: int) -> Way:
         return np.asarray(picture)
 
     def way() -> np.ndarray:
-        batch = np.stack([one(picture) for picture in pictures])
+        batch = np.stack([augment(picture) for picture in pictures])
         return (batch.astype(np.float32) / 255 - 0.5) / 0.25 if work.endswith("float32") else batch
 
     return way
 
 
 def tf_data(images: np.ndarray, work: str, crop: int) -> Way | None:
-    """The same by tf.data with one thread; None where TensorFlow is not installed."""
+    """Return the same work with tf.data and one thread, or None without TensorFlow."""
     try:
         import tensorflow as tf
     except ImportError:
@@ -130,7 +131,7 @@ def tf_data(images: np.ndarray, work: str, crop: int) -> Way | None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
-    def vary(image: tf.Tensor) -> tf.Tensor:
+    def augment(image: tf.Tensor) -> tf.Tensor:
         if work.startswith("random_resized"):
             begin, size, _ = tf.image.sample_distorted_bounding_box(
                 tf.shape(image),
@@ -155,7 +156,7 @@ def tf_data(images: np.ndarray, work: str, crop: int) -> Way | None:
     data = iter(
         tf.data.Dataset.from_tensor_slices(images)
         .repeat()
-        .map(vary)
+        .map(augment)
         .batch(BATCH)
         .with_options(options)
     )
@@ -163,40 +164,49 @@ def tf_data(images: np.ndarray, work: str, crop: int) -> Way | None:
 
 
 def measure(ways: dict[str, Way], rounds: int) -> dict[str, float]:
-    """Samples/s of each way: the best of some rounds in turns."""
+    """Return samples/s of each way: the best of some rounds in turns."""
     best = dict.fromkeys(ways, 0.0)
-    for _ in range(rounds + 1):  # the first one warms up
+    for turn in range(rounds + 1):  # the first one warms up
         for name, way in ways.items():
             batches, began = 0, time.perf_counter()
-            while (took := time.perf_counter() - began) < ENOUGH_S or batches < 2:
+            seconds = 0.0
+            while seconds < ENOUGH_S or batches < 2:
                 way()
                 batches += 1
-            best[name] = max(best[name], BATCH * batches / took) if _ else 0.0
+                seconds = time.perf_counter() - began
+            if turn:
+                best[name] = max(best[name], BATCH * batches / seconds)
     return best
 
 
 def rows(rounds: int) -> Iterable[dict[str, object]]:
     if not NUMBA.load():
-        raise SystemExit("benchmarks/finishing.py needs numba: pip install 'fleet-ensemble[fast]'")
+        raise SystemExit(
+            "benchmarks/finishing.py requires numba: pip install 'fleet-ensemble[fast]'"
+        )
     kernels = NUMBA.kernels
     for work, (side, crop, transforms) in WORK.items():
         source = Images(side)
         parsed = parse_transforms(transforms)
         pipeline = Pipeline(source, parsed, 0, infer_sample_spec(source, parsed, 0, keep=True))
-        ways: dict[str, Way] = {"": ours(pipeline, kernels), "was": ours(pipeline, None)}
-        batch, reference = ways[""](), ways["was"]()
-        assert np.array_equal(batch, reference), f"{work}: other bits than one by one"
-        if (by_tf := tf_data(source.images, work, crop)) is not None:
-            ways["tf.data"] = by_tf
+        ways: dict[str, Way] = {
+            "": fleet_way(pipeline, kernels),
+            "per_sample": fleet_way(pipeline, None),
+        }
+        batch, reference = ways[""](), ways["per_sample"]()
+        assert np.array_equal(batch, reference), f"{work}: batch and per-sample results differ"
+        rival_way = tf_data(source.images, work, crop)
+        if rival_way is not None:
+            ways["tf.data"] = rival_way
         ways["Pillow"] = pillow(source.images, work, crop)
         if not work.startswith("random_resized"):
             ways["memcpy"] = memcpy(np.asarray(batch))
         results = {name: round(rate) for name, rate in measure(ways, rounds).items()}
         for rival in list(results)[2:]:
             yield {
-                "what": work,
+                "work": work,
                 "samples_per_s": results[""],
-                "was": results["was"],
+                "per_sample": results["per_sample"],
                 "rival": rival,
                 "rival_samples_per_s": results[rival],
             }
@@ -207,7 +217,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true", help="print the rows")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     results = list(rows(arguments.rounds))
@@ -215,7 +225,7 @@ def main() -> None:
         print_json(results)
         return
     print_table(
-        ("", "samples/s", "one by one", "rival", "samples/s of it"),
+        ("", "samples/s", "per sample", "rival", "its samples/s"),
         [
             tuple(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row.values())
             for row in results

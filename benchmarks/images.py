@@ -1,5 +1,7 @@
-"""The images that benchmarks decode: photographs of CIFAR-10, enlarged, with smooth noise so that they are as
-hard to decode as photographs of that size."""
+"""Make the images that benchmarks decode: photographs of CIFAR-10, enlarged.
+
+Smooth noise makes them as hard to decode as photographs of that size.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from PIL import Image
 
 
 def make_jpegs(tar: str, folder: Path, count: int = 4000, size: int = 256, seed: int = 0) -> Path:
-    """Write ``count`` JPEG files, ``size`` pixels square, to ``folder/<class>/``, unless they are there.
+    """Write ``count`` JPEG files, ``size`` pixels square, to ``folder/<class>/``, unless they exist.
 
     Args:
-        tar: of JPEG files ``train/<class>/<number>.jpg``.
-        folder: where they go.
-        count: how many, the same number of each class.
-        size: pixels of a side.
-        seed: of the noise.
+        tar: An archive of JPEG files ``train/<class>/<number>.jpg``.
+        folder: The target folder.
+        count: Number of images, the same number of each class.
+        size: Pixels per side.
+        seed: The seed of the noise.
     """
     if sum(1 for _ in folder.rglob("*.jpg")) == count:
         return folder
@@ -27,14 +29,14 @@ def make_jpegs(tar: str, folder: Path, count: int = 4000, size: int = 256, seed:
     written: dict[str, int] = {}
     with tarfile.open(tar) as archive:
         for member in archive:
-            part, _, missing = member.name.partition("/")
-            name = missing.partition("/")[0]
-            if part != "train" or not member.isfile() or written.get(name, 0) >= count / 10:
+            split, _, path = member.name.partition("/")
+            name = path.partition("/")[0]
+            if split != "train" or not member.isfile() or written.get(name, 0) >= count / 10:
                 continue
             written[name] = written.get(name, 0) + 1
             content = archive.extractfile(member)
             assert content is not None
-            target = folder / missing
+            target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             _enlarge(Image.open(io.BytesIO(content.read())), size, rng).save(target, quality=85)
     return folder

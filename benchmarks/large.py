@@ -1,11 +1,11 @@
-"""How long the companions take on the largest input that they promise to answer for, as a user calls them.
+"""Measure commands on the largest input that they support, as you call them.
 
     python benchmarks/large.py [--repeat 3] [--only NAME ...]
 
-Each command runs in a process of its own, so that imports and first calls are part of it, on files that are made
-anew. Prints medians of wall seconds and of CPU seconds, and the largest memory, beside the target. What takes hours,
-the replay of such a trace, is left out: it is read and checked. Five minutes of processor time; a line of progress for
-each command goes to standard error.
+Each command runs in its own process on new files, so imports and first calls count. Prints medians of
+wall and CPU seconds and the peak memory, with the target. Replaying the trace would take hours and
+is omitted: it is read and validated. All takes five minutes of CPU time; each command writes a line
+of progress to standard error.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ LINES = 10_000_000
 
 @dataclass(frozen=True)
 class Task:
-    """A command, what it reads, and in how many seconds it should answer."""
+    """A command, its input, and its target in seconds."""
 
     name: str
     target_s: float
-    words: tuple[str, ...]
+    command: tuple[str, ...]
     prepare: Callable[[Path], None] = lambda folder: None
 
 
-def runs(count: int, digits: int) -> Callable[[Path], None]:
-    """Run times that follow a lognormal law, nearly all of them different with six digits."""
+def write_run_times(count: int, digits: int) -> Callable[[Path], None]:
+    """Return a writer of lognormal run times, which nearly all differ with six digits."""
 
     def write(folder: Path) -> None:
         rng = np.random.default_rng(0)
@@ -55,8 +55,8 @@ def runs(count: int, digits: int) -> Callable[[Path], None]:
     return write
 
 
-def trace(folder: Path) -> None:
-    """4,000 nodes of which one changes at a time, once a second."""
+def write_trace(folder: Path) -> None:
+    """Write a trace of 4,000 nodes, one of which changes every second."""
     rng = np.random.default_rng(0)
     nodes = rng.integers(0, 4000, LINES)
     order = np.argsort(nodes, kind="stable")
@@ -80,7 +80,7 @@ def trace(folder: Path) -> None:
             )
 
 
-def rates(folder: Path) -> None:
+def write_rates(folder: Path) -> None:
     subprocess.run(
         (
             sys.executable,
@@ -98,13 +98,13 @@ def rates(folder: Path) -> None:
     )
 
 
-def straight_rates(folder: Path) -> None:
-    """Networks that scale without end."""
+def write_unlimited_rates(folder: Path) -> None:
+    """Write rates of networks that scale without limit."""
     models = [
         {"name": f"n{number}", "rates": [10 + number, 2 * (10 + number) + 1]}
         for number in range(100)
     ]
-    (folder / "straight.json").write_text(
+    (folder / "unlimited.json").write_text(
         json.dumps({"samples_per_epoch": 100, "gpus_per_node": 4, "models": models})
     )
 
@@ -121,11 +121,16 @@ FIRST_CALL = (
 READ = "from scheduler.simulation.idle_trace import read_events; read_events('idle.csv')"
 TASKS = (
     Task(
-        "TOptimal, 10^6 points: first call of a process", 0.15, (sys.executable, "-c", FIRST_CALL)
+        "TOptimal, 10^6 points: first call in a process", 0.15, (sys.executable, "-c", FIRST_CALL)
     ),
-    Task("reserve --log, 10^7 lines", 10, (*FLEET, "reserve", "--log", "runs.txt"), runs(LINES, 4)),
     Task(
-        "the same with --backfill-rate 0.3",
+        "reserve --log, 10^7 lines",
+        10,
+        (*FLEET, "reserve", "--log", "runs.txt"),
+        write_run_times(LINES, 4),
+    ),
+    Task(
+        "as above with --backfill-rate 0.3",
         10,
         (*FLEET, "reserve", "--log", "runs.txt", "--backfill-rate", "0.3"),
     ),
@@ -133,31 +138,40 @@ TASKS = (
         "reserve --log, 2 x 10^5 values, --backfill-rate 0.3",
         10,
         (*FLEET, "reserve", "--log", "runs.txt", "--backfill-rate", "0.3"),
-        runs(200_000, 6),
+        write_run_times(200_000, 6),
     ),
     *(
-        Task(f"plan --gpus 1000000 --policy {policy}", 2, (*PLAN, policy), rates)
+        Task(f"plan --gpus 1000000 --policy {policy}", 2, (*PLAN, policy), write_rates)
         for policy in ("baseline", "homogeneous", "local", "global", "adaptive")
     ),
     *(
         Task(
-            f"the same, 100 networks that scale without end, {policy}",
+            f"plan, networks with unlimited scaling, {policy}",
             2,
-            (*FLEET, "plan", "--rates", "straight.json", "--gpus", "1000000", "--policy", policy),
-            straight_rates,
+            (
+                *FLEET,
+                "plan",
+                "--rates",
+                "unlimited.json",
+                "--gpus",
+                "1000000",
+                "--policy",
+                policy,
+            ),
+            write_unlimited_rates,
         )
         for policy in ("global", "adaptive")
     ),
-    Task("trace of 10^7 rows, read and checked", 60, (sys.executable, "-c", READ), trace),
+    Task("trace of 10^7 rows, read and validated", 60, (sys.executable, "-c", READ), write_trace),
 )
 
 
 def measure(task: Task, folder: Path) -> tuple[float, float, float]:
-    """Wall and CPU seconds of one run, and the MB of memory that it had at most."""
+    """Return the wall and CPU seconds of one run, and its peak memory in MB."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
-    done = subprocess.run(
-        (sys.executable, "-c", MEASURED, *task.words),
+    process = subprocess.run(
+        (sys.executable, "-c", PRINT_MEMORY, *task.command),
         cwd=folder,
         check=True,
         capture_output=True,
@@ -167,13 +181,13 @@ def measure(task: Task, folder: Path) -> tuple[float, float, float]:
     wall_s = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    if task.words[-1] == FIRST_CALL:  # which takes its own time, imports apart
-        wall_s, cpu_s = map(float, done.stdout.split()[-2:])
-    return wall_s, cpu_s, int(done.stderr.split()[-1]) / 1024
+    if task.command[-1] == FIRST_CALL:  # it times itself, without imports
+        wall_s, cpu_s = map(float, process.stdout.split()[-2:])
+    return wall_s, cpu_s, int(process.stderr.split()[-1]) / 1024
 
 
-# Runs a command and says the KB of memory that it had at most; this process itself may have had more.
-MEASURED = (
+# Runs a command and prints its peak memory in KB; the peak of this process itself may be higher.
+PRINT_MEMORY = (
     "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True); "
     "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)"
 )
@@ -185,7 +199,7 @@ def main() -> None:
     )
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="WORD", help="tasks with such a word in the name"
+        "--only", nargs="+", default=[""], metavar="WORD", help="run tasks with WORD in their names"
     )
     args = parser.parse_args()
     rows = []

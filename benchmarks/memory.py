@@ -1,11 +1,13 @@
-"""Memory of a process that meets many networks, each of another architecture: a trainer, and ``fleet check``.
+"""Measure the memory of a process that builds many networks: a trainer, and ``fleet check``.
 
-    python benchmarks/memory.py [--engine keras] [--family cnn] [--networks 220] [--of trainer check] [--json]
+    python benchmarks/memory.py [--engine keras] [--family cnn] [--networks 220]
+        [--of trainer check] [--json]
 
-A trainer trains the networks one after another, an epoch each, as rank 1 of a run of two ranks. The process in which
-``fleet check`` tries networks builds each, and takes a step. What either holds (RSS) is read when a network is done.
-*Added* is how much more that is for the last ten networks than for the eleventh to the twentieth, by their medians:
-libraries are loaded by then, and their caches filled. The goal is 10 MB for 200 networks.
+Each network has a different architecture. A trainer trains them one after another for one epoch, as
+rank 1 of two ranks. The process in which ``fleet check`` tries networks builds each and takes a step.
+RSS is read whenever a network is done. *Added* is the median of the last ten networks minus that of
+the eleventh to the twentieth: by then libraries are loaded and caches filled. The goal is 10 MB for
+200 networks.
 """
 
 from __future__ import annotations
@@ -35,25 +37,25 @@ from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 
 ROOT = Path(__file__).parents[1]
-FIRST, SOME = 20, 10  # networks that are not counted, and those of a median
+FIRST, SOME = 20, 10  # networks that do not count, and networks per median
 GOAL_MB = 10.0
 _EVERY_S = 0.2
 
 
 def architectures(family: str) -> Iterator[dict[str, Any]]:
-    """Arguments of networks of a family, each another architecture, in an order without a trend in size."""
+    """Yield arguments of networks of a family, all different, without a trend in size."""
     widths = [width for pair in zip(range(2, 14), range(25, 13, -1), strict=True) for width in pair]
-    for more in itertools.count(4):
+    for number in itertools.count(4):
         for width in widths:
             if family == "cnn":
-                yield {"filters": [width], "dense": [more]}
+                yield {"filters": [width], "dense": [number]}
             else:
-                yield {"blocks": [1, 1], "width": width, "dropout": more / 1000}
+                yield {"blocks": [1, 1], "width": width, "dropout": number / 1000}
 
 
-def spec(folder: Path, args: argparse.Namespace) -> Path:
+def write_spec(folder: Path, args: argparse.Namespace) -> Path:
     """Write the spec of a run of all networks."""
-    model = itertools.islice(architectures(args.family), args.networks)
+    networks = itertools.islice(architectures(args.family), args.networks)
     content = {
         "name": "memory",
         "output": str(folder / "run"),
@@ -64,7 +66,7 @@ def spec(folder: Path, args: argparse.Namespace) -> Path:
         },
         "models": [
             {"family": args.family, "name": f"net-{index}", "args": arguments}
-            for index, arguments in enumerate(model)
+            for index, arguments in enumerate(networks)
         ],
         "train": {
             "batch": {"size": 64},
@@ -79,11 +81,11 @@ def spec(folder: Path, args: argparse.Namespace) -> Path:
 
 
 def resident_mb(root: int) -> float:
-    """RSS of the largest process that a process has started, in MB."""
-    return max(_of_process(process) for process in descendants(root) if process != os.getpid())
+    """Return the RSS of the largest descendant of a process, in MB."""
+    return max(_rss_mb(process) for process in descendants(root) if process != os.getpid())
 
 
-def _of_process(process: int) -> float:
+def _rss_mb(process: int) -> float:
     try:
         pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     except OSError:  # it has ended
@@ -91,9 +93,9 @@ def _of_process(process: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def of_trainer(folder: Path, args: argparse.Namespace) -> list[float]:
-    """MB of a trainer, when it had finished each network."""
-    path = spec(folder, args)
+def measure_trainer(folder: Path, args: argparse.Namespace) -> list[float]:
+    """Return the MB of a trainer after each network."""
+    path = write_spec(folder, args)
     sizes: list[float] = []
     launch = subprocess.Popen(
         [*mpirun(2), "-m", "fleet.run", str(path), "--plain"],
@@ -105,36 +107,37 @@ def of_trainer(folder: Path, args: argparse.Namespace) -> list[float]:
     finished = 0
     while launch.poll() is None:
         text = log.read_text() if log.exists() else ""
-        many = text.count(f'"event": "{NetworkFinished.word}"')
+        count = text.count(f'"event": "{NetworkFinished.word}"')
         size = resident_mb(launch.pid)
-        sizes += [size] * (many - finished)
-        finished = many
+        sizes += [size] * (count - finished)
+        finished = count
         time.sleep(_EVERY_S)
     if launch.returncode:
         raise RuntimeError(f"the launch ended with status {launch.returncode}")
     return sizes
 
 
-def of_check(folder: Path, args: argparse.Namespace) -> list[float]:
-    """MB of the process of ``fleet check``, when it had tried each network."""
-    results = load(spec(folder, args))
-    opened = open_inputs(results)
-    [results] = settle(opened, results)
+def measure_check(folder: Path, args: argparse.Namespace) -> list[float]:
+    """Return the MB of the process of ``fleet check`` after each network."""
+    spec = load(write_spec(folder, args))
+    opened = open_inputs(spec)
+    [spec] = settle(opened, spec)
     sizes: list[float] = []
 
     trials = try_networks(
-        results,
+        spec,
         opened.sample,
-        range(len(results.networks)),
+        range(len(spec.networks)),
         advance=lambda _: sizes.append(resident_mb(os.getpid())),
     )
-    if problems := {trial.problem for trial in trials.trials.values() if trial.problem}:
+    problems = {trial.problem for trial in trials.trials.values() if trial.problem}
+    if problems:
         raise RuntimeError("; ".join(problems))
     return sizes
 
 
 def added(sizes: Sequence[float]) -> float:
-    """MB by which a process has grown after its first networks."""
+    """Return the MB by which a process has grown after its first networks."""
     return statistics.median(sizes[-SOME:]) - statistics.median(sizes[FIRST - SOME : FIRST])
 
 
@@ -151,11 +154,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.networks < FIRST + SOME:
-        parser.error(f"--networks should be {FIRST + SOME} or more")
+        parser.error(f"--networks is {args.networks}; it must be at least {FIRST + SOME}")
     measured = []
     for process in args.of:
         with tempfile.TemporaryDirectory() as name:
-            sizes = (of_trainer if process == "trainer" else of_check)(Path(name), args)
+            sizes = (measure_trainer if process == "trainer" else measure_check)(Path(name), args)
         measured.append({"of": process, "sizes_mb": sizes, "added_mb": added(sizes)})
     if args.json:
         print_json(

@@ -1,9 +1,9 @@
-"""How fast planning and simulating are: CPU seconds, medians of 5, beside the targets.
+"""Measure how fast planning and simulation are: CPU seconds, medians of 5, with the targets.
 
     python benchmarks/planning.py [--json]
 
-Plans 1,000 networks on 1,000 GPUs from nothing (no table of rates is kept between repetitions), and simulates 100
-networks on 160 GPUs from beginning to end, under every policy, with drawn ensembles.
+Plans 1,000 networks on 1,000 GPUs with empty caches, and simulates 100 networks on 160 GPUs from
+start to end, under every policy, with drawn ensembles.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ LITERAL = Options(delta=Delta(20.0, relative=False), peak_limited=False)
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement."""
-
     label: str
     policy: str
     median_s: float
@@ -43,7 +41,7 @@ class Row:
 
 
 def median_s(work: Callable[[], object]) -> float:
-    """CPU seconds, with the caches of rates emptied before each repetition."""
+    """Return CPU seconds; the caches of rates are cleared before each repetition."""
     seconds = []
     for _ in range(REPETITIONS):
         for cache in (rates.curves, rates._curves, waterfill.hulls):
@@ -55,12 +53,12 @@ def median_s(work: Callable[[], object]) -> float:
 
 
 def rows() -> list[Row]:
-    """All measurements."""
+    """Return all measurements."""
     large, small = generate(1000, seed=1), generate(100, seed=1)
     settings = [(policy, Options()) for policy in POLICIES] + [("global", LITERAL)]
     measured = []
     for policy, options in settings:
-        name = policy + (" to the letter" if options is LITERAL else "")
+        name = policy if options is not LITERAL else f"{policy}, literal"
         measured.append(
             Row(
                 "plan 1,000 networks on 1,000 GPUs",
@@ -83,7 +81,6 @@ def rows() -> list[Row]:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -94,7 +91,7 @@ def main() -> None:
         print_json([vars(row) for row in measured])
     else:
         print_table(
-            ["what", "policy", "median, s", "target, s"],
+            ["task", "policy", "median, s", "target, s"],
             [[row.label, row.policy, row.median_s, row.target_s] for row in measured],
         )
 

@@ -1,10 +1,11 @@
-"""What it costs a group to change its ranks: regrouped while it trains, and by a checkpoint and a restart.
+"""Measure how long a group takes to change its ranks: while it trains, and by checkpoint and restart.
 
-    mpirun -n 4 python benchmarks/regroup.py [--engine keras] [--exchange horovod] [--filters 32 64]
+    mpirun -n 4 python benchmarks/regroup.py [--engine keras] [--exchange horovod]
+        [--filters 32 64]
 
-For each change of the group's size, medians in milliseconds: `regroup`, for which the group stands still (communicator,
-exchange, broadcast of the network); `restart`, the same by way of a checkpoint (write, build, read, broadcast); `first`
-step after either, in which ranks trace their graphs where they have none for such a group; and any other `step`.
+Medians in milliseconds for each change of the group's size: `regroup`, the pause of the group
+(communicator, exchange, broadcast of the network); `restart`, the same via a checkpoint (write, build,
+read, broadcast); the `first` step after either, including tracing; and any other `step`.
 """
 
 from __future__ import annotations
@@ -36,30 +37,33 @@ SIZES, BATCH = (1, 2, 4, 2, 1), 64
 
 
 class Bench:
-    """This rank's part: the network that it trains, while it is in the group."""
+    """One rank: the network that it trains while it is in the group."""
 
     def __init__(self, world: World, spec: Spec, engine: Engine, path: Path) -> None:
-        self.world, self.network, self.engine, self.path = world, spec.networks[0], engine, path
+        self.world = world
+        self.network = spec.networks[0]
+        self.engine = engine
+        self.path = path
         self.trainable: Trainable | None = None
         random = np.random.default_rng(0)
         self.images = random.integers(0, 256, (BATCH, *SAMPLE.image.shape), np.uint8)
         self.labels = random.integers(0, SAMPLE.classes, BATCH)
 
     def share(self, group: Group, trainable: Trainable) -> None:
-        """Give all ranks the master's network."""
+        """Broadcast the master's network to all ranks."""
         arrays = trainable.state()
         group.broadcast(list(arrays.values()))
         trainable.load(arrays)
 
     def step(self, trainable: Trainable, group: Group) -> float:
-        """Train on a batch; returns the milliseconds."""
+        """Train on a batch; return the milliseconds."""
         began = time.perf_counter()
         local_rows = slice(group.rank, None, group.size)
         trainable.step(self.images[local_rows], self.labels[local_rows], BATCH)
         return 1e3 * (time.perf_counter() - began)
 
     def regroup(self, before: int, size: int) -> list[float]:
-        """Change the group as a trainer does; the milliseconds of regroup, first step, step."""
+        """Change the group as a trainer does; return the milliseconds of regroup, first step and step."""
         alone = self.world.group((self.world.rank,), 1)
         if before <= self.world.rank < size:
             self.trainable = self.engine.build(self.network, alone)
@@ -80,7 +84,7 @@ class Bench:
         return [took, self.step(self.trainable, group), self.step(self.trainable, group)]
 
     def restart(self, before: int, size: int) -> list[float]:
-        """The same by way of a checkpoint."""
+        """Change the group via a checkpoint; return the milliseconds of restart, first step and step."""
         if self.world.rank == 0:
             assert self.trainable is not None
             state = TrainingState(arrays=self.trainable.state(), identity="")
@@ -104,7 +108,6 @@ class Bench:
 
 
 def main() -> None:
-    """Change the group again and again, either way."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -116,14 +119,12 @@ def main() -> None:
     arguments = parser.parse_args()
     world = start_mpi()
     world.node_of()
-    model: dict[str, Any] = (
-        {"family": "softmax"}
-        if arguments.engine == "numpy"
-        else {
-            "family": "cnn",
-            "args": {"filters": arguments.filters, "dense": [128], "norm": "none"},
-        }
-    )
+    model: dict[str, Any] = {
+        "family": "cnn",
+        "args": {"filters": arguments.filters, "dense": [128], "norm": "none"},
+    }
+    if arguments.engine == "numpy":
+        model = {"family": "softmax"}
     spec = parse(
         {
             "models": [model],
@@ -141,7 +142,7 @@ def main() -> None:
         changes = list(pairwise(SIZES))
         times: dict[tuple, list] = {}
         for way in (bench.regroup, bench.restart):
-            if world.rank == 0:  # the group that is changed first
+            if world.rank == 0:  # the first group
                 alone = world.group((0,), 1)
                 bench.trainable = bench.engine.build(bench.network, alone)
                 bench.step(bench.trainable, alone)
@@ -175,7 +176,7 @@ def main() -> None:
                     [f"{before} to {size}", *(f"{number:.1f}" for number in (*regroup, *restart))]
                     for before, size, regroup, restart in medians
                 ],
-                title=f"{arguments.engine}, {arguments.exchange}: medians of {arguments.repeat}, ms",
+                title=f"{arguments.engine}, {arguments.exchange}, medians of {arguments.repeat}, ms",
             )
     world.finish()
 

@@ -1,7 +1,7 @@
-"""What the ranks of a run hold in memory, as the kernel counts it.
+"""Measure the memory of the ranks of a run, as the kernel counts it.
 
-RSS counts a page for every process that has touched it, PSS divides it by their number: so the PSS of all ranks
-together is what the machine has given them.
+RSS counts a page for every process that has touched it; PSS divides it by their number. So the PSS of
+all ranks together is the memory that they use.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Resident:
     """Bytes of several processes together.
 
     Attributes:
-        processes: those that have mapped the window.
-        window: what was mapped.
-        window_rss, window_pss: of it.
-        rss, pss: of everything.
+        processes: Number of processes that have mapped the window.
+        window: Size of the window.
+        window_rss, window_pss: RSS and PSS of the window.
+        rss, pss: RSS and PSS of everything.
     """
 
     processes: int
@@ -35,42 +35,45 @@ class Resident:
 
 
 def resident(root: int, window: re.Pattern[str]) -> Resident:
-    """Look at a process and its descendants.
+    """Return the memory of a process and its descendants.
 
     Args:
-        root: its number.
-        window: of the path of the mapping that counts as the window.
+        root: The id of the process.
+        window: Matches the path of the mapping that counts as the window.
     """
     processes = mapped = window_rss = window_pss = rss = pss = 0
     for process in descendants(root):
         try:
             lines = Path(f"/proc/{process}/smaps").read_text().splitlines()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
-        local_part = {"Size": 0, "Rss": 0, "Pss": 0}
-        every = dict(local_part)
+        of_window = {"Size": 0, "Rss": 0, "Pss": 0}
+        total = dict(of_window)
         inside = False
         for line in lines:
             if _MAPPING.match(line):
                 inside = window.search(line) is not None
-            elif results := _SIZES.match(line):
-                size = 1024 * int(results[2])
-                every[results[1]] += size
+            elif match := _SIZES.match(line):
+                size = 1024 * int(match[2])
+                total[match[1]] += size
                 if inside:
-                    local_part[results[1]] += size
-        if local_part["Size"]:
-            processes, mapped = processes + 1, local_part["Size"]
-            window_rss, window_pss = window_rss + local_part["Rss"], window_pss + local_part["Pss"]
-            rss, pss = rss + every["Rss"], pss + every["Pss"]
+                    of_window[match[1]] += size
+        if of_window["Size"]:
+            processes += 1
+            mapped = of_window["Size"]
+            window_rss += of_window["Rss"]
+            window_pss += of_window["Pss"]
+            rss += total["Rss"]
+            pss += total["Pss"]
     return Resident(processes, mapped, window_rss, window_pss, rss, pss)
 
 
 def descendants(process: int) -> Iterator[int]:
-    """Give the number of a process, and those of all that it has started."""
+    """Yield the id of a process and of all its descendants."""
     yield process
     try:
         for task in Path(f"/proc/{process}/task").iterdir():
             for child in (task / "children").read_text().split():
                 yield from descendants(int(child))
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return

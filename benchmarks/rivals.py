@@ -1,7 +1,7 @@
-"""Starts the processes of another data loader, lets them meet, and collects what its consumers had.
+"""Run the processes of another data loader, and collect the records of its consumers.
 
-Their servers listen on all addresses of the machine and can be told nothing else. So all processes of a side run in
-a network of their own, which has a loopback interface and no other (`unshare --net`, of util-linux).
+Its servers always listen on all addresses of the machine. So all processes of a loader run in their
+own network namespace, with only a loopback interface (`unshare --net`, of util-linux).
 """
 
 from __future__ import annotations
@@ -14,46 +14,55 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_PATIENCE_S = 60
-_HERE = Path(__file__).parent
-# A command behind these words has a network of its own.
-ALONE = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+_TIMEOUT_S = 60
+_FOLDER = Path(__file__).parent
+# A prefix that runs a command in its own network namespace.
+ISOLATED = [
+    "unshare",
+    "--map-root-user",
+    "--net",
+    "sh",
+    "-c",
+    'ip link set lo up && exec "$@"',
+    "sh",
+]
 
 
 def can_isolate() -> bool:
-    """Whether processes here may have a network of their own."""
+    """Return True if processes on this machine may have their own network namespace."""
     try:
-        return subprocess.run([*ALONE, "true"], check=False, capture_output=True).returncode == 0
+        return subprocess.run([*ISOLATED, "true"], check=False, capture_output=True).returncode == 0
     except OSError:
         return False
 
 
-def consumed(
+def measure_consumers(
     python: str, program: str, servers: Sequence[Sequence[str]], consumers: Sequence[Sequence[str]]
 ) -> list[list[float]]:
-    """When each consumer had each batch; see :func:`pace.record`.
+    """Return the times at which each consumer received each batch; see :func:`pace.record`.
 
     Args:
-        python: the interpreter.
-        program: beside this file; prints `ready`, then waits for a line; a consumer then prints its record.
-            Servers are killed when all consumers have.
-        servers, consumers: the arguments of each process.
+        python: The interpreter.
+        program: A script in this folder. It prints `ready`, then waits for a line; a consumer then prints
+            its record. Servers are killed after all consumers have finished.
+        servers: The arguments of each server process.
+        consumers: The arguments of each consumer process.
     """
     request = json.dumps([python, program, servers, consumers])
-    done = subprocess.run(
-        [*ALONE, sys.executable, __file__, request], check=False, capture_output=True, text=True
+    process = subprocess.run(
+        [*ISOLATED, sys.executable, __file__, request], check=False, capture_output=True, text=True
     )
-    if done.returncode:
-        raise RuntimeError(f"{program}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        raise RuntimeError(f"{program}: {(process.stderr.strip().splitlines() or ['?'])[-1]}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    def give_up(*_: object) -> None:
-        raise SystemExit(f"{program} took too long")
+    def stop(*_: object) -> None:
+        raise SystemExit(f"{program} did not finish within {_TIMEOUT_S} s")
 
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(_PATIENCE_S)
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_TIMEOUT_S)
     python, program, servers, consumers = json.loads(sys.argv[1])
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": "",
@@ -63,7 +72,7 @@ def main() -> None:
 
     def start(arguments: Sequence[str]) -> subprocess.Popen:
         return subprocess.Popen(
-            [python, str(_HERE / program), *arguments],
+            [python, str(_FOLDER / program), *arguments],
             stdin=subprocess.PIPE,
             text=True,
             stdout=subprocess.PIPE,
@@ -79,19 +88,19 @@ def main() -> None:
         for process in readers:
             _await_ready(process)
         for process in readers:
-            _tell(process)
-        print(json.dumps([json.loads(_answer(process)) for process in readers]))
+            _send_line(process)
+        print(json.dumps([json.loads(_read_line(process)) for process in readers]))
     finally:
         for process in running:
             process.kill()
 
 
 def _await_ready(process: subprocess.Popen) -> None:
-    while _answer(process).strip() != "ready":
+    while _read_line(process).strip() != "ready":
         pass
 
 
-def _answer(process: subprocess.Popen) -> str:
+def _read_line(process: subprocess.Popen) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -99,7 +108,7 @@ def _answer(process: subprocess.Popen) -> str:
     return line
 
 
-def _tell(process: subprocess.Popen) -> None:
+def _send_line(process: subprocess.Popen) -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()

@@ -1,17 +1,18 @@
-"""GPU hours until a search has a network within 1 % of the best of 200, and what searching costs rank 0.
+"""Measure the GPU hours until a search finds a network within 1 % of the best of 200.
 
     python benchmarks/search.py [--seeds 20] [--without-ray]
 
-Networks are emulated: their learning curves are drawn from a seeded law (`search_curves.py`) in which curves cross,
-what is measured is noisy, and large networks take longer. Sixteen GPUs train one network each, for 27 epochs at most.
-All sides have the same 200 random networks, those with TPE as many that it asks for:
+Networks are emulated: their learning curves come from a seeded law (`search_curves.py`). Curves cross,
+measurements are noisy, and large networks take longer. Sixteen GPUs train one network each, for at most
+27 epochs. All programs train the same 200 random networks; TPE proposes as many of its own:
 
-- FLEET: its own rules, by the object that decides in a run (`fleet.search.controller.SearchController`), with the searcher of
-  `examples/optuna_searcher.py` for TPE;
+- FLEET: its own rules, by the object that decides in a run
+  (`fleet.search.controller.SearchController`), with the searcher of `examples/optuna_searcher.py` for
+  TPE;
 - Optuna alone: its samplers and pruners, by ask, report, should_prune and tell;
-- Ray Tune: its ASHA scheduler, in an environment of its own.
+- Ray Tune: its ASHA scheduler, in its own environment.
 
-Then: the CPU that the coordinator takes for an epoch's end in a run of 10,000 networks of one epoch.
+Finally: the CPU time of the coordinator per finished epoch, in a run of 10,000 networks of one epoch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from search_coordinator import cpu_of_an_epoch
-from search_curves import EPOCHS, GPUS, NETWORKS, SPACE, Search, Spent, drawn, simulate
+from search_coordinator import measure_epoch
+from search_curves import EPOCHS, GPUS, NETWORKS, SPACE, Search, SearchCost, draw_networks, simulate
 from versus import install_ray
 
 from fleet.commands.output import print_json
@@ -44,7 +45,7 @@ from fleet.spec.search import Search as Settings
 from fleet.spec.space import Member, Range, Space
 from fleet.terminal import print_table
 
-ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
+ROOT, FOLDER = Path(__file__).parents[1], Path(__file__).parent
 RANGES: Space = {
     name: Range(low, high, log=name != "depth", integer=name != "learning_rate")
     for name, (low, high) in SPACE.items()
@@ -52,8 +53,8 @@ RANGES: Space = {
 ENTRY = "net"
 
 
-class Listed:
-    """A searcher that asks for networks that are given."""
+class ListSearcher:
+    """A searcher that proposes the networks of a list."""
 
     def __init__(self, networks: list[dict[str, float]]) -> None:
         self._networks = networks
@@ -65,11 +66,11 @@ class Listed:
         return Verdict.GO_ON
 
     def tell(self, number: int, outcome: str, value: float | None) -> None:
-        """Nothing is learned."""
+        """Ignore the outcome."""
 
 
-class InFleet:
-    """What FLEET decides: its mind hears of epochs, and its searcher is called, as in a run."""
+class FleetSearch:
+    """A search with FLEET's search controller, whose searcher is called as in a run."""
 
     def __init__(
         self, prune: Prune, searcher: Searcher, networks: int = NETWORKS, gpus: int = GPUS
@@ -88,13 +89,14 @@ class InFleet:
             obeys=find_rule(prune.rule).obeys,
         )
         self._values: dict[str, Mapping[str, float]] = {}
-        self._ready: list[str] = []  # that wait for a GPU
+        self._ready: list[str] = []  # waiting for a GPU
         self._paused: set[str] = set()  # paused or pruned
         self._decide()
 
     def _decide(self) -> None:
-        """Carry out what follows, until nothing more does."""
-        while decisions := self._controller.decide():
+        """Carry out decisions until there are none left."""
+        decisions = self._controller.decide()
+        while decisions:
             for decision in decisions:
                 match decision:
                     case AddNetwork(network=name, values=values):
@@ -106,8 +108,9 @@ class InFleet:
                         self._ready.append(name)
                     case LogEvent(NetworkVerdict(network=name)):
                         self._paused.add(name)
+            decisions = self._controller.decide()
 
-    def next(self) -> tuple[int, Mapping[str, float]] | None:
+    def next_network(self) -> tuple[int, Mapping[str, float]] | None:
         if not self._ready:
             return None
         name = self._ready.pop(0)
@@ -121,26 +124,26 @@ class InFleet:
             self._controller.end_network(name, TrialOutcome.FINISHED)
         return name
 
-    def ended(self, number: int, epoch: int, accuracy: float) -> bool:
+    def end_epoch(self, number: int, epoch: int, accuracy: float) -> bool:
         name = self._report_epoch(number, epoch, accuracy)
         self._paused.discard(name)
         self._decide()
-        if name in self._ready:  # it was paused, and is among the best at once
+        if name in self._ready:  # it was paused and is among the best again
             self._ready.remove(name)
             return True
         return name not in self._paused
 
-    def finished(self, number: int, accuracy: float) -> None:
+    def finish_network(self, number: int, accuracy: float) -> None:
         self._report_epoch(number, EPOCHS, accuracy)
         self._decide()
 
     def next_rung(self, number: int, epochs: int) -> int:
-        """After how many epochs a network is judged next."""
+        """Return the number of epochs after which a network is compared next."""
         return self._controller.next_rung(f"{ENTRY}-{number}", epochs) or EPOCHS
 
 
-class InOptuna:
-    """Optuna as its users drive it: ask, report, should_prune, tell."""
+class OptunaSearch:
+    """A search with Optuna's interface: ask, report, should_prune, tell."""
 
     def __init__(self, seed: int, sampler: str, pruner: str) -> None:
         import optuna
@@ -152,24 +155,20 @@ class InOptuna:
             "asha": optuna.pruners.SuccessiveHalvingPruner,
             "hyperband": partial(optuna.pruners.HyperbandPruner, 1, EPOCHS, 3),
         }
-        study = (
-            pruners[pruner](min_resource=1, reduction_factor=3)
-            if pruner == "asha"
-            else pruners[pruner]()
-        )
+        options = {"min_resource": 1, "reduction_factor": 3} if pruner == "asha" else {}
         self._study = optuna.create_study(
-            study_name=f"seed {seed}",
-            direction="maximize",  # it decides on brackets
+            study_name=f"seed {seed}",  # brackets depend on the name
+            direction="maximize",
             sampler=samplers[sampler](seed=seed),
-            pruner=study,
+            pruner=pruners[pruner](**options),
         )
         if sampler == "random":
-            for values in drawn(seed):
+            for values in draw_networks(seed):
                 self._study.enqueue_trial(values)
         self._trials: dict[int, optuna.Trial] = {}
         self._pruned = optuna.trial.TrialState.PRUNED
 
-    def next(self) -> tuple[int, Mapping[str, float]] | None:
+    def next_network(self) -> tuple[int, Mapping[str, float]] | None:
         if len(self._trials) == NETWORKS:
             return None
         trial = self._study.ask()
@@ -182,7 +181,7 @@ class InOptuna:
         self._trials[trial.number] = trial
         return trial.number, values
 
-    def ended(self, number: int, epoch: int, accuracy: float) -> bool:
+    def end_epoch(self, number: int, epoch: int, accuracy: float) -> bool:
         trial = self._trials[number]
         trial.report(accuracy, epoch)
         if not trial.should_prune():
@@ -190,45 +189,49 @@ class InOptuna:
         self._study.tell(trial, state=self._pruned)
         return False
 
-    def finished(self, number: int, accuracy: float) -> None:
+    def finish_network(self, number: int, accuracy: float) -> None:
         self._study.tell(self._trials[number], accuracy)
 
 
-def tpe(seed: int) -> Searcher:
+def make_tpe(seed: int) -> Searcher:
     sys.path.insert(0, str(ROOT / "examples"))
     return make_searcher("optuna_searcher:Searcher", RANGES, seed, "maximize", {"sampler": "tpe"})
 
 
-def fleet(
-    seed: int, ask: Callable[[int], Searcher] = lambda seed: Listed(drawn(seed)), **prune: Any
+def make_fleet_search(
+    seed: int,
+    make: Callable[[int], Searcher] = lambda seed: ListSearcher(draw_networks(seed)),
+    **prune: Any,
 ) -> Search:
-    return InFleet(Prune(**prune), ask(seed))
+    return FleetSearch(Prune(**prune), make(seed))
 
 
-SIDES: dict[str, Callable[[int], Search]] = {
-    "all to the end": partial(fleet, rule="none"),
-    "FLEET, median": partial(fleet, rule="median", min_epochs=3),
-    "FLEET, asha (pause)": partial(fleet, rule="asha"),
-    "FLEET, asha (stop)": partial(fleet, rule="asha", on_fail="stop"),
-    "FLEET, asha by rungs": partial(fleet, rule="asha", synchronous=True),
-    "FLEET, hyperband": partial(fleet, rule="hyperband"),
-    "FLEET, TPE": partial(fleet, ask=tpe, rule="none"),
-    "FLEET, TPE + asha (pause)": partial(fleet, ask=tpe, rule="asha"),
-    "FLEET, TPE + asha (stop)": partial(fleet, ask=tpe, rule="asha", on_fail="stop"),
-    "Optuna, median": partial(InOptuna, sampler="random", pruner="median"),
-    "Optuna, asha": partial(InOptuna, sampler="random", pruner="asha"),
-    "Optuna, hyperband": partial(InOptuna, sampler="random", pruner="hyperband"),
-    "Optuna, TPE + asha": partial(InOptuna, sampler="tpe", pruner="asha"),
+SEARCHES: dict[str, Callable[[int], Search]] = {
+    "no pruning": partial(make_fleet_search, rule="none"),
+    "FLEET, median": partial(make_fleet_search, rule="median", min_epochs=3),
+    "FLEET, asha (pause)": partial(make_fleet_search, rule="asha"),
+    "FLEET, asha (stop)": partial(make_fleet_search, rule="asha", on_fail="stop"),
+    "FLEET, asha (synchronous)": partial(make_fleet_search, rule="asha", synchronous=True),
+    "FLEET, hyperband": partial(make_fleet_search, rule="hyperband"),
+    "FLEET, TPE": partial(make_fleet_search, make=make_tpe, rule="none"),
+    "FLEET, TPE + asha (pause)": partial(make_fleet_search, make=make_tpe, rule="asha"),
+    "FLEET, TPE + asha (stop)": partial(
+        make_fleet_search, make=make_tpe, rule="asha", on_fail="stop"
+    ),
+    "Optuna, median": partial(OptunaSearch, sampler="random", pruner="median"),
+    "Optuna, asha": partial(OptunaSearch, sampler="random", pruner="asha"),
+    "Optuna, hyperband": partial(OptunaSearch, sampler="random", pruner="hyperband"),
+    "Optuna, TPE + asha": partial(OptunaSearch, sampler="tpe", pruner="asha"),
 }
 
 
-def ray_asha(seeds: int) -> list[Spent]:
-    """Ray's ASHA, in its environment."""
+def run_ray_asha(seeds: int) -> list[SearchCost]:
+    """Run Ray's ASHA in its environment."""
     python = install_ray(ROOT / "build/ray")
-    done = subprocess.run(
-        [python, HERE / "search_ray.py", str(seeds)], check=True, capture_output=True, text=True
+    process = subprocess.run(
+        [python, FOLDER / "search_ray.py", str(seeds)], check=True, capture_output=True, text=True
     )
-    return [Spent(**seed_result) for seed_result in json.loads(done.stdout.splitlines()[-1])]
+    return [SearchCost(**cost) for cost in json.loads(process.stdout.splitlines()[-1])]
 
 
 def main() -> None:
@@ -237,70 +240,72 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument(
-        "--networks", type=int, default=10_000, help="of the run whose coordinator is timed"
+        "--networks",
+        type=int,
+        default=10_000,
+        help="networks of the run whose coordinator is timed",
     )
     parser.add_argument("--without-ray", action="store_true")
     parser.add_argument("--json", action="store_true", help="print the numbers of all seeds")
     arguments = parser.parse_args()
     logging.disable()
     results = {}
-    for name, side in SIDES.items():
-        results[name] = [simulate(side(seed), seed) for seed in range(arguments.seeds)]
+    for name, make in SEARCHES.items():
+        results[name] = [simulate(make(seed), seed) for seed in range(arguments.seeds)]
+        hours = statistics.median(cost.total for cost in results[name])
         print(
-            f"  {name}: {statistics.median(seed_result.total for seed_result in results[name]):.1f} GPU hours",
+            f"  {name}: {hours:.1f} GPU hours",
             file=sys.stderr,
         )
     if not arguments.without_ray:
-        results["Ray Tune, asha"] = ray_asha(arguments.seeds)
-    cpu_ms = cpu_of_an_epoch(arguments.networks).ms
+        results["Ray Tune, asha"] = run_ray_asha(arguments.seeds)
+    cpu_ms = measure_epoch(arguments.networks).ms
     if arguments.json:
         print_json(
             {
                 "searches": {
-                    name: [asdict(seed_result) for seed_result in spent]
-                    for name, spent in results.items()
+                    name: [asdict(cost) for cost in costs] for name, costs in results.items()
                 },
                 "coordinator_ms": cpu_ms,
             }
         )
         return
-    full_gpu_hours = statistics.median(
-        seed_result.total for seed_result in results["all to the end"]
-    )
+    full_gpu_hours = statistics.median(cost.total for cost in results["no pruning"])
     print_table(
         [
             "search",
             "GPU hours until within 1 %",
             "reached",
-            "GPU hours in all",
-            "times fewer",
+            "GPU hours in total",
+            "reduction",
             "best, % of the best",
         ],
-        [_line(name, spent, full_gpu_hours) for name, spent in results.items()],
+        [_line(name, costs, full_gpu_hours) for name, costs in results.items()],
         title=f"{NETWORKS} networks of {EPOCHS} epochs on {GPUS} GPUs, {arguments.seeds} seeds: median "
         "(quartiles)",
     )
     print(
-        f"coordinator: {cpu_ms:.2f} ms of CPU per epoch's end, {arguments.networks} networks of one epoch"
+        f"coordinator: {cpu_ms:.2f} ms of CPU per finished epoch, {arguments.networks} networks of "
+        "one epoch"
     )
 
 
-def _line(name: str, spent: list[Spent], full_gpu_hours: float) -> list[str]:
-    reached = sum(outcome.until_near < float("inf") for outcome in spent)
-    total = statistics.median(outcome.total for outcome in spent)
+def _line(name: str, costs: list[SearchCost], full_gpu_hours: float) -> list[str]:
+    reached = sum(cost.until_near < float("inf") for cost in costs)
+    total = statistics.median(cost.total for cost in costs)
     return [
         name,
-        _spread([outcome.until_near for outcome in spent]),
-        f"{reached}/{len(spent)}",
-        _spread([outcome.total for outcome in spent]),
+        _spread([cost.until_near for cost in costs]),
+        f"{reached}/{len(costs)}",
+        _spread([cost.total for cost in costs]),
         f"{full_gpu_hours / total:.1f}",
-        _spread([100 * outcome.best for outcome in spent]),
+        _spread([100 * cost.best for cost in costs]),
     ]
 
 
 def _spread(values: list[float]) -> str:
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-    return f"{middle:.1f} ({low:.1f} to {high:.1f})"
+    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return f"{median:.1f} ({low:.1f} to {high:.1f})"
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""The CPU that rank 0 takes to coordinate an epoch's end and a report of pace, measured without other ranks.
+"""Measure the CPU time of rank 0 per finished epoch and per pace report, without other ranks.
 
-A coordinator with its log, its results and its live view hears what trainers would say, each of which trains networks
-of one epoch, and does all that follows. They answer at once, so rank 0 never rests. Each combination is measured in a
-process of its own, with rates given and with rates that are learned from training.
-
-With --search, networks are asked for one by one, and the rule prunes them: the coordinator is that of a run, with all
-that rank 0 has beside it (the searcher, the admission of networks, TensorBoard's files, the cache of rates).
-
-    python benchmarks/search_coordinator.py --trainers 16 1024 --networks 8192 --policy adaptive --paces 20 --json
+    python benchmarks/search_coordinator.py --trainers 16 1024 --networks 8192 --policy adaptive
+        --paces 20 --json
     python benchmarks/search_coordinator.py --networks 300 1000 10000 --search none asha --epochs 9
+
+A coordinator with its log, its results and its live view receives the messages of emulated trainers of
+networks with one epoch each, and acts on them. The trainers answer immediately, so rank 0 never idles.
+Each combination is measured in its own process, with given rates and with rates that are learned.
+
+With --search a sampler proposes networks one by one and the rule prunes them. The coordinator is then
+that of a run, including the searcher, the admission of networks, TensorBoard files and cached rates.
 """
 
 from __future__ import annotations
@@ -78,14 +79,14 @@ SPACE = {"train.optimizer.learning_rate": {"low": 1e-5, "high": 0.1, "log": True
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What it took.
+class CoordinatorCost:
+    """The cost of a coordinator.
 
     Attributes:
-        ms: of CPU, for each epoch's end.
-        epochs: how many ended.
-        memory_mb: of rank 0, at most.
-        us: of CPU, for each report of pace.
+        ms: Milliseconds of CPU per finished epoch.
+        epochs: Number of finished epochs.
+        memory_mb: Peak memory of rank 0.
+        us: Microseconds of CPU per pace report.
     """
 
     ms: float
@@ -94,53 +95,56 @@ class Spent:
     us: float = 0.0
 
 
-class Trainers:
-    """Rank 0's view of ranks that answer at once: of :class:`fleet.comm.protocols.World` what a coordinator needs.
+class EmulatedTrainers:
+    """Ranks that answer immediately: the part of `World` (fleet.comm.protocols) that a coordinator needs.
 
     Args:
-        roles: of the ranks.
-        epochs: of each network.
-        rate: of a network, in samples/s.
-        paces: how often a group says in each epoch how far it is.
+        roles: Roles of the ranks.
+        epochs: Epochs of each network.
+        rate: Returns the rate of a network, in samples/s.
+        paces: Number of pace reports per epoch of a group.
     """
 
-    outlives, lost, hosts = False, frozenset[int](), ()
+    is_fault_tolerant, dead_ranks, hosts = False, frozenset[int](), ()
 
     def __init__(
         self, roles: Roles, epochs: int, rate: Callable[[str], float], paces: int = 0
     ) -> None:
-        self._said: deque[Message] = deque(Ready(rank) for rank in roles.trainers)
-        self._said += [Throughput(rank, 1e9) for rank in roles.preprocessors]
+        self._answers: deque[Message] = deque(Ready(rank) for rank in roles.trainers)
+        self._answers += [Throughput(rank, 1e9) for rank in roles.preprocessors]
         self._trains: dict[int, str] = {}
         self._done: Counter[str] = Counter()  # epochs, by network
-        self._most, self._rate = epochs, rate
-        self.epochs, self.paces, self._paces = 0, 0, paces
-        self.paces_s, self._since_s = (
-            0.0,
-            0.0,
-        )  # CPU for all reports, and when the first of several was heard
+        self._max_epochs = epochs
+        self._rate = rate
+        self.epochs = 0
+        self.paces = 0
+        self._paces = paces
+        self.paces_s = 0.0  # CPU time of all pace reports
+        self._since_s = 0.0  # time of the first of several successive pace reports
 
-    def hear(self, tag: Tag) -> Message | None:
-        message = self._said.popleft() if self._said else None
+    def receive(self, tag: Tag) -> Message | None:
+        message = self._answers.popleft() if self._answers else None
         is_pace = isinstance(message, Pace)
-        # The clock is not read for each: that takes as long as a report, and that of the whole process far longer.
+        # Reading the clock takes as long as a report, so it is read once per series of reports.
         if is_pace != bool(self._since_s):
             now = time.thread_time()
-            self.paces_s, self._since_s = (
-                (self.paces_s, now) if is_pace else (self.paces_s + now - self._since_s, 0.0)
-            )
+            if is_pace:
+                self._since_s = now
+            else:
+                self.paces_s += now - self._since_s
+                self._since_s = 0.0
         return message
 
-    def tell(self, rank: int, tag: Tag, message: Message) -> None:
+    def send(self, rank: int, tag: Tag, message: Message) -> None:
         match message:
             case Start(network=network, stream_epoch=epoch):
                 self._trains[rank] = network.name
-                self._said.append(Joined(network.name))
+                self._answers.append(Joined(network.name))
                 self._end_epoch(network.name, epoch)
             case Continue(stream_epoch=epoch):
                 self._end_epoch(self._trains[rank], epoch)
             case Stop():
-                self._said += [Stopped(self._trains[rank], 0.0), Ready(rank)]
+                self._answers += [Stopped(self._trains[rank], 0.0), Ready(rank)]
             case Exit():
                 pass
 
@@ -151,32 +155,35 @@ class Trainers:
         accuracy = 0.2 + 0.7 * random.Random(name).random() * (1 - 0.7**done)
         rate = self._rate(name) * (1 + 0.1 * (self.epochs % 7 - 3) / 3)
         self.paces += self._paces
-        for number in range(1, self._paces + 1):  # the first is the first sure rate, which is news
+        for number in range(1, self._paces + 1):  # the first has a rate to display
             displayed = StepRate(rate, 0.05, 10) if number == 1 else StepRate()
-            self._said.append(Pace(name, number * SAMPLES // (self._paces + 1), rate, displayed))
+            self._answers.append(Pace(name, number * SAMPLES // (self._paces + 1), rate, displayed))
         record = EpochRecord(
             done, stream_epoch, 1.0, accuracy, 1.0, accuracy, 0.1, SAMPLES, 1, 1.0, 0.0
         )
-        self._said.append(
+        self._answers.append(
             EpochDone(
                 name,
                 record,
                 0.0,
-                f"{done} epochs" if done == self._most else "",
+                f"{done} epochs" if done == self._max_epochs else "",
                 0,
                 StepRate(rate, 0.05, 10),
             )
         )
 
 
-def cpu_of_an_epoch(
+def measure_epoch(
     networks: int, policy: str = "baseline", speeds: int = 0, trainers: int = 16, paces: int = 0
-) -> Spent:
-    """An epoch's end in a run of so many networks of one epoch.
+) -> CoordinatorCost:
+    """Measure finished epochs in a run of networks of one epoch.
 
     Args:
-        speeds: how many different ones there are, where they are to be learned; 0 where rates are given.
-        paces: how often a network says how far it is.
+        networks: Number of networks.
+        policy: Name of the policy.
+        speeds: Number of different rates to be learned; 0 if rates are given.
+        trainers: Number of trainers.
+        paces: Number of pace reports per network.
     """
     spec = parse(
         {
@@ -201,7 +208,7 @@ def cpu_of_an_epoch(
         SAMPLES, per_node, tuple(Network(network.name, (60.0,)) for network in spec.networks)
     )
     online = OnlineRates(list(traits.values()), SAMPLES, per_node, trainers) if speeds else None
-    with tempfile.TemporaryDirectory() as folder, _unseen():
+    with tempfile.TemporaryDirectory() as folder, _silenced():
         paths = RunPaths(Path(folder))
         log = EventLog(paths.events)
         roles = assign(
@@ -210,22 +217,24 @@ def cpu_of_an_epoch(
             None,
             own_preprocessing=True,
         )
-        world = Trainers(roles, 1, lambda name: 1e6 / (traits[name].operations or 1.0), paces)
+        world = EmulatedTrainers(
+            roles, 1, lambda name: 1e6 / (traits[name].operations or 1.0), paces
+        )
         keys = {name: measurement.key for name, measurement in traits.items()}
-        survey = RateMeasurement([], keys, spec.profile, trainers, per_node, {})
+        measurement_plan = RateMeasurement([], keys, spec.profile, trainers, per_node, {})
         run = RunState(spec)
         view = make_view(run, True)
         search = SearchParts(
             make_controller(spec, with_extreme_networks(spec), {}, trainers),
             Searchers({}),
-            cast(Admission, SimpleNamespace(asked=lambda training, now_s: ())),
+            cast(Admission, SimpleNamespace(pop_ready=lambda training, now_s: ())),
             (),
             None,
         )
         coordinator = Coordinator(
             cast(World, world),
             LaunchConfig(spec, roles, None, samples=SAMPLES, outlives=False),
-            PriorRates(survey, None if speeds else rates, online),
+            PriorRates(measurement_plan, None if speeds else rates, online),
             Files(
                 Results(spec, paths, run),
                 log,
@@ -239,21 +248,23 @@ def cpu_of_an_epoch(
             StartupEvents((), None, {}, (), StartupTimer()),
             search,
         )
-        spent = _coordinate(coordinator, world)
+        cost = _coordinate(coordinator, world)
         coordinator.stop()
         log.close()
-    assert spent.epochs == networks
-    return spent
+    assert cost.epochs == networks
+    return cost
 
 
-def cpu_of_a_search(networks: int, rule: str, epochs: int, policy: str) -> Spent:
-    """An epoch's end in a search that asks for so many networks at random.
+def measure_search(networks: int, rule: str, epochs: int, policy: str) -> CoordinatorCost:
+    """Measure finished epochs in a search that proposes random networks.
 
     Args:
-        rule: that prunes them.
-        epochs: of each network, at most.
+        networks: Number of networks.
+        rule: Name of the pruning rule.
+        epochs: Maximum number of epochs per network.
+        policy: Name of the policy.
     """
-    with tempfile.TemporaryDirectory() as folder, _unseen():
+    with tempfile.TemporaryDirectory() as folder, _silenced():
         os.environ["FLEET_CACHE"] = folder
         spec: dict[str, Any] = {
             "output": f"{folder}/run",
@@ -279,54 +290,49 @@ def cpu_of_a_search(networks: int, rule: str, epochs: int, policy: str) -> Spent
         path = Path(folder) / "spec.yaml"
         write_spec(spec, path)
         prepared = prepare(Request(str(path), plain=True), Ranks([0] * SEARCH_RANKS))
-        world = Trainers(prepared.roles, epochs, lambda name: 100.0)
-        side = RankZero(cast(World, world), prepared, Interruption(None), None, StartupTimer())
-        spent = _coordinate(side.coordinator, world)
-        side.close()
-    return spent
+        world = EmulatedTrainers(prepared.roles, epochs, lambda name: 100.0)
+        rank_zero = RankZero(cast(World, world), prepared, Interruption(None), None, StartupTimer())
+        cost = _coordinate(rank_zero.coordinator, world)
+        rank_zero.close()
+    return cost
 
 
-def _coordinate(coordinator: Coordinator, world: Trainers) -> Spent:
-    """Let a coordinator do all that it has to."""
+def _coordinate(coordinator: Coordinator, world: EmulatedTrainers) -> CoordinatorCost:
+    """Run a coordinator to its end."""
     coordinator.start()
     began = time.process_time()
-    for has_heard in _until_over(coordinator):
-        if not has_heard:
-            time.sleep(0.001)  # as a rank that waits for others: a searcher may be thinking
-    spent_s = time.process_time() - began
-    return Spent(
-        1000 * (spent_s - world.paces_s) / world.epochs,
+    while coordinator.status is None:
+        if not coordinator.step():
+            time.sleep(0.001)  # like a rank that waits for others; a searcher may be busy
+    cpu_s = time.process_time() - began
+    return CoordinatorCost(
+        1000 * (cpu_s - world.paces_s) / world.epochs,
         world.epochs,
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         1e6 * world.paces_s / max(1, world.paces),
     )
 
 
-def _until_over(coordinator: Coordinator) -> Iterator[bool]:
-    while coordinator.status is None:
-        yield coordinator.step()
-
-
 @contextmanager
-def _unseen() -> Iterator[None]:
-    """A context whose output nobody sees."""
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+def _silenced() -> Iterator[None]:
+    """Discard the output inside this context."""
+    with open(os.devnull, "w") as null, redirect_stdout(null):
         yield
 
 
-def alone(measure: Callable[..., Spent], *arguments: Any) -> Spent:
-    """Measure in a process of its own, as in a run: what is remembered of equal rates would have to be told apart."""
+def measure_in_process(measure: Callable[..., CoordinatorCost], *arguments: Any) -> CoordinatorCost:
+    """Measure in a new process, because a cache of equal rates would distort later measurements."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(measure, *arguments).result()
 
 
 def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each combination of what was asked for."""
+    """Yield a row for each requested combination."""
     for trainers, networks, policy, rates in product(
         args.trainers, args.networks, args.policy, ("given", "learned")
     ):
-        spent = alone(
-            cpu_of_an_epoch,
+        cost = measure_in_process(
+            measure_epoch,
             networks,
             policy,
             args.speeds * (rates == "learned"),
@@ -338,9 +344,9 @@ def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "networks": networks,
             "policy": policy,
             "rates": rates,
-            "ms_per_epoch": round(spent.ms, 3),
-            "us_per_pace": round(spent.us, 1),
-            "memory_mb": round(spent.memory_mb, 1),
+            "ms_per_epoch": round(cost.ms, 3),
+            "us_per_pace": round(cost.us, 1),
+            "memory_mb": round(cost.memory_mb, 1),
         }
 
 
@@ -351,28 +357,30 @@ def main() -> None:
     parser.add_argument("--trainers", type=int, nargs="+", default=[16])
     parser.add_argument("--networks", type=int, nargs="+", default=[300, 1000, 10_000])
     parser.add_argument("--policy", nargs="+", default=["baseline"], choices=list(POLICIES))
-    parser.add_argument(
-        "--paces", type=int, default=0, help="reports of pace of a network in each epoch"
-    )
+    parser.add_argument("--paces", type=int, default=0, help="pace reports per epoch of a network")
     parser.add_argument(
         "--speeds",
         type=int,
         default=20,
-        help="where rates are learned, of so many different networks",
+        help="number of different networks whose rates are learned",
     )
-    parser.add_argument("--json", action="store_true", help="print a list of rows")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument(
-        "--search", nargs="+", default=[], metavar="RULE", help="ask for networks, and prune them"
+        "--search",
+        nargs="+",
+        default=[],
+        metavar="RULE",
+        help="propose networks, and prune them by RULE",
     )
     parser.add_argument(
-        "--epochs", type=int, default=1, help="of each network of a search, at most"
+        "--epochs", type=int, default=1, help="maximum epochs per network of a search"
     )
     args = parser.parse_args()
     for policy, networks, rule in product(args.policy, args.networks, args.search):
-        spent = alone(cpu_of_a_search, networks, rule, args.epochs, policy)
+        cost = measure_in_process(measure_search, networks, rule, args.epochs, policy)
         print(
-            f"search of {networks} networks of {args.epochs} epochs, {policy}, {rule}: {spent.ms:.2f} ms of "
-            f"CPU per epoch's end, of {spent.epochs}; {spent.memory_mb:.0f} MB",
+            f"search of {networks} networks of {args.epochs} epochs, {policy}, {rule}: "
+            f"{cost.ms:.2f} ms of CPU per finished epoch ({cost.epochs}); {cost.memory_mb:.0f} MB",
             flush=True,
         )
     if args.search:
@@ -382,9 +390,9 @@ def main() -> None:
         return
     for row in rows(args):
         print(
-            f"{row['trainers']} trainers, {row['networks']} networks, {row['policy']}, rates {row['rates']}: "
-            f"{row['ms_per_epoch']:.2f} ms of CPU per epoch's end, {row['us_per_pace']:.0f} us per pace; "
-            f"{row['memory_mb']:.0f} MB",
+            f"{row['trainers']} trainers, {row['networks']} networks, {row['policy']}, rates "
+            f"{row['rates']}: {row['ms_per_epoch']:.2f} ms of CPU per finished epoch, "
+            f"{row['us_per_pace']:.0f} us per pace report; {row['memory_mb']:.0f} MB",
             flush=True,
         )
 

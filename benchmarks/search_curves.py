@@ -1,6 +1,6 @@
-"""A seeded law of learning curves, and GPUs that train networks by it: what `search.py` and `search_ray.py` share.
+"""Define a seeded law of learning curves, and simulate GPUs that train networks by it.
 
-Nothing of FLEET is imported here: Ray's environment has none of it.
+`search.py` and `search_ray.py` share it. It imports nothing of FLEET, which Ray's environment lacks.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from dataclasses import dataclass
 from typing import Protocol
 
 EPOCHS, NETWORKS, GPUS = 27, 200, 16
-NEAR = 0.99  # of the best network: what a search is to come to
-START, NOISE = (
-    0.1,
-    0.01,
-)  # accuracy of a network that knows nothing; standard deviation of what is measured
+NEAR = 0.99  # share of the best accuracy that a search must reach
+START = 0.1  # accuracy of an untrained network
+NOISE = 0.01  # standard deviation of measured accuracies
 
+# Ranges of the parameters, the first two on a logarithmic scale.
 SPACE = {
     "learning_rate": (1e-5, 1e-1),
     "width": (8, 128),
     "depth": (2, 20),
-}  # the first two on a logarithmic scale
+}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """How a network learns.
+    """A learning curve.
 
     Attributes:
-        accuracies: after each epoch, without noise.
-        measured: with it.
-        epoch_s: seconds of an epoch on one GPU.
+        accuracies: Accuracies after each epoch, without noise.
+        measured: The same with noise.
+        epoch_s: Seconds per epoch on one GPU.
     """
 
     accuracies: tuple[float, ...]
@@ -41,13 +40,13 @@ class Curve:
     epoch_s: float
 
 
-def curve(values: Mapping[str, float], seed: int) -> Curve:
-    """The curve of a network; a function of its values and the seed alone.
+def make_curve(values: Mapping[str, float], seed: int) -> Curve:
+    """Return the curve of a network, which depends only on its values and the seed.
 
-    A network ends the higher, the nearer its values are to a best point that the seed draws, and by a chance of its
-    own. Most of the gap to its end is closed after 1 to 8 epochs, later in networks that end high, with small learning
-    rates and with many layers: so curves cross. An epoch of the largest network takes 60 times as long as one of the
-    smallest.
+    A network ends with a higher accuracy, the nearer its values are to an optimum that the seed draws; some
+    of it is random. Most of the gap to its end is closed after 1 to 8 epochs: later in networks that end
+    high, with small learning rates and with many layers. So curves cross. An epoch of the largest network
+    takes 60 times as long as one of the smallest.
     """
     position = {name: _share(name, values[name]) for name in SPACE}
     world, rng = random.Random(seed), random.Random(f"{seed} {sorted(position.items())}")
@@ -57,8 +56,8 @@ def curve(values: Mapping[str, float], seed: int) -> Curve:
         "depth": world.uniform(0.3, 0.8),
     }
     weights = {"learning_rate": 1.6, "width": 0.35, "depth": 0.35}
-    lacks = sum(weights[name] * (position[name] - best[name]) ** 2 for name in SPACE)
-    end = max(START, 0.95 - lacks - abs(rng.gauss(0, 0.015)))
+    deficit = sum(weights[name] * (position[name] - best[name]) ** 2 for name in SPACE)
+    end = max(START, 0.95 - deficit - abs(rng.gauss(0, 0.015)))
     half = math.exp(
         rng.uniform(0, math.log(4))
         + 0.7 * (1 - position["learning_rate"]) * position["depth"]
@@ -80,8 +79,8 @@ def _share(name: str, value: float) -> float:
     return math.log(value / low) / math.log(high / low)
 
 
-def drawn(seed: int, networks: int = NETWORKS) -> list[dict[str, float]]:
-    """The values of the networks that a random search trains."""
+def draw_networks(seed: int, networks: int = NETWORKS) -> list[dict[str, float]]:
+    """Return the values of the networks of a random search."""
     draw = random.Random(f"networks {seed}")
     return [
         {
@@ -94,28 +93,27 @@ def drawn(seed: int, networks: int = NETWORKS) -> list[dict[str, float]]:
 
 
 class Search(Protocol):
-    """Who says which network a GPU trains next, and when it is enough."""
+    """Decides which network a GPU trains next, and when a network stops."""
 
-    def next(self) -> tuple[int, Mapping[str, float]] | None:
-        """A network that is to be trained, or trained on: its number and its values; None where none is to be now."""
+    def next_network(self) -> tuple[int, Mapping[str, float]] | None:
+        """Return the number and the values of the next network to train, or None if there is none now."""
 
-    def ended(self, number: int, epoch: int, accuracy: float) -> bool:
-        """A network has ended an epoch; returns whether it goes on at once. Not asked after its last epoch."""
+    def end_epoch(self, number: int, epoch: int, accuracy: float) -> bool:
+        """Report an epoch, except the last one; return whether the network continues now."""
 
-    def finished(self, number: int, accuracy: float) -> None:
-        """A network has ended its last epoch."""
+    def finish_network(self, number: int, accuracy: float) -> None:
+        """Report the last epoch of a network."""
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a search has taken.
+class SearchCost:
+    """The cost of a search.
 
     Attributes:
-        until_near: GPU hours until a network was as good as ``NEAR`` of the best of those that are drawn; infinite if
-            none ever was.
-        total: GPU hours in all.
-        hours: from its beginning to its end.
-        best: accuracy of the best network, as a share of the best of those that are drawn.
+        until_near: GPU hours until a network reaches ``NEAR`` of the best random one; else infinite.
+        total: Total GPU hours.
+        hours: Duration of the search.
+        best: Accuracy of the best network, as a share of that of the best random one.
     """
 
     until_near: float
@@ -124,22 +122,25 @@ class Spent:
     best: float
 
 
-def simulate(search: Search, seed: int) -> Spent:
-    """Train networks on GPUs, one on each, as a search says."""
-    reference = max(max(curve(values, seed).accuracies) for values in drawn(seed))
+def simulate(search: Search, seed: int) -> SearchCost:
+    """Train networks on GPUs, one on each, as a search decides."""
+    reference = max(max(make_curve(values, seed).accuracies) for values in draw_networks(seed))
     curves: dict[int, Curve] = {}
     done: dict[int, int] = {}
-    ends: list[tuple[float, int]] = []  # (seconds, network) of the epochs that are being trained
+    ends: list[tuple[float, int]] = []  # (seconds, network) of current epochs
     idle, now, gpu_s, best, near = GPUS, 0.0, 0.0, 0.0, math.inf
     while True:
-        while idle and (proposed := search.next()) is not None:
-            number, values = proposed
-            curves.setdefault(number, curve(values, seed))
+        while idle:
+            proposal = search.next_network()
+            if proposal is None:
+                break
+            number, values = proposal
+            curves.setdefault(number, make_curve(values, seed))
             done.setdefault(number, 0)
             heapq.heappush(ends, (now + curves[number].epoch_s, number))
             idle -= 1
         if not ends:
-            return Spent(near / 3600, gpu_s / 3600, now / 3600, best / reference)
+            return SearchCost(near / 3600, gpu_s / 3600, now / 3600, best / reference)
         now, number = heapq.heappop(ends)
         learning_curve, epoch = curves[number], done[number] + 1
         done[number] = epoch
@@ -148,8 +149,8 @@ def simulate(search: Search, seed: int) -> Spent:
         if best >= NEAR * reference:
             near = min(near, gpu_s)
         if epoch == EPOCHS:
-            search.finished(number, learning_curve.measured[epoch - 1])
-        elif search.ended(number, epoch, learning_curve.measured[epoch - 1]):
+            search.finish_network(number, learning_curve.measured[epoch - 1])
+        elif search.end_epoch(number, epoch, learning_curve.measured[epoch - 1]):
             heapq.heappush(ends, (now + learning_curve.epoch_s, number))
             continue
         idle += 1

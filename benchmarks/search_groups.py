@@ -1,15 +1,16 @@
-"""A search with asha on 64 to 1,024 GPUs: groups of FLEET's `adaptive`, beside RASDA, beside one GPU for each network.
+"""Simulate a search with asha on 64 to 1,024 GPUs: `adaptive`, RASDA, and one GPU per network.
 
     python benchmarks/search_groups.py [--gpus 64 256 1024] [--seeds 3] [--loss 0.02] [--json]
 
-RASDA (Aach et al., arXiv:2412.02729) doubles the GPUs of a trial at each rung of ASHA that it passes. Here it does so
-as soon as they are free, and no new trial is begun while one waits for more. All ways have the same networks, twice as
-many as GPUs, the same rule (asha: one in three goes on after 1, 3, 9 epochs of 27) and the learning curves of
-`search_curves.py`, which cross and are noisy. On g GPUs a network is g / (1 + LOSS (g - 1)) times as fast, whatever the
-nodes, and its curve is the same; a group that changes loses a second. Groups of `adaptive` also grow inside an epoch.
+RASDA (Aach et al., arXiv:2412.02729) doubles the GPUs of a trial at each rung of ASHA that it passes.
+Here it does so once they are free, and starts no new trial while one waits for more. All allocations
+have the same networks, twice as many as GPUs, the same rule (asha: one in three continues after 1, 3,
+9 epochs of 27) and the learning curves of `search_curves.py`, which cross and are noisy. On g GPUs a
+network is g / (1 + LOSS (g - 1)) times as fast, independent of nodes, and its curve is the same; a group
+that changes loses a second. Groups of `adaptive` also grow inside an epoch.
 
-Simulated, medians over seeds: hours until a network is within 1 % of the best of all that are drawn, hours until the
-end, and the GPU hours in which a GPU trained until then; and hours until all networks have ended their first epoch.
+Medians over seeds: hours until a network is within 1 % of the best, hours until the end, the GPU hours
+trained until then, and hours until every network has trained one epoch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from search import InFleet, Listed
-from search_curves import EPOCHS, NEAR, Curve, curve, drawn
+from search import FleetSearch, ListSearcher
+from search_curves import EPOCHS, NEAR, Curve, draw_networks, make_curve
 
 from fleet.commands.output import print_json
 from fleet.spec.search import Prune
@@ -43,25 +44,25 @@ Sizes = Callable[["Trials"], dict[int, int]]
 
 
 def speedup(gpus: int, loss: float) -> float:
-    """Times as fast as on one."""
+    """Return the speedup over one GPU."""
     return gpus / (1 + loss * (gpus - 1))
 
 
 @dataclass
 class Trial:
-    """A network, and where it is.
+    """A network and its progress.
 
     Attributes:
-        done: epochs.
-        left: of its present epoch, a share.
-        gpus: that it has.
-        since_s: from when on `left` has been what it is.
-        version: of its end, which changes with its group.
+        done: Finished epochs.
+        remaining: Remaining share of its current epoch.
+        gpus: Its number of GPUs.
+        since_s: Time from which `remaining` counts.
+        version: Version of its end, which changes with its group.
     """
 
     curve: Curve
     done: int = 0
-    left: float = 1.0
+    remaining: float = 1.0
     gpus: int = 0
     since_s: float = 0.0
     version: int = 0
@@ -69,27 +70,27 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Came:
-    """What a search came to.
+class SearchResult:
+    """The result of a search.
 
     Attributes:
-        near_h, near_gpu_h: hours, and GPU hours, until a network was near the best.
-        hours, gpu_h: until the end.
-        signal_h: hours until every network had ended its first epoch.
+        near_h, near_gpu_h: Hours and GPU hours until a network was near the best.
+        hours, gpu_h: Hours and GPU hours until the end.
+        first_epochs_h: Hours until every network had trained one epoch.
     """
 
     near_h: float
     near_gpu_h: float
     hours: float
     gpu_h: float
-    signal_h: float
+    first_epochs_h: float
 
 
 @dataclass
 class Trials:
     """The trials of a search on a cluster, and the clock."""
 
-    search: InFleet
+    search: FleetSearch
     seed: int
     gpus: int
     networks: int
@@ -97,14 +98,15 @@ class Trials:
     now: float = 0.0
     gpu_s: float = 0.0
     all: dict[int, Trial] = field(default_factory=dict)
-    waiting: dict[int, None] = field(
-        default_factory=dict
-    )  # those that may train and have no GPU, in their order
+    # Trials that may train and have no GPU, in order.
+    waiting: dict[int, None] = field(default_factory=dict)
     _ends: list[tuple[float, int, int]] = field(default_factory=list)
     rates: RateTable = field(init=False)
 
     def __post_init__(self) -> None:
-        self.curves = [curve(values, self.seed) for values in drawn(self.seed, self.networks)]
+        self.curves = [
+            make_curve(values, self.seed) for values in draw_networks(self.seed, self.networks)
+        ]
         self.rates = RateTable(
             SAMPLES,
             PER_NODE,
@@ -112,105 +114,116 @@ class Trials:
                 Network(
                     str(number),
                     tuple(
-                        SAMPLES / trial.epoch_s * self.speedup(gpus) for gpus in powers(self.gpus)
+                        SAMPLES / curve.epoch_s * self.speedup(gpus)
+                        for gpus in measured_counts(self.gpus)
                     ),
                 )
-                for number, trial in enumerate(self.curves)
+                for number, curve in enumerate(self.curves)
             ),
         )
 
     @property
-    def free(self) -> int:
-        """GPUs that nobody has."""
+    def free_gpus(self) -> int:
+        """Return the number of free GPUs."""
         return self.gpus - sum(self.all[number].gpus for number in self.running)
 
     @property
     def running(self) -> list[int]:
-        """Those that have GPUs."""
+        """Return the trials that have GPUs."""
         return [number for number, trial in self.all.items() if trial.gpus]
 
-    def rungs(self, number: int) -> int:
-        """How many rungs a trial has passed."""
+    def passed_rungs(self, number: int) -> int:
+        """Return how many rungs a trial has passed."""
         return sum(self.all[number].done >= rung for rung in RUNGS)
 
-    def give(self, number: int, gpus: int) -> None:
-        """Let a trial train with so many GPUs from now on."""
+    def assign(self, number: int, gpus: int) -> None:
+        """Train a trial on ``gpus`` GPUs from now on."""
         trial = self.all[number]
         if trial.gpus == gpus:
             return
-        self._pass(trial)
-        trial.since_s = self.now + (CHANGE_S if trial.trained_with not in (0, gpus) else 0.0)
-        trial.gpus, trial.version = gpus, trial.version + 1
+        self._advance(trial)
+        trial.since_s = self.now
+        if trial.trained_with not in (0, gpus):
+            trial.since_s += CHANGE_S
+        trial.gpus = gpus
+        trial.version += 1
         self.waiting.pop(number, None)
         if gpus:
             trial.trained_with = gpus
-            ends_s = trial.since_s + trial.left * trial.curve.epoch_s / self.speedup(gpus)
+            ends_s = trial.since_s + trial.remaining * trial.curve.epoch_s / self.speedup(gpus)
             heapq.heappush(self._ends, (ends_s, number, trial.version))
 
-    def _pass(self, trial: Trial) -> None:
+    def _advance(self, trial: Trial) -> None:
         if trial.gpus:
             passed_s = max(0.0, self.now - trial.since_s)
-            trial.left -= passed_s * self.speedup(trial.gpus) / trial.curve.epoch_s
+            trial.remaining -= passed_s * self.speedup(trial.gpus) / trial.curve.epoch_s
             self.gpu_s += trial.gpus * passed_s
 
     def fetch(self, limit: int) -> None:
-        """Have so many wait for GPUs, if the search has as many."""
-        while len(self.waiting) < limit and (proposed := self.search.next()) is not None:
-            number, _ = proposed
+        """Fetch proposals until ``limit`` trials wait for GPUs, if the search has as many."""
+        while len(self.waiting) < limit:
+            proposal = self.search.next_network()
+            if proposal is None:
+                break
+            number, _ = proposal
             self.all.setdefault(number, Trial(self.curves[number]))
             self.waiting[number] = None
 
     def epochs(self) -> Iterator[float]:
-        """The accuracy of a network after each epoch that ends, until none trains; those that go on wait then."""
+        """Yield the accuracy of a network after each epoch, until none trains; then continuing trials wait."""
         while self._ends:
             self.now, number, version = heapq.heappop(self._ends)
             trial = self.all[number]
             if version != trial.version:
                 continue
-            self._pass(trial)
-            trial.done, trial.left, had, trial.gpus = trial.done + 1, 1.0, trial.gpus, 0
+            self._advance(trial)
+            gpus = trial.gpus
+            trial.done += 1
+            trial.remaining = 1.0
+            trial.gpus = 0
             trial.version += 1
             measured = trial.curve.measured[trial.done - 1]
             if trial.done == EPOCHS:
-                self.search.finished(number, measured)
-            elif self.search.ended(number, trial.done, measured):
-                self.waiting = {number: None, **self.waiting}  # before all that have not begun
-                trial.trained_with = had
+                self.search.finish_network(number, measured)
+            elif self.search.end_epoch(number, trial.done, measured):
+                self.waiting = {number: None, **self.waiting}  # before all new trials
+                trial.trained_with = gpus
             yield trial.curve.accuracies[trial.done - 1]
 
 
-def powers(gpus: int) -> range:
-    """So many GPUs are measured; beyond them, rates are estimated."""
+def measured_counts(gpus: int) -> range:
+    """Return the GPU counts with measured rates; beyond them, rates are estimated."""
     return range(1, min(gpus, 64) + 1)
 
 
-def one_each(trials: Trials) -> None:
-    trials.fetch(trials.free)
-    for number in list(trials.waiting)[: trials.free]:
-        trials.give(number, 1)
+def allocate_one_each(trials: Trials) -> None:
+    trials.fetch(trials.free_gpus)
+    for number in list(trials.waiting)[: trials.free_gpus]:
+        trials.assign(number, 1)
 
 
-def rasda(trials: Trials) -> None:
-    def wanted(number: int) -> int:
-        return min(trials.gpus, 2 ** trials.rungs(number))
+def allocate_rasda(trials: Trials) -> None:
+    def target_gpus(number: int) -> int:
+        return min(trials.gpus, 2 ** trials.passed_rungs(number))
 
-    free = trials.free
+    free = trials.free_gpus
     for number in [number for number in trials.waiting if trials.all[number].done]:
-        had = trials.all[number].trained_with
-        gpus = min(wanted(number), max(had, free))
-        gpus = gpus if gpus == wanted(number) else min(had, free)
+        previous = trials.all[number].trained_with
+        gpus = min(target_gpus(number), max(previous, free))
+        if gpus != target_gpus(number):
+            gpus = min(previous, free)
         if gpus:
-            trials.give(number, gpus)
+            trials.assign(number, gpus)
             free -= gpus
-    free -= sum(max(0, wanted(number) - trials.all[number].gpus) for number in trials.running)
+    free -= sum(max(0, target_gpus(number) - trials.all[number].gpus) for number in trials.running)
     trials.fetch(max(0, free))
     for number in [number for number in trials.waiting if not trials.all[number].done][
         : max(0, free)
     ]:
-        trials.give(number, 1)
+        trials.assign(number, 1)
 
 
-def adaptive(trials: Trials, survivors_first: bool = True) -> None:
+def allocate_adaptive(trials: Trials, survivors_first: bool = True) -> None:
     trials.fetch(trials.gpus)
     running, waiting = trials.running, list(trials.waiting)
     active = {*running, *waiting}
@@ -231,53 +244,54 @@ def adaptive(trials: Trials, survivors_first: bool = True) -> None:
                 for number in active
             },
             survivors=frozenset(
-                str(number) for number in active if survivors_first and trials.rungs(number)
+                str(number) for number in active if survivors_first and trials.passed_rungs(number)
             ),
         ),
         Cluster.of(trials.gpus, PER_NODE),
     )
-    free = trials.free
+    free = trials.free_gpus
     for number in [*waiting, *running]:
-        has, gets = trials.all[number].gpus, sizes.get(str(number), 0)
-        if has < gets and (more := min(gets - has, free)):
-            trials.give(number, has + more)
-            free -= more
+        gpus = trials.all[number].gpus
+        added = min(sizes.get(str(number), 0) - gpus, free)
+        if added > 0:
+            trials.assign(number, gpus + added)
+            free -= added
 
 
-WAYS: dict[str, Callable[[Trials], None]] = {
-    "asha, a GPU each": one_each,
-    "RASDA": rasda,
-    "asha, adaptive": adaptive,
-    "the same, new ones at once": partial(adaptive, survivors_first=False),
+ALLOCATIONS: dict[str, Callable[[Trials], None]] = {
+    "asha, one GPU each": allocate_one_each,
+    "RASDA": allocate_rasda,
+    "asha, adaptive": allocate_adaptive,
+    "asha, adaptive, no priority": partial(allocate_adaptive, survivors_first=False),
 }
 
 
 def simulate(
-    way: Callable[[Trials], None],
+    allocate: Callable[[Trials], None],
     gpus: int,
     seed: int,
     mode: Literal["stop", "pause"],
     loss: float = 0.02,
-) -> Came:
-    """A search to its end."""
+) -> SearchResult:
+    """Simulate a search to its end."""
     networks = 2 * gpus
-    values = drawn(seed, networks)
-    search = InFleet(Prune(rule="asha", on_fail=mode), Listed(values), networks, gpus)
+    values = draw_networks(seed, networks)
+    search = FleetSearch(Prune(rule="asha", on_fail=mode), ListSearcher(values), networks, gpus)
     trials = Trials(search, seed, gpus, networks, partial(speedup, loss=loss))
     best = max(trial.accuracies[-1] for trial in trials.curves)
-    near, signal_h = (math.inf, math.inf), math.inf
-    way(trials)
+    near, first_epochs_h = (math.inf, math.inf), math.inf
+    allocate(trials)
     for accuracy in trials.epochs():
         if accuracy >= NEAR * best and math.isinf(near[0]):
             near = trials.now / 3600, trials.gpu_s / 3600
         if (
-            math.isinf(signal_h)
+            math.isinf(first_epochs_h)
             and len(trials.all) == networks
             and all(trial.done for trial in trials.all.values())
         ):
-            signal_h = trials.now / 3600
-        way(trials)
-    return Came(*near, trials.now / 3600, trials.gpu_s / 3600, signal_h)
+            first_epochs_h = trials.now / 3600
+        allocate(trials)
+    return SearchResult(*near, trials.now / 3600, trials.gpu_s / 3600, first_epochs_h)
 
 
 def main() -> None:
@@ -286,26 +300,28 @@ def main() -> None:
     )
     parser.add_argument("--gpus", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--loss", type=float, default=0.02, help="of each further GPU; see above")
     parser.add_argument(
-        "--mode", default="stop", choices=("stop", "pause"), help="of asha; RASDA has Ray's, stop"
+        "--loss", type=float, default=0.02, help="efficiency loss per additional GPU; see above"
     )
-    parser.add_argument("--json", action="store_true", help="print a list of rows")
+    parser.add_argument(
+        "--mode", default="stop", choices=("stop", "pause"), help="mode of asha; Ray's RASDA stops"
+    )
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     args = parser.parse_args()
     rows = []
     for gpus in args.gpus:
-        for name, way in WAYS.items():
-            came = [
-                asdict(simulate(way, gpus, seed, args.mode, args.loss))
+        for name, allocate in ALLOCATIONS.items():
+            results = [
+                asdict(simulate(allocate, gpus, seed, args.mode, args.loss))
                 for seed in range(args.seeds)
             ]
             rows.append(
                 {
                     "gpus": gpus,
-                    "way": name,
+                    "allocation": name,
                     **{
-                        key: round(statistics.median(outcome[key] for outcome in came), 2)
-                        for key in came[0]
+                        key: round(statistics.median(result[key] for result in results), 2)
+                        for key in results[0]
                     },
                 }
             )

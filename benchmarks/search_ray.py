@@ -1,4 +1,4 @@
-"""Ray Tune's ASHA on the curves of `search_curves.py`: its scheduler decides, no process of Ray's is started.
+"""Run Ray Tune's ASHA scheduler on the curves of `search_curves.py`, without processes of Ray.
 
 python benchmarks/search_ray.py SEEDS
 """
@@ -12,11 +12,11 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
-from search_curves import EPOCHS, drawn, simulate
+from search_curves import EPOCHS, draw_networks, simulate
 
 
 class RayAsha:
-    """Asks `AsyncHyperBandScheduler` what is to become of each trial, as Ray's own loop does."""
+    """A search with `AsyncHyperBandScheduler`, which is called as in Ray's own loop."""
 
     def __init__(self, seed: int) -> None:
         from ray.tune.schedulers import AsyncHyperBandScheduler
@@ -29,27 +29,27 @@ class RayAsha:
             grace_period=1,
             reduction_factor=3,
         )
-        self._left = list(enumerate(drawn(seed)))
+        self._networks = list(enumerate(draw_networks(seed)))
         self._trials: dict[int, Any] = {}
 
-    def next(self) -> tuple[int, Mapping[str, float]] | None:
-        if not self._left:
+    def next_network(self) -> tuple[int, Mapping[str, float]] | None:
+        if not self._networks:
             return None
-        number, values = self._left.pop(0)
+        number, values = self._networks.pop(0)
         self._trials[number] = SimpleNamespace(trial_id=str(number))
         self._scheduler.on_trial_add(None, self._trials[number])
         return number, values
 
-    def ended(self, number: int, epoch: int, accuracy: float) -> bool:
-        results = {"training_iteration": epoch, "accuracy": accuracy}
+    def end_epoch(self, number: int, epoch: int, accuracy: float) -> bool:
+        result = {"training_iteration": epoch, "accuracy": accuracy}
         return (
-            self._scheduler.on_trial_result(None, self._trials[number], results)
+            self._scheduler.on_trial_result(None, self._trials[number], result)
             == self._scheduler.CONTINUE
         )
 
-    def finished(self, number: int, accuracy: float) -> None:
-        results = {"training_iteration": EPOCHS, "accuracy": accuracy}
-        self._scheduler.on_trial_complete(None, self._trials[number], results)
+    def finish_network(self, number: int, accuracy: float) -> None:
+        result = {"training_iteration": EPOCHS, "accuracy": accuracy}
+        self._scheduler.on_trial_complete(None, self._trials[number], result)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""What K networks on one device train together beside one alone: K = 1, 2, 4, 8. The goal is three times as much.
+"""Compare K networks on one device with one: K = 1, 2, 4, 8. The goal is three times the throughput.
 
     python benchmarks/sharing.py [--slots 1 2 4 8] [--rounds 3] [--epochs 4] [--engine keras]
 
-Equal small CNNs, as many as the largest K, train on one device that K trainers share (`resources.networks_per_gpu: K`), fed
-by one preprocessor that keeps the decoded samples. The device is the first GPU that this process is shown; where
-NVIDIA's Multi-Process Service is installed, the run uses it. Where there is no GPU, all ranks share one core; that
-tries the script, and says nothing about GPUs.
+Equal small CNNs, as many as the largest K, train on one device that K trainers share
+(`resources.networks_per_gpu: K`), fed by one preprocessor that caches decoded samples. The device is
+the first visible GPU; if NVIDIA's Multi-Process Service is installed, the run uses it. Without a GPU
+all ranks share one core: that tests the script, and says nothing about GPUs.
 
-All K take turns; the numbers are medians of the rounds. *Samples/s* is what all networks on the device train together
-while there are K of them, and all beyond their first epochs: in these they are traced, and slow down the others.
-*Networks/min* counts from the first group's start to the last one's end, builds and traces included. Let nothing else
-run meanwhile: K processes get a larger part of a busy machine than one does.
+All K take turns; the numbers are medians of the rounds. *Samples/s* is the total throughput while K
+networks train and all are beyond their first epochs, in which they are traced. *Networks/min* counts
+from the first group's start to the last one's end, builds and traces included. Let nothing else run
+meanwhile: K processes get a larger share of a busy machine than one does.
 """
 
 from __future__ import annotations
@@ -41,22 +41,25 @@ from launch.devices import visible_gpus
 from launch.mps import CONTROL
 
 ROOT = Path(__file__).parents[1]
-GOAL = 3.0  # times what one network trains alone, by the best K on a GPU
+GOAL = 3.0  # throughput of the best K on a GPU, as a multiple of one network's
 _LEAST_S = 1.0
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One launch: what all networks on the device train together, in samples/s and in networks/min."""
+class Throughput:
+    """One launch: samples/s of all networks on the device together, and networks/min."""
 
-    together: float
-    finished: float
+    samples_per_s: float
+    networks_per_min: float
 
 
 def spec(
     slots: int, networks: int, gpu: str | None, folder: Path, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """A run of so many equal networks on one device."""
+    """Return the spec of a run of equal networks on one device."""
+    resources = {"engine": args.engine, "networks_per_gpu": slots, "preprocessors": 1}
+    if gpu is not None:
+        resources["gpus_per_node"] = 1
     return {
         "name": "sharing",
         "output": str(folder / "run"),
@@ -80,19 +83,18 @@ def spec(
             "stopping": {"monitor": "loss", "max_epochs": args.epochs},
             "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9},
         },
-        "resources": {"engine": args.engine, "networks_per_gpu": slots, "preprocessors": 1}
-        | ({} if gpu is None else {"gpus_per_node": 1}),
+        "resources": resources,
     }
 
 
-def measure(slots: int, networks: int, gpu: str | None, args: argparse.Namespace) -> Measured:
-    """Train them all with so many slots, with an empty cache of rates."""
+def measure(slots: int, networks: int, gpu: str | None, args: argparse.Namespace) -> Throughput:
+    """Train all networks with a number of slots, with no cached rates."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "sharing.yaml"
         path.write_text(yaml.safe_dump(spec(slots, networks, gpu, folder, args)))
         bound = [] if gpu is not None else ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
-        done = subprocess.run(
+        process = subprocess.run(
             [*bound, *mpirun(slots + 1), "-m", "fleet.run", str(path), "--plain"],
             cwd=ROOT,
             check=False,
@@ -100,16 +102,16 @@ def measure(slots: int, networks: int, gpu: str | None, args: argparse.Namespace
             text=True,
             env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
         )
-        if done.returncode:
-            raise RuntimeError(f"{slots} slots: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-        return told(list(read_events(RunPaths(folder / "run").events)), slots)
+        if process.returncode:
+            raise RuntimeError(f"{slots} slots: {process.stdout[-2000:]}\n{process.stderr[-2000:]}")
+        return read_throughput(list(read_events(RunPaths(folder / "run").events)), slots)
 
 
-def told(log: Sequence[LoggedEvent], slots: int) -> Measured:
-    """What the log of a launch says.
+def read_throughput(log: Sequence[LoggedEvent], slots: int) -> Throughput:
+    """Return the throughput that the log of a launch shows.
 
     Raises:
-        RuntimeError: there were never so many networks on one device.
+        RuntimeError: The device never trained ``slots`` networks at the same time.
     """
     started = min(at for at, event in log if isinstance(event, GroupStarted))
     ended = max(at for at, event in log if isinstance(event, GroupStopped))
@@ -120,21 +122,22 @@ def told(log: Sequence[LoggedEvent], slots: int) -> Measured:
     start = next(event for _, event in log if isinstance(event, LaunchStarted))
     if (maximum, start.cluster.whole_gpus) != (slots, 1):
         raise RuntimeError(
-            f"{maximum} networks were on {start.cluster.whole_gpus} devices, instead of {slots} on one"
+            f"{maximum} networks were on {start.cluster.whole_gpus} devices instead of {slots} on one"
         )
     epochs = [(at, event.record) for at, event in log if isinstance(event, EpochEnded)]
     networks = len({event.network for _, event in log if isinstance(event, EpochEnded)})
-    return Measured(together(epochs, slots), 60 * networks / (ended - started))
+    return Throughput(samples_per_s(epochs, slots), 60 * networks / (ended - started))
 
 
-def together(epochs: Sequence[tuple[float, EpochRecord]], slots: int) -> float:
-    """Samples/s of all networks while so many of them train, and all beyond their first epochs.
+def samples_per_s(epochs: Sequence[tuple[float, EpochRecord]], slots: int) -> float:
+    """Return samples/s of all networks while all slots train and are beyond their first epochs.
 
     Args:
-        epochs: of all networks: when each ended, and its record.
+        epochs: The time of the end of each epoch of all networks, and its record.
+        slots: Number of networks that train at the same time.
 
     Raises:
-        RuntimeError: that was for less than a second.
+        RuntimeError: That lasted less than a second.
     """
     spans = [(at - record.seconds, at, record) for at, record in epochs]
     seconds = samples = 0.0
@@ -145,14 +148,13 @@ def together(epochs: Sequence[tuple[float, EpochRecord]], slots: int) -> float:
             samples += (end - begin) * sum(record.samples / record.seconds for record in now)
     if seconds < _LEAST_S:
         raise RuntimeError(
-            f"{slots} networks were beyond their first epochs at once for {seconds:.2f} s only: give "
-            "more --samples or --epochs"
+            f"{slots} networks were beyond their first epochs for only {seconds:.2f} s: increase "
+            "--samples or --epochs"
         )
     return samples / seconds
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -168,15 +170,15 @@ def main() -> None:
     args = parser.parse_args()
     if args.epochs < 2:
         parser.error(
-            "--epochs: at least 2; the first is not counted, because networks are traced in it"
+            f"--epochs is {args.epochs}; it must be at least 2, because the first one does not count"
         )
     gpu = next(iter(visible_gpus(os.environ, os.listdir("/dev"))), None)
     if gpu is None:
         print(
-            "No GPU is at hand: all ranks share one core, which says nothing about GPUs.",
+            "No GPU found: all ranks share one core, which says nothing about GPUs.",
             file=sys.stderr,
         )
-    measured: dict[int, list[Measured]] = {slots: [] for slots in args.slots}
+    measured: dict[int, list[Throughput]] = {slots: [] for slots in args.slots}
     for turn in range(args.rounds):
         for slots in args.slots[turn % len(args.slots) :] + args.slots[: turn % len(args.slots)]:
             measured[slots].append(measure(slots, max(args.slots), gpu, args))
@@ -185,26 +187,28 @@ def main() -> None:
                 file=sys.stderr,
                 flush=True,
             )
-    mps = "with MPS" if shutil.which(CONTROL) else "without MPS"
-    show(measured, "a core" if gpu is None else f"GPU {gpu} {mps}", args)
+    device = "a core"
+    if gpu is not None:
+        device = f"GPU {gpu} {'with' if shutil.which(CONTROL) else 'without'} MPS"
+    show(measured, device, args)
 
 
-def show(measured: dict[int, list[Measured]], device: str, args: argparse.Namespace) -> None:
-    """A table of the medians, each beside that of the fewest networks on the device; and how far the goal is."""
+def show(measured: dict[int, list[Throughput]], device: str, args: argparse.Namespace) -> None:
+    """Print the medians, relative to the fewest networks on the device, and the distance from the goal."""
     if args.json:
         print_json({"device": device, "goal": GOAL, "rounds": measured})
         return
     trained = {
-        slots: statistics.median(row.together for row in rounds)
+        slots: statistics.median(row.samples_per_s for row in rounds)
         for slots, rounds in measured.items()
     }
     finished = {
-        slots: statistics.median(row.finished for row in rounds)
+        slots: statistics.median(row.networks_per_min for row in rounds)
         for slots, rounds in measured.items()
     }
     first = min(measured)
     print_table(
-        ["networks on it", "samples/s", f"over {first}", "networks/min", f"over {first}"],
+        ["networks on it", "samples/s", f"ratio to {first}", "networks/min", f"ratio to {first}"],
         [
             [
                 slots,
@@ -220,8 +224,8 @@ def show(measured: dict[int, list[Measured]], device: str, args: argparse.Namesp
     best = max(trained, key=lambda slots: trained[slots])
     gain = trained[best] / trained[first]
     print(
-        f"{best} on the device train most: {gain:.2f} times as much as {first}, {gain / GOAL:.2f} of the goal of "
-        f"{GOAL:g}"
+        f"The throughput is highest with {best} networks: {gain:.2f} times that of {first}, "
+        f"{gain / GOAL:.2f} of the goal of {GOAL:g}."
     )
 
 

@@ -1,10 +1,11 @@
-"""What a training step of a small network costs beside its arithmetic: one step per call of TensorFlow, and several.
+"""Measure the overhead of a training step of a small network: one step per TensorFlow call, or several.
 
     python benchmarks/steps.py [SPEC] [--networks cnn-1 plain] [--rounds 12] [--batch 512]
 
-A rank alone trains each network of the spec (the digits, if none is named) on samples made up, 16 steps at a time, in
-calls of 1, 2, 4, 8 and 16 steps, in turns. The least CPU time of a step counts. What a call costs beside its steps is
-the slope of a line through these times over calls per step, and the arithmetic where that line meets 0.
+One rank trains each network of the spec (default: the digits) on random samples, 16 steps at a time, in
+calls of 1, 2, 4, 8 and 16 steps, in turns. The minimum CPU time per step counts. A line is fitted
+through these times over calls per step: its slope is the overhead of a call, its intercept the
+arithmetic of a step.
 """
 
 from __future__ import annotations
@@ -25,30 +26,28 @@ from fleet.spec import NetworkSpec, load
 from fleet.terminal import print_table
 from preprocess.sample import SampleSpec
 
-STEPS, AT_ONCE = 16, (1, 2, 4, 8, 16)
+STEPS, STEPS_PER_CALL = 16, (1, 2, 4, 8, 16)
 
 
 def step_times(
     engine: Engine, network: NetworkSpec, sample: SampleSpec, rounds: int, size: int
 ) -> list[float]:
-    """Milliseconds of CPU that a step takes, by how many are taken in a call (:data:`AT_ONCE`)."""
+    """Return the CPU milliseconds of a step, for each of :data:`STEPS_PER_CALL`."""
     images, targets = made_up(sample, STEPS * size)
     trainable = engine.build(network, SingleRankGroup())
-    assert isinstance(trainable, SupportsAsyncGroupSteps), (
-        "benchmarks/steps.py is of the engine keras"
-    )
+    assert isinstance(trainable, SupportsAsyncGroupSteps), "benchmarks/steps.py requires keras"
     values, weights = sample.target.split(targets)
-    fastest = [np.inf] * len(AT_ONCE)
+    fastest = [np.inf] * len(STEPS_PER_CALL)
     for _ in range(rounds + 1):  # the first one traces
-        for index, many in enumerate(AT_ONCE):
+        for index, count in enumerate(STEPS_PER_CALL):
             began = time.process_time()
-            for first in range(0, STEPS * size, many * size):
-                rows = slice(first, first + many * size)
+            for first in range(0, STEPS * size, count * size):
+                rows = slice(first, first + count * size)
                 trainable.begin_together(
                     images[rows].copy(),
                     values[rows].copy(),
-                    [size] * many,
-                    [size] * many,
+                    [size] * count,
+                    [size] * count,
                     StepTotals(),
                     None if weights is None else weights[rows],
                 )()
@@ -57,9 +56,9 @@ def step_times(
     return fastest
 
 
-def beside(times: Sequence[float]) -> tuple[float, float]:
-    """(Milliseconds of a call beside its steps, milliseconds of a step's arithmetic)."""
-    slope, start = np.polyfit([1 / many for many in AT_ONCE], times, 1)
+def split_times(times: Sequence[float]) -> tuple[float, float]:
+    """Return (milliseconds of overhead per call, milliseconds of arithmetic per step)."""
+    slope, start = np.polyfit([1 / count for count in STEPS_PER_CALL], times, 1)
     return float(slope), float(start)
 
 
@@ -68,11 +67,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("spec", nargs="?", default="examples/digits.yaml")
-    parser.add_argument("--networks", nargs="+", help="those that are tried; all, if none is named")
+    parser.add_argument("--networks", nargs="+", help="networks to measure (default: all)")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument(
-        "--batch", type=int, help="rows of each; those of the spec, if it is not given"
-    )
+    parser.add_argument("--batch", type=int, help="samples per batch (default: as in the spec)")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     spec = load(arguments.spec)
@@ -94,9 +91,9 @@ def main() -> None:
         print_json(measured)
         return
     print_table(
-        ["network", *(f"{many} in a call" for many in AT_ONCE), "a call", "arithmetic"],
-        [[name, *times, *beside(times)] for name, times in measured.items()],
-        title="CPU ms of a step",
+        ["network", *(f"{count} per call" for count in STEPS_PER_CALL), "call", "arithmetic"],
+        [[name, *times, *split_times(times)] for name, times in measured.items()],
+        title="CPU ms per step",
     )
 
 

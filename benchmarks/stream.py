@@ -1,20 +1,22 @@
-"""The stream against its targets and against what people use instead, side by side on the same cores.
+"""Compare the stream with its targets and with other loaders, side by side on the same cores.
 
-    python benchmarks/stream.py --jpegs cifar10_jpeg.tar [--data DIR] [--tensorsocket-python PYTHON]
+    python benchmarks/stream.py --jpegs cifar10_jpeg.tar [--data DIR]
+        [--tensorsocket-python PYTHON]
 
 1. CPU seconds of preprocessing per epoch, for 1, 2, 4 and 8 consumers.
-2. samples/s that each of 4 consumers gets, which only read, against 4 independent `tf.data` pipelines, `tf.data`
-   service with a cache that its consumers share, and TensorSocket over a PyTorch loader.
-3. bytes/s from the ring to 4 readers, of samples that need no preparation, against numpy's memcpy in one process.
-4. images/s per core of decode, crop and flip, against `tf.data` and plain Pillow.
-5. what trainers wait for data in a real run, and
-6. what its ranks hold in memory.
+2. Samples/s of each of 4 consumers, which only read, compared with 4 independent `tf.data` pipelines,
+   `tf.data` service with a cache that its consumers share, and TensorSocket over a PyTorch loader.
+3. Bytes/s from the ring to 4 readers, of samples that need no preparation, compared with numpy's
+   memcpy in one process.
+4. Images/s per core of decode, crop and flip, compared with `tf.data` and plain Pillow.
+5. How long trainers wait for data in a real run.
+6. How much memory the ranks of that run use.
 
-The images are 256 x 256 JPEGs made of CIFAR-10's; the work is decode, random crop to 224, flip, scale. Consumers
-end with each batch in memory of their own: what a loader gives them as a view of shared memory, they copy. With
-float32, tf.data and TensorSocket scale where they decode; FLEET's consumers scale, as its trainers do. All sides are
-measured in turns, --rounds times for --seconds after a second of warm-up: a machine that others use as well is faster
-in one minute than in the next. Numbers are medians over the rounds, and so are ratios.
+The images are 256 x 256 JPEGs made from CIFAR-10; the work is decode, random crop to 224, flip, scale.
+Consumers copy each batch into their own memory. With float32, tf.data and TensorSocket scale where
+they decode; FLEET's consumers scale, like its trainers. All loaders take turns, --rounds times for
+--seconds after a second of warm-up, because the speed of a shared machine varies. Numbers and ratios
+are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ from csv import DictReader
 from dataclasses import dataclass
 from pathlib import Path
 
-import decode  # this, images, pace, resident, rivals and stream_ranks are beside this file
+import decode  # this, images, pace, resident, rivals and stream_ranks are in this folder
 import numpy as np
 import yaml
 from images import make_jpegs
 from pace import each_consumer, growth, span_of
 from resident import Resident, resident
-from rivals import can_isolate, consumed
+from rivals import can_isolate, measure_consumers
 from stream_ranks import MEMORY, Job, Outcome
 
 from fleet.api import mpirun
@@ -54,39 +56,40 @@ from preprocess.sources.image_folder import ImageFolder
 ROOT = Path(__file__).parents[1]
 BATCH, CONSUMERS, PREPROCESSORS = 64, 4, 2
 WINDOW = 512 * 2**20
-_TRIES = 3  # of another loader: consumers that TensorSocket finds a moment apart may wait for each other for ever
+_ATTEMPTS = 3  # per loader: TensorSocket may deadlock if its consumers do not join simultaneously
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured number beside what it is compared with.
+    """One measured number and its reference.
 
     Attributes:
-        point: of the list in the module's docstring.
-        label: what was measured.
-        measured, against: two numbers of one unit.
-        ratio: that the target speaks of.
-        target: in words; empty where there is none.
-        is_met: None without a target.
+        point: Number in the list of the module's docstring.
+        label: What was measured.
+        measured: The measured number.
+        reference: The number that it is compared with, in the same unit.
+        ratio: The ratio to which the target refers.
+        target: The target in words; empty if there is none.
+        is_met: Whether the target is met; None without a target.
     """
 
     point: int
     label: str
     measured: float
-    against: float | None = None
+    reference: float | None = None
     ratio: float | None = None
     target: str = ""
     is_met: bool | None = None
 
 
 @dataclass(frozen=True)
-class Other:
+class Rival:
     """Another way to feed consumers.
 
     Attributes:
-        label: its name.
-        target: of the ratio.
-        python, program, servers, consumers: see :func:`rivals.consumed`.
+        label: Its name.
+        target: The minimum ratio.
+        python, program, servers, consumers: See :func:`rivals.measure_consumers`.
     """
 
     label: str
@@ -98,21 +101,19 @@ class Other:
 
 
 class Bench:
-    """The measurements, with the images and the patience that they have in common."""
+    """The measurements, with their common images and duration."""
 
     def __init__(self, folder: Path, seconds: float, rounds: int, tensorsocket: str | None) -> None:
-        self._folder, self._seconds, self._rounds, self._tensorsocket = (
-            folder,
-            seconds,
-            rounds,
-            tensorsocket,
-        )
+        self._folder = folder
+        self._seconds = seconds
+        self._rounds = rounds
+        self._tensorsocket = tensorsocket
         self.notes: list[str] = []
 
     # ---- 1: the cost of preprocessing ----
 
     def cost(self) -> list[Row]:
-        """CPU seconds per epoch, whoever reads."""
+        """Measure the CPU seconds of preprocessing per epoch."""
         samples = len(ImageFolder(self._folder))
         seconds: dict[int, list[float]] = {readers: [] for readers in (1, 2, 4, 8)}
         for _ in range(self._rounds):
@@ -126,34 +127,32 @@ class Bench:
             rows.append(
                 Row(
                     1,
-                    f"CPU s of preprocessing per epoch, {readers} consumers; against 1",
+                    f"CPU s of preprocessing per epoch, {readers} consumers; reference: 1",
                     statistics.median(results),
                     statistics.median(seconds[1]),
                     ratio,
-                    *_judge(0.9 <= ratio <= 1.1, "within 10 %"),
+                    *_with_target(0.9 <= ratio <= 1.1, "within 10 %"),
                 )
             )
         return rows
 
-    # ---- 2: what consumers get ----
+    # ---- 2: the rates of consumers ----
 
     def delivery(self) -> list[Row]:
-        """Samples/s of each consumer, by all sides."""
+        """Measure the samples/s of each consumer, with all loaders."""
         if not can_isolate():
             self.notes.append(
-                "no tf.data and no TensorSocket: `unshare --net` is not allowed here, and their servers "
-                "would listen on all addresses"
+                "tf.data and TensorSocket are skipped: `unshare --net` is not permitted, and their "
+                "servers would listen on all addresses"
             )
             return []
         if self._tensorsocket is None:
-            self.notes.append(
-                "no TensorSocket: --tensorsocket-python names no environment that has it"
-            )
+            self.notes.append("TensorSocket is skipped: --tensorsocket-python is not set")
         return [row for dtype in ("uint8", "float32") for row in self._deliveries(dtype)]
 
     def _deliveries(self, dtype: str) -> list[Row]:
         fleet_rate: list[float] = []
-        rivals: dict[Other, list[float]] = {rival: [] for rival in self._others(dtype)}
+        rivals: dict[Rival, list[float]] = {rival: [] for rival in self._rivals(dtype)}
         for _ in range(self._rounds):
             fleet_rate.append(
                 each_consumer(self._stream(str(self._folder), CONSUMERS, dtype).reads, BATCH)
@@ -166,72 +165,71 @@ class Bench:
             rows.append(
                 Row(
                     2,
-                    f"samples/s of each of {CONSUMERS} consumers, {dtype}; against {rival.label}",
+                    f"samples/s of each of {CONSUMERS} consumers, {dtype}; reference: {rival.label}",
                     statistics.median(fleet_rate),
                     _median(results),
                     ratio,
-                    *_judge(ratio >= rival.target, f"at least {rival.target}"),
+                    *_with_target(ratio >= rival.target, f"at least {rival.target}"),
                 )
             )
         return rows
 
-    def _others(self, dtype: str) -> list[Other]:
+    def _rivals(self, dtype: str) -> list[Rival]:
         work = (str(self._folder), dtype, str(BATCH), str(self._seconds))
-        script_folder, four = (sys.executable, "stream_tfdata.py"), range(CONSUMERS)
+        script = (sys.executable, "stream_tfdata.py")
         results = [
-            Other(
+            Rival(
                 "one tf.data pipeline alone",
                 0.9 if dtype == "uint8" else 0.75,
-                *script_folder,
+                *script,
                 (),
                 (("alone", *work),),
             ),
-            Other(
+            Rival(
                 "4 independent tf.data pipelines",
                 3.5,
-                *script_folder,
+                *script,
                 (),
-                tuple(("alone", *work) for _ in four),
+                tuple(("alone", *work) for _ in range(CONSUMERS)),
             ),
-            Other(
+            Rival(
                 "tf.data service",
                 5.0,
-                *script_folder,
+                *script,
                 (("serve",),),
-                tuple(("consume", *work, str(number)) for number in four),
+                tuple(("consume", *work, str(number)) for number in range(CONSUMERS)),
             ),
         ]
         if self._tensorsocket is not None:
             results.append(
-                Other(
+                Rival(
                     "TensorSocket",
                     1.3,
                     self._tensorsocket,
                     "stream_tensorsocket.py",
                     (("serve", *work),),
-                    tuple(("consume", *work) for _ in four),
+                    tuple(("consume", *work) for _ in range(CONSUMERS)),
                 )
             )
         return results
 
-    def _rate(self, rival: Other, dtype: str) -> float:
-        """Samples/s of each consumer of another loader."""
-        for remaining in reversed(range(_TRIES)):
-            _say(f"{rival.label}, {dtype}")
+    def _rate(self, rival: Rival, dtype: str) -> float:
+        """Return the samples/s of each consumer of another loader."""
+        for remaining in reversed(range(_ATTEMPTS)):
+            _log(f"{rival.label}, {dtype}")
             try:
                 return each_consumer(
-                    consumed(rival.python, rival.program, rival.servers, rival.consumers), BATCH
+                    measure_consumers(rival.python, rival.program, rival.servers, rival.consumers),
+                    BATCH,
                 )
             except RuntimeError as error:
-                self.notes.append(
-                    f"{rival.label}, {dtype}: {error}; {f'{remaining} tries left' if remaining else 'given up'}"
-                )
+                self.notes.append(f"{rival.label}, {dtype}: {error}; {remaining} attempts left")
         return math.nan
 
     # ---- 3: from the ring to readers ----
 
     def ring(self) -> list[Row]:
-        """Bytes/s of all readers together."""
+        """Measure the bytes/s of all readers together."""
         together, alone = [], []
         for _ in range(self._rounds):
             outcome = self._stream(MEMORY, CONSUMERS, "uint8")
@@ -243,34 +241,34 @@ class Bench:
         return [
             Row(
                 3,
-                f"GB/s from the ring to {CONSUMERS} readers together; against memcpy",
+                f"GB/s from the ring to {CONSUMERS} readers together; reference: memcpy",
                 statistics.median(together),
                 statistics.median(alone),
                 ratio,
-                *_judge(ratio >= 0.6, "at least 0.6"),
+                *_with_target(ratio >= 0.6, "at least 0.6"),
             )
         ]
 
     def _stream(self, source: str, readers: int, dtype: str) -> Outcome:
-        """What real ranks do."""
-        _say(f"{readers} readers of {source}, {dtype}")
+        """Run the ranks of stream_ranks.py."""
+        _log(f"{readers} readers of {source}, {dtype}")
         transforms = [] if source == MEMORY else decode.TRAIN + decode.SCALE
         job = Job(source, transforms, PREPROCESSORS, readers, dtype, BATCH, self._seconds, WINDOW)
         program = str(ROOT / "benchmarks/stream_ranks.py")
-        done = subprocess.run(
+        process = subprocess.run(
             [*mpirun(PREPROCESSORS + readers), program, json.dumps(vars(job))],
             cwd=ROOT,
             check=True,
             stdout=subprocess.PIPE,
             text=True,
         )
-        return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+        return Outcome(**json.loads(process.stdout.splitlines()[-1]))
 
     # ---- 4: decoding ----
 
     def decoding(self) -> list[Row]:
-        """Images/s per core of the whole transform."""
-        _say("decoding")
+        """Measure the images/s per core of all transforms."""
+        _log("decoding")
         ways = {
             name: way
             for name, way in decode.ways(ImageFolder(self._folder)).items()
@@ -290,7 +288,7 @@ class Bench:
             rows += [
                 Row(
                     4,
-                    f"images/s per core, {dtype}, {best}; against {rival}",
+                    f"images/s per core, {dtype}, {best}; reference: {rival}",
                     of_dtype[best],
                     rate,
                     of_dtype[best] / rate,
@@ -303,35 +301,35 @@ class Bench:
     # ---- 5 and 6: a real run ----
 
     def training(self) -> list[Row]:
-        """Four networks, four trainers and a preprocessor."""
-        _say("training")
+        """Train four networks on four trainers with one preprocessor."""
+        _log("training")
         with tempfile.TemporaryDirectory() as name:
             largest, stall, bottleneck = train(self._folder, Path(name))
         self.notes.append(
-            f"training: the run says that the bottleneck is {bottleneck}; {largest.processes} ranks; RSS "
-            f"{largest.rss / 1e6:.0f} MB in all, PSS {largest.pss / 1e6:.0f} MB"
+            f"training: the bottleneck of the run is {bottleneck}; {largest.processes} ranks; total RSS "
+            f"{largest.rss / 1e6:.0f} MB, PSS {largest.pss / 1e6:.0f} MB"
         )
-        counted = largest.window_pss / largest.window
+        copies = largest.window_pss / largest.window
         return [
             Row(
                 5,
-                "share of training that trainers wait for data",
+                "share of training time that trainers wait for data",
                 stall,
                 None,
                 stall,
-                *_judge(stall < 0.03, "under 0.03"),
+                *_with_target(stall < 0.03, "under 0.03"),
             ),
             Row(
                 6,
-                f"MB of the window in the PSS of {largest.processes} ranks; against its size",
+                f"MB of the window in the PSS of {largest.processes} ranks; reference: its size",
                 largest.window_pss / 1e6,
                 largest.window / 1e6,
-                counted,
-                *_judge(counted <= 1.05, "once"),
+                copies,
+                *_with_target(copies <= 1.05, "once"),
             ),
             Row(
                 6,
-                f"MB of the window in the RSS of {largest.processes} ranks; against its size",
+                f"MB of the window in the RSS of {largest.processes} ranks; reference: its size",
                 largest.window_rss / 1e6,
                 largest.window / 1e6,
                 largest.window_rss / largest.window,
@@ -339,7 +337,7 @@ class Bench:
         ]
 
 
-def _say(label: str) -> None:
+def _log(label: str) -> None:
     print(
         f"[{time.strftime('%H:%M:%S')}, load {os.getloadavg()[0]:.1f}] {label}",
         file=sys.stderr,
@@ -347,12 +345,12 @@ def _say(label: str) -> None:
     )
 
 
-def _judge(is_met: bool, target: str) -> tuple[str, bool]:
+def _with_target(is_met: bool, target: str) -> tuple[str, bool]:
     return target, is_met
 
 
 def _ratio(fleet_rates: Sequence[float], rival_rates: Sequence[float]) -> float:
-    """Of what was measured in turns."""
+    """Return the median ratio of measurements that took turns."""
     return _median(
         [
             fleet_rate / rival_rate
@@ -362,24 +360,23 @@ def _ratio(fleet_rates: Sequence[float], rival_rates: Sequence[float]) -> float:
 
 
 def _median(results: Sequence[float]) -> float:
-    """Rounds in which a side gave nothing do not count."""
+    """Return the median without the rounds in which a loader gave no result."""
     numbers = [number for number in results if not math.isnan(number)]
     return statistics.median(numbers) if numbers else math.nan
 
 
 def _cpu_per_sample(outcome: Outcome) -> float:
-    """CPU seconds of all preprocessors for a sample of the stream."""
+    """Return the CPU seconds of all preprocessors per sample of the stream."""
     span = span_of(outcome.reads)
-    notes = [
-        list(zip(*work, strict=True)) for work in outcome.work
-    ]  # of each: times, CPU seconds, samples made
+    # Times, CPU seconds and prepared samples of each preprocessor.
+    notes = [list(zip(*work, strict=True)) for work in outcome.work]
     return sum(growth(times, seconds)(span) for times, seconds, _ in notes) / growth(
         notes[0][0], notes[0][2]
     )(span)
 
 
 def memcpy(sample_bytes: int, total: int = WINDOW) -> float:
-    """GB/s of numpy in one process, from as much memory as the window has, a batch at a time into one place."""
+    """Return the GB/s of numpy in one process, from memory of the window's size, batch by batch."""
     rows = total // (BATCH * sample_bytes)
     source = np.ones((rows, BATCH, sample_bytes), np.uint8)
     private = np.zeros((BATCH, sample_bytes), np.uint8)
@@ -390,11 +387,11 @@ def memcpy(sample_bytes: int, total: int = WINDOW) -> float:
 
 
 def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float, str]:
-    """Train the same small convolutional network four times, side by side: one preprocessor is enough for them.
+    """Train one small CNN four times, side by side; one preprocessor is enough for them.
 
     Returns:
-        Memory when the window was fullest, the share of all epochs that trainers waited for data, and what the run
-        took for its bottleneck.
+        The memory when the window was fullest, the share of all epochs that trainers waited for data, and
+        the bottleneck that the run reported.
     """
     spec = folder / "spec.yaml"
     spec.write_text(
@@ -433,9 +430,9 @@ def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float,
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as launch:
         while launch.poll() is None:
             time.sleep(2.0)
-            results = resident(launch.pid, re.compile(r"/dev/shm/fleet-\S+-train"))
-            if (results.processes, results.window_rss) > (largest.processes, largest.window_rss):
-                largest = results
+            memory = resident(launch.pid, re.compile(r"/dev/shm/fleet-\S+-train"))
+            if (memory.processes, memory.window_rss) > (largest.processes, largest.window_rss):
+                largest = memory
     if launch.returncode:
         raise RuntimeError(f"training ended with status {launch.returncode}")
     paths = RunPaths(folder / "run")
@@ -447,8 +444,8 @@ def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float,
     stall = sum(float(row["waited_s"]) for row in history) / sum(
         float(row["seconds"]) for row in history
     )
-    verdict = events_of(paths.events, StreamStarted)[0].bottleneck
-    return largest, stall, verdict
+    bottleneck = events_of(paths.events, StreamStarted)[0].bottleneck
+    return largest, stall, bottleneck
 
 
 def main() -> None:
@@ -459,20 +456,27 @@ def main() -> None:
         "--jpegs", help="tar file of CIFAR-10 as JPEG files, train/<class>/<number>.jpg"
     )
     parser.add_argument(
-        "--data", type=Path, help="where the images are made, and stay (else they go when it ends)"
+        "--data", type=Path, help="folder that keeps the images (default: a temporary one)"
     )
     parser.add_argument("--images", type=int, default=4000)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement of a rate")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cores", type=int, default=2, help="for all processes of a side together")
     parser.add_argument(
-        "--tensorsocket-python", help="of an environment with torch, tensorsocket and simplejpeg"
+        "--seconds", type=float, default=3.0, help="duration of each rate measurement"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--cores", type=int, default=2, help="for all processes of a loader together"
+    )
+    parser.add_argument(
+        "--tensorsocket-python",
+        help="Python of an environment with torch, tensorsocket and simplejpeg",
     )
     parser.add_argument("--points", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.jpegs is None and args.data is None:
-        parser.error("--jpegs: the images are made of these; or --data: where they are")
+        parser.error(
+            "--jpegs (a tar file of JPEG files) or --data (a folder of images) is required"
+        )
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.data or Path(temporary)
@@ -491,19 +495,19 @@ def main() -> None:
             if points & set(args.points):
                 rows += measure()
     bench.notes.append(
-        f"{args.cores} cores; load {load:.1f} when it began; {time.perf_counter() - began:.0f} s"
+        f"{args.cores} cores; load {load:.1f} at the start; {time.perf_counter() - began:.0f} s"
     )
     if args.json:
         print_json({"rows": [vars(row) for row in rows], "notes": bench.notes})
         return
     print_table(
-        ["", "what", "measured", "against", "ratio", "target", "met"],
+        ["", "measurement", "measured", "reference", "ratio", "target", "met"],
         [
             [
                 row.point,
                 row.label,
                 row.measured,
-                row.against,
+                row.reference,
                 row.ratio,
                 row.target,
                 {None: "", True: "yes", False: "NO"}[row.is_met],

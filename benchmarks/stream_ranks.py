@@ -1,7 +1,7 @@
-"""The stream by itself: real ranks that prepare images, and real ranks that do nothing but read them.
+"""Run the stream by itself: ranks that prepare images, and ranks that only read them.
 
-stream.py starts it: mpirun -n PREPROCESSORS+READERS python benchmarks/stream_ranks.py JOB, where JOB is a
-:class:`Job` in JSON. Prints one :class:`Outcome` in JSON.
+stream.py starts it: mpirun -n PREPROCESSORS+READERS python benchmarks/stream_ranks.py JOB, where JOB
+is a :class:`Job` in JSON. Prints one :class:`Outcome` in JSON.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from preprocess.sources.image_folder import ImageFolder
 from preprocess.transforms import parse_transforms
 
 MEMORY = "memory"
-_NOTED_EVERY_S = 0.02
+_RECORD_EVERY_S = 0.02
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to do.
+    """The job of all ranks.
 
     Attributes:
-        source: a folder of images, or MEMORY: samples that are ready.
-        transforms: of the images; a scale at the end is left to the readers.
-        dtype: what a reader makes of every batch, in memory of its own: uint8 is copied, float32 scaled.
-        seconds: after the warm-up.
-        window: in bytes.
+        source: A folder of images, or MEMORY for prepared samples.
+        transforms: Transforms of the images; readers apply a scale at the end.
+        dtype: Dtype of the batches in a reader's own memory: uint8 is copied, float32 scaled.
+        seconds: Duration after the warm-up.
+        window: Size in bytes.
     """
 
     source: str
@@ -63,13 +63,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it.
+    """The measurements of all ranks.
 
     Attributes:
-        sample_bytes: of a sample in the window.
-        reads: when each reader had each batch, seconds of the machine's clock.
-        work: of each preprocessor what it noted now and then: (time, its CPU seconds, samples of the stream that all
-            preprocessors had made).
+        sample_bytes: Bytes of a sample in the window.
+        reads: The times at which each reader received each batch, in seconds of the machine's clock.
+        work: Records of each preprocessor: (time, its CPU seconds, samples that all have prepared).
     """
 
     sample_bytes: int
@@ -78,7 +77,7 @@ class Outcome:
 
 
 class ReadySamples(RandomAccess):
-    """Samples that need no preparation; more of them than a processor's cache holds."""
+    """Samples that need no preparation; more of them than a processor cache holds."""
 
     classes = ("any", "other")
 
@@ -93,25 +92,27 @@ class ReadySamples(RandomAccess):
         return f"sample {index}"
 
 
-class Chief:
-    """The coordinator's part: lets the stream run when all read, and ends it when none does."""
+class StreamController:
+    """The part of the coordinator: starts the stream, and ends it once no rank reads."""
 
     def __init__(self, world: World, roles: Roles) -> None:
-        self._world, self._roles, self._reading = world, roles, len(roles.trainers)
-        self._tell(Produce(NO_LIMIT, NO_LIMIT, first=0, turns=roles.preprocessors))
+        self._world = world
+        self._roles = roles
+        self._readers = len(roles.trainers)
+        self._send(Produce(NO_LIMIT, NO_LIMIT, first=0, turns=roles.preprocessors))
 
     def step(self) -> bool:
         message = self._world.receive(Tag.COORDINATOR)
         if message is None:
             return False
-        if not isinstance(message, Ready):  # preprocessors say how fast they work
+        if not isinstance(message, Ready):  # preprocessors report their rates
             return True
-        self._reading -= 1
-        if not self._reading:
-            self._tell(Exit())
+        self._readers -= 1
+        if not self._readers:
+            self._send(Exit())
         return True
 
-    def _tell(self, message: Produce | Exit) -> None:
+    def _send(self, message: Produce | Exit) -> None:
         for rank in self._roles.preprocessors:
             self._world.send(rank, Tag.PREPROCESSOR, message)
 
@@ -152,10 +153,10 @@ def run(world: World, job: Job) -> Outcome:
     if world.rank == 0:
         window.segment.unlink()
     if world.rank in roles.trainers:
-        reads, work = read(world, roles, window, pipeline, job), None
+        times, work = read(world, roles, window, pipeline, job), None
     else:
-        reads, work = None, serve(world, roles, window, pipeline)
-    outcomes = world.allgather((reads, work))
+        times, work = None, serve(world, roles, window, pipeline)
+    outcomes = world.allgather((times, work))
     world.finish()
     return Outcome(
         layout.image.nbytes,
@@ -167,19 +168,19 @@ def run(world: World, job: Job) -> Outcome:
 def serve(
     world: World, roles: Roles, window: Window, pipeline: Pipeline
 ) -> list[tuple[float, float, int]]:
-    """A preprocessor; rank 0 also coordinates."""
-    NUMBA.load()  # a run has the compiled loops once it has gone on for some seconds
+    """Run a preprocessor; rank 0 also coordinates."""
+    NUMBA.load()  # a run loads the compiled loops after some seconds
     order = StrictOrder(pipeline, window.layout.chunk)
     preprocessor = Preprocessor(world, roles, NodeMemory(window), order, pipeline, None)
     world.allgather(None)  # the readers have joined
     if world.rank == 0:
-        world.background_tasks.append(Chief(world, roles).step)
+        world.background_tasks.append(StreamController(world, roles).step)
     world.background_tasks.append(preprocessor.step)
     notes: list[tuple[float, float, int]] = []
 
     def is_done() -> bool | None:
         now = time.monotonic()
-        if not notes or now - notes[-1][0] > _NOTED_EVERY_S:
+        if not notes or now - notes[-1][0] > _RECORD_EVERY_S:
             notes.append((now, time.process_time(), window.newest() * window.layout.chunk))
         return preprocessor.is_done or None
 

@@ -1,11 +1,11 @@
-"""TensorSocket over a PyTorch `DataLoader`, in an environment of its own (torch, tensorsocket, simplejpeg, Pillow).
-
-stream.py starts this in each role; see `rivals.py` for how they meet.
+"""Run TensorSocket over a PyTorch `DataLoader`, in its own environment.
 
     python benchmarks/stream_tensorsocket.py serve|consume FOLDER uint8|float32 BATCH SECONDS
 
-TensorSocket pickles the memory of CPU tensors into every message, once for each consumer; so tensors are sent by
-its hooks `pack_fn` and `unpack_fn` as PyTorch sends them between processes: by the name of their shared memory.
+The environment needs torch, tensorsocket, simplejpeg and Pillow. stream.py starts this script in each
+role; `rivals.py` synchronizes them. TensorSocket pickles the memory of CPU tensors into every message,
+once per consumer. So its hooks `pack_fn` and `unpack_fn` send tensors as PyTorch sends them between
+processes: by the name of their shared memory.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import torch
 from pace import record  # beside this file
 
 CROP = 224
-LONG = 10**6  # samples of an epoch: TensorSocket pauses half a second between epochs
+EPOCH_SAMPLES = 10**6  # long epochs, because TensorSocket pauses half a second between them
 
 
 class Images(torch.utils.data.Dataset):
-    """Read, decode, crop, flip, scale."""
+    """JPEG files that are read, decoded, cropped, flipped and scaled."""
 
     def __init__(self, folder: str, dtype: str) -> None:
         self._paths = sorted(map(str, Path(folder).glob("*/*.jpg")))
@@ -40,7 +40,7 @@ class Images(torch.utils.data.Dataset):
         self._dtype = dtype
 
     def __len__(self) -> int:
-        return LONG
+        return EPOCH_SAMPLES
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         index = random.randrange(len(self._paths))
@@ -65,7 +65,7 @@ def pack(tensors: tuple) -> tuple:
 
 
 class Unpack:
-    """Maps what was packed; what is mapped stays mapped for a while, for it comes again."""
+    """Maps packed tensors; keeps recent mappings, because the same memory comes again."""
 
     def __init__(self) -> None:
         self._mapped: deque = deque(maxlen=64)

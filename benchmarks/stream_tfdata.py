@@ -1,8 +1,9 @@
-"""What people use instead: `tf.data` pipelines, each for itself, or one behind `tf.data` service.
+"""Run `tf.data` pipelines: independent ones, or one behind the `tf.data` service.
 
-stream.py starts this in each role; see `rivals.py` for how they meet.
+    python benchmarks/stream_tfdata.py alone|serve|consume FOLDER uint8|float32 BATCH SECONDS
+        [NUMBER]
 
-    python benchmarks/stream_tfdata.py alone|serve|consume FOLDER uint8|float32 BATCH SECONDS [NUMBER]
+stream.py starts this script in each role; `rivals.py` synchronizes them.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import tensorflow as tf
 from pace import record  # beside this file
 
 CROP = 224
-PORT = 5055  # in a network of its own, see rivals.py
+PORT = 5055  # inside a network namespace, see rivals.py
 SERVICE = tf.data.experimental.service
 
 
 def pipeline(folder: str, dtype: str, batch: int) -> tf.data.Dataset:
-    """Read, decode, crop, flip, scale; all parallelism left to tf.data."""
+    """Read, decode, crop, flip, scale; tf.data chooses the parallelism."""
     paths = sorted(map(str, Path(folder).glob("*/*.jpg")))
     classes = sorted({Path(path).parent.name for path in paths})
     labels = [classes.index(Path(path).parent.name) for path in paths]
@@ -42,7 +43,7 @@ def pipeline(folder: str, dtype: str, batch: int) -> tf.data.Dataset:
 
 
 def serve() -> None:
-    """The service: a dispatcher and a worker."""
+    """Run the service: a dispatcher and a worker."""
     dispatcher = SERVICE.DispatchServer(SERVICE.DispatcherConfig(port=PORT))
     worker = SERVICE.WorkerServer(SERVICE.WorkerConfig(dispatcher_address=f"localhost:{PORT}"))
     print("ready", flush=True)
@@ -51,14 +52,14 @@ def serve() -> None:
 
 
 def consume(data: tf.data.Dataset, seconds: float) -> None:
-    """Read, once told to."""
+    """Wait for a line on standard input, then read."""
     print("ready", flush=True)
     sys.stdin.readline()
     print(json.dumps(record(data, seconds)), flush=True)
 
 
 def shared(data: tf.data.Dataset, consumer: str) -> tf.data.Dataset:
-    """The same batches for all consumers: the service keeps those that not all have had."""
+    """Serve the same batches to all consumers; the service caches them until all have received them."""
     return data.apply(
         SERVICE.distribute(
             SERVICE.ShardingPolicy.OFF,
@@ -69,11 +70,11 @@ def shared(data: tf.data.Dataset, consumer: str) -> tf.data.Dataset:
     )
 
 
-def main(role: str, *more: Any) -> None:
+def main(role: str, *arguments: Any) -> None:
     if role == "serve":
         serve()
         return
-    folder, dtype, batch, seconds, *service = more
+    folder, dtype, batch, seconds, *service = arguments
     data = pipeline(folder, dtype, int(batch))
     consume(shared(data, *service) if service else data, float(seconds))
 

@@ -1,10 +1,11 @@
-"""Sums of a group beside MPI's own calls, in turns, on ranks of this machine that share memory.
-
-Each row is the median of nine: what :meth:`fleet.comm.protocols.Group.sum` takes, and the best of MPI's blocking and
-non-blocking calls, in place and from one buffer into another. Ranks meet before each call, and the slowest counts.
+"""Compare sums of a group with MPI's own calls, in turns, on ranks of this machine that share memory.
 
     python benchmarks/sums.py --json
     python benchmarks/sums.py --ranks 2 --mb 1 10
+
+Each row is the median of nine: the time of :meth:`fleet.comm.protocols.Group.sum`, and the best of
+MPI's blocking and non-blocking calls, in place and from one buffer into another. A barrier precedes
+each call; the slowest rank counts.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from fleet.commands.output import print_json
 RANKS, SIZES_MB, ROUNDS = (2, 4, 8), (0.1, 1.0, 10.0, 100.0), 9
 
 
-def measured(mb: float) -> dict[str, Any]:
-    """A row, on every rank of a launch; all take part."""
+def measure(mb: float) -> dict[str, Any]:
+    """Return a row of the table; all ranks of a launch call it."""
     from mpi4py import MPI
 
     from fleet.comm.mpi import start_mpi
@@ -44,9 +45,8 @@ def measured(mb: float) -> dict[str, Any]:
         "iallreduce in place": lambda: comm.Iallreduce(MPI.IN_PLACE, buffer).Wait(),
         "iallreduce": lambda: comm.Iallreduce(buffer, out).Wait(),
     }
-    repeats = max(
-        1, int(5 / mb)
-    )  # a call that takes less than the ranks need to meet is timed several times
+    # A call that is shorter than a barrier is timed several times.
+    repeats = max(1, int(5 / mb))
     took: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(ROUNDS + 1):
         for name, call in calls.items():
@@ -56,13 +56,13 @@ def measured(mb: float) -> dict[str, Any]:
             for _ in range(repeats):
                 call()
             slowest = comm.allreduce(time.perf_counter() - began, op=MPI.MAX)
-            if turn:  # the first is to warm up
+            if turn:  # the first one warms up
                 took[name].append(1000 * slowest / repeats)
     ms = {name: statistics.median(times) for name, times in took.items()}
     best = min((name for name in ms if name != "sum"), key=lambda name: ms[name])
     if world.rank == 0:
         print(
-            f"the best of MPI's calls with {world.size} ranks and {mb:g} MB: {best}",
+            f"the fastest MPI call with {world.size} ranks and {mb:g} MB: {best}",
             file=sys.stderr,
         )
     world.finish()
@@ -75,8 +75,8 @@ def measured(mb: float) -> dict[str, Any]:
     }
 
 
-def row(ranks: int, mb: float) -> dict[str, Any]:
-    """A row, from a launch of its own."""
+def launch_row(ranks: int, mb: float) -> dict[str, Any]:
+    """Return a row of the table from its own launch."""
     command = [
         "mpirun",
         "-n",
@@ -90,7 +90,7 @@ def row(ranks: int, mb: float) -> dict[str, Any]:
         "--inside",
         str(mb),
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         stdout=subprocess.PIPE,
         text=True,
@@ -98,10 +98,10 @@ def row(ranks: int, mb: float) -> dict[str, Any]:
         check=False,
         env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
-    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return results
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed with status {process.returncode}")
+    row: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return row
 
 
 def main() -> None:
@@ -110,23 +110,23 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--mb", type=float, nargs="+", default=SIZES_MB)
-    parser.add_argument("--json", action="store_true", help="print a list of rows")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--inside", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside is not None:
-        results = measured(args.inside)
+        row = measure(args.inside)
         if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
-            print(json.dumps(results), flush=True)
+            print(json.dumps(row), flush=True)
         return
     rows = []
     for ranks in args.ranks:
         for mb in args.mb:
-            rows.append(row(ranks, mb))
+            rows.append(launch_row(ranks, mb))
             if not args.json:
-                size = rows[-1]
+                row = rows[-1]
                 print(
-                    f"{ranks} ranks, {mb:g} MB: {size['ms']:.2f} ms, the best of MPI's calls {size['best_ms']:.2f}: "
-                    f"{size['ratio']:.2f}",
+                    f"{ranks} ranks, {mb:g} MB: {row['ms']:.2f} ms, the fastest MPI call "
+                    f"{row['best_ms']:.2f} ms: {row['ratio']:.2f}",
                     flush=True,
                 )
     if args.json:

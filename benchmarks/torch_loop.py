@@ -1,13 +1,15 @@
-"""The engine torch against loops that people write by hand: samples/s of FLEET over theirs.
+"""Compare the engine torch with handwritten loops: samples/s of FLEET divided by theirs.
 
-    python benchmarks/torch_loop.py [--json] [--pairs 9] [--what small middle "two ranks" "ten networks"]
+    python benchmarks/torch_loop.py [--json] [--pairs 9]
+        [--what small middle "two ranks" "ten networks"]
 
-- small, middle: steps of a CNN on one rank, and of the same module in a loop by hand, on the same batches of uint8 and
-  with the same threads, in turns.
-- two ranks: the same of a CNN on two ranks, which add up gradients by MPI, and by DistributedDataParallel with gloo.
-- ten networks: a whole run on two trainers, command to prompt, and a script that trains the same ten one after another.
+- small, middle: steps of a CNN on one rank and of the same module in a loop, on the same uint8 batches
+  and with the same threads, in turns.
+- two ranks: the same on two ranks, with MPI and with DistributedDataParallel over gloo.
+- ten networks: a whole run on two trainers, from the command to the prompt, and a script that trains
+  the same ten networks one after another.
 
-FLEET is imported where it is used: that script has none of it.
+FLEET is imported in functions, because that script must not import it.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-AIMS = {"small": 0.97, "middle": 0.97, "two ranks": 0.95, "ten networks": 0.9}
-RATE, DROPPED = 0.02, 20
-# filters, dense, side of images, batch of a rank, steps of a turn
+TARGETS = {"small": 0.97, "middle": 0.97, "two ranks": 0.95, "ten networks": 0.9}
+RATE, WARM_UP_STEPS = 0.02, 20
+# filters, dense, side of images, batch per rank, steps per turn
 SIZES = {
     "small": ([16, 32], [64], 28, 64, 60),
     "middle": ([32, 64], [128], 32, 64, 10),
@@ -37,10 +39,10 @@ SIZES = {
 TEN_EPOCHS, TEN_SAMPLES = 8, 4096
 
 
-def module_of(
+def build_module(
     filters: Sequence[int], dense: Sequence[int], side: int, channels: int = 3, classes: int = 10
 ) -> Any:
-    """A CNN as anybody would write it, and as the family ``cnn`` is."""
+    """Build a CNN with the architecture of the family ``cnn``."""
     from torch import nn
 
     layers: list[Any] = []
@@ -60,8 +62,8 @@ def module_of(
     return nn.Sequential(*layers, nn.Linear(features, classes))
 
 
-def by_hand(module: Any, rate: float = RATE) -> Callable[[np.ndarray, np.ndarray], float]:
-    """A step as people write it: the loss and the hits are looked at, as those of FLEET are."""
+def make_loop_step(module: Any, rate: float = RATE) -> Callable[[np.ndarray, np.ndarray], float]:
+    """Return a step of a handwritten loop; it reads the loss and the hits, like FLEET."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -83,10 +85,10 @@ def by_hand(module: Any, rate: float = RATE) -> Callable[[np.ndarray, np.ndarray
     return step
 
 
-def by_fleet(
+def make_fleet_step(
     settings: str, group: Any, exchange: str = "mpi"
 ) -> Callable[[np.ndarray, np.ndarray], Any]:
-    """A step of the engine, on this rank of a group."""
+    """Return a step of the engine on this rank of a group."""
     from fleet.engines.registry import make_engine
     from fleet.spec import parse
     from preprocess.sample import Affine, ImageSpec, SampleSpec
@@ -107,8 +109,8 @@ def by_fleet(
     return lambda images, labels: network.step(images, labels, batch * group.size)
 
 
-def batches_of(settings: str, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Some batches of a rank, in memory."""
+def make_batches(settings: str, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return some batches of a rank: images (batch, side, side, 3) uint8, and labels (batch,)."""
     _, _, side, batch, _ = SIZES[settings]
     random = np.random.default_rng(seed)
     return [
@@ -120,22 +122,22 @@ def batches_of(settings: str, seed: int = 0) -> list[tuple[np.ndarray, np.ndarra
     ]
 
 
-def turns(
+def compare(
     title: str,
     steps: Sequence[Callable[..., Any]],
     pairs: int,
-    meet: Callable[[], None] = lambda: None,
+    barrier: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """The ratio of each pair of turns: seconds of the second over those of the first."""
-    batches, count = batches_of(title), SIZES[title][-1]
+    """Return the ratio of each pair of turns: seconds of the second step over those of the first."""
+    batches, count = make_batches(title), SIZES[title][-1]
     results = []
     for step in steps:
-        for index in range(DROPPED):
+        for index in range(WARM_UP_STEPS):
             step(*batches[index % len(batches)])
     for pair in range(pairs):
         seconds = [0.0, 0.0]
         for side in ((0, 1), (1, 0))[pair % 2]:
-            meet()
+            barrier()
             began = time.perf_counter()
             for index in range(count):
                 steps[side](*batches[index % len(batches)])
@@ -144,20 +146,23 @@ def turns(
     return results
 
 
-def on_one_rank(settings: str, pairs: int) -> list[float]:
-    """FLEET and the loop, in turns."""
+def compare_on_one_rank(settings: str, pairs: int) -> list[float]:
+    """Compare FLEET and the loop on one rank."""
     from fleet.comm.single_rank import SingleRankGroup
 
     filters, dense, side, *_ = SIZES[settings]
-    return turns(
+    return compare(
         settings,
-        [by_fleet(settings, SingleRankGroup()), by_hand(module_of(filters, dense, side))],
+        [
+            make_fleet_step(settings, SingleRankGroup()),
+            make_loop_step(build_module(filters, dense, side)),
+        ],
         pairs,
     )
 
 
-def on_this_rank(pairs: int, folder: Path) -> None:
-    """One of two ranks, on which both sides take turns: run by :func:`on_two_ranks` under mpirun."""
+def run_rank(pairs: int, folder: Path) -> None:
+    """Run one of two ranks; both sides take turns."""
     import torch
     from torch import distributed
 
@@ -166,13 +171,15 @@ def on_this_rank(pairs: int, folder: Path) -> None:
     world = start_mpi()
     world.node_of()
     group = world.group((0, 1), 1)
-    fleet_side = by_fleet("two ranks", group)
+    fleet_side = make_fleet_step("two ranks", group)
     distributed.init_process_group(
         "gloo", store=distributed.FileStore(str(folder / "store"), 2), rank=world.rank, world_size=2
     )
     filters, dense, side, *_ = SIZES["two ranks"]
-    rival_side = by_hand(torch.nn.parallel.DistributedDataParallel(module_of(filters, dense, side)))
-    results = turns("two ranks", [fleet_side, rival_side], pairs, group.barrier)
+    rival_side = make_loop_step(
+        torch.nn.parallel.DistributedDataParallel(build_module(filters, dense, side))
+    )
+    results = compare("two ranks", [fleet_side, rival_side], pairs, group.barrier)
     if world.rank == 0:
         print(json.dumps(results), flush=True)
     distributed.destroy_process_group()
@@ -180,52 +187,52 @@ def on_this_rank(pairs: int, folder: Path) -> None:
     world.exit(0)
 
 
-def on_two_ranks(pairs: int) -> list[float]:
-    """The same on two ranks."""
+def compare_on_two_ranks(pairs: int) -> list[float]:
+    """Compare FLEET and DistributedDataParallel on two ranks."""
     from fleet.api import mpirun
 
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
+        process = subprocess.run(
             [*mpirun(2), __file__, "--rank", folder, "--pairs", str(pairs)],
             cwd=ROOT,
             text=True,
             capture_output=True,
             check=True,
         )
-    results: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return results
+    ratios: list[float] = json.loads(process.stdout.splitlines()[-1])
+    return ratios
 
 
-def ten_settings() -> Iterator[tuple[list[int], list[int], float]]:
-    """Filters, dense layers and learning rate of each of ten networks."""
+def ten_networks() -> Iterator[tuple[list[int], list[int], float]]:
+    """Yield filters, dense layers and learning rate of each of ten networks."""
     for index in range(10):
         yield ([8, 16], [16, 32])[index % 2], ([32], [64])[index // 5], 0.01 * (1 + index)
 
 
 def train_ten(folder: Path) -> None:
-    """The rival: one network after another, in one process."""
+    """Train one network after another in one process, without FLEET."""
     import torch
 
     data = np.load(folder / "data.npz")
     images, labels, random = data["x"], data["y"], np.random.default_rng(0)
-    for filters, dense, rate in ten_settings():
+    for filters, dense, rate in ten_networks():
         torch.manual_seed(0)
-        step = by_hand(module_of(filters, dense, 28, 1), rate)
+        step = make_loop_step(build_module(filters, dense, 28, 1), rate)
         for _ in range(TEN_EPOCHS):
             order = random.permutation(len(images))
             for first in range(0, len(images), 64):
                 step(images[order[first : first + 64]], labels[order[first : first + 64]])
 
 
-def with_ten_networks(pairs: int) -> list[float]:
-    """Whole runs, from command to prompt."""
+def compare_ten_networks(pairs: int) -> list[float]:
+    """Compare whole runs, from the command to the prompt."""
     import yaml
 
     from fleet.api import mpirun
 
     results = []
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
         random = np.random.default_rng(0)
         np.savez(
             folder / "data.npz",
@@ -239,7 +246,7 @@ def with_ten_networks(pairs: int) -> list[float]:
                 "args": {"filters": filters, "dense": dense},
                 "train": {"optimizer": {"name": "sgd", "learning_rate": rate, "momentum": 0.9}},
             }
-            for index, (filters, dense, rate) in enumerate(ten_settings())
+            for index, (filters, dense, rate) in enumerate(ten_networks())
         ]
         spec = {
             "data": {
@@ -258,14 +265,14 @@ def with_ten_networks(pairs: int) -> list[float]:
         (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
         sides = [
             [*mpirun(3), "-m", "fleet.run", str(folder / "spec.yaml"), "--plain", "--fresh"],
-            [sys.executable, __file__, "--ten", text],
+            [sys.executable, __file__, "--ten", folder_name],
         ]
         for pair in range(pairs):
             seconds = [0.0, 0.0]
-            for duration in ((0, 1), (1, 0))[pair % 2]:
+            for side in ((0, 1), (1, 0))[pair % 2]:
                 began = time.perf_counter()
-                subprocess.run(sides[duration], cwd=ROOT, check=True, capture_output=True)
-                seconds[duration] = time.perf_counter() - began
+                subprocess.run(sides[side], cwd=ROOT, check=True, capture_output=True)
+                seconds[side] = time.perf_counter() - began
             results.append(seconds[1] / seconds[0])
     return results
 
@@ -274,16 +281,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--what", nargs="+", choices=AIMS, default=list(AIMS))
+    parser.add_argument("--what", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument(
-        "--pairs", type=int, default=9, help="of turns; of whole runs a third as many"
+        "--pairs", type=int, default=9, help="pairs of turns; a third as many of whole runs"
     )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--ten", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
-        on_this_rank(arguments.pairs, arguments.rank)
+        run_rank(arguments.pairs, arguments.rank)
         return
     if arguments.ten is not None:
         train_ten(arguments.ten)
@@ -294,19 +301,19 @@ def main() -> None:
     rows = []
     for part in arguments.what:
         if part == "two ranks":
-            results = on_two_ranks(arguments.pairs)
+            results = compare_on_two_ranks(arguments.pairs)
         elif part == "ten networks":
-            results = with_ten_networks(-(-arguments.pairs // 3))
+            results = compare_ten_networks(-(-arguments.pairs // 3))
         else:
-            results = on_one_rank(part, arguments.pairs)
-        rows.append({"what": part, "ratio": round(statistics.median(results), 3)})
+            results = compare_on_one_rank(part, arguments.pairs)
+        rows.append({"comparison": part, "ratio": round(statistics.median(results), 3)})
     if arguments.json:
         print_json(rows)
         return
     print_table(
-        ["what", "ratio", "aim"],
-        [[row["what"], row["ratio"], AIMS[str(row["what"])]] for row in rows],
-        title="samples/s of FLEET over those of a loop by hand",
+        ["comparison", "ratio", "target"],
+        [[row["comparison"], row["ratio"], TARGETS[str(row["comparison"])]] for row in rows],
+        title="samples/s of FLEET / samples/s of a handwritten loop",
     )
 
 

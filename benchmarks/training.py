@@ -1,13 +1,13 @@
-"""Training under FLEET against what people do without it; ratios, side by side, medians.
+"""Compare training under FLEET with training without it: ratios of medians, side by side.
 
     python benchmarks/training.py [--repeat 5] [--ensembles 3] [--groups 3]
 
-1. samples/s of one network alone under FLEET (1 preprocessor, 1 trainer) against Keras' `model.fit` on the same
-   decoded samples: same network, batch, optimizer, validation.
-2. the demo's ensemble as its spec has it against `baseline` (one network a core, each preparing its own samples):
-   seconds from the first group's start to the end.
-3. steps/s of a small and of a middle network on two ranks whose gradients Horovod adds up, with as many steps per call
-   of TensorFlow as FLEET takes against one per call: epoch by epoch in turns, in each of as many launches.
+1. Samples/s of one network under FLEET (1 preprocessor, 1 trainer) and with Keras' `model.fit`, on the
+   same decoded samples: same network, batch, optimizer, validation.
+2. The demo's ensemble with its own policy and with `baseline` (one network per core, each of which
+   prepares its own samples): seconds from the first group's start to the end.
+3. Steps/s of a small and of a middle network on two ranks with Horovod, with as many steps per call of
+   TensorFlow as FLEET takes and with one step per call: alternating epochs of the same launches.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from fleet.terminal import print_table
 ROOT = Path(__file__).parents[1]
 EPOCHS, BATCH = 8, 64
 MODEL = {"family": "cnn", "name": "cnn", "args": {"filters": [16, 32], "dense": [128]}}
-GROUPS = {"small": [4], "middle": [16, 32]}  # filters of the networks that two ranks train
-SAMPLES = 8_192  # that they have
+GROUPS = {"small": [4], "middle": [16, 32]}  # filters of the networks on two ranks
+SAMPLES = 8_192  # of the networks on two ranks
 TRANSFORMS = [{"decode": {"mode": "L"}}, {"scale": {"mean": 0.5, "std": 0.5}}]
 
-# The other side: nothing of FLEET but the network and the decoded arrays.
+# The rival: only the network and the decoded arrays come from FLEET.
 FIT = f"""
 import json, sys, time
 import numpy as np
@@ -66,12 +66,14 @@ class Clock(keras.callbacks.Callback):
         self.rates.append(len(data.train) / (time.perf_counter() - self.began))
 clock = Clock()
 train, validation = arrays(data.train), arrays(data.validation)
-model.fit(*train, batch_size={BATCH}, epochs={EPOCHS}, validation_data=validation, verbose=0, callbacks=[clock])
+model.fit(*train, batch_size={BATCH}, epochs={EPOCHS}, validation_data=validation, verbose=0,
+          callbacks=[clock])
 print(json.dumps(clock.rates))
 """
 
 
-# A rank that takes one step per call in half of its epochs: several, one, one, several and so on after the first.
+# A rank that takes one step per call in half of its epochs. After the first epoch it takes
+# several, one, one, several steps per call, and so on.
 IN_TURNS = """
 from fleet.run import main
 from fleet.runtime.training import steps
@@ -86,7 +88,7 @@ raise SystemExit(main())
 
 
 def launch(content: dict, folder: Path, ranks: int, *program: str) -> list[LoggedEvent]:
-    """Run a spec, by another program than the main job if one is named; returns its log."""
+    """Run a spec with a program (default: the main job); return its log."""
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump({**content, "output": str(folder / "run")}))
     subprocess.run(
@@ -99,7 +101,7 @@ def launch(content: dict, folder: Path, ranks: int, *program: str) -> list[Logge
 
 
 def fleet_rate(folder: Path, digits: str) -> float:
-    """Median samples/s of an epoch, validation included; the first epoch compiles."""
+    """Return the median samples/s of an epoch, including validation; the first epoch compiles."""
     log = launch(
         {
             "name": "alone",
@@ -121,15 +123,15 @@ def fleet_rate(folder: Path, digits: str) -> float:
 
 
 def fit_rate(digits: str) -> float:
-    """The same of `model.fit`."""
-    done = subprocess.run(
+    """Return the median samples/s of an epoch of `model.fit`."""
+    process = subprocess.run(
         [sys.executable, "-c", FIT, digits], cwd=ROOT, check=True, capture_output=True, text=True
     )
-    return statistics.median(json.loads(done.stdout.splitlines()[-1])[1:])
+    return statistics.median(json.loads(process.stdout.splitlines()[-1])[1:])
 
 
 def ensemble_seconds(folder: Path, digits: str, policy: str | None = None) -> float:
-    """Seconds of training of the demo's ensemble, from the first group to the last."""
+    """Return the seconds of training of the demo's ensemble, from the first group to the last."""
     content = yaml.safe_load((ROOT / "examples/digits.yaml").read_text())
     content["data"]["path"] = digits
     if policy is not None:
@@ -141,7 +143,7 @@ def ensemble_seconds(folder: Path, digits: str, policy: str | None = None) -> fl
 
 
 def group_rates(folder: Path, filters: Sequence[int]) -> tuple[list[float], list[float]]:
-    """Steps/s in epochs of a network on two ranks: with several steps per call, and right beside them with one."""
+    """Return steps/s of epochs on two ranks: with several steps per call, and with one."""
     (folder / "in_turns.py").write_text(IN_TURNS)
     log = launch(
         {
@@ -180,10 +182,16 @@ def main() -> None:
     )
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument(
-        "--ensembles", type=int, help="of the second comparison, which takes minutes (as --repeat)"
+        "--ensembles",
+        type=int,
+        help="repetitions of the second comparison, which takes minutes (default: --repeat)",
     )
-    parser.add_argument("--groups", type=int, help="of the third comparison (as --repeat)")
-    parser.add_argument("--digits", default="data/digits", help="where the digits are, or go")
+    parser.add_argument(
+        "--groups", type=int, help="repetitions of the third comparison (default: --repeat)"
+    )
+    parser.add_argument(
+        "--digits", default="data/digits", help="folder of the digits; created if missing"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     digits = str(Path(arguments.digits).resolve())
@@ -212,23 +220,23 @@ def main() -> None:
         print_json({"median": median, "all": measured})
         return
     print_table(
-        ["what", "FLEET", "without", "ratio"],
+        ["comparison", "FLEET", "without", "ratio"],
         [
             [
-                "one network alone: samples/s, against model.fit",
+                "one network: samples/s; model.fit",
                 median["fleet"],
                 median["fit"],
                 median["fleet"] / median["fit"],
             ],
             [
-                "the demo's ensemble: seconds, as it is against baseline",
+                "the demo's ensemble: seconds; policy baseline",
                 median["demo"],
                 median["baseline"],
                 median["baseline"] / median["demo"],
             ],
             *(
                 [
-                    f"{network} network on two ranks: steps/s, against one step per call",
+                    f"{network} network on two ranks: steps/s; one step per call",
                     median[f"{network}, several"],
                     median[f"{network}, one"],
                     median[f"{network}, several"] / median[f"{network}, one"],

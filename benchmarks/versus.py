@@ -1,18 +1,20 @@
-"""The same networks, images, epochs and cores under FLEET and without it: from the command to the prompt.
+"""Train the same networks with and without FLEET on the same cores, from the command to the prompt.
 
-    python benchmarks/versus.py --jpegs cifar10_jpeg.tar [--transforms crop] [--epochs 3 10] [--without-ray]
+    python benchmarks/versus.py --jpegs cifar10_jpeg.tar [--transforms crop] [--epochs 3 10]
+        [--without-ray]
 
-Six small CNNs on 2,400 JPEG files of 256 x 256, decoded, resized to 64 and flipped; with `--transforms crop` decoded,
-cropped to 224 at random, flipped and resized to 64, so that more is done anew in each epoch:
+Six small CNNs on 2,400 JPEG files of 256 x 256 pixels, decoded, resized to 64 and flipped. With
+`--transforms crop` images are decoded, randomly cropped to 224, flipped and resized to 64, so that each
+epoch has more work. The programs are:
 
-- FLEET: `mpirun -n 3`, and `-n 7`, with a spec that leaves all to FLEET, and an empty cache of rates;
-- a loop over Keras' `model.fit`, on one `tf.data` pipeline whose decoded images stay in memory;
-- Ray Tune, with one CPU and one such pipeline for each trial. It is installed into an environment of its own, beside
-  the TensorFlow of this one, and runs in a network of its own, because it listens on all addresses.
+- FLEET: `mpirun -n 3`, and `-n 7`, with a default spec and no cached rates;
+- a loop over Keras' `model.fit`, on one `tf.data` pipeline that caches decoded images in memory;
+- Ray Tune, with one CPU and one such pipeline per trial. It has its own environment, which shares the
+  TensorFlow of this one, and its own network namespace, because it listens on all addresses.
 
-All sides run in turns; the numbers are medians. Every side must train all networks: the accuracies stand beside, and
-CPU-seconds of what each side has started and waited for. *Waits*: the part of FLEET's epochs in which trainers wait for
-samples.
+All programs take turns; the numbers are medians. Every program must train all networks. The table also
+has accuracies, the CPU seconds of each program and its descendants, and *waits*: the share of FLEET's
+epochs in which trainers wait for samples.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from pathlib import Path
 
 import yaml
 from images import make_jpegs
-from rivals import ALONE, can_isolate
+from rivals import ISOLATED, can_isolate
 
 from fleet.api import mpirun, read_results
 from fleet.commands.output import print_json
@@ -41,25 +43,23 @@ from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 
-ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
+ROOT, FOLDER = Path(__file__).parents[1], Path(__file__).parent
 RAY = "ray[tune]==2.49.2"
 LOOP, TUNE = "model.fit in a loop", "Ray Tune"
 
-Side = Callable[[Path, int], list[float]]  # (folder, epochs) -> the best accuracy of each network
+Program = Callable[[Path, int], list[float]]  # (folder, epochs) -> best accuracy of each network
 
 
 def spec(
     jpegs: Path, folder: Path, epochs: int, policy: str | None, transforms: str = "resize"
 ) -> dict:
-    """What a user would write: everything that may be left out is, but for a policy that is asked for."""
+    """Return a minimal spec, which a user would write; only ``policy`` is optional."""
     from versus_fit import BATCH, CROP, MOMENTUM, NETWORKS, PIXELS, RATE, VALIDATION
 
     resize, flip = {"resize": {"size": [PIXELS, PIXELS]}}, {"flip": {"horizontal": True}}
-    varied = (
-        [resize, flip]
-        if transforms == "resize"
-        else [{"random_crop": {"size": [CROP, CROP]}}, flip, resize]
-    )
+    steps = [resize, flip]
+    if transforms == "crop":
+        steps = [{"random_crop": {"size": [CROP, CROP]}}, flip, resize]
     return {
         "name": "versus",
         "output": str(folder / "run"),
@@ -67,7 +67,7 @@ def spec(
             "source": "image_folder",
             "path": str(jpegs),
             "validation": VALIDATION,
-            "transforms": ["decode", *varied, {"scale": {"mean": 0.5, "std": 0.25}}],
+            "transforms": ["decode", *steps, {"scale": {"mean": 0.5, "std": 0.25}}],
         },
         "models": [
             {"family": "cnn", "name": name, "args": arguments}
@@ -81,8 +81,10 @@ def spec(
     } | ({"schedule": {"policy": policy}} if policy else {})
 
 
-def fleet(jpegs: Path, ranks: int, policy: str | None = None, transforms: str = "resize") -> Side:
-    """FLEET with so many ranks; without a policy, the default."""
+def fleet_program(
+    jpegs: Path, ranks: int, policy: str | None = None, transforms: str = "resize"
+) -> Program:
+    """Return FLEET on ``ranks`` ranks; without a policy, with the default one."""
 
     def run(folder: Path, epochs: int) -> list[float]:
         path = folder / "versus.yaml"
@@ -101,13 +103,19 @@ def fleet(jpegs: Path, ranks: int, policy: str | None = None, transforms: str = 
     return run
 
 
-def loop(jpegs: Path, transforms: str = "resize") -> Side:
-    """`model.fit`, network after network."""
+def loop_program(jpegs: Path, transforms: str = "resize") -> Program:
+    """Return the loop over `model.fit`, network after network."""
 
     def run(folder: Path, epochs: int) -> list[float]:
         return _accuracies(
             _call(
-                [sys.executable, str(HERE / "versus_fit.py"), str(jpegs), str(epochs), transforms],
+                [
+                    sys.executable,
+                    str(FOLDER / "versus_fit.py"),
+                    str(jpegs),
+                    str(epochs),
+                    transforms,
+                ],
                 ROOT,
                 PYTHONPATH=str(ROOT),
             )
@@ -116,14 +124,14 @@ def loop(jpegs: Path, transforms: str = "resize") -> Side:
     return run
 
 
-def ray_tune(jpegs: Path, python: Path, cpus: int, transforms: str = "resize") -> Side:
-    """Ray Tune, with so many trials at once."""
+def ray_program(jpegs: Path, python: Path, cpus: int, transforms: str = "resize") -> Program:
+    """Return Ray Tune with ``cpus`` concurrent trials."""
 
     def run(folder: Path, epochs: int) -> list[float]:
         command = [
-            *ALONE,
+            *ISOLATED,
             str(python),
-            str(HERE / "versus_ray.py"),
+            str(FOLDER / "versus_ray.py"),
             str(jpegs),
             str(epochs),
             str(cpus),
@@ -132,7 +140,7 @@ def ray_tune(jpegs: Path, python: Path, cpus: int, transforms: str = "resize") -
         return _accuracies(
             _call(
                 command,
-                HERE,
+                FOLDER,
                 VERSUS_STORAGE=str(folder),
                 PYTHONPATH=str(ROOT),
                 RAY_USAGE_STATS_ENABLED="0",
@@ -144,9 +152,10 @@ def ray_tune(jpegs: Path, python: Path, cpus: int, transforms: str = "resize") -
 
 
 def install_ray(folder: Path) -> Path:
-    """Ray in an environment of its own, which sees this one's TensorFlow; gives its interpreter."""
+    """Install Ray into its own environment, which sees this one's TensorFlow; return its interpreter."""
     python = folder / "bin/python"
-    if not list(folder.glob("lib/python*/site-packages/ray")):  # an interrupted one is made anew
+    # An interrupted installation is repeated.
+    if not list(folder.glob("lib/python*/site-packages/ray")):
         venv.create(folder, clear=True, with_pip=True)
         installed = next(path for path in sys.path if path.endswith("site-packages"))
         [required] = folder.glob("lib/python*/site-packages")
@@ -157,7 +166,7 @@ def install_ray(folder: Path) -> Path:
 
 
 def _call(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=folder,
         check=False,
@@ -165,9 +174,9 @@ def _call(command: Sequence[str | Path], folder: Path, **environment: str) -> st
         text=True,
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"} | environment,
     )
-    if done.returncode:
-        raise RuntimeError(f"{command}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    return done.stdout
+    if process.returncode:
+        raise RuntimeError(f"{command}: {process.stdout[-2000:]}\n{process.stderr[-2000:]}")
+    return process.stdout
 
 
 def _accuracies(printed: str) -> list[float]:
@@ -176,7 +185,7 @@ def _accuracies(printed: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Measured:
-    """One side in one round: seconds, CPU-seconds, mean accuracy and the part of FLEET's epochs that is waits."""
+    """One program in one round: seconds, CPU seconds, mean accuracy, and the waits of FLEET."""
 
     seconds: float
     cpu_s: float
@@ -185,36 +194,34 @@ class Measured:
 
 
 def waits_of(run: Path) -> float | None:
-    """What trainers waited for samples, as a part of their epochs; None where FLEET has not run."""
+    """Return the share of epochs in which trainers waited for samples; None without a run of FLEET."""
     records = [event.record for event in events_of(RunPaths(run).events, EpochEnded)]
-    return (
-        sum(record.waited_s for record in records) / sum(record.seconds for record in records)
-        if records
-        else None
-    )
+    if not records:
+        return None
+    return sum(record.waited_s for record in records) / sum(record.seconds for record in records)
 
 
 def cpu_s() -> float:
-    """CPU-seconds of all processes that have ended below this one."""
+    """Return the CPU seconds of all descendants that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def measure(
-    sides: dict[str, Side], epochs: int, rounds: int, networks: int
+    programs: dict[str, Program], epochs: int, rounds: int, networks: int
 ) -> dict[str, list[Measured]]:
-    """Each side in each round; each begins where the one before it ended."""
-    measured: dict[str, list[Measured]] = {name: [] for name in sides}
+    """Measure each program in each round; the starting program rotates."""
+    measured: dict[str, list[Measured]] = {name: [] for name in programs}
     for turn in range(rounds):
-        names = list(sides)
+        names = list(programs)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with tempfile.TemporaryDirectory() as folder:
                 began, used = time.perf_counter(), cpu_s()
-                accuracies = sides[name](Path(folder), epochs)
+                accuracies = programs[name](Path(folder), epochs)
                 seconds, used = time.perf_counter() - began, cpu_s() - used
                 waits = waits_of(Path(folder) / "run")
             assert len(accuracies) == networks, (
-                f"{name} has trained {len(accuracies)} of {networks} networks"
+                f"{name} trained {len(accuracies)} of {networks} networks"
             )
             measured[name].append(Measured(seconds, used, statistics.mean(accuracies), waits))
             print(
@@ -232,9 +239,11 @@ def main() -> None:
     parser.add_argument("--jpegs", required=True, metavar="TAR", help="CIFAR-10 as JPEG files")
     parser.add_argument("--epochs", type=int, nargs="+", default=[3, 10])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[3, 7], help="of FLEET")
     parser.add_argument(
-        "--policies", nargs="*", default=[], metavar="POLICY", help="of FLEET, beside the default"
+        "--ranks", type=int, nargs="+", default=[3, 7], help="numbers of FLEET's ranks"
+    )
+    parser.add_argument(
+        "--policies", nargs="*", default=[], metavar="POLICY", help="additional policies of FLEET"
     )
     parser.add_argument(
         "--transforms",
@@ -248,22 +257,22 @@ def main() -> None:
     build = ROOT / "build"
     build.mkdir(exist_ok=True)
     jpegs = make_jpegs(arguments.jpegs, build / "versus-jpegs", 2400)
-    sides: dict[str, Side] = {
-        f"FLEET, {ranks} ranks": fleet(jpegs, ranks, transforms=arguments.transforms)
+    programs: dict[str, Program] = {
+        f"FLEET, {ranks} ranks": fleet_program(jpegs, ranks, transforms=arguments.transforms)
         for ranks in arguments.ranks
     }
-    sides |= {
-        f"FLEET, {ranks} ranks, {policy}": fleet(jpegs, ranks, policy, arguments.transforms)
+    programs |= {
+        f"FLEET, {ranks} ranks, {policy}": fleet_program(jpegs, ranks, policy, arguments.transforms)
         for policy in arguments.policies
         for ranks in arguments.ranks
     }
-    sides[LOOP] = loop(jpegs, arguments.transforms)
+    programs[LOOP] = loop_program(jpegs, arguments.transforms)
     if not arguments.without_ray:
         if not can_isolate():
             raise SystemExit(
-                "Ray needs a network of its own here (unshare --net); or say --without-ray"
+                "Ray requires its own network namespace (unshare --net): permit it, or use --without-ray"
             )
-        sides[TUNE] = ray_tune(
+        programs[TUNE] = ray_program(
             jpegs,
             install_ray(build / "versus-ray"),
             len(os.sched_getaffinity(0)),
@@ -272,14 +281,14 @@ def main() -> None:
     from versus_fit import NETWORKS
 
     outcomes = {
-        epochs: measure(sides, epochs, arguments.rounds, len(NETWORKS))
+        epochs: measure(programs, epochs, arguments.rounds, len(NETWORKS))
         for epochs in arguments.epochs
     }
     if arguments.json:
         print_json(
             {
                 epochs: {
-                    name: [asdict(seconds) for seconds in rounds]
+                    name: [asdict(measurement) for measurement in rounds]
                     for name, rounds in measured.items()
                 }
                 for epochs, measured in outcomes.items()
@@ -289,22 +298,21 @@ def main() -> None:
     for epochs, measured in outcomes.items():
 
         def median(name: str, key: str, rounds: dict[str, list[Measured]] = measured) -> float:
-            return statistics.median(getattr(seconds, key) or 0.0 for seconds in rounds[name])
+            return statistics.median(getattr(row, key) or 0.0 for row in rounds[name])
 
         print_table(
-            ("", "seconds", "loop / it", "CPU-s", "waits", "accuracy"),
+            ("", "seconds", "speedup over the loop", "CPU s", "waits", "accuracy"),
             [
                 (
                     name,
                     f"{median(name, 'seconds'):.1f}",
                     f"{median(LOOP, 'seconds') / median(name, 'seconds'):.2f}",
-                    ""
-                    if name == TUNE
-                    else f"{median(name, 'cpu_s'):.0f}",  # whose processes do not end with it
+                    # The processes of Ray outlive its command.
+                    "" if name == TUNE else f"{median(name, 'cpu_s'):.0f}",
                     f"{median(name, 'waits'):.1%}" if name.startswith("FLEET") else "",
                     f"{median(name, 'accuracy'):.3f}",
                 )
-                for name in sides
+                for name in programs
             ],
         )
         print(f"{epochs} epochs, medians of {arguments.rounds}, from the command to the prompt\n")

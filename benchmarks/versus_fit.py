@@ -1,6 +1,6 @@
-"""Networks of `versus.py`, trained by Keras' `model.fit` on a `tf.data` pipeline that is cached in memory.
+"""Train the networks of `versus.py` with Keras' `model.fit`, on a `tf.data` pipeline cached in memory.
 
-python benchmarks/versus_fit.py FOLDER EPOCHS [crop]     # all of them, one after the other, in one process
+python benchmarks/versus_fit.py FOLDER EPOCHS [crop]     # all of them, one after another
 """
 
 from __future__ import annotations
@@ -32,42 +32,43 @@ NETWORKS: dict[str, dict[str, Any]] = {
 def datasets(
     folder: str, transforms: str = "resize"
 ) -> tuple[tf.data.Dataset, tf.data.Dataset, int]:
-    """Training and validation batches, and the number of classes; decoded images stay in memory.
+    """Return training and validation batches, and the number of classes; decoded images are cached.
 
     Args:
-        transforms: ``resize`` once, or ``crop`` in every epoch, and then resize.
+        folder: A folder with one folder of JPEG files per class.
+        transforms: ``resize`` once, or ``crop`` in every epoch and then resize.
     """
     crops = transforms == "crop"
     names = sorted(path.name for path in Path(folder).iterdir())
     train, validation = [], []
     for label, name in enumerate(names):
         files = sorted(str(path) for path in (Path(folder) / name).iterdir())
-        stored = round(VALIDATION * len(files))
-        train += [(file, label) for file in files[stored:]]
-        validation += [(file, label) for file in files[:stored]]
+        count = round(VALIDATION * len(files))
+        train += [(file, label) for file in files[count:]]
+        validation += [(file, label) for file in files[:count]]
 
     def decode(file: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image = tf.image.decode_jpeg(tf.io.read_file(file), 3)
-        return image if crops else resized(image), label
+        return image if crops else resize(image), label
 
-    def resized(image: tf.Tensor) -> tf.Tensor:
+    def resize(image: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.image.resize(image, (PIXELS, PIXELS), antialias=True), tf.uint8)
 
-    def centre(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return resized(
-            tf.image.resize_with_crop_or_pad(image, CROP, CROP)
-        ) if crops else image, label
+    def crop_center(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        if crops:
+            image = resize(tf.image.resize_with_crop_or_pad(image, CROP, CROP))
+        return image, label
 
-    def vary(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def augment(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         if crops:
             image = tf.image.random_crop(image, (CROP, CROP, 3))
         image = tf.image.random_flip_left_right(image)
-        return resized(image) if crops else image, label
+        return resize(image) if crops else image, label
 
     def scale(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return (tf.cast(images, tf.float32) / 255 - 0.5) / 0.25, labels
 
-    def decoded(samples: list[tuple[str, int]]) -> tf.data.Dataset:
+    def load(samples: list[tuple[str, int]]) -> tf.data.Dataset:
         files, labels = zip(*samples, strict=True)
         return (
             tf.data.Dataset.from_tensor_slices((list(files), list(labels)))
@@ -76,14 +77,14 @@ def datasets(
         )
 
     training = (
-        decoded(train).shuffle(len(train)).map(vary, tf.data.AUTOTUNE).batch(BATCH).map(scale)
+        load(train).shuffle(len(train)).map(augment, tf.data.AUTOTUNE).batch(BATCH).map(scale)
     )
-    judged = decoded(validation).map(centre).batch(BATCH).map(scale)
-    return training.prefetch(tf.data.AUTOTUNE), judged.prefetch(2), len(names)
+    validating = load(validation).map(crop_center).batch(BATCH).map(scale)
+    return training.prefetch(tf.data.AUTOTUNE), validating.prefetch(2), len(names)
 
 
 def fit(name: str, data: tuple[tf.data.Dataset, tf.data.Dataset, int], epochs: int) -> float:
-    """Train one network; gives its accuracy on the validation samples."""
+    """Train one network; return its best accuracy on the validation samples."""
     train, validation, classes = data
     keras.backend.clear_session()
     model = build_model(Architecture("cnn", NETWORKS[name]), (PIXELS, PIXELS, 3), classes, 0)

@@ -1,4 +1,4 @@
-"""The networks of `versus.py` as trials of Ray Tune: one CPU and one pipeline for each trial.
+"""Train the networks of `versus.py` as trials of Ray Tune: one CPU and one pipeline per trial.
 
 python benchmarks/versus_ray.py FOLDER EPOCHS CPUS [crop]
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def trial(config: dict[str, Any]) -> None:
-    """Trains one network in a process of Ray's."""
+    """Train one network in a process of Ray."""
     import tensorflow as tf
     from ray import tune
 

@@ -15,8 +15,8 @@ def groups(monkeypatch):
 
 def test_survivors_first_finds_a_good_network_sooner(groups):
     first, at_once = (
-        [groups.simulate(groups.WAYS[way], 16, seed, "stop") for seed in range(4)]
-        for way in ("asha, adaptive", "the same, new ones at once")
+        [groups.simulate(groups.ALLOCATIONS[allocation], 16, seed, "stop") for seed in range(4)]
+        for allocation in ("asha, adaptive", "asha, adaptive, no priority")
     )
     assert median(subject.near_h for subject in first) < median(
         subject.near_h for subject in at_once
@@ -24,4 +24,4 @@ def test_survivors_first_finds_a_good_network_sooner(groups):
     assert median(subject.near_gpu_h for subject in first) < median(
         subject.near_gpu_h for subject in at_once
     )
-    assert all(late.signal_h > soon.signal_h for late, soon in zip(first, at_once, strict=True))
+    assert all(late.first_epochs_h > soon.first_epochs_h for late, soon in zip(first, at_once, strict=True))
