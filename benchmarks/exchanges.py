@@ -54,19 +54,19 @@ def inside(exchange: Any, path: str) -> None:
     world, comm = start_mpi(), MPI.COMM_WORLD
     world.node_of()
     from fleet.engines.keras.engine import KerasEngine
-    from fleet.runtime.inputs import open_inputs, settle
-    from fleet.runtime.training.rate_measurement import made_up
+    from fleet.runtime.inputs import open_inputs, resolve_with_data
+    from fleet.runtime.training.rate_measurement import make_samples
     from fleet.spec import load
 
     spec = load(path)
     opened = open_inputs(spec)
-    [spec] = settle(opened, spec)
+    [spec] = resolve_with_data(opened, spec)
     engine = KerasEngine(
         EngineContext(
             opened.sample, Resources(exchange=exchange), index=world.rank, trainers=world.size
         )
     )
-    images, targets = made_up(opened.sample, BATCH)
+    images, targets = make_samples(opened.sample, BATCH)
     for number, network in enumerate(spec.networks, 1):
         group = world.group(range(world.size), number)
         trainable, summed, group_sum = engine.build(network, group), [0.0], group.sum

@@ -137,10 +137,10 @@ print(json.dumps({"copies": found, "said": said, "state_mb": sum(array.nbytes fo
 KERAS_COPIES = (
     _ENGINE
     + """
-from fleet.engines.keras.step_queue import Inputs
+from fleet.engines.keras.step_queue import InputBuffers
 from launch.pinned_memory import Pinning
-known, other = Inputs(Pinning(0, said.append)), Inputs()
-registered, pageable = lambda array: known.of([array]), lambda array: other.of([array])
+pinned, plain = InputBuffers(Pinning(0, said.append)), InputBuffers()
+registered, pageable = lambda array: pinned.upload([array]), lambda array: plain.upload([array])
 """
     + _TIMED
 )

@@ -113,8 +113,8 @@ FLEET = (sys.executable, "-m", "fleet")
 PLAN = (*FLEET, "plan", "--rates", "rates.json", "--gpus", "1000000", "--policy")
 FIRST_CALL = (
     "import time; from scheduler.reservation.requests import t_optimal; "
-    "from scheduler.reservation.distributions import discretise, make_law; "
-    "law = discretise(make_law('truncnorm', mu=8, sigma=2, low=0, high=20), 10**6); "
+    "from scheduler.reservation.distributions import discretize, make_law; "
+    "law = discretize(make_law('truncnorm', mu=8, sigma=2, low=0, high=20), 10**6); "
     "start = time.perf_counter(), time.process_time(); t_optimal(law); "
     "print(time.perf_counter() - start[0], time.process_time() - start[1])"
 )

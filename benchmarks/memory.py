@@ -31,7 +31,7 @@ from fleet.api import mpirun
 from fleet.commands.output import print_json
 from fleet.domain.events import NetworkFinished
 from fleet.jobs.trials import try_networks
-from fleet.runtime.inputs import open_inputs, settle
+from fleet.runtime.inputs import open_inputs, resolve_with_data
 from fleet.spec import load
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
@@ -121,7 +121,7 @@ def measure_check(folder: Path, args: argparse.Namespace) -> list[float]:
     """Return the MB of the process of ``fleet check`` after each network."""
     spec = load(write_spec(folder, args))
     opened = open_inputs(spec)
-    [spec] = settle(opened, spec)
+    [spec] = resolve_with_data(opened, spec)
     sizes: list[float] = []
 
     trials = try_networks(

@@ -58,7 +58,7 @@ def first_call() -> Speed:
     """TOptimal where nothing has been called before, imports apart; medians over processes."""
     code = (
         "from functools import partial; from benchmarks.reservations import *; "
-        "speed = timed('', partial(t_optimal, discretise(LAW, 10 ** 6)), repeats=1); "
+        "speed = timed('', partial(t_optimal, discretize(LAW, 10 ** 6)), repeats=1); "
         "print(speed.clock_ms, speed.processor_ms)"
     )
     root = Path(__file__).parents[1]

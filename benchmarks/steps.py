@@ -20,8 +20,8 @@ from fleet.comm.single_rank import SingleRankGroup
 from fleet.commands.output import print_json
 from fleet.engines.base import Engine, StepTotals, SupportsAsyncGroupSteps
 from fleet.engines.registry import make_engine
-from fleet.runtime.inputs import open_inputs, settle
-from fleet.runtime.training.rate_measurement import made_up
+from fleet.runtime.inputs import open_inputs, resolve_with_data
+from fleet.runtime.training.rate_measurement import make_samples
 from fleet.spec import NetworkSpec, load
 from fleet.terminal import print_table
 from preprocess.sample import SampleSpec
@@ -33,7 +33,7 @@ def step_times(
     engine: Engine, network: NetworkSpec, sample: SampleSpec, rounds: int, size: int
 ) -> list[float]:
     """Return the CPU milliseconds of a step, for each of :data:`STEPS_PER_CALL`."""
-    images, targets = made_up(sample, STEPS * size)
+    images, targets = make_samples(sample, STEPS * size)
     trainable = engine.build(network, SingleRankGroup())
     assert isinstance(trainable, SupportsAsyncGroupSteps), "benchmarks/steps.py requires keras"
     values, weights = sample.target.split(targets)
@@ -74,7 +74,7 @@ def main() -> None:
     arguments = parser.parse_args()
     spec = load(arguments.spec)
     opened = open_inputs(spec)
-    [spec] = settle(opened, spec)
+    [spec] = resolve_with_data(opened, spec)
     engine = make_engine(spec, opened.sample, None, 0, 4)
     measured = {
         network.name: step_times(

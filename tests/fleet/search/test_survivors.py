@@ -24,4 +24,6 @@ def test_survivors_first_finds_a_good_network_sooner(groups):
     assert median(subject.near_gpu_h for subject in first) < median(
         subject.near_gpu_h for subject in at_once
     )
-    assert all(late.first_epochs_h > soon.first_epochs_h for late, soon in zip(first, at_once, strict=True))
+    assert all(
+        late.first_epochs_h > soon.first_epochs_h for late, soon in zip(first, at_once, strict=True)
+    )
