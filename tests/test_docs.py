@@ -381,4 +381,4 @@ def test_the_design_names_every_thread_of_a_launch():
         .partition("A launch has these threads:")[2]
     )
     assert len(starting) > 5
-    assert starting <= set(re.findall(r"`([\w/]+\.py)`", table.partition("*Not taken:*")[0]))
+    assert starting <= set(re.findall(r"`([\w/]+\.py)`", table.partition("*Rejected:*")[0]))
