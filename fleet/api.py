@@ -1,9 +1,13 @@
-"""For search scripts: build a spec in code, write it as YAML, run it, read the results.
+"""The Python API: build a spec in code, write it as YAML, run it, read the results.
 
-from fleet.api import Document, ModelEntry, run, read_results, write_spec
+::
 
-write_spec(Document(models=(ModelEntry(family="cnn", args={"filters": [8, 16]}),), ...),
-"search.yaml") run("search.yaml", ranks=5) best = read_results("runs/search")[0]
+    from fleet.api import Document, ModelEntry, run, read_results, write_spec
+
+    entry = ModelEntry(family="cnn", args={"filters": [8, 16]})
+    write_spec(Document(models=(entry,), ...), "search.yaml")
+    run("search.yaml", ranks=5)
+    best = read_results("runs/search")[0]
 """
 
 from __future__ import annotations
@@ -95,17 +99,17 @@ __all__ = [
 
 
 def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:
-    """Check a spec that was made in code, and write it as YAML.
+    """Validate a spec that was built in code, and write it as YAML.
 
     Args:
         spec: a document, or a mapping with the keys of a spec file.
-        path: of the file.
+        path: path of the file.
 
     Returns:
         The spec with its networks drawn and named.
 
     Raises:
-        SpecError: with every mistake.
+        SpecError: the spec is invalid; the message lists all mistakes.
     """
     resolved = parse(spec)
     with atomic_write(Path(path)) as file:
@@ -121,11 +125,11 @@ def read_known(
     Args:
         run: the run's folder.
         space: name -> list of choices, or a mapping of the attributes of a range.
-        monitor: the loss, accuracy or metric that counts.
-        mode: whether high or low values of it are good: ``maximize`` or ``minimize``.
+        monitor: the monitored loss, accuracy or metric.
+        mode: ``maximize`` or ``minimize``.
 
     Returns:
-        The networks that are over and whose values fit the space: ``name``, ``values``, ``curve``
+        The networks that have ended and whose values fit the space: ``name``, ``values``, ``curve``
         (the monitored value of each epoch), ``outcome`` and the best ``value``.
 
     Raises:
@@ -135,13 +139,14 @@ def read_known(
 
 
 def mpirun(ranks: int, survive: bool = False) -> list[str]:
-    """Return the command that starts ``ranks`` Python processes here, on any number of cores.
+    """Return the command that starts Python processes on this machine, on any number of cores.
 
     Args:
-        survive: whether the launch is to outlive ranks that die.
+        ranks: number of processes.
+        survive: whether the launch continues if trainers die.
 
     Raises:
-        InfrastructureError: there is no mpirun.
+        InfrastructureError: mpirun is not installed.
     """
     local_mpirun = Path(sys.executable).with_name("mpirun")
     program = str(local_mpirun) if local_mpirun.exists() else shutil.which("mpirun")
@@ -170,28 +175,28 @@ def run(
     log: IO[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ExitStatus:
-    """Run the main job and wait for it; it prints what it does.
+    """Start a launch, wait for it, and show its output.
 
-    Ctrl-C stops it with everything saved (RESUMABLE); a second one ends it at once.
-
-    What mpirun says of a status that the run has explained is left out.
+    Ctrl-C stops it with everything saved (RESUMABLE); a second one kills it. Messages of mpirun
+    about statuses that the launch has explained are left out.
 
     Args:
         spec: a spec file.
-        ranks: processes; one preprocessor and the rest trainers, unless the spec says otherwise.
+        ranks: number of processes: one preprocessor and the rest trainers, unless the spec sets
+            ``resources.preprocessors``.
         arguments: further arguments of ``python -m fleet.run``, such as ``--fresh``.
-        launcher: what to start it with instead of :func:`mpirun`, up to the Python interpreter;
-            ``mpirun(ranks, survive=True)`` for a launch that outlives trainers that die.
-        log: where it prints instead of here.
-        environment: further variables.
+        launcher: the command to use instead of :func:`mpirun`, up to the Python interpreter;
+            ``mpirun(ranks, survive=True)`` for a launch that continues if trainers die.
+        log: an open file for the output, instead of standard output.
+        environment: further environment variables.
 
     Returns:
         Whether all networks finished (OK), some failed, or the run was stopped and can be resumed.
 
     Raises:
-        UserError: the spec or an argument is wrong; the reason was printed.
-        InfrastructureError: the run broke down; the report was printed.
-        KeyboardInterrupt: Ctrl-C came twice, or before the run had begun.
+        UserError: the spec or an argument is invalid; the reason was printed.
+        InfrastructureError: the launch failed; the report was printed.
+        KeyboardInterrupt: the user pressed Ctrl-C twice, or before the launch had begun.
     """
     events = _events(spec, arguments)
     before = log_position(events)
@@ -209,21 +214,20 @@ def launch(
     log: IO[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Running:
-    """Start the main job and return at once: networks are added, watched and dropped while it goes on.
+    """Start a launch and return while it runs, to add, watch and prune networks meanwhile.
 
-    On a terminal it shows a live table, and in a cell of a notebook as well, at last with the
-    results.
+    It shows a live table on a terminal or in a cell of a notebook; there in the end the results.
 
     Args:
-        spec: a spec file. With `keep_open` it may list no networks, and waits for more when all are
-            done.
+        spec: a spec file. With `keep_open` it may list no networks, and the launch waits for more
+            when all have ended.
         ranks, arguments, launcher, log, environment: as for :func:`run`.
 
     Returns:
-        The launch, to be used as a context: at the end of it the launch is waited for.
+        The launch, a context manager that waits for it at the end.
 
     Raises:
-        SpecError: the spec is wrong.
+        SpecError: the spec is invalid.
     """
     events = _events(spec, arguments)
     before = log_position(events)
@@ -235,7 +239,7 @@ def launch(
         EXPLAINED,
         out,
         _environment(environment),
-        _to_cell if in_notebook else lambda said: None,
+        _to_cell if in_notebook else lambda text: None,
     )
 
     def end(status: int) -> ExitStatus:
@@ -252,7 +256,7 @@ def launch(
 
 
 def _to_cell(text: bytes) -> None:
-    """Show in a notebook what a launch says of mistakes; what else it prints, the table there shows."""
+    """Show error messages of a launch in a notebook, where the table replaces all other output."""
     sys.stderr.write(text.decode(errors="replace"))
 
 
@@ -269,16 +273,16 @@ def _command(
 
 
 def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    """Return this process's variables with more of them, and those that let Open MPI run as root."""
+    """Return the environment with further variables, and with permission to run MPI as root."""
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {**allowed, **os.environ, **(more or {})}
 
 
 def _status(spec: str | Path, ended: int, events: Path, before: tuple[int, int]) -> ExitStatus:
-    """How a launch ended.
+    """Return how a launch ended.
 
     Raises:
-        UserError, InfrastructureError: as :func:`run` says.
+        UserError, InfrastructureError: see :func:`run`.
     """
     status = launch_status(ended, events, before)
     if status == ExitStatus.BAD_INPUT:
@@ -287,7 +291,7 @@ def _status(spec: str | Path, ended: int, events: Path, before: tuple[int, int])
         if ended:
             how = f"ended with status {ended}"
         else:
-            how = "broke off, as when a node dies; run it again to resume it"
+            how = "was killed, perhaps with its node; run it again to resume it"
         raise InfrastructureError(f"the run of {spec} {how}")
     return ExitStatus(status)
 

@@ -1,25 +1,24 @@
-"""Every error that a user of FLEET can meet, as a tree.
+"""The exceptions of FLEET, as a tree.
 
 FleetError
- +-- UserError                what the user wrote is wrong          exit status 2
- |    +-- SpecError           mistakes in a spec, all of them at once
- |    +-- NotInstalledError   what an engine stands on is not there
+ +-- UserError                invalid input by the user: exit status 2
+ |    +-- SpecError           all mistakes in a spec
+ |    +-- NotInstalledError   an engine's library is not installed
  +-- ModelError               one network cannot be built or trained: a row in the report
  |    +-- SettingError        the engine refuses one of its settings
  +-- CheckpointError          a checkpoint cannot be read, or belongs to another network
- |    +-- DamagedError        a checkpoint is torn or corrupted: the one before takes its place
+ |    +-- DamagedError        a checkpoint is incomplete or corrupted: the previous one replaces it
  +-- InfrastructureError      MPI, the stream or a rank failed: ends all ranks
       +-- StorageError        a file cannot be written: the disk is full, the folder read-only, ...
-      +-- LeaseLost           another launch has taken the run's folder over; this one ends
-      +-- CoordinatorDied     rank 0 died; the others end as well
-      +-- GroupFailed         a rank of this one's group died: its network goes back to its last
-      checkpoint
+      +-- LeaseLost           another launch has taken over the run's folder; this launch ends
+      +-- CoordinatorDied     rank 0 died; all other ranks end as well
+      +-- GroupFailed         a rank of this group died: its network returns to its last checkpoint
 
-NetworkWarning is no error: training goes on, though not as somebody may expect.
+NetworkWarning is not an error: training continues, but perhaps not as expected.
 
-The leaves (preprocess, scheduler, launch) do not import this module; for bad
-input they raise a subclass of ``ValueError`` named ``InputError``, which counts
-like ``UserError`` (:func:`status_of`).
+The base packages (preprocess, scheduler, launch) do not import this module. For bad input they
+raise a subclass of ``ValueError`` named ``InputError``, which is treated like ``UserError``
+(:func:`status_of`).
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from enum import IntEnum
 
 
 class ExitStatus(IntEnum):
-    """What a command tells the shell and the batch system.
+    """The exit status of a command.
 
-    ``CAN_PASS`` is said to a job that keeps the launch (``fleet job``), of what is otherwise
-    ``INFRASTRUCTURE``: a file could not be written for a reason that may pass, such as a full disk.
+    ``CAN_PASS`` replaces ``INFRASTRUCTURE`` for the job around a launch (``fleet job``) if a file
+    could not be written for a transient reason, such as a full disk.
     """
 
     OK = 0
@@ -44,8 +43,7 @@ class ExitStatus(IntEnum):
     RESUMABLE = 75
 
 
-# The statuses of which the program itself says what they mean: a launcher that calls them errors
-# adds nothing.
+# Statuses that the program explains itself: what a launcher prints about them is noise.
 EXPLAINED = (
     ExitStatus.BAD_INPUT,
     ExitStatus.NETWORK_FAILED,
@@ -55,20 +53,20 @@ EXPLAINED = (
 
 
 class FleetError(Exception):
-    """Base of all errors that FLEET raises on purpose."""
+    """Base class of all errors that FLEET raises on purpose."""
 
 
 class UserError(FleetError):
-    """Something the user wrote is wrong; the message says where and what would be right."""
+    """Invalid input by the user; the message says where, and what would be right."""
 
 
 class NotInstalledError(UserError, ImportError):
-    """A library that an engine stands on is not installed here; the message says how it comes in."""
+    """An engine's library is not installed; the message says how to install it."""
 
 
 @dataclass(frozen=True)
 class SpecMistake:
-    """One mistake in a spec: where it stands, what is wrong, what would be right."""
+    """A mistake in a spec: where it is, what is wrong, and what would be right."""
 
     file: str
     line: int | None
@@ -80,16 +78,15 @@ class SpecMistake:
         position = self.file if self.line is None else f"{self.file}:{self.line}"
         key = f" {self.key}:" if self.key else ""
         right = f"; {self.right}" if self.right else ""
-        return " ".join(
-            f"{position}:{key} {self.wrong}{right}".split()
-        )  # one line, whatever the user wrote
+        # one line, even if a value has several
+        return " ".join(f"{position}:{key} {self.wrong}{right}".split())
 
 
 class SpecError(UserError):
-    """Mistakes in a spec, all of them at once, in the order of their lines.
+    """All mistakes in a spec, in the order of their lines.
 
     Args:
-        mistakes: at least one.
+        mistakes: the mistakes, at least one.
     """
 
     def __init__(self, mistakes: Sequence[SpecMistake]) -> None:
@@ -101,13 +98,13 @@ class SpecError(UserError):
 
 
 class ModelError(FleetError):
-    """One network cannot be built or trained; the others go on."""
+    """One network cannot be built or trained; all others continue."""
 
 
 class NetworkWarning(UserWarning):
-    """What a network's description asks for is not done; the message says what is done instead.
+    """A setting of a network is ignored; the message says what the engine does instead.
 
-    Engines give it to :func:`warnings.warn` while they build a network; ``fleet check`` and the run
+    Engines pass it to :func:`warnings.warn` while they build a network; ``fleet check`` and the run
     then show it once.
     """
 
@@ -116,7 +113,7 @@ class SettingError(ModelError):
     """The engine refuses a setting of a network.
 
     Args:
-        setting: its keys in a spec, such as ``train``, ``optimizer``.
+        setting: the path of its key in a spec, such as ``train``, ``optimizer``.
     """
 
     def __init__(self, message: str, *setting: str) -> None:
@@ -129,19 +126,19 @@ class CheckpointError(FleetError):
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint is torn or corrupted; it will not be better the next time that it is read."""
+    """A checkpoint is incomplete or corrupted, so reading it again is useless."""
 
 
 class InfrastructureError(FleetError):
-    """MPI, the stream or a rank failed; no rank may go on."""
+    """MPI, the stream or a rank failed; no rank can continue."""
 
 
 class StorageError(InfrastructureError):
-    """A file cannot be written; the message says which, why, and what to do: no traceback would add to it.
+    """A file cannot be written; the message says which, why, and what to do.
 
     Args:
-        may_pass: whether the reason may pass, by what others do: a full disk, a file system that is
-            away.
+        may_pass: whether the reason is transient, such as a full disk or an unavailable file
+            system.
     """
 
     def __init__(self, message: str, may_pass: bool = False) -> None:
@@ -150,22 +147,22 @@ class StorageError(InfrastructureError):
 
 
 class LeaseLost(InfrastructureError):
-    """Another launch has taken this one's folder over, as it had shown no sign of life; it may write nothing more."""
+    """Another launch has taken over the folder of this unresponsive launch, which must not write."""
 
 
 class CoordinatorDied(InfrastructureError):
-    """Rank 0 died; it is raised where the launch would outlive it."""
+    """Rank 0 died, in a launch that outlives the deaths of other ranks."""
 
 
 class GroupFailed(InfrastructureError):
-    """A rank of this one's training group died; the others let go of their network, and can be given another.
+    """A rank of this training group died; the others release their network and are idle.
 
-    It is raised only where a launch outlives its ranks (``mpirun --with-ft ulfm``).
+    It is raised only if launches outlive their ranks (``mpirun --with-ft ulfm``).
     """
 
 
 def status_of(error: Exception) -> ExitStatus | None:
-    """How a program ends because of an error; None where it is none of these, nor one of a leaf."""
+    """Return the exit status for an error; None if it is neither FLEET's nor an ``InputError``."""
     if isinstance(error, UserError) or (
         isinstance(error, ValueError) and type(error).__name__ == "InputError"
     ):

@@ -1,8 +1,8 @@
-"""A run that is going on, seen from outside: telling it what to do, and hearing how its networks learn.
+"""Send commands to a running launch, and follow the progress of its networks.
 
-All of it goes through files in the run's folder: commands through its mailbox
-(:mod:`fleet.runtime.external.command_queue`), reports from its event log. So it works from any
-machine that sees the folder, without a port and without a server.
+Everything goes through files in the run's folder: commands through its mailbox
+(:mod:`fleet.runtime.external.command_queue`), reports through its event log. So it works on any
+machine that mounts the folder, without a port or a server.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from fleet.storage.results import read_results
 from fleet.storage.run_spec import load_run_spec
 from launch.mpirun_messages import wait
 
-PATIENCE_S = 60.0  # for the answer to a command, and for the begin of a launch
-_LOOK_S = 0.2  # between two looks at the event log
+PATIENCE_S = 60.0  # for the answer to a command, and for the start of a launch
+_POLL_S = 0.2
 
 
 # ---- commands -----------------------------------------------------------------------------------
@@ -55,18 +55,18 @@ _LOOK_S = 0.2  # between two looks at the event log
 def command(
     run: str | Path, content: Mapping[str, Any], patience_s: float = PATIENCE_S
 ) -> list[str]:
-    """Have the launch that is at work on a run do something, and wait for its answer.
+    """Send a command to the launch of a run, and wait for its answer.
 
     Args:
         run: the run's folder.
         content: see :mod:`fleet.runtime.external.command_handler`.
+        patience_s: seconds to wait.
 
     Returns:
-        The networks that it was about.
+        The networks that the command concerned.
 
     Raises:
-        UserError: no launch is at work there alone, it does not answer, or it refuses; the message
-            says why.
+        UserError: not exactly one launch is running there, it does not answer, or it refuses.
     """
     return [str(network) for network in _request(run, content, patience_s)[1].get("networks", ())]
 
@@ -88,12 +88,13 @@ def _request(
         if mailbox.withdraw(name):
             _check_takes_commands(paths)
             raise UserError(
-                f"{run}: the launch has not answered within {patience_s:.0f} s; nothing was done"
+                f"{run}: the launch did not answer within {patience_s:.0f} s; the command was "
+                "withdrawn"
             )
         if time.monotonic() > until + patience_s:
             raise UserError(
-                f"{run}: the launch has taken the command and does not answer: fleet watch shows whether "
-                "it was done"
+                f"{run}: the launch received the command but does not answer; fleet watch shows "
+                "whether it was carried out"
             )
     if "error" in answer:
         raise (NetworkEnded if answer.get("is_over") else UserError)(str(answer["error"]))
@@ -105,9 +106,9 @@ def _check_takes_commands(paths: RunPaths) -> None:
         return
     if find_held_lease(paths) is not None:
         raise UserError(
-            f"{paths.root}: several launches share its networks (fleet harvest), and shared launches take no "
-            "commands; to free nodes, end one of their jobs (the others take over its networks); for "
-            "anything else, start a single launch after all of them have ended"
+            f"{paths.root}: several launches share its networks (fleet harvest), and shared "
+            "launches take no commands; to free nodes, end one of their jobs (the others take over "
+            "its networks); for anything else, start a single launch after all of them have ended"
         )
     raise UserError(
         f"{paths.root}: no launch is running: the run has ended, or waits for its next job"
@@ -115,12 +116,16 @@ def _check_takes_commands(paths: RunPaths) -> None:
 
 
 def add(run: str | Path, entry: Mapping[str, Any] | ModelEntry) -> list[str]:
-    """Add an entry of ``models`` to a run that is going on; returns the names of its networks once they are accepted.
+    """Add an entry of ``models`` to a run; return the names of its networks once they are accepted.
 
-    A network whose values are wrong is accepted, too, and fails by itself.
+    A network with invalid values is accepted, too, and fails by itself.
+
+    Args:
+        run: the run's folder.
+        entry: one entry, which may stand for several networks.
 
     Raises:
-        UserError: the entry is wrong, or no launch takes it.
+        UserError: the entry is invalid, or no launch accepts it.
     """
     return command(run, {"do": "add", "entry": _checked(entry)})
 
@@ -129,7 +134,7 @@ def _checked(entry: Any) -> dict[str, Any]:
     """Convert an entry of ``models`` to JSON; the launch checks its keys.
 
     Raises:
-        UserError: it is none, or cannot be written down.
+        UserError: it is not a mapping, or cannot be written as JSON.
     """
     content = plain(entry)
     if not isinstance(content, dict):
@@ -146,15 +151,15 @@ def _checked(entry: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NodeRelease:
-    """The nodes that a launch gives back, as it has answered.
+    """The nodes that a launch will release, by its answer.
 
     Attributes:
-        command: its name in the event log.
-        since: bytes of the event log that are older.
+        command: the name of the command in the event log.
+        since: the size of the event log before the command, in bytes.
         hosts: the names of the nodes.
-        saving: the networks whose groups save before they leave.
-        dropping: those that give up what they have trained since their last checkpoint: there is no
-            time for more.
+        saving: the networks whose groups save before they stop.
+        dropping: the networks whose groups have no time to save: they lose their training since
+            their last checkpoint.
     """
 
     command: str
@@ -165,14 +170,15 @@ class NodeRelease:
 
 
 def request_nodes(run: str | Path, nodes: int, within_s: float) -> NodeRelease:
-    """Ask a launch to give nodes back; returns what it will do.
+    """Ask a launch to release nodes; return what it will do.
 
     Args:
-        nodes: how many.
+        run: the run's folder.
+        nodes: the number of nodes.
         within_s: seconds until they should be free.
 
     Raises:
-        UserError: it cannot do without so many, or no launch answers.
+        UserError: the launch cannot release so many nodes, or no launch answers.
     """
     _, since = log_position(RunPaths(Path(run)).events)
     name, answer = _request(run, {"do": "yield", "nodes": nodes, "within_s": within_s}, PATIENCE_S)
@@ -189,13 +195,15 @@ def request_nodes(run: str | Path, nodes: int, within_s: float) -> NodeRelease:
 def wait_for_nodes(
     run: str | Path, release: NodeRelease, patience_s: float
 ) -> NodesReleased | None:
-    """Wait until nodes are given back; None where the launch has ended before, with all its nodes.
+    """Wait until nodes are released; return None if the launch ends first, which frees all its nodes.
 
     Args:
+        run: the run's folder.
+        release: the nodes.
         patience_s: seconds to wait.
 
     Raises:
-        UserError: they were not given back in time; the launch goes on with it.
+        UserError: they were not released in time; the launch continues to release them.
     """
     paths = RunPaths(Path(run))
     until = time.monotonic() + patience_s
@@ -205,8 +213,8 @@ def wait_for_nodes(
             return dated.event
     if is_held(paths.lease):
         raise UserError(
-            f"{', '.join(release.hosts)}: not given back within {patience_s:.0f} s; the launch goes on with "
-            "it, and fleet watch shows when it is done"
+            f"{', '.join(release.hosts)}: not released within {patience_s:.0f} s; the launch is "
+            "still releasing them, and fleet watch shows when it is done"
         )
     return None
 
@@ -220,13 +228,13 @@ class Report:
 
     Attributes:
         network: its name.
-        number: of the network: within its entry if a search has asked for it, otherwise among all
-            of the run.
+        number: of the network: within its entry if a search proposed it, otherwise among all of the
+            run.
         epoch: counted from 1.
-        value: of what it monitors; NaN where there is none.
-        is_last: whether it has trained as many epochs as it may; one may end before.
+        value: the monitored value; NaN if there is none.
         metrics: losses, accuracies and all metrics of its spec by name; None where they cannot be
             computed.
+        is_last: whether it has reached its maximum number of epochs; networks may also end earlier.
     """
 
     network: str
@@ -241,7 +249,8 @@ def report_of(event: Event, run: RunState) -> Report | None:
     """Return a report if the event ends an epoch, else None.
 
     Args:
-        run: which has taken in the event.
+        event: the event.
+        run: the state of the run after the event.
     """
     if not isinstance(event, EpochEnded):
         return None
@@ -275,10 +284,13 @@ def _none_if_nan(value: float) -> float | None:
 
 
 def replay_networks(run: RunState, logs: Iterable[Path]) -> None:
-    """Tell of the networks that have come to a run so far, and of the launches that have begun.
+    """Apply only the events that begin launches or add networks, from the logs so far.
 
-    The other lines of a long log would take many seconds to read, and are passed over without a
-    look into them.
+    Other lines are skipped unparsed: in a long log parsing them takes many seconds.
+
+    Args:
+        run: the state of the run, which changes.
+        logs: event logs.
     """
     for log in logs:
         for t_s, event in read_events(log, kinds=(LaunchStarted, CommandReceived, NetworkAdded)):
@@ -289,22 +301,23 @@ def follow(tail: RunTail, is_over: Callable[[], bool]) -> Iterator[DatedEvent]:
     """Yield the events of a run as they are logged, until it is over.
 
     Args:
-        is_over: asked whenever nothing is new.
+        tail: reads the logs of the run.
+        is_over: called before each poll.
     """
     while True:
-        ends = is_over()  # before the look: what was logged until then is seen
+        ends = is_over()  # before the poll, so that the last events are seen
         with suppress(FileNotFoundError):
             yield from tail.poll()
         if ends:
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def new_run_state(paths: RunPaths) -> RunState:
     """Return the state of a run that has begun, from its spec.
 
     Raises:
-        UserError: there is no such run.
+        UserError: the folder holds no run.
     """
     return RunState(load_run_spec(paths))
 
@@ -313,17 +326,17 @@ def new_run_state(paths: RunPaths) -> RunState:
 
 
 class Running:
-    """A launch that was started here; see :func:`fleet.api.launch`.
+    """A launch that this process has started; see :func:`fleet.api.launch`.
 
-    It is a context: at its end the launch is waited for, or stopped, with everything saved, where
-    an exception ends it.
+    It is a context manager: at the end it waits for the launch. If an exception ends the context,
+    the launch saves everything and stops.
 
     Args:
         process: the launcher.
         paths: of the run.
-        start: the size of the event log before.
-        end: says how it ended, given the status of the launcher.
-        stale: the first line of an event log that the launch deletes; empty where it deletes none.
+        start: the size of the event log before the launch, in bytes.
+        end: returns how it ended, given the exit status of the launcher.
+        stale: the first line of an event log that the launch deletes; empty if it deletes none.
     """
 
     def __init__(
@@ -345,7 +358,7 @@ class Running:
         self._shows: threading.Thread | None = None
 
     def show_table(self) -> None:
-        """Show a live table in the cell of a notebook, from a thread; at its end the results."""
+        """Show a live table in the cell of a notebook, from a thread, and in the end the results."""
         self._shows = threading.Thread(
             target=self._show, args=(NotebookView.make_display(),), daemon=True
         )
@@ -354,15 +367,15 @@ class Running:
     def _show(self, display: Any) -> None:
         view: NotebookView | None = None
 
-        def look() -> None:
+        def draw() -> None:
             if view is not None:
                 view.draw()
 
-        for event, run in self._events(look):
+        for event, run in self._events(draw):
             view = view or NotebookView(run, display)
             view.on_event(event)
         if view is not None:
-            with suppress(UserError):  # a launch that has broken down may have none
+            with suppress(UserError):  # a failed launch may have no results
                 view.finish(*best_rows(self.results())[:2])
 
     @property
@@ -372,52 +385,57 @@ class Running:
 
     @property
     def is_over(self) -> bool:
-        """Return True if the launch has ended."""
+        """Whether the launch has ended."""
         return self._process.poll() is not None
 
     def add(self, entry: Mapping[str, Any] | ModelEntry) -> str:
-        """Add a network; returns its name once it is accepted.
+        """Add a network; return its name once it is accepted.
 
         Args:
-            entry: of ``models``, for one network; :meth:`add_all` takes those for several.
+            entry: an entry of ``models`` for one network; :meth:`add_all` accepts entries for
+                several.
 
         Raises:
-            UserError: the entry is wrong, or the run has ended.
+            UserError: the entry is invalid, or the run has ended.
         """
         content = _checked(entry)
         if "grid" in content or content.get("count", 1) != 1:
             raise UserError(
-                "add takes an entry of one network; add_all takes those with `grid:` or `count:`"
+                "add takes an entry of one network; use add_all for `grid:` or `count:`"
             )
         return self.add_all(content)[0]
 
     def add_all(self, entry: Mapping[str, Any] | ModelEntry) -> list[str]:
-        """Add all networks of an entry; returns their names."""
+        """Add all networks of an entry; return their names."""
         return self._command({"do": "add", "entry": _checked(entry)})
 
     def stop(self, network: str) -> bool:
-        """Drop a network at the end of its epoch: it is pruned, unless that was its last.
+        """Prune a network after its current epoch, unless that is its last one.
+
+        Args:
+            network: its name.
 
         Returns:
-            False where it was over before the command came.
+            False if it had ended before the command arrived.
 
         Raises:
-            UserError: there is none of that name, or the run has ended.
+            UserError: the network does not exist, or the run has ended.
         """
-        return self._rule("stop", network)
+        return self._send_verdict("stop", network)
 
     def pause(self, network: str) -> bool:
-        """Let a network stand from the end of its epoch on, without devices; as :meth:`stop`."""
-        return self._rule("pause", network)
+        """Pause a network after its current epoch and free its devices; see :meth:`stop`."""
+        return self._send_verdict("pause", network)
 
     def resume(self, network: str) -> bool:
-        """Let a paused network go on; as :meth:`stop`."""
-        return self._rule("resume", network)
+        """Resume a paused network; see :meth:`stop`."""
+        return self._send_verdict("resume", network)
 
-    def _rule(self, do: str, network: str) -> bool:
+    def _send_verdict(self, do: str, network: str) -> bool:
         if not isinstance(network, str):
             raise UserError(
-                f"{do}: a network is named by text, such as 'net-3', not {shortened(repr(network), 80)}"
+                f"{do}: the name of a network is a string, such as 'net-3', not "
+                f"{shortened(repr(network), 80)}"
             )
         try:
             self._command({"do": do, "network": network})
@@ -431,36 +449,38 @@ class Running:
         return command(self.run, content)
 
     def _has_begun(self, patience_s: float = math.inf) -> bool:
-        """Wait for a launch that has just been started; false where it is over, or does not begin."""
+        """Wait until the launch has begun; return False if it is over, or does not begin in time."""
         until = time.monotonic() + patience_s
         while find_held_lease(self._paths) is None:
             if self.is_over or time.monotonic() > until:
                 return False
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return not self.is_over
 
     def reports(self) -> Iterator[Report]:
-        """Every epoch's end of this launch, as it happens; ends with the launch."""
+        """Yield a report after each epoch of this launch, until the launch ends."""
         for event, run in self._events():
             report = report_of(event, run)
             if report is not None:
                 yield report
 
-    def _events(self, look: Callable[[], None] = lambda: None) -> Iterator[tuple[Event, RunState]]:
-        """Yield the events of this launch, each with the run's state after it, until the launch ends.
+    def _events(
+        self, before_poll: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[Event, RunState]]:
+        """Yield the events of this launch, each with the run's state after it, until it ends.
 
         Args:
-            look: is called whenever nothing is new.
+            before_poll: called before each poll.
         """
 
         def is_over() -> bool:
-            look()
+            before_poll()
             return self.is_over
 
         while self._stale and first_line(self._paths.events) == self._stale:
-            if self.is_over:  # before it came to delete anything
+            if self.is_over:  # before it deleted anything
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         run: RunState | None = None
         tail = RunTail(self._paths, from_end=True, starts={self._paths.events: self._start})
         for dated in follow(tail, is_over):
@@ -473,10 +493,10 @@ class Running:
         return read_results(self.run)
 
     def wait(self) -> ExitStatus:
-        """Wait for the launch; returns how it ended, as :func:`fleet.api.run` does.
+        """Wait for the launch; return how it ended, like :func:`fleet.api.run`.
 
         Raises:
-            UserError, InfrastructureError, KeyboardInterrupt: as that raises.
+            UserError, InfrastructureError, KeyboardInterrupt: see :func:`fleet.api.run`.
         """
         status = wait(self._process, EXPLAINED, self._stop)
         with self._lock:
@@ -487,18 +507,17 @@ class Running:
         return self._status
 
     def interrupt(self) -> None:
-        """Have the launch save everything and stop; the same command resumes it.
+        """Let the launch save everything and stop; the same command resumes it.
 
-        One that has just been started is waited for: it would die of the signal. If it has not
-        begun within a minute, it is ended as it is, and has nothing to save.
+        A signal would kill a launch that is still starting, so this waits for up to a minute until
+        it has begun. After that it is killed; it has nothing to save.
         """
         self._is_interrupted = True
-        # Upon SIGTERM mpirun ends its ranks at once, saved or not; SIGUSR2 it passes on, and waits
-        # for them.
+        # On SIGTERM, mpirun kills its ranks before they can save; SIGUSR2 is forwarded to them.
         self._process.send_signal(signal.SIGUSR2 if self._has_begun(PATIENCE_S) else signal.SIGTERM)
 
     def _stop(self) -> None:
-        """Upon Ctrl-C."""
+        """Handle Ctrl-C; a second one raises."""
         if self._is_interrupted:
             raise KeyboardInterrupt
         self.interrupt()
@@ -516,5 +535,5 @@ class Running:
             self.wait()
             return
         self.interrupt()
-        with suppress(UserError, InfrastructureError):  # what was raised inside says more
+        with suppress(UserError, InfrastructureError):  # the exception of the context says more
             self.wait()

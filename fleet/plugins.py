@@ -1,4 +1,4 @@
-"""What users bring along: objects under an import path ``module:name``, wanted where a table has names."""
+"""Load user-defined policies and other objects by their import path ``module:name``."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from scheduler.ensemble.policies import POLICIES, Decide, Policy, check_round
 
 
 def load_object(path: str, role: str) -> Any:
-    """Load the object that an import path names, from the working folder, the spec's or packages.
+    """Load an object by import path, from the working folder, the folder of the spec or packages.
 
     Args:
         path: ``module:name``.
-        role: what it is wanted as, for messages: ``policy``, ``engine``.
+        role: the purpose of the object, for messages: ``policy``, ``engine``.
 
     Raises:
-        UserError: the module cannot be imported, or has no such name.
+        UserError: the module cannot be imported, or does not have this name.
     """
     try:
         return import_object(path, role, f"module:{role}")
     except InputError as error:
-        raise UserError(
-            " ".join(str(error).split())
-        ) from error  # the user's module may raise several lines
+        # one line, even if the module raises several
+        raise UserError(" ".join(str(error).split())) from error
 
 
 def load_named(name: str, kind: str, names: Iterable[str], role: str) -> Any:
-    """Load the object of a name that is not in its table, by its import path.
+    """Load a user-defined object by the import path that a user gave instead of a built-in name.
 
     Args:
+        name: the import path.
         kind: the kind of object, for messages, such as ``policy``.
-        names: those of the table, for messages.
+        names: the built-in names, for messages.
         role: as in :func:`load_object`.
 
     Raises:
-        UserError: it is no import path, or leads nowhere.
+        UserError: it is not an import path, or nothing can be imported from it.
     """
     if ":" not in name:
         raise UserError(
-            f"no {kind} is named {name!r}; one of {', '.join(names)}, or an import path module:{role}"
+            f"no {kind} is named {name!r}; use one of {', '.join(names)}, or an import path module:{role}"
         )
     return load_object(name, role)
 
 
 def append_import_path(folder: Any) -> None:
-    """Find modules in a folder, too, where they were in a run; nothing where there is no such folder."""
+    """Import modules from a folder of an earlier launch, too, if it exists."""
     if isinstance(folder, str) and folder and folder not in sys.path and Path(folder).is_dir():
         sys.path.append(folder)
 
@@ -63,17 +63,17 @@ def find_policy(name: str) -> Policy:
     """Return the policy of a name, or of an import path.
 
     Args:
-        name: of :data:`~scheduler.ensemble.policies.POLICIES`; or ``module:policy``, which is a
-            :class:`~scheduler.ensemble.policies.Policy` or a function of (rates, progress, cluster,
-            options).
+        name: a key of :data:`~scheduler.ensemble.policies.POLICIES`; or ``module:policy``, which
+            names a :class:`~scheduler.ensemble.policies.Policy` or a function of (rates, progress,
+            cluster, options).
 
     Returns:
-        The policy, under that name. The answers of one that is not ours are looked at: it raises
-        :class:`~fleet.errors.UserError` where they cannot be carried out, or where its function
-        raises anything.
+        The policy, under that name. The answers of a user-defined policy are validated: it raises
+        :class:`~fleet.errors.UserError` if they cannot be carried out, or if its function raises
+        anything.
 
     Raises:
-        UserError: there is none.
+        UserError: the policy cannot be loaded.
 
     >>> find_policy("global").stream.count
     1
@@ -103,8 +103,8 @@ def _function(name: str, loaded: Any) -> Decide:
     else:
         description = f"of type {type(loaded).__name__}"
     raise UserError(
-        f"policy {name!r} is {description}; it should be a Policy, or a function of (rates, progress, cluster, "
-        "options)"
+        f"policy {name!r} is {description}; it should be a Policy, or a function of (rates, "
+        "progress, cluster, options)"
     )
 
 

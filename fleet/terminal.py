@@ -1,4 +1,4 @@
-"""What commands print: one JSON object for programs, tables for people."""
+"""Print tables, progress and bars on a terminal or into a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from fleet.units import format_duration
 
-_UNBOUNDED = 10_000  # letters: of a table that is as wide as it has to be
+_UNBOUNDED = 10_000  # columns of a table that is never folded
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
@@ -32,10 +32,10 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     for row in rows:
         table.add_row(*("" if value is None else brief(value) for value in row))
     screen = terminal()
-    # A batch log has no width: never fold a table there.
+    # Never fold a table in a batch log.
     Console(
         highlight=False,
-        markup=False,  # a name may hold brackets
+        markup=False,  # names may contain brackets
         emoji=False,
         force_terminal=screen is not None,
         width=_UNBOUNDED if screen is None else terminal_width(screen),
@@ -43,7 +43,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: st
 
 
 def print_any_name() -> None:
-    r"""Have standard output and error print ``\\xNN`` for what their encoding lacks, instead of failing."""
+    r"""Let standard output and error print ``\\xNN`` for characters that their encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -61,10 +61,10 @@ def brief(value: object) -> str:
 
 
 def terminal() -> IO[str] | None:
-    """Open the terminal that the user looks at; None in a batch job or a pipe.
+    """Open the user's terminal; None in a batch job or a pipe.
 
-    Under ``mpirun`` a rank's standard output is a pseudo-terminal or a pipe of the launcher,
-    whatever the launcher itself writes to; so it is the launcher that is asked.
+    Under ``mpirun`` a rank's standard output is a pseudo-terminal or a pipe of the launcher, so the
+    standard output of the launcher decides.
     """
     for descriptor in (f"/proc/{os.getppid()}/fd/1", "/proc/self/fd/1"):
         try:
@@ -85,13 +85,18 @@ def terminal() -> IO[str] | None:
 
 
 def terminal_width(screen: IO[str]) -> int:
-    """Columns of a terminal."""
+    """Return the number of columns of a terminal."""
     return os.get_terminal_size(screen.fileno()).columns or 80
 
 
 @contextmanager
 def progress_bar(total: int, description: str) -> Iterator[Callable[[int], object]]:
-    """Yield a function to call with each number of items done; draw a bar on a terminal only."""
+    """Yield a function to call with each number of finished items; draw a bar on a terminal only.
+
+    Args:
+        total: number of items.
+        description: label of the bar.
+    """
     screen = terminal()
     if screen is None:
         yield lambda count: None
@@ -106,15 +111,16 @@ def progress_bar(total: int, description: str) -> Iterator[Callable[[int], objec
 
 
 class ProgressLine:
-    """Says on standard error how much of some long work is done, how fast it goes, and how long the rest takes.
+    """Reports the progress, the rate and the remaining time of long work on standard error.
 
-    Work of a few seconds passes without a word. On a terminal the line is renewed in place; into a
-    file a line is written now and then, less and less often.
+    Work of a few seconds is not reported. On a terminal the line is updated in place; in a file,
+    lines become less and less frequent.
 
     Args:
-        prefix: how messages begin.
+        prefix: the beginning of each line.
         action: a participle, such as ``replayed``.
-        unit: of the counts, such as ``changes``.
+        unit: the unit of the counts, such as ``changes``.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -129,7 +135,12 @@ class ProgressLine:
         self.wrote = False
 
     def __call__(self, done: int, total: int) -> None:
-        """Take note that so much has been done."""
+        """Report progress, if the last line is old enough.
+
+        Args:
+            done: number of finished units.
+            total: number of all units.
+        """
         now = self.clock()
         if now < self.next:
             return
@@ -141,7 +152,8 @@ class ProgressLine:
             remaining = "nothing yet"
         screen = sys.stderr.isatty()
         print(
-            f"{self.prefix}: {self.action} {done:,} of {total:,} {self.unit} ({done / total:.0%}), {rate:,.0f}/s, {remaining}",
+            f"{self.prefix}: {self.action} {done:,} of {total:,} {self.unit} "
+            f"({done / total:.0%}), {rate:,.0f}/s, {remaining}",
             end="\x1b[K\r" if screen else "\n",
             file=sys.stderr,
             flush=True,
@@ -150,13 +162,18 @@ class ProgressLine:
         self.next = now + (0.5 if screen else max(5.0, seconds / 4))
 
     def end(self) -> None:
-        """Leave the line that was renewed in place."""
+        """Move to the next line, if a line was updated in place."""
         if self.wrote:
             print(file=sys.stderr)
 
 
 def bar(value: float, largest: float, width: int = 30) -> str:
-    """Draw a bar of block characters, ``width`` wide for the largest value.
+    """Return a bar of block characters.
+
+    Args:
+        value: the value of this bar.
+        largest: the value whose bar is ``width`` characters long.
+        width: the maximum length in characters.
 
     >>> bar(1, 2, width=4)
     '██'

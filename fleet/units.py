@@ -1,7 +1,7 @@
-"""Quantities as people write them: ``2GB``, ``10min``, ``15%``, ``20/s``; all that is read from such text is read here.
+"""Parse and format quantities with units: ``2GB``, ``10min``, ``15%``, ``20/s``.
 
-A bare number is bytes for a size, seconds for a duration, and a part of one for a share. Where it
-could mean two things, as in ``schedule.pace_tolerance``, it is refused.
+A bare number means bytes for a size, seconds for a duration, and a fraction for a share. Where it
+would be ambiguous, as in ``schedule.pace_tolerance``, it is refused.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from scheduler.base import pluralize as pluralize
 from scheduler.ensemble.pace import Ring, Stream
 
 _NUMBER = r"[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?"
-_CLOCK = r"[0-9]{1,9}:[0-9]{2}(?::[0-9]{2})?"  # 1:30 is a minute and a half, 1:30:00 is an hour and a half
+_CLOCK = r"[0-9]{1,9}:[0-9]{2}(?::[0-9]{2})?"  # minutes and seconds, or hours, minutes and seconds
 
 
 @dataclass(frozen=True)
 class Notation:
-    """How a kind of quantity is written: a number and its unit, in capitals or not.
+    """How a kind of quantity is written: a number and a unit, in any case.
 
     Args:
-        hint: how to write it, as messages say it.
-        examples: the same for programs.
-        units: each with its worth; a bare number is allowed where ``""`` is one of them.
-        alternative: a regular expression of another form, for which the kind has a reader of its own.
+        hint: how to write it, for messages.
+        examples: examples for the JSON schema.
+        units: unit -> factor; bare numbers are allowed if ``""`` is among the units.
+        alternative: a regular expression of another form, with its own parser.
     """
 
     hint: str
@@ -37,12 +37,12 @@ class Notation:
 
     @property
     def has_bare_numbers(self) -> bool:
-        """Return True if a number without a unit has a meaning."""
+        """Whether numbers without a unit are allowed."""
         return "" in self.units
 
     @property
     def pattern(self) -> str:
-        """What text looks like that can be read, as a regular expression of JSON Schema."""
+        """A regular expression of valid text, for JSON Schema."""
         units = "|".join(
             "".join(f"[{char.upper()}{char.lower()}]" if char.isalpha() else char for char in unit)
             for unit in self.units
@@ -55,10 +55,10 @@ class Notation:
         return rf"^\s*(?:{'|'.join(forms)})\s*$"
 
     def read(self, value: object) -> float:
-        """Read a quantity: the number times its unit, computed exactly (57 % is 0.57).
+        """Parse a quantity: the number times its unit, computed exactly (57 % is 0.57).
 
         Raises:
-            ValueError: it is not written so, or not finite.
+            ValueError: it is not of this form, or not finite.
         """
         match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z%/]*)\s*", str(value))
         try:
@@ -98,7 +98,7 @@ DELTA = Notation(
 
 
 def parse_size(value: object) -> int:
-    """Bytes from ``2GB``, ``512MiB`` or a plain number.
+    """Return the bytes of ``2GB``, ``512MiB`` or a plain number.
 
     >>> parse_size("2GB"), parse_size("1.5 MiB"), parse_size(64)
     (2000000000, 1572864, 64)
@@ -107,7 +107,7 @@ def parse_size(value: object) -> int:
 
 
 def parse_duration(value: object) -> float:
-    """Seconds from ``10min``, ``2h``, ``1:30:00`` or a plain number.
+    """Return the seconds of ``10min``, ``2h``, ``1:30:00`` or a plain number.
 
     >>> parse_duration("10min"), parse_duration("1:30:00"), parse_duration(5)
     (600.0, 5400.0, 5.0)
@@ -119,7 +119,7 @@ def parse_duration(value: object) -> float:
 
 
 def parse_share(value: object) -> float:
-    """Read a share from ``15%`` or ``0.15``.
+    """Return the fraction of ``15%`` or ``0.15``.
 
     >>> parse_share("15%"), parse_share(0.15)
     (0.15, 0.15)
@@ -128,10 +128,10 @@ def parse_share(value: object) -> float:
 
 
 def parse_delta(value: object) -> Delta:
-    """How close rates are to the fastest: a share of it, ``15%``, or samples per second, ``20/s``.
+    """Parse a tolerance around the fastest rate: a share, ``15%``, or samples per second, ``20/s``.
 
     Raises:
-        ValueError: it is neither. A bare number does not say which of the two it is.
+        ValueError: it is neither, such as a bare number.
 
     >>> parse_delta("15%"), parse_delta("20/s")
     (Delta(value=0.15, relative=True), Delta(value=20.0, relative=False))
@@ -140,10 +140,14 @@ def parse_delta(value: object) -> Delta:
 
 
 def parse_stream(text: str) -> Stream:
-    """How a shared stream holds networks back: ``free``, ``lockstep``, a number of streams, ``ring`` or ``ring:10%``.
+    """Parse a kind of shared stream, which limits how far apart networks may be.
+
+    Args:
+        text: ``free``, ``lockstep``, a number of lockstep streams, ``ring``, or ``ring:10%`` with
+            the window of the ring.
 
     Raises:
-        ValueError: it is none of these, or the window of the ring is not above 0 and at most 100 %.
+        ValueError: it is not one of these, or the window is outside 0 to 100 %.
 
     >>> parse_stream("4").count, parse_stream("ring:20%").ring
     (4, Ring(shards=50, window=0.2, surplus=4.0))
@@ -158,7 +162,8 @@ def parse_stream(text: str) -> Stream:
         return Stream(ring=Ring(window=share))
     if not re.fullmatch("[0-9]{1,6}", text):
         raise ValueError(
-            "should be free, lockstep, a number of lockstep streams, ring, or ring:10% (with its window)"
+            "should be free, lockstep, a number of lockstep streams, ring, or ring:10% (with its "
+            "window)"
         )
     return Stream(int(text))
 
@@ -167,7 +172,7 @@ _STREAMS = {"free": Stream(), "lockstep": Stream(1), "ring": Stream(ring=Ring())
 
 
 def listed(names: Sequence[str], limit: int = 3) -> str:
-    """Join names in a line, at most ``limit`` of them.
+    """Join names with commas, at most ``limit`` of them.
 
     >>> listed(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
@@ -179,7 +184,7 @@ def listed(names: Sequence[str], limit: int = 3) -> str:
 
 
 def about(seconds: float) -> str:
-    """Return a duration that is only estimated, as a person says it.
+    """Format an estimated duration.
 
     >>> about(5.2), about(130), about(5400), about(72600)
     ('about 5 s', 'about 2.2 min', 'about 1.5 h', 'about 20 h')
@@ -194,7 +199,7 @@ def about(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration for people.
+    """Format a duration.
 
     >>> format_duration(5.2), format_duration(75), format_duration(7260)
     ('5.2 s', '1 min 15 s', '2 h 1 min')
@@ -208,13 +213,13 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(count: float) -> str:
-    """Bytes as a person reads them.
+    """Format a number of bytes.
 
     >>> format_size(999), format_size(2_500_000)
     ('999 B', '2.5 MB')
     """
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:  # from there on it would be rounded to 1000
+        if count < 999.5:  # larger values would be rounded to 1000
             return f"{count:.3g} {unit}"
         count /= 1000
     if count < 999.5:

@@ -74,8 +74,8 @@ class DevicePool:
 
     def remove(self, devices: Collection[int]) -> None:
         """Remove devices whose trainers are dead or unresponsive."""
-        for places in (self.alive, self.idle, self.not_ready, self._vacated):
-            places.difference_update(devices)
+        for state in (self.alive, self.idle, self.not_ready, self._vacated):
+            state.difference_update(devices)
         self._reindex(devices)
 
     def are_idle(self, devices: Collection[int]) -> bool:

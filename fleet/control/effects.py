@@ -49,7 +49,7 @@ class CheckpointRead:
     """The answer to :class:`ReadCheckpoint`.
 
     Attributes:
-        status: of the network by its newest whole checkpoint.
+        status: status of the network by its newest intact checkpoint.
         position: samples of the next epoch that are consumed in that state.
     """
 
@@ -63,8 +63,9 @@ class LeaseGranted:
     """This launch, one of several, has acquired the lease of a network.
 
     Attributes:
-        status: of the network by its newest whole checkpoint; if it has ended, nothing is trained.
-        generation: of the lease.
+        status: status of the network by its newest intact checkpoint; if it has ended, nothing is
+            trained.
+        generation: generation of the lease.
         position: samples of the next epoch that are consumed in that state.
         took_over: whether the previous launch had not released the lease.
         unlogged: epochs that are in the checkpoint but in no event log.
@@ -209,7 +210,7 @@ class ReadCheckpoint:
 
 @dataclass(frozen=True)
 class SaveDeath:
-    """Save that a rank died or did not come back while training a network, for later launches."""
+    """Save that a rank died or stopped answering while training a network, for later launches."""
 
     network: str
     death: Death
@@ -224,7 +225,7 @@ class AbortLaunch:
 
 @dataclass(frozen=True)
 class EndLaunch:
-    """The launch has ended; all ranks have been told.
+    """The launch has ended; all ranks have been notified.
 
     Attributes:
         must_kill: whether unresponsive ranks must be killed.
@@ -234,8 +235,8 @@ class EndLaunch:
     must_kill: bool = False
 
 
-# Decisions of the search controller are effects, too. SearcherAnswered or SearcherCallFailed answers
-# CallSearcher; NetworkAdmitted answers AddNetwork.
+# Decisions of the search controller are effects, too. SearcherAnswered or SearcherCallFailed
+# answers CallSearcher; NetworkAdmitted answers AddNetwork.
 Effect: TypeAlias = (
     SendMessage
     | LogEvent

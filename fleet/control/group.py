@@ -6,9 +6,9 @@
                     |           |
                     +-----------+------> WAITING     waits for orders between two epochs
 
-    PAUSED, WAITING --> TRAINING                     is told to continue
-                    --> REGROUPING --> TRAINING      is told to continue with other devices
-                    --> STOPPING --> ENDED           is told to save and to stop
+    PAUSED, WAITING --> TRAINING                     the order to continue
+                    --> REGROUPING --> TRAINING      the order to continue with other devices
+                    --> STOPPING --> ENDED           the order to save and stop
 
 A group reports its state, and gets orders only while it waits: paused inside an epoch, or between
 two. So orders and reports never cross, with one exception: a pause that arrives after the last step
@@ -115,10 +115,9 @@ _STANCES = {
 }
 
 
-# Only a hanging step makes a group in training silent for longer than this, and so many times longer
-# than ever before.
+# A training group hangs if it is silent for longer than both of these:
 _SILENT_S = 5.0
-_SILENT_RATIO = 5.0
+_SILENT_RATIO = 5.0  # times its longest silence so far
 
 
 @dataclass
@@ -127,20 +126,19 @@ class TrainingGroup:
 
     Attributes:
         network: the network that it trains.
-        devices: of its ranks, the master's first.
+        devices: devices of its ranks, the master's first.
         next_epoch: stream epoch that it is granted next.
         next_read_epoch: the epoch whose first sample it reads next, while it waits for orders.
-        reads_stream_from: device -> first epoch that it reads from the stream; before, it prepares its
-            rows.
-        joins_at: epoch from which devices read that have not registered with the stream yet.
+        reads_stream_from: device -> first epoch that it reads from the stream; before, it prepares
+            its own rows.
+        joins_at: first epoch of devices that have not registered with the stream yet.
         recruits: devices that will join it -> whether they have built the network.
         previous_devices: its devices before its last change.
-        phase: its phase.
         number: increases with each group that is started.
         last_message_s: time of its start or of its last message.
         longest_silence_s: longest time between two messages of training.
         has_trained: whether it has reported training.
-        name: of the network.
+        name: name of the network.
     """
 
     network: NetworkSpec

@@ -92,7 +92,7 @@ class PendingBuilds:
 
         Args:
             now_s: the time.
-            ends_s: when the launch was to end; infinity if it goes on.
+            ends_s: when the launch was to end; infinity if it continues.
         """
         if now_s < self.next_deadline_s(ends_s):
             return []
@@ -120,10 +120,8 @@ class StartupTimes:
     """How long groups of this launch took to start, and whether another one still can.
 
     An interrupted group saves anywhere in an epoch, so a group makes progress if it is built and
-    takes
-    one step. The time for this is the longest of all groups of this launch. Before the first group
-    has
-    trained it is never too late: the next launch has no more time than this one.
+    takes one step. The slowest start of this launch is the estimate for the next one. Before any
+    group has trained it is never too late: the next launch has no more time than this one.
 
     Args:
         ends_s: when the walltime ends, in seconds of the same clock; None without a walltime.

@@ -238,14 +238,14 @@ class Groups:
         self._devices.start_measuring(devices)
         self._measuring[devices] = MeasurementTask(network.name, gpus)
         ranks = self._ranks(devices)
-        self._tell(devices, m.Measure(network, ranks, self._next_number(), batches))
+        self._send(devices, m.Measure(network, ranks, self._next_number(), batches))
         return devices
 
     def end_measurement(self, measured: m.Measured) -> MeasurementTask | None:
         """End a measurement and return its task; None if it was abandoned after a death.
 
         Raises:
-            InvalidTransition: there was no such measurement.
+            InvalidTransition: this measurement was not running.
         """
         task = MeasurementTask(measured.network, measured.gpus)
         for devices, running in self._measuring.items():
@@ -255,7 +255,7 @@ class Groups:
                 return task
         if self.removed_ranks:
             return None
-        raise InvalidTransition(f"no such measurement is running: {measured}")
+        raise InvalidTransition(f"this measurement is not running: {measured}")
 
     # ---- orders ----
 
@@ -281,7 +281,7 @@ class Groups:
         self._devices.assign(devices)
         self._groups[group.name] = self._joining[group.name] = group
         self._compare(group.name)
-        self._tell(
+        self._send(
             devices,
             m.Start(
                 network,
@@ -297,13 +297,13 @@ class Groups:
         self._devices.assign(devices)
         for device in devices:
             group.recruits[device] = False
-            self._tell([device], m.Join(group.network, self._next_number()))
+            self._send([device], m.Join(group.network, self._next_number()))
         self._compare(group.name)
 
     def dismiss(self, group: TrainingGroup, devices: Sequence[int]) -> None:
         """Dismiss recruits of a group."""
         self._drop(group, devices)
-        self._tell(devices, m.Stop(final=False))
+        self._send(devices, m.Stop(final=False))
 
     def pause(self, group: TrainingGroup, run_ends: bool) -> None:
         """Pause a group as soon as possible.
@@ -325,7 +325,7 @@ class Groups:
         )
 
     def regroup(self, group: TrainingGroup, devices: tuple[int, ...]) -> None:
-        """Let a waiting group continue with these devices, those that stay first."""
+        """Let a waiting group continue with these devices, listed with the current ones first."""
         stay = tuple(device for device in devices if device in group.devices)
         fresh = self._grants.first_ungranted if self._grants.is_in_step else 0
         order = m.Regroup(
@@ -340,7 +340,7 @@ class Groups:
         reads_stream_from = {device: group.reads_stream_from[device] for device in stay}
         for device in devices[len(stay) :]:
             reads_stream_from[device] = self._first_read(device, group, stay, fresh)
-            self._tell([device], order._replace(reads_stream_from=reads_stream_from[device]))
+            self._send([device], order._replace(reads_stream_from=reads_stream_from[device]))
             del group.recruits[device]
         group.previous_devices = group.devices
         group.devices = devices
@@ -392,7 +392,7 @@ class Groups:
     ) -> None:
         """Send an order to a group's master, and advance to the phase that follows."""
         self.advance(group, order)
-        self._tell(group.devices[:1], order)
+        self._send(group.devices[:1], order)
 
     # ---- queries ----
 
@@ -403,7 +403,7 @@ class Groups:
 
     @property
     def are_stopping(self) -> bool:
-        """Whether all groups have been told to stop."""
+        """Whether all groups have been ordered to stop."""
         return all(group.phase is Phase.STOPPING for group in self._groups.values())
 
     @property
@@ -449,8 +449,7 @@ class Groups:
         """The groups between two epochs that get no orders yet, because others are behind.
 
         In lockstep all groups end an epoch at nearly the same time, and get orders together.
-        Otherwise the
-        first would begin another epoch just before the last one ends the round.
+        Otherwise the first would begin another epoch just before the last one ends the round.
         """
         if not self._grants.is_lockstep:
             return set()
@@ -549,7 +548,7 @@ class Groups:
             chosen = member.batch_on(len(devices), network.train.batch.bounds[0])
         return self._grants.batch(epoch, chosen)
 
-    def _tell(self, devices: Sequence[int], message: m.Message) -> None:
+    def _send(self, devices: Sequence[int], message: m.Message) -> None:
         self._outbox.send(self._ranks(devices), m.Tag.TRAINER, message)
 
     def _ranks(self, devices: Sequence[int]) -> tuple[int, ...]:

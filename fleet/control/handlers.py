@@ -62,7 +62,7 @@ class MessageHandlers:
                 raise InvalidTransition(f"{message.network} has no group: {message}")
             self._groups.advance(group, message)
             group.record_message(self._outbox.now_s, isinstance(message, m.Pace | m.EpochDone))
-            if not isinstance(message, m.Joined):  # that comes before building
+            if not isinstance(message, m.Joined):  # which is sent before building
                 self._buildings.end(message.network)
             if group.phase is Phase.FAILED:
                 return False
@@ -103,7 +103,7 @@ class MessageHandlers:
         self._startup.record_step(pace.network, self._outbox.now_s)
         self._node_release.record_pace(pace)
         self._rates.observe(pace.network, len(self._groups[pace.network].devices), pace.rate)
-        # A rate inside an epoch matters at once only if unused devices wait for it.
+        # A rate inside an epoch matters immediately only if unused devices wait for it.
         return self._rates.may_grow and self._groups.plan.gpus < self._groups.cluster.gpus
 
     def _on_epoch_done(self, done: m.EpochDone) -> None:
@@ -221,7 +221,7 @@ _NEWS = (
 _HANDLERS: Mapping[type, Callable[[MessageHandlers, Any], bool | None]] = {
     m.Joined: MessageHandlers._on_joined,
     m.Regrouped: MessageHandlers._on_regrouped,
-    m.FellBack: lambda self, fallen: self._networks.fall_back(fallen),
+    m.FellBack: lambda self, fallback: self._networks.fall_back(fallback),
     m.Pace: MessageHandlers._on_pace,
     m.EpochDone: MessageHandlers._on_epoch_done,
     m.Converged: MessageHandlers._on_converged,
@@ -230,18 +230,18 @@ _HANDLERS: Mapping[type, Callable[[MessageHandlers, Any], bool | None]] = {
     m.Failed: MessageHandlers._on_failed,
     m.Ready: lambda self, ready: self._groups.mark_ready(ready),
     m.Built: MessageHandlers._on_built,
-    m.Throughput: lambda self, said: self._grants.record_throughput(said),
+    m.Throughput: lambda self, throughput: self._grants.record_throughput(throughput),
     m.Prepared: MessageHandlers._on_prepared,
     m.Measured: MessageHandlers._on_measured,
     m.Warned: lambda self, warned: self._warning_log.add_warning(warned),
     m.SampleUnreadable: lambda self, bad: self._warning_log.add_unreadable(bad),
     e.RanksDied: MessageHandlers._on_ranks_died,
     e.CheckpointRead: MessageHandlers._on_checkpoint_read,
-    e.EndRequested: lambda self, asked: self._shutdown.begin(asked.reason, asked.patience_s),
+    e.EndRequested: lambda self, request: self._shutdown.begin(request.reason, request.patience_s),
     e.NodesRequested: MessageHandlers._on_nodes_asked,
     e.LeaseGranted: MessageHandlers._on_leased,
     e.NetworkAdmitted: MessageHandlers._on_admitted,
     e.SearcherAnswered: lambda self, answer: self._searches.handle_answer(answer),
     e.SearcherCallFailed: lambda self, answer: self._searches.handle_answer(answer),
-    e.NetworkCommand: lambda self, ruled: self._searches.handle_command(ruled),
+    e.NetworkCommand: lambda self, command: self._searches.handle_command(command),
 }

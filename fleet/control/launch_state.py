@@ -161,5 +161,5 @@ class LaunchState:
         self.outbox.send(self.config.roles.preprocessors, m.Tag.PREPROCESSOR, message)
 
     def start_build(self, network: str, devices: Iterable[int], is_recruit: bool = False) -> None:
-        """Record that devices were told to build a network."""
+        """Record that devices were ordered to build a network."""
         self.builds.start(self.networks.specs[network], tuple(devices), self.now_s, is_recruit)

@@ -1,9 +1,8 @@
 """Which networks a launch requests, if several launches share a run (pure).
 
-A launch holds no more networks than it can train at once, so that other launches find some. It
+A launch holds no more networks than it can train at a time, so that other launches find some. It
 requests the networks with the fewest epochs first, and again whenever it could train one more. If
-it
-gets none for a while, it leaves: the remaining networks are trained by others.
+it gets none for a while, it ends: other launches train the remaining networks.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Effect: TypeAlias = RequestLeases | ReleaseLease | LeaveRun
 
 
 class LeaseRequests:
-    """The networks that this launch has leased, and those that it requests.
+    """The networks that this launch has leased, and its requests for more.
 
     Args:
         epochs: network that has not ended -> its epochs, as far as known.
@@ -91,8 +90,7 @@ class LeaseRequests:
         Args:
             now_s: the time.
             paused: networks that wait for results of others, perhaps in other launches. They take
-                no
-                devices, and no launch stays for them.
+                no devices, and no launch keeps running for them.
         """
         paused = self.leased.intersection(paused)
         effects = self._let_go
@@ -112,9 +110,8 @@ class LeaseRequests:
         )
 
     def _leave(self, now_s: float, has_any: bool) -> list[Effect]:
-        if (
-            has_any or self._ends or not self._epochs
-        ):  # where all are over, the launch ends by itself
+        # Without unfinished networks the launch ends by itself.
+        if has_any or self._ends or not self._epochs:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now_s

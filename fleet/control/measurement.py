@@ -77,7 +77,7 @@ class RateMeasurement:
             self._ask(keys[network.name], self._min_gpus(network))
         self._scale()
 
-    # ---- what to do next ----
+    # ---- next measurement ----
 
     @property
     def is_done(self) -> bool:
@@ -162,7 +162,7 @@ class RateMeasurement:
             self.known_rates.setdefault(self.keys[task.network], {})[task.gpus] = measured
         else:
             self.failed[task.network] = Outcome(reason, is_failure=True, may_pass=may_pass)
-            # Networks of the same key may be built (another seed), so one takes over its measurements.
+            # Another network of this key, with another seed, may be buildable: it is measured instead.
             remaining = [waiting.gpus for waiting in self._queue if waiting.network == task.network]
             self._queue = deque(
                 waiting for waiting in self._queue if waiting.network != task.network
@@ -217,7 +217,7 @@ class RateMeasurement:
             for key in self._twins:
                 self._ask(key, gpus)
 
-    # ---- what came out ----
+    # ---- results ----
 
     def table(self, samples_per_epoch: int) -> RateTable:
         """Return the rates of all networks that could be measured."""
@@ -244,9 +244,8 @@ class RateMeasurement:
             replace(rates, batches=network.train.batch.bounds),
             self._timed.get(self.keys[network.name], StepTimings()),
         )
-        with_best_batches(
-            RateTable(1, self._gpus_per_node, (rates,), exchanges), self.devices
-        )  # says what is wrong
+        # raises InputError
+        with_best_batches(RateTable(1, self._gpus_per_node, (rates,), exchanges), self.devices)
         return rates, exchanges
 
     @staticmethod

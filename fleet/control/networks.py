@@ -36,8 +36,8 @@ class Networks:
     """The networks, by name.
 
     A network gets no devices while it waits for a retry after a transient failure, while its
-    checkpoint
-    is read after its group lost a rank, and while another launch may hold its lease.
+    checkpoint is being read because its group lost a rank, or while another launch may hold its
+    lease.
 
     Args:
         networks: of the spec.
@@ -73,14 +73,13 @@ class Networks:
         }
         self._retries = retries
         self._outbox = outbox
-        self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
+        self._failures: Counter[str] = Counter()  # network -> its transient failures
         self._retry_at_s: dict[str, float] = {}  # network -> when it is tried again, in seconds
         self._awaiting_checkpoint: set[str] = set()
-        self._parameters: dict[
-            str, int
-        ] = {}  # network -> its parameters, until its next epoch says them
+        # network -> its parameters, until its next epoch reports them
+        self._parameters: dict[str, int] = {}
         self._unleased = set(elsewhere)
-        # Maintained incrementally: policies read it at each epoch's end, and there may be thousands.
+        # Maintained incrementally: policies read it after each epoch of thousands of networks.
         self._unavailable = IndexedSet([*self._over, *self._paused, *self._unleased])
         self._changed = set(self.specs)  # networks that were added or changed since the last query
         self.alone = set(alone)  # networks that ran out of memory on shared GPUs
@@ -317,7 +316,7 @@ class Networks:
         )
 
     def _log(self, change: Change) -> None:
-        """Log an event of a network, and apply it at once."""
+        """Log an event of a network, and apply it."""
         self._outbox.log(change)
         self._set_status(change.network, apply_change(self._statuses[change.network], change))
 

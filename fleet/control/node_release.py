@@ -86,8 +86,8 @@ class NodeRelease:
         able = sorted({cluster.node(device) for device in cluster.devices} - {first}, reverse=True)
         if not 1 <= count <= len(able):
             raise UserError(
-                f"{pluralize(count, 'node')} cannot be released: this launch can release {len(able)}, because "
-                "the node of the coordinator stays to the end"
+                f"{pluralize(count, 'node')} cannot be released: this launch can release "
+                f"{len(able)}, because the node of the coordinator stays to the end"
             )
         chosen: list[int] = []
         ways: Mapping[str, Action] = {}
@@ -157,7 +157,7 @@ class NodeRelease:
     # ---- releases ----
 
     def begin_release(self, request: NodesRequested) -> None:
-        """Begin to release nodes: start no more groups there, and stop those that are there."""
+        """Begin to release nodes: start no more groups there, and stop the running ones."""
         devices = frozenset(self._devices(request.offer.nodes))
         self._groups.exclude(devices)
         self._requests.append(_Request(request, devices, self._outbox.now_s))
@@ -174,7 +174,7 @@ class NodeRelease:
         return bool(self._requests or self._released_count)
 
     def decide(self) -> None:
-        """Stop leaving groups once they wait for orders, and release nodes that are free."""
+        """Stop groups on released nodes once they wait for orders; release free nodes."""
         self._paused &= self.leaving_groups
         for group in self._find_node_release():
             if group.is_awaiting_orders:

@@ -159,8 +159,7 @@ class Placement:
         """Start groups, unless it is too late, or a moment too early.
 
         Groups that can start together should: a later group gets a later epoch of the stream, and
-        the window
-        prevents it from training before the others are close.
+        the window prevents it from training before the others are close.
         """
         if self._is_too_late:
             self._skip_starts(starts)

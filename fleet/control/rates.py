@@ -37,7 +37,7 @@ from scheduler.ensemble.sharing import (
     useful_networks_per_gpu,
 )
 
-_SURER = 4  # times as many steps as before, and a learned rate is logged again
+_SURER = 4  # a learned rate is logged again after this many times the steps
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def check_sharing_limit(config: LaunchConfig) -> events.SharingLearned | None:
 
 
 class Rates:
-    """Given rates, which stay as they are; training shows the speedups of sharing a GPU.
+    """Given rates, which never change; training shows the speedups of sharing a GPU.
 
     Args:
         prior_rates: rates that are known beforehand.
@@ -132,16 +132,15 @@ class Rates:
             self._sharing = self._shared.learned
         else:
             self._sharing = prior_rates.online.sharing
-        # Rates are those of the time that is emulated; what is measured here is that of the clock.
+        # Rates are in emulated time, measurements here in real time.
         self._time_scale = 1.0 if table is None else config.spec.resources.time_scale
         self._planned_by = self._curve
         # Prior speedups are logged, too.
         self._noted_curve: tuple[float, ...] = (
             (1.0,) if self._sharing is None else self._sharing.expected
         )
-        self._are_said = (
-            is_file or config.spec.policy.needs_rates
-        )  # otherwise given rates are only placeholders
+        # otherwise the table only has placeholders
+        self._has_real_rates = is_file or config.spec.policy.needs_rates
         self._late: list[NetworkAdmitted] = []  # networks that were added before there were rates
 
     @property
@@ -194,7 +193,7 @@ class Rates:
             table is not None
             and name in table.by_name
             and name not in self.guessed
-            and self._are_said
+            and self._has_real_rates
         )
         if table is not None and is_known:
             return rate_of(table.by_name[name], 1)
@@ -233,10 +232,9 @@ class Rates:
                     observed.spread,
                     observed.steps,
                 )
-                self._tell_of_sharing()
-            if (
-                network.batches is None
-            ):  # else the rate is that of the best batch, and a group may be on its way to it
+                self._log_sharing()
+            # With chosen batches, the rate is that of the best one, which groups approach slowly.
+            if network.batches is None:
                 self._compare(
                     name,
                     gpus,
@@ -244,7 +242,7 @@ class Rates:
                     rate_of(network, gpus) * share(self._curve, observed.networks_per_gpu),
                 )
 
-    def _tell_of_sharing(self) -> None:
+    def _log_sharing(self) -> None:
         """Log the speedups of sharing if they have changed."""
         if len(self._curve) > 1 and curves_differ(self._noted_curve, self._curve, OFF):
             self._noted_curve = self._curve
@@ -371,9 +369,8 @@ class LearnedRates(Rates):
         super().__init__(prior_rates, launch)
         self._online = online
         self._prior_rates = prior_rates.measurement.known_rates
-        self._told_steps: dict[
-            tuple[str, int], int
-        ] = {}  # key and GPUs -> the steps that it was learned from
+        # key and GPUs -> steps that its logged rate was learned from
+        self._logged_steps: dict[tuple[str, int], int] = {}
         self._planned_table: RateTable | None = None  # by which the present plan was made
         self._noted: dict[str, tuple[float, ...]] = {}  # network -> rates that were last logged
 
@@ -418,11 +415,11 @@ class LearnedRates(Rates):
             gpus,
             Observation(observed.rate, observed.spread, observed.steps, observed.networks_per_gpu),
         )
-        self._tell_of_sharing()
+        self._log_sharing()
         if observed.networks_per_gpu > 1:
-            return  # it says nothing about the network on its own GPU
-        if observed.steps >= _SURER * self._told_steps.get((key, gpus), 0):
-            self._told_steps[key, gpus] = max(1, observed.steps)
+            return  # this is not the rate of the network alone on a GPU
+        if observed.steps >= _SURER * self._logged_steps.get((key, gpus), 0):
+            self._logged_steps[key, gpus] = max(1, observed.steps)
             self._outbox.log(
                 events.RateLearned(name, gpus, observed.rate, observed.spread, observed.steps)
             )
@@ -440,9 +437,9 @@ class LearnedRates(Rates):
                     same = len(before)
                 else:
                     same = 0
-                self._tell(table.models[same:], is_over)
+                self._log_changes(table.models[same:], is_over)
 
-    def _tell(self, networks: Sequence[Network], is_over: Callable[[str], bool]) -> None:
+    def _log_changes(self, networks: Sequence[Network], is_over: Callable[[str], bool]) -> None:
         """Log the rates of the plan that have changed."""
         new = {
             network.name: network.rates
@@ -488,9 +485,8 @@ class RateCheck:
     def __init__(self, keys: Mapping[str, str], is_measured: bool) -> None:
         self._keys = keys
         self._is_measured = is_measured
-        self._reported: dict[
-            tuple[str, int], float
-        ] = {}  # key and GPUs -> rate that was last reported
+        # key and GPUs -> rate that was last reported
+        self._reported: dict[tuple[str, int], float] = {}
 
     def compare(
         self, network: str, gpus: int, step_rate: StepRate, expected: float
@@ -519,9 +515,8 @@ class RateCheck:
 class Supply:
     """The samples/s that plans count on, and whether they have changed.
 
-    Preprocessors report slightly varying rates. A plan stands until the share of networks in the
-    stream
-    is off by more than a quarter; a stream faster than all networks does not matter.
+    Preprocessors report slightly varying rates. A plan is kept until the samples/s per network are
+    off by more than a quarter; a stream faster than all networks does not matter.
 
     Attributes:
         has_changed: whether the current plan assumed another supply.
@@ -531,14 +526,11 @@ class Supply:
         self._grants = launch.grants
         self._outbox = launch.outbox
         self._groups = launch.groups
-        self._time_scale = (
-            launch.config.spec.resources.time_scale
-        )  # rates are those of the time that is emulated
+        # Rates are in emulated time.
+        self._time_scale = launch.config.spec.resources.time_scale
         self._planned: float | None = None
-        self._of: tuple[RateTable | None, int] = (
-            None,
-            0,
-        )  # from which table, and for how many GPUs, the next two are
+        # the table and the number of GPUs of the next two
+        self._cache_key: tuple[RateTable | None, int] = (None, 0)
         self._limited: RateTable | None = None
         self._demand = 0.0  # samples/s of the fastest network
         self.has_changed = False
@@ -560,10 +552,9 @@ class Supply:
         if supply == self._planned == table.supply:
             self.has_changed = False
             return table
-        if (
-            self._of[0] is not table or self._of[1] != cluster.whole_gpus
-        ):  # cached: there may be thousands of networks
-            self._of = (table, cluster.whole_gpus)
+        # cached: there may be thousands of networks
+        if self._cache_key[0] is not table or self._cache_key[1] != cluster.whole_gpus:
+            self._cache_key = (table, cluster.whole_gpus)
             self._limited = None
             self._demand = max(
                 (max_rate(network, cluster.whole_gpus) for network in table.models), default=0.0

@@ -54,7 +54,7 @@ class Searches:
         self.idle_since_s: float | None = None
         controller.is_open = self._open_for is not None
         self._decided = list(restored)
-        self._has_heard = True  # inputs since the last decision
+        self._has_input = True  # whether any input has come since the last decision
         self._coming: set[str] = set()  # networks that are being validated
         self._ahead = IndexedValues()
         self._survivors = set[str]()
@@ -78,8 +78,7 @@ class Searches:
 
         Returns:
             The epochs of each network to its next rung or its end; and the networks that have
-            passed a
-            rung and are neither ended nor paused.
+            passed a rung and are neither ended nor paused.
         """
         for name in self._networks.take_changed() if self.controller.has_rungs else ():
             max_epochs = self._networks.specs[name].train.stopping.max_epochs
@@ -100,7 +99,7 @@ class Searches:
         self.controller.end_epoch(name, record, is_done)
         if is_done:
             self.end_network(name, TrialOutcome.FINISHED)
-        self._has_heard = True
+        self._has_input = True
 
     def restore(self, name: str) -> None:
         """Record the epochs of a checkpoint, some of which may be new."""
@@ -111,7 +110,7 @@ class Searches:
     def end_network(self, name: str, end: TrialOutcome) -> None:
         """Record that a network has finished or failed."""
         self.controller.end_network(name, end)
-        self._has_heard = True
+        self._has_input = True
 
     def fail(self, name: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
         """Record that a network has failed; it is not tried again in this launch.
@@ -134,7 +133,7 @@ class Searches:
 
     def handle_answer(self, answer: SearcherAnswered | SearcherCallFailed) -> None:
         """Handle the answer of a searcher, or its failure."""
-        self._has_heard = True
+        self._has_input = True
         if isinstance(answer, SearcherCallFailed):
             self.controller.fail_searcher(answer.entry, answer.reason)
             return
@@ -145,7 +144,7 @@ class Searches:
     def handle_admitted(self, admitted: NetworkAdmitted) -> None:
         """Add a network that has been validated."""
         name = admitted.network.name
-        self._has_heard = True
+        self._has_input = True
         self._coming.discard(name)
         self._networks.add(admitted.network)
         self._launch.outbox.log(admitted.added)
@@ -156,7 +155,7 @@ class Searches:
 
     def handle_command(self, ruled: NetworkCommand) -> None:
         """Handle a command to pause, stop or resume a network."""
-        self._has_heard = True
+        self._has_input = True
         self.controller.apply_command(ruled.network, ruled.verdict)
 
     # ---- decide ----
@@ -175,14 +174,14 @@ class Searches:
         if now_s < self.closes_s or not self.controller.is_open:
             return False
         self.controller.is_open = False
-        self._has_heard = True
+        self._has_input = True
         return self.decide()
 
     def decide(self) -> bool:
         """Carry out the decisions of searches; return True if the plan may change."""
-        if not self._has_heard and not self.controller.has_unreported:
+        if not self._has_input and not self.controller.has_unreported:
             return False
-        self._has_heard = False
+        self._has_input = False
         decided = self._decided
         self._decided = []
         training = self._launch.groups.names
@@ -202,9 +201,8 @@ class Searches:
                 return True
             case LogEvent() | CallSearcher():
                 self._launch.outbox.add(decision)
-            case AddNetwork(network) if (
-                network not in self._networks.specs
-            ):  # otherwise an earlier launch added it
+            # Otherwise an earlier launch added it.
+            case AddNetwork(network) if network not in self._networks.specs:
                 self._coming.add(network)
                 self._launch.outbox.add(decision)
         return False

@@ -74,9 +74,9 @@ class Shutdown:
             self._launch.builds.drop_devices(group.devices)
             self._launch.tell_preprocessors(m.ReleaseReaders(ranks))
             names = name_ranks(ranks)
-            how = f"{names} did not come back, and had been silent for {format_duration(silent_s)}"
+            how = f"{names} stopped answering, after {format_duration(silent_s)} of silence"
             self._outbox.log(
-                events.NetworkWarned(group.name, f"{how}; given up, and trained last from now on")
+                events.NetworkWarned(group.name, f"{how}; this network is trained last from now on")
             )
             if not self._networks.is_over(group.name):
                 self._networks.record_death(
@@ -98,7 +98,7 @@ class Shutdown:
                 f"building took longer than {limit} (train.build_timeout), and Python "
                 f"cannot interrupt it on {names}",
             )
-        self.begin(f"{names} did not come back from building {network.name}")
+        self.begin(f"{names} did not return from building {network.name}")
 
     def wind_up(self) -> None:
         """End the launch once every trainer is idle."""

@@ -178,10 +178,8 @@ class StreamGrants:
         """Record the recent work of a preprocessor; earlier reports count half each time.
 
         The slowest preprocessor is dropped if the others are faster without it, such as rank 0 when
-        it
-        coordinates many. It is dropped from the first chunk that no preprocessor may have begun; in
-        a ring
-        that chunk is unknown, so none is dropped.
+        it coordinates many. It is dropped from the first chunk that no preprocessor may have begun;
+        in a ring that chunk is unknown, so none is dropped.
 
         Returns:
             The new set of producers, if it has changed.
@@ -221,7 +219,8 @@ class StreamGrants:
         Preprocessors produce chunks of equal size in turn, so the slowest sets the pace.
 
         Args:
-            removed_ranks: ranks that have died. After the death of a preprocessor, trainers prepare samples.
+            removed_ranks: ranks that have died. After the death of a preprocessor, trainers prepare
+                samples.
         """
         ranks = self.producers or self._preprocessors
         if self._layout is None or not ranks or removed_ranks.intersection(self._preprocessors):
@@ -247,8 +246,7 @@ class StreamGrants:
         """Choose the fewest preprocessors whose throughput meets the demand of trainers.
 
         Samples are shared, so the demand is that of the fastest network, not the sum of all.
-        Samples that
-        are stored are prepared once, as fast as possible.
+        Samples that are stored are prepared once, as fast as possible.
 
         Args:
             rates: None while unknown: then all produce.
@@ -283,8 +281,7 @@ class StreamGrants:
         """Return the next order for preprocessors; None if it has not changed.
 
         It allows one epoch more than was granted, so that no group waits at the start of an epoch;
-        the
-        lookahead of the layout limits it to what is needed soon.
+        the lookahead of the layout limits it to what is needed soon.
 
         Args:
             joining: first epochs of ranks that have not registered with the stream yet.

@@ -35,8 +35,9 @@ class WarningLog:
             self._outbox.add(
                 AbortLaunch(
                     UserError(
-                        f"{len(self._bad)} of {self._samples} samples are unreadable, more than data.max_unreadable: {self._max_share:.2%};"
-                        f" the latest: {bad.name}: {bad.reason}"
+                        f"{len(self._bad)} of {self._samples} samples are unreadable, more than "
+                        f"data.max_unreadable: {self._max_share:.2%}; the latest: {bad.name}: "
+                        f"{bad.reason}"
                     )
                 )
             )

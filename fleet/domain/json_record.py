@@ -28,7 +28,7 @@ from typing import (
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 class JsonRecord:
-    """Base of everything that is written as a line; each subclass is a frozen dataclass."""
+    """Base class of records that are written as lines; each subclass is a frozen dataclass."""
 
     word: ClassVar[str]
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -243,9 +243,8 @@ def as_json(value: Any) -> Any:
         return None
     if isinstance(value, list | tuple):
         kinds = set(map(type, value))
-        if kinds <= _PLAIN or (
-            kinds == {float} and math.isfinite(sum(value))
-        ):  # rates of thousands of networks
+        # quick for the rates of thousands of networks
+        if kinds <= _PLAIN or (kinds == {float} and math.isfinite(sum(value))):
             return list(value)
         return [as_json(item) for item in value]
     kind: type = type(value)

@@ -13,12 +13,10 @@ from fleet.domain.json_record import NanAsNull, OmitDefault
 from fleet.spec import Stopping
 from fleet.units import pluralize
 
-Code: TypeAlias = Mapping[
-    str, str
-]  # file, relative to the folder where its module was found -> hash of its text
-Score: TypeAlias = Annotated[
-    float, NanAsNull
-]  # NaN where nothing was judged, such as without validation data
+# file, relative to the folder where its module was found -> hash of its text
+Code: TypeAlias = Mapping[str, str]
+# NaN if nothing was evaluated, such as without validation data
+Score: TypeAlias = Annotated[float, NanAsNull]
 
 
 DATA = "data"  # stands for the data among changed files
@@ -36,12 +34,10 @@ class EpochRecord:
         seconds: time of training and validation.
         waited_s: part of ``seconds`` in which the master of the group waited for data.
         path: the chunks of the ring that were consumed (:func:`fleet.stream.order.format_path`);
-            empty
-            in strict order.
+            empty in strict order.
         accepted: the files of the network's code that changed while this was its newest epoch, or
             within it, and that ``--accept-changes`` accepted; separated by spaces. The word
-            ``data``
-            is among them if the data changed.
+            ``data`` is among them if the data changed.
         parent, parent_epoch: in the first epoch of a network that began with the weights of
             another:
             the name of that network, and the epoch of the weights.
@@ -199,7 +195,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Death:
-    """A rank died, or did not come back, while it trained a network.
+    """A rank died, or stopped answering, while it trained a network.
 
     Attributes:
         how: a description, such as ``rank 3 on node07 died``.
@@ -222,7 +218,8 @@ def death_failure_reason(deaths: Collection[Death], max_deaths: int) -> str:
     if len(sure) < max_deaths:
         return ""
     times = pluralize(len(sure), "time")
-    return f"ranks were lost while they trained it, {times} (max_deaths: {max_deaths}): {'; '.join(sure)}"
+    reasons = "; ".join(sure)
+    return f"ranks were lost while they trained it, {times} (max_deaths: {max_deaths}): {reasons}"
 
 
 @dataclass(frozen=True)
@@ -356,34 +353,34 @@ class BestEpoch(NamedTuple):
     improved_epoch: int = 0
     newest: EpochRecord | None = None
 
-    def with_epoch(self, record: EpochRecord, converge: Stopping) -> BestEpoch:
+    def with_epoch(self, record: EpochRecord, stopping: Stopping) -> BestEpoch:
         """Return the best epoch after one more has ended; values of other data are not compared."""
         best = self
-        score = converge.sign * record.value(converge.metric)
+        score = stopping.sign * record.value(stopping.metric)
         if self.newest is not None and self.newest.precedes_other_data:
             best = BestEpoch(improved_epoch=self.newest.epoch)
         # The first epoch is the best so far; NaN is replaced by any number.
         if (
             best.record is None
-            or score > best.score + converge.min_delta
+            or score > best.score + stopping.min_delta
             or (math.isnan(best.score) and not math.isnan(score))
         ):
             return BestEpoch(record, score, record.epoch, record)
         if score == best.score and tie_break_loss(record) < tie_break_loss(best.record):
-            # better, but the monitored value did not improve: patience goes on
+            # better, but the monitored value did not improve: patience keeps counting
             return BestEpoch(record, score, best.improved_epoch, record)
         return best._replace(newest=record)
 
 
-def best_of(history: Iterable[EpochRecord], converge: Stopping) -> BestEpoch:
+def best_of(history: Iterable[EpochRecord], stopping: Stopping) -> BestEpoch:
     """Return the best of finished epochs."""
     best = BestEpoch()
     for record in history:
-        best = best.with_epoch(record, converge)
+        best = best.with_epoch(record, stopping)
     return best
 
 
-def check_convergence(history: Sequence[EpochRecord], converge: Stopping) -> Convergence:
+def check_convergence(history: Sequence[EpochRecord], stopping: Stopping) -> Convergence:
     """Return the state of convergence of a history.
 
     Early stopping has no state of its own: a resumed network stops where it would have stopped.
@@ -392,33 +389,33 @@ def check_convergence(history: Sequence[EpochRecord], converge: Stopping) -> Con
 
     Args:
         history: the finished epochs.
-        converge: when to stop.
+        stopping: when to stop.
     """
-    sign = converge.sign
-    record, best, improved, _ = best_of(history, converge)
+    sign = stopping.sign
+    record, best, improved, _ = best_of(history, stopping)
     best_epoch = 0 if record is None else record.epoch
     reason = ""
-    if converge.stop_at is not None and best_epoch and best >= sign * converge.stop_at:
-        reason = f"{converge.metric} reached {sign * best:.4g}"
-    elif converge.patience is not None and len(history) - improved >= converge.patience:
-        reason = f"no better {converge.metric} for {pluralize(converge.patience, 'epoch')}"
-    elif len(history) >= converge.max_epochs:
-        reason = pluralize(converge.max_epochs, "epoch")
+    if stopping.stop_at is not None and best_epoch and best >= sign * stopping.stop_at:
+        reason = f"{stopping.metric} reached {sign * best:.4g}"
+    elif stopping.patience is not None and len(history) - improved >= stopping.patience:
+        reason = f"no better {stopping.metric} for {pluralize(stopping.patience, 'epoch')}"
+    elif len(history) >= stopping.max_epochs:
+        reason = pluralize(stopping.max_epochs, "epoch")
     return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason, improved)
 
 
-def finished_reason(history: Sequence[EpochRecord], final: str, converge: Stopping) -> str:
+def finished_reason(history: Sequence[EpochRecord], final: str, stopping: Stopping) -> str:
     """Return why a network has finished under its current stopping rule; empty if it has not.
 
-    A network that had finished keeps its reason unless the rule lets it continue: fewer epochs or
-    less patience are not why it ended.
+    A finished network keeps its reason unless the rule lets it continue: fewer epochs or less
+    patience are not why it ended.
 
     Args:
         history: the finished epochs.
         final: why it had finished when they were trained, or empty.
-        converge: when to stop now.
+        stopping: when to stop now.
     """
-    reason = check_convergence(history, converge).reason
+    reason = check_convergence(history, stopping).reason
     if reason:
         return final or reason
     return ""
@@ -458,22 +455,22 @@ def check_divergence(history: Sequence[EpochRecord], is_judged: bool) -> str:
     return ""
 
 
-def remaining_epochs(history: Sequence[EpochRecord], converge: Stopping) -> tuple[int, int]:
+def remaining_epochs(history: Sequence[EpochRecord], stopping: Stopping) -> tuple[int, int]:
     """Return the fewest and the most epochs that a network may still train.
 
     Args:
         history: the finished epochs.
-        converge: when to stop.
+        stopping: when to stop.
     """
-    verdict = check_convergence(history, converge)
+    verdict = check_convergence(history, stopping)
     done = len(history)
     if verdict.reason:
         return 0, 0
-    maximum = converge.max_epochs - done
+    maximum = stopping.max_epochs - done
     minimum = maximum
-    if converge.patience is not None:  # the first epoch improves on nothing
-        minimum = min(minimum, max(verdict.improved_epoch, 1) + converge.patience - done)
-    if converge.stop_at is not None:
+    if stopping.patience is not None:  # the first epoch improves on nothing
+        minimum = min(minimum, max(verdict.improved_epoch, 1) + stopping.patience - done)
+    if stopping.stop_at is not None:
         minimum = 1
     return minimum, maximum
 

@@ -63,9 +63,8 @@ def apply_change(status: NetworkStatus, change: Change) -> NetworkStatus:
                     deaths=change.deaths,
                 ),
             )
-        case (
-            e.NetworkRetried() | e.GroupStarted()
-        ):  # one that was over is tried again, or wants more
+        # A network that had ended is tried again, or trains more epochs.
+        case e.NetworkRetried() | e.GroupStarted():
             if status.outcome is None or status.is_pruned:
                 return status
             return NetworkStatus(history)

@@ -63,9 +63,8 @@ def pareto_front(values: Sequence[Sequence[float]], modes: Sequence[str]) -> lis
     }
     front_costs = np.empty((0, len(signs)))
     places = list[int]()
-    for index in sorted(
-        costs, key=lambda index: (costs[index], index)
-    ):  # a dominating point comes first
+    # a dominating point comes first
+    for index in sorted(costs, key=lambda index: (costs[index], index)):
         cost = np.array(costs[index])
         if not np.any(np.all(front_costs <= cost, axis=1) & np.any(front_costs < cost, axis=1)):
             front_costs = np.vstack([front_costs, cost])

@@ -1,4 +1,4 @@
-"""The work that searches may still bring, for estimates of the time left (pure)."""
+"""The work that searches may still add, for estimates of the time left (pure)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class ExpectedTrials:
     """Networks that a search may still propose.
 
     Attributes:
-        networks: at most how many.
-        epochs: at most how many epochs they train together; infinity without a budget.
-        max_concurrent: at most how many exist at a time; infinity if the devices decide.
+        networks: their maximum number.
+        epochs: the maximum number of their epochs in total; infinity without a budget.
+        max_concurrent: the maximum number at a time; infinity if only devices limit it.
         proposed: network proposed so far -> its epochs if it trains no more, otherwise None.
     """
 
@@ -26,7 +26,7 @@ class ExpectedTrials:
 
 @dataclass(frozen=True)
 class RemainingWork:
-    """The state of searches and of the pruner, as far as it decides how long a run takes.
+    """The state of searches and of the pruner that decides how long a run takes.
 
     Attributes:
         idle: networks that are paused or pruned.
@@ -37,5 +37,5 @@ class RemainingWork:
 
     idle: AbstractSet[str] = frozenset()
     next_rung: Callable[[str, int], int | None] = lambda name, epochs: None
-    expected: Callable[[int], float | None] = lambda most: None
+    expected: Callable[[int], float | None] = lambda max_epochs: None
     searches: tuple[ExpectedTrials, ...] = ()

@@ -24,7 +24,7 @@ from scheduler.ensemble.rates import rate
 # Events of a launch before it logs the epochs that the previous one had saved.
 _AT_FIRST = (e.RatesLoaded, e.CachedRatesUsed, e.SharingLearned, e.EpochEnded)
 
-FINISHED_UNLOGGED = Outcome("a launch has found it done")  # how, no log says
+FINISHED_UNLOGGED = Outcome("a launch has found it done")  # no log has the reason
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,8 @@ class RunLaunch:
     timed: defaultdict[str, list[EpochRecord]] = field(default_factory=lambda: defaultdict(list))
     has_begun: bool = False
     _before: RunLaunch | None = None
-    _killed: Mapping[str, int] = field(
-        default_factory=dict
-    )  # network -> place in the run's records
+    # network -> index in the run's records
+    _killed: Mapping[str, int] = field(default_factory=dict)
     groups: dict[str, RunGroup] = field(default_factory=dict)
     _tenants: Counter[int] = field(default_factory=Counter)  # GPU -> how many networks
 
@@ -134,11 +133,10 @@ class RunLaunch:
         total = max(seconds, 1e-9)
         gpu_seconds = total * max(self.start.cluster.whole_gpus, 1)
         return (
-            f"{format_duration(total)} in {pluralize(self.rounds, 'round')}; "
-            f"profiling {self.profiling_s / total:.1%}, "
-            f"scheduling {self.scheduling_s / total:.3%}, "
-            f"checkpointing {self.checkpointing_s / gpu_seconds:.2%}, "
-            f"regrouping {self.regrouping_s / gpu_seconds:.2%} of it"
+            f"{format_duration(total)} in {pluralize(self.rounds, 'round')}; profiling "
+            f"{self.profiling_s / total:.1%}, scheduling {self.scheduling_s / total:.3%}, "
+            f"checkpointing {self.checkpointing_s / gpu_seconds:.2%}, regrouping "
+            f"{self.regrouping_s / gpu_seconds:.2%} of it"
         )
 
 
@@ -148,7 +146,7 @@ class RunGroup:
 
     Attributes:
         devices: the master's first.
-        began_s: when it was told to begin.
+        began_s: when it was started.
         first_s: seconds from then to the end of its first epoch, until the second one ends.
         ended_s: when its newest epoch ended.
     """
@@ -253,7 +251,7 @@ class RunState:
     Attributes:
         networks: by name; grows.
         launches: in the order in which they began.
-        epochs: all ended epochs, with those that were trained again.
+        epochs: all ended epochs, with repeated ones.
         records: which network had which devices, and when epochs ended.
         regrouped: seconds that each change of a group took.
         sharing: speedups of 1, 2, ... networks that share a GPU.
@@ -272,9 +270,9 @@ class RunState:
     def __init__(self, spec: Spec | None = None) -> None:
         self._spec = spec
         if spec is None:
-            self._converge = Stopping()
+            self._stopping = Stopping()
         else:
-            self._converge = spec.document.train.stopping
+            self._stopping = spec.document.train.stopping
         self.networks: dict[str, RunNetwork] = {}
         self.launches: list[RunLaunch] = []
         self.epochs: list[RunEpoch] = []
@@ -301,8 +299,8 @@ class RunState:
         else:
             self._entries = {entry.stem: entry for entry in spec.searches.values()}
         for network in () if spec is None else spec.networks:
-            converge = network.train.stopping
-            self._meet(network.name, converge.monitor, converge.max_epochs)
+            stopping = network.train.stopping
+            self._meet(network.name, stopping.monitor, stopping.max_epochs)
 
     @property
     def launch(self) -> RunLaunch | None:
@@ -427,7 +425,7 @@ class RunState:
                 | e.RateMeasured()
                 | e.RateMismatch()
             ):
-                self._hear_rates(event, launch)
+                self._apply_rates(event, launch)
             case e.PlanChanged():
                 launch.plans += 1
                 launch.scheduling_s += event.scheduling_s
@@ -526,7 +524,7 @@ class RunState:
         for name in list(launch.groups):
             self._let_go(launch.ended_s, name)
 
-    def _hear_rates(
+    def _apply_rates(
         self,
         event: e.RatesLoaded
         | e.ProfilingFinished
@@ -543,9 +541,8 @@ class RunState:
                     network = None
                 else:
                     network = self._spec.by_name.get(event.network)
-                if (
-                    self._spec and network and event.rate > 0
-                ):  # building and tracing is what forming a group takes
+                # The rest of the measurement is building and tracing, as in forming a group.
+                if self._spec and network and event.rate > 0:
                     batches = self._spec.profile.batches * network.global_batch(event.gpus)
                     launch.building.append(max(0.0, event.seconds - batches / event.rate))
             case e.RatesEstimated(seen=0):
@@ -662,7 +659,7 @@ class RunState:
     def _network(self, name: str) -> RunNetwork:
         """Return a network; an unknown one may have been removed from the spec."""
         network = self.networks.get(name)
-        return network or self._meet(name, None, self._converge.max_epochs)
+        return network or self._meet(name, None, self._stopping.max_epochs)
 
     def _search(self, entry: str) -> RunSearch:
         return self.searches.setdefault(entry, RunSearch())
@@ -687,7 +684,7 @@ class RunState:
             settings = self.added_entries.get(added.network, {}).get("train") or {}
         else:
             settings = entry.train_overrides
-        stopping = {"monitor": self._converge.monitor, **(settings.get("stopping") or {})}
+        stopping = {"monitor": self._stopping.monitor, **(settings.get("stopping") or {})}
         network = self._meet(
             added.network,
             stopping["monitor"],

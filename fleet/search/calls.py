@@ -153,8 +153,7 @@ def _plain(value: Any) -> Any:
     """Convert a value to JSON: NumPy numbers become Python numbers, tuples become lists.
 
     NaN, infinity and numbers beyond floats become text that no space contains: only the network
-    with
-    such a value fails.
+    with such a value fails.
 
     Raises:
         InvalidAnswer: the value cannot be JSON, like an arbitrary object.

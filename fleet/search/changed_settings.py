@@ -20,7 +20,7 @@ _CHOICE = (
     "seed",
     "options",
     "objectives",
-)  # if one of these changes, a new searcher starts
+)
 
 
 def describe_start(entry: Entry, search: RunSearch, knows: bool) -> SearcherStarted | None:

@@ -65,12 +65,12 @@ class Entry:
     prior_trials: tuple[AddPriorTrial, ...] = ()
     min_delta: float = 0.0
 
-    def converge_of(self, values: Mapping[str, object]) -> Stopping:
+    def stopping_for(self, values: Mapping[str, object]) -> Stopping:
         """Return the stopping rule that decides the best epoch of a network with these values."""
         drawn = override({}, {k: v for k, v in values.items() if is_below(k, "train.stopping")})
         settings = drawn.get("train", {}).get("stopping", {})
         min_delta = settings.get("min_delta", self.min_delta)
-        return converge_by(self.monitor, self.mode, min_delta)
+        return make_stopping(self.monitor, self.mode, min_delta)
 
     @property
     def objectives(self) -> tuple[tuple[str, Mode], ...]:
@@ -114,7 +114,7 @@ def entries_of(ends: Spec) -> dict[int, Entry]:
     }
 
 
-def converge_by(monitor: str, mode: Mode, min_delta: float = 0.0) -> Stopping:
+def make_stopping(monitor: str, mode: Mode, min_delta: float = 0.0) -> Stopping:
     """Return a stopping rule that only decides which epoch is the best."""
     direction: Literal["max", "min"] = "max" if mode == "maximize" else "min"
     return Stopping(monitor=monitor, direction=direction, min_delta=min_delta)
@@ -173,7 +173,7 @@ class TrialState:
     Attributes:
         entry, number: empty for a network of the spec.
         values: the monitored value of each epoch that the pruner has received.
-        converge: decides which epoch is the best.
+        stopping: decides which epoch is the best.
         best_epoch: the best epoch so far.
         seconds: duration of its training.
         rate: highest samples/s per GPU of its epochs; 0 before there is one.
@@ -189,7 +189,7 @@ class TrialState:
     entry: str = ""
     number: int = -1
     values: list[float] = field(default_factory=list)
-    converge: Stopping = field(default_factory=Stopping)
+    stopping: Stopping = field(default_factory=Stopping)
     best_epoch: BestEpoch = field(default_factory=BestEpoch)
     seconds: float = 0.0
     rate: float = 0.0
@@ -203,7 +203,7 @@ class TrialState:
     @property
     def best(self) -> float:
         """The monitored value of its best epoch; NaN before there is one."""
-        return self.converge.sign * self.best_epoch.score
+        return self.stopping.sign * self.best_epoch.score
 
     @property
     def epochs(self) -> int:
@@ -229,11 +229,11 @@ class SearchController:
         trainers: number of trainers.
         obeys: whether answers of searchers to reports have an effect.
         parameters: network -> number of parameters, if known; a view.
-        converge: network -> its stopping rule, if its entry does not define it.
+        stopping: network -> its stopping rule, if its entry does not define it.
 
     Attributes:
         rate_of: returns the samples/s of a network on one GPU; None if unknown.
-        is_open: whether commands may still add networks; paused networks wait as long.
+        is_open: whether commands may still add networks; until then paused networks wait.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class SearchController:
         trainers: int,
         obeys: bool = True,
         parameters: Mapping[str, int] | None = None,
-        converge: Mapping[str, Stopping] | None = None,
+        stopping: Mapping[str, Stopping] | None = None,
     ) -> None:
         self.is_open = False
         self.rate_of: Callable[[str], float | None] = lambda name: None
@@ -257,30 +257,27 @@ class SearchController:
             entry.name: SearcherSession(entry.space, entry.settings.limit, entry.resumes and obeys)
             for entry in entries
         }
-        self._converge = converge_by(monitor, mode)  # of networks of no entry
-        self._stopping_rules = dict(converge or {})
+        self._default_stopping = make_stopping(monitor, mode)  # of networks of no entry
+        self._stopping_rules = dict(stopping or {})
         self._trials = {
-            name: TrialState(name, converge=self._stopping_rules.get(name, self._converge))
+            name: TrialState(name, stopping=self._stopping_rules.get(name, self._default_stopping))
             for name in networks
         }
         self._pruner = pruner
         self._rule = rule
         self._obeys = obeys
         self._trainers = trainers
-        self._objectives: dict[
-            str, object
-        ] = {}  # entry -> those of its newest searcher, in the log
+        # entry -> objectives of its newest searcher, in the log
+        self._objectives: dict[str, object] = {}
         self._epochs = dict.fromkeys(self._entries, 0)  # that networks of each have trained
         self._gpu_s = dict.fromkeys(self._entries, 0.0)
-        self._alive: dict[str, set[str]] = {
-            name: set() for name in ["", *self._entries]
-        }  # networks, by entry
+        # entry -> its networks
+        self._alive: dict[str, set[str]] = {name: set() for name in ["", *self._entries]}
         self._living: set[str] = set()  # networks of any entry
         self._paused: set[str] = set()
         self._awaited: set[str] = set()
-        self._unreported: dict[
-            str, None
-        ] = {}  # pruned networks in order; each may still end its last epoch
+        # pruned networks in order; each may still end its last epoch
+        self._unreported: dict[str, None] = {}
         for trial in self._trials.values():
             self._reindex(trial)
         # Network -> epochs after which it finished in earlier launches, even if it was pruned then.
@@ -499,7 +496,7 @@ class SearchController:
         """Finish what an earlier launch knew about a network but had not acted on."""
         is_done = status.outcome is not None
         if len(status.history) == trial.epochs:  # only the history knows where data changed
-            trial.best_epoch = best_of(status.history, trial.converge)
+            trial.best_epoch = best_of(status.history, trial.stopping)
         session = self._sessions.get(trial.entry)
         if session is not None:
             for epoch, value in enumerate(trial.values, 1):
@@ -551,8 +548,8 @@ class SearchController:
         """Add an epoch to the state of a trial; return True if it is new."""
         if record.epoch != trial.epochs + 1:
             return False
-        trial.best_epoch = trial.best_epoch.with_epoch(record, trial.converge)
-        trial.values.append(record.value(trial.converge.metric))
+        trial.best_epoch = trial.best_epoch.with_epoch(record, trial.stopping)
+        trial.values.append(record.value(trial.stopping.metric))
         trial.seconds += record.seconds
         trial.rate = max(
             trial.rate, record.samples / (record.seconds * record.gpus) if record.seconds else 0.0
@@ -587,7 +584,7 @@ class SearchController:
         self._unreported[trial.name] = None
 
     def _report_dropped(self, busy: Collection[str]) -> None:
-        """Report pruned networks, except those that may be in their last epoch."""
+        """Report pruned networks, except networks that may be in their last epoch."""
         for name in [name for name in self._unreported if name not in busy]:
             self.end_network(name, TrialOutcome.PRUNED)
 
@@ -628,14 +625,14 @@ class SearchController:
             case int():
                 self._resume(self._trials[network], _SEARCHER)
 
-    def add_network(self, name: str, converge: Stopping | None = None) -> None:
+    def add_network(self, name: str, stopping: Stopping | None = None) -> None:
         """Add a network that no searcher has proposed.
 
         Args:
             name: of the network.
-            converge: its stopping rule.
+            stopping: its stopping rule.
         """
-        self._trials[name] = trial = TrialState(name, converge=converge or self._converge)
+        self._trials[name] = trial = TrialState(name, stopping=stopping or self._default_stopping)
         self._reindex(trial)
 
     def apply_command(self, name: str, verdict: Verdict) -> None:
@@ -668,8 +665,8 @@ class SearchController:
             parent = None
         else:
             parent = self._entries[entry].network_name(proposal.parent)
-        converge = self._entries[entry].converge_of({} if proposal.wrong else proposal.values)
-        self._trials[name] = trial = TrialState(name, entry, proposal.number, converge=converge)
+        stopping = self._entries[entry].stopping_for({} if proposal.wrong else proposal.values)
+        self._trials[name] = trial = TrialState(name, entry, proposal.number, stopping=stopping)
         self._reindex(trial)
         self._decided.append(
             AddNetwork(name, entry, proposal.number, proposal.values, parent, proposal.wrong)
@@ -798,7 +795,7 @@ class SearchController:
                     return
 
     def _objective_values(self, entry: Entry, number: int) -> float | tuple[float, ...] | None:
-        """Return the value, or the values of several objectives, that a searcher is told."""
+        """Return the value, or the values of several objectives, to report to a searcher."""
         names = [name for name, _ in entry.objectives]
         trial = self._trials[entry.network_name(number)]
         best = self._known_best(trial)
@@ -917,5 +914,5 @@ def make_controller(
         trainers,
         obeys=find_rule(prune.rule).obeys,
         parameters=parameters,
-        converge={network.name: network.train.stopping for network in spec.networks},
+        stopping={network.name: network.train.stopping for network in spec.networks},
     )

@@ -21,8 +21,8 @@ from fleet.search.searcher import Verdict
 from fleet.spec.search import Prune
 
 _EXPONENTS = np.array([0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0])
-_FEWEST = 3  # epochs: a power law of fewer says nothing
-_SURE = 0.95  # the share of forecasts that were not further below what came than is allowed for
+_FEWEST = 3  # epochs that a power law needs
+_SURE = 0.95  # share of past forecasts whose error the tolerance covers
 
 
 @dataclass
@@ -33,8 +33,7 @@ class _Curve:
         epochs: number of epochs.
         score: the newest score.
         sums: shape (6, exponents), float64, over the epochs with finite scores y and x = n^-b:
-            count,
-            sums of x, y, x x, x y and y y.
+            count, sums of x, y, x x, x y and y y.
         forecasts: number of epochs -> forecast of the last score at that time.
     """
 
@@ -84,9 +83,8 @@ class Curves(NoPruning):
         self._min_trials = prune.min_trials
         self._max_epochs = most_epochs
         self._curves: defaultdict[str, _Curve] = defaultdict(_Curve)
-        self._missed: defaultdict[int, list[float]] = defaultdict(
-            list
-        )  # errors of forecasts that were too low, sorted
+        # epochs -> errors of forecasts that were too low, sorted
+        self._missed: defaultdict[int, list[float]] = defaultdict(list)
         self._ended: list[float] = []  # final scores of networks that trained to their end
 
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:

@@ -70,7 +70,7 @@ class Pruner:
         return None
 
     def expected(self, max_epochs: int) -> float | None:
-        """Return the mean epochs of networks, of at most ``most``; None without rungs."""
+        """Return the mean epochs of networks, of at most ``max_epochs``; None without rungs."""
         return None
 
 
@@ -96,9 +96,8 @@ class Median(NoPruning):
         self._min_epochs = prune.min_epochs
         self._min_trials = prune.min_trials
         self._in_step = prune.synchronous
-        self._scores: defaultdict[int, list[float]] = defaultdict(
-            list
-        )  # after so many epochs, sorted
+        # epochs -> scores after so many, sorted
+        self._scores: defaultdict[int, list[float]] = defaultdict(list)
         self._seen: dict[str, int] = {}  # network -> the epochs up to which it was judged
         self._waiting: dict[str, tuple[int, float]] = {}  # network -> epochs and score
 
@@ -234,7 +233,7 @@ class Halving(Pruner):
         )
 
 
-# ---- what the rows of rules name ---------------------------------------------------------------
+# ---- constructors of rules ---------------------------------------------------------------------
 
 
 def make_asha(prune: Prune, most_epochs: int, seed: int) -> Halving:

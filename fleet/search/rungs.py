@@ -1,14 +1,10 @@
 """Successive halving: which networks continue from one rung to the next (pure).
 
 A rung is a number of epochs, ``min_epochs * factor**k``. Of the networks that reach it only the
-best
-1/``factor`` continue. :class:`Bracket` applies this asynchronously, as ASHA does (Li et al., A
-System
-for Massively Parallel Hyperparameter Tuning, arXiv:1810.05934): with pruning, or with promotion
-(its
-algorithm 2); and synchronously, as the original (Jamieson and Talwalkar, AISTATS 2016), which
-judges
-no network before all have reached the rung.
+best 1/``factor`` continue. :class:`Bracket` applies this asynchronously, as ASHA does (Li et al.,
+A System for Massively Parallel Hyperparameter Tuning, arXiv:1810.05934): with pruning, or with
+promotion (its algorithm 2); and synchronously, as the original (Jamieson and Talwalkar, AISTATS
+2016), which judges no network before all have reached the rung.
 
 A score is a value of which more is better; minus infinity stands for NaN, and is never among the
 best.
@@ -104,12 +100,12 @@ class Rung:
         return None
 
     def is_in_top(self, name: str, count: int) -> bool:
-        """Return True if a network is one of the best ``most``; ties are broken by name."""
+        """Return True if a network is one of the best ``count``; ties are broken by name."""
         entry = self._entries[name]
         return entry.worse < math.inf and bisect_left(self._all, entry) < count
 
     def is_tied_with_top(self, name: str, count: int) -> bool:
-        """Return True if fewer than ``most`` networks are strictly better."""
+        """Return True if fewer than ``count`` networks are strictly better."""
         worse = self._entries[name].worse
         return worse < math.inf and bisect_left(self._all, (worse,)) < count
 
@@ -171,7 +167,7 @@ class Bracket:
         if self.next_rung(epochs - 1) != epochs:
             return Verdict.GO_ON
         rung = self._rungs.setdefault(epochs, Rung(epochs))
-        if name in rung:  # it came here before, and has fallen back since
+        if name in rung:  # it was here before, and has returned to an earlier checkpoint since
             return Verdict.GO_ON
         rung.enter(name, score)
         if is_done or (not self._in_step and self._goes_on(rung, name)):
@@ -212,8 +208,8 @@ class Bracket:
         """Judge the waiting networks, now that no others can come.
 
         If synchronous, that is the rule itself. Otherwise the best of the highest rung continues if
-        none has
-        from there, so that some network trains to its end; or else all waiting networks are pruned.
+        none has from there, so that some network trains to its end; or else all waiting networks
+        are pruned.
         """
         waiting = [
             self._rungs[epochs]

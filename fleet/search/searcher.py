@@ -47,13 +47,11 @@ class Searcher(Protocol):
 
     One thread of rank 0 calls it. Calls never overlap, and the log of the run keeps their order: a
     resumed launch repeats them. Answers should therefore depend on arguments and earlier calls
-    only, and
-    on no clock or file.
+    only, and on no clock or file.
 
     Args:
         space: name -> :class:`~fleet.spec.space.Range` (``low``, ``high``, ``log``, ``integer``),
-            or a
-            tuple of choices.
+            or a tuple of choices.
         seed: for all random choices.
         mode: ``maximize`` or ``minimize``; a tuple for several objectives.
         options: those of the spec.
@@ -67,10 +65,8 @@ class Searcher(Protocol):
 
         Returns:
             A value for each key of the space; optionally also ``parent``, the number of the network
-            from
-            whose weights it starts. None to propose nothing now: it is asked again after the next
-                report
-            or tell.
+            from whose weights it starts. None to propose nothing now: ``ask`` is called again after
+            the next report or tell.
         """
 
     def report(self, number: int, epoch: int, value: float) -> str:
@@ -92,8 +88,7 @@ class Searcher(Protocol):
             number: of the network.
             outcome: ``finished``, ``pruned`` or ``failed``.
             value: the best monitored value, None if there is none. A tuple for several objectives,
-                with
-                NaN for unknown values.
+                with NaN for unknown values.
         """
 
 
@@ -114,8 +109,7 @@ class AcceptsPriorTrials(Protocol):
 
         Args:
             number: below 0 for a network of an earlier run; otherwise of this run, proposed by
-                another
-                searcher.
+                another searcher.
             values: by the keys of the space.
         """
 
@@ -241,7 +235,7 @@ def _construct(
     options: Mapping[str, Any],
 ) -> Searcher:
     try:
-        # What it does with them changes neither the space nor what the spec says.
+        # copies, because it may change them
         searcher: Any = kind(copy.deepcopy(space), seed, mode, **copy.deepcopy(dict(options)))
     except (UserError, KeyboardInterrupt):
         raise

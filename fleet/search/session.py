@@ -19,7 +19,7 @@ from fleet.spec.space import Member, Space, key_of_value, member_of
 
 PARENT = "parent"  # a key of answers that is not in the space
 
-WRONG_IN_A_ROW = 10  # answers to ask; then nothing is asked any more
+WRONG_IN_A_ROW = 10  # invalid answers to ask after which the search ends
 
 
 @dataclass(frozen=True)
@@ -57,21 +57,18 @@ class SearcherSession:
         self._max_trials = max_trials
         self._resumes = resumes
         self._proposals: dict[int, Proposal] = {}
-        self._seen: dict[
-            str, int
-        ] = {}  # the values of networks without a parent -> the first of them
+        # values of networks without a parent -> number of the first such network
+        self._seen: dict[str, int] = {}
         self._verdicts: dict[tuple[int, int], Verdict] = {}  # by number and epoch
         self._outcomes: dict[int, Tell] = {}
-        self._prior_epochs: dict[
-            int, int
-        ] = {}  # number -> epochs that are not reported to this searcher
+        # number -> epochs that are not reported to this searcher
+        self._prior_epochs: dict[int, int] = {}
         self._earlier: dict[str, AddPriorTrial] = {}  # of earlier runs, by run and name
         self._paused: set[int] = set()  # by the searcher
         self._ended: set[int] = set()  # paused networks that have ended
-        self._to_say: dict[
-            tuple[object, ...], Report | Tell | AddPriorTrial
-        ] = {}  # in order, each once
-        self._wrong = 0  # answers to ask, one after another
+        # pending calls in order, each once
+        self._pending: dict[tuple[object, ...], Report | Tell | AddPriorTrial] = {}
+        self._wrong = 0  # consecutive invalid answers to ask
         self._is_dry = False  # whether the last ask returned None, with no report since
         self._has_tried = False  # whether resume was called, with no report since
         self.failure = ""  # why the searcher is not called again
@@ -117,15 +114,15 @@ class SearcherSession:
             or epoch <= self._prior_epochs.get(number, 0)
         )
         if not self.failure and not is_known:
-            self._to_say.setdefault(_key(call), call)
+            self._pending.setdefault(_key(call), call)
 
     def tell(self, number: int, end: TrialOutcome, value: float | None) -> None:
-        """Queue the outcome of a network, unless it was told."""
+        """Queue the outcome of a network, unless it was reported."""
         if not self.failure and number not in self._outcomes:
             call = Tell(
                 number, end.value, value if value is not None and math.isfinite(value) else None
             )
-            self._to_say.setdefault(_key(call), call)
+            self._pending.setdefault(_key(call), call)
 
     def add_prior_trials(self, earlier: Iterable[AddPriorTrial]) -> None:
         """Queue the results of earlier runs that the searcher does not know."""
@@ -133,7 +130,7 @@ class SearcherSession:
             key = f"{trial.source}/{trial.name}"
             if key not in self._earlier:
                 self._earlier[key] = call = replace(trial, number=-1 - len(self._earlier))
-                self._to_say[_key(call)] = call
+                self._pending[_key(call)] = call
 
     def replace_searcher(
         self,
@@ -152,7 +149,7 @@ class SearcherSession:
             names: number -> its name.
             judges_alike: whether objectives are unchanged; if not, earlier runs are read again.
         """
-        self._to_say.clear()
+        self._pending.clear()
         self._paused.clear()
         self._verdicts.clear()  # pending verdicts are void
         if not judges_alike:
@@ -162,7 +159,7 @@ class SearcherSession:
         for key, trial in self._earlier.items():
             if knows and (member := match_space(space, trial.values)) is not None:
                 self._earlier[key] = call = replace(trial, values=member)
-                self._to_say[_key(call)] = call
+                self._pending[_key(call)] = call
         for number, proposal in self._proposals.items():
             member = match_space(space, proposal.values)
             tell = self._outcomes.get(number, Tell(number, "", None))
@@ -178,7 +175,7 @@ class SearcherSession:
                 tell.value,
                 names.get(number, ""),
             )
-            self._to_say[_key(call)] = call
+            self._pending[_key(call)] = call
 
     def next_call(self, wants_network: bool) -> Call | None:
         """Return the next call; None if there is nothing to call.
@@ -188,8 +185,8 @@ class SearcherSession:
         """
         if self.failure:
             return None
-        if self._to_say:
-            return next(iter(self._to_say.values()))
+        if self._pending:
+            return next(iter(self._pending.values()))
         if wants_network and self._resumes and self._paused and not self._has_tried:
             return Resume()
         if wants_network and self.may_ask:
@@ -200,13 +197,13 @@ class SearcherSession:
         """Return True if a call about a network is still to be made."""
         return any(
             call.number == number and not isinstance(call, AddPriorTrial)
-            for call in self._to_say.values()
+            for call in self._pending.values()
         )
 
     def fail(self, reason: str) -> None:
         """Stop calling the searcher."""
         self.failure = reason
-        self._to_say.clear()
+        self._pending.clear()
 
     # ---- answers ----
 
@@ -223,7 +220,7 @@ class SearcherSession:
             InvalidAnswer: the answer is invalid in any space: the searcher must not be called
                 again.
         """
-        self._to_say.pop(_key(call), None)  # the first, but where a launch has broken off
+        self._pending.pop(_key(call), None)  # the first, but where a launch has broken off
         match call:
             case Ask(number):
                 return self._take_ask(number, answer, recalled)

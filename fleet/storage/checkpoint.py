@@ -78,8 +78,7 @@ def write_check(fence: Fence | None, path: Path) -> Callable[[], None]:
         if newer > fence.generation:
             raise LeaseLost(
                 f"{path} is of a later launch (generation {newer}) than this one "
-                f"({fence.generation}), "
-                "which ends and writes nothing more"
+                f"({fence.generation}), which ends and writes nothing more"
             )
 
     return check
@@ -93,9 +92,8 @@ def checkpoint_generation(path: Path) -> int:
         return 0
 
 
-_GENERATION = re.compile(
-    rb'(?<!\\)"generation": (\d+)'
-)  # within a text its quotes would be behind backslashes
+# inside a string the quotes would be escaped
+_GENERATION = re.compile(rb'(?<!\\)"generation": (\d+)')
 
 
 def _generation(record: bytes) -> int:
@@ -126,7 +124,7 @@ def read_state(path: Path, with_arrays: bool = True) -> TrainingState:
         )
     except (LookupError, AttributeError, TypeError) as error:
         raise CheckpointError(
-            f"{path} cannot be read: its record is of another form: {error}"
+            f"{path} cannot be read: its record has another format: {error}"
         ) from error
 
 
@@ -170,7 +168,7 @@ def find_newest(paths: RunPaths, name: str, with_arrays: bool = True) -> Checkpo
                 history = _extend_history(state.history, paths.history(name))
             else:
                 history = state.history
-            # A launch was killed before it had written a last one, or somebody deleted it.
+            # A launch was killed before it wrote the last one, or a user deleted it.
             if path != paths.last(name) and not damage:
                 damage.append(
                     f"{paths.last(name)} is "
@@ -183,9 +181,7 @@ def find_newest(paths: RunPaths, name: str, with_arrays: bool = True) -> Checkpo
             elif not isinstance(error.__cause__, FileNotFoundError):
                 raise
             elif path == paths.last(name) and not path.parent.exists():
-                return CheckpointLookup(
-                    None
-                )  # of the thousands of a new run, none is looked for further
+                return CheckpointLookup(None)  # quick for thousands of networks of a new run
     if not damage and (more := _describe_extra_epochs(0, paths.history(name))):
         damage.append(f"{paths.last(name)} is missing, and no other checkpoint is left{more}")
     return CheckpointLookup(None, "; ".join(damage))
@@ -221,7 +217,7 @@ def copy_parent(
         The epoch of the parent at which it starts.
 
     Raises:
-        UserError: there is no such checkpoint, or its architecture differs.
+        UserError: the parent has no checkpoint, or its architecture differs.
         StorageError: there is no room for the copy.
     """
     lookup = find_newest(paths, parent)
@@ -249,7 +245,7 @@ def merge_inherited(
 ) -> dict[str, np.ndarray]:
     """Return the initial arrays of a network with a parent.
 
-    They are its parent's, except those that follow from its own spec.
+    They are its parent's, except the arrays that its own spec determines.
 
     Args:
         arrays: of the network as built.
@@ -329,7 +325,7 @@ def rewrite_states(
             write_history(paths.history(name), change(state).history, fence)
 
 
-def find_best(paths: RunPaths, name: str, converge: Stopping, keep: str) -> CheckpointLookup:
+def find_best(paths: RunPaths, name: str, stopping: Stopping, keep: str) -> CheckpointLookup:
     """Return the state of a finished network's best epoch, or else of its last one.
 
     If the last checkpoint is damaged, the newest intact one determines the epochs.
@@ -337,7 +333,7 @@ def find_best(paths: RunPaths, name: str, converge: Stopping, keep: str) -> Chec
     Args:
         paths: of the run.
         name: of the network.
-        converge: determines the best epoch.
+        stopping: determines the best epoch.
         keep: ``checkpoint.keep`` of the spec.
 
     Raises:
@@ -349,11 +345,10 @@ def find_best(paths: RunPaths, name: str, converge: Stopping, keep: str) -> Chec
     if keep == "last":
         return CheckpointLookup(read_state(lookup.path), lookup.damage)
     history = lookup.history
-    epoch = check_convergence(history, converge).best_epoch
+    epoch = check_convergence(history, stopping).best_epoch
     try:
         best = read_state(paths.best(name))
-        # After a checkpoint was lost, an epoch may have been the best one that is in no
-        # history any more.
+        # After a checkpoint was lost, the best one may be of an epoch that no history has.
         if stream_epochs(best.history) == stream_epochs(history[:epoch]):
             return CheckpointLookup(best)
         damage = f"{paths.best(name)} is not of epoch {epoch}"
@@ -364,7 +359,7 @@ def find_best(paths: RunPaths, name: str, converge: Stopping, keep: str) -> Chec
     newest_whole = read_state(lookup.path)
     return CheckpointLookup(
         newest_whole,
-        f"{damage}; epoch {newest_whole.epoch}, the last, stands in for epoch {epoch}, the best",
+        f"{damage}; epoch {newest_whole.epoch}, the last, replaces epoch {epoch}, the best",
     )
 
 
@@ -421,8 +416,7 @@ def read_history(path: Path) -> tuple[EpochRecord, ...]:
         return ()
 
 
-# ---- of which checkpoint an export is: a network that was trained on since then is exported
-# again -
+# ---- which checkpoint was exported; a network that has trained since is exported again ----------
 
 
 def record_export(
@@ -448,7 +442,7 @@ def record_export(
 def is_exported(paths: RunPaths, name: str, keep: str, suffix: str) -> bool:
     """Return True if the export of a network exists and is current.
 
-    Exports of 0.1.0, and those whose checkpoint cannot be read any more, are accepted.
+    Exports of 0.1.0, and exports whose checkpoint cannot be read any more, are accepted.
 
     Args:
         paths: of the run.
@@ -464,5 +458,5 @@ def is_exported(paths: RunPaths, name: str, keep: str, suffix: str) -> bool:
         return noted == stream_epochs(read_state(source, with_arrays=False).history)
     except (FileNotFoundError, CheckpointError):
         return True
-    except (OSError, ValueError, LookupError, TypeError):  # nobody can tell
+    except (OSError, ValueError, LookupError, TypeError):  # unknown
         return False

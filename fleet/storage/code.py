@@ -104,10 +104,10 @@ def changed_files(before: Code, now: Code) -> list[str]:
 def _root(top: str, spec_folder: Path) -> Path | None:
     """Return the folder in which Python finds a top-level package or module."""
     try:
-        spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, "", str(spec_folder)]) or (
-            importlib.util.find_spec(top)
-        )  # installed in a way of its own
-    except Exception:  # finders of others may raise anything
+        path = [*sys.path, "", str(spec_folder)]
+        # the second one finds editable installations
+        spec = importlib.machinery.PathFinder.find_spec(top, path) or importlib.util.find_spec(top)
+    except Exception:  # third-party finders may raise anything
         return None
     if spec is None:
         return None
@@ -153,7 +153,7 @@ def _imports(text: bytes, module: _Module) -> Iterator[str]:
     """Yield all names that a module may import; some name objects inside a module."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):  # compiled, or the run will say it
+    except (SyntaxError, ValueError):  # compiled; or the run will report it
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -281,7 +281,7 @@ def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
         before: position of the log before the launch.
     """
     after = log_position(path)
-    # A log that has become smaller is another one, of a run that was started over.
+    # A log that has shrunk is a new one, of a run that was started over.
     if after == before:
         new = []
     else:

@@ -27,11 +27,10 @@ T = TypeVar("T")
 
 log = logging.getLogger("fleet.storage.files")
 
-PATIENCE_S = (
-    20.0  # of a launch, with a disk that is full or away: longer ones are waited for by its job
-)
+# how long a launch retries when a disk is full or unavailable; after that its job waits
+PATIENCE_S = 20.0
 
-# Errors that are about the name of a file rather than about the state of the disk.
+# errors that concern the name of a file rather than the state of the disk
 _OF_THE_NAME = {
     errno.ENOENT,
     errno.ENOTDIR,
@@ -51,9 +50,8 @@ _ADVICE = {
 }
 
 
-_MINE = (
-    socket.gethostname()
-)  # processes of two nodes may have the same number, and write into one folder
+# Processes of two nodes may have the same id, and write into one folder.
+_HOST = socket.gethostname()
 STDOUT = Path("standard output")  # for messages; a batch log may lie on the disk that is full
 
 
@@ -98,7 +96,7 @@ def with_retries(write: Callable[[], T], patience_s: float | None = None) -> T:
                 raise
             if until is None:
                 until = now + patience
-                log.warning("%s; this may pass, and is waited for: %.0f s at most", error, patience)
+                log.warning("%s; this may pass: retrying for up to %.0f s", error, patience)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 2.0)
 
@@ -139,9 +137,8 @@ def _explain(path: Path, size: int, error: OSError) -> str:
         advice = ""
     else:
         advice = (
-            f"; what was saved before is intact: {_ADVICE.get(error.errno or 0, 'mend that')}, and "
-            "the same command "
-            "resumes the run"
+            f"; what was saved before is intact: {_ADVICE.get(error.errno or 0, 'fix that')}, and "
+            "the same command resumes the run"
         )
     return f"{path} cannot be written: {reason}{suffix}{advice}"
 
@@ -183,7 +180,7 @@ def atomic_write(
     Raises:
         StorageError: the disk is full, the folder read-only, ...
     """
-    temporary = path.with_name(f".{path.name}.{_MINE}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.tmp")
     with (
         storage_errors(path, size),
         _renaming(path, check) as rename,
@@ -221,9 +218,8 @@ def atomic_write_with(
         rename(temporary, None)
 
 
-_pinned = (
-    threading.local()
-)  # the folder that :func:`pinned_folder` has opened in a thread, and its descriptor
+# the folder that :func:`pinned_folder` has opened in a thread, and its descriptor
+_pinned = threading.local()
 
 
 @contextmanager
@@ -267,7 +263,7 @@ def _renaming(
     def rename(temporary: Path, previous: Path | None) -> None:
         check()
         if previous is not None:
-            with suppress(FileNotFoundError):  # there is no old file yet
+            with suppress(FileNotFoundError):  # no old file
                 os.replace(path.name, previous.name, src_dir_fd=folder, dst_dir_fd=folder)
         os.replace(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
 
@@ -287,7 +283,7 @@ def _removing_on_error(temporary: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # what went wrong before says more
+        with suppress(OSError):  # the first error says more
             temporary.unlink(missing_ok=True)
         raise
 
@@ -379,7 +375,7 @@ class SharedWriteThrottle(WriteThrottle):
         seen = self._changed()
         if seen == self._seen:
             return True
-        # by another launch, which may not have known of all
+        # written by another launch, which may have lacked some changes
         self._seen = seen
         self._at_s = now
         return False
@@ -398,7 +394,7 @@ class SharedWriteThrottle(WriteThrottle):
             return 0
 
 
-_SHARED = 20  # times as long as a writing takes is no other, by one launch
+_SHARED = 20  # a launch waits this many times the duration of a write
 
 
 # ---- cells of tables -----------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
     """Return a fingerprint of all that shapes a network's training.
 
     Only a network of the same identity resumes from a checkpoint: another optimizer, another
-    architecture under the same name, or other transforms are refused. `converge` and
+    architecture under the same name, or other transforms are refused. `stopping` and
     `deterministic` may change, because users want to train longer or reproduce results; paths may
     change, because data sets are moved.
 
@@ -51,14 +51,14 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
     data = spec.data_by_pipeline[network.pipeline]
     first = next(iter(spec.data_by_pipeline.values()))
     ring = {"shards": data.shards} if data.order == "ring" else {}
-    # it is taken from the training samples
+    # a share of the training samples
     if isinstance(data.test, float):
         test = {"test": data.test}
     else:
         test = {}
     target = {} if data.target is None else {"target": data.target}
     is_divided = data.folds is not None or isinstance(data.validation, float) or bool(test)
-    # by other targets
+    # split by the targets of another pipeline
     if is_divided and first.target != data.target:
         divided = {"divided": first.target}
     else:
@@ -67,16 +67,13 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
     train = _TRAIN.dump_python(
         replace(network.train, start=network.train.initial_weights), mode="json"
     )
-    for changeable in (
-        "stopping",
-        "deterministic",
-        "build_timeout",
-    ):  # the second says how numbers are added up
+    # `deterministic` only determines the order of sums.
+    for changeable in ("stopping", "deterministic", "build_timeout"):
         train.pop(changeable)
     if train["batch"]["accumulate"] == 1:
         del train["batch"]["accumulate"]
     if not network.train.batch.is_elastic:
-        del train["batch"]["learning_rate"]  # which is not read
+        del train["batch"]["learning_rate"]  # unused
     train["optimizer"] = {
         key: value
         for key, value in train["optimizer"].items()
@@ -105,8 +102,8 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
     )
 
 
-# The settings of training that came after 0.1.0, whose checkpoints go on, with what they are
-# where nobody names them.
+# Settings of training that are newer than 0.1.0, with their defaults: checkpoints of 0.1.0, which
+# lack them, remain valid.
 _OPTIMIZER_BEFORE = (
     "momentum",
     "nesterov",
@@ -148,7 +145,7 @@ def trial_identity(
             "build_timeout": network.train.build_timeout,
             "code": hash_sources(network.architecture.target, spec_folder),
             **({"engine": engine} if engine else {}),
-            # A file that is not there now may be there next time, or not be needed.
+            # A file that is missing now may exist next time, or not be needed.
             **({"start": file_checksum(Path(start.file)) or uuid.uuid4().hex} if start else {}),
         }
     )

@@ -17,7 +17,7 @@ from fleet.storage.files import storage_errors, with_retries
 
 def open_lines(path: Path) -> io.FileIO:
     """Open a file of JSON lines for appending, and complete an unfinished last line."""
-    # Without a buffer: what the disk had no room for is not tried again when the file is closed.
+    # Unbuffered: data that a full disk refused is not written again when the file is closed.
     file = open(path, "a+b", buffering=0)  # noqa: SIM115 - the caller closes it
     if file.tell():
         file.seek(-1, os.SEEK_END)
@@ -42,7 +42,7 @@ def add_line(file: io.FileIO, path: Path, record: Any) -> None:
     def write() -> None:
         nonlocal line
         with storage_errors(path, len(line)):
-            while line:  # a disk that has just filled up takes a part, and refuses the rest
+            while line:  # a full disk may accept a part before it refuses the remainder
                 line = line[file.write(line) :]
 
     with_retries(write)

@@ -34,9 +34,8 @@ from fleet.storage.files import storage_errors
 from fleet.units import parse_duration
 from launch.processes import started
 
-_KEPT = (
-    8  # generations whose files are left: nobody sleeps through so many between a look and a step
-)
+# Generations whose files are kept; no process stays suspended through more between two steps.
+_KEPT = 8
 _MOST_BYTES = 2**16  # of a generation's file
 _HEAD = re.compile(r"(\d{20}) (held|free)\n")
 
@@ -46,8 +45,8 @@ class Times:
     """Durations in seconds.
 
     Attributes:
-        stale: a lease that has not changed for this long is taken over, unless something speaks
-            against it.
+        stale: a lease that has not changed for this long is taken over, unless the batch system
+            still knows the job of its holder.
         renew: between two renewals.
         patience: how long to wait for a holder that is alive, or known to the batch system.
         dying: how long the ranks of a launch need to end after its first process has died.
@@ -148,7 +147,7 @@ class Process:
             return False
         if holder.boot == self.me.boot:
             return holder.namespace == self.me.namespace and started(holder.pid) != holder.started
-        # This host has been started anew; but there is more than one localhost.
+        # This host was rebooted; but several hosts may be called localhost.
         return holder.host == self.me.host and not holder.host.startswith("localhost")
 
     def knows_job(self, holder: Holder) -> bool | None:
@@ -199,8 +198,8 @@ class Fence:
         """
         newest = newest_generation(self.folder)
         text = read_generation(self.folder, self.generation)
-        # The mark of who took it is looked for too: what is opened is seen as it is even
-        # where listings come late.
+        # Also look for the successor's note: an opened file is up to date even if a listing is
+        # not.
         if newest > self.generation or text is None or "\ntaken" in text or self.launch not in text:
             successor = parse_lease(read_generation(self.folder, newest) or "").holder
             if newest != self.generation and successor is not None:
@@ -208,11 +207,9 @@ class Fence:
             else:
                 by = ""
             raise LeaseLost(
-                f"{self.resource or self.folder.parent} has been taken over{by}, since this launch "
-                "had shown "
-                "no sign of life for a while; it ends and writes nothing more, and what it had "
-                "saved is "
-                "intact"
+                f"{self.resource or self.folder.parent} has been taken over{by}, because this "
+                "launch had shown no sign of life for a while; it ends and writes nothing more, "
+                "and everything that it had saved is intact"
             )
 
 
@@ -283,9 +280,8 @@ def read_generation(folder: Path, generation: int) -> str | None:
     except FileNotFoundError:
         return None
     try:
-        return os.read(file, _MOST_BYTES).decode(
-            errors="replace"
-        )  # a file object would ask how large it is
+        # without the stat of a file object
+        return os.read(file, _MOST_BYTES).decode(errors="replace")
     finally:
         os.close(file)
 
@@ -309,9 +305,8 @@ def create_generation(folder: Path, generation: int, holder: Holder) -> bool:
         try:
             os.link(temporary, path)
         except FileExistsError:
-            return (
-                os.stat(temporary).st_nlink == 2
-            )  # an answer that was lost on its way, and a second question
+            # A network file system may lose the reply and repeat a successful call.
+            return os.stat(temporary).st_nlink == 2
         except OSError:  # a file system without links
             return _create_exclusively(path, content)
         return True
@@ -329,11 +324,11 @@ def _create_exclusively(path: Path, content: bytes) -> bool:
 
 
 def mark_taken(folder: Path, generation: int, by: Holder) -> None:
-    """Append to a generation's file, if it exists, that another one has followed.
+    """Append a note to a generation's file, if it exists, that another holder has taken over.
 
     Args:
         folder: of the lease.
-        generation: that was followed.
+        generation: the previous generation.
         by: the new holder.
     """
     with suppress(OSError), open(_file(folder, generation), "r+b") as file:
@@ -342,7 +337,7 @@ def mark_taken(folder: Path, generation: int, by: Holder) -> None:
 
 
 def _write_head(folder: Path, generation: int, count: int, word: str) -> None:
-    """Change the head of a generation's file in place, so that no other file is replaced."""
+    """Change the head of a generation's file in place; never replace the file of another holder."""
     with open(_file(folder, generation), "r+b", buffering=0) as file:
         file.write(_head(count, word).encode())
         os.fsync(file.fileno())
@@ -356,7 +351,7 @@ def _file(folder: Path, generation: int) -> Path:
     return folder / f"{generation:08d}"
 
 
-# ---- taking, renewing, letting go --------------------------------------------------------------
+# ---- acquire, renew, release -------------------------------------------------------------------
 
 
 def _say(text: str) -> None:
@@ -369,10 +364,10 @@ class _Observation:
 
     generation: int
     text: str
-    since: float  # it has been so
-    is_alive: bool = False  # it has changed before our eyes
-    dead_since: float | None = None  # when its process was first found to be gone
-    is_announced: bool = False  # that somebody is waited for
+    since: float  # when it last changed
+    is_alive: bool = False  # whether it has changed while it was observed
+    dead_since: float | None = None  # when its process was first found dead
+    is_announced: bool = False  # whether the wait was announced
 
 
 class Lease:
@@ -382,7 +377,7 @@ class Lease:
         process: this process.
         me: this holder, as others read it.
         times: durations.
-        say: called once when there is something to wait for.
+        say: called once with a message if the lease must wait for another holder.
         resource: see :class:`Fence`.
 
     Attributes:
@@ -490,12 +485,10 @@ class Lease:
             except LeaseLost as lost:
                 self._error = lost
                 return
-            except (
-                OSError
-            ):  # a file server that does not answer; the next time, or others find the lease stale
+            except OSError:  # a slow file server: try again next time, or the lease goes stale
                 continue
 
-    # ---- the steps of taking ----
+    # ---- the steps of acquiring ----
 
     def steps(self, folder: Path, floor: int = 0) -> Iterator[float]:
         """Take the lease step by step; yield the seconds to wait before the next step.
@@ -516,7 +509,7 @@ class Lease:
             newest = newest_generation(folder)
             yield 0.0
             text = read_generation(folder, newest) if newest else ""
-            if text is None:  # it is so old that its file has been deleted
+            if text is None:  # an old file, deleted meanwhile
                 continue
             yield 0.0
             self._observe(seen, newest, text)
@@ -570,9 +563,8 @@ class Lease:
         unchanged = now - seen.since
         if seen.is_alive and waited >= self.times.patience:
             raise UserError(
-                f"another launch is at work in this folder{_in_brackets(holder)}; wait for its "
-                "end, or "
-                "name another output"
+                f"another launch is running in this folder{_in_brackets(holder)}; wait until it "
+                "ends, or choose another output"
             )
         if waited >= self.times.patience and not seen.is_announced:
             seen.is_announced = True
@@ -592,11 +584,9 @@ class Lease:
         if holder is None or holder.is_of_job(self.me) or not self._process.knows_job(holder):
             return False
         raise UserError(
-            f"another launch is at work in this folder{_in_brackets(holder)}: it has shown no sign "
-            "of life "
-            f"for {self.times.stale:.0f} s, but {holder.system} still knows its job; end the job, "
-            "or name "
-            "another output"
+            f"another launch is running in this folder{_in_brackets(holder)}: it has shown no sign "
+            f"of life for {self.times.stale:.0f} s, but {holder.system} still knows its job; end "
+            "the job, or choose another output"
         )
 
 

@@ -25,7 +25,7 @@ from fleet.storage.paths import RunPaths
 
 
 class NetworkLeases:
-    """The networks that a launch holds, and those that it requests.
+    """The networks that a launch holds, and its requests for more.
 
     Args:
         paths: of the run.
@@ -46,7 +46,7 @@ class NetworkLeases:
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    # ---- what the coordinator says and hears ----
+    # ---- called by the coordinator ----
 
     def start(self) -> None:
         """Start threads that poll for networks and renew the leases of held ones."""
@@ -109,8 +109,7 @@ class NetworkLeases:
     # ---- the threads ----
 
     def _poll_forever(self) -> None:
-        # So often that a lease is found stale in time; a file server has better things to
-        # do than to be asked.
+        # often enough to notice a stale lease in time, without loading the file server
         pause_s = max(self._lease.times.poll, self._lease.times.stale / 30)
         while not self._ended.is_set():
             self._requested.wait(pause_s)

@@ -8,18 +8,16 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-# All files that FLEET writes, here and for each run inside `replay`, and what a killed launch
-# left of one (`.tmp`).
+# all files that FLEET writes, also for each run inside `replay`, and temporary files of killed
+# launches (`.tmp`)
 _WRITTEN = re.compile(
     r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|\.fleet-leases/[^/]+/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|(sample|standardized|skipped)\.json|data\.npz"
     r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(first|last|previous)\.h5|best\.\w+|(export|failure|test|deaths)\.json|(validation|test)\.npz)"
     r"|export/(results|history)\.(csv|parquet)|track/.+|logs/([^/]+/)?track\.log|jobs/[^/]+|mailbox/[^/]+|training/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)"
 )
 
-PARTS = (
-    "validation",
-    "test",
-)  # of the data, for whose samples the outputs of finished networks are kept
+# splits for whose samples the outputs of finished networks are saved
+PARTS = ("validation", "test")
 
 
 class _RunFile:
@@ -44,55 +42,45 @@ class RunPaths:
     root: Path
     launch: str = ""
 
-    decoded = _RunFile(
-        "decoded.h5"
-    )  # the decoded images, if the spec asks to decode once (``data.cache: file``)
+    decoded = _RunFile("decoded.h5")  # the decoded images of ``data.cache: file``
     # An empty file that marks a folder as written by FLEET, so that ``--fresh`` may delete it.
     marker = _RunFile(".fleet-run")
     # The folder of the lease (:mod:`fleet.storage.lease`) that lets one launch at a time work here.
     lease = _RunFile(".fleet-lease")
-    # The folder of the leases of single networks, where several launches work at a time.
+    # The folder of the leases of single networks, if several launches work at a time.
     network_leases = _RunFile(".fleet-leases")
-    mailbox = _RunFile(
-        "mailbox"
-    )  # the folder in which others leave commands to the launch that is at work
-    spec = _RunFile("spec.yaml")  # the spec as it was given, with its defaults left out
+    mailbox = _RunFile("mailbox")  # the folder of commands to the running launch
+    spec = _RunFile("spec.yaml")  # the spec of the run, without defaults
     profile = _RunFile("profile.json")  # the measured rates
     results = _RunFile("results.csv")  # the table of results: one row per network
-    ensembles = _RunFile(
-        "ensembles.csv"
-    )  # how good the best networks are together: one row for each way to join them
-    sample = _RunFile("sample.json")  # what networks are fed with, and what they answer
-    # What the data is known by, and how its samples are divided (:mod:`preprocess.fingerprint`).
+    # The scores of ensembles of the best networks: one row per way to combine them.
+    ensembles = _RunFile("ensembles.csv")
+    sample = _RunFile("sample.json")  # shapes and types of inputs and outputs
+    # The fingerprint of the data, and how it is split (:mod:`preprocess.fingerprint`).
     data = _RunFile("data.npz")
     report = _RunFile("report.html")  # the report as an HTML page
     exports = _RunFile("export")  # the folder of the tables that were exported
-    # The means and deviations by which networks standardize their inputs, where they do.
+    # The means and standard deviations by which networks standardize their inputs.
     standardized = _RunFile("standardized.json")
     unreadable_samples = _RunFile("bad_samples.csv")  # the samples that could not be read
-    jobs = _RunFile(
-        "jobs"
-    )  # the folder of the batch jobs: their script, what they printed, and why each of them stopped
+    # The folder of the batch jobs: their script, their output, and why each of them stopped.
+    jobs = _RunFile("jobs")
     job_script = _RunFile("jobs/job.sh")  # the script that was submitted to the batch system
-    # When each launch of the jobs began and stopped, why, and what came next: one JSON object
-    # per line.
+    # When and why each launch of the jobs stopped, and what followed: one JSON object per line.
     stops = _RunFile("jobs/stops.jsonl")
     # How several jobs share the run: which runs are harvested, and within which limits.
     harvest = _RunFile("jobs/harvest.json")
-    # Each job of the harvest that was handed in, taken back, begun or ended: one JSON object
-    # per line.
+    # Each harvest job that was submitted, cancelled, started or ended: one JSON object per line.
     harvest_log = _RunFile("jobs/harvest.jsonl")
-    # An empty file that is touched now and then while the run's next jobs are to wait
+    # An empty file that is touched regularly while the run's next jobs must wait
     # (``fleet evict``).
     eviction_marker = _RunFile("jobs/making-room")
-    # A file that holds nothing but room, for what a job has to say in the end on a disk that
-    # stays full.
+    # A placeholder that reserves disk space for the last lines of a job, should the disk fill up.
     reserved_space = _RunFile("jobs/.last-room")
-    jobs_lease = _RunFile(
-        ".fleet-jobs-lease"
-    )  # the folder of the lease that lets one job of a chain at a time work
+    # The folder of the lease that lets one job of a chain at a time work.
+    jobs_lease = _RunFile(".fleet-jobs-lease")
     models = _RunFile("models")  # the folders of all networks
-    training = _RunFile("training")  # the folder in which each rank says which network it is at
+    training = _RunFile("training")  # the folder in which each rank marks the network it trains
     skipped = _RunFile("skipped.json")  # the names of the networks that launches leave out
 
     def network_lease(self, name: str) -> Path:
@@ -107,7 +95,7 @@ class RunPaths:
         return self.root / "events.jsonl"
 
     def event_logs(self) -> list[Path]:
-        """Return the event logs of all launches: first of those that worked alone, then by name."""
+        """Return the event logs of all launches: first of launches that work alone, then by name."""
         alone = RunPaths(self.root).events
         return [*([alone] if alone.is_file() else []), *sorted(self.root.glob("events/*.jsonl"))]
 
@@ -161,7 +149,7 @@ class RunPaths:
         return self.model(name) / f"best{suffix}"
 
     def export_note(self, name: str) -> Path:
-        """Return the file that tells which epoch was exported."""
+        """Return the file that records which epoch was exported."""
         return self.model(name) / "export.json"
 
     def test_result(self, name: str) -> Path:

@@ -60,11 +60,9 @@ class Quota:
             if not droppable:
                 raise StorageError(
                     f"{path} cannot be written: with its {format_size(size)} the checkpoints would "
-                    "take "
-                    f"{format_size(used + size)}, and checkpoint.quota is "
-                    f"{format_size(self._limit)}; what was saved "
-                    "before is intact: raise the quota, or ask for `keep: last`, and the same "
-                    "command resumes the run"
+                    f"take {format_size(used + size)}, and checkpoint.quota is "
+                    f"{format_size(self._limit)}; what was saved before is intact: raise the "
+                    "quota, or ask for `keep: last`, and the same command resumes the run"
                 )
             log.info("dropping %s for the quota", droppable[0])
             droppable.pop(0).unlink(missing_ok=True)

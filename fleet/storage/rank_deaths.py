@@ -98,7 +98,9 @@ class RankDeaths:
     def __init__(self, paths: RunPaths, max_deaths: int) -> None:
         self._paths = paths
         self.max_deaths = max_deaths
-        self._new: dict[str, list[str]] = defaultdict(list)  # network -> how, of those not kept yet
+        self._new: dict[str, list[str]] = defaultdict(
+            list
+        )  # network -> descriptions of unsaved deaths
 
     def collect(self) -> None:
         """Attribute deaths by the markers of dead launches, and remove the markers.
@@ -181,7 +183,7 @@ class RankDeaths:
                 Death(str(death["how"]), int(death["epochs"]), bool(death.get("is_sure", True)))
                 for death in deaths
             ]
-        except (TypeError, ValueError, LookupError):  # somebody has written into it
+        except (TypeError, ValueError, LookupError):  # edited by hand
             return []
 
     def _write(self, name: str, deaths: Collection[Death]) -> None:

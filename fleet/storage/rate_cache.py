@@ -37,7 +37,7 @@ class KnownRate:
         at: when it was measured, in seconds since 1970.
         machine: host name and hardware.
         how: ``measured`` before a run on made-up samples, or ``trained`` during a run.
-        network: whose rate it was; others of the same key have the same.
+        network: the network that was measured; networks of the same key share its rate.
         timed: steps of several global batches, if the policy chooses the batch.
         parameters: number of parameters of the network, besides these.
     """
@@ -56,13 +56,11 @@ class KnownRate:
 KnownRates: TypeAlias = Mapping[str, Mapping[int, KnownRate]]  # key -> group size -> rate
 
 
-SHARING = (
-    "sharing"  # with this word begins the key of what networks train together that share a GPU
-)
+SHARING = "sharing"  # first word of keys for the total rates of networks that share a GPU
 
 
 def cache_path() -> Path:
-    """Return where measured rates are kept between runs."""
+    """Return the path of the cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "fleet" / "rates.json"
 
@@ -105,7 +103,7 @@ def _read(entry: object) -> KnownRate | None:
 
 
 class RateBook:
-    """The cached rates, and those that this launch measures.
+    """The cached rates, and the rates that this launch measures.
 
     Args:
         path: of the cache.
@@ -117,10 +115,9 @@ class RateBook:
         self._remeasure = remeasure
         self.rates: KnownRates = {} if remeasure else read_cache(path)
         self._new: dict[str, dict[int, KnownRate]] = {}
-        self._in_doubt: set[str] = set()  # keys of which the cache has a rate that proved wrong
-        # since it was written
+        self._in_doubt: set[str] = set()  # keys with a cached rate that proved wrong
         self._pacing = WriteThrottle()
-        self._changes = 0
+        self._changes = 0  # since it was last written
 
     def add(self, key: str, gpus: int, rate: KnownRate) -> None:
         """Add a rate that was measured or learned.

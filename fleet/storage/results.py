@@ -189,14 +189,14 @@ class NetworkResult:
         )
 
 
-# What becomes of a network that launches leave out.
+# the outcome of skipped networks
 SKIPPED = net.Outcome(
     "left out by fleet skip; with --undo launches train it again", is_pruned=True, is_skipped=True
 )
 
-SHOWN_PARAMETERS = 6  # drawn ones that the final table has at most
-_LONGEST_VALUE = 20  # letters of one
-_FEW = 100  # networks, of which the table is written at every change
+SHOWN_PARAMETERS = 6  # maximum drawn parameters in the final table
+_LONGEST_VALUE = 20  # maximum letters of a value
+_FEW = 100  # up to this many networks, the table is written at every change
 
 
 @dataclass
@@ -231,11 +231,9 @@ class Results:
     pacing: WriteThrottle = field(default_factory=WriteThrottle)
     skipped: frozenset[str] = frozenset()
     _changes: int = 0  # since the table was written
-    _written: dict[str, net.NetworkStatus] = field(
-        default_factory=dict
-    )  # how far each was when that was written down last
-    # Of each network as it was last: what its row comes from, the row, and its line. There
-    # may be thousands.
+    # network -> its status when its files were last written
+    _written: dict[str, net.NetworkStatus] = field(default_factory=dict)
+    # Cached for each of perhaps thousands of networks: the sources of its row, the row, its line.
     _rows: dict[str, tuple[net.NetworkStatus, tuple, NetworkResult]] = field(default_factory=dict)
     _lines: dict[str, tuple[NetworkResult, _Columns, str]] = field(default_factory=dict)
 
@@ -305,7 +303,7 @@ class Results:
                         **({"deaths": outcome.deaths} if outcome.deaths else {}),
                     },
                 )
-                self.deaths.reset(name)  # tried again, for whatever reason, it begins anew
+                self.deaths.reset(name)  # if it is tried again, old deaths no longer count
             else:
                 remove(self.paths.failure(name))  # of an earlier launch
 
@@ -463,7 +461,7 @@ class Results:
         return [row for mean in means for row in (mean, *folds[mean.name])]
 
     def _ranking(self) -> Callable[[NetworkResult], tuple]:
-        """Return the ranking key: what networks with an epoch monitor, or else all."""
+        """Return the ranking key: the criterion of networks with epochs, or else of all."""
         started = {
             yardstick
             for name, yardstick in self._criteria.items()
@@ -499,7 +497,7 @@ class Results:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of a table: those that all rows have, that some need, and metrics."""
+    """The columns of a table: columns of all rows, columns that some rows need, and metrics."""
 
     names: tuple[str, ...]
     metrics: tuple[str, ...]
@@ -531,7 +529,7 @@ def _line(cells: Sequence[Any]) -> str:
     return text.getvalue()
 
 
-# where there are any
+# columns that exist only if needed
 _OF_FOLDS = ("folds", "deviation")
 _OF_CHILDREN = ("parent", "parent_epoch")
 _COLUMNS = [
@@ -605,9 +603,7 @@ def known_parameters(network: NetworkSpec, sample: SampleSpec) -> int | None:
         return None
     try:
         return count_for(network.architecture.settings, sample.for_pipeline(network.pipeline))
-    except (
-        UserError
-    ):  # images too small for it, which is no matter to an engine that learns nothing
+    except UserError:  # images too small for it, which emulated engines accept
         return None
 
 
@@ -686,14 +682,13 @@ def read_network_status(
     Returns:
         The status, and the record without arrays; None if there is no checkpoint.
     """
-    # What is damaged inside its arrays is found out when they are read; the trainer says so.
+    # Damaged arrays are found only when they are read; the trainer reports them.
     lookup = lookup or find_newest(results.paths, network.name, with_arrays=False)
     state = lookup.state
     if state is None:
         return net.NetworkStatus(), None
-    # Judged anew, since the spec may now ask for more epochs than it did. A network that had
-    # converged, and was not
-    # exported any more, or only before its newest epochs, is given to a group once again.
+    # Evaluate the stopping rule again, because the spec may now ask for more epochs. A finished
+    # network whose export is missing or out of date gets a group once more.
     reason = _stop_reason(lookup, network)
     keep = results.spec.checkpoint.keep
     engine = results.spec.engine
@@ -710,17 +705,16 @@ def read_network_status(
 
 def _stop_reason(lookup: CheckpointLookup, network: NetworkSpec) -> str:
     """Return why a network has ended according to its checkpoint; empty if it has not."""
-    converge = network.train.stopping
+    stopping = network.train.stopping
     state = lookup.state
-    # Of the epochs after the best one only a table tells, if its checkpoint is all that is
-    # left. It is enough as long
-    # as nobody wants to go on from there, and that epoch is the best one still.
+    # If only the best checkpoint is left, only the table has the epochs after it. That suffices
+    # unless the network must continue, or another epoch is the best one now.
     is_table = state is not None and state.epoch < len(lookup.history)
     if state is None or (
-        is_table and state.epoch != net.check_convergence(lookup.history, converge).best_epoch
+        is_table and state.epoch != net.check_convergence(lookup.history, stopping).best_epoch
     ):
         return ""
-    return net.finished_reason(lookup.history, state.final, converge)
+    return net.finished_reason(lookup.history, state.final, stopping)
 
 
 def _final_failure(results: Results, network: NetworkSpec) -> str | None:
@@ -728,13 +722,12 @@ def _final_failure(results: Results, network: NetworkSpec) -> str | None:
     try:
         content = json.loads(results.paths.failure(network.name).read_text(encoding="utf-8"))
         is_final = not content["may_pass"] and content["tried"] == results.attempt_id(network)
-        is_final &= (
-            content.get("deaths", math.inf) >= results.deaths.max_deaths
-        )  # it may be more now
+        # max_deaths may have been raised
+        is_final &= content.get("deaths", math.inf) >= results.deaths.max_deaths
         if is_final:
             return str(content["reason"])
         return None
-    except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is tried again
+    except (OSError, ValueError, LookupError, TypeError):  # unknown: it is tried again
         return None
 
 
@@ -779,7 +772,7 @@ def read_test_result(
             for name, value in record.get("metrics", {}).items()
         }
         return net.EvaluationResult(loss, accuracy, int(record["samples"]), metrics)
-    except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is judged again
+    except (OSError, ValueError, LookupError, TypeError):  # unknown: it is evaluated again
         return None
 
 
@@ -800,7 +793,7 @@ def read_results(run: str | Path) -> Table[NetworkResult]:
             )
     except OSError as error:
         raise UserError(
-            f"{run} holds no run that can be read: {path.name}: {error.strerror}"
+            f"{run} is not the folder of a run that can be read: {path.name}: {error.strerror}"
         ) from None
     except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise UserError(f"{path} is not a table of results: {error}") from None

@@ -18,7 +18,7 @@ from fleet.storage.paths import RunPaths
 
 
 def load_run_spec(paths: RunPaths) -> Spec:
-    """Return the spec of a run; modules that it names are also found where its launches found them.
+    """Return the spec of a run; its modules are also imported from the folders of its launches.
 
     Raises:
         UserError: the folder holds no run, or the spec cannot be read.
@@ -56,9 +56,8 @@ def spec_for_run(
     if _networks_of(as_begun) == _networks_of(spec):
         return as_begun, ""
     return as_begun, (
-        f"{paths.root} began with FLEET 0.2: a learning rate that is not given stays {RATE_OF_0_2} "
-        "there; "
-        "in new runs, and with --fresh, it is the optimizer's default"
+        f"{paths.root} began with FLEET 0.2, so the default learning rate stays {RATE_OF_0_2} "
+        "there; in new runs, and with --fresh, it is the optimizer's default"
     )
 
 
@@ -73,7 +72,7 @@ def _defaults_of(paths: RunPaths) -> dict[str, Any]:
         return {}
     try:
         saved, _ = read_yaml(paths.spec)
-    except SpecError:  # it is damaged, and written anew by the next launch
+    except SpecError:  # damaged: the next launch rewrites it
         return {}
     version = str(saved.get("defaults", "0.2"))
     if version == Document.defaults:

@@ -25,7 +25,7 @@ from fleet.errors import CheckpointError, DamagedError
 from fleet.storage.files import atomic_write
 from preprocess.files.deferred_errors import DeferredErrorFile
 
-# The checksum of all that follows in the user block, the checksum of all behind it, the sizes of
+# The checksum of the remaining user block, the checksum of everything after it, and the sizes of
 # both in bytes.
 _HEAD = re.compile(rb"FLEET checkpoint ([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9]{10}) ([0-9]{15})\n")
 # the length of such a line, and where what its first checksum covers begins
@@ -90,9 +90,8 @@ def read_verified(
             record = read(_read_block(path, file, with_arrays))
         if not with_arrays:
             return {}, record
-        with h5py.File(
-            path, "r", locking=False
-        ) as content:  # it never changes, and locks may not be had
+        # The file never changes, and locks may be unavailable.
+        with h5py.File(path, "r", locking=False) as content:
             return {
                 name.replace("\\", "/"): dataset[()] for name, dataset in content["arrays"].items()
             }, record

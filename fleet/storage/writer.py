@@ -114,13 +114,13 @@ class CheckpointWriter:
         self._raise_error()
 
     def export(
-        self, name: str, converge: Stopping, write: Callable[[Mapping[str, np.ndarray], Path], None]
+        self, name: str, stopping: Stopping, write: Callable[[Mapping[str, np.ndarray], Path], None]
     ) -> str:
         """Export the best state in the calling thread, once all checkpoints are on disk.
 
         Args:
             name: of the network.
-            converge: determines the best epoch.
+            stopping: determines the best epoch.
             write: writes a network of these arrays, and possibly a note as a ``.json`` file beside
                 it.
 
@@ -134,9 +134,9 @@ class CheckpointWriter:
         self.flush()
         best = self._paths.best(name)
         exported = self._paths.exported(name, self._suffix)
-        for part in PARTS:  # what an earlier export has given
+        for part in PARTS:  # outputs of an earlier export
             remove(self._paths.predictions(name, part))
-        lookup = find_best(self._paths, name, converge, self._settings.keep)
+        lookup = find_best(self._paths, name, stopping, self._settings.keep)
         assert lookup.state is not None
         if lookup.damage:
             log.warning("%s: %s", name, lookup.damage)
@@ -144,7 +144,7 @@ class CheckpointWriter:
             write_state(best, lookup.state, fence=self.fence(name))
         self._quota.make_room(exported, lookup.state.size)
         fresh = exported.with_name(f".{os.getpid()}.tmp.fresh{exported.suffix}")
-        note = fresh.with_suffix(".json")  # which some engines write beside it
+        note = fresh.with_suffix(".json")  # some engines write it, too
         try:
             self._write_fresh(lookup.state.arrays, fresh, write)
             is_written = fresh.exists()
@@ -164,7 +164,7 @@ class CheckpointWriter:
         finally:
             fresh.unlink(missing_ok=True)
             note.unlink(missing_ok=True)
-        remove(self._paths.previous(name))  # nobody goes on from there any more
+        remove(self._paths.previous(name))  # not needed any more
         return lookup.damage
 
     def _write_fresh(
@@ -222,21 +222,17 @@ class CheckpointWriter:
             best.unlink(missing_ok=True)  # of a launch that kept it
             self._without_best.add(name)
         with pinned_folder(last):
-            if (
-                is_best and self._settings.keep != "last"
-            ):  # before `last`, by whose history this epoch was the best
+            # before `last`, whose history says that this epoch is the best
+            if is_best and self._settings.keep != "last":
                 self._quota.make_room(best, state.size)
                 write_state(best, state, fence=fence)
             self._quota.make_room(last, state.size)
             write_state(last, state, self._paths.previous(name), fence)
             try:
-                write_history(
-                    self._paths.history(name), state.history
-                )  # the look for `last` is enough
+                # the fence was checked for `last`
+                write_history(self._paths.history(name), state.history)
             except StorageError:
-                fence_check(
-                    fence
-                )()  # a launch that was shut out finds no folder: that says better why
+                fence_check(fence)()  # a fenced launch finds no folder: its error explains why
                 raise
 
     def _work(self) -> None:
@@ -246,7 +242,7 @@ class CheckpointWriter:
                 if job is None:
                     return
                 with_retries(job)
-            except Exception as error:  # it is raised where training can stop for it
+            except Exception as error:  # raised later, in the thread of training
                 self._error = error
             finally:
                 self._jobs.task_done()

@@ -86,7 +86,7 @@ def test_a_run_says_how_it_ended_and_is_given_its_arguments(status, path, tmp_pa
 @pytest.mark.parametrize("status", [ExitStatus.OK, ExitStatus.RESUMABLE])
 def test_run_without_logged_end_is_an_infrastructure_error(status, path):
     with pytest.raises(
-        InfrastructureError, match="broke off" if status == 0 else "ended with status 75"
+        InfrastructureError, match="was killed" if status == 0 else "ended with status 75"
     ):
         run(path, 3, launcher=ends_with(status))
 

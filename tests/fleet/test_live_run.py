@@ -171,7 +171,7 @@ def test_replay_networks_skips_unreadable_lines(paths):
 
 
 def test_a_command_that_nobody_answers_is_taken_back(lease_held):
-    with pytest.raises(UserError, match="has not answered within 0 s; nothing was done"):
+    with pytest.raises(UserError, match="did not answer within 0 s; the command was withdrawn"):
         command(lease_held.root, {"do": "stop", "network": "a"}, patience_s=0.1)
     assert list(CommandQueue(lease_held.mailbox).commands()) == []
 
@@ -249,7 +249,7 @@ def test_an_entry_may_be_one_of_the_api(lease_held):
 
 @pytest.mark.parametrize("do", ["stop", "pause", "resume"])
 def test_what_is_no_name_of_a_network_is_refused_in_words(paths, do):
-    with pytest.raises(UserError, match=rf"^{do}: a network is named by text, .* not \[1\]"):
+    with pytest.raises(UserError, match=rf"^{do}: the name of a network is a string, .* not \[1\]"):
         getattr(Running(Launcher(), paths, 0, ExitStatus), do)([1])
 
 
@@ -299,7 +299,7 @@ def test_follow_yields_whole_lines_until_the_launch_ends(paths, monkeypatch):
             file.write(piece := next(pieces, ""))
         return not piece
 
-    monkeypatch.setattr(live_run, "_LOOK_S", 0.0)
+    monkeypatch.setattr(live_run, "_POLL_S", 0.0)
     assert [dated.event.record.epoch for dated in follow(RunTail(paths), is_over)] == [1, 2, 3]
 
 

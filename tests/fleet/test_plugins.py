@@ -77,7 +77,7 @@ def test_find_policy_names_a_custom_policy_by_its_path():
     [
         (
             "best",
-            "no policy is named 'best'; one of adaptive, baseline, elastic, global, homogeneous, local, or an import "
+            "no policy is named 'best'; use one of adaptive, baseline, elastic, global, homogeneous, local, or an import "
             "path",
         ),
         ("own_policies:", "policy 'own_policies:' is not an import path module:policy"),

@@ -71,7 +71,7 @@ def test_unresponsive_rank_is_given_up_and_run_resumes(launch, tmp_path, survive
     assert run.status == 75, run.output
     row = run.results()["bad"]
     assert (row.status, DEAF in row.reason) == ("failed", True)
-    assert "did not come back from building bad" in run.output
+    assert "did not return from building bad" in run.output
     trained = run.results()["good"].epochs
     content["train"]["stopping"]["max_epochs"] = trained + 1
     again = launch(3, content, survive=survive)

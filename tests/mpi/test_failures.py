@@ -77,7 +77,7 @@ def test_second_launch_is_refused_until_first_is_killed(launch, tmp_path):
     wait_until((tmp_path / "run" / "events.jsonl").exists, first)
     second = launch(2, content, "--fresh")
     assert second.status == 2
-    assert "another launch is at work in this folder (process " in second.output
+    assert "another launch is running in this folder (process " in second.output
     assert second.events(EpochEnded)
     first.kill()  # the launcher alone: the ranks take a moment to end
     content["train"]["stopping"]["max_epochs"] = 1

@@ -260,7 +260,7 @@ def test_harvest_exclusive_launch_waits_for_others(launch, tmp_path):
     alone = launch(2, harvest.content, environment=lease)
     gate.touch()
     assert alone.status == 2
-    assert "another launch is at work in this folder" in alone.output
+    assert "another launch is running in this folder" in alone.output
     assert end(first)[0] == 0
     harvest.check(results(harvest))
     again = launch(2, harvest.content, environment=lease)

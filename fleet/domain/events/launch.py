@@ -156,7 +156,7 @@ class LaunchEnded(JsonRecord, word="end"):
 
 
 class TrackerFailed(JsonRecord, word="track_failed"):
-    """What the spec asks for in ``trackers`` could not be written; written once of each tracker.
+    """The files of a tracker could not be written; logged once per tracker.
 
     Attributes:
         path: of its file or folder.
@@ -191,9 +191,8 @@ class CommandReceived(JsonRecord, word="command"):
         networks: the networks that are added, or that it concerns.
         given: for ``add``: the entry of ``models``, with its name. For ``yield``: ``nodes``, the
             numbers of the nodes to release, ``hosts``, their names, ``within_s``, and ``ways``,
-            what
-            the group of each network does (``app``: save; ``kill``: give up its training since its
-            last checkpoint).
+            what the group of each network does (``app``: save; ``kill``: give up its training since
+            its last checkpoint).
         place: for ``add``: the number of entries before it.
     """
 

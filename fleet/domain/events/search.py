@@ -10,7 +10,7 @@ from fleet.domain.json_record import JsonRecord, NanAsNull, OmitDefault
 from fleet.spec.old_keys import search_with_new_keys, values_with_new_names
 from fleet.units import pluralize
 
-USER = "user"  # who judges from outside
+USER = "user"  # the judge in verdicts by commands
 
 
 class SearcherCalled(JsonRecord, word="search"):

@@ -139,8 +139,7 @@ class EpochEnded(JsonRecord, word="epoch"):
     """A network has finished an epoch.
 
     Epochs that a killed launch had saved but not logged follow the start of the next launch. Epochs
-    that
-    a failed group had saved come before its :class:`GroupFailed`.
+    that a failed group had saved come before its :class:`GroupFailed`.
 
     Attributes:
         record: the epoch in the network's history; its fields are keys of the event.
@@ -176,7 +175,7 @@ class TimeLeftEstimated(JsonRecord, word="eta"):
     Attributes:
         low_s, high_s: seconds from now, if networks stop as early as their rules allow, and if they
             train all their epochs.
-        networks: networks that have not ended, with those that searches may still propose.
+        networks: networks that have not ended or that searches may still propose.
     """
 
     low_s: Tenths

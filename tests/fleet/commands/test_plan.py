@@ -113,7 +113,7 @@ def test_the_table_names_the_groups_under_every_policy(plan, rates, policy):
         (["--gpus", 2, "--seed", -1], "--seed: '-1' should be a whole number from 0"),
         (
             ["--gpus", 2, "--policy", "best"],
-            "no policy is named 'best'; one of adaptive, baseline, elastic, global",
+            "no policy is named 'best'; use one of adaptive, baseline, elastic, global",
         ),
         (
             ["--gpus", 2, "--policy", "nowhere:policy"],

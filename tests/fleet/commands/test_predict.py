@@ -259,7 +259,7 @@ def test_labels_and_values_are_named(tmp_path, images, fleet, monkeypatch):
         (["{run}", "{run}/models"], "no images in this folder"),
         (["{run}", "{run}/spec.yaml"], "spec.yaml"),
         (["{run}", "{images}", "--save", "one.h5"], "its name should end in .keras"),
-        (["{images}", "{images}"], "holds no run that can be read"),
+        (["{images}", "{images}"], "is not the folder of a run"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(run, images, fleet, words, wrong):

@@ -300,7 +300,7 @@ def test_submit_suggests_one_more_slot_if_all_measured_pay(share, slots, would):
         (("--walltime", "1h"), "--system says which batch system there is: slurm, lsf, pbs, local"),
         (
             ("--system", "sge", "--walltime", "1h"),
-            "no batch system is named 'sge'; one of slurm, lsf, pbs, local, or an",
+            "no batch system is named 'sge'; use one of slurm, lsf, pbs, local, or an",
         ),
         (
             ("--system", "no_module:X", "--walltime", "1h"),

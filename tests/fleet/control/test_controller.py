@@ -839,7 +839,7 @@ def test_impossible_input_raises_an_error_with_the_history(word):
     driver = ControllerDriver({"a": [0]}, trainers=2).begin()
     with pytest.raises(
         ProtocolViolation,
-        match="cannot take|idle already|has no group|builds nothing|no such measurement|"
+        match="cannot take|idle already|has no group|builds nothing|measurement is not running|"
         "not requested|unexpected input|does not produce|has reported",
     ) as caught:
         driver.hear(word)

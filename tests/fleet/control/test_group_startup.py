@@ -93,7 +93,7 @@ def test_overdue_recruit_ends_the_launch_and_fails_nothing():
     driver.end_epoch("a")  # the policy is asked again
     driver.hear(None, after=LIMIT_S + UNRESPONSIVE_S)
     assert driver.standings["a"].outcome is None
-    assert driver.of("LaunchInterrupted")[0].reason == "rank 2 did not come back from building a"
+    assert driver.of("LaunchInterrupted")[0].reason == "rank 2 did not return from building a"
 
 
 def test_a_group_that_has_only_met_is_still_to_build():

@@ -379,7 +379,7 @@ def test_second_chain_in_same_folder_is_refused(job):
         lease.take(RunPaths(job.root).jobs_lease)
         ended = job("0 0")
     assert ended.returncode == 2
-    assert "another launch is at work in this folder" in ended.stderr_text
+    assert "another launch is running in this folder" in ended.stderr_text
     assert not RunPaths(job.root).stops.exists()
 
 

@@ -51,7 +51,7 @@ def test_a_system_of_ours_may_be_changed_in_a_part():
     [
         (
             "sge",
-            "no batch system is named 'sge'; one of slurm, lsf, pbs, local, or an import path module:system",
+            "no batch system is named 'sge'; use one of slurm, lsf, pbs, local, or an import path module:system",
         ),
         ("own_systems:NUMBER", "system 'own_systems:NUMBER' is of type int; it should be a System"),
         ("own_systems:NO", "system 'own_systems:NO': module 'own_systems' has no 'NO'"),
@@ -91,6 +91,6 @@ def test_ones_own_system_is_asked_whether_a_job_lives(tmp_path, monkeypatch, lin
 
 def test_a_launch_that_is_told_of_no_system_says_so():
     with pytest.raises(
-        UserError, match="^FLEET_SYSTEM: no batch system is named 'sge'; one of slurm"
+        UserError, match="^FLEET_SYSTEM: no batch system is named 'sge'; use one of slurm"
     ):
         lease_of_process({"FLEET_SYSTEM": "sge"})

@@ -171,6 +171,6 @@ def test_a_run_of_0_2_keeps_its_rate_where_none_is_given(run, capsys):
     assert rates(load_run_spec(run.paths)) == {0.01}
     for _ in range(2):
         assert rates(run.prepare().spec) == {0.01}
-        assert "a learning rate that is not given stays 0.01" in capsys.readouterr().err
+        assert "the default learning rate stays 0.01" in capsys.readouterr().err
     assert rates(run.prepare(fresh=True).spec) == {0.001}
     assert "stays" not in capsys.readouterr().err

@@ -327,7 +327,7 @@ def test_a_folder_in_which_a_launch_is_at_work_is_left_alone(asking, fresh):
     with lease() as first, lease() as second:
         asking(fresh=fresh, lease=first)
         asking.run.events.touch()
-        assert "another launch is at work in this folder" in asking.refused(
+        assert "another launch is running in this folder" in asking.refused(
             fresh=True, lease=second
         )
         assert asking.run.events.exists()

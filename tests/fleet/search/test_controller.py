@@ -553,8 +553,8 @@ def test_a_searcher_hears_the_best_that_the_table_has(min_delta, best):
 
 def test_a_min_delta_may_be_drawn():
     entry = Entry("net", search_of(max_trials=1), SPACE, "maximize", "val_accuracy")
-    assert entry.converge_of({"train.stopping.min_delta": 0.2}).min_delta == 0.2
-    assert entry.converge_of({"train.stopping": {"min_delta": 0.3}}).min_delta == 0.3
+    assert entry.stopping_for({"train.stopping.min_delta": 0.2}).min_delta == 0.2
+    assert entry.stopping_for({"train.stopping": {"min_delta": 0.3}}).min_delta == 0.3
 
 
 def test_several_objectives_are_a_tuple_without_a_first_value():

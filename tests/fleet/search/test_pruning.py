@@ -213,7 +213,7 @@ def test_spec_with_an_unknown_rule_or_unread_key_is_refused(prune, key, wrong):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("ashes", "no rule is named 'ashes'; one of asha, "),
+        ("ashes", "no rule is named 'ashes'; use one of asha, "),
         (f"{HERE}:HERE", "is of type str; it should be a PruningRule"),
     ],
 )

@@ -279,7 +279,7 @@ def test_a_training_of_a_thousand_epochs_has_room(tmp_path):
 def test_a_record_of_another_form_is_an_error(tmp_path, record):
     path = tmp_path / "last.h5"
     write_verified(path, {}, record)
-    with pytest.raises(CheckpointError, match="cannot be read: its record is of another form"):
+    with pytest.raises(CheckpointError, match="cannot be read: its record has another format"):
         checkpoint.read_state(path)
 
 
@@ -590,7 +590,7 @@ def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
     lookup = checkpoint.find_best(saved, "net", Stopping(max_epochs=3), "best+last")
     assert lookup.state.epoch == 3
     assert "best.h5 cannot be read" in lookup.damage
-    assert lookup.damage.endswith("epoch 3, the last, stands in for epoch 2, the best")
+    assert lookup.damage.endswith("epoch 3, the last, replaces epoch 2, the best")
 
 
 def test_find_best_ignores_best_outside_history(saved):

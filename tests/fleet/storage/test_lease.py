@@ -108,7 +108,7 @@ def real(times=QUICK):
 
 def test_a_second_launch_is_told_who_is_there(folder, holder):
     with pytest.raises(
-        UserError, match=rf"another launch is at work in this folder \(process {holder.pid} on "
+        UserError, match=rf"another launch is running in this folder \(process {holder.pid} on "
     ):
         real(dataclasses.replace(QUICK, stale=60, patience=0.5)).take(folder)
 

@@ -156,7 +156,7 @@ def test_a_launch_that_wants_to_be_alone_is_told_who_is_there(run):
     thread = threading.Thread(target=renew)
     thread.start()
     try:
-        with pytest.raises(UserError, match="another launch is at work in this folder"):
+        with pytest.raises(UserError, match="another launch is running in this folder"):
             reclaim_networks(run, alone)
     finally:
         ended.set()

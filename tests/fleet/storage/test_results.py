@@ -290,7 +290,9 @@ def test_a_damaged_table_is_said_to_be_one(tmp_path, content):
 
 
 def test_a_folder_without_a_table_and_a_file_hold_no_run(tmp_path):
-    with pytest.raises(UserError, match="holds no run that can be read: results.csv: No such file"):
+    with pytest.raises(
+        UserError, match="is not the folder of a run that can be read: results.csv: No such file"
+    ):
         read_results(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="results.csv: Not a directory"):
