@@ -1,7 +1,7 @@
 """The main job: ``mpirun -n N python -m fleet.run SPEC``.
 
-Every rank runs this module. Rank 0 reads the spec and the data set's listing and gives both to the
-others; then each rank takes up its role.
+Every rank runs this module. Rank 0 reads the spec and the listing of the data set and broadcasts
+both; then each rank starts its role.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ from launch.stale_files import remove_leftovers, take_own_folder
 from launch.systems import this_job
 from launch.walltime import seconds_left
 
-if TYPE_CHECKING:  # what each rank loads anyway, --help should not wait for
+if TYPE_CHECKING:  # imported later, so that --help is fast
     from fleet.comm.protocols import World
     from fleet.runtime.engine_import import Announcement
     from fleet.runtime.launch import Launch, Ranks
 
 
 FORMER_OPTIONS = {"--beside-others": "--share-run", "--idle": "--idle-timeout"}
-_LEFT_S = 0.5  # for threads that end by themselves
+_JOIN_S = 0.5  # for threads that end by themselves
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Request:
     """Read the command line; ``--help`` prints it and exits.
 
     Raises:
-        UserError: it is wrong.
+        UserError: the command line is wrong.
     """
     parser = Parser(
         prog="python -m fleet.run",
@@ -79,13 +79,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="delete the results of an earlier run of this spec, and start over",
+        help="delete the results of an earlier run of this spec and start over",
     )
     add_changes(parser)
     parser.add_argument(
         "--replay",
         metavar="RUN",
-        help="train one network of a run again, alone, on the stream epochs of its history, and "
+        help="train one network of a run again, alone, on the stream epochs of its history and "
         "compare the losses",
     )
     parser.add_argument("--only", metavar="NAME", help="the network to replay")
@@ -96,38 +96,40 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
         "--walltime",
         type=duration,
         metavar="2h",
-        help="save everything and stop, with status 75, shortly before this time ends",
+        help="save everything and exit with status 75 shortly before this time is over",
     )
     parser.add_argument(
         "--share-run",
         dest="shares_run",
         action="store_true",
-        help="share the run with other launches that have this option; each trains the "
+        help="share the run with other launches that use this option; each trains the "
         "networks whose lease it holds",
     )
     parser.add_argument(
         "--idle-timeout",
         type=duration,
         metavar="5min",
-        help=f"with --share-run: end after this time without a network ({format_duration(IDLE_S)})",
+        help="with --share-run: exit after this time without a network to train (default: "
+        f"{format_duration(IDLE_S)})",
     )
     words, notices = with_current_names(sys.argv[1:] if argv is None else argv, FORMER_OPTIONS)
     if notices and is_first(os.environ):
         print(*(f"fleet: {notice}" for notice in notices), sep="\n", file=sys.stderr)
     arguments = parser.parse_args(words)
     if arguments.idle_timeout is not None and not arguments.shares_run:
-        parser.error("--idle-timeout goes with --share-run")
+        parser.error("--idle-timeout requires --share-run")
     if arguments.shares_run:
         for option in ("fresh", "fresh_network", "accept_changes", "replay", "remeasure"):
             if getattr(arguments, option):
                 parser.error(
-                    f"--share-run goes without --{option.replace('_', '-')}: other launches train the "
-                    "networks"
+                    f"--share-run cannot be combined with --{option.replace('_', '-')}: other "
+                    "launches train the networks"
                 )
     if (arguments.replay is None) != (arguments.only is None):
-        parser.error("--replay RUN and --only NAME go together")
+        parser.error("--replay RUN and --only NAME require each other")
     if arguments.fresh_network and (arguments.fresh or arguments.replay):
-        parser.error(f"--fresh-network goes without {'--fresh' if arguments.fresh else '--replay'}")
+        option = "--fresh" if arguments.fresh else "--replay"
+        parser.error(f"--fresh-network cannot be combined with {option}")
     values = {name: value for name, value in vars(arguments).items() if value is not None}
     return Request(**{**values, "fresh_network": tuple(arguments.fresh_network)})
 
@@ -143,23 +145,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitStatus.BAD_INPUT)
     interruption = Interruption(None)
     timer = StartupTimer()
-    interruption.watch()  # from the start: a rank that dies of a signal takes the others with it
-    # Before MPI starts, for after that no process should be forked.
+    interruption.watch()  # early, because a rank that dies of a signal takes the others with it
+    # Before MPI starts: after that no process should be forked.
     batch_left = seconds_left(os.environ) if is_first(os.environ) else None
     with paused_collection():
-        import fleet.runtime.session  # noqa: F401 - before MPI starts, which waits for the slowest
+        import fleet.runtime.session  # noqa: F401 - before MPI starts, where ranks wait
 
         timer.end("imports")
         from fleet.comm.mpi import start_mpi
 
-    logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
+    logging.getLogger("fleet").addHandler(logging.NullHandler())  # until start_logging()
     world = start_mpi()
     if (
         world.size == 1
         and (launched_ranks(os.environ) or 1) > 1
         and "OMPI_COMM_WORLD_SIZE" in os.environ
     ):
-        return _alone()
+        return _refuse_to_run_alone()
     if not local_rank(os.environ):
         remove_leftovers()
     take_own_folder()
@@ -174,10 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"fleet: {error}", file=sys.stderr, flush=True)
         world.end_all_ranks(int(ExitStatus.BAD_INPUT))
-    except (
-        StorageError,
-        LeaseLost,
-    ) as error:  # such as a full disk: a traceback would not help
+    except (StorageError, LeaseLost) as error:  # a traceback would not help, as with a full disk
         logging.getLogger("fleet").critical("rank %d failed: %s", world.rank, error)
         print(f"fleet: rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
         world.end_all_ranks(int(_status_of(error) or ExitStatus.INFRASTRUCTURE))
@@ -186,17 +185,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         world.abort(error)
 
 
-def _alone() -> int:
-    """End a process that Open MPI's mpirun has started as one of several ranks, and that finds no other.
+def _refuse_to_run_alone() -> int:
+    """Report that mpirun has started several ranks, but MPI sees this one only.
 
-    Its mpirun has died meanwhile, or is of another MPI: each rank would take itself for a run of
-    its own.
+    The mpirun has died meanwhile, or it belongs to another MPI: every process believes that it is
+    rank 0.
     """
     if is_first(os.environ):
-        with suppress(OSError):  # what was shown on may have gone with the launcher
+        with suppress(OSError):  # the terminal may have gone with the launcher
             print(
-                f"fleet: this is one of {launched_ranks(os.environ)} ranks, and MPI sees no other rank: their mpirun "
-                "ended during start-up, or belongs to another MPI than mpi4py (run fleet doctor)",
+                f"fleet: mpirun started {launched_ranks(os.environ)} ranks, but MPI sees only this "
+                "one: mpirun ended during start-up, or belongs to another MPI than mpi4py (run "
+                "fleet doctor)",
                 file=sys.stderr,
                 flush=True,
             )
@@ -204,7 +204,11 @@ def _alone() -> int:
 
 
 def _status_of(error: Exception) -> ExitStatus | None:
-    """As :func:`fleet.errors.status_of`; what may pass is told to a job that keeps the launch, which waits for that."""
+    """Return the exit status of an error, or None for errors of the program.
+
+    A batch job that restarts the launch (``SYSTEM_VARIABLE``) can wait until a storage error has
+    passed, so that it gets a status of its own.
+    """
     if isinstance(error, StorageError) and error.may_pass and SYSTEM_VARIABLE in os.environ:
         return ExitStatus.CAN_PASS
     return status_of(error)
@@ -224,10 +228,9 @@ def _run(
     from fleet.runtime.session import Session
     from fleet.spec import allow_imports_beside
 
-    allow_imports_beside(
-        request.spec
-    )  # on all ranks: what rank 0 shares may be of modules that are found there
-    # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
+    # On all ranks, because rank 0 broadcasts objects of modules beside the spec.
+    allow_imports_beside(request.spec)
+    # Rank 0 validates the input; then all ranks continue, or none does.
     node_of = world.node_of()
     gpus = world.allgather(visible_gpus(os.environ, os.listdir("/dev")))
     cores = world.allgather(process_cores())
@@ -296,7 +299,7 @@ def _prepared(
 
 
 def _lease(world: World, request: Request) -> AbstractContextManager[Lease | None]:
-    """Return rank 0's lease, which keeps other launches out of the run's folder."""
+    """Return rank 0's lease, which locks the run's folder for other launches."""
     if world.rank:
         return nullcontext()
     from fleet.spec import allow_imports_beside
@@ -306,13 +309,13 @@ def _lease(world: World, request: Request) -> AbstractContextManager[Lease | Non
 
 
 def _name() -> str:
-    """Return the name of this launch: the batch job's, or one from host and process."""
+    """Return the name of this launch: the batch job's id, or host and process id."""
     job = this_job(os.environ, known_systems(os.environ))
     return re.sub(r"[^\w.-]", "_", job.id or f"{socket.gethostname()}-{os.getpid()}")
 
 
 def shortest(*walltimes: float | None) -> float | None:
-    """Return the shortest walltime that is set: a batch system ends a job whatever the spec says.
+    """Return the shortest walltime that is set; None if none is.
 
     >>> shortest(7200.0, 600.0), shortest(None, 600.0), shortest(None, None)
     (600.0, 600.0, None)
@@ -325,7 +328,7 @@ def start_logging(path: Path, rank: int, host: str) -> None:
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
-    logging.raiseExceptions = False  # code that needs the disk reports a full one
+    logging.raiseExceptions = False  # other code reports a full disk
     handler.setFormatter(
         logging.Formatter(f"%(asctime)s {host}:{rank} %(name)s %(levelname)s %(message)s")
     )
@@ -336,14 +339,14 @@ def start_logging(path: Path, rank: int, host: str) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process, also where code of a network has left threads for which Python would wait for ever."""
+    """Exit, even if users' code has left threads for which Python would wait forever."""
     threads = {thread for thread in threading.enumerate() if not thread.daemon}
     threads.discard(threading.main_thread())
     for thread in threads:
-        thread.join(_LEFT_S)
+        thread.join(_JOIN_S)
     if not any(thread.is_alive() for thread in threads):
         sys.exit(status)
-    # Do what Python does at its end, without waiting for threads.
+    # Do what Python does at exit, but without waiting for threads.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""What stands for the world around a part of the program: ranks, time, and the programs of a batch system.
+"""Test doubles of ranks, time, and the programs of a batch system.
 
-A whole launch of ranks that are threads of one process is :mod:`tests.fleet.one_process`.
+:mod:`tests.fleet.one_process` has a whole launch of ranks that are threads of one process.
 """
 
 from fleet.comm.messages import Tag
@@ -8,7 +8,12 @@ from fleet.comm.single_rank import SingleRankGroup
 
 
 class Clock:
-    """Time that stands still unless it is set, or somebody sleeps; ``then`` is what happens at times."""
+    """A clock that advances only by sleep() or when it is set.
+
+    Args:
+        now: the time in seconds.
+        then: time -> function, which is called once the time is reached.
+    """
 
     def __init__(self, now=0.0, then=()):
         self.now, self.then = now, dict(then)
@@ -27,25 +32,30 @@ class Clock:
 class World:
     """One rank's view of the others.
 
-    What they say is in ``said``, and what they are told is in ``told``. Another rank than 0 is told ``given`` where
-    all share a value; what this one has brought is in ``shared``.
+    Args:
+        answers: what a rank other than 0 receives from a broadcast.
+
+    Attributes:
+        inbox: messages that this rank will receive.
+        sent: (rank, tag, message) of the messages that this rank has sent.
+        shared: the values that this rank has broadcast.
     """
 
-    size, host, hosts = 1, "here", ()
+    size, host, hosts = 1, "localhost", ()
 
     def __init__(self, is_fault_tolerant=True, rank=0, answers=None, dead_ranks=frozenset()):
         self.is_fault_tolerant, self.rank, self.dead_ranks = is_fault_tolerant, rank, dead_ranks
-        self.said, self.told, self.shared, self._answers = [], [], [], answers
+        self.inbox, self.sent, self.shared, self._answers = [], [], [], answers
 
     def node_of(self):
         return (0,)
 
     def receive(self, tag):
         assert tag is Tag.COORDINATOR
-        return self.said.pop(0) if self.said else None
+        return self.inbox.pop(0) if self.inbox else None
 
     def send(self, rank, tag, message):
-        self.told.append((rank, tag, message))
+        self.sent.append((rank, tag, message))
 
     def broadcast_value(self, value):
         self.shared.append(value)
@@ -55,21 +65,21 @@ class World:
         return [value]
 
     def finish(self):
-        """Nobody else is there."""
+        """Do nothing: there is no other rank."""
 
 
 class Group(SingleRankGroup):
-    """A group whose other ranks bring zeros; notes how long it rests, and rests no moment."""
+    """A group whose other ranks contribute zeros; records its sleeps instead of sleeping."""
 
     def __init__(self, size=1, rank=0):
-        self.size, self.rank, self.is_master, self.rested = size, rank, rank == 0, []
+        self.size, self.rank, self.is_master, self.sleeps = size, rank, rank == 0, []
 
     def sleep(self, seconds):
-        self.rested.append(seconds)
+        self.sleeps.append(seconds)
 
 
 def put_programs(folder, programs):
-    """Put programs into a folder that is on the PATH: what a shell does, by the name of each."""
+    """Write shell scripts, by name, into a folder on the PATH."""
     for name, script in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)

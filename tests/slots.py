@@ -1,4 +1,4 @@
-"""What the log of a run says of GPUs that networks share."""
+"""Shared GPUs in the event log of a run."""
 
 from collections import Counter
 
@@ -12,33 +12,39 @@ from fleet.domain.events import (
 from fleet.storage.event_log import events_of, read_events
 
 
-def most_on_a_gpu(path):
-    """How many networks were on one GPU at once, at most; no group may have two slots of one."""
+def max_networks_per_gpu(path):
+    """Return the largest number of networks on one GPU at a time.
+
+    Check that no group has two slots of one GPU.
+    """
     (start,) = events_of(path, LaunchStarted)
-    held, most = {}, 0
+    gpus_of, maximum = {}, 0
     for _, event in read_events(path):
         if isinstance(event, GroupStarted | GroupChanged):
-            held[event.network] = [start.cluster.gpu(device) for device in event.devices]
-            assert len(set(held[event.network])) == len(event.devices)
+            gpus_of[event.network] = [start.cluster.gpu(device) for device in event.devices]
+            assert len(set(gpus_of[event.network])) == len(event.devices)
         elif isinstance(event, GroupStopped | NetworkRetried):
-            held.pop(event.network, None)
-        most = max(most, 0, *Counter(gpu for gpus in held.values() for gpu in gpus).values())
-    return most
+            gpus_of.pop(event.network, None)
+        counts = Counter(gpu for gpus in gpus_of.values() for gpu in gpus)
+        maximum = max(maximum, 0, *counts.values())
+    return maximum
 
 
 def networks_beside(path, network):
-    """The networks that were on a GPU with one, for each time that it began."""
+    """Return the networks that shared a GPU with a network, one set for each of its starts."""
     (start,) = events_of(path, LaunchStarted)
-    held, found = {}, []
+    gpus_of, neighbors = {}, []
     for _, event in read_events(path):
         if isinstance(event, GroupStarted | GroupChanged):
-            held[event.network] = {start.cluster.gpu(device) for device in event.devices}
+            gpus_of[event.network] = {start.cluster.gpu(device) for device in event.devices}
             if isinstance(event, GroupStarted) and event.network == network:
-                found.append(set())
+                neighbors.append(set())
         elif isinstance(event, GroupStopped | NetworkRetried):
-            held.pop(event.network, None)
-        if network in held:
-            found[-1].update(
-                name for name, gpus in held.items() if name != network and gpus & held[network]
+            gpus_of.pop(event.network, None)
+        if network in gpus_of:
+            neighbors[-1].update(
+                name
+                for name, gpus in gpus_of.items()
+                if name != network and gpus & gpus_of[network]
             )
-    return found
+    return neighbors

@@ -16,18 +16,18 @@ from fleet.comm.protocols import Group, World, tree
 T = TypeVar("T")
 
 _SMALL = 20_000  # bytes
-_PIECE = 16_000_000  # bytes that are summed between two looks at this rank's duties
-_SPINS = 200  # looks before the first sleep: some tenths of a millisecond where cores are free
+_PIECE = 16_000_000  # bytes that are summed between two runs of this rank's background tasks
+_SPINS = 200  # polls before the first sleep: some tenths of a millisecond where cores are free
 
 
 class MPIGroup:
     """A group of ranks that `mpirun` ends together: if one dies, all are ended.
 
     Args:
-        world: to wait with.
-        comm: of the group, which owns it from now on.
-        ranks: of the world, in the order that they have in the group.
-        shares_node: whether all of them are on one node.
+        world: the launch; the group waits by its methods.
+        comm: the communicator, which this object owns and frees.
+        ranks: the world's numbers of the ranks, in the group's order.
+        shares_node: whether all ranks are on one node.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class MPIGroup:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._world = world
-        self._broadcast_count = 0  # buffers of broadcasts that were begun: as many on each rank
+        self._broadcast_count = 0  # buffers broadcast so far; equal on all ranks
 
     @property
     def is_master(self) -> bool:  # noqa: D102 - Group says it
@@ -51,22 +51,24 @@ class MPIGroup:
     def sum(self, buffer: np.ndarray) -> None:
         """Sum an array over the group; see :meth:`fleet.comm.protocols.Group.sum`.
 
-        A piece of a large array at a time: rank 0 has duties.
+        Large arrays are summed piece by piece, so that rank 0 can run its background tasks.
         """
         if self.size == 1:
             return
-        assert buffer.flags.forc  # of any other, ravel would give a copy
+        assert buffer.flags.forc  # otherwise ravel would copy
         flat = buffer.ravel(order="K")
         piece = _PIECE // flat.itemsize
         for start in range(0, len(flat), piece):
-            self._world.run_background_tasks()  # now: others wait for a rank that has come
+            # Before the sum: once this rank has arrived, the others wait for it.
+            self._world.run_background_tasks()
             self._sum_piece(flat[start : start + piece])
 
     def _sum_piece(self, part: np.ndarray) -> None:
         """Sum small arrays without blocking, large ones in the node's shared memory if possible.
 
-        Between nodes MPI's call that blocks takes as little as a seventh of what the other does,
-        and burns a core until all have come. So it is made once they have.
+        Between nodes, MPI's blocking call takes as little as a seventh of the time of the
+        non-blocking one, but it burns a core until all ranks have arrived. So it follows a
+        non-blocking barrier.
         """
         is_small = part.nbytes < _SMALL
         if not is_small and (shared := self._shared_sum()) is not None:
@@ -87,14 +89,14 @@ class MPIGroup:
             self._node_sum = make_node_sum(self)
         return self._node_sum
 
-    def _until(self, is_so: Callable[[], bool]) -> None:
-        def looked() -> bool | None:
-            if is_so():
+    def _until(self, is_done: Callable[[], bool]) -> None:
+        def poll() -> bool | None:
+            if is_done():
                 return True
-            self.comm.Iprobe()  # what this rank has sent goes on its way, and MPI notices deaths
+            self.comm.Iprobe()  # lets MPI make progress with sends and notice deaths
             return None
 
-        self._await(looked)
+        self._await(poll)
 
     def _await(self, ready: Callable[[], T | None]) -> T:
         """Wait for ranks that arrive at nearly the same time: spin first, then sleep."""
@@ -153,10 +155,10 @@ class MPIGroup:
     # ---- deaths: see fleet.comm.ulfm ----
 
     def check(self) -> None:
-        """Do nothing: this rank would have been ended together with the dead one."""
+        """Do nothing: if a rank dies, `mpirun` ends this one as well."""
 
     def raising_group_failed(self) -> AbstractContextManager[None]:
-        """Return a context that translates nothing: MPI raises no errors for deaths here."""
+        """Return a context that does nothing: MPI raises no errors for deaths here."""
         return nullcontext()
 
     def blocking(self) -> AbstractContextManager[None]:
@@ -176,13 +178,12 @@ class MPIGroup:
 class MPIBroadcast:
     """A :class:`fleet.comm.protocols.Broadcast` of buffers down a binary tree of ranks.
 
-    Of the MPI's own, the one that Open MPI takes for large buffers is a chain of all ranks, in
-    small pieces, each of which waits at each rank until that looks. Here a rank passes all on at
-    once.
+    For large buffers Open MPI uses a chain of all ranks and small pieces, and each piece waits at
+    each rank until that rank polls. Here a rank forwards whole buffers.
 
     Args:
-        comm: in which broadcasts alone are sent.
-        number: of the first of the buffers, which no other under way has.
+        comm: a communicator that carries nothing but broadcasts.
+        number: the tag of the first buffer; no other broadcast in progress uses these tags.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ def _are_done(requests: Sequence[MPI.Request]) -> bool:
 
 def _as_bytes(buffer: np.ndarray) -> np.ndarray:
     """View a buffer as bytes, because MPI does not know all NumPy types."""
-    assert buffer.flags.c_contiguous  # of any other, reshape would give a copy
+    assert buffer.flags.c_contiguous  # otherwise reshape would copy
     return buffer.reshape(-1).view(np.uint8)
 
 
@@ -231,14 +232,13 @@ def _as_bytes(buffer: np.ndarray) -> np.ndarray:
 def communicator_for_library(group: Group) -> Iterator[Any]:
     """Duplicate the group's communicator for a library such as Horovod; collective.
 
-    The library takes it into use inside the ``with``.
+    The library must be initialized inside the ``with``.
 
     Raises:
         GroupFailed: a rank of the group has died.
     """
-    assert isinstance(
-        group, MPIGroup
-    )  # a library that speaks MPI itself wants ranks that MPI has started
-    group.barrier()  # what follows cannot be interrupted
+    # A library that calls MPI itself needs ranks that MPI has started.
+    assert isinstance(group, MPIGroup)
+    group.barrier()  # the collective calls below cannot be interrupted
     with group.blocking(), group.raising_group_failed():
         yield group.comm.Dup()

@@ -1,9 +1,8 @@
 """All messages between ranks, and the tag of each receiving role.
 
-The coordinator tells, trainers and preprocessors answer. A message is a named
-tuple of values; MPI carries it, nothing of it ever goes to disk. What a trainer
-is told of a network is the network's whole spec, so it can train one that the
-run did not begin with.
+The coordinator gives orders; trainers and preprocessors answer. A message is a named tuple, sent
+over MPI and never written to disk. An order to train a network carries the network's whole spec,
+so trainers can train networks that were added during the run.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ class Measure(NamedTuple):
     network: NetworkSpec
     ranks: tuple[int, ...]
     group: int  # a number that no other group of the run has
-    batches: tuple[
-        int, ...
-    ] = ()  # to measure it with, one after another, where the policy chooses; else its own
+    # batch sizes to measure if the policy chooses the batch; otherwise the network's own
+    batches: tuple[int, ...] = ()
 
 
 class Start(NamedTuple):
@@ -46,52 +44,48 @@ class Start(NamedTuple):
     ranks: tuple[int, ...]
     group: int
     stream_epoch: int
-    fence: Fence | None = (
-        None  # the right to write what belongs to the network, where it has one of its own
-    )
-    batch: int | None = None  # of the epochs that it begins, where the policy chooses it
+    fence: Fence | None = None  # of the network's lease, if networks have leases
+    batch: int | None = None  # batch size of the epochs to start, if the policy chooses it
 
 
 class Join(NamedTuple):
     """Build a network that another group trains, then wait for ``Regroup`` or ``Stop``."""
 
     network: NetworkSpec
-    group: int  # of this rank alone
-    fence: Fence | None = None  # as with ``Start``
+    group: int  # number of the group of this rank alone
+    fence: Fence | None = None  # as in ``Start``
 
 
 class Pause(NamedTuple):
     """Finish the step, then wait; ignored if the epoch ends first, unless the run ends."""
 
-    # whether the run does: then a network that is being judged will be judged when it goes on
-    run_ends: bool
+    run_ends: bool  # then an evaluation in progress is repeated after the resume
 
 
 class Continue(NamedTuple):
     """Finish the epoch or, at its end, train another on this stream epoch."""
 
     stream_epoch: int
-    batch: int | None = None  # of the epoch that begins, as with ``Start``
+    batch: int | None = None  # batch size of the epoch that starts, as in ``Start``
 
 
 class Regroup(NamedTuple):
     """Continue in a group of these ranks; ranks that are not listed become free."""
 
     ranks: tuple[int, ...]
-    # the first of these ranks are in the group already and have the network
-    stay_count: int
+    stay_count: int  # number of leading ranks that are in the group already and have the network
     group: int
     stream_epoch: int
-    # the epoch from which on the others read the stream; before it, they prepare their own rows
+    # first epoch in which new ranks read the stream; until then they prepare their own rows
     reads_stream_from: int
-    batch: int | None = None  # as with ``Continue``
+    batch: int | None = None  # as in ``Continue``
 
 
 class Stop(NamedTuple):
     """Stop training this network: it is finished, or other networks get its GPUs."""
 
     final: bool
-    saves: bool = True  # otherwise it gives up what it has trained since its last checkpoint
+    saves: bool = True  # otherwise training since the last checkpoint is lost
 
 
 class Exit(NamedTuple):
@@ -120,14 +114,13 @@ class Measured(NamedTuple):
     seconds: float
     reason: str
     may_pass: bool = False  # whether measuring again may help
-    timed: tuple[
-        StepTime, ...
-    ] = ()  # the steps of all batches that fit, where there were several to measure
-    parameters: int = 0  # of the network, as far as the engine can tell
+    # step times of all batch sizes that fit in memory, if several were measured
+    timed: tuple[StepTime, ...] = ()
+    parameters: int = 0  # of the network; 0 if the engine cannot count them
 
 
 class Joined(NamedTuple):
-    """All ranks of a group have set their cursors, so their part of the stream is kept."""
+    """All ranks of a group have set their cursors, which protect their part of the stream."""
 
     network: str
 
@@ -135,14 +128,13 @@ class Joined(NamedTuple):
 class Built(NamedTuple):
     """A group, or a rank that will join one, has built its network or failed to.
 
-    Of a failure the group will hear when the rank joins it.
+    The group learns of a failure when the rank joins it.
     """
 
     network: str
     rank: int
-    parameters: int | None = (
-        None  # how many the network has, trained or not, where the engine can tell
-    )
+    # of the network, trainable or not; None if the engine cannot count them
+    parameters: int | None = None
 
 
 class Pace(NamedTuple):
@@ -151,11 +143,11 @@ class Pace(NamedTuple):
     network: str
     samples: int
     samples_per_s: float
-    rate: StepRate = StepRate()  # of its steps, where that is news
+    rate: StepRate = StepRate()  # of its steps, if it has changed
 
 
 class Warned(NamedTuple):
-    """An engine that has built a network warns of it."""
+    """An engine has built a network and warns about it."""
 
     network: str
     warning: str
@@ -166,34 +158,34 @@ class FellBack(NamedTuple):
 
     network: str
     damage: str
-    history: tuple[EpochRecord, ...]  # what it goes on from
-    position: int  # samples of the next epoch that it has consumed
+    history: tuple[EpochRecord, ...]  # of the checkpoint that is used
+    position: int  # samples consumed of the next epoch
 
 
 class EpochDone(NamedTuple):
-    """A group has finished an epoch and waits for what comes next."""
+    """A group has finished an epoch and waits for its next order."""
 
     network: str
     record: EpochRecord
-    blocked_s: float  # what training waited for checkpoints in this epoch
-    final: str  # why the network is done, or nothing
+    blocked_s: float  # time for which training waited for checkpoints in this epoch
+    final: str  # why the network is done; empty if it is not
     missed: int = 0  # chunks of a ring; see :class:`fleet.stream.batch.Batch`
-    rate: StepRate = StepRate()  # of the steps in which the group was as it is
+    rate: StepRate = StepRate()  # of the steps since the group last changed
 
 
 class Paused(NamedTuple):
-    """A group has paused inside this stream epoch, and waits for what comes next."""
+    """A group has paused inside this stream epoch and waits for its next order."""
 
     network: str
     stream_epoch: int
 
 
 class Regrouped(NamedTuple):
-    """A group goes on with other ranks."""
+    """A group continues with other ranks."""
 
     network: str
-    position: int  # samples of the epoch that it had consumed
-    seconds: float  # for which it stood still
+    position: int  # samples of the epoch that were consumed before
+    seconds: float  # for which it did not train
 
 
 class Converged(NamedTuple):
@@ -207,11 +199,11 @@ class Stopped(NamedTuple):
     """A group has stopped; its checkpoint is written, its ranks are free."""
 
     network: str
-    checkpoint_s: float  # that it took until the last checkpoint was on disk
-    export_s: float = 0.0  # and then until the network was exported
-    damage: str = ""  # why another epoch than the best is exported
-    tested: EvaluationResult | None = None  # what the exported network came to on the test data
-    test_s: float = 0.0  # and how long that took
+    checkpoint_s: float  # time until the last checkpoint was on disk
+    export_s: float = 0.0  # then until the network was exported
+    damage: str = ""  # why another epoch than the best one is exported
+    tested: EvaluationResult | None = None  # the exported network on the test data
+    test_s: float = 0.0  # time of that evaluation
 
 
 class Failed(NamedTuple):
@@ -221,7 +213,7 @@ class Failed(NamedTuple):
     reason: str
     detail: str
     may_pass: bool  # whether trying again may help
-    out_of_memory: bool = False  # so it may help to have a GPU alone
+    out_of_memory: bool = False  # a GPU of its own may help
 
 
 # ---- coordinator to preprocessors, and back ----------------------------------------------------
@@ -231,12 +223,12 @@ NO_LIMIT = 2**62
 
 
 class Produce(NamedTuple):
-    """How far the stream may be produced, and from which chunk groups may still join.
+    """Produce the stream up to a chunk; hold the chunks that groups may still need.
 
     ``limit``, ``hold`` and ``first`` are chunk numbers of the stream (see
     :mod:`fleet.stream.layout`); ``first`` is the stream's first chunk, the same in every message of
-    a run, and ``turns`` the ranks that produce in turn, from chunk ``since`` on. In a ring, which
-    turns as far as readers want it to, there is no limit and nothing to hold.
+    a run, and ``turns`` the ranks that produce in turn, from chunk ``since`` on. A ring advances as
+    far as readers need it to: it has no limit and holds nothing.
     """
 
     limit: int
@@ -260,19 +252,19 @@ class Demand(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """How fast one preprocessor prepares samples, before the stream begins."""
+    """Report how fast one preprocessor prepares samples, before the stream begins."""
 
     rank: int
     samples_per_s: float
 
 
 class Prepared(NamedTuple):
-    """The samples that a preprocessor has added lately, and the time it was busy."""
+    """The samples that a preprocessor has prepared since its last report, and its busy time."""
 
     rank: int
     samples: int
-    busy_s: float  # without the time in which it waited for readers, or for what others do
-    beside_s: float = 0.0  # in which it did something else, with samples to prepare
+    busy_s: float  # without waits for readers or other ranks
+    beside_s: float = 0.0  # spent on other work while there were samples to prepare
 
 
 class SampleUnreadable(NamedTuple):

@@ -9,9 +9,8 @@ from fleet.comm.world import MPIWorld
 
 
 def start_mpi() -> MPIWorld:
-    """Return the world of this rank as its launcher has started it."""
+    """Return the world that fits this rank's launcher, fault-tolerant or not."""
     world = ulfm.ULFMWorld() if ulfm.is_enabled() else MPIWorld()
-    atexit.register(
-        world.finalize
-    )  # now: what is registered later, as by Horovod, is called before, and may need MPI
+    # Functions that are registered later, as by Horovod, run earlier and may need MPI.
+    atexit.register(world.finalize)
     return world

@@ -1,9 +1,9 @@
 """Sums over ranks of one node in shared memory.
 
-Each rank adds up one share of the array, a reduce-scatter, and takes the others' from them, an
-allgather, as in R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication
-Operations in MPICH" (2005). MPI does so, too, but by messages: with them each number is copied more
-often.
+Each rank adds up one share of the array (a reduce-scatter) and copies the other shares from the
+other ranks (an allgather), as in R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of
+Collective Communication Operations in MPICH" (2005). MPI does the same with messages, which copy
+each number more often.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from fleet.errors import InfrastructureError
 
 Until: TypeAlias = Callable[[Callable[[], bool]], None]
 
-# Bytes of each rank: a core's cache holds them, and with fewer ranks would have to meet more often.
+# Bytes of each rank. A core's cache holds them; with fewer, ranks would synchronize more often.
 _STAGE = 2**21
-_LINE = 64  # bytes of a cache line: no two ranks write into one
+_LINE = 64  # bytes of a cache line; each is written by one rank only
 
 
 class NodeSum:
     """The shared memory in which the ranks of a group add up arrays.
 
-    - ``turns[rank]``: how often this rank has come to a meeting of all; written by that rank alone.
-    - ``stages[rank, share]``: what this rank brings to the share of another; and the sum of its own
-      share. A share lies always there, however long it is: some ranks still read that of one piece
-      when others bring the next.
+    - ``turns[rank]``: the number of barriers that this rank has reached; written by it alone.
+    - ``stages[rank, share]``: this rank's contribution to the share of another rank, or the sum of
+      its own share. The place does not depend on the share's length, because some ranks still read
+      the sums of one piece while others write the next piece.
 
     Args:
-        turns: (ranks, 8) int64, zeros at first; of each rank a cache line, whose first number
-            counts.
+        turns: (ranks, 8) int64, zeros at first; one cache line per rank, of which the first number
+            is used.
         stages: (ranks, ranks, bytes of a share) uint8.
-        rank: of this one in the group.
+        rank: this process's rank in the group.
     """
 
     def __init__(self, turns: np.ndarray, stages: np.ndarray, rank: int) -> None:
@@ -51,7 +51,7 @@ class NodeSum:
         """Replace an array (n,), on every rank, by the sum of all ranks' arrays; collective.
 
         Args:
-            until: waits until a function says that it is so.
+            until: waits until a function returns True.
         """
         stages = self._stages.view(values.dtype)
         ranks, _, longest = stages.shape
@@ -71,19 +71,19 @@ class NodeSum:
 
     def _barrier(self, until: Until) -> None:
         self._turn += 1
-        fence()  # what this rank has written is there
+        fence()  # publish this rank's writes
         self._turns[self._rank] = self._turn
         until(lambda: bool((self._turns >= self._turn).all()))
         fence()
 
 
 def forms(ranks: int) -> tuple[tuple[Any, ...], ...]:
-    """Return types and shapes of the shared arrays, as :func:`map_arrays` takes them."""
+    """Return dtypes and shapes of the shared arrays, as :func:`map_arrays` takes them."""
     return (np.int64, ranks, _LINE // 8), (np.uint8, ranks, ranks, _STAGE // ranks // _LINE * _LINE)
 
 
 def make_node_sum(group: Group) -> NodeSum | None:
-    """Map the memory for sums of a group on one node; None if it is short; collective."""
+    """Map memory for a group's sums on one node; None if there is too little; collective."""
     name = f"fleet-{os.getuid()}-sum-{secrets.token_hex(8)}"
     mapping = _mapped(name, group.size, create=True) if group.is_master else None
     try:
@@ -93,8 +93,8 @@ def make_node_sum(group: Group) -> NodeSum | None:
         have_all = all(group.allgather(mapping is not None))
     finally:
         if mapping is not None:
-            mapping[0].unlink()  # by each: a rank may have died
-            mapping[0].close()  # an open file would keep the memory when the group is gone
+            mapping[0].unlink()  # on every rank, because the master may have died
+            mapping[0].close()  # an open file would keep the memory after the group is freed
     if mapping is None or not have_all:
         return None
     turns, stages = mapping[1]

@@ -1,8 +1,8 @@
 """Protocols of the launch, of a group and of a broadcast, independent of MPI.
 
 Everything that talks to other ranks is typed against these. :mod:`fleet.comm.world` and
-:mod:`fleet.comm.group` keep them by MPI, :mod:`fleet.comm.ulfm` by MPI in a launch that outlives
-its ranks; in tests all ranks are threads of one process. This module imports no MPI.
+:mod:`fleet.comm.group` implement them with MPI, :mod:`fleet.comm.ulfm` with fault-tolerant MPI; in
+tests all ranks are threads of one process. This module does not import MPI.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ class Broadcast(Protocol):
     """A broadcast in progress; its buffers must not change before it is done."""
 
     def is_done(self) -> bool:
-        """Return True once this rank's part is done; never waits."""
+        """Return True once this rank has sent and received everything; never waits."""
 
 
 class Group(Protocol):
     """Some ranks including this one, which train one network or relay the stream.
 
-    All methods but ``check``, ``sleep`` and ``raising_group_failed`` are collective: every rank of
-    the group calls them, in one order. While a rank waits for the others it runs its background
-    tasks (:attr:`World.background_tasks`). When a rank of the group has died, all others raise
-    :class:`fleet.errors.GroupFailed`.
+    All methods except ``check``, ``sleep`` and ``raising_group_failed`` are collective: every rank
+    of the group calls them, in the same order. While a rank waits for the others it runs its
+    background tasks (:attr:`World.background_tasks`). When a rank of the group has died, all others
+    raise :class:`fleet.errors.GroupFailed`.
 
     Attributes:
-        rank: of this one in the group.
-        size: how many ranks the group has.
-        ranks: of the launch, in the order that they have in the group.
+        rank: this process's rank in the group.
+        size: number of ranks in the group.
+        ranks: the launch's numbers of the ranks, in the group's order.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class Group(Protocol):
 
     @property
     def is_master(self) -> bool:
-        """True for the first rank, which speaks for the group."""
+        """True for the first rank, which sends messages for the group."""
 
     def sum(self, buffer: np.ndarray) -> None:
         """Replace an array of any shape, on every rank, by the sum over all ranks."""
@@ -60,14 +60,14 @@ class Group(Protocol):
         """Return the master's small value on every rank; values of other ranks are ignored."""
 
     def broadcast(self, buffers: Sequence[np.ndarray]) -> None:
-        """Overwrite every rank's arrays by the master's, which have equal shapes and types."""
+        """Overwrite every rank's arrays with the master's, which have equal shapes and dtypes."""
 
     def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> Broadcast:
-        """Start to overwrite all ranks' arrays by those of one rank; returns at once.
+        """Start to overwrite all ranks' arrays with those of one rank; does not wait.
 
         Args:
-            buffers: each is one contiguous piece of memory.
-            root: the rank, in the group, whose arrays all get.
+            buffers: contiguous arrays.
+            root: the rank in the group whose arrays are sent.
         """
 
     def check(self) -> None:
@@ -80,23 +80,22 @@ class Group(Protocol):
         """Sleep on this rank; see :meth:`World.sleep`."""
 
     def free(self) -> None:
-        """Free the resources of the group, which must not be used afterwards."""
+        """Free the group's resources; the group must not be used afterwards."""
 
 
 class World(Protocol):
     """All ranks of the launch, and this rank among them.
 
     Attributes:
-        rank: of this one.
-        size: how many ranks were started.
+        rank: this process's rank.
+        size: number of ranks that were started.
         host: the name of this rank's machine.
         background_tasks: functions that this rank calls whenever it waits (rank 0 coordinates, even
-            while it trains); each does a bounded piece of work and says whether it did any.
+            while it trains); each does a bounded amount of work and returns whether it did any.
         is_fault_tolerant: whether the launch survives deaths of its ranks: ``mpirun --with-ft
             ulfm``.
-        hosts: what the nodes are called, in the order of their numbers, once :meth:`node_of` has
-            asked.
-        before_end: is called before this rank ends all ranks at once.
+        hosts: names of the nodes in the order of their numbers; empty before :meth:`node_of`.
+        before_end: is called before this rank ends all ranks.
     """
 
     rank: int
@@ -110,10 +109,10 @@ class World(Protocol):
     # ---- messages ----
 
     def send(self, rank: int, tag: Tag, message: Message) -> None:
-        """Send a message to a rank, perhaps this one; returns at once.
+        """Send a message to a rank, perhaps this one; does not wait.
 
-        Messages of one sender under one tag come in the order in which they were sent. What is told
-        to a rank that has died is lost.
+        Messages of one sender under one tag arrive in the order in which they were sent. Messages
+        to a dead rank are lost.
         """
 
     def receive(self, tag: Tag) -> Message | None:
@@ -125,13 +124,13 @@ class World(Protocol):
     # ---- waiting ----
 
     def wait(self, ready: Callable[[], T | None], patience: float = 1.0) -> T:
-        """Poll until ``ready`` gives something else than None, running background tasks meanwhile.
+        """Poll until ``ready`` returns something other than None, running background tasks.
 
-        They are done once at least: a rank that is never kept waiting owes them as well. Deaths are
-        heeded (:meth:`check_for_deaths`) as long as there is nothing.
+        Background tasks run at least once, even if there is nothing to wait for. While waiting,
+        deaths are checked (:meth:`check_for_deaths`).
 
         Args:
-            patience: how much longer than otherwise to sleep between two looks, at most.
+            patience: factor on the longest sleep between two polls.
         """
 
     def run_background_tasks(self) -> bool:
@@ -146,14 +145,14 @@ class World(Protocol):
     def dead_ranks(self) -> frozenset[int]:
         """The ranks known to be dead when this rank last waited or sent a message.
 
-        A rank may be struck in a group before it knows who has died: another one knew it first.
+        A rank may get GroupFailed before it knows which rank has died, from a rank that knows it.
         """
 
     def check_for_deaths(self) -> None:
-        """Find out which ranks have died, and end this process if the launch is to end.
+        """Detect dead ranks, and end this process if the launch is to end.
 
         Raises:
-            CoordinatorDied: rank 0 has died; without it no rank can go on.
+            CoordinatorDied: rank 0 has died; without it no rank can continue.
         """
 
     # ---- all ranks together ----
@@ -168,32 +167,32 @@ class World(Protocol):
         """Return the values of all ranks, in order; collective, only at the start of a run."""
 
     def finish(self) -> None:
-        """Leave together with all living ranks; collective, the last call of a rank."""
+        """Wait for all living ranks before the exit; collective, the last call of a rank."""
 
     def end_all_ranks(self, status: int) -> NoReturn:
-        """End all ranks at once, even those that do not respond."""
+        """End all ranks immediately, even unresponsive ones."""
 
     def end_rank(self) -> NoReturn:
-        """End this rank alone; to the others it is dead.
+        """End this rank alone; the others see it as dead.
 
         Raises:
-            InfrastructureError: the launch does not outlive its ranks.
+            InfrastructureError: the launch is not fault-tolerant.
         """
 
-    # ---- some of them ----
+    # ---- groups ----
 
     def group(self, ranks: Sequence[int], number: int) -> Group:
         """Make a group of ranks in this order; collective over these ranks only.
 
         Args:
-            number: of this group, which no other of the run has.
+            number: the group's number, unique in the run.
 
         Raises:
-            GroupFailed: one of them has died.
+            GroupFailed: one of the ranks has died.
         """
 
     def library_name(self) -> str:
-        """Describe the message library in one line for logs."""
+        """Describe the MPI library in one line for logs."""
 
 
 def tree(rank: int, size: int, root: int) -> tuple[int | None, list[int]]:

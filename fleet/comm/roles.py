@@ -1,9 +1,8 @@
 """Roles of ranks: preprocessors and trainers (pure).
 
-Rank 0 also coordinates. With one rank it trains as well, and every trainer then
-prepares its own samples; with more, each node gives its first ranks to
-preprocessing and the rest to training, one rank a GPU, or several that share it:
-then each has a slot of it. Without GPUs, a core takes the place of a GPU.
+Rank 0 also coordinates. If it is the only rank, it trains and prepares its own samples. With more
+ranks, the first ranks of each node are preprocessors and the others trainers: one rank per GPU, or
+several, each of which has a slot of the GPU. Without GPUs, a core takes the place of a GPU.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ class Roles:
         node_of: the node (0, 1, ...) of each rank.
         preprocessors: ranks, in the order in which they take turns.
         trainers: ranks, node by node.
-        gpus_per_node: trainers on the node that has most of them; with slots, all slots of all its
-            GPUs.
-        slots: of each GPU; those of a node go round by round over its GPUs.
-        fills: as :class:`scheduler.base.Cluster` has it.
-        device: what trainers share, in a word: GPU, or what takes its place.
+        gpus_per_node: number of trainers on the node that has most of them: with slots, all slots
+            of all GPUs.
+        slots: number of slots of each GPU; a node's slots are numbered round-robin over its GPUs.
+        fills: see :class:`scheduler.base.Cluster`.
+        device: name of the resource that trainers share: "GPU", "core" or "device".
     """
 
     node_of: tuple[int, ...]
@@ -65,8 +64,8 @@ class Roles:
     def rank_of(self) -> dict[int, int]:
         """Device number -> trainer rank.
 
-        Policies take device d to be on node ``d // gpus_per_node``; so a node with fewer trainers
-        than the others leaves out some numbers.
+        Policies assume that device d is on node ``d // gpus_per_node``, so a node with fewer
+        trainers than the others skips some numbers.
         """
         return {
             node * self.gpus_per_node + local_index: rank
@@ -83,7 +82,7 @@ class Roles:
 
     @cached_property
     def cluster(self) -> Cluster:
-        """The devices, as policies know them."""
+        """The devices, as policies see them."""
         return Cluster(tuple(sorted(self.rank_of)), self.gpus_per_node, self.slots, self.fills)
 
     @property
@@ -101,7 +100,7 @@ class Roles:
         return bool(self.preprocessors)
 
     def leader(self, node: int) -> int:
-        """Return the rank that speaks for a node: its first preprocessor or else first rank."""
+        """Return the leader of a node: its first preprocessor, or its first rank without one."""
         return next(
             (rank for rank in self.preprocessors if self.node_of[rank] == node),
             self.node_of.index(node),
@@ -119,9 +118,9 @@ def assign_roles(
 
     Args:
         node_of: the node of each rank, numbered from 0 in order of first appearance.
-        gpus_per_node: as the nodes show them, None without GPUs; what the spec says counts instead.
+        gpus_per_node: number of visible GPUs, None without GPUs; a number in the spec overrides it.
         own_preprocessing: every trainer prepares its own samples, whatever the policy.
-        cores: of a node, that its ranks may use; None where that does not matter.
+        cores: number of cores of a node that its ranks may use; None if it does not matter.
 
     Raises:
         UserError: there are fewer ranks than needed.
@@ -134,7 +133,7 @@ def assign_roles(
         device = "core"
     else:
         device = "device"
-    if cores is not None:  # fewer of them only make a large group slow
+    if cores is not None:  # a group that has fewer cores than ranks is only slow
         cores = max(cores, *(network.min_gpus for network in spec.networks), 1)
     return assign(
         node_of,
@@ -148,21 +147,20 @@ def assign_roles(
 
 
 def describe_missing_slots(spec: Spec, roles: Roles) -> str:
-    """Say how many ranks are missing for the requested slots; empty if there are enough.
+    """Report how many ranks are missing for the requested slots; empty if there are enough.
 
-    A number asks for as many, auto for two: they show whether more would pay. More than there are
+    ``auto`` requests two slots, which show whether sharing pays. Slots beyond the number of
     networks would stay empty.
     """
     requested = spec.resources.networks_per_gpu
     devices = roles.cluster.whole_gpus
     needed = min(2 if requested == "auto" else requested, math.ceil(spec.max_networks / devices))
-    if roles.slots >= needed or (
-        requested == "auto" and roles.device == "core"
-    ):  # which `auto` tries not to share
+    # `auto` does not try to share cores.
+    if roles.slots >= needed or (requested == "auto" and roles.device == "core"):
         return ""
-    available = "one network" if roles.slots == 1 else f"{roles.slots} networks"
     return (
-        f"resources.networks_per_gpu is {requested}, but ranks were started for {available} on a {roles.device}: start "
+        f"resources.networks_per_gpu is {requested}, but there are ranks for only "
+        f"{pluralize(roles.slots, 'network')} per {roles.device}: start "
         f"{(needed - roles.slots) * devices} more for {needed}"
     )
 
@@ -180,14 +178,14 @@ def assign(
 
     Args:
         node_of: the node of each rank, numbered from 0 in order of first appearance.
-        preprocessors: how many in all; None leaves it to the ranks: all that are not needed for
-            GPUs where the GPUs are known, otherwise one rank in eight of each node.
-        gpus_per_node: None where every rank that is not a preprocessor trains.
+        preprocessors: their total number; None takes all ranks that are not needed for GPUs if the
+            number of GPUs is known, otherwise one rank in eight of each node.
+        gpus_per_node: None if every rank that is not a preprocessor trains.
         own_preprocessing: every trainer prepares its own samples (a policy with ``own_samples``).
-        slots: the most ranks that share a GPU; None for as many as there are.
-        cores: of a node, which take the place of GPUs where there are none and slots are asked for;
-            None where networks need no core to train.
-        device: what they share, in a word.
+        slots: maximum number of ranks that share a GPU; None for no limit.
+        cores: number of cores of a node, which take the place of GPUs if there are none and slots
+            are requested; None if training needs no core.
+        device: name of the shared resource; see :class:`Roles`.
 
     Raises:
         UserError: there are fewer ranks than needed.
@@ -200,7 +198,7 @@ def assign(
     """
     size = len(node_of)
     nodes = max(node_of) + 1
-    # for trainers on a node
+    # Maximum number of trainers on a node.
     if gpus_per_node is None or slots is None:
         room = None
     else:
@@ -221,15 +219,15 @@ def assign(
         )
 
     if size == 1 or own_preprocessing:
-        # with more than one, rank 0 coordinates and no more
+        # With several ranks, rank 0 only coordinates.
         if size == 1:
-            able = range(size)
+            candidates = range(size)
         else:
-            able = range(1, size)
+            candidates = range(1, size)
         trainers = tuple(
             rank
             for node in range(nodes)
-            for rank in [rank for rank in able if node_of[rank] == node][:room]
+            for rank in [rank for rank in candidates if node_of[rank] == node][:room]
         )
         return make_roles((), trainers)
     if preprocessors == 0:
@@ -255,17 +253,19 @@ def assign(
             count = max(1, len(ranks) // 8)
         if count >= len(ranks):
             raise UserError(
-                f"node {node} has {pluralize(len(ranks), 'rank')}, and {pluralize(count, 'preprocessor')} would leave no "
-                f"trainer there: start at least {pluralize(count + 1, 'rank')} on each node (mpirun -n "
-                f"{nodes * (count + 1)}) or lower resources.preprocessors"
+                f"node {node} has {pluralize(len(ranks), 'rank')}, and "
+                f"{pluralize(count, 'preprocessor')} would leave no trainer there: start at least "
+                f"{pluralize(count + 1, 'rank')} on each node (mpirun -n {nodes * (count + 1)}) or "
+                "lower resources.preprocessors"
             )
         chosen += ranks[:count]
         node_trainers = ranks[count:]
         if room is not None and len(node_trainers) > room:
             raise UserError(
-                f"node {node} has {pluralize(len(node_trainers), 'rank')} for {pluralize(gpus_per_node or 0, device)} beside "
-                f"{pluralize(count, 'preprocessor')}: start {pluralize(room + count, 'rank')} there or raise "
-                "resources.preprocessors or resources.networks_per_gpu"
+                f"node {node} has {pluralize(count, 'preprocessor')} and "
+                f"{pluralize(len(node_trainers), 'trainer')} for "
+                f"{pluralize(gpus_per_node or 0, device)}: start {pluralize(room + count, 'rank')} "
+                "there or raise resources.preprocessors or resources.networks_per_gpu"
             )
         trainers_list += node_trainers
     # Preprocessors take turns over the nodes, so that each node prepares an equal share.
@@ -278,9 +278,9 @@ def _count_physical(trainers: int, gpus: int | None, slots: int | None, cores: i
     """Count the GPUs, or the cores in place of GPUs, that a node's trainers share.
 
     Args:
-        trainers: of the node that has most.
-        gpus: of it, where there are any.
-        slots, cores: as :func:`assign` has them.
+        trainers: number of trainers of the node that has most of them.
+        gpus: number of its GPUs; None without GPUs.
+        slots, cores: see :func:`assign`.
     """
     if gpus is not None:
         return min(gpus, trainers)

@@ -1,7 +1,7 @@
 """Shared memory of the ranks of one node: a file in /dev/shm that all of them map.
 
-The file is unlinked as soon as all ranks of the node have mapped it. So nothing is left behind
-however the run ends, while the memory lives as long as any rank does: it survives a dead one.
+The file is unlinked as soon as all ranks of the node have mapped it, so nothing is left behind
+however the run ends. The memory lives as long as any rank does.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ _FOLDER = Path("/dev/shm")
 def fence() -> None:
     """Order memory accesses: earlier ones become visible before later ones.
 
-    Python has no memory barrier of its own. To give a lock back orders what came before, and to
-    take it what comes after: so it is given back and then taken. That is a whole barrier on x86,
-    and on ARM, where plain stores may be seen out of order; on POWER a load may still overtake a
-    store.
+    Python has no memory barrier. Releasing a lock orders earlier accesses, acquiring it orders
+    later ones, so a lock is released and then acquired. That is a full barrier on x86 and on ARM,
+    where plain stores may become visible out of order; on POWER a load may still overtake a store.
     """
     lock = threading.Lock()
     for _ in range(2):
@@ -41,15 +40,15 @@ def fence() -> None:
 
 
 class Segment:
-    """A named piece of memory that the ranks of one node share.
+    """Named memory that the ranks of one node share.
 
     Args:
-        name: of the file in /dev/shm.
-        size: in bytes.
-        create: whether this rank makes it; the others map what is there.
+        name: name of the file in /dev/shm.
+        size: size in bytes.
+        create: whether this rank creates the file; the others map it.
 
     Raises:
-        InfrastructureError: there is not enough shared memory, or the file is not there.
+        InfrastructureError: there is not enough shared memory, or the file is missing.
     """
 
     def __init__(self, name: str, size: int, create: bool) -> None:
@@ -57,16 +56,14 @@ class Segment:
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
         try:
             if create:
-                self._path.unlink(
-                    missing_ok=True
-                )  # of a run that was killed before it could unlink
+                # A run may have been killed before it could unlink its file.
+                self._path.unlink(missing_ok=True)
             descriptor = os.open(self._path, flags, 0o600)
         except OSError as error:
             raise InfrastructureError(f"shared memory {self._path}: {error.strerror}") from error
         try:
             if create:
-                # Reserve every page now: running out later would be a SIGBUS, which nobody can
-                # explain.
+                # Reserve every page now: running out later would end in an unexplained SIGBUS.
                 os.posix_fallocate(descriptor, 0, size)
             self.memory = mmap.mmap(descriptor, size)
         except OSError as error:
@@ -74,8 +71,9 @@ class Segment:
             self._path.unlink(missing_ok=True)
             free = os.statvfs(_FOLDER)
             raise InfrastructureError(
-                f"{format_size(size)} of shared memory are needed and {format_size(free.f_bavail * free.f_frsize)} "
-                f"are free in {_FOLDER}: lower data.shared_memory"
+                f"{format_size(size)} of shared memory are needed and "
+                f"{format_size(free.f_bavail * free.f_frsize)} are free in {_FOLDER}: "
+                "lower data.shared_memory"
             ) from error
         self._descriptor = descriptor
 
@@ -89,11 +87,11 @@ class Segment:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def unlink(self) -> None:
-        """Remove the name; the memory lives while it is mapped."""
+        """Remove the file's name; the memory lives while it is mapped."""
         self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file, after which it cannot be locked; mapped memory stays valid."""
+        """Close the file; it cannot be locked afterwards, but mapped memory stays valid."""
         os.close(self._descriptor)
 
 
@@ -108,11 +106,11 @@ def map_arrays(
     """Map zeroed arrays that the ranks of a node share, each aligned to a page.
 
     Args:
-        name, create: as of a :class:`Segment`.
-        forms: of each array the type, and the length of each axis.
+        name, create: see :class:`Segment`.
+        forms: for each array, its dtype and the length of each axis.
 
     Raises:
-        InfrastructureError: as of a :class:`Segment`.
+        InfrastructureError: see :class:`Segment`.
     """
     counts = [math.prod(shape) for _, *shape in forms]
     sizes = [

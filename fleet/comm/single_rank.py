@@ -1,4 +1,4 @@
-"""A group of one rank without MPI, for trying a network outside of a launch."""
+"""A group of one rank without MPI, for testing a network outside of a launch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class SingleRankGroup:
     is_master = True
 
     def sum(self, buffer: np.ndarray) -> None:
-        """Do nothing: one array is its own sum."""
+        """Do nothing: the sum of one array is the array."""
 
     def barrier(self) -> None:
-        """Return at once."""
+        """Do nothing: there is no other rank."""
 
     def allgather(self, value: T) -> list[T]:  # noqa: D102 - Group says it
         return [value]
@@ -39,8 +39,7 @@ class SingleRankGroup:
     def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> SingleRankGroup:  # noqa: D102
         return self
 
-    def is_done(self) -> bool:
-        """Return True."""
+    def is_done(self) -> bool:  # noqa: D102 - Broadcast says it
         return True
 
     def check(self) -> None:

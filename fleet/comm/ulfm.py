@@ -1,9 +1,9 @@
 """A fault-tolerant launch: ``mpirun --with-ft ulfm`` (User-Level Failure Mitigation).
 
 Each rank knows within milliseconds which others have died (:attr:`ULFMWorld.dead_ranks`), and the
-collectives of a group with a dead rank end in :class:`fleet.errors.GroupFailed` on all others. What
-Open MPI 5.0.11 does and does not do decides the rest: groups are made without a communicator in
-which somebody has died, MPI_Finalize waits for the dead, and MPI_Abort does not reach all ranks.
+collectives of a group with a dead rank raise :class:`fleet.errors.GroupFailed` on all others.
+Limits of Open MPI 5.0.11 explain the details: it cannot create a group from a communicator with a
+dead rank, MPI_Finalize waits for dead ranks, and MPI_Abort does not reach all ranks.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fleet.comm.world import LONGEST_S, Backoff, MPIWorld
 from fleet.errors import CoordinatorDied, GroupFailed, InfrastructureError
 from launch.processes import end_with_parent
 
-# What Open MPI's mpirun gives its ranks under --with-ft ulfm.
+# Open MPI's mpirun sets it under --with-ft ulfm.
 _FT_ENABLED = "OMPI_MCA_mpi_ft_enable"
-# Tags beside those of roles: a rank is ready to make a group; is done, and may go; has failed, so
-# that all end.
+# Tags in addition to those of roles: a rank is ready to make a group; is done and may exit; has
+# failed, so that all ranks end.
 _READY_TAG = 101
 _DONE_TAG = 102
 _FAILED_TAG = 103
-# How long a call that cannot be interrupted may go on waiting for a rank that has died.
+# How long an uninterruptible call may wait for a rank that has died.
 _PATIENCE_S = 3.0
-# Collectives that a death has cut short, or their buffers. MPI may still write into these: nothing
-# frees them.
+# Collectives that a death has interrupted, and their buffers. MPI may still write into them, so
+# they are never freed.
 _ABANDONED: list[MPI.Request | np.ndarray] = []
 
 
@@ -52,10 +52,9 @@ class ULFMWorld(MPIWorld):
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         super().__init__(comm)
-        end_with_parent()  # under ULFM mpirun may go without this rank
-        self._ready: defaultdict[int, set[int]] = defaultdict(
-            set
-        )  # number of a group -> ranks ready to make it
+        end_with_parent()  # under ULFM mpirun may end without this rank
+        # number of a group -> ranks that are ready to make it
+        self._ready: defaultdict[int, set[int]] = defaultdict(set)
 
     # ---- which ranks are alive ----
 
@@ -64,13 +63,12 @@ class ULFMWorld(MPIWorld):
         if status is not None:
             self._end(status, is_known_to_all=True)
         if 0 in self.dead_ranks:
-            raise CoordinatorDied("rank 0, which coordinates, has died")
+            raise CoordinatorDied("rank 0, the coordinator, has died")
 
     def _update_dead_ranks(self) -> int | None:
-        """Update the dead ranks; returns the status to end with if all ranks are to end."""
-        status: int | None = self._receive(
-            _FAILED_TAG
-        )  # without a call of this kind MPI notices no death
+        """Update the dead ranks; returns the exit status if all ranks are to end."""
+        # MPI notices deaths only during such a call.
+        status: int | None = self._receive(_FAILED_TAG)
         failed = self.comm.Get_failed()
         if failed.size > len(self.dead_ranks):
             self.dead_ranks = frozenset(
@@ -84,7 +82,7 @@ class ULFMWorld(MPIWorld):
         self.check_for_deaths()
         dead = self.dead_ranks.intersection(ranks)
         if dead:
-            raise GroupFailed("died: rank " + ", ".join(map(str, sorted(dead))))
+            raise GroupFailed(f"died: rank {', '.join(map(str, sorted(dead)))}")
 
     # ---- messages ----
 
@@ -99,7 +97,7 @@ class ULFMWorld(MPIWorld):
         except MPI.Exception as error:
             if not _is_death(error):
                 raise
-            # until then no message is given out that might come from anywhere
+            # Without it MPI refuses to receive from any source after a death.
             self.comm.Ack_failed()
             return None
 
@@ -115,7 +113,7 @@ class ULFMWorld(MPIWorld):
 
     def group(self, ranks: Sequence[int], number: int) -> ULFMGroup:  # noqa: D102
         members = self.comm.group.Incl(list(ranks))
-        # MPI makes no group from a communicator in which somebody has died; without one it does.
+        # MPI cannot make a group from a communicator that has a dead rank, but it can without one.
         self._wait_until_ready(ranks, number)
         with self.blocking(ranks):
             comm = MPI.Intracomm.Create_from_group(
@@ -134,8 +132,8 @@ class ULFMWorld(MPIWorld):
             self.check(ranks)
             message = self._receive(_READY_TAG)
             if message is not None:
-                rank, of = message
-                self._ready[of].add(rank)
+                rank, ready_number = message
+                self._ready[ready_number].add(rank)
             else:
                 backoff.sleep()
         del self._ready[number]
@@ -144,32 +142,32 @@ class ULFMWorld(MPIWorld):
     def blocking(self, ranks: Sequence[int]) -> Iterator[None]:
         """Guard calls that block inside MPI until all of some ranks have arrived.
 
-        When one of them dies meanwhile, nothing takes the others out of there again. Such a rank
-        ends itself after some seconds, and is lost as well; the rest of the launch goes on.
+        When one of them dies meanwhile, nothing can interrupt the others' calls. Such a rank kills
+        itself after some seconds; the other ranks of the launch continue.
         """
-        over = threading.Event()
+        returned = threading.Event()
         if len(ranks) > 1:
             threading.Thread(
-                target=self._watch, args=(ranks, over), name="watch", daemon=True
+                target=self._watch, args=(ranks, returned), name="watch", daemon=True
             ).start()
         try:
             yield
         finally:
-            over.set()
+            returned.set()
 
-    def _watch(self, ranks: Sequence[int], over: threading.Event) -> None:
-        while not over.wait(_PATIENCE_S):
+    def _watch(self, ranks: Sequence[int], returned: threading.Event) -> None:
+        while not returned.wait(_PATIENCE_S):
             try:
                 self.comm.iprobe(tag=_READY_TAG)  # lets MPI notice
                 self.check(ranks)
             except (MPI.Exception, InfrastructureError):
-                if not over.wait(_PATIENCE_S):
+                if not returned.wait(_PATIENCE_S):
                     os.kill(os.getpid(), signal.SIGKILL)
 
     # ---- how this process ends ----
 
     def finish(self) -> None:
-        """Wait for all living ranks; rank 0 is the last to leave."""
+        """Wait for all living ranks; rank 0 exits last."""
         self.wait(self._all_delivered)
         if self.rank:
             self._send(0, _DONE_TAG, self.rank)
@@ -185,13 +183,13 @@ class ULFMWorld(MPIWorld):
     def _receive_from_all(self, tag: int) -> None:
         received = {self.rank}
 
-        def all_heard() -> bool | None:
+        def all_received() -> bool | None:
             rank = self._receive(tag)
             if rank is not None:
                 received.add(rank)
             return len(received | self.dead_ranks) == self.size or None
 
-        self.wait(all_heard)
+        self.wait(all_received)
 
     def exit(self, status: int) -> NoReturn:
         """Exit after :meth:`finish` without MPI_Finalize, which would wait for dead ranks."""
@@ -200,18 +198,18 @@ class ULFMWorld(MPIWorld):
         os._exit(status)
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
-        """End all ranks at once, after one report of rank, host and cause."""
+        """Report rank, host and cause once, then end all ranks."""
         is_known_to_all = isinstance(error, CoordinatorDied)
         if not is_known_to_all or self.rank == self._first_alive:
             self._report(error)
         self._end(status, is_known_to_all)
 
     def end_all_ranks(self, status: int) -> NoReturn:
-        """End all ranks at once.
+        """End all ranks.
 
-        MPI_Abort does not reach all of them, and no rank hears of one that exits by itself: so rank
-        0, or its heir, tells all others, and they kill themselves, which is heard of even inside a
-        library.
+        MPI_Abort does not reach all ranks, and MPI does not notice a rank that exits normally. So
+        rank 0, or the first living rank, sends a message to all others; they kill themselves, which
+        is noticed even inside a library.
         """
         self._end(status, is_known_to_all=False)
 
@@ -222,7 +220,7 @@ class ULFMWorld(MPIWorld):
         sys.stdout.flush()
         sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("a rank that killed itself goes on")
+        raise AssertionError("this rank survived its own SIGKILL")
 
     @property
     def _first_alive(self) -> int:
@@ -233,7 +231,7 @@ class ULFMWorld(MPIWorld):
         """End all ranks; see :meth:`end_all_ranks`.
 
         Args:
-            is_known_to_all: whether the heir knows by itself that all are to end.
+            is_known_to_all: whether the first living rank knows without a message that all end.
         """
         self.before_end()
         targets = set() if is_known_to_all else {self._first_alive}
@@ -276,7 +274,7 @@ class ULFMGroup(MPIGroup):
             if isinstance(error, MPI.Exception) and not _is_death(error):
                 raise
             self.comm.Revoke()
-            raise GroupFailed(f"of the ranks {self.ranks} of this group one has died") from error
+            raise GroupFailed(f"one of the ranks {self.ranks} of this group has died") from error
 
     def blocking(self) -> AbstractContextManager[None]:
         """Guard calls that block inside MPI; see :meth:`ULFMWorld.blocking`."""

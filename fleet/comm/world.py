@@ -1,7 +1,7 @@
 """All ranks of a launch: :class:`fleet.comm.protocols.World` over MPI.
 
-A rank that waits polls and sleeps up to a millisecond, longer where many ranks share a core: one
-that blocks inside an MPI call burns a core, which on a laptop is half of the machine.
+A waiting rank polls and sleeps up to a millisecond, longer if many ranks share a core. A rank that
+blocks inside an MPI call would burn a core.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 SHORTEST_S = 20e-6
 LONGEST_S = 1e-3
-_RANKS_PER_CORE = 4  # that may wake up so often: each costs a core about 2 % then
+_RANKS_PER_CORE = 4  # that may wake up every LONGEST_S: each takes about 2 % of a core
 
 
-_LAST_S = 5.0  # how long rank 0 waits at most for the others to end
+_LAST_S = 5.0  # longest wait of rank 0 for the other processes to end
 
 
 class Backoff:
-    """Sleeps that grow from 20 microseconds to the longest, until something happens."""
+    """Sleeps that double from 20 microseconds up to the longest, until something happens."""
 
     def __init__(self, longest: float = LONGEST_S) -> None:
         self._pause = SHORTEST_S
@@ -53,7 +53,7 @@ class MPIWorld:
     """A launch that is not fault-tolerant: `mpirun` ends all ranks if one dies.
 
     Args:
-        comm: of the ranks; all that were launched, unless a test gives some.
+        comm: the communicator of all ranks; MPI.COMM_WORLD by default.
     """
 
     is_fault_tolerant = False
@@ -61,18 +61,17 @@ class MPIWorld:
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         self.comm = (comm or MPI.COMM_WORLD).Dup()
-        # Open MPI makes groups by messages under the tag that they are given: in here they meet
-        # none of ours.
+        # Open MPI makes groups by messages under the group's tag: here they cannot meet ours.
         self._group_comm = self.comm.Dup()
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
         self.host = socket.gethostname()
         self.hosts: tuple[str, ...] = ()
         self.background_tasks: list[Callable[[], bool]] = []
-        self._on_duty = threading.Lock()
-        self._pending: list[MPI.Request] = []  # messages that have not been taken
+        self._tasks_lock = threading.Lock()
+        self._pending: list[MPI.Request] = []  # messages that have not been received
         self._longest_pause = LONGEST_S
-        self._processes: list[tuple[str, int]] = []  # of all ranks: host and process
+        self._processes: list[tuple[str, int]] = []  # host and process of each rank
         self._node_of: tuple[int, ...] = ()
         self._exits_last = False
         self.before_end: Callable[[], object] = lambda: None
@@ -94,8 +93,8 @@ class MPIWorld:
         self._pending.append(self.comm.isend(message, dest=rank, tag=tag))
 
     def _receive(self, tag: int) -> Any:
-        # Open MPI looks first, and only then takes in what has come: the first look may find
-        # nothing of it.
+        # Open MPI probes first and only then takes in what has arrived, so the first probe may miss
+        # a message.
         matched = self.comm.improbe(tag=tag) or self.comm.improbe(tag=tag)
         if matched is None:
             return None
@@ -124,16 +123,14 @@ class MPIWorld:
                 backoff.sleep()
 
     def run_background_tasks(self) -> bool:  # noqa: D102
-        if not self._on_duty.acquire(
-            blocking=False
-        ):  # another thread does them, while this one builds a network
+        # Another thread may run them while this one builds a network.
+        if not self._tasks_lock.acquire(blocking=False):
             return False
         try:
-            return (
-                sum(duty() for duty in self.background_tasks) > 0
-            )  # all of them, even after one has done something
+            # All of them, even after one has done something.
+            return sum(task() for task in self.background_tasks) > 0
         finally:
-            self._on_duty.release()
+            self._tasks_lock.release()
 
     def sleep(self, seconds: float) -> None:  # noqa: D102
         if self.background_tasks:
@@ -145,26 +142,26 @@ class MPIWorld:
     # ---- which ranks are alive ----
 
     def check_for_deaths(self) -> None:
-        """Do nothing: this rank would have been ended together with the dead one."""
+        """Do nothing: if a rank dies, `mpirun` ends this one as well."""
 
     # ---- all ranks together ----
 
     def node_of(self) -> tuple[int, ...]:
         """Return the node of each rank, numbered by first appearance; collective.
 
-        ``FLEET_RANKS_PER_NODE=2`` pretends that every two ranks are a node of their own: the paths
-        between nodes can then be tried on one machine.
+        ``FLEET_RANKS_PER_NODE=2`` treats every two ranks as a node, so that communication between
+        nodes can be tested on one machine.
         """
-        pretended = os.environ.get("FLEET_RANKS_PER_NODE")
-        if pretended:
-            self._node_of = tuple(rank // int(pretended) for rank in range(self.size))
+        simulated_size = os.environ.get("FLEET_RANKS_PER_NODE")
+        if simulated_size:
+            self._node_of = tuple(rank // int(simulated_size) for rank in range(self.size))
             return self._node_of
         self._barrier()
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self._longest_pause = LONGEST_S * max(
             1.0, node.size / (_RANKS_PER_CORE * (os.cpu_count() or 1))
         )
-        # The batch system's name for the node, where it tells: by that it is given back.
+        # Prefer the batch system's name for the node, because it is needed to release the node.
         host = os.environ.get("SLURMD_NODENAME") or self.host
         names = self.comm.allgather(node.bcast((host, self.rank)))
         node.Free()
@@ -190,11 +187,11 @@ class MPIWorld:
         self.wait(self._all_delivered)
         self._processes = self.allgather((self.host, os.getpid()))
 
-    # ---- some of them ----
+    # ---- groups ----
 
     def group(self, ranks: Sequence[int], number: int) -> MPIGroup:  # noqa: D102
         members = self.comm.group.Incl(list(ranks))
-        # Tags are bounded (MPI promises 32767 at least); numbers that far apart never meet.
+        # MPI guarantees tags up to 32767; groups whose numbers are this far apart never coexist.
         comm = self._group_comm.Create_group(members, tag=number % 32000)
         members.Free()
         return MPIGroup(self, comm, ranks, self._share_node(ranks))
@@ -219,9 +216,9 @@ class MPIWorld:
     def exit(self, status: int) -> int:
         """Prepare to exit after :meth:`finish`; returns the exit status for Python.
 
-        Only rank 0 gives the status to Open MPI's mpirun, and on one node it goes last: mpirun
-        takes a rank that ends with another status than 0 for an abort, and says so in a box, unless
-        it is the last that is left. On several nodes it does so even then.
+        Only rank 0 returns the status to Open MPI's mpirun, and on one node it exits last: mpirun
+        treats a rank that ends with a status other than 0 as an abort and prints a box, unless it
+        is the last rank. On several nodes it prints the box even then.
         """
         is_one_node = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(self.size)
         self._exits_last = (
@@ -235,7 +232,7 @@ class MPIWorld:
         """Finalize MPI after Python's own cleanup; see :meth:`exit`."""
         if not self._exits_last:
             return
-        # a barrier: all others are about to end now, and have only to be seen to do so
+        # MPI.Finalize is a barrier: the others are about to end. Wait until they have ended.
         MPI.Finalize()
         processes = [
             pid
@@ -247,23 +244,24 @@ class MPIWorld:
             time.sleep(LONGEST_S)
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
-        """End all ranks at once, after one report of rank, host and cause."""
+        """Report rank, host and cause once, then end all ranks."""
         self._report(error)
         self.end_all_ranks(status)
 
     def end_all_ranks(self, status: int) -> NoReturn:
-        """End all ranks at once."""
+        """End all ranks immediately."""
         self.before_end()
         self.comm.Abort(status)
 
     def end_rank(self) -> NoReturn:
-        """Refuse: here no rank can end before the others."""
+        """Refuse to end this rank alone: this launch is not fault-tolerant."""
         raise InfrastructureError(f"rank {self.rank} cannot end before the others do")
 
     def _report(self, error: BaseException) -> None:
         report = "".join(traceback.format_exception(error))
         print(
-            f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n{report}",
+            f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n"
+            f"{report}",
             file=sys.stderr,
             flush=True,
         )

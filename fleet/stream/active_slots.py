@@ -1,7 +1,7 @@
 """The number of networks that train on a GPU right now, in shared memory of the node.
 
-Each trainer of a node has a byte of shared memory, which is 1 while it trains a network. So a step
-knows how many others were there: that decides how fast it is.
+Each trainer of a node has a byte of shared memory, which is 1 while it trains a network. So a rank
+that times a step knows how many networks shared the GPU, on which the time depends.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ class ActiveSlots:
     """The networks on this trainer's GPU.
 
     Args:
-        segment: of this node, a byte for each place of a trainer; None where no GPU is shared.
+        segment: this node's segment, one byte per trainer; None if no GPU is shared.
     """
 
     def __init__(self, world: World, roles: Roles, segment: Segment | None = None) -> None:
         self._world = world
         self._segment = segment
         self._index = 0
-        self._mates: tuple[
-            tuple[int, int], ...
-        ] = ()  # place and rank of each that shares the GPU, this one included
+        # index and rank of all trainers that share the GPU, including this one
+        self._mates: tuple[tuple[int, int], ...] = ()
         if segment is not None:
             self._index = roles.local_index(world.rank)
             own_device = roles.device_of[world.rank]

@@ -1,12 +1,12 @@
-"""Deferred augmentation: what a rank applies to samples from the stream or from a store.
+"""Deferred augmentation: the transforms that a rank applies to samples of a stream or a store.
 
-The window carries what all networks have in common (:mod:`fleet.runtime.input_pipelines`). Each
-rank does the rest to its own rows, by the same random numbers as a rank that prepares them from
-their files.
+The window carries samples to which the transforms that all networks share have been applied
+(:mod:`fleet.runtime.input_pipelines`). Each rank applies the remaining transforms to its own rows,
+with the same random numbers as a rank that prepares the samples from their files.
 
-What a sample looks like in an epoch depends on the seed, the epoch and the sample alone. So what
-one trainer has finished serves all of its node that come to the same epoch, side by side or later,
-as long as there is room.
+A prepared sample depends only on the seed, the epoch and the sample's index. So a sample that one
+trainer has augmented can be used by all trainers of the node that reach the same epoch, as long as
+there is room.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.sample import ImageSpec
 
-AugmentedEpoch = tuple[
-    np.ndarray, np.ndarray, np.ndarray
-]  # inputs, targets, which of them are there
+# inputs, targets, and a mask (samples,) bool of the samples that are ready
+AugmentedEpoch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class DeferredAugmentation:
-    """The transforms that are left to apply to samples.
+    """The remaining transforms of samples.
 
     Args:
-        pipeline: its :meth:`~preprocess.pipeline.Pipeline.augment_stored` does the rest.
-        is_done: nothing is left to do to inputs: the targets are others.
+        pipeline: applies them by :meth:`~preprocess.pipeline.Pipeline.augment_stored`.
+        is_done: whether inputs need no more transforms; only targets are converted.
         on_bad: receives unreadable samples.
     """
 
@@ -45,20 +44,27 @@ class DeferredAugmentation:
     def __call__(
         self,
         inputs: np.ndarray,
-        kept_targets: np.ndarray,
+        stored_targets: np.ndarray,
         indices: np.ndarray,
         productions: np.ndarray,
         training: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return inputs and targets (k, ...) of samples, each as in its production."""
+        """Return the augmented inputs and targets (k, ...) of samples.
+
+        Args:
+            inputs, stored_targets: (k, ...) as the stream or the store has them.
+            indices: (k,) int64, the samples' indices in the source.
+            productions: (k,) int64, the production of each sample.
+            training: whether random transforms are applied.
+        """
         pipeline = self._pipeline
         if self._is_done:
-            return pipeline.select_slice(inputs), pipeline.convert_targets(kept_targets, indices)
+            return pipeline.select_slice(inputs), pipeline.convert_targets(stored_targets, indices)
         images, targets = pipeline.empty(len(indices))
         for production, part in runs(productions):
             for bad in pipeline.augment_stored(
                 inputs[part],
-                kept_targets[part],
+                stored_targets[part],
                 indices[part],
                 production,
                 images[part],
@@ -70,18 +76,17 @@ class DeferredAugmentation:
 
 
 class AugmentedEpochs:
-    """Augmented samples of the first epochs that a rank has seen, as many as fit.
+    """A cache of augmented samples of the first epochs that a rank has seen, as many as fit.
 
-    What differs from epoch to epoch depends on the seed, the epoch and the sample alone, and
-    networks that a rank trains one after another, or side by side with others, begin with the same
-    epochs. To turn a small image takes longer than many a network takes to learn from it.
+    Random transforms depend only on the seed, the epoch and the sample's index, and all networks
+    begin with the same epochs. Rotating a small image can take longer than a training step on it.
 
     Args:
-        pipeline: its :meth:`~preprocess.pipeline.Pipeline.augment_stored` does the rest to samples
-            that are kept.
-        limit: bytes.
-        shared: gives an epoch of those that the trainers of a node share, by its number, None
-            without room for it; None where they share none, and the rank has room of its own.
+        pipeline: augments stored samples by
+            :meth:`~preprocess.pipeline.Pipeline.augment_stored`.
+        limit: size of this rank's cache in bytes.
+        shared: returns an epoch, by its number, from the cache that the trainers of the node share,
+            or None if it has no room for the epoch; None if this rank has a cache of its own.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class AugmentedEpochs:
         self._shared = shared
         images, targets = pipeline.empty(1)
         size = pipeline.samples * (images.nbytes + targets.nbytes + 1)
-        self._room = limit // max(size, 1) if pipeline.has_host_work else 0
+        self._capacity = limit // max(size, 1) if pipeline.has_host_work else 0
         self._epochs: dict[int, AugmentedEpoch] = {}
 
     def finish(
@@ -105,21 +110,25 @@ class AugmentedEpochs:
         images: np.ndarray,
         targets: np.ndarray,
     ) -> list[UnreadableSample]:
-        """Augment samples or return cached ones; see :meth:`Pipeline.augment_stored`.
+        """Augment samples, or copy them from the cache; see :meth:`Pipeline.augment_stored`.
 
         Args:
             read_stored: indices -> inputs and targets, as they are stored.
+            indices: (k,) int64, the samples' indices in the source.
+            production: the number of the production.
+            images: (k, ...) receives the inputs.
+            targets: (k,) receives the targets.
 
         Returns:
-            The samples that cannot be used, when they are found so; later they are only marked.
+            The unusable ones of the samples that are not cached; the cache marks the others.
         """
         epoch = self._epoch(production)
         if epoch is None:
             return self._pipeline.augment_stored(
                 *read_stored(indices), indices, production, images, targets
             )
-        whole_images, whole_targets, is_there = epoch
-        lacking = indices[~is_there[indices]]
+        cached_images, cached_targets, is_ready = epoch
+        lacking = indices[~is_ready[indices]]
         bad = []
         fence()
         if len(lacking):
@@ -127,18 +136,18 @@ class AugmentedEpochs:
             bad = self._pipeline.augment_stored(
                 *read_stored(lacking), lacking, production, new_images, new_targets
             )
-            whole_images[lacking] = new_images
-            whole_targets[lacking] = new_targets
+            cached_images[lacking] = new_images
+            cached_targets[lacking] = new_targets
             fence()
-            is_there[lacking] = True
-        images[:] = whole_images[indices]
-        targets[:] = whole_targets[indices]
+            is_ready[lacking] = True
+        images[:] = cached_images[indices]
+        targets[:] = cached_targets[indices]
         return bad
 
     def _epoch(self, production: int) -> AugmentedEpoch | None:
         if self._shared is not None and self._pipeline.has_host_work:
             return self._shared(production)
-        if production not in self._epochs and len(self._epochs) < self._room:
+        if production not in self._epochs and len(self._epochs) < self._capacity:
             samples = self._pipeline.samples
             self._epochs[production] = (*self._pipeline.empty(samples), np.zeros(samples, bool))
         return self._epochs.get(production)
@@ -147,16 +156,17 @@ class AugmentedEpochs:
 class NodeEpochs:
     """Shared memory of a node for augmented epochs.
 
-    A trainer says which epoch it is at before it touches one, under a lock. An epoch makes room for
-    another only where no trainer is at it, the latest first: networks that begin later come to the
-    early ones.
+    A trainer records its current epoch, under a lock, before it touches the epoch's samples. An
+    epoch is replaced only while no trainer is at it, the latest epoch first: networks that begin
+    later still need the early ones.
 
     Args:
-        image: what the input of a finished sample is.
-        target: the type in which targets travel.
-        samples: of an epoch.
-        epochs: that have room.
-        trainers: of the node.
+        image: shape and dtype of an augmented input.
+        target: dtype of targets in the stream.
+        samples: number of samples of an epoch.
+        epochs: number of epochs that fit.
+        trainers: number of trainers of the node.
+        name, create: see :class:`fleet.comm.segment.Segment`.
     """
 
     def __init__(
@@ -169,11 +179,10 @@ class NodeEpochs:
         name: str,
         create: bool,
     ) -> None:
-        # Where trainers are and what there is room for: the number of an epoch, and 1 more; 0 is
-        # none.
+        # The epoch of each trainer and of each slot, as the epoch's number plus 1; 0 for none.
         (
             self.segment,
-            (self._trainer_epochs, self._room_epochs, self._are_ready, self._targets, self._images),
+            (self._trainer_epochs, self._slot_epochs, self._are_ready, self._targets, self._images),
         ) = map_arrays(
             name,
             create,
@@ -185,25 +194,26 @@ class NodeEpochs:
         )
 
     def take(self, trainer: int, production: int) -> AugmentedEpoch | None:
-        """Return an epoch until this trainer takes another; None if there is no room."""
+        """Return an epoch, valid until this trainer takes another; None if there is no room."""
         if self._trainer_epochs[trainer] != production + 1:
             with self.segment.locked():
                 self._trainer_epochs[trainer] = production + 1
-                if production + 1 not in self._room_epochs and (room := self._room()) is not None:
-                    self._are_ready[room] = False
-                    fence()
-                    self._room_epochs[room] = production + 1
-        rooms = np.flatnonzero(self._room_epochs == production + 1)
-        if len(rooms):
-            return (self._images[rooms[0]], self._targets[rooms[0]], self._are_ready[rooms[0]])
+                if production + 1 not in self._slot_epochs:
+                    slot = self._find_slot()
+                    if slot is not None:
+                        self._are_ready[slot] = False
+                        fence()
+                        self._slot_epochs[slot] = production + 1
+        slots = np.flatnonzero(self._slot_epochs == production + 1)
+        if len(slots):
+            return (self._images[slots[0]], self._targets[slots[0]], self._are_ready[slots[0]])
         return None
 
-    def _room(self) -> int | None:
-        latest = np.where(
-            self._room_epochs == 0, np.iinfo(np.int64).max, self._room_epochs
-        )  # those that hold none first
-        latest[np.isin(self._room_epochs, self._trainer_epochs) & (self._room_epochs > 0)] = -1
-        room = int(latest.argmax())
-        if latest[room] > 0:
-            return room
+    def _find_slot(self) -> int | None:
+        # Empty slots first.
+        latest = np.where(self._slot_epochs == 0, np.iinfo(np.int64).max, self._slot_epochs)
+        latest[np.isin(self._slot_epochs, self._trainer_epochs) & (self._slot_epochs > 0)] = -1
+        slot = int(latest.argmax())
+        if latest[slot] > 0:
+            return slot
         return None

@@ -17,16 +17,17 @@ class Batch:
     """This rank's rows of one global batch.
 
     Attributes:
-        images: (rows, ...), the inputs as they are on the wire.
-        targets: (rows,) of the type in which targets travel
+        images: (rows, ...) inputs of the stream's dtype.
+        targets: (rows,) of the stream's dtype of targets
             (:attr:`preprocess.target.TargetSpec.wire`): labels, or records of a target and a
-            weight. A sample that could not be used is marked, and counts for nothing.
-        size: rows of the global batch.
-        position: samples of the epoch that are consumed once this batch is.
-        is_last: of the epoch.
-        epoch: what is consumed then: its number, or in a ring the latest production, and the path.
-        missed: chunks of a ring that were of use to the epoch so far, that a node of the group
-            held, and that another had overwritten.
+            weight. Unusable samples are marked and excluded from loss and metrics.
+        size: number of rows of the global batch.
+        position: number of samples of the epoch that are consumed after this batch.
+        is_last: whether it is the epoch's last batch.
+        epoch: the epoch as consumed after this batch: its number (in a ring, that of the latest
+            production) and its path.
+        missed: number of chunks of a ring so far that the epoch needed and one node of the group
+            held, but another had overwritten.
     """
 
     images: np.ndarray

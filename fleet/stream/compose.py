@@ -1,20 +1,18 @@
 """Streams: an order, a store and deferred augmentation, combined in one place.
 
-============  =================================================================================================
-order         ``strict`` or ``ring`` (:mod:`fleet.stream.order`); a network of a fold leaves some
-              samples out store         ``window``: samples pass by in the memory of the node, in
-              the order of the stream (:mod:`fleet.stream.reader`, :mod:`fleet.stream.ring`).
-              ``node``, ``own``, ``files``: they are taken by their numbers, from what the node or
-              the rank keeps decoded, or from where they lie (:mod:`fleet.stream.store`) finish
-              what a rank does to what passes by: nothing, all that is left of the transforms, or
-              only its own targets (:mod:`fleet.stream.augment`). To what is kept it does what
-              differs from epoch to epoch ============
-              =================================================================================================
+- Order: ``strict`` or ``ring`` (:mod:`fleet.stream.order`). A network of a fold skips the samples
+  of its fold.
+- Store: with ``window``, samples stream through shared memory of the node, in the stream's order
+  (:mod:`fleet.stream.reader`, :mod:`fleet.stream.ring`). With ``node``, ``own`` and ``files``, they
+  are read by index: from decoded samples in the node's memory, from decoded samples in the rank's
+  memory, or from the source (:mod:`fleet.stream.store`).
+- Deferred augmentation (:mod:`fleet.stream.augment`): a rank applies to samples of the window
+  nothing, all remaining transforms, or only the conversion of targets; to stored samples, all that
+  differs from epoch to epoch.
 
-When a preprocessor dies and the launch outlives it, trainers prepare their samples themselves. What
-a sample looks like depends on the seed, the epoch of the stream and its index alone. So nothing
-else changes, and in the strict order the ranks of a group need not even change over at the same
-batch.
+When a preprocessor of a fault-tolerant launch dies, trainers prepare their samples themselves. A
+prepared sample depends only on the seed, the stream's epoch and its index, so nothing else changes;
+in strict order the ranks of a group need not even switch at the same batch.
 """
 
 from __future__ import annotations
@@ -42,9 +40,7 @@ from fleet.stream.window import Window
 from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 
-Store: TypeAlias = Literal[
-    "window", "node", "own", "files"
-]  # where samples are taken from; see the module
+Store: TypeAlias = Literal["window", "node", "own", "files"]  # see the module
 
 
 @dataclass(frozen=True)
@@ -52,12 +48,13 @@ class NodeMemory:
     """Memory that the ranks of a node share.
 
     Attributes:
-        window: of training samples that come and go, in an order; or
-        decoded: all training samples, up to the first random transform, in the order of epoch 0.
+        window: the latest training samples of the stream; None with another store.
+        decoded: all training samples, up to the first random transform, in the order of epoch 0;
+            None with another store.
         validation: all validation samples.
-        augmented: epochs of training samples as they go into training; None where none are shared.
+        augmented: epochs of augmented training samples; None if none are shared.
         active_slots: which trainers train a network
-            (:class:`fleet.stream.active_slots.ActiveSlots`); None where no GPU is shared.
+            (:class:`fleet.stream.active_slots.ActiveSlots`); None if no GPU is shared.
     """
 
     window: Window | None = None
@@ -91,13 +88,13 @@ class Stream:
 
     Args:
         local: the same samples, prepared by this rank alone.
-        order: of the samples.
-        reader: of the window; None where there is none. It raises WriterDied when it waits for what
-            will not come.
-        finish: what is left to do to what it reads; None where nothing is.
+        order: the order of the samples.
+        reader: the window's reader; None without a window. It raises WriterDied when it waits for
+            samples that will not come.
+        finish: the remaining transforms of samples of the window; None if there are none.
 
     Attributes:
-        local: for the rest of an epoch that the stream has left behind.
+        local: for the remaining epoch if the stream is already past it.
     """
 
     def __init__(
@@ -136,7 +133,7 @@ class Stream:
         consumed: Container[int] = (),
     ) -> Iterator[Batch]:
         if self._reader is not None:
-            # Whether somebody has died the reader finds out: a ring's ranks must do so together.
+            # The reader detects deaths, because the ranks of a ring must do so together.
             try:
                 for batch_rows in self._augmented(
                     self._reader.batches(epoch, start, batch, group, consumed), group, consumed
@@ -157,8 +154,7 @@ class Stream:
             return
         plan: EpochPlan | None = None
         for batch in batches:
-            # In a ring the path is known as far as it has been read, and this batch is of that
-            # part.
+            # In a ring the path is known up to the present batch.
             if plan is None or plan.path[: len(batch.epoch.path)] != batch.epoch.path:
                 plan = self._order.plan_epoch(batch.epoch, consumed)
             rows = slice(
@@ -184,19 +180,19 @@ def compose(
     """Build a stream; the only place that combines orders, stores and augmentation.
 
     Args:
-        kind: of the store.
-        order: of all samples.
-        pipeline: how this rank prepares them.
-        memory: of this node.
-        reader: the place of this rank among the node's readers.
-        waiting: for what other ranks prepare.
+        kind: the kind of store.
+        order: the order of all samples.
+        pipeline: prepares samples on this rank.
+        memory: this node's shared memory.
+        reader: this rank's index among the node's readers.
+        waiting: waits for samples that other ranks prepare.
         on_bad: receives unreadable samples.
-        finish: what is left to do to samples that pass by; None where nothing is.
-        first_epoch: of the stream, in this launch.
+        finish: the remaining transforms of samples of the window; None if there are none.
+        first_epoch: the stream's first epoch in this launch.
 
     Returns:
-        (samples of the source,) bool -> the stream of these samples; None -> that of all. What a
-        rank keeps of samples is of use to all of them.
+        A function: mask (samples of the source,) bool -> the stream of these samples; None -> the
+        stream of all samples. All streams share this rank's stored samples.
     """
     store = FileStore(pipeline)
     if kind == "node":

@@ -18,16 +18,20 @@ from fleet.stream.window import NOT_READING, Window
 from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 
-_SAMPLES_A_STEP = 8  # some milliseconds of work: what the coordinator on rank 0 may be kept waiting
-_TELL_EVERY_S = 0.002
-_BUSY_S = 0.5  # of work, until the coordinator gets a report
+_SAMPLES_A_STEP = 8  # some milliseconds of work, for which the coordinator on rank 0 has to wait
+_DEMAND_EVERY_S = 0.002
+_BUSY_S = 0.5  # of work between two reports to the coordinator
 
 
 class WindowFiller:
-    """Fills a window: this rank's chunks itself, those of other nodes through the relay.
+    """Fills a window: prepares this rank's chunks and relays those of other nodes.
 
     Args:
-        clock: seconds, from any moment on; what a sample takes is measured by it.
+        window: the window of this node.
+        order: the order of the stream.
+        training: prepares training samples.
+        leads: whether this rank relays chunks between nodes.
+        clock: returns seconds from any origin; preparing samples is timed with it.
     """
 
     def __init__(
@@ -47,29 +51,26 @@ class WindowFiller:
         self._training = training
         self._leads = leads
         self._heads_node = roles.leader(roles.node_of[world.rank]) == world.rank
-        self._limit = self._hold = 0
-        self._assigned = 0  # chunks of the ring before this one have been given slots
+        self._limit = 0
+        self._hold = 0
+        self._assigned = 0  # chunks of the ring before this one have been assigned slots
         self._turns: Turns | None = None
-        self._next: int | None = None  # the chunk that is mine to fill next
-        self._filled = 0  # samples of it that are there
-        # what it holds
+        self._next: int | None = None  # the chunk that this rank fills next
+        self._filled = 0  # samples of this chunk that are ready
+        # its production and all of its samples
         self._production = 0
         self._indices = np.empty(0, np.int64)
         self._relay: Relay | None = None
-        self._dropped: frozenset[int] = (
-            frozenset()
-        )  # ranks that died, and hold nothing of the window any more
-        self._demands: dict[int, int] = {}  # other node -> how far its readers are
-        self._sent_demand, self._sent_demand_at = 0, 0.0
+        self._dropped: frozenset[int] = frozenset()  # dead ranks whose cursors were released
+        self._demands: dict[int, int] = {}  # other node -> position of its readers
+        self._sent_demand = 0
+        self._sent_demand_at = 0.0
         self._clock = clock
-        # Samples, the time they took, and what this rank did between them, since the coordinator
-        # was told.
+        # Since the last report: samples, time spent on them, and on other work between them.
         self._prepared = 0
         self._busy_s = 0.0
         self._beside_s = 0.0
-        self._paused_s = (
-            0.0  # when a part of a chunk was done, the rest of which could have followed
-        )
+        self._paused_s = 0.0  # when the latest part of an unfinished chunk was ready
 
     def apply_order(self, order: Produce) -> None:
         """Apply an order of the coordinator."""
@@ -87,12 +88,12 @@ class WindowFiller:
             self._next = self._turns.next_of(self._world.rank, order.since)
 
     def note_demand(self, demand: Demand) -> None:
-        """Record how far the readers of another node are."""
+        """Record the position of another node's readers."""
         self._demands[demand.node] = demand.sequence
         self._window.demand[0] = max(self._demands.values())
 
     def step(self) -> bool:
-        """Do a bounded piece of work; returns whether there was any."""
+        """Do a bounded amount of work; returns whether there was any."""
         self._drop_dead_ranks()
         if self._leads:
             self._send_demand()
@@ -107,16 +108,17 @@ class WindowFiller:
             self._relay.finish()
 
     def _send_demand(self) -> None:
-        """Tell other nodes how far this node's readers are."""
+        """Send the position of this node's readers to other nodes."""
         fastest = self._window.fastest_reader()
         now = time.perf_counter()
         if (
             fastest is None
             or fastest <= self._sent_demand
-            or now - self._sent_demand_at < _TELL_EVERY_S
+            or now - self._sent_demand_at < _DEMAND_EVERY_S
         ):
             return
-        self._sent_demand, self._sent_demand_at = fastest, now
+        self._sent_demand = fastest
+        self._sent_demand_at = now
         own_node = self._roles.node_of[self._world.rank]
         for node in range(self._roles.nodes):
             if node != own_node:
@@ -128,8 +130,8 @@ class WindowFiller:
         """Return True if chunk ``sequence`` may be produced now."""
         fastest = self._window.fastest_reader()
         if fastest is None:
-            # No rank reads on this node. No reader of another one is beyond `hold`, so it is not
-            # held back.
+            # No rank reads on this node. Readers of other nodes are at `hold` at most, so this does
+            # not hold them back.
             fastest = 0 if self._window.layout.is_ring else self._hold
         ahead_of = max(
             fastest, self._turns.first if self._turns else 0, int(self._window.demand[0])
@@ -137,13 +139,13 @@ class WindowFiller:
         return sequence < min(self._limit, ahead_of + self._window.layout.lookahead)
 
     def _drop_dead_ranks(self) -> None:
-        """Release what is held for dead trainers of this node."""
+        """Release the cursors of dead trainers of this node."""
         dead_ranks = self._world.dead_ranks
         self.release_readers(dead_ranks - self._dropped)
         self._dropped = dead_ranks
 
     def release_readers(self, ranks: Iterable[int]) -> None:
-        """Release what is held for trainers that no longer read."""
+        """Release the cursors of trainers that no longer read."""
         roles = self._roles
         for rank in ranks:
             if rank in roles.device_of and roles.node_of[rank] == roles.node_of[self._world.rank]:
@@ -173,7 +175,7 @@ class WindowFiller:
         row = self._window.rows(self._next).start
         rows = slice(row + begin, row + end)
         began = self._clock()
-        if begin:  # rank 0 may have had to coordinate between two parts of a chunk
+        if begin:  # rank 0 coordinates between two parts of a chunk
             self._beside_s += began - self._paused_s
         bad = self._training.load(
             self._indices[begin:end],
@@ -207,12 +209,14 @@ class WindowFiller:
 
 
 class SetFiller:
-    """Fills a sample set: this rank's chunks itself, those of other nodes by the relay.
+    """Fills a sample set: prepares this rank's chunks and relays those of other nodes.
 
     Args:
-        number: of its relay.
+        target: the sample set of this node.
+        leads: whether this rank relays chunks between nodes.
+        number: the relay's number.
         training: whether these are training samples.
-        load: prepares some rows.
+        load: prepares some rows: (rows, inputs, targets) -> unreadable samples.
     """
 
     def __init__(
@@ -236,12 +240,13 @@ class SetFiller:
             for chunk in range(target.chunks)
             if roles.node_of[turns.rank_of(chunk)] == own_node
         ]
-        # First this rank's own; then, from the end, what others of its node have not come to: as
-        # rank 0, which coordinates first. Two may do the same, to the same bits.
+        # First this rank's own chunks; then, from the end, chunks that other ranks of its node have
+        # not reached, such as those of rank 0, which coordinates first. If two ranks prepare the
+        # same chunk, they write the same bits.
         own_chunks = [chunk for chunk in node if turns.rank_of(chunk) == world.rank]
         self._chunks = [*sorted(set(node) - set(own_chunks)), *own_chunks[::-1]]
         self._own_chunks = set(own_chunks)
-        self._apart = len(roles.preprocessors)
+        self._stride = len(roles.preprocessors)  # between two chunks of one rank
         self._rows: list[range] = []
         if leads:
             self._relay: Relay | None = Relay(
@@ -251,14 +256,14 @@ class SetFiller:
             self._relay = None
 
     def step(self) -> bool:
-        """Do a bounded piece of work; returns whether there was any."""
-        mark_relayed = self._relay is not None and self._relay.step(lambda sequence: True)
+        """Do a bounded amount of work; returns whether there was any."""
+        has_relayed = self._relay is not None and self._relay.step(lambda sequence: True)
         while self._chunks and not self._rows:
             chunk = self._chunks.pop()
             if not self._target.has(chunk) and (chunk in self._own_chunks or self._is_far(chunk)):
                 self._rows = _steps(self._target.rows(chunk))[::-1]
         if not self._rows:
-            return mark_relayed
+            return has_relayed
         rows = self._rows.pop()
         part = slice(rows.start, rows.stop)
         bad = self._load(rows, self._target.images[part], self._target.targets[part])
@@ -269,7 +274,7 @@ class SetFiller:
 
     def _is_far(self, chunk: int) -> bool:
         """Return True if the owner of a chunk still has an earlier one to prepare."""
-        before = chunk - self._apart
+        before = chunk - self._stride
         return before >= 0 and not self._target.has(before)
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
-"""Chunks of the stream, who produces them, and how many a window holds (pure).
+"""Chunks of the stream, the ranks that produce them, and the size of a window (pure).
 
-The stream is a sequence of *chunks*. Epoch ``e`` of the stream is the training set in an order of
-its own, cut into ``C`` chunks of equally many samples (the last may be short); chunk ``c`` of epoch
+The stream is a sequence of *chunks*. Epoch ``e`` of the stream is a permutation of the training
+set, cut into ``C`` chunks of equally many samples (the last may be shorter); chunk ``c`` of epoch
 ``e`` has the number ``s = e * C + c``.
 """
 
@@ -16,7 +16,7 @@ from fleet.errors import UserError
 from fleet.units import format_size, pluralize
 from preprocess.sample import ImageSpec
 
-LABEL = np.dtype(np.int64)  # the type of a plain class
+LABEL = np.dtype(np.int64)  # of a plain class label
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,15 @@ class Layout:
     """The division of a stream into chunks, and the size of its window.
 
     Attributes:
-        image: what the input of one sample is.
-        samples: in one epoch.
-        chunk: samples in a chunk.
-        slots: chunks that the window holds.
-        lookahead: chunks that may be produced ahead of the fastest reader (Q_P of [FLEET] Fig. 4).
-        readers: on a node, at most.
-        is_ring: whether groups take chunks in an order of their own.
-        target: the type in which the target of one sample travels
-            (:attr:`preprocess.target.TargetSpec.wire`).
+        image: shape and dtype of the input of one sample.
+        samples: number of samples of an epoch.
+        chunk: number of samples of a chunk.
+        slots: number of chunks that the window holds.
+        lookahead: number of chunks that may be produced ahead of the fastest reader (Q_P of [FLEET]
+            Fig. 4).
+        readers: maximum number of readers of a node.
+        is_ring: whether each group reads chunks in its own order.
+        target: dtype of targets in the stream (:attr:`preprocess.target.TargetSpec.wire`).
     """
 
     image: ImageSpec
@@ -46,12 +46,12 @@ class Layout:
 
     @property
     def chunks(self) -> int:
-        """Chunks in an epoch (C)."""
+        """Number of chunks of an epoch (C)."""
         return -(-self.samples // self.chunk)
 
     @property
     def window_bytes(self) -> int:
-        """Bytes of all slots."""
+        """Size of all slots in bytes."""
         return self.slots * self.chunk * row_bytes(self.image, self.target)
 
     def span(self, sequence: int) -> tuple[int, int, int]:
@@ -70,12 +70,12 @@ Q_P = 2048
 
 
 def row_bytes(image: ImageSpec, target: np.dtype) -> int:
-    """Return the bytes of one sample, without those of a plain label."""
+    """Return the size of one sample in bytes; a plain label is not counted."""
     return image.nbytes + (0 if target == LABEL else target.itemsize)
 
 
 def chunk_size(image: ImageSpec, target: np.dtype = LABEL) -> int:
-    """Return the samples of a chunk of about a mebibyte."""
+    """Return the number of samples of a chunk of about 1 MiB."""
     return int(np.clip(2**20 // row_bytes(image, target), 8, 64))
 
 
@@ -90,12 +90,15 @@ def plan_layout(
 ) -> Layout:
     """Choose chunks and slots for a window of ``window`` bytes.
 
-    Chunks are about a mebibyte: large enough that counting them costs nothing, small enough that a
-    reader does not wait long for the first.
+    Chunks are about 1 MiB: large enough that their overhead is negligible, small enough that a
+    reader does not wait long for the first one.
 
     Args:
-        epochs: as far apart as networks can be; more room would never be used. Two always have room
-            if there is some.
+        image, samples, readers, target: see :class:`Layout`.
+        window: size of the window in bytes.
+        largest_batch: number of samples of the largest global batch.
+        epochs: largest distance between two networks, in epochs; a larger window would not be used.
+            Values below 2 count as 2.
 
     Raises:
         UserError: the window cannot hold the largest batch and one more chunk.
@@ -122,12 +125,17 @@ def plan_ring(
 ) -> Layout:
     """Choose the slots for a ring of ``shards`` shards.
 
-    The shards are the chunks. Their size follows from the data set alone, since recorded paths
-    speak of them.
+    The shards are the chunks. Their size depends on the data set alone, because recorded paths
+    refer to them.
+
+    Args:
+        image, samples, readers, target: see :class:`Layout`.
+        window: size of the window in bytes.
+        shards: number of shards of the data set.
 
     Raises:
-        UserError: the window cannot hold one shard that is read, one that is ready and one that is
-            written.
+        UserError: the window cannot hold three shards: one that is read, one that is ready and one
+            that is written.
     """
     chunk = -(-samples // min(shards, samples))
     size = row_bytes(image, target)
@@ -137,8 +145,7 @@ def plan_ring(
         raise UserError(
             f"data.shared_memory: {format_size(window)} is too small for a ring: three shards of "
             f"{pluralize(chunk, 'sample')} of {format_size(size)} need "
-            f"{format_size(min_slots * chunk * size)}; or cut the data set into more shards "
-            f"than data.shards: {shards}"
+            f"{format_size(min_slots * chunk * size)}; or raise data.shards above {shards}"
         )
     slots = min(slots, max(2 * -(-samples // chunk), min_slots))
     return Layout(

@@ -1,4 +1,4 @@
-"""Batches that a trainer prepares itself, in a thread, from a store."""
+"""Batches that a trainer prepares itself from a store, in a thread."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class LocalBatches:
     """Prepares this rank's rows in a thread, a few batches ahead.
 
     Args:
-        store: where they come from.
-        order: of the epochs.
-        waiting: for samples that other ranks prepare.
+        store: provides the samples.
+        order: the order of the samples in each epoch.
+        waiting: waits for samples that other ranks prepare.
         on_bad: receives unreadable samples, in the thread that iterates.
 
     Attributes:
-        waited_s: for samples so far.
+        waited_s: seconds for which this rank has waited for samples so far.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class LocalBatches:
         try:
             while True:
                 began = time.perf_counter()
-                item = self._next(ahead)
+                message = self._next(ahead)
                 self.waited_s += time.perf_counter() - began
-                if item is _END:
+                if message is _END:
                     return
-                if isinstance(item, BaseException):
-                    raise item
-                ready, bad = item
+                if isinstance(message, BaseException):
+                    raise message
+                ready, bad = message
                 for sample in bad:
                     self._on_bad(sample)
                 yield ready
@@ -86,14 +86,14 @@ class LocalBatches:
     def _next(self, ahead: queue.Queue) -> Any:
         """Wait for the thread's next batch; stop waiting for a rank that has died."""
 
-        def look() -> Any:
-            item = _get(ahead)
-            if item is None:
+        def poll() -> Any:
+            message = _get(ahead)
+            if message is None:
                 self._waiting.check_writers()
-            return item
+            return message
 
         try:
-            return self._waiting.world.wait(look)
+            return self._waiting.world.wait(poll)
         except WriterDied:
             self._store.stop_waiting()
             return self._waiting.world.wait(partial(_get, ahead))
@@ -126,7 +126,7 @@ class LocalBatches:
                 if not _put(ahead, (prepared, bad), stop):
                     return
             _put(ahead, _END, stop)
-        except BaseException as error:  # it belongs to the rank, not to this thread
+        except BaseException as error:  # is raised in the rank's main thread
             _put(ahead, error, stop)
 
     def _load(
@@ -151,10 +151,10 @@ def _get(ahead: queue.Queue) -> Any:
         return None
 
 
-def _put(ahead: queue.Queue, item: object, stop: threading.Event) -> bool:
+def _put(ahead: queue.Queue, message: object, stop: threading.Event) -> bool:
     while not stop.is_set():
         try:
-            ahead.put(item, timeout=0.1)
+            ahead.put(message, timeout=0.1)
             return True
         except queue.Full:
             continue

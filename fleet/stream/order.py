@@ -1,16 +1,13 @@
 """The samples of a network's epoch and their order (pure).
 
-An epoch is a sequence of (production, sample) pairs. A *production* is one run of preprocessing
-over the data set: what a sample looks like in it depends on (seed, production, sample) alone, so
-that any rank can prepare any part of any epoch again.
+An epoch is a sequence of (production, sample) pairs. A *production* is one pass of preprocessing
+over the data set: a prepared sample depends only on (seed, production, sample), so that any rank
+can prepare any part of any epoch again.
 
-============  ==============================================================================================
-``strict``    epoch e is production e, whole, in the order that the source draws for it
-``ring``      the data set is cut into shards once and for all. Production t makes all of them, in an order of
-              its own: *chunk* ``s = t * shards + k`` is the k-th shard of production t. An epoch is
-                  any
-              sequence of chunks in which every shard comes once: its *path*
-============  ==============================================================================================
+- ``strict``: epoch e is production e in the order that the source draws for it.
+- ``ring``: the data set is cut into fixed shards. Each production prepares all shards, in a random
+  order: *chunk* ``s = t * shards + k`` is the k-th shard of production t. An epoch is any sequence
+  of chunks that contains every shard once, its *path*.
 """
 
 from __future__ import annotations
@@ -31,9 +28,8 @@ class Epoch:
     """A request for an epoch.
 
     Attributes:
-        number: of the stream's epoch (strict), or of the production to begin with (ring).
-        path: the chunks of the ring that were consumed of it so far, in order; empty in strict
-            order.
+        number: the stream's epoch (strict), or the production to begin with (ring).
+        path: the chunks of the ring that were consumed so far, in order; empty in strict order.
     """
 
     number: int
@@ -45,9 +41,9 @@ class EpochPlan:
     """All samples of an epoch.
 
     Attributes:
-        productions: (samples,) in which each sample is prepared, int64.
-        indices: (samples,) of the source, int64.
-        path: the chunks, in order; empty in strict order.
+        productions: (samples,) int64, the production of each sample.
+        indices: (samples,) int64, each sample's index in the source.
+        path: the chunks in order; empty in strict order.
     """
 
     productions: np.ndarray
@@ -59,10 +55,10 @@ class Order(Protocol):
     """A mapping from epochs, and chunks of the stream, to samples."""
 
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:
-        """Return the production of a chunk of the stream, and its samples in order."""
+        """Return the production of a chunk, and the indices (samples,) int64 of its samples."""
 
     def plan_epoch(self, epoch: Epoch, consumed: Container[int] = ()) -> EpochPlan:
-        """Return all samples of an epoch, for a rank that prepares it itself.
+        """Return all samples of an epoch, for ranks that prepare it themselves.
 
         Args:
             consumed: chunks of the ring that the network has consumed in other epochs.
@@ -70,18 +66,18 @@ class Order(Protocol):
 
 
 class PermutationSource(Protocol):
-    """A source of permutations: a pipeline, by its source and seed."""
+    """A source of permutations, such as a pipeline."""
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the permutation of the samples in one epoch."""
+        """Return the permutation (samples,) int64 of the samples in one epoch."""
 
 
 class StrictOrder:
     """Every epoch is one permutation, cut into chunks.
 
     Args:
-        orders: draws it.
-        size: samples in a chunk.
+        orders: draws the permutations.
+        size: number of samples of a chunk.
     """
 
     def __init__(self, orders: PermutationSource, size: int) -> None:
@@ -107,17 +103,17 @@ class StrictOrder:
 
 
 class RingOrder:
-    """Shards that circulate.
+    """Each production is a permutation of fixed shards, which groups read in any order.
 
-    A shard is a piece of the source's own order, so that sources which are best read in sequence
-    still are. All shards have ``size`` samples but the last, which may be short and then comes last
-    in every production: so chunks begin at multiples of ``size``.
+    A shard is a contiguous part of the source's order, so that sequential sources are still read in
+    sequence. All shards have ``size`` samples except the last, which may be shorter and then comes
+    last in every production, so that chunks begin at multiples of ``size``.
 
     Args:
         orders: draws the order that is cut into shards.
-        size: samples in a shard.
-        seed: of the order of shards in each production, and of samples in each shard.
-        recorded: the paths of epochs 0, 1, ... where they are given: a replay.
+        size: number of samples of a shard.
+        seed: seed of the order of shards in each production, and of samples in each shard.
+        recorded: the paths of epochs 0, 1, ... of a replay.
     """
 
     def __init__(
@@ -133,15 +129,15 @@ class RingOrder:
         self._recorded = tuple(recorded)
         self.shards = -(-len(self._samples) // size)
         self._full_shards = len(self._samples) // size
-        self._turn: tuple[int, np.ndarray] | None = None
+        self._latest: tuple[int, np.ndarray] | None = None
 
     def shard(self, sequence: int) -> int:
         """Return the shard of a chunk."""
         production, position = divmod(sequence, self.shards)
-        if self._turn is None or self._turn[0] != production:
+        if self._latest is None or self._latest[0] != production:
             order = rng_for(self._seed, ORDER, production, 1).permutation(self._full_shards)
-            self._turn = production, np.append(order, range(self._full_shards, self.shards))
-        return int(self._turn[1][position])
+            self._latest = production, np.append(order, range(self._full_shards, self.shards))
+        return int(self._latest[1][position])
 
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - Order says it
         production = sequence // self.shards
@@ -176,12 +172,12 @@ class RingOrder:
 class FoldOrder:
     """An order without the samples of the fold that evaluates a network.
 
-    Positions count the samples that it trains on, so readers of batches need not know that
-    there are others. See docs/design/folds.md.
+    Positions count only the samples that the network trains on, so readers of batches need not know
+    about folds. See docs/design/folds.md.
 
     Args:
-        order: of all samples.
-        keeps: (samples of the source,) bool, which ones it trains on.
+        order: the order of all samples.
+        keeps: (samples of the source,) bool, True for the samples that the network trains on.
     """
 
     def __init__(self, order: Order, keeps: np.ndarray) -> None:
@@ -199,7 +195,7 @@ class FoldOrder:
 
 
 def runs(productions: np.ndarray) -> list[tuple[int, slice]]:
-    """Split samples into runs of one production: (production, slice).
+    """Split samples into runs of one production; returns (production, slice) of each.
 
     >>> runs(np.array([4, 4, 5]))
     [(4, slice(0, 2, None)), (5, slice(2, 3, None))]

@@ -1,9 +1,9 @@
-"""Readers of the node's window in stream order, each rank its own rows of every batch.
+"""Readers of the node's window in stream order; each rank reads its rows of every batch.
 
-:mod:`fleet.stream.ring` has the reader of groups that read at their own pace, in an order of their
-own, :mod:`fleet.stream.local_batches` what trainers do that prepare their samples themselves. All
-give the same samples, bit for bit, since what a sample looks like depends on the seed, the
-production and its index alone.
+:mod:`fleet.stream.ring` has the reader for groups that read at their own pace and in their own
+order, :mod:`fleet.stream.local_batches` the batches of trainers that prepare their samples
+themselves. All return the same samples, bit for bit, because a prepared sample depends only on the
+seed, the production and its index.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from fleet.stream.order import Epoch, Order
 from fleet.stream.stall import StallClock, Waiting
 from fleet.stream.window import NOT_READING, Window
 
-Positions: TypeAlias = (
-    range | np.ndarray
-)  # where samples are: all of a stretch, or those that a network keeps of it
+# Positions of samples: a whole range, or the samples of a fold's network within it.
+Positions: TypeAlias = range | np.ndarray
 
 
 class Reader:
     """Reads the window of this node, in the order of the stream.
 
     Args:
-        window: of this node.
-        reader: the place of this rank among the node's readers.
-        waiting: for the ranks that fill the window.
-        order: of all samples.
-        keeps: (samples of the source,) bool, which ones are read; None for all.
+        window: the window of this node.
+        reader: this rank's index among the node's readers.
+        waiting: waits for the ranks that fill the window.
+        order: the order of all samples.
+        keeps: (samples of the source,) bool, True for the samples that are read; None for all.
 
     Attributes:
-        waited_s: for samples so far.
+        waited_s: seconds for which this rank has waited for samples so far.
     """
 
     def __init__(
@@ -79,11 +78,11 @@ class Reader:
         for first in range(start, len(positions), batch):
             last = min(first + batch, len(positions))
             own_rows = split_rows(first, last, group.rank, group.size)
-            # The cursor follows the global batch, so that a rank without rows keeps up as well.
+            # The cursor follows the global batch, so that a rank without rows advances as well.
             self._need(layout.sequence(number, int(positions[first])))
             images, targets = self._rows(number, positions[slice(*own_rows)])
             yield Batch(images, targets, last - first, last, last == len(positions), epoch)
-        # The next epoch may be far away; what this one held is needed no more.
+        # The next epoch may be far away; release the chunks of this one.
         self._need(layout.sequence(number + 1, 0))
 
     def _select_positions(self, samples: int, indices: Callable[[], np.ndarray]) -> Positions:
@@ -134,7 +133,7 @@ class Reader:
         return images, targets
 
     def _wait(self, sequence: int) -> None:
-        """Wait for a chunk; a wait that is too long ends the run with its cause."""
+        """Wait for a chunk; raise Stalled with the cause if it takes too long."""
         began = time.perf_counter()
         clock = StallClock(self._waiting.stall_s, partial(self._stalled, sequence))
         self._waiting.until(lambda: self._window.has(sequence) or None, clock)
@@ -147,10 +146,13 @@ class Reader:
         }
         slowest = min(reading, key=lambda reader: reading[reader])
         if window.newest() - reading[slowest] >= window.layout.slots:
-            cause = f"reader {slowest} of this node, at chunk {reading[slowest]}, reads no further and the window is full"
+            cause = (
+                f"the window is full, and reader {slowest} of this node has stopped at chunk "
+                f"{reading[slowest]}"
+            )
         else:
             cause = "the preprocessor that should write it does not"
         return (
-            f"chunk {sequence} of the stream has not arrived for {self._waiting.stall_s:.0f} s (data.data_timeout): "
-            f"{cause}; the newest chunk is {window.newest() - 1}"
+            f"chunk {sequence} of the stream has not arrived for {self._waiting.stall_s:.0f} s "
+            f"(data.data_timeout): {cause}; the newest chunk is {window.newest() - 1}"
         )

@@ -1,12 +1,13 @@
 """Readers of a ring: each group at its own pace and in its own order.
 
-A group takes a chunk at a time, always the oldest whose shard it still lacks in its epoch. Each
-node gives its slots away by itself, so nodes hold different chunks; what a group takes must be held
-by all of its nodes. Therefore its ranks *choose* together: each says so in the window of its node,
-from which nothing is let go until it has chosen; they exchange what their nodes hold; all come to
-the same chunk; each puts its cursor on it, wherever it is: there, being written, or still to be
-made. From then on no node lets go of it before it has been read, so the group waits for the writers
-alone, and writers fill the ring no further than a cursor asks for.
+A group reads one chunk at a time, always the oldest whose shard its epoch still lacks. Each node
+assigns its slots by itself, so nodes hold different chunks, but all nodes of a group must hold the
+chunk that the group reads. Therefore the ranks of a group *choose* together. Each rank sets its
+cursor to CHOOSING in the window of its node, which then releases no chunk. The ranks exchange the
+lists of chunks that their nodes hold, and all choose the same one. Each sets its cursor to that
+chunk, whether it is complete, being written, or not yet begun. From then on no node releases the
+chunk before it has been read, so the group waits for the writers only; and writers fill the ring no
+further than the cursors require.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ from fleet.stream.window import CHOOSING, NOT_READING, Stock, Window
 
 
 def choose(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> int:
-    """Choose a group's next chunk: the oldest useful one that all of its nodes have or will.
+    """Choose a group's next chunk: the oldest useful one that all of its nodes have or will have.
 
     Args:
-        stocks: of the group's nodes.
-        is_of_use: whether a chunk holds a shard that the group still lacks, and was not consumed
-            before.
+        stocks: the chunks of each of the group's nodes.
+        is_of_use: returns whether a chunk holds a shard that the group still lacks, and was not
+            consumed before.
     """
-    # In order, up to the first: an order of shards is drawn anew for each change from one
-    # production to another.
+    # Test in order and stop at the first: a change of production draws a new order of shards.
     complete = sorted(frozenset.intersection(*(stock.complete for stock in stocks)))
     available = next(filter(is_of_use, complete), None)
     if available is not None:
@@ -65,9 +65,9 @@ class RingReader(Reader):
 
     Args:
         window, reader, waiting, keeps: see :class:`~fleet.stream.reader.Reader`.
-        order: of all samples.
-        first: the first chunk of this launch. A group may choose before the ring of any of its
-            nodes has begun.
+        order: the order of all samples.
+        first: the first chunk of this launch, because a group may choose before any chunk of the
+            ring is assigned.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RingReader(Reader):
     ) -> Iterator[Batch]:
         """Yield the batches of an epoch; ``start`` must be 0 in a ring."""
         if start:
-            raise ValueError("a ring does not give the rest of an epoch")
+            raise ValueError(f"a ring cannot start an epoch at sample {start}")
         samples = self._samples
         path = list(epoch.path)
         lacks = set(range(self._ring.shards))
@@ -100,9 +100,10 @@ class RingReader(Reader):
         def is_of_use(sequence: int) -> bool:
             return self._ring.shard(sequence) in lacks and sequence not in consumed
 
-        missed_chunks: set[int] = set()  # chunks that were missed
-        begin = end = 0  # of the chunk that is read, in the epoch
-        positions: Positions = range(0)  # in it
+        missed_chunks: set[int] = set()
+        # the present chunk's position in the epoch
+        begin = end = 0
+        positions: Positions = range(0)  # in the present chunk
         for first in range(0, samples, batch):
             last = min(first + batch, samples)
             own_rows = split_rows(first, last, group.rank, group.size)
@@ -114,7 +115,7 @@ class RingReader(Reader):
                     parts.append(self._part(path[-1], positions[low - begin : high - begin]))
                 if end >= last:
                     break
-                # What this rank wants of the chunk is copied before the chunk is released.
+                # Copy this rank's rows of the chunk before the chunk is released.
                 parts = [(images.copy(), targets.copy()) for images, targets in parts]
                 path.append(self._take(is_of_use, group, missed_chunks))
                 lacks.remove(self._ring.shard(path[-1]))
@@ -147,9 +148,9 @@ class RingReader(Reader):
             missed_chunks: receives the chunks that were missed.
 
         Raises:
-            WriterDied: on all ranks of the group: on one of them it will not come any more.
+            WriterDied: on all ranks of the group, if the chunk will not arrive on one of them.
         """
-        self.leave()  # what this rank has held is needed no more
+        self.leave()  # release the previous chunk
         sequence = self._choose(is_of_use, group, missed_chunks)
         has_come = True
         try:
@@ -171,21 +172,20 @@ class RingReader(Reader):
             held_chunks = sorted(
                 set(window.cursors[:-1].tolist()) - {NOT_READING, CHOOSING, sequence}
             )
-            cause = "no slot has become free for it on this node, " + (
-                f"whose readers hold {', '.join(map(str, held_chunks))}"
-                if held_chunks
-                else "though no reader holds one"
-            )
-        passing = ", though newer ones come" if newest > sequence else ""
+            holders = "no reader holds one"
+            if held_chunks:
+                holders = f"readers hold chunks {', '.join(map(str, held_chunks))}"
+            cause = f"no slot has become free for it on this node ({holders})"
+        newer = ", but newer ones have" if newest > sequence else ""
         return (
-            f"chunk {sequence} of the ring has not arrived for {self._waiting.stall_s:.0f} s (data.data_timeout)"
-            f"{passing}: {cause}; the newest chunk is {newest}"
+            f"chunk {sequence} of the ring has not arrived for {self._waiting.stall_s:.0f} s "
+            f"(data.data_timeout){newer}: {cause}; the newest chunk is {newest}"
         )
 
     def _choose(
         self, is_of_use: Callable[[int], bool], group: Group, missed_chunks: set[int]
     ) -> int:
-        group.barrier()  # others on these nodes are kept waiting for a moment only
+        group.barrier()  # so that all choose together and hold up their nodes only briefly
         self._need(CHOOSING)
         try:
             stocks = group.allgather(self._window.stock(self._first))

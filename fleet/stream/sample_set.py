@@ -13,14 +13,15 @@ class SampleSet:
     """A stored sample set, one copy per node.
 
     Args:
-        image: what the input of one sample is.
-        samples: how many.
-        chunk: how many a preprocessor takes at a time.
-        target: the type in which targets travel.
+        image: shape and dtype of the input of one sample.
+        samples: number of samples.
+        chunk: number of samples that a preprocessor prepares at a time.
+        name, create: see :class:`fleet.comm.segment.Segment`.
+        target: dtype of targets in the stream.
 
     Attributes:
-        images: (samples, ...), of the input's shape and type.
-        targets: (samples,) of the target's type.
+        images: (samples, ...) of the input's shape and dtype.
+        targets: (samples,) of the target's dtype.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class SampleSet:
         return complete
 
     def has_rows(self, rows: np.ndarray) -> bool:
-        """Return True if all of these rows are ready."""
+        """Return True if all of these rows (k,) int64 are ready."""
         complete = bool(self._ready[rows // self.chunk].all())
         fence()
         return complete

@@ -1,4 +1,4 @@
-"""Waiting for other ranks, and detecting that they have stopped."""
+"""Waits for other ranks, which end with an error if the other ranks have stopped."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from fleet.units import pluralize
 T = TypeVar("T")
 
 
-# Who waits for samples has time: the preprocessor is the bottleneck, and wants the core that a look
-# costs.
+# A rank that waits for samples may poll rarely: preprocessing is the bottleneck and needs the core.
 _PATIENCE = 4.0
 
 
 class WriterDied(InfrastructureError):
-    """A rank that fills shared memory has died, so what was waited for will not come."""
+    """A rank that fills shared memory has died, so awaited samples will not arrive."""
 
 
 class Stalled(InfrastructureError):
@@ -30,14 +29,14 @@ class Stalled(InfrastructureError):
 
 
 class StallClock:
-    """Measures one wait and ends the run when it takes too long.
+    """Measures one wait and raises an error when it takes too long.
 
     Args:
-        stall_s: seconds without progress that are too long.
-        explain: what to say then.
-        progress: a number that grows whenever something comes; by default only the end of the wait
-            counts.
-        clock: seconds, from any origin; a test may give its own.
+        stall_s: longest time without progress, in seconds.
+        explain: returns the message of the error.
+        progress: returns a number that grows with each arrival; by default only the end of the wait
+            counts as progress.
+        clock: returns seconds from any origin.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class StallClock:
         """Check the wait; called repeatedly, the first call starts the clock.
 
         Raises:
-            Stalled: nothing has come for so long that the rank that should write has stopped.
+            Stalled: there was no progress for longer than ``stall_s``.
         """
         progress = self._progress()
         now = self._clock()
@@ -74,8 +73,9 @@ def make_set_clock(shared: SampleSet, split: str, stall_s: float) -> StallClock:
 
     def explain() -> str:
         return (
-            f"no further {split} samples have arrived for {stall_s:.0f} s (data.data_timeout): {shared.ready()} of "
-            f"{pluralize(shared.chunks, 'chunk')} there, and the preprocessors that should write the others do not"
+            f"no further {split} samples have arrived for {stall_s:.0f} s (data.data_timeout): "
+            f"{shared.ready()} of {pluralize(shared.chunks, 'chunk')} are complete, and the "
+            "preprocessors that should write the others do not"
         )
 
     return StallClock(stall_s, explain, shared.ready)
@@ -83,10 +83,10 @@ def make_set_clock(shared: SampleSet, split: str, stall_s: float) -> StallClock:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The way in which a rank waits for what other ranks write.
+    """Waits for samples that other ranks write.
 
     Attributes:
-        world: to wait with.
+        world: the launch; provides the wait and the dead ranks.
         stall_s: seconds after which a wait is an error: the other rank has stopped.
         writers: the ranks that write.
     """
@@ -99,18 +99,18 @@ class Waiting:
         """Wait until ``ready`` returns something.
 
         Raises:
-            WriterDied: a rank that writes has died, so that it may never come.
-            Stalled: the clock says that it will not come.
+            WriterDied: a rank that writes has died.
+            Stalled: the wait has taken too long by ``clock``.
         """
 
-        def look() -> T | None:
+        def poll() -> T | None:
             result = ready()
             if result is None:
                 self.check_writers()
                 clock.check()
             return result
 
-        return self.world.wait(look, _PATIENCE)
+        return self.world.wait(poll, _PATIENCE)
 
     def check_writers(self) -> None:
         """Raise WriterDied if a rank that writes has died."""

@@ -1,6 +1,6 @@
-"""Stores from which a rank takes samples by number: files, its memory, or its node's.
+"""Stores from which a rank reads samples by index: files, its memory, or its node's memory.
 
-The fourth store is the node's window, where samples pass by in the order of the stream
+The fourth store is the node's window, which is read in the order of the stream
 (:mod:`fleet.stream.reader`).
 """
 
@@ -22,7 +22,7 @@ _POLL_S = 0.001
 
 
 class FileStore:
-    """A store that keeps nothing: this rank reads, decodes and transforms each sample."""
+    """A store without a cache: this rank reads, decodes and transforms each sample."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -32,7 +32,7 @@ class FileStore:
         """Wait until samples can be loaded, or ``stop`` is set; runs in a thread.
 
         Raises:
-            InfrastructureError: nothing that it waits for has come for too long.
+            InfrastructureError: there was no progress for too long.
         """
 
     def stop_waiting(self) -> None:
@@ -51,8 +51,8 @@ class RankMemory(FileStore):
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
         self._images, self._targets = pipeline.empty_stored(pipeline.samples)
-        self._is_there = np.zeros(pipeline.samples, bool)
-        self._finished = AugmentedEpochs(pipeline)
+        self._is_ready = np.zeros(pipeline.samples, bool)
+        self._augmented = AugmentedEpochs(pipeline)
 
     def load(  # noqa: D102
         self,
@@ -61,14 +61,14 @@ class RankMemory(FileStore):
         images: np.ndarray,
         targets: np.ndarray,
     ) -> list[UnreadableSample]:
-        lacking = indices[~self._is_there[indices]]
+        lacking = indices[~self._is_ready[indices]]
         new_images, new_targets = self._pipeline.empty_stored(len(lacking))
         bad = self._pipeline.load_stored(lacking, new_images, new_targets)
         self._images[lacking] = new_images
         self._targets[lacking] = new_targets
-        self._is_there[lacking] = True
-        return bad + self._finished.finish(
-            lambda which: (self._images[which], self._targets[which]),
+        self._is_ready[lacking] = True
+        return bad + self._augmented.finish(
+            lambda rows: (self._images[rows], self._targets[rows]),
             indices,
             production,
             images,
@@ -80,8 +80,9 @@ class NodeStore(FileStore):
     """A store in the node's memory: decoded samples, augmented by this rank.
 
     Args:
-        stall_s: seconds without a further chunk that are an error.
-        shared: of :class:`~fleet.stream.augment.AugmentedEpochs`.
+        stored: decoded samples, in the order of epoch 0.
+        stall_s: longest time without another chunk, in seconds; then an error is raised.
+        shared: see :class:`~fleet.stream.augment.AugmentedEpochs`.
     """
 
     def __init__(
@@ -92,12 +93,11 @@ class NodeStore(FileStore):
         shared: Callable[[int], AugmentedEpoch | None] | None = None,
     ) -> None:
         super().__init__(pipeline)
-        # they lie in the order of epoch 0
         self._decoded = stored
         self._row = np.argsort(pipeline.order(0))
-        self._is_alone = False  # whether what is not there yet will not come
+        self._is_alone = False  # whether missing samples will not come from other ranks
         self._stall_s = stall_s
-        self._finished = AugmentedEpochs(pipeline, shared=shared)
+        self._augmented = AugmentedEpochs(pipeline, shared=shared)
 
     def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:  # noqa: D102
         rows = self._row[indices]
@@ -118,8 +118,8 @@ class NodeStore(FileStore):
     ) -> list[UnreadableSample]:
         if not self._decoded.has_rows(self._row[indices]):
             return super().load(indices, production, images, targets)
-        return self._finished.finish(self._as_kept, indices, production, images, targets)
+        return self._augmented.finish(self._read_decoded, indices, production, images, targets)
 
-    def _as_kept(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _read_decoded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = self._row[indices]
         return self._decoded.images[rows], self._decoded.targets[rows]

@@ -1,4 +1,4 @@
-"""Validation and test samples, as trainers iterate over them."""
+"""Validation and test samples, over which trainers iterate."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class NodeValidation:
     """Validation samples in the node's memory.
 
     Attributes:
-        samples: all of them.
-        waiting: for the ranks that prepare them.
-        finish: what is left to do to them; None where nothing is.
+        samples: all validation samples.
+        waiting: waits for the ranks that prepare them.
+        finish: the remaining transforms; None if there are none.
     """
 
     samples: SampleSet
@@ -33,7 +33,7 @@ class NodeValidation:
         """Wait for all samples; returns False if a rank that prepares them has died.
 
         Raises:
-            InfrastructureError: no further ones have come for too long.
+            InfrastructureError: no further samples have arrived for too long.
         """
         clock = make_set_clock(self.samples, "validation", self.waiting.stall_s)
         try:
@@ -46,15 +46,15 @@ class Validation:
     """The validation or test samples, the same for every network.
 
     Args:
-        pipeline: prepares them, where the node does not keep them.
+        pipeline: prepares the samples if the node does not store them.
         on_bad: receives unreadable samples.
-        rows: rows that networks are evaluated on; None for all.
-        shared: from where they come; None where each rank prepares its own.
-        keeps: whether a rank keeps its own, all of them, from their first use on. Test data is read
-            rarely: of it each rank prepares its share whenever it is asked for.
+        rows: (k,) int64, rows that networks are evaluated on; None for all.
+        shared: the node's samples; None if each rank prepares its own.
+        keeps: whether a rank that prepares samples keeps all of them from their first use on. Test
+            data is read rarely, so each rank prepares its share each time.
 
     Attributes:
-        samples: how many there are.
+        samples: number of samples.
     """
 
     def __init__(

@@ -4,23 +4,24 @@ A :class:`Window` holds the most recent chunks of the stream (:mod:`fleet.stream
 of slots in shared memory, chunk ``s`` in slot ``s % slots``, as one contiguous array of samples: a
 batch that spans chunks is still one view, unless the ring wraps inside it.
 
-Ranks agree through a few 64-bit words in the segment, each with one writer:
+Ranks synchronize through a few 64-bit words in the segment, each with one writer:
 
-- ``stamps[slot] = s + 1``: chunk ``s`` is complete there; written by the rank that filled it.
-- ``cursors[reader]``: the first chunk that a reader still needs; infinity while it reads nothing.
-  A slot is filled again only when all cursors have passed what it held. Chunks follow each other in
-  a slot in order of their numbers, also unneeded ones: a slow preprocessor that comes
-  late with an old one must not put it over a new one.
-- ``demand``: how far the readers of other nodes are; written by the node's leader.
+- ``stamps[slot] = s + 1``: the slot holds the complete chunk ``s``; written by the rank that
+  filled it.
+- ``cursors[reader]``: the first chunk that a reader still needs; infinity while it does not read.
+  A slot is overwritten only after all cursors have passed its chunk. The chunks of a slot follow
+  each other in order of their numbers, even unneeded ones, so that a slow preprocessor cannot
+  overwrite a new chunk with an old one.
+- ``demand``: the position of the readers of other nodes; written by the node's leader.
 
-A *ring* (see :mod:`fleet.stream.order`) is a window from which readers take chunks in orders of
-their own. There a cursor is the one chunk that a reader reads or waits for; and any slot that no
-cursor is on may be filled with any chunk, so that a slow reader stops no other. Which one, the
-node's leader decides; while a reader chooses its next chunk (:mod:`fleet.stream.ring`), it lets go
-of none.
+A *ring* (see :mod:`fleet.stream.order`) is a window from which each reader takes chunks in its own
+order. There a cursor is the one chunk that a reader reads or waits for, and any slot without a
+cursor may be overwritten with any chunk, so that a slow reader does not block others. The node's
+leader assigns chunks to slots; while a reader chooses its next chunk (:mod:`fleet.stream.ring`),
+the leader releases no chunk.
 
-- ``assigned[slot] = s + 1``: chunk ``s`` is there, or is being written.
-- ``assigned_until``: one past the last chunk that was given a slot.
+- ``assigned[slot] = s + 1``: the slot holds chunk ``s``, complete or being written.
+- ``assigned_until``: one past the last chunk that was assigned a slot.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fleet.comm.segment import fence, map_arrays
 from fleet.stream.layout import Layout
 
 NOT_READING = np.iinfo(np.int64).max
-CHOOSING = -1  # in place of the chunk of a ring that a reader will choose in a moment
+CHOOSING = -1  # cursor of a reader that is choosing its next chunk of a ring
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Stock:
     """The chunks that a node holds of a ring.
 
     Attributes:
-        complete: the chunks that are there.
+        complete: complete chunks.
         coming: chunks that have a slot and are being written.
-        until: from here on no chunk was given a slot yet, and each will be given one.
+        until: the first chunk that was not assigned a slot; it and all later ones will be.
     """
 
     complete: frozenset[int]
@@ -51,7 +52,7 @@ class Stock:
     until: int
 
     def will_have(self, sequence: int) -> bool:
-        """Return True if a chunk is there or will come."""
+        """Return True if a chunk is complete or will be."""
         return sequence >= self.until or sequence in self.complete or sequence in self.coming
 
 
@@ -59,18 +60,18 @@ class Window:
     """The ring of chunks of one node; see the module's docstring.
 
     Args:
-        name: of the segment.
-        create: whether this rank makes it.
-        is_relayed: whether chunks go to other nodes; until the relay begins, it needs all of them.
+        layout: shapes, dtypes and numbers.
+        name, create: see :class:`fleet.comm.segment.Segment`.
+        is_relayed: whether chunks go to other nodes; until the relay begins, it needs all chunks.
 
     Attributes:
-        images: (slots * chunk, ...), inputs of the layout's shape and type; slot ``i`` is the rows
+        images: (slots * chunk, ...) inputs of the layout's shape and dtype; slot ``i`` has the rows
             from ``i * chunk`` on.
-        targets: (slots * chunk,) of the layout's type of targets.
+        targets: (slots * chunk,) of the layout's dtype of targets.
         cursors: (readers + 1,) int64, one for each reader; the last one is the relay's, see
             :mod:`fleet.stream.relay`. ``NOT_READING`` stands for infinity.
-        stamps: (slots,) int64, 0 where a slot holds no complete chunk.
-        assigned: (slots,) int64, 0 where a slot was given to no chunk.
+        stamps: (slots,) int64, 0 if a slot holds no complete chunk.
+        assigned: (slots,) int64, 0 if a slot is assigned to no chunk.
         demand, assigned_until: (1,) int64.
     """
 
@@ -106,18 +107,18 @@ class Window:
         return last - first
 
     def _slot(self, sequence: int) -> int:
-        """Return the slot of a chunk; in a ring the chunk must have been given one."""
+        """Return the slot of a chunk; in a ring the chunk must have been assigned one."""
         if not self.layout.is_ring:
             return sequence % self.layout.slots
-        is_there = (
-            self.stamps == sequence + 1
-        )  # not so before it is complete; then `assigned` may be 0 for a moment
-        return int(np.flatnonzero(is_there | (self.assigned == sequence + 1))[0])
+        # Of a complete chunk `assigned` may be 0 for a moment, see assign().
+        is_complete = self.stamps == sequence + 1
+        return int(np.flatnonzero(is_complete | (self.assigned == sequence + 1))[0])
 
     def is_free(self, sequence: int, hold: int, first: int) -> bool:
         """Return True if chunk ``sequence`` may be written into its slot.
 
         Args:
+            sequence: the chunk's number.
             hold: the first chunk that groups which are still to join will need.
             first: the first chunk of the stream.
         """
@@ -127,16 +128,15 @@ class Window:
     def assign(self, sequence: int) -> bool:
         """Assign a free slot to a chunk of the ring: an empty one or that of the oldest chunk.
 
-        For the leader of the node alone.
+        Only the leader of the node may call it.
         """
         for slot in np.argsort(self.stamps, kind="stable").tolist():
             held_stamp = int(self.stamps[slot])
-            if (
-                held_stamp != self.assigned[slot] or held_stamp > self.cursors[-1]
-            ):  # being written; or still to be sent
+            # It is being written, or still has to be sent.
+            if held_stamp != self.assigned[slot] or held_stamp > self.cursors[-1]:
                 continue
-            # A reader says that it chooses and then looks what is there; so take the chunk off the
-            # list, then look for readers: one of the two sees the other.
+            # A reader sets its cursor to CHOOSING and then reads the list of chunks; so remove the
+            # chunk from the list and then read the cursors: one of the two sees the other.
             self.assigned[slot] = 0
             fence()
             readers = self.cursors[:-1].copy()
@@ -154,13 +154,12 @@ class Window:
         return False
 
     def stock(self, first: int = 0) -> Stock:
-        """Return the content of the ring; it stays while this rank's cursor is CHOOSING.
+        """Return the content of the ring, which does not shrink while a cursor is CHOOSING.
 
         Args:
-            first: the first chunk of the stream. Those before it never come, also where none has
-                been given a slot yet.
+            first: the first chunk of the stream; earlier ones will never be assigned a slot.
         """
-        fence()  # it has said so before
+        fence()  # after this rank's cursor was set to CHOOSING
         until = max(int(self.assigned_until[0]), first)
         fence()
         assigned = self.assigned.tolist()
@@ -172,8 +171,8 @@ class Window:
             if held_stamp
         ]
         return Stock(
-            frozenset(chunk for chunk, is_there in slots if is_there),
-            frozenset(chunk for chunk, is_there in slots if not is_there),
+            frozenset(chunk for chunk, is_complete in slots if is_complete),
+            frozenset(chunk for chunk, is_complete in slots if not is_complete),
             until,
         )
 
@@ -183,21 +182,19 @@ class Window:
 
     def need(self, reader: int, sequence: int) -> None:
         """Set a reader's cursor: it needs chunk ``sequence`` and later ones only."""
-        fence()  # it has read what came before
+        fence()  # after the reads of earlier chunks
         self.cursors[reader] = sequence
 
     def fastest_reader(self) -> int | None:
         """Return the largest cursor of this node's readers; None if none reads."""
-        cursors = self.cursors[
-            :-1
-        ].copy()  # all are looked at once: a reader may leave between two looks
+        cursors = self.cursors[:-1].copy()  # read once, because readers change them at any time
         reading = cursors[(cursors != NOT_READING) & (cursors != CHOOSING)]
         if reading.size:
             return int(reading.max())
         return None
 
     def mark_relayed(self, sequence: int) -> None:
-        """Record that chunks before ``sequence`` were sent to other nodes or received."""
+        """Record that chunks before ``sequence`` were sent to other nodes, or received."""
         self.cursors[-1] = sequence
 
     def newest(self) -> int:
@@ -205,7 +202,7 @@ class Window:
         return int(self.stamps.max())
 
     def has(self, sequence: int) -> bool:
-        """Return True if chunk ``sequence`` is complete and still there."""
+        """Return True if the window holds the complete chunk ``sequence``."""
         if self.layout.is_ring:
             complete = sequence + 1 in self.stamps
         else:

@@ -1,9 +1,9 @@
-"""All ranks of a launch in one process, one running at a time, in an order that a seed decides.
+"""All ranks of a launch in one process, one running at a time, in an order determined by a seed.
 
-Every rank is an actor: a thread that runs only while it holds the baton, and hands it back wherever the
-real one would wait. So a run is repeatable, every interleaving can be tried, and a deadlock is seen at
-once rather than after a timeout. The messages and collectives have MPI's promises and no more: a message
-overtakes none of the same sender and tag; a broadcast may be carried out as late as MPI allows.
+Every rank is an actor: a thread that runs only while it holds the baton, and hands it back wherever
+a real rank would wait. So a run is repeatable, every interleaving can be tried, and a deadlock is
+detected without a timeout. Messages and collectives guarantee what MPI guarantees and no more:
+messages of one sender and tag keep their order; a broadcast may complete as late as MPI allows.
 """
 
 import contextlib
@@ -78,8 +78,8 @@ class Launch:
     """The ranks of one launch.
 
     Args:
-        size: how many.
-        seed: of the order in which they run, and of how late broadcasts are carried out.
+        size: number of ranks.
+        seed: seed of the order in which ranks run, and of the delays of broadcasts.
     """
 
     def __init__(self, size, seed):
@@ -93,19 +93,19 @@ class Launch:
         self._last_progress = time.monotonic()
 
     def run(self, function, turns=None):
-        """Run ``function(world)`` on every rank until all have ended, or are killed after so many turns.
+        """Run ``function(world)`` on every rank until all have ended; kill them after ``turns``.
 
         Returns:
             Whether all have ended.
 
         Raises:
-            Deadlock: nothing can go on.
+            Deadlock: no rank can continue.
         """
         self.start(function)
         return self.finish(turns)
 
     def start(self, function):
-        """Have every rank begin ``function(world)`` at its first turn."""
+        """Let every rank begin ``function(world)`` at its first turn."""
         for world in self.worlds:
             world.actor = _Actor(lambda world=world: function(world))
         self._actors = [world.actor for world in self.worlds]
@@ -129,10 +129,10 @@ class Launch:
             self.kill()
 
     def kill(self):
-        """End all ranks where they are.
+        """End all ranks at their current position.
 
-        The threads that write their checkpoints outlive them here, as in no process: they write what they have begun.
-        Otherwise it could come after another launch has read what there is.
+        The threads that write their checkpoints outlive them here, unlike in a real process: wait
+        until they have finished, so that they write nothing after another launch has begun to read.
         """
         for actor in self._actors:
             actor.abandon()
@@ -149,22 +149,21 @@ class Launch:
             time.sleep(0.0005)
 
     def pause(self):
-        """Let others run before the rank that calls this goes on; nothing where no rank does."""
+        """Let other ranks run first, if the calling thread is a rank."""
         for actor in self._actors:
             if actor.thread is threading.current_thread():
                 actor.pause()
 
     def note(self, progress):
-        """An actor has done something, or found nothing to do."""
+        """Record whether an actor has done something or was idle."""
         self._idle = 0 if progress else self._idle + 1
 
     def _watch(self):
         if self._idle < 30 * len(self._actors):
             self._last_progress = time.monotonic()
         elif time.monotonic() - self._last_progress < 10.0:
-            time.sleep(
-                0.0002
-            )  # a thread of a rank (its own stream, its writer) may be what they wait for
+            # They may wait for a thread of a rank: its own stream, or its checkpoint writer.
+            time.sleep(0.0002)
         else:
             raise Deadlock("\n".join(self._rank_label(rank) for rank in range(len(self._actors))))
 
@@ -176,7 +175,7 @@ class Launch:
 
 
 class World:
-    """fleet.comm.protocols.World, of a launch in which nobody dies and all ranks are on one node."""
+    """fleet.comm.protocols.World of a launch without deaths, on one node."""
 
     def __init__(self, launch, rank, size):
         self.rank, self.size, self.host, self.hosts = rank, size, f"host{rank}", ()
@@ -185,7 +184,7 @@ class World:
         self.before_end = lambda: None
         self.actor = None
         self._launch = launch
-        self._everybody = Group(
+        self._all_ranks = Group(
             self, launch.groups.setdefault("all", _Shared(size, launch.random)), range(size)
         )
 
@@ -200,16 +199,17 @@ class World:
     def wait(self, ready, patience=1.0):
         while True:
             worked = self.run_background_tasks()
-            if (value := ready()) is not None:
+            value = ready()
+            if value is not None:
                 self._launch.note(progress=True)
                 return value
             self.pause(worked)
 
     def run_background_tasks(self):
-        return sum(duty() for duty in self.background_tasks) > 0
+        return sum(task() for task in self.background_tasks) > 0
 
     def sleep(self, seconds):
-        self.pause(self.run_background_tasks())  # time is not what these launches are about
+        self.pause(self.run_background_tasks())  # these launches do not model time
 
     def pause(self, worked):
         """Let the others run; for loops that are not inside ``wait``."""
@@ -217,7 +217,7 @@ class World:
         self.actor.pause()
 
     def check_for_deaths(self):
-        """Nobody dies here."""
+        """Do nothing: no rank dies here."""
 
     def wait_for_message(self, tag):
         return self.wait(lambda: self.receive(tag))
@@ -227,13 +227,13 @@ class World:
         return (0,) * self.size
 
     def broadcast_value(self, value, root=0):
-        return self._everybody.allgather(value)[root]
+        return self._all_ranks.allgather(value)[root]
 
     def allgather(self, value):
-        return self._everybody.allgather(value)
+        return self._all_ranks.allgather(value)
 
     def finish(self):
-        self._everybody.barrier()
+        self._all_ranks.barrier()
 
     def end_all_ranks(self, status):
         raise SystemExit(status)
@@ -248,17 +248,15 @@ class World:
         key = (tuple(ranks), number)
         shared = self._launch.groups.setdefault(key, _Shared(len(ranks), self._launch.random))
         group = Group(self, shared, ranks)
-        background_tasks, self.background_tasks = (
-            self.background_tasks,
-            [],
-        )  # creating a communicator is collective, and blocks
+        background_tasks = self.background_tasks
+        self.background_tasks = []  # MPI blocks while it creates a communicator
         group.barrier()
         self.background_tasks = background_tasks
         return group
 
 
 class _Shared:
-    """What the members of a group have in common: the parts that they bring to each collective."""
+    """The contributions of a group's members to each collective."""
 
     def __init__(self, size, random):
         self.size, self.random = size, random
@@ -266,7 +264,7 @@ class _Shared:
 
 
 class Group:
-    """fleet.comm.protocols.Group, of a launch in which nobody dies."""
+    """fleet.comm.protocols.Group of a launch without deaths."""
 
     def __init__(self, world, shared, ranks):
         self.ranks, self.rank, self.size = tuple(ranks), list(ranks).index(world.rank), shared.size
@@ -278,14 +276,13 @@ class Group:
         return self.rank == 0
 
     def check(self):
-        """Nobody dies here."""
+        """Do nothing: no rank dies here."""
 
     def _next(self):
         self._number += 1
         return self._shared.parts[self._number]
 
     def raising_group_failed(self):
-        """Nobody dies here."""
         return contextlib.nullcontext()
 
     def allgather(self, value):
@@ -298,7 +295,7 @@ class Group:
         self.allgather(None)
 
     def sleep(self, seconds):
-        """Time is not what these launches are about."""
+        """Do nothing: these launches do not model time."""
 
     def sum(self, buffer):
         buffer[...] = np.sum(self.allgather(buffer), axis=0)
@@ -307,28 +304,28 @@ class Group:
         return self.allgather(value)[0]
 
     def broadcast(self, buffers):
-        started = self.start_broadcast(buffers, root=0)
-        self._world.wait(lambda: started.is_done() or None)
+        broadcast = self.start_broadcast(buffers, root=0)
+        self._world.wait(lambda: broadcast.is_done() or None)
 
     def start_broadcast(self, buffers, root):
         return Broadcast(self._next(), self, buffers, root)
 
     def free(self):
-        """Nothing is held."""
+        """Do nothing: the group holds no resources."""
 
 
 class Broadcast:
-    """fleet.comm.protocols.Broadcast: carried out eagerly, or not before the last rank has come for it."""
+    """fleet.comm.protocols.Broadcast that sends eagerly, or only once all ranks have called it."""
 
     def __init__(self, parts, group, buffers, root):
         assert all(buffer.flags.c_contiguous for buffer in buffers)
         self._parts, self._group, self._buffers, self._root = parts, group, buffers, root
         self._is_done = False
         if group.rank == root:
-            eager = group._shared.random.random() < 0.5
-            parts["data"] = [buffer.copy() for buffer in buffers] if eager else buffers
-            parts["eager"] = eager
-        self._took = parts.setdefault("took", set())
+            is_eager = group._shared.random.random() < 0.5
+            parts["data"] = [buffer.copy() for buffer in buffers] if is_eager else buffers
+            parts["is_eager"] = is_eager
+        self._receivers = parts.setdefault("receivers", set())
 
     def is_done(self):
         if "data" not in self._parts:
@@ -336,10 +333,10 @@ class Broadcast:
         if self._group.rank != self._root and not self._is_done:
             for own_buffers, sent in zip(self._buffers, self._parts["data"], strict=True):
                 own_buffers[...] = sent
-        self._took.add(self._group.rank)
+        self._receivers.add(self._group.rank)
         self._is_done = True
         return (
             self._group.rank != self._root
-            or self._parts["eager"]
-            or len(self._took) == self._group.size
+            or self._parts["is_eager"]
+            or len(self._receivers) == self._group.size
         )

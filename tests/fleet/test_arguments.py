@@ -188,7 +188,7 @@ def test_main_reports_a_wrong_command_line_on_rank_0_only(capsys, monkeypatch):
     [
         ([], "the following arguments are required: spec"),
         (["a.yaml", "--walltime", "soon"], "--walltime: 'soon' should be written like"),
-        (["a.yaml", "--replay", "runs/a"], "--replay RUN and --only NAME go together"),
+        (["a.yaml", "--replay", "runs/a"], "--replay RUN and --only NAME require each other"),
     ],
 )
 def test_a_wrong_command_line_of_the_main_job_is_a_users_error(words, text):

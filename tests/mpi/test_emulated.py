@@ -17,7 +17,7 @@ from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.rates_file import parse_rates
 from tests.mpi.conftest import spec
-from tests.slots import most_on_a_gpu
+from tests.slots import max_networks_per_gpu
 
 SCALE = 0.05
 RATES = {
@@ -111,7 +111,7 @@ def test_emulated_networks_share_gpus_and_learn_sharing(launch, tmp_path, slots)
     assert run.status == 0, run.output
     (start,) = run.events(LaunchStarted)
     assert (start.slots, start.cluster.whole_gpus, len(start.devices)) == (2, 2, 4)
-    assert most_on_a_gpu(run.paths.events) == 2
+    assert max_networks_per_gpu(run.paths.events) == 2
     # As the file says; without an entry, the square root of their number is tried and
     # shown.
     assert run.events(SharingLearned)[-1].speedups == pytest.approx(

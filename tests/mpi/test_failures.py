@@ -91,7 +91,7 @@ def test_second_launch_is_refused_until_first_is_killed(launch, tmp_path):
 @pytest.mark.parametrize(
     ("stopped", "data", "message"),
     [
-        (2, {"shared_memory": 3 * 64 * 16}, "reads no further and the window is full"),
+        (2, {"shared_memory": 3 * 64 * 16}, "the window is full, and reader"),
         (0, {}, "the preprocessor that should write it does not"),
         (0, {"order": "ring"}, "the preprocessor that should write it does not"),
     ],
@@ -182,7 +182,7 @@ def test_rank_without_launcher_starts_no_run(tmp_path):
         timeout=120,
     )
     assert ended.returncode == 1
-    assert "one of 3 ranks, and MPI sees no other rank" in ended.stderr
+    assert "started 3 ranks, but MPI sees only this one" in ended.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -12,7 +12,7 @@ from fleet.runtime.replay import largest_difference
 from scheduler.ensemble.policies import POLICIES
 from tests.mpi.conftest import Launcher, spec
 from tests.places import ROOT
-from tests.slots import most_on_a_gpu
+from tests.slots import max_networks_per_gpu
 from tests.sources import numbered
 
 pytestmark = pytest.mark.tensorflow
@@ -266,7 +266,7 @@ def test_keras_schedules_change_no_result_with_cache(launch, tmp_path):
         )
         runs.append(launch(1 + 2 * slots, content, timeout=240))
         assert runs[-1].status == 0, runs[-1].output
-        assert most_on_a_gpu(runs[-1].paths.events) == slots
+        assert max_networks_per_gpu(runs[-1].paths.events) == slots
         assert bool(runs[-1].events(RatesEstimated)) == POLICIES[policy].needs_rates
         assert [event.cache for event in runs[-1].events(CacheChosen)] == ["memory"]
     for second in runs[1:]:

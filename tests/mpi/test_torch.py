@@ -11,7 +11,7 @@ from fleet.storage.checkpoint import read_state
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launcher, spec
 from tests.mpi.test_survival import DYING, EPOCHS, STEP, check
-from tests.slots import most_on_a_gpu, networks_beside
+from tests.slots import max_networks_per_gpu, networks_beside
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
 
@@ -190,7 +190,7 @@ def test_torch_out_of_memory_on_shared_gpu_trains_alone(tmp_path):
         ("short", True)
     ]
     assert "short failed: out of memory: OutOfMemoryError" in run.output
-    assert most_on_a_gpu(run.paths.events) == 2
+    assert max_networks_per_gpu(run.paths.events) == 2
     assert networks_beside(run.paths.events, "short")[-1] == set()
     assert len(run.history("short")) == 2
 

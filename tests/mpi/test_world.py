@@ -6,7 +6,7 @@ import pytest
 
 from fleet.api import mpirun
 from tests.examples import long_but_first
-from tests.fleet.comm.promises import PROMISES
+from tests.fleet.comm.world_contract import CHECKS
 from tests.places import ROOT
 
 
@@ -27,10 +27,10 @@ def run(launch, ranks, program, survive, *arguments):
 @pytest.mark.parametrize(
     ("ranks", "survive"), long_but_first((3, True), (3, False), (1, False), (2, False), (5, False))
 )
-def test_world_of_mpi_keeps_every_promise(launch, ranks, survive):
+def test_world_of_mpi_passes_all_checks(launch, ranks, survive):
     kind = "ULFMWorld" if survive else "MPIWorld"
-    assert f"{kind} of {ranks} ranks keeps {len(PROMISES)} promises" in run(
-        launch, ranks, "world_promises.py", survive
+    assert f"{kind} of {ranks} ranks passes {len(CHECKS)} checks" in run(
+        launch, ranks, "world_checks.py", survive
     )
 
 

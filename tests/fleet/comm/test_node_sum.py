@@ -1,4 +1,4 @@
-"""Sums in memory that the ranks of a node share."""
+"""Sums in shared memory of a node."""
 
 import gc
 import os
@@ -23,13 +23,13 @@ LENGTHS = st.lists(
 )
 
 
-def until(is_so):
-    while not is_so():
+def until(is_done):
+    while not is_done():
         time.sleep(0)
 
 
 @pytest.fixture(autouse=True)
-def a_small_stage(monkeypatch):
+def small_stage(monkeypatch):
     monkeypatch.setattr(node_sum, "_STAGE", 1024)
 
 
@@ -41,14 +41,13 @@ def test_node_sum_of_any_length_is_equal_on_all_ranks(ranks, arrays, seed):
         [random.integers(0, 9, length).astype(dtype) for length, dtype in arrays]
         for _ in range(ranks)
     ]
-    expected = [
-        sum(per_rank) for per_rank in zip(*values, strict=True)
-    ]  # small whole numbers: exact in any order
+    # small integers, whose sums are exact in any order
+    expected = [sum(arrays) for arrays in zip(*values, strict=True)]
 
     def add(rank):
-        own_rows = NodeSum(turns, stages, rank)
+        node_sum_of_rank = NodeSum(turns, stages, rank)
         for array in values[rank]:
-            own_rows.add(array, until)
+            node_sum_of_rank.add(array, until)
 
     threads = [threading.Thread(target=add, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
@@ -56,19 +55,19 @@ def test_node_sum_of_any_length_is_equal_on_all_ranks(ranks, arrays, seed):
     for thread in threads:
         thread.join()
     for rank in range(ranks):
-        for array, right in zip(values[rank], expected, strict=True):
-            np.testing.assert_array_equal(array, right)
+        for array, total in zip(values[rank], expected, strict=True):
+            np.testing.assert_array_equal(array, total)
 
 
 @pytest.mark.parametrize("short", [{True}, {False}, {True, False}, set()])
-def test_all_ranks_share_memory_or_none(short, monkeypatch):
-    """On a node where some ranks cannot map it (other containers), or where there is too little of it."""
-    real = node_sum.map_arrays
+def test_node_sum_is_shared_by_all_ranks_or_none(short, monkeypatch):
+    """Some ranks cannot map the memory (other containers), or there is too little of it."""
+    real_map_arrays = node_sum.map_arrays
 
     def map_arrays(name, create, *forms):
         if create in short:
-            raise InfrastructureError("none is left")
-        return real(name, create, *forms)
+            raise InfrastructureError("no shared memory")
+        return real_map_arrays(name, create, *forms)
 
     monkeypatch.setattr(node_sum, "map_arrays", map_arrays)
     shared = {}
@@ -81,8 +80,8 @@ def test_all_ranks_share_memory_or_none(short, monkeypatch):
     assert shared == dict.fromkeys(range(3), not short)
 
 
-def test_a_group_that_is_gone_leaves_no_file_open():
-    """An open one keeps its memory, and a run makes thousands of groups."""
+def test_node_sum_leaves_no_file_open():
+    """An open file would keep its memory, and a run makes thousands of groups."""
 
     def rank_main(world):
         assert make_node_sum(world.group(range(world.size), 1)) is not None
@@ -94,10 +93,10 @@ def test_a_group_that_is_gone_leaves_no_file_open():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_death_while_memory_comes_to_be_shared_leaves_no_name():
+def test_node_sum_unlinks_its_memory_after_a_death():
     created = []
 
-    class Struck:
+    class FailedGroup:
         is_master, size = True, 2
 
         def broadcast_value(self, name):
@@ -106,5 +105,5 @@ def test_a_death_while_memory_comes_to_be_shared_leaves_no_name():
             raise GroupFailed("died: rank 1")
 
     with pytest.raises(GroupFailed):
-        make_node_sum(Struck())
+        make_node_sum(FailedGroup())
     assert not created[0].exists()

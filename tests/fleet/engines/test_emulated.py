@@ -39,7 +39,7 @@ def step(trainable, labels=LABELS, **options):
 def test_step_sleeps_by_the_rates_and_eq_5_beyond(gpus, samples_per_s):
     group = Group(gpus)
     step(build(group, time_scale=0.5))
-    assert group.rested == pytest.approx([0.5 * 6 / samples_per_s])
+    assert group.sleeps == pytest.approx([0.5 * 6 / samples_per_s])
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_later_steps_make_up_for_delays(clock, delays, waits, rested):
     for wait_s in waits:
         clock.now += wait_s
         step(trainable)
-    assert group.rested == pytest.approx(rested)
+    assert group.sleeps == pytest.approx(rested)
     assert any(waits) or clock.now == pytest.approx(100 + 5 * 0.6)
 
 
@@ -89,7 +89,7 @@ def test_emulated_time_between_epochs_counts(clock):
     trainable.average_statistics()
     clock.now += 0.01
     step(trainable)
-    assert group.rested == pytest.approx([0.6, 0.6, 0.4])
+    assert group.sleeps == pytest.approx([0.6, 0.6, 0.4])
 
 
 def test_emulated_losses_fall_and_weights_count_samples():
@@ -160,7 +160,7 @@ def test_emulated_elastic_step_takes_step_and_exchange_time(gpus, size, seconds)
     group = Group(gpus)
     trainable = EmulatedEngine(EngineContext(SAMPLE, Resources(), rates)).build(elastic, group)
     step(trainable, np.zeros(size, np.int64))
-    assert group.rested == pytest.approx([seconds])
+    assert group.sleeps == pytest.approx([seconds])
 
 
 def test_scale_learning_rate_scales_the_reported_rate():

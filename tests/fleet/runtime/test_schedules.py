@@ -11,7 +11,7 @@ from fleet.storage.event_log import events_of
 from fleet.storage.results import read_results
 from scheduler.ensemble.policies import POLICIES
 from tests.fleet.runtime.runs import launch, write
-from tests.slots import most_on_a_gpu, networks_beside
+from tests.slots import max_networks_per_gpu, networks_beside
 
 DIGITS = {
     "source": "builtin:digits",
@@ -97,7 +97,7 @@ def test_no_schedule_changes_a_result_where_samples_are_kept(table, launches):
         (stored,) = events_of(paths.events, CacheChosen)
         assert stored.shuffle == "network"
         assert bool(events_of(paths.events, RatesEstimated)) == POLICIES[policy].needs_rates
-        assert most_on_a_gpu(paths.events) == slots
+        assert max_networks_per_gpu(paths.events) == slots
         orders.add(tuple(event.network for event in events_of(paths.events, GroupStarted)))
     assert len(orders) > len(launches) // 2  # they did train in other orders
     assert tables == dict.fromkeys(launches, tables["global", 1])
@@ -117,7 +117,7 @@ def test_out_of_memory_network_is_trained_alone_next_time(table, monkeypatch):
         assert [event.alone for event in events_of(paths.events, NetworkRetried)] == [True][
             name == "second" :
         ]
-        assert most_on_a_gpu(paths.events) == 2
+        assert max_networks_per_gpu(paths.events) == 2
         assert networks_beside(paths.events, "n0")[-1] == set()
 
 

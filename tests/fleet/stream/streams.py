@@ -1,4 +1,4 @@
-"""What the tests of streams have in common: made-up samples, memory without a name, a launch of one rank."""
+"""Helpers for tests of streams: samples, unnamed shared memory, a launch of one rank."""
 
 import itertools
 import os
@@ -24,18 +24,18 @@ LAYOUT = Layout(
 
 
 def pipeline(samples):
-    """Samples that are different in every epoch."""
+    """Return a pipeline whose samples differ in every epoch."""
     return Pipeline.from_source(
         Numbered(samples, seed=1), parse_transforms(["tests.sources:noise"]), SEED
     )
 
 
-def expected(alone, whole, first, last):
-    """What rows of an epoch hold, prepared by one rank alone."""
+def expected(alone, plan, first, last):
+    """Return rows of an epoch as one rank alone prepares them."""
     images, labels = alone.empty(last - first)
     for row in range(first, last):
         index = slice(row - first, row - first + 1)
-        alone.load([whole.indices[row]], int(whole.productions[row]), images[index], labels[index])
+        alone.load([plan.indices[row]], int(plan.productions[row]), images[index], labels[index])
     return images, labels
 
 
@@ -43,7 +43,7 @@ _count = itertools.count()
 
 
 def new_name():
-    """Of a segment that no other test has."""
+    """Return a unique name for a segment."""
     return f"fleet-test-{os.getpid()}-{next(_count)}"
 
 
@@ -54,14 +54,14 @@ def window_of(layout, is_relayed=False):
 
 
 def set_of(samples, chunk):
-    """Room for samples that stay."""
-    created = SampleSet(GREY, samples, chunk, new_name(), create=True)
-    created.segment.unlink()
-    return created
+    """Return an empty sample set."""
+    sample_set = SampleSet(GREY, samples, chunk, new_name(), create=True)
+    sample_set.segment.unlink()
+    return sample_set
 
 
 def alone_in_the_world(function):
-    """Run something on a launch of one rank."""
+    """Call ``function(world)`` in a launch of one rank, and return its result."""
     results = []
     Launch(1, seed=0).run(lambda world: results.append(function(world)))
     return results[0]

@@ -1,4 +1,4 @@
-"""How many networks are on a GPU, as its trainers tell each other."""
+"""Number of networks on a GPU, in shared memory of its trainers."""
 
 import pytest
 
@@ -13,15 +13,15 @@ ROLES = assign([0] * 7, 1, 2, slots=None)  # trainers 1 to 6 on two GPUs: 1, 3 a
 @pytest.fixture
 def node(tmp_path, monkeypatch):
     monkeypatch.setattr("fleet.comm.segment._FOLDER", tmp_path)
-    segment, dead = Segment("tenants", ROLES.gpus_per_node, create=True), set()
+    segment, dead_ranks = Segment("active-slots", ROLES.gpus_per_node, create=True), set()
     active_slots = {
-        rank: ActiveSlots(World(rank=rank, dead_ranks=dead), ROLES, segment)
+        rank: ActiveSlots(World(rank=rank, dead_ranks=dead_ranks), ROLES, segment)
         for rank in ROLES.trainers
     }
-    return active_slots, dead
+    return active_slots, dead_ranks
 
 
-def test_only_those_that_train_on_the_same_gpu_count(node):
+def test_active_slots_count_networks_of_one_gpu(node):
     active_slots, _ = node
     assert active_slots[1].count() == 1
     with active_slots[1].present(), active_slots[2].present(), active_slots[5].present():
@@ -29,14 +29,14 @@ def test_only_those_that_train_on_the_same_gpu_count(node):
     assert active_slots[1].count() == 1
 
 
-def test_a_dead_rank_trains_nothing(node):
+def test_active_slots_ignore_dead_ranks(node):
     active_slots, dead_ranks = node
     with active_slots[1].present(), active_slots[3].present():
         dead_ranks.add(3)
         assert active_slots[1].count() == 1
 
 
-def test_where_no_gpu_is_shared_a_network_is_alone():
+def test_active_slots_without_sharing_count_one():
     alone = ActiveSlots(World(rank=1), assign([0, 0], 1, None))
     with alone.present():
         assert alone.count() == 1

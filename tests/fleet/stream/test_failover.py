@@ -1,4 +1,4 @@
-"""Trainers that go on by themselves when a preprocessor has died."""
+"""Trainers that prepare samples themselves after the death of a preprocessor."""
 
 import numpy as np
 import pytest
@@ -26,17 +26,17 @@ LAYOUT = Layout(GREY, SAMPLES, chunk=5, slots=8, lookahead=8, readers=1)
 
 
 def check_epoch(batches, alone, start=0):
-    """All of an epoch from a position on came, bit by bit."""
-    at = start
+    """Check that batches contain all of an epoch from a position on, bit for bit."""
+    position = start
     for batch in batches:
         images, labels = expected(
-            alone, StrictOrder(alone, 5).plan_epoch(Epoch(0)), at, at + batch.size
+            alone, StrictOrder(alone, 5).plan_epoch(Epoch(0)), position, position + batch.size
         )
         np.testing.assert_array_equal(batch.images, images)
         np.testing.assert_array_equal(batch.targets, labels)
-        at += batch.size
-        assert batch.position == at
-    assert at == SAMPLES
+        position += batch.size
+        assert batch.position == position
+    assert position == SAMPLES
 
 
 def test_failover_trainer_prepares_rest_of_epoch():

@@ -1,4 +1,4 @@
-"""How the stream is cut, and what of it a window holds."""
+"""Chunks of the stream and sizes of windows."""
 
 import pytest
 from hypothesis import given, settings
@@ -9,10 +9,11 @@ from fleet.stream.layout import Layout, plan_layout, plan_ring
 from preprocess.sample import ImageSpec
 from tests.examples import examples
 from tests.fleet.stream.streams import COLOR, GREY
+from tests.refusals import refused
 
 layouts = st.builds(
-    lambda samples, chunk, more: Layout(
-        ImageSpec((2, 2, 1), "uint8"), samples, min(chunk, samples), 2 + more, 9, 1
+    lambda samples, chunk, slots: Layout(
+        ImageSpec((2, 2, 1), "uint8"), samples, min(chunk, samples), 2 + slots, 9, 1
     ),
     st.integers(1, 40),
     st.integers(1, 9),
@@ -21,7 +22,7 @@ layouts = st.builds(
 
 
 @given(layouts, st.integers(0, 5))
-def test_the_chunks_of_an_epoch_hold_each_position_once(layout, epoch):
+def test_layout_chunks_hold_each_position_of_an_epoch_once(layout, epoch):
     numbers = range(epoch * layout.chunks, (epoch + 1) * layout.chunks)
     assert {layout.span(number)[0] for number in numbers} == {epoch}
     positions = [position for number in numbers for position in range(*layout.span(number)[1:])]
@@ -50,9 +51,9 @@ def test_plan_layout_fits_largest_batch_and_one_chunk(samples, shape, batch, win
         message = str(error)
     else:
         assert layout.window_bytes <= window
-        spanned = -(-(batch - 1) // layout.chunk) + 1  # chunks that the worst batch touches
-        assert layout.slots >= spanned + 1
-        assert layout.lookahead >= spanned
+        batch_chunks = -(-(batch - 1) // layout.chunk) + 1  # of the worst position of a batch
+        assert layout.slots >= batch_chunks + 1
+        assert layout.lookahead >= batch_chunks
         assert 1 <= layout.chunk <= samples
         return
     assert "data.shared_memory" in message
@@ -60,23 +61,21 @@ def test_plan_layout_fits_largest_batch_and_one_chunk(samples, shape, batch, win
 
 
 def test_plan_layout_error_names_needed_size():
-    with pytest.raises(
-        UserError, match=r"largest batch \(128 samples of 3.07 kB\) and one chunk ahead need 786 kB"
-    ):
+    with refused(UserError, "data.shared_memory", "128 samples of 3.07 kB", "need 786 kB"):
         plan_layout(COLOR, 10_000, 500_000, 128, 4)
     assert plan_layout(COLOR, 10_000, 786_432, 128, 4).slots == 4
 
 
-@pytest.mark.parametrize(("epochs", "held"), [(1, 2), (2, 2), (7, 7)])
-def test_plan_layout_holds_needed_epochs_at_least_two(epochs, held):
+@pytest.mark.parametrize(("epochs", "window_epochs"), [(1, 2), (2, 2), (7, 7)])
+def test_plan_layout_holds_needed_epochs_at_least_two(epochs, window_epochs):
     layout = plan_layout(GREY, 100, 10**12, 10, 1, epochs=epochs)
-    assert layout.slots == held * layout.chunks
+    assert layout.slots == window_epochs * layout.chunks
     assert plan_layout(GREY, 100, 4000, 10, 1, epochs=epochs).window_bytes <= 4000
 
 
 def test_plan_ring_needs_three_shards():
     assert plan_ring(COLOR, 1000, 10**6, 50, readers=4).chunk == 20
-    with pytest.raises(
-        UserError, match=r"three shards of 20 samples of 3.07 kB need 184 kB; or .* data.shards: 50"
+    with refused(
+        UserError, "data.shared_memory", "20 samples of 3.07 kB", "184 kB", "data.shards above 50"
     ):
         plan_ring(COLOR, 1000, 10**5, 50, readers=4)

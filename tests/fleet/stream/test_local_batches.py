@@ -1,4 +1,4 @@
-"""Samples that a rank prepares itself."""
+"""Batches that a rank prepares itself."""
 
 from collections import Counter
 
@@ -35,10 +35,13 @@ def test_local_batches_equal_those_of_the_stream(samples, batch, size, epoch, st
     def rank_main(world):
         order = StrictOrder(alone, samples)
         stream = LocalBatches(FileStore(pipeline(samples)), order, Waiting(world), pytest.fail)
-        for item in stream.batches(Epoch(epoch), start, batch, world.group(range(size), 1), ()):
-            first, last = split_rows(item.position - item.size, item.position, world.rank, size)
+        group = world.group(range(size), 1)
+        for prepared in stream.batches(Epoch(epoch), start, batch, group, ()):
+            first, last = split_rows(
+                prepared.position - prepared.size, prepared.position, world.rank, size
+            )
             np.testing.assert_array_equal(
-                item.images, expected(alone, order.plan_epoch(Epoch(epoch)), first, last)[0]
+                prepared.images, expected(alone, order.plan_epoch(Epoch(epoch)), first, last)[0]
             )
             rows.extend(range(first, last))
 
@@ -46,16 +49,16 @@ def test_local_batches_equal_those_of_the_stream(samples, batch, size, epoch, st
     assert sorted(rows) == list(range(start, samples))
 
 
-def test_local_batches_left_early_leave_no_thread():
+def test_local_batches_stop_their_thread_when_abandoned():
     import threading
 
-    def leave_early(world):
+    def abandon(world):
         for _ in own_stream(pipeline(30), world, pytest.fail).batches(
             Epoch(0), 0, 1, SingleRankGroup()
         ):
             break
 
-    alone_in_the_world(leave_early)
+    alone_in_the_world(abandon)
     assert "own-stream" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -73,7 +76,7 @@ def test_local_batches_raise_errors_where_used():
     alone_in_the_world(use)
 
 
-def test_samples_that_cannot_be_read_are_told_and_marked():
+def test_local_batches_report_and_mark_unreadable_samples():
     source, validation = partly_bad("30")
     messages = []
 
@@ -91,13 +94,13 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
     assert str(bad) == "sample 5: torn file"
 
 
-class Counting(Pipeline):
-    """Counts how often each sample of each epoch is finished."""
+class CountingPipeline(Pipeline):
+    """Counts how often each sample of each epoch is augmented."""
 
-    def augment_stored(self, kept, kept_targets, indices, epoch, *arguments, **more):
-        self.finished = getattr(self, "finished", Counter())
-        self.finished.update((epoch, index) for index in indices.tolist())
-        return super().augment_stored(kept, kept_targets, indices, epoch, *arguments, **more)
+    def augment_stored(self, inputs, targets, indices, epoch, *arguments, **options):
+        self.counts = getattr(self, "counts", Counter())
+        self.counts.update((epoch, index) for index in indices.tolist())
+        return super().augment_stored(inputs, targets, indices, epoch, *arguments, **options)
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -109,31 +112,31 @@ class Counting(Pipeline):
     ),
     st.integers(0, 4),
 )
-def test_local_batches_share_augmented_epochs(asked, room):
+def test_local_batches_share_augmented_epochs(requests, capacity):
     alone = pipeline(10)
     transforms = parse_transforms(["tests.sources:noise"])
-    counting = Counting(
+    counting = CountingPipeline(
         alone.source, transforms, SEED, infer_sample_spec(alone.source, transforms, SEED, keep=True)
     )
-    stored, kept_targets = counting.empty_stored(10)
-    counting.load_stored(range(10), stored, kept_targets)
+    stored, stored_targets = counting.empty_stored(10)
+    counting.load_stored(range(10), stored, stored_targets)
     images, targets = counting.empty(10)
-    finished = AugmentedEpochs(counting, limit=room * (images.nbytes + targets.nbytes + 10))
-    for epoch, chosen in asked:
+    cache = AugmentedEpochs(counting, limit=capacity * (images.nbytes + targets.nbytes + 10))
+    for epoch, chosen in requests:
         indices = np.array(sorted(chosen))
         images, targets = counting.empty(len(indices))
-        assert not finished.finish(
-            lambda rows: (stored[rows], kept_targets[rows]), indices, epoch, images, targets
+        assert not cache.finish(
+            lambda rows: (stored[rows], stored_targets[rows]), indices, epoch, images, targets
         )
-        wanted, labels = alone.empty(len(indices))
-        alone.load(indices, epoch, wanted, labels)
-        np.testing.assert_array_equal(images, wanted)
-        np.testing.assert_array_equal(targets, labels)
-    first = list(dict.fromkeys(epoch for epoch, _ in asked))[:room]
-    assert all(times == 1 for (epoch, _), times in counting.finished.items() if epoch in first)
-    assert all(
-        counting.finished[epoch, index]
-        == sum(epoch == second and index in chosen for second, chosen in asked)
-        for epoch, index in counting.finished
-        if epoch not in first
-    )
+        expected_images, expected_targets = alone.empty(len(indices))
+        alone.load(indices, epoch, expected_images, expected_targets)
+        np.testing.assert_array_equal(images, expected_images)
+        np.testing.assert_array_equal(targets, expected_targets)
+    cached = list(dict.fromkeys(epoch for epoch, _ in requests))[:capacity]
+    for (epoch, index), count in counting.counts.items():
+        if epoch in cached:
+            assert count == 1
+        else:
+            assert count == sum(
+                epoch == requested and index in chosen for requested, chosen in requests
+            )

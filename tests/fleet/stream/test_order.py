@@ -15,7 +15,7 @@ class Source(RandomAccess):
 
 
 class PermutationSource:
-    """What a pipeline is to an order."""
+    """A source of permutations, as a pipeline is one."""
 
     def __init__(self, count):
         self._source = Source(count)
@@ -40,9 +40,9 @@ def test_order_chunks_hold_every_sample_once(size, production):
         parts = [order.chunk(production * chunks + index) for index in range(chunks)]
         assert {part[0] for part in parts} == {production}
         assert [len(part[1]) for part in parts[:-1]] == [chunk] * (chunks - 1)
-        reserved = np.concatenate([part[1] for part in parts])
-        assert sorted(reserved) == list(range(samples))
-        np.testing.assert_array_equal(order.plan_epoch(Epoch(production)).indices, reserved)
+        indices = np.concatenate([part[1] for part in parts])
+        assert sorted(indices) == list(range(samples))
+        np.testing.assert_array_equal(order.plan_epoch(Epoch(production)).indices, indices)
 
 
 @given(sizes, st.randoms(use_true_random=False), st.data())
@@ -64,29 +64,28 @@ def test_ring_order_completes_any_path_to_an_epoch(size, random, data):
     assert completed.path[: len(started)] == started
     assert min(completed.path[len(started) :], default=max(started) + 1) > max(started)
     assert sorted(completed.indices) == list(range(samples))
-    peers = set(data.draw(st.lists(st.sampled_from(completed.path)))) - set(started)
-    assert not peers & set(order.plan_epoch(Epoch(0, started), peers).path)
+    consumed = set(data.draw(st.lists(st.sampled_from(completed.path)))) - set(started)
+    assert not consumed & set(order.plan_epoch(Epoch(0, started), consumed).path)
     assert order.plan_epoch(Epoch(0, completed.path)).indices.tolist() == completed.indices.tolist()
 
 
 def test_ring_order_shard_has_same_samples_reordered():
     order = RingOrder(PermutationSource(40), 10, seed=1)
-    owned = {}
+    samples_of = {}
     for sequence in range(40):
         production, samples = order.chunk(sequence)
-        owned.setdefault(order.shard(sequence), []).append(samples.tolist())
-    for orders in owned.values():
+        samples_of.setdefault(order.shard(sequence), []).append(samples.tolist())
+    for orders in samples_of.values():
         assert len({tuple(sorted(samples)) for samples in orders}) == 1
         assert len({tuple(samples) for samples in orders}) > 1
-    assert (
-        len(
-            {tuple(order.shard(4 * turn + position) for position in range(4)) for turn in range(10)}
-        )
-        > 1
-    )
+    orders_of_shards = {
+        tuple(order.shard(4 * production + position) for position in range(4))
+        for production in range(10)
+    }
+    assert len(orders_of_shards) > 1
 
 
-def test_a_replay_takes_the_recorded_paths_one_after_another():
+def test_ring_order_of_replay_uses_recorded_paths_in_order():
     order = RingOrder(PermutationSource(9), 3, seed=1, recorded=[(0, 1, 2), (5, 3, 4)])
     assert [order.plan_epoch(Epoch(number)).path for number in range(3)] == [
         (0, 1, 2),
@@ -96,10 +95,10 @@ def test_a_replay_takes_the_recorded_paths_one_after_another():
 
 
 @given(st.lists(st.integers(0, 99)))
-def test_a_path_is_read_as_it_was_written(path):
+def test_parse_path_inverts_format_path(path):
     assert parse_path(format_path(path)) == tuple(path)
 
 
 @pytest.mark.parametrize(("path", "text"), [((), ""), ((7,), "7"), ((1, 2, 3, 5, 4), "1-3 5 4")])
-def test_runs_of_a_path_are_written_short(path, text):
+def test_format_path_abbreviates_runs(path, text):
     assert format_path(path) == text

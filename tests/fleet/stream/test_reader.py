@@ -1,4 +1,4 @@
-"""Reading the window: what goes wrong."""
+"""Errors while reading the window."""
 
 import pytest
 
@@ -10,8 +10,8 @@ from fleet.stream.stall import Waiting
 from tests.fleet.stream.streams import LAYOUT, alone_in_the_world, pipeline, window_of
 
 
-def stalled(layout, prepare, chunk=0):
-    """What a reader says of a chunk that does not come."""
+def stall_message(layout, prepare, chunk=0):
+    """Return the error of a reader that waits for a chunk in vain."""
     window = window_of(layout)
     prepare(window)
 
@@ -27,19 +27,18 @@ def stalled(layout, prepare, chunk=0):
     return alone_in_the_world(use)
 
 
-def test_a_writer_that_does_not_write_is_named_in_an_error():
-    assert stalled(LAYOUT, lambda window: window.publish(0)) == (
-        "chunk 1 of the stream has not arrived for 0 s (data.data_timeout): the preprocessor that should write it does not; "
-        "the newest chunk is 0"
+def test_reader_reports_a_stopped_writer():
+    assert stall_message(LAYOUT, lambda window: window.publish(0)) == (
+        "chunk 1 of the stream has not arrived for 0 s (data.data_timeout): the preprocessor that "
+        "should write it does not; the newest chunk is 0"
     )
 
 
-def test_a_reader_that_reads_no_further_is_named_in_an_error():
+def test_reader_reports_another_stopped_reader():
     def prepare(window):
-        for chunk in range(1, 4):  # the window is full, and reader 1 wants all that is in it
+        for chunk in range(1, 4):  # the window is full, and reader 1 still needs all of it
             window.publish(chunk)
         window.need(1, 1)
 
-    assert "reader 1 of this node, at chunk 1, reads no further and the window is full" in stalled(
-        LAYOUT, prepare, 4
-    )
+    message = stall_message(LAYOUT, prepare, 4)
+    assert "the window is full, and reader 1 of this node has stopped at chunk 1" in message

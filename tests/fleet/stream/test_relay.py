@@ -1,4 +1,4 @@
-"""Chunks between nodes: each is broadcast once, from the node that has prepared it."""
+"""Broadcasts of chunks between nodes."""
 
 from random import Random
 
@@ -15,7 +15,7 @@ from tests.fleet.stream.streams import GREY, set_of, window_of
 
 
 def value_of(sequence):
-    """What all pixels and labels of a chunk are here."""
+    """Return the value of all pixels and labels of a chunk."""
     return 1 + sequence
 
 
@@ -38,9 +38,11 @@ def holds(target, sequence):
 @given(
     st.integers(2, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 9), st.integers(0, 999)
 )
-def test_every_node_ends_with_all_samples_that_stay(nodes, on_each, samples, chunk, seed):
+def test_relay_copies_a_sample_set_to_all_nodes(nodes, preprocessors, samples, chunk, seed):
     roles = assign(
-        [node for node in range(nodes) for _ in range(on_each + 1)], nodes * on_each, None
+        [node for node in range(nodes) for _ in range(preprocessors + 1)],
+        nodes * preprocessors,
+        None,
     )
     targets = [set_of(samples, chunk) for _ in range(nodes)]
 
@@ -49,19 +51,17 @@ def test_every_node_ends_with_all_samples_that_stay(nodes, on_each, samples, chu
         if world.rank != roles.leader(node):
             return
         target, turns = targets[node], roles.preprocessors
-        own_rows = [
+        own_chunks = [
             number
             for number in range(target.chunks)
             if roles.node_of[turns[number % len(turns)]] == node
         ]
-        relay, pace = (
-            Relay(world, roles, target, Turns(0, turns), number=1, end=target.chunks),
-            Random(seed + node),
-        )
+        relay = Relay(world, roles, target, Turns(0, turns), number=1, end=target.chunks)
+        random = Random(seed + node)
         while not target.is_complete():
-            if own_rows and pace.random() < 0.5:
-                fill(target, own_rows.pop(0))
-            world.pause(relay.step(lambda sequence: True) or bool(own_rows))
+            if own_chunks and random.random() < 0.5:
+                fill(target, own_chunks.pop(0))
+            world.pause(relay.step(lambda sequence: True) or bool(own_chunks))
         relay.finish()
 
     assert Launch(len(roles.node_of), seed).run(rank_main)
@@ -73,7 +73,7 @@ LAYOUT = Layout(GREY, samples=40, chunk=4, slots=3, lookahead=3, readers=1)
 
 
 def on_two_nodes(seed, use):
-    """Run ``use(world, node, relay, windows)`` on the leaders of two nodes, until both have ended; the windows."""
+    """Run ``use(world, node, relay, windows)`` on the leaders of two nodes; return the windows."""
     roles = assign([0, 0, 1, 1], 2, None)
     windows = [window_of(LAYOUT, is_relayed=True) for _ in range(2)]
 
@@ -88,7 +88,7 @@ def on_two_nodes(seed, use):
     return windows
 
 
-def test_a_chunk_comes_to_a_node_only_where_it_may_be_written():
+def test_relay_writes_a_chunk_only_if_its_slot_is_claimed():
     allowed = []
 
     def use(world, node, relay, windows):
@@ -102,7 +102,7 @@ def test_a_chunk_comes_to_a_node_only_where_it_may_be_written():
 
     windows = on_two_nodes(3, use)
     assert holds(windows[1], 0)
-    assert not windows[1].has(1)  # nobody has prepared it
+    assert not windows[1].has(1)  # no rank has prepared it
 
 
 def test_relay_protects_chunks_in_progress_only():
@@ -125,9 +125,7 @@ def test_relay_leaders_end_together():
     def use(world, node, relay, windows):
         if node == 0:
             fill(windows[0], 0)
-            assert relay.step(
-                lambda sequence: False
-            )  # it is on its way, and the other node never takes it
+            assert relay.step(lambda sequence: False)  # starts a broadcast that node 1 never claims
 
     windows = on_two_nodes(1, use)
     assert not np.any(windows[1].stamps)

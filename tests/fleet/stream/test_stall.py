@@ -1,4 +1,4 @@
-"""Noticing that what others write will not come."""
+"""Detecting that other ranks have stopped writing samples."""
 
 import threading
 
@@ -13,32 +13,30 @@ from fleet.stream.store import NodeStore
 from fleet.stream.validation import NodeValidation
 from tests.fakes import Clock, World
 from tests.fleet.stream.streams import alone_in_the_world, pipeline, set_of
+from tests.refusals import refused
 
 
-@pytest.mark.parametrize("what", ["training", "validation"])
-def test_samples_that_should_stay_and_come_no_more_are_an_error(what):
+@pytest.mark.parametrize("split", ["training", "validation"])
+def test_stall_of_a_sample_set_is_an_error(split):
     alone = pipeline(20)
     shared = set_of(20, 6)
     shared.publish(0)
 
     def use(world):
-        if what == "validation":
+        if split == "validation":
             return NodeValidation(shared, Waiting(world, 0.05)).wait_until_complete()
         stream = LocalBatches(
             NodeStore(alone, shared, 0.05), StrictOrder(alone, 20), Waiting(world), pytest.fail
         )
         return list(stream.batches(Epoch(0), 0, 8, SingleRankGroup()))
 
-    with pytest.raises(
-        InfrastructureError,
-        match=rf"no further {what} samples .* \(data.data_timeout\): 1 of 4 chunks",
-    ):
+    with refused(InfrastructureError, f"no further {split}", "data.data_timeout", "1 of 4 chunks"):
         alone_in_the_world(use)
 
 
-def test_a_wait_may_last_as_long_as_something_comes():
+def test_stall_clock_restarts_with_each_arrival():
     time, shared = Clock(), set_of(20, 6)
-    stall = StallClock(1.0, lambda: "nothing comes", shared.ready, time)
+    stall = StallClock(1.0, lambda: "no progress", shared.ready, time)
     for chunk in range(3):
         stall.check()
         time.now += 0.9
@@ -46,13 +44,13 @@ def test_a_wait_may_last_as_long_as_something_comes():
         shared.publish(chunk)
     stall.check()
     time.now += 1.1
-    with pytest.raises(InfrastructureError, match="nothing comes"):
+    with refused(InfrastructureError, "no progress"):
         stall.check()
 
 
-def test_time_counts_from_the_first_time_that_somebody_waits():
+def test_stall_clock_starts_with_the_first_check():
     time = Clock()
-    stall = StallClock(1.0, lambda: "nothing comes", clock=time)
+    stall = StallClock(1.0, lambda: "no progress", clock=time)
     time.now += 5
     stall.check()
     time.now += 0.9
@@ -62,11 +60,11 @@ def test_time_counts_from_the_first_time_that_somebody_waits():
         stall.check()
 
 
-def test_each_wait_for_kept_samples_is_measured_by_itself():
+def test_stall_of_stored_samples_is_measured_for_each_wait():
     alone, shared = pipeline(20), set_of(20, 6)
     samples = NodeStore(alone, shared, stall_s=0.3)
     first = alone.order(0)[:6]
-    for _ in range(3):  # a wait that is broken off leaves nothing behind
+    for _ in range(3):  # an interrupted wait has no effect on the next one
         stop = threading.Event()
         threading.Timer(0.15, stop.set).start()
         samples.await_all(first, stop)
@@ -74,7 +72,7 @@ def test_each_wait_for_kept_samples_is_measured_by_itself():
     samples.await_all(first, threading.Event())
 
 
-def test_a_writer_that_has_died_is_named():
-    with pytest.raises(WriterDied, match="rank 2, which prepared samples, has died"):
+def test_waiting_names_a_dead_writer():
+    with refused(WriterDied, "rank 2", "has died"):
         Waiting(World(dead_ranks=frozenset({2})), writers=(1, 2)).check_writers()
     Waiting(World(dead_ranks=frozenset({2})), writers=(0, 1)).check_writers()

@@ -16,7 +16,7 @@ from tests.sources import Numbered
 def test_validation_is_divided_among_ranks(size):
     complete = Pipeline.from_source(Numbered(20, seed=2), [], SEED)
     shared = set_of(20, 6)
-    got = {"shared": [], "own": []}
+    samples = {"shared": [], "local": []}
 
     def rank_main(world):
         if world.rank == 0:
@@ -32,15 +32,15 @@ def test_validation_is_divided_among_ranks(size):
                 )
                 assert not shared.is_complete()
                 shared.publish(chunk)
-        for kind, stored in (("shared", NodeValidation(shared, Waiting(world))), ("own", None)):
+        for kind, stored in (("shared", NodeValidation(shared, Waiting(world))), ("local", None)):
             validation = Validation(complete, pytest.fail, shared=stored)
             for images, labels in validation.batches(4, world.rank, size):
                 assert len(labels) <= 4
-                got[kind] += [
+                samples[kind] += [
                     (Numbered.number(image), label, zlib.crc32(image.tobytes()))
                     for image, label in zip(images, labels, strict=True)
                 ]
 
     assert Launch(size, seed=1).run(rank_main)
-    assert sorted(got["shared"]) == sorted(got["own"])
-    assert [number for number, *_ in sorted(got["shared"])] == list(range(20))
+    assert sorted(samples["shared"]) == sorted(samples["local"])
+    assert [number for number, *_ in sorted(samples["shared"])] == list(range(20))

@@ -1,4 +1,4 @@
-"""A window, and who may write where in it."""
+"""Windows of the stream and their slots."""
 
 import itertools
 
@@ -11,20 +11,20 @@ from tests.fleet.stream.streams import LAYOUT, new_name, window_of
 from tests.fleet.stream.words import watched
 
 
-def test_ranks_that_map_one_window_see_what_the_others_write():
+def test_window_is_shared_by_all_ranks_that_map_it():
     name = new_name()
-    entry = Window(LAYOUT, name, create=True)
+    first = Window(LAYOUT, name, create=True)
     second = Window(LAYOUT, name, create=False)
-    entry.segment.unlink()
-    entry.images[entry.rows(4)], entry.targets[entry.rows(4)] = 0.5, 7
+    first.segment.unlink()
+    first.images[first.rows(4)], first.targets[first.rows(4)] = 0.5, 7
     assert not second.has(4)
-    entry.publish(4)
+    first.publish(4)
     assert second.has(4)
     assert not second.has(1)  # the same slot, an older chunk
     assert (second.images[second.rows(4)] == 0.5).all()
     assert (second.targets[4:8] == 7).all()
     second.cursors[1] = 5
-    assert entry.fastest_reader() == 5
+    assert first.fastest_reader() == 5
 
 
 @pytest.mark.parametrize("access", range(6))
@@ -44,31 +44,30 @@ def test_window_leaving_reader_is_not_infinitely_far(access):
 
 def test_window_slot_is_free_once_no_cursor_needs_it():
     window = window_of(LAYOUT)
-    everybody = NOT_READING
-    assert window.is_free(2, hold=0, first=0)  # nothing was there before
+    no_hold = NOT_READING
+    assert window.is_free(2, hold=0, first=0)  # the slot is empty
     for chunk in range(3):
         window.publish(chunk)
-    assert not window.is_free(3, hold=0, first=0)  # somebody may still join at chunk 0
+    assert not window.is_free(3, hold=0, first=0)  # a group may still join at chunk 0
     assert window.is_free(3, hold=1, first=0)
     window.need(0, 0)
-    assert not window.is_free(3, everybody, 0)
+    assert not window.is_free(3, no_hold, 0)
     window.need(0, 1)
-    assert window.is_free(3, everybody, 0)
-    assert not window.is_free(4, everybody, 0)
+    assert window.is_free(3, no_hold, 0)
+    assert not window.is_free(4, no_hold, 0)
     window.cursors[-1] = 0  # the relay
-    assert not window.is_free(3, everybody, 0)
+    assert not window.is_free(3, no_hold, 0)
     assert window.fastest_reader() == 1
 
 
 def test_window_chunk_waits_for_its_predecessor_in_slot():
     window = window_of(LAYOUT)
-    assert not window.is_free(
-        5, NOT_READING, first=2
-    )  # chunk 2 is still being filled by another preprocessor
+    # another preprocessor is still filling chunk 2
+    assert not window.is_free(5, NOT_READING, first=2)
     window.publish(2)
     assert window.is_free(5, NOT_READING, first=2)
     assert not window.is_free(8, NOT_READING, first=2)
-    assert window.is_free(7, NOT_READING, first=5)  # before the first chunk there is none
+    assert window.is_free(7, NOT_READING, first=5)  # the slot has no earlier chunk
 
 
 RING = Layout(
@@ -91,7 +90,7 @@ def test_window_ring_assigns_any_unread_slot():
     ring.need(0, 1)
     assert not ring.assign(3)  # chunk 1 is being read
     ring.publish(2)
-    assert ring.assign(3)  # in the place of chunk 2: neither chunk 0 nor 1 stops it
+    assert ring.assign(3)  # replaces chunk 2, whatever happens to chunks 0 and 1
     assert ring.stock() == Stock(frozenset({1}), frozenset({0, 3}), until=4)
     assert [ring.stock().will_have(chunk) for chunk in range(5)] == [True, True, False, True, True]
 
@@ -103,7 +102,7 @@ def test_window_ring_has_no_chunk_before_first():
     assert ring.stock(first=6) == Stock(frozenset(), frozenset({6}), until=7)
 
 
-def test_a_ring_lets_go_of_nothing_while_a_reader_chooses():
+def test_window_ring_releases_no_chunk_while_a_reader_chooses():
     ring = window_of(RING)
     for chunk in range(3):
         ring.assign(chunk)
@@ -119,27 +118,27 @@ def test_a_ring_lets_go_of_nothing_while_a_reader_chooses():
 
 @pytest.mark.parametrize("cursor", [CHOOSING, 0])
 @pytest.mark.parametrize("access", range(8))
-def test_window_chunk_needed_meanwhile_stays_or_is_gone(access, cursor):
+def test_window_ring_keeps_chunks_that_a_reader_has_seen(access, cursor):
     ring = window_of(RING)
     for chunk in range(3):
         ring.assign(chunk)
         ring.publish(chunk)
-    plain, accesses, seen = ring.cursors, itertools.count(), []
+    plain, accesses, stocks = ring.cursors, itertools.count(), []
 
-    def come():
+    def join():
         if next(accesses) == access:
             plain[0] = cursor
-            seen.append(ring.stock())
+            stocks.append(ring.stock())
 
     words = {
         name: getattr(ring, name) for name in ("cursors", "stamps", "assigned", "assigned_until")
     }
     for name, array in words.items():
-        setattr(ring, name, watched(array, come))
+        setattr(ring, name, watched(array, join))
     assigned = ring.assign(3)
     for name, array in words.items():
         setattr(ring, name, array)
-    (stock,) = seen
+    (stock,) = stocks
     assert all(
         ring.stock().will_have(chunk)
         for chunk in stock.complete & ({0} if cursor == 0 else {0, 1, 2})

@@ -1,12 +1,12 @@
-"""Words of shared memory between any two accesses of which another rank may have its turn."""
+"""Arrays of shared memory that let another rank run before each access."""
 
 import numpy as np
 
 
 class Words(np.ndarray):
-    """An array that calls ``before`` ahead of every access: reading, writing, comparing, reducing, copying.
+    """An array that calls ``before`` ahead of every access: read, write, comparison, copy.
 
-    What an access gives is a copy of its own, or a view that is such an array itself.
+    An access returns a copy, or a view that is such an array itself.
     """
 
     before = None
@@ -19,13 +19,13 @@ class Words(np.ndarray):
             self.before()
         return self.view(np.ndarray)
 
-    def __getitem__(self, place):
-        if isinstance(place, slice):
-            return super().__getitem__(place)  # a view, of which nothing is read yet
-        return self._accessed()[place]
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return super().__getitem__(index)  # a view, of which nothing is read yet
+        return self._accessed()[index]
 
-    def __setitem__(self, place, value):
-        self._accessed()[place] = value
+    def __setitem__(self, index, value):
+        self._accessed()[index] = value
 
     def __array_ufunc__(self, function, method, *inputs, **options):
         plain = [part._accessed() if isinstance(part, Words) else part for part in inputs]
@@ -43,7 +43,7 @@ class Words(np.ndarray):
 
 
 def watched(words, before):
-    """The same memory, each access to which calls ``before`` first."""
-    results = words.view(Words)
-    results.before = before
-    return results
+    """Return a view of an array; each access to it calls ``before`` first."""
+    view = words.view(Words)
+    view.before = before
+    return view

@@ -1,7 +1,7 @@
-"""What every World promises, each promise a function that all ranks of a launch call: see fleet.comm.protocols.
+"""The contract of every World: checks that all ranks of a launch call; see fleet.comm.protocols.
 
-The same functions are called by the ranks of one process (test_promises.py), and by those that mpirun starts
-(tests/mpi/test_world.py).
+The same checks are called by ranks that are threads of one process (test_world_contract.py), and by
+ranks that mpirun starts (tests/mpi/test_world.py).
 """
 
 import inspect
@@ -17,44 +17,43 @@ import pytest
 from fleet.comm import protocols
 from fleet.comm.messages import Pace, Ready, Tag
 
-PROMISES = {}
-# Of ranks that are processes: those of one process take turns, and each would wait for the others by a file for ever.
-OF_PROCESSES = {"what_has_come_is_heard_at_the_first_look"}
+CHECKS = {}
+# These wait for other ranks by files, so they would never end in one process: ranks take turns.
+NEED_PROCESSES = {"arrived_messages_are_received_at_the_first_call"}
 
 
-def promise(function):
-    """Number it: no two groups of a launch have one number."""
-    PROMISES[function.__name__] = (function, 10 * len(PROMISES))
+def check(function):
+    """Register a check with a number: all groups of a launch have different numbers."""
+    CHECKS[function.__name__] = (function, 10 * len(CHECKS))
     return function
 
 
-def keep(name, world):
-    """Call a promise on this rank."""
-    function, number = PROMISES[name]
+def run_check(name, world):
+    """Call a check on this rank."""
+    function, number = CHECKS[name]
     function(world, number)
 
 
-def differences(protocol, kept_by):
-    """The methods of a protocol that something lacks, or has with other parameters."""
-    results = []
+def differing_methods(protocol, implementation):
+    """Return the methods of a protocol that a class lacks, or has with other parameters."""
+    names = []
     for name, member in vars(protocol).items():
         if name.startswith("_") or not inspect.isfunction(member):
             continue
-        parameters = inspect.signature(member).parameters.values()
-        own_rows = (
-            inspect.signature(getattr(kept_by, name)).parameters.values()
-            if hasattr(kept_by, name)
-            else ()
-        )
-        if [(p.name, p.default, p.kind) for p in parameters] != [
-            (p.name, p.default, p.kind) for p in own_rows
-        ]:
-            results.append(name)
-    return results
+        method = getattr(implementation, name, None)
+        if method is None or signature(method) != signature(member):
+            names.append(name)
+    return names
 
 
-def lacking(protocol, instance):
-    """The attributes and properties of a protocol that an instance does not have."""
+def signature(function):
+    """Return the names, defaults and kinds of a function's parameters."""
+    parameters = inspect.signature(function).parameters.values()
+    return [(parameter.name, parameter.default, parameter.kind) for parameter in parameters]
+
+
+def missing_attributes(protocol, instance):
+    """Return the attributes and properties of a protocol that an instance does not have."""
     named = {
         *protocol.__annotations__,
         *(name for name, member in vars(protocol).items() if isinstance(member, property)),
@@ -62,25 +61,25 @@ def lacking(protocol, instance):
     return sorted(name for name in named if not hasattr(instance, name))
 
 
-# ---- what there is -----------------------------------------------------------------------------
+# ---- protocols ---------------------------------------------------------------------------------
 
 
-@promise
-def all_that_the_protocols_name_is_there(world, number):
+@check
+def classes_implement_the_protocols(world, number):
     group = world.group([world.rank], number)
-    started = group.start_broadcast([np.zeros(1)], root=0)
+    broadcast = group.start_broadcast([np.zeros(1)], root=0)
     for protocol, instance in (
         (protocols.World, world),
         (protocols.Group, group),
-        (protocols.Broadcast, started),
+        (protocols.Broadcast, broadcast),
     ):
-        assert differences(protocol, type(instance)) == []
-        assert lacking(protocol, instance) == []
-    world.wait(lambda: started.is_done() or None)
+        assert differing_methods(protocol, type(instance)) == []
+        assert missing_attributes(protocol, instance) == []
+    world.wait(lambda: broadcast.is_done() or None)
 
 
-@promise
-def ranks_know_their_places(world, number):
+@check
+def ranks_and_nodes_are_numbered(world, number):
     assert 0 <= world.rank < world.size
     nodes = world.node_of()
     assert len(nodes) == world.size
@@ -88,8 +87,8 @@ def ranks_know_their_places(world, number):
     assert isinstance(world.library_name(), str)
 
 
-@promise
-def nobody_is_lost_without_a_death(world, number):
+@check
+def no_rank_is_dead_without_a_death(world, number):
     world.check_for_deaths()
     assert world.dead_ranks == frozenset()
 
@@ -97,8 +96,8 @@ def nobody_is_lost_without_a_death(world, number):
 # ---- messages ----------------------------------------------------------------------------------
 
 
-@promise
-def messages_of_one_sender_come_in_order(world, number):
+@check
+def messages_of_one_sender_arrive_in_order(world, number):
     for position in range(3):
         for rank in range(world.size):
             world.send(rank, Tag.TRAINER, Pace(str(world.rank), position, 0.0))
@@ -112,8 +111,8 @@ def messages_of_one_sender_come_in_order(world, number):
     assert world.receive(Tag.TRAINER) is None
 
 
-@promise
-def a_message_is_heard_under_its_tag_only(world, number):
+@check
+def messages_are_received_under_their_tag_only(world, number):
     world.send(world.rank, Tag.COORDINATOR, Ready(1))
     world.send(world.rank, Tag.PREPROCESSOR, Ready(2))
     assert world.wait_for_message(Tag.PREPROCESSOR) == Ready(2)
@@ -121,9 +120,9 @@ def a_message_is_heard_under_its_tag_only(world, number):
     assert world.wait_for_message(Tag.COORDINATOR) == Ready(1)
 
 
-@promise
-def what_has_come_is_heard_at_the_first_look(world, number):
-    """Files say that it is sent once none of the others calls MPI any more, and heard after that."""
+@check
+def arrived_messages_are_received_at_the_first_call(world, number):
+    """Files order the ranks: rank 0 sends once no other rank calls MPI, then the others receive."""
     folder = Path(world.broadcast_value(tempfile.mkdtemp() if world.rank == 0 else None))
 
     def await_files(*names):
@@ -147,71 +146,71 @@ def what_has_come_is_heard_at_the_first_look(world, number):
 # ---- waiting -----------------------------------------------------------------------------------
 
 
-@promise
-def a_rank_that_is_never_kept_waiting_does_its_duties_all_the_same(world, number):
-    done = []
-    world.background_tasks.append(lambda: done.append("busy") or True)
-    world.background_tasks.append(lambda: done.append("idle") or False)
-    assert world.wait(lambda: "at once") == "at once"
-    assert done == ["busy", "idle"]
+@check
+def background_tasks_run_once_even_without_a_wait(world, number):
+    calls = []
+    world.background_tasks.append(lambda: calls.append("busy") or True)
+    world.background_tasks.append(lambda: calls.append("idle") or False)
+    assert world.wait(lambda: "ready") == "ready"
+    assert calls == ["busy", "idle"]
     world.background_tasks.clear()
 
 
-@promise
-def duties_go_on_for_as_long_as_a_rank_waits(world, number):
-    done = []
-    world.background_tasks.append(lambda: len(done) < 5 and not done.append(1))
-    assert world.wait(lambda: len(done) if len(done) == 5 else None) == 5
+@check
+def background_tasks_run_during_a_wait(world, number):
+    calls = []
+    world.background_tasks.append(lambda: len(calls) < 5 and not calls.append(1))
+    assert world.wait(lambda: len(calls) if len(calls) == 5 else None) == 5
     world.background_tasks.clear()
 
 
-@promise
-def duties_are_done_on_demand(world, number):
+@check
+def background_tasks_run_on_request(world, number):
     assert world.run_background_tasks() is False
     world.background_tasks[:] = [lambda: True, lambda: False]
     assert world.run_background_tasks() is True
     world.background_tasks.clear()
 
 
-@promise
-def duties_are_done_while_a_rank_rests(world, number):
-    done = []
-    world.background_tasks.append(lambda: done.append(1) or True)
+@check
+def background_tasks_run_during_a_sleep(world, number):
+    calls = []
+    world.background_tasks.append(lambda: calls.append(1) or True)
     world.sleep(0.001)
-    assert done
+    assert calls
     world.background_tasks.clear()
 
 
-@promise
-def duties_are_done_inside_a_collective_of_a_group(world, number):
-    group, done = world.group(range(world.size), number), []
-    world.background_tasks.append(lambda: done.append(1) or True)
+@check
+def background_tasks_run_inside_a_collective_of_a_group(world, number):
+    group, calls = world.group(range(world.size), number), []
+    world.background_tasks.append(lambda: calls.append(1) or True)
     group.sum(np.zeros(1))
-    assert done or world.size == 1
+    assert calls or world.size == 1
     world.background_tasks.clear()
 
 
 # ---- all ranks ---------------------------------------------------------------------------------
 
 
-@promise
-def all_ranks_share_the_roots_value(world, number):
+@check
+def all_ranks_get_the_value_of_the_root(world, number):
     for root in range(world.size):
         assert world.broadcast_value({"of": root} if world.rank == root else None, root) == {
             "of": root
         }
 
 
-@promise
-def all_ranks_gather_everybodys_value_in_order(world, number):
+@check
+def all_ranks_get_all_values_in_order(world, number):
     assert world.allgather(f"rank {world.rank}") == [f"rank {rank}" for rank in range(world.size)]
 
 
 # ---- groups ------------------------------------------------------------------------------------
 
 
-@promise
-def a_group_has_the_order_that_it_is_given(world, number):
+@check
+def groups_keep_the_order_of_their_ranks(world, number):
     group = world.group(range(world.size)[::-1], number)
     assert (group.rank, group.size) == (world.size - 1 - world.rank, world.size)
     assert group.is_master == (world.rank == world.size - 1)
@@ -220,8 +219,8 @@ def a_group_has_the_order_that_it_is_given(world, number):
     group.free()
 
 
-@promise
-def groups_work_side_by_side(world, number):
+@check
+def groups_work_at_the_same_time(world, number):
     mates = range(world.rank % 2, world.size, 2)
     group = world.group(mates, number + world.rank % 2)
     for value in range(3):
@@ -229,22 +228,21 @@ def groups_work_side_by_side(world, number):
     group.free()
 
 
-@promise
-def the_same_ranks_may_have_several_groups(world, number):
-    entry, second = (
-        world.group(range(world.size), number),
-        world.group(range(world.size), number + 1),
-    )
-    pending = entry.start_broadcast([own_value := np.full(3, world.rank)], root=0)
-    assert second.allgather("other") == ["other"] * world.size  # under way at the same time
+@check
+def ranks_may_have_several_groups(world, number):
+    first = world.group(range(world.size), number)
+    second = world.group(range(world.size), number + 1)
+    buffer = np.full(3, world.rank)
+    pending = first.start_broadcast([buffer], root=0)
+    assert second.allgather("value") == ["value"] * world.size  # during the broadcast
     world.wait(lambda: pending.is_done() or None)
-    assert (own_value == 0).all()
-    for group in (entry, second):
+    assert (buffer == 0).all()
+    for group in (first, second):
         group.free()
 
 
-@promise
-def a_sum_is_that_of_all_ranks_on_every_rank(world, number):
+@check
+def sums_are_equal_on_all_ranks(world, number):
     group = world.group(range(world.size), number)
     for dtype in (np.float32, np.float64):
         buffer = np.full((2, 3), world.rank + 1, dtype)
@@ -254,10 +252,10 @@ def a_sum_is_that_of_all_ranks_on_every_rank(world, number):
     group.free()
 
 
-@promise
-def a_large_sum_is_the_same_on_all_ranks_to_the_last_bit(world, number):
-    group, done = world.group(range(world.size), number), []
-    world.background_tasks.append(lambda: done.append(1) or False)
+@check
+def large_sums_are_equal_on_all_ranks_bit_for_bit(world, number):
+    group, calls = world.group(range(world.size), number), []
+    world.background_tasks.append(lambda: calls.append(1) or False)
     for shape, dtype in (
         ((333, 1001), np.float32),
         ((4_100_001,), np.float32),
@@ -270,38 +268,39 @@ def a_large_sum_is_the_same_on_all_ranks_to_the_last_bit(world, number):
             buffer, values * sum(1 / (1 + rank) for rank in range(world.size)), rtol=1e-5
         )
         assert len(set(group.allgather(zlib.crc32(buffer)))) == 1
-        turned = np.full((200, 300), 1 + world.rank, dtype).T
-        group.sum(turned)
-        assert (turned == world.size * (world.size + 1) / 2).all()
-    assert done or world.size == 1
+        transposed = np.full((200, 300), 1 + world.rank, dtype).T
+        group.sum(transposed)
+        assert (transposed == world.size * (world.size + 1) / 2).all()
+    assert calls or world.size == 1
     world.background_tasks.clear()
     group.free()
 
 
-@promise
-def a_broadcast_gives_all_the_masters_arrays_of_any_type(world, number):
+@check
+def broadcasts_send_arrays_of_any_dtype(world, number):
     group = world.group(range(world.size), number)
     buffers = [
         np.full((2, 3), group.is_master, dtype) for dtype in ("float16", "bool", "uint8", "float64")
     ]
-    group.broadcast([*buffers, number := np.array(world.rank)])
+    scalar = np.array(world.rank)
+    group.broadcast([*buffers, scalar])
     assert all((buffer == 1).all() for buffer in buffers)
-    assert number == 0
+    assert scalar == 0
     group.free()
 
 
-@promise
-def broadcasts_of_any_root_may_be_under_way_together(world, number):
+@check
+def broadcasts_of_several_roots_may_overlap(world, number):
     group = world.group(range(world.size), number)
     buffers = [np.full(4, world.rank) for _ in range(world.size)]
-    started = [group.start_broadcast([buffer], root) for root, buffer in enumerate(buffers)]
-    world.wait(lambda: all(broadcast.is_done() for broadcast in started) or None)
+    broadcasts = [group.start_broadcast([buffer], root) for root, buffer in enumerate(buffers)]
+    world.wait(lambda: all(broadcast.is_done() for broadcast in broadcasts) or None)
     assert [buffer.tolist() for buffer in buffers] == [[root] * 4 for root in range(world.size)]
     group.free()
 
 
-@promise
-def an_error_that_is_no_death_stays_what_it_is(world, number):
+@check
+def errors_other_than_deaths_are_not_translated(world, number):
     group = world.group([world.rank], number)
     group.check()
     with pytest.raises(ValueError, match="of the caller"), group.raising_group_failed():

@@ -1,4 +1,4 @@
-"""The whole stream, preprocessors, relays and readers, in every order in which ranks may run."""
+"""Preprocessors, relays and readers of a stream, in any interleaving of ranks."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ from tests.sources import Numbered
 
 @dataclass(frozen=True)
 class Group:
-    """A training group: on which trainers, from which epoch on, for how many, with which batches."""
+    """A training group: its trainers, its first epoch, its number of epochs, its batch size."""
 
     trainers: tuple
     first: int
@@ -70,13 +70,13 @@ def streams(draw):
             is_ring=True,
         )
     else:
-        touched = max(-(-(group.batch - 1) // chunk) + 1 for group in groups)
+        batch_chunks = max(-(-(group.batch - 1) // chunk) + 1 for group in groups)
         layout = Layout(
             GREY,
             samples,
             chunk,
-            touched + draw(st.integers(1, 6)),
-            touched + draw(st.integers(0, 3)),
+            batch_chunks + draw(st.integers(1, 6)),
+            batch_chunks + draw(st.integers(0, 3)),
             roles.gpus_per_node,
         )
     return roles, layout, groups
@@ -88,20 +88,20 @@ def order_of(layout, alone):
     )
 
 
-class Granter:
-    """The coordinator's part: lets the stream run ahead, and holds it for groups that are still to join."""
+class StreamGrants:
+    """The coordinator's part: advances the stream and holds chunks for groups that join later."""
 
     def __init__(self, world, roles, layout, groups):
         self._world, self._roles, self._layout, self._groups = world, roles, layout, groups
-        self._joined, self._left = set(), set()
+        self._joined, self._finished = set(), set()
         self._granted = min(group.first for group in groups)
-        self._told = None
+        self._latest_order = None
 
     def step(self):
         message = self._world.receive(Tag.COORDINATOR)
-        if isinstance(message, tuple) and message[0] in ("joined", "epoch", "left"):
+        if isinstance(message, tuple) and message[0] in ("joined", "epoch", "finished"):
             kind, group, epoch = message
-            {"joined": self._joined, "left": self._left, "epoch": set()}[kind].add(group)
+            {"joined": self._joined, "finished": self._finished, "epoch": set()}[kind].add(group)
             self._granted = max(self._granted, epoch)
         joining = [
             group.first for index, group in enumerate(self._groups) if index not in self._joined
@@ -111,87 +111,85 @@ class Granter:
             limit = (self._granted + 2) * self._layout.chunks
             hold = min([*joining, self._granted + 1]) * self._layout.chunks
         order = Produce(limit, hold, first=0, turns=self._roles.preprocessors)
-        if len(self._left) == len(self._groups):
+        if len(self._finished) == len(self._groups):
             order = Exit()
-        if order != self._told:
-            self._told = order
+        if order != self._latest_order:
+            self._latest_order = order
             for rank in self._roles.preprocessors:
                 self._world.send(rank, Tag.PREPROCESSOR, order)
         return message is not None
 
 
-def read(world, roles, layout, window, group, place, alone, seen):
-    """A trainer's part: join, read its rows of some epochs, leave; every row is looked at twice."""
+def read(world, roles, layout, window, group, number, alone, rows_read):
+    """Run a trainer: join, read its rows of some epochs, check each row three times, leave."""
     node = roles.node_of[world.rank]
-    mates = [rank for rank in roles.trainers if roles.node_of[rank] == node]
+    node_trainers = [rank for rank in roles.trainers if roles.node_of[rank] == node]
     order = order_of(layout, alone)
-    reads = RingReader if layout.is_ring else Reader
-    stream = reads(window, mates.index(world.rank), Waiting(world), order)
+    reader_class = RingReader if layout.is_ring else Reader
+    stream = reader_class(window, node_trainers.index(world.rank), Waiting(world), order)
     rank = group.trainers.index(roles.trainers.index(world.rank))
     stream.join(group.first)
     ranks = [roles.trainers[trainer] for trainer in group.trainers]
-    members = world.group(ranks, place)
+    members = world.group(ranks, number)
     members.barrier()
     consumed = set()
     if rank == 0:
-        world.send(0, Tag.COORDINATOR, ("joined", place, group.first))
+        world.send(0, Tag.COORDINATOR, ("joined", number, group.first))
     for epoch in range(group.first, group.first + group.epochs):
         if rank == 0:
-            world.send(0, Tag.COORDINATOR, ("epoch", place, epoch))
+            world.send(0, Tag.COORDINATOR, ("epoch", number, epoch))
         for batch in stream.batches(Epoch(epoch), 0, group.batch, members, frozenset(consumed)):
             first = batch.position - batch.size
             rows = split_rows(first, batch.position, rank, len(ranks))
             images, labels = expected(alone, order.plan_epoch(batch.epoch), *rows)
-            for _ in range(3):  # others run in between, and must not touch what is being read
+            for _ in range(3):  # other ranks run in between, and must not overwrite these rows
                 np.testing.assert_array_equal(batch.images, images)
                 np.testing.assert_array_equal(batch.targets, labels)
                 world.pause(worked=True)
-            seen.append((place, epoch, *rows))
+            rows_read.append((number, epoch, *rows))
             assert batch.is_last == (batch.position == layout.samples)
-        assert not consumed & set(batch.epoch.path)  # never twice from one production
+        assert not consumed & set(batch.epoch.path)  # no chunk is consumed twice
         consumed |= set(batch.epoch.path)
         if layout.is_ring:
             complete = order.plan_epoch(batch.epoch)
             assert complete.path == batch.epoch.path
             assert sorted(complete.indices) == list(range(layout.samples))
     stream.leave()
-    world.group(ranks, place + 1000).barrier()
+    world.group(ranks, number + 1000).barrier()
     if rank == 0:
-        world.send(0, Tag.COORDINATOR, ("left", place, group.first))
+        world.send(0, Tag.COORDINATOR, ("finished", number, group.first))
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(streams(), st.integers(0, 10**6))
-def test_stream_group_reads_each_sample_once_in_order(made, seed):
-    roles, layout, groups = made
+def test_stream_group_reads_each_sample_once_in_order(launch, seed):
+    roles, layout, groups = launch
     windows = [window_of(layout, is_relayed=roles.nodes > 1) for _ in range(roles.nodes)]
-    alone, seen = pipeline(layout.samples), []
+    alone, rows_read = pipeline(layout.samples), []
 
     def rank_main(world):
         window = windows[roles.node_of[world.rank]]
         if world.rank in roles.trainers:
             trainer = roles.trainers.index(world.rank)
-            position, group = next(
-                (position, group)
-                for position, group in enumerate(groups)
-                if trainer in group.trainers
+            number, group = next(
+                (number, group) for number, group in enumerate(groups) if trainer in group.trainers
             )
-            read(world, roles, layout, window, group, position, alone, seen)
+            read(world, roles, layout, window, group, number, alone, rows_read)
             return
-        granter = Granter(world, roles, layout, groups) if world.rank == 0 else None
+        grants = StreamGrants(world, roles, layout, groups) if world.rank == 0 else None
         filled = pipeline(layout.samples)
         preprocessor = Preprocessor(
             world, roles, NodeMemory(window), order_of(layout, filled), filled, None
         )
         while not preprocessor.is_done:
-            busy = granter is not None and granter.step()
-            world.pause(busy | preprocessor.step())
+            has_worked = grants is not None and grants.step()
+            world.pause(has_worked | preprocessor.step())
         preprocessor.stop()
 
     assert Launch(len(roles.node_of), seed).run(rank_main)
-    for place, group in enumerate(groups):
+    for number, group in enumerate(groups):
         for epoch in range(group.first, group.first + group.epochs):
-            rows = sorted(part[2:] for part in seen if part[:2] == (place, epoch))
+            rows = sorted(part[2:] for part in rows_read if part[:2] == (number, epoch))
             assert [row for part in rows for row in range(*part)] == list(range(layout.samples))
 
 
@@ -204,12 +202,12 @@ def test_stream_group_reads_each_sample_once_in_order(made, seed):
     st.booleans(),
     st.integers(0, 99),
 )
-def test_stored_samples_are_decoded_once_augmented_by_readers(
+def test_stream_decodes_stored_samples_once_and_readers_augment(
     trainers, nodes, samples, batch, is_random, seed
 ):
     node_of = tuple(node for node in range(nodes) for _ in range(1 + trainers))
     roles = assign(node_of, None, None)
-    decoded, got = [], []
+    decoded, batches = [], []
 
     class Counting(Numbered):
         def read(self, index):
@@ -222,22 +220,21 @@ def test_stored_samples_are_decoded_once_augmented_by_readers(
     alone = Pipeline.from_source(Numbered(samples, seed=1), transforms, SEED)
 
     def rank_main(world):
-        own_rows, prepared = (
-            stored[roles.node_of[world.rank]],
-            Pipeline(source, transforms, SEED, alone.sample),
-        )
+        node_set = stored[roles.node_of[world.rank]]
+        prepared = Pipeline(source, transforms, SEED, alone.sample)
         if world.rank in roles.trainers:
             order = StrictOrder(prepared, samples)
-            stream = LocalBatches(NodeStore(prepared, own_rows), order, Waiting(world), pytest.fail)
-            for epoch in (world.rank, world.rank + 1):  # everybody another one
-                for item in stream.batches(Epoch(epoch), 0, batch, SingleRankGroup()):
-                    got.append((item, order.plan_epoch(Epoch(epoch))))
-            world.send(0, Tag.COORDINATOR, "left")
+            stream = LocalBatches(NodeStore(prepared, node_set), order, Waiting(world), pytest.fail)
+            for epoch in (world.rank, world.rank + 1):  # different epochs on each rank
+                plan = order.plan_epoch(Epoch(epoch))
+                for read_batch in stream.batches(Epoch(epoch), 0, batch, SingleRankGroup()):
+                    batches.append((read_batch, plan))
+            world.send(0, Tag.COORDINATOR, "finished")
             return
         preprocessor = Preprocessor(
-            world, roles, NodeMemory(decoded=own_rows), StrictOrder(alone, samples), prepared, None
+            world, roles, NodeMemory(decoded=node_set), StrictOrder(alone, samples), prepared, None
         )
-        remaining = 0
+        finished_count = 0
         if world.rank == 0:
             for rank in roles.preprocessors:
                 world.send(
@@ -245,8 +242,8 @@ def test_stored_samples_are_decoded_once_augmented_by_readers(
                 )
         while not preprocessor.is_done:
             if world.rank == 0 and world.receive(Tag.COORDINATOR):
-                remaining += 1
-                if remaining == len(roles.trainers):
+                finished_count += 1
+                if finished_count == len(roles.trainers):
                     for rank in roles.preprocessors:
                         world.send(rank, Tag.PREPROCESSOR, Exit())
             world.pause(preprocessor.step())
@@ -254,14 +251,15 @@ def test_stored_samples_are_decoded_once_augmented_by_readers(
 
     assert Launch(len(node_of), seed).run(rank_main)
     assert sorted(decoded) == list(range(samples))  # each once, however many nodes and epochs
-    assert len(got) == len(roles.trainers) * 2 * -(-samples // batch)
-    for item, full in got:
-        images, labels = expected(alone, full, item.position - item.size, item.position)
-        np.testing.assert_array_equal(item.images, images)
-        np.testing.assert_array_equal(item.targets, labels)
+    assert len(batches) == len(roles.trainers) * 2 * -(-samples // batch)
+    for read_batch, plan in batches:
+        last = read_batch.position
+        images, labels = expected(alone, plan, last - read_batch.size, last)
+        np.testing.assert_array_equal(read_batch.images, images)
+        np.testing.assert_array_equal(read_batch.targets, labels)
 
 
-def test_a_slow_reader_stops_nobody_who_reads_a_ring():
+def test_stream_ring_continues_beside_a_slow_reader():
     roles = assign((0, 0, 0), 1, None)
     layout = Layout(GREY, 30, 5, 3, 2, 2, is_ring=True)
     window, done = window_of(layout), []
@@ -275,14 +273,14 @@ def test_a_slow_reader_stops_nobody_who_reads_a_ring():
             while len(done) < 2:
                 world.pause(preprocessor.step())
             return
-        stream, finished = RingReader(window, world.rank - 1, Waiting(world), order), set()
+        stream, consumed = RingReader(window, world.rank - 1, Waiting(world), order), set()
         for epoch in range(1 if world.rank == 1 else 5):
             path = ()
-            for batch in stream.batches(Epoch(epoch), 0, 5, SingleRankGroup(), frozenset(finished)):
+            for batch in stream.batches(Epoch(epoch), 0, 5, SingleRankGroup(), frozenset(consumed)):
                 path = batch.epoch.path
                 if world.rank == 1:  # holds its first shard until the other has trained five epochs
                     world.wait(lambda: bool(done) or None)
-            finished |= set(path)
+            consumed |= set(path)
         done.append(world.rank)
 
     assert Launch(3, seed=0).run(rank_main)
