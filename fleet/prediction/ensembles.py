@@ -67,8 +67,8 @@ def find_joinable(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[
     These have the same input pipeline.
 
     Args:
-        spec: of the run.
-        rows: of its results, best first.
+        spec: spec of the run.
+        rows: rows of its results, best first.
 
     Returns:
         The key of their input pipeline, and the networks, best first.
@@ -93,7 +93,7 @@ class Candidate:
     """A network that can be combined with others: a single one, or all folds as one.
 
     Attributes:
-        row: of the network, or of the mean of its folds.
+        row: row of the network, or of the mean of its folds.
         parts: the exported networks: itself, or one per fold.
     """
 
@@ -127,7 +127,7 @@ def select_top(candidates: Sequence[Candidate], count: int) -> dict[str, int]:
     """Return the best finished networks of a run, each once.
 
     Args:
-        candidates: of its results, best first.
+        candidates: candidates of its results, best first.
         count: number of networks.
 
     Raises:
@@ -155,8 +155,8 @@ def select_greedy(paths: RunPaths, candidates: Sequence[Candidate], kind: str) -
     """Return the best combination of networks, and how often each counts; see :func:`greedy`.
 
     Args:
-        paths: of the run.
-        candidates: of its results, best first.
+        paths: paths of the run.
+        candidates: candidates of its results, best first.
         kind: kind of the targets.
 
     Raises:
@@ -237,8 +237,8 @@ def greedy(predictions: Sequence[np.ndarray], truth: Truth, rounds: int = ROUNDS
     the first one.
 
     Args:
-        predictions: of each network, (n, outputs), best network first.
-        truth: of the same n samples.
+        predictions: predictions of each network, (n, outputs), best network first.
+        truth: truth of the same n samples.
         rounds: number of networks to choose before the best prefix is taken.
 
     Returns:
@@ -283,8 +283,8 @@ def score_ensembles(
     """Score the best network, the best few, and the greedy choice; empty for fewer than two.
 
     Args:
-        paths: of the run.
-        candidates: of its results, best first.
+        paths: paths of the run.
+        candidates: candidates of its results, best first.
         kind: kind of the targets.
     """
     predictions = _comparable(paths, candidates, kind)
@@ -332,8 +332,8 @@ def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
     """Write ``ensembles.csv``.
 
     Args:
-        paths: of the run.
-        rows: of the table.
+        paths: paths of the run.
+        rows: rows of the table.
 
     Raises:
         StorageError: it cannot be written.

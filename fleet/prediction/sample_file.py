@@ -28,10 +28,10 @@ def write_sample(
     """Write the shape and type of samples and targets.
 
     Args:
-        paths: of the run.
-        sample: to describe.
-        names: of the classes, labels or values of each input pipeline; empty if they have none.
-        columns: of the table whose rows are the samples, if there is one.
+        paths: paths of the run.
+        sample: sample to describe.
+        names: names of the classes, labels or values of each input pipeline; empty if unnamed.
+        columns: columns of the table whose rows are the samples, if there is one.
 
     Raises:
         StorageError: the disk is full, ...
@@ -77,7 +77,7 @@ def write_standardized(paths: RunPaths, standardized: Mapping[str, Standardizati
     """Write the means and deviations by which networks standardize their inputs.
 
     Args:
-        paths: of the run.
+        paths: paths of the run.
         standardized: moments of each input pipeline.
 
     Raises:
@@ -112,7 +112,7 @@ def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
     """Return the description of a run's samples, without the scaling that exports apply.
 
     Args:
-        paths: of the run.
+        paths: paths of the run.
         feed: key of the input pipeline.
 
     Raises:

@@ -54,7 +54,7 @@ class Predictions:
 
     Attributes:
         values: (n, outputs) float32: probabilities of classes or labels; or values.
-        truth: of these samples.
+        truth: truth of these samples.
         rows: (n,) positions in the data set; None in files of earlier versions.
     """
 
@@ -74,7 +74,7 @@ def should_save(target: TargetSpec, samples: int) -> bool:
     """Return True if outputs should be saved: no masks, and at most 256 MiB.
 
     Args:
-        target: of a sample.
+        target: target of a sample.
         samples: their number.
     """
     return target.kind != "mask" and 0 < 4 * samples * target.outputs <= MOST_BYTES
@@ -84,9 +84,9 @@ def save_outputs(writer: CheckpointWriter, path: Path, outputs: Outputs, rows: n
     """Save the outputs of a network if ``checkpoint.quota`` has room.
 
     Args:
-        writer: of checkpoints.
-        path: of the file.
-        outputs: to save.
+        writer: writer of checkpoints.
+        path: path of the file.
+        outputs: outputs to save.
         rows: (n,) positions of the samples in the data set.
 
     Raises:
@@ -104,8 +104,8 @@ def read_predictions(paths: RunPaths, name: str, part: str, kind: str) -> Predic
     """Return the predictions of a network; None if they are missing or damaged.
 
     Args:
-        paths: of the run.
-        name: of the network.
+        paths: paths of the run.
+        name: name of the network.
         part: ``validation`` or ``test``.
         kind: kind of the targets.
     """

@@ -63,7 +63,7 @@ def score(predicted: np.ndarray, truth: Truth) -> Scores:
 
     Args:
         predicted: as the module describes.
-        truth: of the same samples.
+        truth: truth of the same samples.
 
     >>> score(np.array([[0.9, 0.1], [0.4, 0.6]]), Truth("class", np.array([0, 0]))).accuracy
     0.5
@@ -79,7 +79,7 @@ def quick_score(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
 
     Args:
         predicted: as the module describes.
-        truth: of the same samples.
+        truth: truth of the same samples.
     """
     losses = _LOSSES[truth.kind](predicted, truth.targets)
     if truth.weights is not None:

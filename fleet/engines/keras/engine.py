@@ -43,7 +43,7 @@ class KerasEngine:
     """Builds Keras networks on this rank's device.
 
     Args:
-        setup: of this rank; the exchange ``auto`` uses Horovod if it is installed.
+        setup: setup of this rank; the exchange ``auto`` uses Horovod if it is installed.
 
     Raises:
         UserError: the spec asks for Horovod, which is not installed.
@@ -88,8 +88,8 @@ class KerasEngine:
         network, which often differs only in learning rate, momentum, weight decay or seed.
 
         Args:
-            network: to build.
-            group: that trains it.
+            network: network to build.
+            group: group that trains it.
         """
         code = user_code_of(network)
         with running_user_code(code):
@@ -173,9 +173,9 @@ def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> N
     """Return a key that is equal for networks with equal graphs; None if user code varies.
 
     Args:
-        network: to build.
-        group: that trains it.
-        fold: of the network, if graphs of folds differ.
+        network: network to build.
+        group: group that trains it.
+        fold: fold of the network, if graphs of folds differ.
     """
     if user_code_of(network) is not None:
         return None

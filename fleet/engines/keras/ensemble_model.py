@@ -78,7 +78,7 @@ def to_onnx(file: Path, path: Path) -> None:
 
     Args:
         file: the export.
-        path: of the ONNX file.
+        path: path of the ONNX file.
 
     Raises:
         UserError: a library is missing.

@@ -27,7 +27,7 @@ def make_exchange(group: Group, horovod: Any) -> Exchange:
     """Return the exchange of a group.
 
     Args:
-        group: of the ranks.
+        group: group of the ranks.
         horovod: its module for TensorFlow; None for MPI.
     """
     if group.size == 1:
@@ -49,7 +49,7 @@ class NoExchange:
         """Return the gradients and totals summed over all ranks.
 
         Args:
-            gradients: of this rank, with each variable's shape and type.
+            gradients: gradients of this rank, with each variable's shape and type.
             sums: (6 + metrics,) float32, :class:`fleet.engines.base.StepTotals`.
         """
         return gradients, sums
@@ -98,9 +98,9 @@ class MpiExchange:
         """Return the gradients and totals summed over all ranks.
 
         Args:
-            gradients: of this rank, with each variable's shape and type.
+            gradients: gradients of this rank, with each variable's shape and type.
             sums: (6 + metrics,) float32, :class:`fleet.engines.base.StepTotals`.
-            error: of this rank, if it failed; zeros then replace both.
+            error: error of this rank, if it failed; zeros then replace both.
 
         Returns:
             Gradients of the same shapes, float32, which the next call overwrites; and the totals.
@@ -133,7 +133,7 @@ class _Buffer:
     """Gradients followed by totals, float32, in persistent memory that TensorFlow reads in place.
 
     Args:
-        shapes: of the gradients.
+        shapes: shapes of the gradients.
         width: number of totals.
 
     Attributes:

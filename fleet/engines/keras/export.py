@@ -69,7 +69,7 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
     """Load a network as a user would, and compare its outputs with the original.
 
     Args:
-        path: of the export.
+        path: path of the export.
         model: the network.
         sample: shape and type of its inputs.
 

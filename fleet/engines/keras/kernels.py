@@ -34,7 +34,7 @@ def _normalize(
     """Compute batch normalization of images in training; all else as Keras does.
 
     Args:
-        layer: to compute.
+        layer: layer to compute.
         plain: Keras' own ``call`` of the layer.
         inputs, training, mask: arguments of ``call``.
     """

@@ -44,7 +44,7 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
 
     Args:
         train: training settings.
-        target: of a sample.
+        target: target of a sample.
 
     Raises:
         SettingError: the loss does not exist, or is not for such targets.
@@ -67,7 +67,7 @@ def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) 
     """Check on some samples and the network's outputs for them that losses are usable.
 
     Args:
-        losses: to check.
+        losses: losses to check.
         outputs: (n, ...) logits or values.
         targets: (n, ...).
 
@@ -91,8 +91,8 @@ def _with_class_weights(loss: Loss, target: TargetSpec, by_class: tf.Tensor | No
     """Turn a loss of samples, or of pixels, into one of samples with class weights.
 
     Args:
-        loss: of outputs and targets; for masks, excluded pixels have the target -1.
-        target: of a sample.
+        loss: loss of outputs and targets; for masks, excluded pixels have the target -1.
+        target: target of a sample.
         by_class: weight of each class.
     """
     if target.kind != "mask":
@@ -176,7 +176,7 @@ def to_dense(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
 
     Args:
         targets: (n, ...).
-        target: of a sample.
+        target: target of a sample.
     """
     if target.kind in ("class", "mask"):
         return tf.one_hot(tf.maximum(targets, 0), target.outputs)
@@ -188,7 +188,7 @@ def probabilities(outputs: tf.Tensor, target: TargetSpec) -> tf.Tensor:
 
     Args:
         outputs: (n, ...) logits or values.
-        target: of a sample.
+        target: target of a sample.
     """
     if target.kind == "value":
         return outputs

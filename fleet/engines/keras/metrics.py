@@ -119,7 +119,7 @@ def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
 
     Args:
         train: training settings.
-        target: of a sample.
+        target: target of a sample.
 
     Raises:
         SettingError: a metric cannot be computed for such targets, or does not add up.

@@ -62,7 +62,7 @@ def build_model(
         input_shape: height, width (pixels) and channels of an image; the shape of other inputs.
         classes: number of classes, labels or values.
         seed: equal seeds give equal initial weights and dropout masks.
-        target: of a sample; a class by default.
+        target: target of a sample; a class by default.
         loss: named by the spec, for a warning.
 
     Returns:
@@ -99,9 +99,9 @@ def count_keras_parameters(
 
     Args:
         model: what to build.
-        input_shape: of a sample.
+        input_shape: input shape of a sample.
         classes: number of classes, labels or values.
-        seed: of the network.
+        seed: seed of the network.
 
     Raises:
         UserError, ModelError: as :func:`build_model`.

@@ -290,10 +290,10 @@ class KerasNetwork:
         """Sum the parts of all ranks and apply the step.
 
         Args:
-            exchange: of the group.
+            exchange: exchange of the group.
             local: gradients and totals of this rank.
-            rows: of the global batch.
-            error: of this rank, if it failed.
+            rows: rows of the global batch.
+            error: error of this rank, if it failed.
             goes_on: True to let the next part wait for the update, rather than this call.
         """
         gradients, sums = local
@@ -472,7 +472,7 @@ class KerasNetwork:
         Args:
             model, optimizer, rate: of the other network at its start: its variables, and its
                 hyperparameters that are in no graph.
-            group: of the other network.
+            group: group of the other network.
         """
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         for name, variable in self._free.items():
@@ -678,8 +678,8 @@ def _named_variables(
     """Return all variables with names that are equal in every process: index and path.
 
     Args:
-        model: of the network.
-        optimizer: of the network.
+        model: model of the network.
+        optimizer: optimizer of the network.
         statistics: statistics of the model, each with its running mean.
     """
     pairs = [

@@ -39,7 +39,7 @@ class ScalableRate:
         """Train with a multiple of the learning rate of the spec from now on.
 
         Args:
-            optimizer: to change.
+            optimizer: optimizer to change.
             factor: multiplies the learning rate.
         """
         if isinstance(self._rate, dict):
@@ -58,7 +58,7 @@ def make_optimizer(
     """Return the Keras optimizer of a spec.
 
     Args:
-        settings: of the optimizer.
+        settings: settings of the optimizer.
         scale: multiplies the learning rate; a number, or for a schedule also a variable.
         accumulate: number of steps whose gradients are averaged before each update.
 
@@ -139,8 +139,8 @@ def drop_unconnected(
     Args:
         optimizer: built. One that keeps running means needs all variables; these are then only
             excluded from its decay.
-        gradients: of all variables.
-        variables: to train.
+        gradients: gradients of all variables.
+        variables: variables to train.
         connected: True for variables that the loss depends on.
 
     Returns:

@@ -34,8 +34,8 @@ def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ..
     of Keras layers only have no sums.
 
     Args:
-        model: to call.
-        shape: of an input.
+        model: model to call.
+        shape: shape of an input.
     """
     if all(type(layer).__module__.startswith("keras.") for layer in model._flatten_layers()):
         return ()
@@ -78,7 +78,7 @@ def penalty(losses: Sequence[tf.Tensor], are_sums: Sequence[bool], share: tf.Ten
     """Return a rank's share of a model's losses.
 
     Args:
-        losses: of the model after a call, of any shape; Keras sums their numbers.
+        losses: losses of the model after a call, of any shape; Keras sums their numbers.
         are_sums: True for losses that are sums over rows; missing ones are not.
         share: the fraction of the batch's rows on this rank.
     """

@@ -42,7 +42,7 @@ def load_pretrained(model: keras.Model, file: Path, skip: Sequence[str]) -> None
     """Load weights; see :meth:`fleet.engines.base.SupportsPretrained.load_pretrained`.
 
     Args:
-        model: to load into.
+        model: model to load into.
         file: path of the weights.
         skip: patterns of weight names to leave out.
     """
@@ -91,8 +91,8 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
     A layer whose statistics are among them behaves in training as in evaluation.
 
     Args:
-        model: to change.
-        patterns: of weight names.
+        model: model to change.
+        patterns: patterns of weight names.
 
     Raises:
         SettingError: a pattern matches nothing, or no weight is left to train.

@@ -39,7 +39,7 @@ class StepQueue:
         """Run a graph after those before it; returns its results at once, before they exist.
 
         Args:
-            graph: to run.
+            graph: graph to run.
             arguments: no arrays, because converting these would wait for what runs.
         """
         with context.executor_scope(self._executor):

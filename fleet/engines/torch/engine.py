@@ -36,7 +36,7 @@ class TorchEngine:
     """Builds modules on this rank's device.
 
     Args:
-        setup: of this rank.
+        setup: setup of this rank.
 
     Raises:
         UserError: this engine does not have the exchange that the spec asks for.

@@ -183,8 +183,8 @@ def exchange_name(setting: str, device: torch.device) -> str:
     """Return the exchange for a spec's ``resources.exchange``: ``mpi`` or ``library``.
 
     Args:
-        setting: of the spec.
-        device: of this rank.
+        setting: setting of the spec.
+        device: device of this rank.
 
     Raises:
         UserError: this engine does not have such an exchange.

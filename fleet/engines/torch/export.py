@@ -45,7 +45,7 @@ class Exported(nn.Module):
     It takes samples as the stream carries them, images as (n, height, width, channels).
 
     Args:
-        dtype: of the module's inputs.
+        dtype: dtype of the module's inputs.
         scale: multiplier and offset of samples, float32 or float64, if they are scaled first.
         is_mask: True if its outputs are classes of pixels, returned as (n, height, width, classes).
         differentiates: True if ``forward`` takes derivatives, also without training.
@@ -107,11 +107,11 @@ def note_of(
     """Return the content of ``best.json``.
 
     Args:
-        network: that is exported.
+        network: network that is exported.
         sample: shape and type of its inputs.
-        dtype: of the module's inputs.
-        transforms: of the samples, before the engine receives them.
-        folder: of the run.
+        dtype: dtype of the module's inputs.
+        transforms: transforms of the samples, before the engine receives them.
+        folder: folder of the run.
     """
     built = network.architecture
     scale = sample.affine
@@ -147,7 +147,7 @@ def write(state: Mapping[str, np.ndarray], note: Mapping[str, Any], path: Path) 
     Args:
         state: arrays by name.
         note: content of the ``.json`` file.
-        path: of the weights.
+        path: path of the weights.
 
     Raises:
         StorageError: the disk is full, ...
@@ -232,7 +232,7 @@ def to_onnx(file: Path, path: Path) -> None:
 
     Args:
         file: the export.
-        path: of the ONNX file.
+        path: path of the ONNX file.
 
     Raises:
         UserError: ``onnx`` is not installed, or the traced module takes a fixed number of rows.
@@ -263,9 +263,9 @@ def _write_onnx(
     """Write a network as ONNX from a few rows; return True if it was traced.
 
     Args:
-        network: to write.
-        note: of the export.
-        path: of the ONNX file.
+        network: network to write.
+        note: note of the export.
+        path: path of the ONNX file.
         rows: number of rows to call it with.
         traced: True to use the tracing exporter, which also serves without onnxscript.
     """

@@ -27,8 +27,8 @@ class FlatParameters:
         more: number of metric totals.
 
     Attributes:
-        weights: of all parameters.
-        gradients: of the same length, followed in memory by the totals.
+        weights: weights of all parameters.
+        gradients: gradients of the same length, followed in memory by the totals.
         parameters: by name.
         buffer: gradients, totals and flags, as ranks sum them.
         totals: (6 + metrics,).
@@ -79,7 +79,7 @@ class FlatParameters:
 
         Args:
             vector: as long as all weights.
-            index: of the parameter.
+            index: index of the parameter.
         """
         first = self._firsts[index]
         return vector[first : first + self.gradient_views[index].numel()]
@@ -89,7 +89,7 @@ class FlatParameters:
 
         Args:
             vector: as long as all weights.
-            prefix: of the names.
+            prefix: prefix of the names.
         """
         return {
             f"{prefix}/{name}": view
@@ -277,8 +277,8 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     Without a GPU the tensor shares the array's memory, if possible.
 
     Args:
-        array: to copy.
-        device: to copy it to.
+        array: array to copy.
+        device: device to copy it to.
     """
     tensor = as_tensor(array)
     if device.type != "cuda":

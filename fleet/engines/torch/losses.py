@@ -44,8 +44,8 @@ def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossF
 
     Args:
         train: training settings.
-        target: of a sample.
-        device: of class weights.
+        target: target of a sample.
+        device: device of class weights.
 
     Raises:
         SettingError: the loss does not exist, or is not for such targets.
@@ -70,7 +70,7 @@ def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> Non
     """Check on some samples and the network's outputs for them that losses are usable.
 
     Args:
-        losses: to check.
+        losses: losses to check.
         outputs: (n, ...) logits or values.
         targets: (n, ...).
 
@@ -125,7 +125,7 @@ def pixels(targets: Tensor, target: TargetSpec) -> tuple[Tensor, Tensor]:
 
     Args:
         targets: (n, height, width).
-        target: of a sample.
+        target: target of a sample.
     """
     counted = targets != target.void
     return torch.where(counted, targets.long(), 0), counted
@@ -301,7 +301,7 @@ def to_dense(targets: Tensor, target: TargetSpec) -> Tensor:
 
     Args:
         targets: (n, ...).
-        target: of a sample.
+        target: target of a sample.
     """
     if target.kind in ("class", "mask"):
         return one_hot(targets.clamp(min=0), target.outputs).float()
@@ -313,7 +313,7 @@ def probabilities(outputs: Tensor, target: TargetSpec) -> Tensor:
 
     Args:
         outputs: (n, ...) logits or values.
-        target: of a sample.
+        target: target of a sample.
     """
     if target.kind == "value":
         return outputs

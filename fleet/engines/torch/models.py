@@ -46,7 +46,7 @@ class Built(NamedTuple):
     """A module, and how to call it.
 
     Attributes:
-        dtype: of its inputs.
+        dtype: dtype of its inputs.
         differentiates: True if ``forward`` takes derivatives, so evaluation needs gradients, too.
     """
 
@@ -69,7 +69,7 @@ def build_module(
             ``function(input_shape=..., classes=..., **args)``, or with ``outputs`` instead of
             ``classes``.
         image: its input, as it travels.
-        target: of a sample.
+        target: target of a sample.
         seed: equal seeds give equal initial weights.
         is_scaled: True if inputs are scaled, hence float32.
 
@@ -110,9 +110,9 @@ def count_parameters(
 
     Args:
         architecture: what to build.
-        shape: of a sample.
+        shape: shape of a sample.
         classes: number of classes, labels or values.
-        seed: of the network.
+        seed: seed of the network.
     """
     load_function(architecture.target)
 
@@ -177,9 +177,9 @@ def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dty
     the next one.
 
     Args:
-        module: to call.
-        shape: of a row, as the module takes it.
-        dtype: of a row.
+        module: module to call.
+        shape: shape of a row, as the module takes it.
+        dtype: dtype of a row.
 
     Returns:
         None if nothing is kept.
@@ -225,7 +225,7 @@ def _modules(layers: Iterable[Layer], shape: Shape) -> dict[str, nn.Module]:
 
     Args:
         layers: descriptions of layers.
-        shape: of the first layer's input.
+        shape: shape of the first layer's input.
     """
     modules = {}
     for layer in layers:
@@ -371,10 +371,10 @@ def _call_on_samples(
     """Call a module on two samples, of the first dtype that it takes.
 
     Args:
-        name: of the function, for messages.
-        module: to call.
+        name: name of the function, for messages.
+        module: module to call.
         image: its input.
-        dtypes: to try.
+        dtypes: dtypes to try.
         call: calls the module; by default it is called directly.
 
     Returns:
@@ -415,8 +415,8 @@ def _samples(shape: Shape, dtype: torch.dtype, value: int = 1) -> torch.Tensor:
 
     Args:
         shape: (height, width, channels), or another shape.
-        dtype: of the samples.
-        value: of integers.
+        dtype: dtype of the samples.
+        value: value of integers.
     """
     channels_first = (shape[2], *shape[:2]) if len(shape) == 3 else shape
     if dtype.is_floating_point:
@@ -478,9 +478,9 @@ def check_self_contained(
     tensors are allowed if the function creates equal ones again.
 
     Args:
-        name: of the function, for messages.
+        name: name of the function, for messages.
         built: the module.
-        shape: of a sample.
+        shape: shape of a sample.
         build: builds the module again, from another seed.
 
     Raises:
@@ -554,12 +554,12 @@ def _refuse_probabilities(
     """Refuse a module whose outputs are probabilities for any weights.
 
     Args:
-        name: of the function, for messages.
-        module: to check.
+        name: name of the function, for messages.
+        module: module to check.
         values: its outputs for two samples.
-        dtype: of its inputs.
+        dtype: dtype of its inputs.
         image: its input.
-        target: of a sample.
+        target: target of a sample.
 
     Raises:
         ModelError: the outputs are probabilities.

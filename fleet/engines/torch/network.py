@@ -50,7 +50,7 @@ class TorchNetwork:
     Args:
         flat: its parameters.
         updates: its optimizer.
-        dtype: of its inputs.
+        dtype: dtype of its inputs.
         exchange_of: creates the exchange of a group; a network may move between groups.
         seed: for all random numbers in steps.
         is_mixed: True to compute with bfloat16 where it is safe.
@@ -514,7 +514,7 @@ def mix_seed(seed: int, step: int, rank: int) -> int:
     """Return a seed for a step on a rank, decorrelated from its neighbors (SplitMix64).
 
     Args:
-        seed: of the network.
+        seed: seed of the network.
         step: number of the step.
         rank: in the group.
     """

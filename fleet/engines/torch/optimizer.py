@@ -45,8 +45,8 @@ class _Rule:
         """Update the weights.
 
         Args:
-            weights: to change.
-            gradients: of the weights.
+            weights: weights to change.
+            gradients: gradients of the weights.
             rate: learning rate.
             iteration: number of earlier updates.
         """
@@ -272,11 +272,11 @@ class FlatOptimizer:
     """The optimizer of a network.
 
     Args:
-        settings: of the optimizer.
+        settings: settings of the optimizer.
         scale: multiplies the learning rate of the spec.
         accumulate: number of steps whose gradients are averaged before each update.
         flat: the parameters.
-        module: that has the parameters.
+        module: module that has the parameters.
 
     Attributes:
         steps: number of steps taken, including those that only accumulate.

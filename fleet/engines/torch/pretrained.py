@@ -19,7 +19,7 @@ def load_pretrained(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
     """Load weights; see :meth:`fleet.engines.base.SupportsPretrained.load_pretrained`.
 
     Args:
-        module: to load into.
+        module: module to load into.
         file: path of the weights.
         skip: patterns of weight names to leave out.
     """
@@ -57,8 +57,8 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     Batch normalization whose statistics are among them behaves in training as in evaluation.
 
     Args:
-        module: to change.
-        patterns: of weight names.
+        module: module to change.
+        patterns: patterns of weight names.
 
     Raises:
         SettingError: a pattern matches nothing, or no weight is left to train.
