@@ -365,4 +365,4 @@ def test_custom_engine_fails_on_both_ranks(monkeypatch):
 @pytest.mark.torch
 def test_modules_of_pytorch_are_tried(tmp_path):
     output = printed(tmp_path, "-m", "fleet", "check", str(EXAMPLES / "digits_torch.yaml"))
-    assert "mixer-1: loading best.safetensors takes the module torch_modules" in output, output
+    assert "mixer-1: loading best.safetensors requires the module torch_modules" in output, output

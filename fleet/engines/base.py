@@ -537,9 +537,10 @@ def check_arrays(shapes: Mapping[str, Sequence[int]], arrays: Arrays) -> None:
         if name not in arrays or arrays[name].shape != tuple(shape)
     ]
     if wrong or len(shapes) != len(arrays):
+        names = [*wrong, *(name for name in arrays if name not in shapes)][:5]
         raise CheckpointError(
-            "the checkpoint belongs to another network; these arrays are missing, extra or of another "
-            "shape: " + ", ".join([*wrong, *(name for name in arrays if name not in shapes)][:5])
+            "the checkpoint belongs to another network; these arrays are missing, extra or of "
+            f"another shape: {', '.join(names)}"
         )
 
 

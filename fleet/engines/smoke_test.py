@@ -1,8 +1,8 @@
 """Try networks in a process without MPI: build each, take a step, export it.
 
 :func:`main` receives a :class:`SmokeTestRequest` through a pipe whose file descriptor is its
-argument, and sends back each stage that it begins and the result of each network. User functions may
-exit, crash or hang here; the last message tells the parent which stage was running
+argument, and sends back each stage that it begins and the result of each network. User functions
+may exit, crash or hang here; the last message tells the parent which stage was running
 (:mod:`fleet.jobs.trials`).
 """
 

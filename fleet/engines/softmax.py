@@ -57,8 +57,8 @@ class NumpyEngine:
             weights = np.array(weights, np.float64)
             if weights.shape != shape:
                 raise ModelError(
-                    f"{network.architecture.target} returned weights of shape {weights.shape}; they "
-                    f"should have the shape (features + 1, classes) = {shape}"
+                    f"{network.architecture.target} returned weights of shape {weights.shape}; "
+                    f"they should have the shape (features + 1, classes) = {shape}"
                 )
         else:
             weights = np.random.default_rng(network.seed).normal(0, 0.01, shape)

@@ -219,7 +219,7 @@ def test_doctor_finds_wrong_horovod_and_small_disk(doctor):
     )
     status, lines, _ = doctor(content, path=str(package.parent.parent))
     assert status == 1
-    assert "Horovod does not fit TensorFlow 2." in lines[0]
+    assert "Horovod does not work with TensorFlow 2." in lines[0]
     assert "undefined symbol" in lines[0]
     assert "free, but the checkpoints need about" in lines[1]
 

@@ -25,45 +25,45 @@ def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
     try:
         import tensorflow as tf
 
-        import fleet.engines.keras.engine  # noqa: F401 - as much as the run itself
+        import fleet.engines.keras.engine  # noqa: F401 - imports everything that a run imports
         from fleet.engines.keras.exchange import find_horovod
-    except Exception as error:  # a library that does not fit raises what it likes
+    except Exception as error:  # an incompatible library may raise anything
         return [
             (
                 f"TensorFlow cannot be imported: {one_line(error)[:200]}",
-                "install it on every node: pip install 'tensorflow[and-cuda]==2.18.*', or load its "
-                "module",
+                "install it on every node: pip install 'tensorflow[and-cuda]==2.18.*', or load the "
+                "TensorFlow module",
             )
         ]
-    seen = len(tf.config.list_physical_devices("GPU"))
-    return list(problems_from(tf.__version__, seen, find_horovod()[1], gpus, exchange))
+    visible = len(tf.config.list_physical_devices("GPU"))
+    return list(problems_from(tf.__version__, visible, find_horovod()[1], gpus, exchange))
 
 
 def problems_from(
-    tensorflow: str, seen: int, horovod: str, gpus: Sequence[str], exchange: str
+    tensorflow: str, visible: int, horovod: str, gpus: Sequence[str], exchange: str
 ) -> Iterator[tuple[str, str]]:
     """Yield the problems that follow from facts about this node.
 
     Args:
-        tensorflow: its version.
-        seen: number of GPUs that it sees.
+        tensorflow: version of TensorFlow.
+        visible: number of GPUs that TensorFlow sees.
         horovod: ``ready``, ``missing``, or why it cannot be used.
         gpus: names of the GPUs of this node.
         exchange: ``resources.exchange`` of the spec.
     """
-    if gpus and not seen:
+    if gpus and not visible:
         yield (
-            f"{pluralize(len(gpus), 'GPU')} shown, but TensorFlow {tensorflow} sees none",
-            "it needs the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load its "
-            "module",
+            f"this node has {pluralize(len(gpus), 'GPU')}, but TensorFlow {tensorflow} sees none",
+            "install the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load the "
+            "TensorFlow module",
         )
     elif horovod not in ("ready", "missing") and exchange != "mpi":
         yield (
-            f"Horovod does not fit TensorFlow {tensorflow}: {horovod}",
-            f"build it again: {_BUILD}; or set resources.exchange: mpi",
+            f"Horovod does not work with TensorFlow {tensorflow}: {horovod}",
+            f"rebuild it: {_BUILD}; or set resources.exchange: mpi",
         )
-    elif horovod == "missing" and (exchange == "horovod" or (exchange == "auto" and seen)):
+    elif horovod == "missing" and (exchange == "horovod" or (exchange == "auto" and visible)):
         yield (
             "Horovod is not installed",
-            f"{_BUILD}; or set resources.exchange: mpi, which is slower",
+            f"install it: {_BUILD}; or set resources.exchange: mpi, which is slower",
         )

@@ -55,21 +55,21 @@ class KerasEngine:
         exchange = setup.resources.exchange
         configure_device(setup.index, setup.trainers, setup.deterministic, setup.slot)
         self._horovod: Any
-        self._horovod, horovod = (None, "not asked for") if exchange == "mpi" else find_horovod()
+        self._horovod, horovod = (None, "not used") if exchange == "mpi" else find_horovod()
         if exchange == "library":
             raise UserError(
-                "resources.exchange: library: the keras engine has none; it should be auto, "
-                "horovod or mpi"
+                "resources.exchange: the keras engine does not support library; use auto, horovod "
+                "or mpi"
             )
         if exchange == "horovod" and self._horovod is None:
             raise UserError(
-                "resources.exchange: horovod: Horovod is not installed with MPI; "
-                "it should be mpi, or auto"
+                "resources.exchange: horovod requires Horovod with MPI, which is not installed; "
+                "install it, or use mpi or auto"
             )
         self.exchange_name = "mpi" if self._horovod is None else "horovod"
-        if (
-            not gc.get_freeze_count()
-        ):  # what was imported stays; clear_session looked through it in a third of a second
+        # Exempt imported modules from garbage collection; clear_session spent a third of a second
+        # on them.
+        if not gc.get_freeze_count():
             gc.freeze()
         self._cached: _CachedNetwork | None = None
         self._inputs = InputBuffers(setup.pin)
@@ -96,17 +96,14 @@ class KerasEngine:
             return self._build(network, group, code)
 
     def _build(self, network: NetworkSpec, group: Group, code: UserCode | None) -> KerasNetwork:
-        # What a network does to its inputs first is a part of its graph.
-        key = _graph_key(
-            network,
-            group,
-            network.fold if self._sample.for_pipeline(network.pipeline).folds else None,
-        )
+        # The scaling of inputs is part of the graph, and folds may differ in it.
+        has_folds = self._sample.for_pipeline(network.pipeline).folds
+        key = _graph_key(network, group, network.fold if has_folds else None)
         cached = self._cached
         self._cached = None
         if cached is None or key is None or cached.key != key or not cached.network.is_closed:
             cached = None
-        keras.backend.clear_session()  # names and memory of the network before this one
+        keras.backend.clear_session()  # free the names and memory of the previous network
         train = network.train
         sample = self._sample.for_pipeline(network.pipeline, network.fold)
         policy = keras.config.dtype_policy()
@@ -156,7 +153,7 @@ class KerasEngine:
             self._inputs,
         )
         if network.architecture.kind == "import":
-            built.check_export()  # rather than after all epochs
+            built.check_export()  # fail now, not after the last epoch
         self._cached = None if key is None else _CachedNetwork(key, built)
         return built
 
@@ -181,7 +178,7 @@ def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> N
         return None
     optimizer = network.train.optimizer
     if isinstance(optimizer.learning_rate, dict) and network.learning_rate_scale(group.size) != 1:
-        return None  # the schedule is a part of the graph, and is scaled there
+        return None  # the schedule and its scale are part of the graph
     return NetworkSpec(
         "",
         network.architecture,
@@ -200,7 +197,7 @@ def configure_device(
 ) -> None:
     """Use one GPU and only the memory needed; without GPUs, a fair share of the cores.
 
-    Without GPUs graphs run as they are traced: rewriting them first (Grappler) takes a quarter of
+    Without GPUs graphs run as they are traced. Rewriting them first (Grappler) takes a quarter of
     the first step of a small network and does not make later steps faster.
 
     If trainers share a GPU, the first takes what it needs, so a network that is retried alone has

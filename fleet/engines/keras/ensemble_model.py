@@ -36,8 +36,8 @@ class EnsembleModel:
         self._is_precise = dtype == "float64"
         parts = []
         for number, (model, weight) in enumerate(zip(models, weights, strict=True)):
-            model.name = f"network_{number}"  # two of them may have one name
-            # In float32, whatever the network computes in.
+            model.name = f"network_{number}"  # two models may have the same name
+            # Predictions are float32, whatever the precision of the network.
             predicted = keras.layers.Activation(
                 _ACTIVATIONS[kind], dtype="float32", name=f"predicted_{number}"
             )
@@ -46,28 +46,28 @@ class EnsembleModel:
         mean = parts[0] if len(parts) == 1 else keras.layers.Add(name="mean")(parts)
         self._model = keras.Model(images, mean, name="joined")
 
-    def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - ExportedEnsemble says it
-        if self._is_precise:  # Keras' predict makes float32 of arrays
+    def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - see ExportedEnsemble
+        if self._is_precise:  # predict() of Keras would cast to float32
             parts = range(0, len(images), _BATCH)
             outputs = [self._model(images[first : first + _BATCH]) for first in parts]
             return np.concatenate(list(map(keras.ops.convert_to_numpy, outputs)))
         predicted: np.ndarray = self._model.predict(images, batch_size=_BATCH, verbose=0)
         return predicted
 
-    def save(self, path: Path) -> None:  # noqa: D102 - ExportedEnsemble says it
+    def save(self, path: Path) -> None:  # noqa: D102 - see ExportedEnsemble
         atomic_write_with(path, self._model.save)
 
 
 def _check_separate_weights(files: Sequence[Path], models: Sequence[keras.Model]) -> None:
-    """Refuse models that share weights: each would have those that were read last."""
+    """Refuse models that share weights: all would have the weights of the last file."""
     owners: dict[int, Path] = {}
     for file, model in zip(files, models, strict=True):
         for variable in model.variables:
             owner = owners.setdefault(id(variable), file)
             if owner != file:
                 raise UserError(
-                    f"{file} cannot be joined with {owner}: their code gives both the weights "
-                    f"{variable.path}; make all layers inside of the model"
+                    f"{file} cannot be combined with {owner}: both models share the weights "
+                    f"{variable.path}; create all layers inside the model"
                 )
 
 
@@ -82,17 +82,16 @@ def to_onnx(file: Path, path: Path) -> None:
 
     Raises:
         UserError: a library is missing.
-        Exception: from converters, for a layer that they do not know.
+        Exception: a converter does not support a layer.
     """
     model = _load(file)
     try:
-        model(
-            np.zeros((1, *model.input_shape[1:]), np.float32)
-        )  # the exporter wants one that has been called
+        # The exporter requires a model that has been called.
+        model(np.zeros((1, *model.input_shape[1:]), np.float32))
         model.export(path, format="onnx", verbose=False)
     except ImportError as error:
         raise UserError(
-            f"--onnx: Keras writes ONNX by onnx and tf2onnx: {short_error(error)}"
+            f"--onnx: {short_error(error)}; Keras needs the packages onnx and tf2onnx"
         ) from error
 
 
@@ -100,5 +99,5 @@ def _load(file: Path) -> keras.Model:
     load: Callable[[Path], keras.Model] = keras.saving.load_model
     try:
         return load(file)
-    except Exception as error:  # the code of a user's layer may raise anything
+    except Exception as error:  # user-defined layers may raise anything
         raise UserError(f"{file} cannot be loaded: {short_error(error)}") from error

@@ -20,15 +20,15 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import WIDTH, StepTotals, check_peers
 from fleet.spec.model import one_line
 
-_ALIGNED = 16  # numbers: where TensorFlow wants tensors to begin
+_ALIGNED = 16  # elements; TensorFlow requires aligned tensors
 
 
 def make_exchange(group: Group, horovod: Any) -> Exchange:
     """Return the exchange of a group.
 
     Args:
-        group: group of the ranks.
-        horovod: its module for TensorFlow; None for MPI.
+        group: group of ranks that exchange gradients.
+        horovod: Horovod's module for TensorFlow; None for MPI.
     """
     if group.size == 1:
         return NoExchange(group)
@@ -38,7 +38,7 @@ def make_exchange(group: Group, horovod: Any) -> Exchange:
 
 
 class NoExchange:
-    """Sums inside a graph; this one is for a group of one rank, which has all gradients."""
+    """Sums nothing, because a group of one rank has all gradients."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -59,7 +59,7 @@ class NoExchange:
 
 
 class HorovodExchange(NoExchange):
-    """Sums by Horovod, whose world is the group for as long as the group lives."""
+    """Sums by Horovod inside a graph; Horovod's world is the group until :meth:`close`."""
 
     def __init__(self, group: Group, horovod: Any) -> None:
         super().__init__(group)
@@ -73,8 +73,8 @@ class HorovodExchange(NoExchange):
         gradients: Sequence[tf.Tensor],
         sums: tf.Tensor,
     ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
-        # Horovod matches tensors by name, which must not depend on the graph: a rank
-        # without rows has another one.
+        # Horovod matches tensors by name. The name must not depend on the graph, because a rank
+        # without rows runs another one.
         *gradients, sums = self._horovod.grouped_allreduce(
             [*gradients, sums], op=self._horovod.Sum, name="step", ignore_name_scope=True
         )
@@ -113,12 +113,11 @@ class MpiExchange:
             self._buffer = _Buffer([tuple(gradient.shape) for gradient in gradients], len(sums))
         buffer = self._buffer
         for part, gradient in zip(buffer.parts, gradients, strict=True):
-            part[...] = np.asarray(gradient)  # asked for a type, TensorFlow would copy it first
-        buffer.sums[:] = (
-            sums
-            if error is None
-            else StepTotals(failed=True, metric_totals=(0.0,) * (len(sums) - WIDTH)).pack()
-        )
+            part[...] = np.asarray(gradient)  # with a dtype, TensorFlow would copy it first
+        if error is not None:
+            zeros = (0.0,) * (len(sums) - WIDTH)
+            sums = StepTotals(failed=True, metric_totals=zeros).pack()
+        buffer.sums[:] = sums
         self.group.sum(buffer.flat)
         total = StepTotals.unpack(buffer.sums)
         total.raise_failure(error)
@@ -145,9 +144,8 @@ class _Buffer:
     def __init__(self, shapes: Sequence[tuple[int, ...]], width: int) -> None:
         sizes = [math.prod(shape) for shape in shapes]
         ends = np.cumsum([-(-size // _ALIGNED) * _ALIGNED for size in sizes]).tolist()
-        self.flat = np.frombuffer(
-            mmap.mmap(-1, 4 * (ends[-1] + width)), np.float32
-        )  # begins with a page
+        memory = mmap.mmap(-1, 4 * (ends[-1] + width))  # page-aligned
+        self.flat = np.frombuffer(memory, np.float32)
         self.parts = [
             self.flat[first : first + size].reshape(shape)
             for first, size, shape in zip([0, *ends], sizes, shapes, strict=False)
@@ -170,11 +168,11 @@ def find_horovod() -> tuple[Any, str]:
     """
     try:
         import horovod.tensorflow as horovod
-    except Exception as error:  # built for another TensorFlow, it fails in many ways
+    except Exception as error:  # a build for another TensorFlow may raise anything
         is_missing = (
             isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "horovod"
         )
         return None, "missing" if is_missing else one_line(error)[:200]
     if horovod.mpi_built():
         return (horovod, "ready")
-    return (None, "it is built without MPI")
+    return (None, "it was built without MPI")

@@ -15,7 +15,7 @@ from fleet.errors import ModelError
 from fleet.spec.model import one_line
 from preprocess.sample import SampleSpec
 
-_ADVICE = "build it from layers of Keras, or give its classes a get_config"
+_ADVICE = "build it from Keras layers, or define get_config in its classes"
 
 
 def export_model(model: keras.Model, sample: SampleSpec) -> keras.Model:
@@ -40,15 +40,13 @@ def export_model(model: keras.Model, sample: SampleSpec) -> keras.Model:
         for call in (_layers_of(model), model):
             try:
                 written = _with_scaling(model, sample, call)
-            except (
-                Exception
-            ):  # a call that wants values, or functions of TensorFlow, where there are symbols
+            except Exception:  # a call that cannot take symbolic tensors
                 if call is model:
                     raise
                 continue
             if call is model or outputs_agree(model, written, sample):
                 return written
-        raise AssertionError("the last way returns or raises")
+        raise AssertionError("the last call returns or raises")
     except Exception as error:
         raise _export_error(error) from error
 
@@ -81,44 +79,46 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
     """
     classes = {type(layer) for layer in model._flatten_layers()}
     custom = {kind.__name__: kind for kind in classes if not _is_keras(kind.__module__)}
-    ways: list[dict[str, Any]] = [
+    attempts: list[dict[str, Any]] = [
         {},
         {"custom_objects": custom},
         {"safe_mode": False},
         {"custom_objects": custom, "safe_mode": False},
     ]
-    for way in ways:
+    for options in attempts:
         try:
-            loaded = keras.saving.load_model(path, **way)
+            loaded = keras.saving.load_model(path, **options)
         except Exception as caught:  # a user's from_config may raise anything
             error = caught
             continue
         break
     else:
         raise ModelError(
-            f"best.keras cannot be loaded again: {short_error(error)}; {_ADVICE}"
+            f"the exported best.keras cannot be loaded: {short_error(error)}; {_ADVICE}"
         ) from error
     if not outputs_agree(model, loaded, sample):
         raise ModelError(
-            "best.keras gives other logits than the network: its description lacks something; "
-            f"{_ADVICE}"
+            "the exported best.keras returns other logits than the network, because its config is "
+            f"incomplete; {_ADVICE}"
         )
-    takes = [f"the module {module}" for module in _modules(path)]
-    takes += [f"custom_objects with {', '.join(sorted(custom))}"] if "custom_objects" in way else []
-    takes += ["safe_mode=False"] if "safe_mode" in way else []
-    if takes:
-        return f"loading best.keras takes {' and '.join(takes)}"
+    requirements = [f"the module {module}" for module in _modules(path)]
+    if "custom_objects" in options:
+        requirements.append(f"custom_objects with {', '.join(sorted(custom))}")
+    if "safe_mode" in options:
+        requirements.append("safe_mode=False")
+    if requirements:
+        return f"loading best.keras requires {' and '.join(requirements)}"
     return ""
 
 
 def outputs_agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool:
-    """Return True if a network and its export return the same logits for made-up inputs.
+    """Return True if a network and its export return the same logits for random inputs.
 
     If a network draws random numbers in evaluation, only the shapes are compared.
 
     Args:
         model: the network.
-        written: its export.
+        written: the exported network.
         sample: shape and type of the inputs.
     """
     random = np.random.default_rng(0)
@@ -128,24 +128,24 @@ def outputs_agree(model: keras.Model, written: keras.Model, sample: SampleSpec) 
     if affine is not None and affine.precise:
         images = affine.unit * (np.array(affine.mean) + affine.std * random.normal(size=shape))
     scaled = images if affine is None else affine.apply(images)
-    outputs, again, loaded = (
+    outputs, repeated, exported = (
         keras.ops.convert_to_numpy(network(batch, training=False)).astype(np.float64)
         for network, batch in ((model, scaled), (model, scaled), (written, images))
     )
     tolerance = 1e-3 if model.compute_dtype == "float32" else 5e-2
     atol = tolerance * max(1.0, float(np.abs(outputs).max()))
-    return outputs.shape == loaded.shape and bool(
-        np.allclose(outputs, loaded, rtol=tolerance, atol=atol)
-        or not np.allclose(outputs, again, rtol=tolerance, atol=atol)
+    return outputs.shape == exported.shape and bool(
+        np.allclose(outputs, exported, rtol=tolerance, atol=atol)
+        or not np.allclose(outputs, repeated, rtol=tolerance, atol=atol)
     )
 
 
 def _with_scaling(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Model:
-    """Return a model that scales its inputs, if the stream does not, and makes a call."""
+    """Return a model that scales its inputs, unless the stream does, and applies a call."""
     affine = sample.affine
     if affine is not None and affine.precise:
         raw = keras.Input(sample.image.shape, name="raw_image", dtype="float64")
-        # Keras keeps the parameters of layers in float32.
+        # Keras stores the parameters of layers in float32.
         shift, affine = affine.split_shift()
         shifted = keras.layers.Rescaling(1.0, (-shift).tolist(), dtype="float64")(raw)
         scaled = keras.ops.cast(shifted, "float32")
@@ -157,27 +157,29 @@ def _with_scaling(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Mo
 
 
 def _layers_of(model: keras.Model) -> Any:
-    """Return the call of a subclass without the subclass."""
+    """Return the call of a subclass of ``keras.Model``, without the subclass itself."""
     training = inspect.signature(model.call).parameters.get("training")
-    wants_it = training is not None and training.default is inspect.Parameter.empty
-    return lambda images: model.call(images, **({"training": False} if wants_it else {}))
+    is_required = training is not None and training.default is inspect.Parameter.empty
+    options = {"training": False} if is_required else {}
+    return lambda images: model.call(images, **options)
 
 
 def _modules(path: Path) -> list[str]:
-    """Return the modules besides Keras that the description of a network names."""
+    """Return the modules besides Keras that the config of an export names."""
     names: set[str] = set()
 
-    def look(part: Any) -> None:
-        if isinstance(part, dict):
-            if isinstance(module := part.get("module"), str) and "class_name" in part:
+    def collect(config: Any) -> None:
+        if isinstance(config, dict):
+            module = config.get("module")
+            if isinstance(module, str) and "class_name" in config:
                 names.add(module)
-            part = list(part.values())
-        if isinstance(part, list):
-            for item in part:
-                look(item)
+            config = list(config.values())
+        if isinstance(config, list):
+            for entry in config:
+                collect(entry)
 
     with zipfile.ZipFile(path) as file:
-        look(json.loads(file.read("config.json")))
+        collect(json.loads(file.read("config.json")))
     return sorted(module for module in names if not _is_keras(module) and module != "builtins")
 
 
@@ -188,7 +190,9 @@ def _is_keras(module: str) -> bool:
 def _export_error(error: Exception) -> ModelError:
     if isinstance(error, ModelError):
         return error
-    return ModelError(f"cannot be exported as best.keras: {short_error(error)}; {_ADVICE}")
+    return ModelError(
+        f"the network cannot be exported as best.keras: {short_error(error)}; {_ADVICE}"
+    )
 
 
 def short_error(error: Exception) -> str:

@@ -1,9 +1,9 @@
 """Release gradients of ``tf.custom_gradient`` together with their graphs.
 
-TensorFlow registers each of them permanently under a new name. A gradient holds the tensors of its
-graph, and so the graph of each network that a process has trained, because every Keras optimizer
-sums gradients with such a function. Here the graph holds the gradient, and the registry only refers
-to it.
+TensorFlow registers each of these gradients permanently under a new name. A gradient refers to the
+tensors of its graph. Because every Keras optimizer sums gradients with such a function, the graphs
+of all networks that a process has trained would stay in memory. Here the graph owns the gradient,
+and the registry has only a weak reference.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.ops import gradient_registry  # has no public name
+from tensorflow.python.framework.ops import gradient_registry  # not in the public API
 
-_PREFIX = "CustomGradient-"  # of the names that tf.custom_gradient makes up
+_PREFIX = "CustomGradient-"  # prefix of the names that tf.custom_gradient generates
 
 
 @functools.cache
 def keep_gradients_with_graphs() -> None:
-    """Let each gradient of ``tf.custom_gradient`` registered from now on end with its graph."""
+    """Release each later gradient of ``tf.custom_gradient`` together with its graph."""
     register = tf.RegisterGradient.__call__
 
     def register_with_graph(self: Any, function: Callable[..., Any]) -> Callable[..., Any]:

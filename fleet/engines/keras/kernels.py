@@ -1,10 +1,10 @@
 """Compute layers and optimizers of Keras with fused TensorFlow kernels.
 
-Keras 3 writes batch normalization and optimizer steps as dozens of small operations, for any
-backend. Each is traced and passes over all activations again: in small convolutional networks a
-quarter of a step, and half of the operations of its graph. Results are equal up to the order of
-additions. A model and its exports stay plain Keras: only how an existing object computes is
-replaced.
+To support any backend, Keras 3 composes batch normalization and optimizer steps of dozens of small
+operations. Each is traced and passes over all activations again; in small convolutional networks
+they take a quarter of a step and half of the operations of its graph. Results are equal up to the
+order of additions. A model and its exports stay plain Keras: only the methods of existing objects
+are replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 
 def use_kernels(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-    """Use TensorFlow's kernels for batch normalization and the optimizer where they fit."""
+    """Use TensorFlow's kernels for batch normalization and the optimizer where possible."""
     for layer in model._flatten_layers():
         if type(layer) is keras.layers.BatchNormalization:
             layer.call = partial(_normalize, layer, layer.call)
@@ -31,11 +31,11 @@ def use_kernels(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> No
 def _normalize(
     layer: Any, plain: Any, inputs: Any, training: bool | None = None, mask: Any = None
 ) -> Any:
-    """Compute batch normalization of images in training; all else as Keras does.
+    """Compute batch normalization of images in training; call Keras otherwise.
 
     Args:
         layer: layer to compute.
-        plain: Keras' own ``call`` of the layer.
+        plain: Keras' ``call`` method of the layer.
         inputs, training, mask: arguments of ``call``.
     """
     fits = (
@@ -60,14 +60,13 @@ def _normalize(
         epsilon=layer.epsilon,
         is_training=True,
     )
-    # The kernel gives the variance of the population that the batch is from; Keras keeps that
-    # of the batch.
+    # The kernel returns the unbiased variance; Keras uses the variance of the batch.
     count = tf.cast(tf.reduce_prod(tf.shape(images)[:3]), tf.float32)
-    for moving, now in (
+    for moving, current in (
         (layer.moving_mean, mean),
         (layer.moving_variance, variance * ((count - 1) / count)),
     ):
-        moving.assign(moving * layer.momentum + now * (1 - layer.momentum))
+        moving.assign(moving * layer.momentum + current * (1 - layer.momentum))
     return tf.cast(outputs, layer.compute_dtype)
 
 
@@ -95,22 +94,21 @@ def _adapt(
     optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
 ) -> None:
     """Take one step of Adam on one variable; AdamW decays weights before it."""
-    kind = variable.dtype
+    dtype = variable.dtype
     index = optimizer._get_variable_index(variable)
-    step = tf.cast(
-        optimizer.iterations + 1, kind
-    )  # a tensor where gradients are accumulated, else a variable
-    first = tf.constant(optimizer.beta_1, kind)
-    second = tf.constant(optimizer.beta_2, kind)
+    # The iterations are a tensor if gradients are accumulated, else a variable.
+    step = tf.cast(optimizer.iterations + 1, dtype)
+    first = tf.constant(optimizer.beta_1, dtype)
+    second = tf.constant(optimizer.beta_2, dtype)
     tf.raw_ops.ResourceApplyAdam(
         var=variable.handle,
         m=optimizer._momentums[index].value.handle,
         v=optimizer._velocities[index].value.handle,
         beta1_power=first**step,
         beta2_power=second**step,
-        lr=tf.cast(learning_rate, kind),
+        lr=tf.cast(learning_rate, dtype),
         beta1=first,
         beta2=second,
-        epsilon=tf.constant(optimizer.epsilon, kind),
-        grad=tf.cast(gradient, kind),
+        epsilon=tf.constant(optimizer.epsilon, dtype),
+        grad=tf.cast(gradient, dtype),
     )

@@ -1,4 +1,4 @@
-"""What a training step holds in memory, read from its graph."""
+"""Estimate the memory of a training step from its graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def activation_bytes(graph: tf.Graph) -> int | None:
     for operation in graph.get_operations():
         if _is_backward(operation):
             for tensor in operation.inputs:
-                if not _is_backward(tensor.op) and (size := _row_bytes(tensor)):
+                size = _row_bytes(tensor)
+                if size and not _is_backward(tensor.op):
                     stored[tensor.ref()] = size
     if stored:
         return sum(stored.values()) + 2 * max(stored.values())
@@ -21,11 +22,11 @@ def activation_bytes(graph: tf.Graph) -> int | None:
 
 
 def _is_backward(operation: tf.Operation) -> bool:
-    return "gradient_tape" in operation.name  # as TensorFlow names what a tape adds
+    return "gradient_tape" in operation.name  # TensorFlow's name for operations of a tape
 
 
 def _row_bytes(tensor: tf.Tensor) -> int:
-    """Bytes of one row; 0 for what is none of a batch."""
+    """Return the bytes of one row of a batch; 0 if the tensor is not a batch."""
     shape = tensor.shape.as_list() if tensor.shape.rank else []
     if not shape or shape[0] is not None or None in shape[1:]:
         return 0

@@ -1,11 +1,12 @@
 """Train one Keras model on one rank of its group.
 
 A step is one ``tf.function``, or two if MPI is called in between; a call of the former can take
-several steps. They run while Python prepares the next batch (:mod:`fleet.engines.keras.step_queue`);
-with MPI, a step ends when the next one begins. Each rank sums the losses of its own rows and
-divides by the rows of the *global* batch; the exchange sums over the ranks; unreadable rows are
-corrected for afterwards. Penalties are split likewise (:mod:`fleet.engines.keras.penalties`). So
-uneven shares are exact, and a rank without rows contributes zeros.
+several steps. Steps run while Python prepares the next batch
+(:mod:`fleet.engines.keras.step_queue`); with MPI, a step ends when the next one begins. Each rank
+sums the losses of its own rows and divides by the rows of the *global* batch; the exchange sums over
+the ranks; a later correction accounts for unreadable rows. Penalties are split likewise
+(:mod:`fleet.engines.keras.penalties`). So uneven shares are exact, and a rank without rows
+contributes zeros.
 """
 
 from __future__ import annotations

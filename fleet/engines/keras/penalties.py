@@ -1,10 +1,10 @@
 """Split penalties of a model's layers so that the parts of all ranks sum to the batch's.
 
 Keras adds each penalty once to the mean loss of a batch. A function of weights, such as a kernel
-regularizer, is equal on every rank. A mean over rows, such as an activity penalty, covers a rank's
-own rows. Each rank contributes both in proportion to its rows: the shares sum to 1, and a rank
-without rows computes nothing. A sum over rows is the sum over the ranks. Only a custom layer can
-add one, with ``add_loss``; because it looks like a mean, it is detected by calling the model.
+regularizer, is equal on every rank. A mean over rows, such as an activity penalty, covers the local
+rows of a rank. Each rank contributes both in proportion to its rows: the shares sum to 1, and a
+rank without rows computes nothing. A sum over rows is the sum over the ranks. Only a custom layer
+can add a sum, with ``add_loss``. Because it looks like a mean, it is detected by calling the model.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import tensorflow as tf
 
 from fleet.errors import NetworkWarning
 
-# of made-up inputs; a sum over rows grows with the copies, a mean stays
+# A sum over rows grows with copies of the random inputs; a mean does not.
 _ROWS = 4
 _COPIES = 4
-_NOISE = 0.3  # by which dropout may change what is added
-_SMALL = 0.01  # what is added to weights, so that no penalty is 0 by its first weights
+_NOISE = 0.3  # relative change of a penalty that dropout may cause
+_SMALL = 0.01  # noise on the weights, so that penalties of zero weights are not zero
 
 
 def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ...]:
-    """Detect which losses of a model are sums over rows; others are means or of weights.
+    """Detect which losses of a model are sums over rows, rather than means or functions of weights.
 
-    The model is called on made-up inputs and on copies of them; its variables do not change. Models
+    The model is called on random inputs and on copies of them; its variables do not change. Models
     of Keras layers only have no sums.
 
     Args:
         model: model to call.
-        shape: shape of an input.
+        shape: shape of one input.
     """
     if all(type(layer).__module__.startswith("keras.") for layer in model._flatten_layers()):
         return ()
@@ -52,14 +52,14 @@ def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ..
         once, often = (
             _losses(model, weights, rows) for rows in (inputs, np.concatenate([inputs] * _COPIES))
         )
-    except Exception:  # of the user's own code; what cannot be called says so in the first step
+    except Exception:  # an error of user code is reported in the first step
         return ()
     from_mean = abs(often - once)
     from_sum = abs(often - _COPIES * once)
     if np.any(np.minimum(from_mean, from_sum) > _NOISE * abs(once)):
         warnings.warn(
-            "a layer adds a loss that is neither a mean over the rows of a batch nor a sum: it is "
-            "taken for what it is nearer to, and depends on how a group splits batches",
+            "a layer adds a loss that is neither a mean nor a sum over the rows of a batch; it is "
+            "treated as the closer of the two, so training depends on the number of trainers",
             NetworkWarning,
             stacklevel=2,
         )
@@ -79,7 +79,7 @@ def penalty(losses: Sequence[tf.Tensor], are_sums: Sequence[bool], share: tf.Ten
 
     Args:
         losses: losses of the model after a call, of any shape; Keras sums their numbers.
-        are_sums: True for losses that are sums over rows; missing ones are not.
+        are_sums: True for losses that are sums over rows; missing entries are False.
         share: the fraction of the batch's rows on this rank.
     """
     total = tf.constant(0.0)

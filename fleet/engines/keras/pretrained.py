@@ -22,16 +22,12 @@ from fleet.engines.initial_weights import match_patterns, match_weights
 from fleet.errors import SettingError
 from fleet.spec.model import wrapping_errors
 
-_NOT_LAYERS = (
-    "optimizer",
-    "metrics",
-    "compile_metrics",
-    "seed_generator",
-)  # where random states stand, too
+# Groups of a file that are no layers; the last holds random states.
+_NOT_LAYERS = ("optimizer", "metrics", "compile_metrics", "seed_generator")
 
 
 class _Layer(NamedTuple):
-    """The weights of a layer, by their keys in a file."""
+    """A layer and its weights, by their keys in a file."""
 
     path: str
     name: str
@@ -58,15 +54,15 @@ def load_pretrained(model: keras.Model, file: Path, skip: Sequence[str]) -> None
     network_layers = [layer for layer in network_layers if layer.weights]
     with _open_weights(file) as content:
         file_layers = {layer.path: layer for layer in _layers(content)}
-        goes_by_path = all(layer.path in file_layers for layer in network_layers)
-        if goes_by_path:
+        is_by_path = all(layer.path in file_layers for layer in network_layers)
+        if is_by_path:
             sources = file_layers
         else:
             sources = {layer.name: layer for layer in file_layers.values()}
         variables: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for layer in network_layers:
-            source = sources.pop(layer.path if goes_by_path else layer.name, None)
+            source = sources.pop(layer.path if is_by_path else layer.name, None)
             variables |= {names[id(variable)]: variable for variable in layer.weights.values()}
             for key, value in ({} if source is None else source.weights).items():
                 target = layer.weights.get(key)
@@ -111,7 +107,10 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
             variable.trainable = False
     if not model.trainable_variables:
         raise SettingError(
-            "all weights are frozen, so that nothing is left to train", "train", "start", "freeze"
+            "the patterns freeze all weights; at least one must be trained",
+            "train",
+            "start",
+            "freeze",
         )
 
 
@@ -152,7 +151,7 @@ def _layers(file: h5py.File) -> list[_Layer]:
     """Return the layers in a file with their weights."""
     layers = []
 
-    def look(path: str, group: Any) -> None:
+    def add_layer(path: str, group: Any) -> None:
         parts = path.split("/")
         if (
             parts[-1] == "vars"
@@ -167,7 +166,7 @@ def _layers(file: h5py.File) -> list[_Layer]:
                 )
             )
 
-    file.visititems(look)
+    file.visititems(add_layer)
     return layers
 
 

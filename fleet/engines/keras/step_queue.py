@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import (
-    context,
-    executor,
-)  # the only way to have some calls come back before their end
+
+# The public API has no asynchronous calls.
+from tensorflow.python.eager import context, executor
 
 from fleet.engines.base import StepResult, StepTotals
 
@@ -27,7 +26,7 @@ class StepQueue:
     """Submits the steps of one network to TensorFlow, and reads their totals when available.
 
     Args:
-        inputs: buffers of the rank; one network at a time uses them.
+        inputs: input buffers of the rank; one network at a time uses them.
     """
 
     def __init__(self, inputs: InputBuffers) -> None:
@@ -36,11 +35,11 @@ class StepQueue:
         self.inputs = inputs
 
     def call(self, graph: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a graph after those before it; returns its results at once, before they exist.
+        """Enqueue a graph and return its results before they have been computed.
 
         Args:
             graph: graph to run.
-            arguments: no arrays, because converting these would wait for what runs.
+            arguments: tensors; converting arrays would wait for the running graph.
         """
         with context.executor_scope(self._executor):
             return graph(*arguments)
@@ -50,13 +49,13 @@ class StepQueue:
         return self._reader.submit(_read, sums).result
 
     def close(self) -> None:
-        """Wait until nothing runs, and discard the results."""
-        # First the reader: two threads that raise errors of TensorFlow at one time may
-        # wait for each other for ever.
+        """Wait until all graphs have ended, and discard their results."""
+        # The reader goes first: two threads that raise errors of TensorFlow at the same time may
+        # deadlock.
         self._reader.shutdown()
         try:
-            # TensorFlow's own wait keeps the interpreter's lock, which the end of a
-            # step needs to let go of its inputs.
+            # TensorFlow's own wait holds the GIL, which the end of a step needs to release its
+            # inputs.
             self.call(tf.identity, tf.constant(0)).numpy()
         except Exception:
             self._executor.clear_error()
@@ -70,10 +69,10 @@ def _read(sums: tf.Tensor) -> StepResult:
 
 
 class InputBuffers:
-    """Copies of the arrays of two steps: the one that is computed, and the next one.
+    """Copies of the arrays of two steps: the running one and the next one.
 
     Args:
-        pin: registers memory with the driver of the GPU, permanently.
+        pin: registers memory with the driver of the GPU permanently.
     """
 
     def __init__(self, pin: Callable[[Any], object] = lambda memory: None) -> None:
@@ -81,13 +80,11 @@ class InputBuffers:
         self._gpu: str | None = gpus[0].name if gpus else None
         self._pin = pin if gpus else lambda memory: None
         self._memories: list[list[mmap.mmap]] = [[], []]
-        self._tensors: list[list[tf.Tensor]] = [
-            [],
-            [],
-        ]  # let go here, rather than by what has computed with them
+        # Tensors are released here, not by the graphs that read them.
+        self._tensors: list[list[tf.Tensor]] = [[], []]
 
     def upload(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
-        """Copy arrays to where a step reads them, overwriting those of the step before last."""
+        """Copy arrays to where a step reads them; overwrites the inputs of the step before last."""
         self._memories.reverse()
         self._tensors.reverse()
         memories = self._memories[0]
@@ -102,14 +99,14 @@ class InputBuffers:
 
     def _copy(self, memories: list[mmap.mmap], index: int, array: np.ndarray) -> tf.Tensor:
         if array.nbytes > len(memories[index]):
-            # Twice as much, for what the driver knows of stays.
+            # Double the size, because memory registered with the driver is never released.
             memories[index] = self._allocate(max(array.nbytes, 2 * len(memories[index])))
         copy = np.frombuffer(memories[index], array.dtype, array.size).reshape(array.shape)
         copy[...] = array
         return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())
 
     def _allocate(self, size: int) -> mmap.mmap:
-        """Allocate memory that begins with a page, as TensorFlow requires."""
+        """Allocate page-aligned memory, as TensorFlow requires."""
         memory = mmap.mmap(-1, size)
         self._pin(memory)
         return memory

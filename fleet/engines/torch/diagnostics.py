@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fleet.spec.model import one_line
 from fleet.units import pluralize
 
-_INSTALL = "install it on every node: pip install torch safetensors, or load its module"
+_INSTALL = "install it on every node: pip install torch safetensors, or load the PyTorch module"
 
 
 def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
@@ -20,16 +20,16 @@ def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
     try:
         import torch
 
-        import fleet.engines.torch.engine  # noqa: F401 - as much as the run itself
-    except Exception as error:  # a library that does not fit raises what it likes
+        import fleet.engines.torch.engine  # noqa: F401 - imports everything that a run imports
+    except Exception as error:  # an incompatible library may raise anything
         return [(f"PyTorch cannot be imported: {one_line(error)[:200]}", _INSTALL)]
     problems = []
     if gpus and not torch.cuda.device_count():
         problems.append(
             (
-                f"{pluralize(len(gpus), 'GPU')} shown, but PyTorch {torch.__version__} sees none",
-                "it needs a build for CUDA and this driver: "
-                "https://pytorch.org/get-started/locally",
+                f"this node has {pluralize(len(gpus), 'GPU')}, but PyTorch {torch.__version__} "
+                "sees none",
+                "install a build for CUDA and this driver: https://pytorch.org/get-started/locally",
             )
         )
     if exchange == "horovod":

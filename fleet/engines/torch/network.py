@@ -298,7 +298,7 @@ class TorchNetwork:
                 "not make it again"
             )
         if "build" in note:
-            return f"loading best.safetensors takes the module {note['build'].partition(':')[0]}"
+            return f"loading best.safetensors requires the module {note['build'].partition(':')[0]}"
         return ""
 
     @runs_user_code

@@ -24,7 +24,7 @@ def load_pretrained(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
         skip: patterns of weight names to leave out.
     """
     with wrapping_errors(
-        f"{file} cannot be read as safetensors, as safetensors.torch.save_file writes a "
+        f"{file} is not a .safetensors file, such as safetensors.torch.save_file writes from a "
         "state_dict:",
         SettingError,
         "train",
@@ -32,19 +32,20 @@ def load_pretrained(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
     ):
         weights = load_file(file)
     state = module.state_dict()
-    places = {
+    pointers = {
         state[name].data_ptr() for name in state.keys() & weights.keys() if state[name].numel()
     }
-    # What a file may lack: counts that nobody needs, and a second name of a weight, which
-    # safetensors leaves out.
+    # A file may lack counts of batches, which are not needed, and the second names of shared
+    # weights, which safetensors omits.
     network_weights = {
         name: weight
         for name, weight in state.items()
         if name in weights
-        or not (name.rpartition(".")[2] == "num_batches_tracked" or weight.data_ptr() in places)
+        or not (name.rpartition(".")[2] == "num_batches_tracked" or weight.data_ptr() in pointers)
     }
     network_shapes, file_shapes = (
-        {name: weight.shape for name, weight in of.items()} for of in (network_weights, weights)
+        {name: weight.shape for name, weight in named.items()}
+        for named in (network_weights, weights)
     )
     with torch.no_grad():
         for name in match_weights(str(file), network_shapes, file_shapes, skip):
@@ -73,8 +74,11 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
             owner.named_buffers(recurse=False)
         ):
             owner.eval()
-            owner.train = lambda mode=True, owner=owner: owner  # it stays so
+            owner.train = lambda mode=True, owner=owner: owner  # module.train() has no effect
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise SettingError(
-            "all weights are frozen, so that nothing is left to train", "train", "start", "freeze"
+            "the patterns freeze all weights; at least one must be trained",
+            "train",
+            "start",
+            "freeze",
         )

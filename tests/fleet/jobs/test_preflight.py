@@ -141,7 +141,7 @@ def test_tensorflow_has_to_see_the_gpus():
     assert libraries() == []
     assert libraries(gpus=("0",)) == []
     assert libraries(seen=0, horovod="ready") == [
-        "n1: 2 GPUs shown, but TensorFlow 2.18.1 sees none"
+        "n1: this node has 2 GPUs, but TensorFlow 2.18.1 sees none"
     ]
 
 
@@ -156,7 +156,7 @@ def test_tensorflow_has_to_see_the_gpus():
             "auto",
             (),
             "ImportError: undefined symbol",
-            ["n1: Horovod does not fit TensorFlow 2.18.1: ImportError: undefined symbol"],
+            ["n1: Horovod does not work with TensorFlow 2.18.1: ImportError: undefined symbol"],
         ),
         ("mpi", (), "ImportError: undefined symbol", []),
     ],

@@ -113,7 +113,7 @@ def test_export_model_of_subclass_loads_without_code(tmp_path, function, sample)
 
 def test_export_model_keeps_subclass_that_needs_its_code(tmp_path):
     assert build("described", SCALED).try_export(tmp_path) == (
-        "loading best.keras takes the module export_models and custom_objects with Described"
+        "loading best.keras requires the module export_models and custom_objects with Described"
     )
 
 
@@ -121,13 +121,13 @@ def test_one_that_says_nothing_of_itself_fails_before_it_trains():
     with pytest.raises(
         ModelError,
         match="cannot be exported as best.keras: NotImplementedError: it says nothing of "
-        "itself; build it from layers of Keras, or give its classes a get_config",
+        "itself; build it from Keras layers, or define get_config in its classes",
     ):
         build("silent")
 
 
 def test_what_keras_loads_in_unsafe_mode_only_is_said_to_be_so(tmp_path):
-    assert build("anonymous").try_export(tmp_path) == "loading best.keras takes safe_mode=False"
+    assert build("anonymous").try_export(tmp_path) == "loading best.keras requires safe_mode=False"
 
 
 def test_row_bytes_match_what_backward_pass_reads():

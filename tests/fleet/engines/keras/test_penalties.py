@@ -285,7 +285,7 @@ def test_sums_over_rows_leaves_model_unchanged():
 
 
 def test_a_loss_that_is_neither_a_sum_nor_a_mean_is_told_of():
-    with pytest.warns(NetworkWarning, match="neither a mean over the rows of a batch nor a sum"):
+    with pytest.warns(NetworkWarning, match="neither a mean nor a sum over the rows of a batch"):
         build("of_neither", SingleRankGroup())
     with warnings.catch_warnings():
         warnings.simplefilter("error", NetworkWarning)

@@ -155,7 +155,7 @@ def test_a_pattern_that_meets_nothing_is_a_mistake(built, tmp_path):
     with pytest.raises(SettingError, match="'body' matches no weight") as caught:
         built(train="start: {file: best.keras, freeze: [body]}")
     assert caught.value.setting == ("train", "start", "freeze")
-    with pytest.raises(SettingError, match="nothing is left to train"):
+    with pytest.raises(SettingError, match="the patterns freeze all weights"):
         built(train="start: {file: best.keras, freeze: ['*']}")
 
 

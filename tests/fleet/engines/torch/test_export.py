@@ -202,7 +202,7 @@ def test_without_the_code_of_a_module_it_says_what_is_missing(tmp_path, monkeypa
 def test_what_a_file_cannot_hold_is_found_before_hours_are_spent(tmp_path):
     assert (
         built(NET).try_export(tmp_path)
-        == "loading best.safetensors takes the module starting_modules"
+        == "loading best.safetensors requires the module starting_modules"
     )
     colours = SampleSpec(ImageSpec((8, 8, 3), "uint8"), 3)
     assert built({"build": "tests.torch_modules:viewing"}, colours).try_export(tmp_path)
@@ -297,8 +297,8 @@ def test_what_does_not_fit_is_named_one_by_one(tmp_path):
     wider = built({**NET, "args": {"width": 5}})
     with pytest.raises(
         SettingError,
-        match=r"body.0.weight is \(4, 1, 3, 3\) in the file and \(5, 1, 3, 3\) in the "
-        r"network; body.0.bias is .*; head.weight is",
+        match=r"body.0.weight has shape \(4, 1, 3, 3\) in the file and \(5, 1, 3, 3\) in the "
+        r"network; body.0.bias has .*; head.weight has",
     ) as caught:
         wider.load_pretrained(tmp_path / "best.safetensors", ())
     assert "num_batches" not in str(caught.value)
@@ -308,10 +308,10 @@ def test_what_does_not_fit_is_named_one_by_one(tmp_path):
         SettingError, match="'tail' matches no weight; the weights are body.0.weight, "
     ):
         built(NET).load_pretrained(tmp_path / "best.safetensors", ["tail"])
-    with pytest.raises(SettingError, match="nothing is left to train"):
+    with pytest.raises(SettingError, match="the patterns freeze all weights"):
         built(NET, start={"file": "best.safetensors", "freeze": ["*"]})
     (tmp_path / "best.pt").write_bytes(b"pickled")
-    with pytest.raises(SettingError, match="best.pt cannot be read as safetensors"):
+    with pytest.raises(SettingError, match="best.pt is not a .safetensors file"):
         built(NET).load_pretrained(tmp_path / "best.pt", ())
 
 

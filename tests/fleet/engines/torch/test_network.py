@@ -643,13 +643,13 @@ def test_tokens_are_tried_on_values_that_they_may_have(name, tmp_path):
     trainable = built({"build": f"{MODULES}:{name}"}, sample)
     tokens = np.array([[1, 2, 1, 0, 0], [2, 1, 2, 1, 2]])
     trainable.check_learns(tokens, np.array([0, 1]))
-    assert "loading best.safetensors takes" in trainable.try_export(tmp_path)
+    assert "loading best.safetensors requires" in trainable.try_export(tmp_path)
     assert built({"build": f"{MODULES}:embedding"}, sample).try_export(tmp_path)
 
 
 def test_a_module_that_draws_in_evaluation_is_exported(tmp_path):
     trainable = built({"build": f"{MODULES}:drawing"})
-    assert "loading best.safetensors takes" in trainable.try_export(tmp_path)
+    assert "loading best.safetensors requires" in trainable.try_export(tmp_path)
 
 
 @pytest.mark.parametrize("enables", [False, True])

@@ -27,10 +27,10 @@ def shared(input_shape, classes, cached=False):
     return nn.Sequential(nn.Flatten(), body() if cached else BODY, nn.Linear(6, classes))
 
 class Listed(nn.Module):
-    def __init__(self, classes, where):
+    def __init__(self, classes, location):
         super().__init__()
         layers = [nn.Linear(64, 6), nn.ReLU()]
-        if where == "list":
+        if location == "list":
             self.layers = layers
         else:
             self.call = lambda x: layers[0](x)
@@ -39,8 +39,8 @@ class Listed(nn.Module):
         x = x.flatten(1)
         return self.head(self.layers[0](x) if hasattr(self, "layers") else self.call(x))
 
-def listed(input_shape, classes, where="list"):
-    return Listed(classes, where)
+def listed(input_shape, classes, location="list"):
+    return Listed(classes, location)
 
 class Table(nn.Module):
     def __init__(self, classes, is_drawn):
