@@ -1,1 +1,4 @@
-"""Compute training steps with the engines: Keras, PyTorch, NumPy, or emulated training."""
+"""Compute training steps with Keras, PyTorch or NumPy, or emulate them.
+
+Imports comm and what comm may import.
+"""

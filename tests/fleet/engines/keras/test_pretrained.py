@@ -134,8 +134,8 @@ def test_what_does_not_fit_is_named_one_by_one(built, tmp_path):
     first.export(first.state(), tmp_path / "best.keras")
     with pytest.raises(
         SettingError,
-        match=r"logits/kernel is \(4, 3\) in the file and \(4, 5\) in the network; "
-        r"logits/bias is \(3,\) in the file and \(5,\) in the network; what should",
+        match=r"logits/kernel has shape \(4, 3\) in the file and \(4, 5\) in the network; "
+        r"logits/bias has shape \(3,\) in the file and \(5,\) in the network; to initialize",
     ):
         built(classes=5).load_pretrained(tmp_path / "best.keras", ())
     with pytest.raises(SettingError, match="fit the network: the network has no stage0_conv/0, "):
@@ -171,5 +171,5 @@ def test_long_lists_are_cut():
     shapes = {f"w{number:02}": (1,) for number in range(30)}
     with pytest.raises(SettingError, match=r"w18, w19, \.\.\."):
         match_patterns(["x"], shapes, "skip")
-    with pytest.raises(SettingError, match="w19 is .*; 10 more; "):
+    with pytest.raises(SettingError, match="w19 has .*; 10 more; "):
         match_weights("a", shapes, dict.fromkeys(shapes, (2,)), ())
