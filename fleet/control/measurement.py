@@ -162,7 +162,7 @@ class RateMeasurement:
             self.known_rates.setdefault(self.keys[task.network], {})[task.gpus] = measured
         else:
             self.failed[task.network] = Outcome(reason, is_failure=True, may_pass=may_pass)
-            # Another network of this key, with another seed, may be buildable: it is measured instead.
+            # Another network of this key may be buildable with its seed; it is measured instead.
             remaining = [waiting.gpus for waiting in self._queue if waiting.network == task.network]
             self._queue = deque(
                 waiting for waiting in self._queue if waiting.network != task.network

@@ -1,4 +1,4 @@
-"""An ensemble, and what it wants to be done: for tests that say word for word what it hears."""
+"""A driver for tests of the controller: it sends messages and collects effects."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -20,13 +20,13 @@ from scheduler.ensemble.online import OnlineRates
 from tests.fleet.histories import record, spec
 
 
-def no_search(content):
-    """The mind of a spec of which no searcher asks for anything, and that prunes nothing."""
+def make_idle_search(content):
+    """Return the search controller of a spec without searchers and pruner."""
     return make_controller(content, replace(content, networks=()), {}, 0, judges=False)
 
 
 def layout(slots, is_ring=False):
-    """A stream of epochs of six chunks, of which a window holds some."""
+    """Return the layout of a stream with epochs of six chunks."""
     return Layout(
         ImageSpec((4, 4, 1), "uint8"),
         samples=60,
@@ -39,12 +39,12 @@ def layout(slots, is_ring=False):
 
 
 def traits(network):
-    """What tells how fast a network may be."""
+    """Return the features for estimating a network's rate."""
     return traits_of(network, network.name, (4, 4, 1), 2)
 
 
-def speeds(setup, rates=None, learns=False, prior=None):
-    """Where a launch has its rates from: a table, or training, or measurements, beside what is prior."""
+def make_prior_rates(setup, rates=None, learns=False, prior=None):
+    """Return the rates of a launch: from a table, from training, or measured."""
     roles, networks = setup.roles, setup.spec.networks
     prior, gpus, on_each = prior or {}, roles.cluster.whole_gpus, roles.physical_gpus_per_node
     online = (
@@ -72,21 +72,23 @@ def speeds(setup, rates=None, learns=False, prior=None):
 
 
 class ControllerDriver:
-    """An ensemble of networks a, b, ... on trainers that are devices 0, 1, ... and ranks 1, 2, ...
+    """A controller of networks a, b, ... on devices 0, 1, ... (ranks 1, 2, ...).
 
     Args:
-        wanted: what the policy wants: network -> devices, or a function of the progress that says so. Networks that
-            have finished, or rest, are left out.
-        gpus: network -> its least and most GPUs.
-        trainers: how many, all on one node.
-        stream: the layout; then rank 0 is a preprocessor.
-        measures: whether rates are not known, and measured.
-        learns: whether rates are learned from training, beside what is known: network -> {GPUs: samples/s}.
-        parts: of the spec.
-        slots: of each GPU; then the first half of the trainers has the first slots of two.
-        roles: of all ranks, where they are not on one node.
-        tried: the networks and numbers of GPUs whose rates each answer only tries.
-        setup: what else is not as it mostly is.
+        plan: the plan of the policy: network -> devices, or a function of the progress that returns
+            this. Networks that cannot train now are left out.
+        networks: names of the networks.
+        trainers: number of trainers, on one node.
+        stream: layout of the stream; with one, rank 0 is a preprocessor.
+        measures: whether rates are measured.
+        statuses: network -> its status after earlier launches.
+        gpus: network -> its minimum and maximum of GPUs.
+        parts: further keys of the spec.
+        learns: network -> {GPUs: samples/s}, known rates, if others are learned from training.
+        slots: slots of each GPU; of two, the first half of the trainers has the first.
+        roles: roles of all ranks, if they are on several nodes.
+        probes: the networks and numbers of GPUs whose rates the policy only probes.
+        setup: further attributes of :class:`fleet.control.launch_state.LaunchConfig`.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class ControllerDriver:
         trainers=4,
         stream=None,
         measures=False,
-        standings=None,
+        statuses=None,
         gpus=None,
         parts=None,
         learns=None,
@@ -122,30 +124,28 @@ class ControllerDriver:
         table = RateTable(60, trainers, tuple(Network(name, (10.0, 19.0)) for name in networks))
         self.rates = None if measures or learns is not None else table
         self.learns = learns
-        self.tables = []  # that the policy was told
-        self.progress = []  # the progress that the policy was told of
+        self.tables = []  # the tables that the policy received
+        self.progress = []  # the progress that the policy received
         self.now = 0.0
-        self.effects, self.mail, self.events, self.run = (
-            [],
-            defaultdict(list),
-            [],
-            RunState(content),
-        )
-        self.restored = standings or {}
+        self.effects = []
+        self.mail = defaultdict(list)
+        self.events = []
+        self.run = RunState(content)
+        self.restored = statuses or {}
         self.run.restore(self.restored)
-        self.ensemble = self.make()
-        self.hear(None)
+        self.controller = self.make()
+        self.handle(None)
 
     @property
-    def standings(self):
+    def statuses(self):
         return self.run.statuses
 
     def make(self):
-        origin = speeds(self.setup, self.rates, self.learns is not None, self.learns)
-        return Controller(self.setup, self.restored, origin, self.ask, self.mind())
+        origin = make_prior_rates(self.setup, self.rates, self.learns is not None, self.learns)
+        return Controller(self.setup, self.restored, origin, self.ask, self.make_search())
 
-    def mind(self):
-        return no_search(self.setup.spec)
+    def make_search(self):
+        return make_idle_search(self.setup.spec)
 
     def ask(self, rates, progress, cluster, minimum):
         self.progress.append(progress)
@@ -162,10 +162,12 @@ class ControllerDriver:
             probes=self.probes,
         )
 
-    def hear(self, *words, after=0.0):
-        """Hear some words, the first after some seconds; returns what is to be done about all of them."""
+    def handle(self, *messages, after=0.0):
+        """Handle messages, the first after some seconds; return all effects."""
         self.now += after
-        self.effects = [effect for word in words for effect in self.ensemble.handle(self.now, word)]
+        self.effects = [
+            effect for message in messages for effect in self.controller.handle(self.now, message)
+        ]
         for effect in self.effects:
             if isinstance(effect, do.SendMessage):
                 self.mail[effect.rank if effect.tag is Tag.TRAINER else "preprocessor"].append(
@@ -176,30 +178,30 @@ class ControllerDriver:
                 self.run.apply(self.now, effect.event)
         return self.effects
 
-    def ready(self, *ranks):
-        """Some trainers say that they wait for work; all, where none is named."""
-        return self.hear(*(Ready(rank) for rank in ranks or self.setup.roles.trainers))
+    def send_ready(self, *ranks):
+        """Report that some trainers, by default all, wait for work."""
+        return self.handle(*(Ready(rank) for rank in ranks or self.setup.roles.trainers))
 
     def begin(self, *ranks):
-        """Trainers are ready, and the groups that start then meet; what was told so far is read."""
-        self.ready(*ranks)
-        self.hear(*(Joined(event.network) for event in self.of("GroupStarted")))
-        self.read()
+        """Start the first groups, and drop the messages so far."""
+        self.send_ready(*ranks)
+        self.handle(*(Joined(event.network) for event in self.events_of("GroupStarted")))
+        self.read_mail()
         return self
 
-    def read(self):
-        """What each rank was told since this was called last."""
+    def read_mail(self):
+        """Return the messages to each rank since the last call."""
         mail, self.mail = dict(self.mail), defaultdict(list)
         return mail
 
-    def of(self, kind):
-        """The events of a kind."""
+    def events_of(self, kind):
+        """Return the events of a type."""
         return [event for event in self.events if type(event).__name__ == kind]
 
     def end_epoch(self, network, stream_epoch=None, final="", rate=StepRate(), gpus=1):
-        """A network ends an epoch, and shows how fast its steps are."""
-        number = len(self.standings.get(network, NetworkStatus()).history) + 1
+        """End an epoch of a network."""
+        number = len(self.statuses.get(network, NetworkStatus()).history) + 1
         done = record(
             number, stream_epoch=number - 1 if stream_epoch is None else stream_epoch, gpus=gpus
         )
-        return self.hear(EpochDone(network, done, 0.25, final, rate=rate))
+        return self.handle(EpochDone(network, done, 0.25, final, rate=rate))

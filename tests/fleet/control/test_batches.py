@@ -1,4 +1,4 @@
-"""Batches that the policy chooses: which epoch has which."""
+"""Global batches that the policy chooses."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.fleet.control.driver import ControllerDriver
 
 
 class Choosing(ControllerDriver):
-    """A policy that wants network -> (devices, batch)."""
+    """A controller whose plan has batches: network -> (devices, batch)."""
 
     def ask(self, rates, progress, cluster, minimum):
         plan = self.plan(progress) if callable(self.plan) else self.plan
@@ -30,14 +30,16 @@ def test_batch_of_each_epoch_follows_the_plan():
     driver = Choosing(
         lambda progress: {"a": ((0,), 16 if progress.epochs_done else 8)}, networks="a", trainers=1
     )
-    driver.ready()
-    assert driver.read() == {1: [msg.Start(driver.setup.spec.by_name["a"], (1,), 1, 0, batch=8)]}
-    driver.hear(msg.Joined("a"))
+    driver.send_ready()
+    assert driver.read_mail() == {
+        1: [msg.Start(driver.setup.spec.by_name["a"], (1,), 1, 0, batch=8)]
+    }
+    driver.handle(msg.Joined("a"))
     driver.end_epoch("a")
-    assert driver.read() == {1: [msg.Continue(1, 16)]}
+    assert driver.read_mail() == {1: [msg.Continue(1, 16)]}
     assert [
         [(member.name, member.batch) for member in plan.members]
-        for plan in driver.of("PlanChanged")
+        for plan in driver.events_of("PlanChanged")
     ] == [[("a", 8)], [("a", 16)]]
 
 
@@ -47,39 +49,39 @@ def test_batch_changes_at_the_epoch_after_a_group_grows():
         lambda progress: {"a": ((0, 1), 16)} if "b" in progress.finished else plan, trainers=2
     ).begin()
     driver.end_epoch("b", final="enough")
-    driver.read()
-    driver.hear(msg.Stopped("b", 0.0), msg.Ready(2))
-    driver.hear(msg.Built("a", 2))
-    driver.read()
-    driver.hear(msg.Paused("a", 0))
-    (order,) = driver.read()[1]
+    driver.read_mail()
+    driver.handle(msg.Stopped("b", 0.0), msg.Ready(2))
+    driver.handle(msg.Built("a", 2))
+    driver.read_mail()
+    driver.handle(msg.Paused("a", 0))
+    (order,) = driver.read_mail()[1]
     assert isinstance(order, msg.Regroup)
     assert (order.ranks, order.batch) == ((1, 2), 16)
-    driver.hear(msg.Regrouped("a", 30, 0.1))
+    driver.handle(msg.Regrouped("a", 30, 0.1))
     driver.end_epoch("a", gpus=2)
-    assert driver.read() == {1: [msg.Continue(1, 16)]}
+    assert driver.read_mail() == {1: [msg.Continue(1, 16)]}
 
 
-def test_a_replay_repeats_the_batches_whatever_the_policy_wants():
+def test_replay_repeats_batches_whatever_the_plan():
     driver = Choosing(
         {"a": ((0,), 8)}, networks="a", trainers=1, replayed=(4, 7, 9), replayed_batches=(8, 32, 16)
     )
-    driver.ready()
-    assert [order.batch for order in driver.read()[1]] == [8]
-    driver.hear(msg.Joined("a"))
+    driver.send_ready()
+    assert [order.batch for order in driver.read_mail()[1]] == [8]
+    driver.handle(msg.Joined("a"))
     driver.end_epoch("a", stream_epoch=4)
-    assert driver.read() == {1: [msg.Continue(7, 32)]}
+    assert driver.read_mail() == {1: [msg.Continue(7, 32)]}
     driver.end_epoch("a", stream_epoch=7)
-    assert driver.read() == {1: [msg.Continue(9, 16)]}
+    assert driver.read_mail() == {1: [msg.Continue(9, 16)]}
 
 
 def step_s(samples):
-    """Of a step on one GPU."""
+    """Return the duration of a step on one GPU, in seconds."""
     return 0.1 + samples / 100
 
 
-def measured(order, fits):
-    """What a group answers whose exchanges take 0.05 s, and of whose GPUs none holds more than ``fits`` samples."""
+def answer_measurement(order, fits):
+    """Return a measurement with exchanges of 0.05 s, if ``fits`` samples fit on a GPU."""
     gpus = len(order.ranks)
     timed = tuple(
         StepTime(batch, step_s(batch / gpus) + 0.05 * (gpus > 1))
@@ -99,7 +101,7 @@ def measured(order, fits):
 
 
 class Measuring(Choosing):
-    """A launch that measures its networks first: what it asked, and the rates that it found out."""
+    """A launch that measures its networks first, with its measurements and saved rates."""
 
     def __init__(self, fits=30, size=(10, 30), trainers=2, gpus=(1, 4)):
         super().__init__(
@@ -110,18 +112,18 @@ class Measuring(Choosing):
             gpus={"a": list(gpus)},
             parts={"train": {"batch": {"size": list(size)}}, "schedule": {"policy": "elastic"}},
         )
-        self.ready()
+        self.send_ready()
         self.orders, self.saved = [], []
         while actual := {
             order.ranks: order
-            for mail in self.read().values()
+            for mail in self.read_mail().values()
             for order in mail
             if isinstance(order, msg.Measure)
         }:
             self.orders += actual.values()
             for order in actual.values():
-                effects = self.hear(
-                    measured(order, fits), *(msg.Ready(rank) for rank in order.ranks)
+                effects = self.handle(
+                    answer_measurement(order, fits), *(msg.Ready(rank) for rank in order.ranks)
                 )
                 self.saved += [
                     effect.rates() for effect in effects if isinstance(effect, SaveRates)
@@ -142,10 +144,10 @@ def test_measurement_times_steps_and_exchanges_before_training():
     )
     assert table.comm_s == (CommTime(1.0, 2, pytest.approx(0.05)),)
     assert network.rates == pytest.approx((30 / 0.4, 30 / 0.3))
-    assert len(driver.of("GroupStarted")) == 1
+    assert len(driver.events_of("GroupStarted")) == 1
 
 
-def test_batch_that_does_not_fit_limits_what_a_gpu_holds():
+def test_measurement_drops_batches_that_do_not_fit():
     driver = Measuring(fits=20)
     assert [step.batch for step in driver.saved[0].models[0].step_s] == [10, 17]
     assert driver.saved[0].models[0].rates == pytest.approx(
@@ -155,8 +157,8 @@ def test_batch_that_does_not_fit_limits_what_a_gpu_holds():
 
 def test_network_with_one_fitting_batch_fails_with_a_reason():
     driver = Measuring(fits=10)
-    assert driver.standings["a"].outcome.is_failure
-    assert "two batches or more" in driver.standings["a"].outcome.reason
+    assert driver.statuses["a"].outcome.is_failure
+    assert "two batches or more" in driver.statuses["a"].outcome.reason
 
 
 def test_measurement_on_fewer_gpus_uses_batches_that_fit():
@@ -168,7 +170,7 @@ def test_measurement_on_fewer_gpus_uses_batches_that_fit():
         (4, (128,)),
     ]
     assert driver.saved[0].models[0].min_gpus == 4
-    assert len(driver.of("GroupStarted")) == 1
+    assert len(driver.events_of("GroupStarted")) == 1
 
 
 def test_epoch_on_fewer_gpus_keeps_samples_per_gpu():
@@ -179,6 +181,6 @@ def test_epoch_on_fewer_gpus_keeps_samples_per_gpu():
         parts={"train": {"batch": {"size": [4, 24]}}, "schedule": {"policy": "elastic"}},
     ).begin()
     driver.end_epoch("b", final="enough")
-    driver.read()
+    driver.read_mail()
     driver.end_epoch("a")  # before the device of b is free
-    assert driver.read() == {1: [msg.Continue(1, 12)]}
+    assert driver.read_mail() == {1: [msg.Continue(1, 12)]}

@@ -33,11 +33,11 @@ def group(phase=Phase.FORMING, network=NETWORK):
 
 
 def step(kind):
-    """Some message of a kind, or whatever else is one."""
+    """Return a message, an order or a death of a type."""
     return kind(*[None] * len(getattr(kind, "_fields", ["ranks"])))
 
 
-def test_a_life_goes_through_the_phases():
+def test_group_goes_through_the_phases():
     subject = group()
     for message, phase in [
         (Joined("a"), Phase.TRAINING),
@@ -57,7 +57,7 @@ def test_a_life_goes_through_the_phases():
 
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("kind", STEPS, ids=lambda kind: kind.__name__)
-def test_what_the_table_does_not_have_cannot_be(phase, kind):
+def test_group_refuses_impossible_transitions(phase, kind):
     subject = group(phase)
     if kind in TRANSITIONS[phase]:
         subject.advance(step(kind))
@@ -70,8 +70,8 @@ def test_what_the_table_does_not_have_cannot_be(phase, kind):
         assert subject.phase is phase
 
 
-def test_all_that_groups_say_and_are_told_is_in_the_table():
-    of_others = {
+def test_transitions_cover_all_messages_of_groups():
+    not_of_groups = {
         messages.Measure,
         messages.Start,
         messages.Join,
@@ -93,10 +93,10 @@ def test_all_that_groups_say_and_are_told_is_in_the_table():
         for kind in vars(messages).values()
         if isinstance(kind, type) and hasattr(kind, "_fields")
     }
-    assert set(STEPS) == kinds - of_others | {RanksDied}
+    assert set(STEPS) == kinds - not_of_groups | {RanksDied}
 
 
-def test_every_phase_but_the_last_can_be_left():
+def test_transitions_lead_out_of_every_phase():
     for phase in set(Phase) - {Phase.ENDED, Phase.FAILED}:
         assert set(TRANSITIONS[phase].values()) - {phase, Phase.FAILED}
 
@@ -118,7 +118,7 @@ def test_holding_follows_from_the_phase(phase, stance):
     assert group(phase).holding(True, True, is_answered=True).stance is stance
 
 
-def test_a_group_that_gets_no_orders_yet_cannot_change():
+def test_holding_is_busy_without_orders():
     assert group(Phase.WAITING).holding(True, True, is_answered=False).stance is Stance.BUSY
     assert group(Phase.TRAINING).holding(True, True, is_answered=False).stance is Stance.INSIDE
 

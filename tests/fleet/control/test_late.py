@@ -1,4 +1,4 @@
-"""Networks that come, or pause, while others train: whatever the policy, they are trained to their end."""
+"""Networks that are added or paused while others train; with any policy, all finish."""
 
 from dataclasses import replace
 
@@ -18,43 +18,41 @@ from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import examples
-from tests.fleet.control.driver import ControllerDriver, no_search, speeds, traits
+from tests.fleet.control.driver import ControllerDriver, make_idle_search, make_prior_rates, traits
 from tests.fleet.control.test_random_launches import SAMPLES, layout
-from tests.fleet.control.trainers import Fate, Ranks
+from tests.fleet.control.trainers import Behavior, Ranks
 from tests.fleet.histories import spec
 
 FIRST, LATE = 2, 5
 
 
-class Joined(Ranks):
-    """Ranks of a run to which networks come, and whose networks somebody pauses and lets go on, each at any time.
+class ChangingRanks(Ranks):
+    """Ranks of a run whose networks are added, paused and resumed at random times.
 
     Args:
-        late: what the ensemble is told of those that come.
-        ruled: network and verdict, one after another; in the end all go on.
+        late: inputs that add networks.
+        commands: (network, verdict), in order; in the end all networks are resumed.
     """
 
-    def __init__(self, *args, late, ruled):
+    def __init__(self, *args, late, commands):
         super().__init__(*args)
-        self.late, self.ruled = (
-            list(late),
-            [*ruled, *((name, Verdict.GO_ON) for name in self.fates)],
-        )
+        self.late = list(late)
+        self.commands = [*commands, *((name, Verdict.GO_ON) for name in self.behaviors)]
 
-    def words(self):
-        yield from super().words()
+    def possible_inputs(self):
+        yield from super().possible_inputs()
         if self.late:
-            yield lambda: self.hear(self.late.pop(0))
-        elif self.ruled:
-            yield lambda: self.rule(*self.ruled.pop(0))
+            yield lambda: self.handle(self.late.pop(0))
+        elif self.commands:
+            yield lambda: self.send_command(*self.commands.pop(0))
 
-    def rule(self, name, verdict):
-        if name not in self.over():
-            self.hear(NetworkCommand(name, verdict))
+    def send_command(self, name, verdict):
+        if name not in self.outcomes():
+            self.handle(NetworkCommand(name, verdict))
 
 
-def launch(policy, seed, learns, kind, ruled=()):
-    """A run of two networks, to which five others come."""
+def launch(policy, seed, learns, kind, commands=()):
+    """Return the ranks of a run of two networks to which five others are added."""
     roles = assign((0,) * 4, None if policy == "baseline" else 1, None, policy == "baseline")
     everyone = spec(*({"family": "softmax", "name": f"n{index}"} for index in range(FIRST + LATE)))
     content = spec(
@@ -77,11 +75,11 @@ def launch(policy, seed, learns, kind, ruled=()):
         return Controller(
             setup,
             {},
-            speeds(setup, rates, learns),
-            lambda table, progress, cluster, least: PolicyAnswer(
+            make_prior_rates(setup, rates, learns),
+            lambda table, progress, cluster, minimum: PolicyAnswer(
                 plan(POLICIES[policy], table, progress, cluster, Options())
             ),
-            no_search(content),
+            make_idle_search(content),
         )
 
     late = [
@@ -93,8 +91,8 @@ def launch(policy, seed, learns, kind, ruled=()):
         )
         for network in everyone.networks[FIRST:]
     ]
-    fates = {network.name: Fate(2, []) for network in everyone.networks}
-    return Joined(make, setup, seed, fates, late=late, ruled=ruled)
+    behaviors = {network.name: Behavior(2, []) for network in everyone.networks}
+    return ChangingRanks(make, setup, seed, behaviors, late=late, commands=commands)
 
 
 NAMES = st.sampled_from([f"n{number}" for number in range(FIRST + LATE)])
@@ -106,30 +104,30 @@ NAMES = st.sampled_from([f"n{number}" for number in range(FIRST + LATE)])
     seed=st.integers(0, 10**6),
     learns=st.booleans(),
     kind=st.sampled_from(["whole", "lockstep", "ring"]),
-    ruled=st.just([])
+    commands=st.just([])
     | st.lists(
         st.tuples(NAMES, st.sampled_from([Verdict.PAUSE, Verdict.GO_ON])), min_size=6, max_size=24
     ),
 )
-def test_late_networks_that_pause_and_resume_train_to_the_end(policy, seed, learns, kind, ruled):
-    ranks = launch(policy, seed, learns and policy != "baseline", kind, ruled)
+def test_late_networks_that_pause_and_resume_train_to_the_end(policy, seed, learns, kind, commands):
+    ranks = launch(policy, seed, learns and policy != "baseline", kind, commands)
     ranks.run()
     ranks.check_end()
     ranks.check_histories()
     ranks.repeat()
 
 
-class Judged(ControllerDriver):
-    """A run that judges its networks after each epoch, the best half of those that wait."""
+class PrunedDriver(ControllerDriver):
+    """A controller with the pruner of the spec."""
 
-    def mind(self):
+    def make_search(self):
         return make_controller(
             self.setup.spec, replace(self.setup.spec, networks=()), {}, trainers=2
         )
 
 
 def test_resumed_network_trains_after_the_run_stops_waiting():
-    driver = Judged(
+    driver = PrunedDriver(
         {"a": [0], "b": [1]},
         trainers=2,
         parts={
@@ -139,12 +137,14 @@ def test_resumed_network_trains_after_the_run_stops_waiting():
     ).begin()
     for network, rank in (("a", 1), ("b", 2)):
         driver.end_epoch(network)
-        driver.hear(Stopped(network, 0.0), Ready(rank))
-    driver.read()
-    driver.hear(None)
-    driver.hear(None, after=50.0)
-    assert [(event.network, event.verdict) for event in driver.of("NetworkVerdict")[-2:]] == [
+        driver.handle(Stopped(network, 0.0), Ready(rank))
+    driver.read_mail()
+    driver.handle(None)
+    driver.handle(None, after=50.0)
+    assert [
+        (event.network, event.verdict) for event in driver.events_of("NetworkVerdict")[-2:]
+    ] == [
         ("b", "stop"),
         ("a", "go_on"),
     ]
-    assert [type(order) for order in driver.read()[1]] == [Start]
+    assert [type(order) for order in driver.read_mail()[1]] == [Start]

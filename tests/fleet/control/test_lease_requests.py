@@ -1,4 +1,4 @@
-"""Which networks a launch asks for where several work on one run's networks at a time."""
+"""Requests of a launch for leases of networks, if several launches share a run."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,7 +43,7 @@ def test_launch_leaves_after_a_time_without_networks():
     assert claims.decide(200.0) == []
 
 
-def test_a_paused_network_takes_no_place_and_keeps_no_launch():
+def test_lease_of_a_paused_network_does_not_count():
     claims = LeaseRequests({"a": 0, "b": 0}, max_leases=1, idle_s=10)
     claims.decide(0.0)
     claims.add_lease("a", 1, is_over=False)
@@ -63,7 +63,7 @@ def test_launch_without_remaining_networks_does_not_leave():
     assert claims.decide(100.0) == []
 
 
-def test_a_launch_that_ends_asks_for_nothing_more():
+def test_lease_requests_are_empty_at_the_end():
     claims = LeaseRequests({"a": 0, "b": 0}, max_leases=2, idle_s=10)
     claims.add_lease("a", 0, is_over=False)
     claims.decide(0.0)
@@ -76,7 +76,7 @@ def test_a_launch_that_ends_asks_for_nothing_more():
 @settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_lease_requests_end_with_all_networks_over(data):
-    """Two launches and one set of leases: no network is held twice, and each is trained to its end by somebody."""
+    """Two launches share leases: no network is held twice, and all networks are trained."""
     launches = [
         LeaseRequests(dict.fromkeys(NAMES, 0), data.draw(st.integers(1, 3)), idle_s=1e9)
         for _ in range(2)

@@ -1,4 +1,4 @@
-"""That to coordinate an epoch's end takes no longer where there are many networks."""
+"""The cost of the controller with many networks."""
 
 import sys
 from collections import deque
@@ -18,16 +18,16 @@ from tests.fleet.control.driver import ControllerDriver
 from tests.fleet.histories import record
 
 
-class Planned(ControllerDriver):
-    """An ensemble whose policy is a real one."""
+class PolicyDriver(ControllerDriver):
+    """A controller with a real policy."""
 
     def ask(self, rates, progress, cluster, minimum):
         return PolicyAnswer(plan(POLICIES["baseline"], rates, progress, cluster, Options()))
 
 
 def calls_of_an_epoch(networks):
-    """How many functions of Python are called for each network of one epoch that trains."""
-    driver = Planned({}, networks=[f"net-{number}" for number in range(networks)])
+    """Return the number of Python calls per network that trains one epoch."""
+    driver = PolicyDriver({}, networks=[f"net-{number}" for number in range(networks)])
     driver.begin()
     calls = 0
 
@@ -35,19 +35,19 @@ def calls_of_an_epoch(networks):
         nonlocal calls
         calls += content == "call"
 
-    groups = deque(driver.of("GroupStarted"))
+    groups = deque(driver.events_of("GroupStarted"))
     sys.setprofile(count)
     try:
         while groups:
             group = groups.popleft()
             driver.end_epoch(group.network, final="1 epoch")
             driver.events.clear()
-            driver.hear(Stopped(group.network, 0.0), Ready(1 + group.devices[0]))
-            groups += (started := driver.of("GroupStarted"))
-            driver.hear(*(Joined(subject.network) for subject in started))
+            driver.handle(Stopped(group.network, 0.0), Ready(1 + group.devices[0]))
+            groups += (started := driver.events_of("GroupStarted"))
+            driver.handle(*(Joined(subject.network) for subject in started))
     finally:
         sys.setprofile(None)
-    assert driver.ensemble.status is ExitStatus.OK
+    assert driver.controller.status is ExitStatus.OK
     return calls / networks
 
 
@@ -63,8 +63,8 @@ def test_controller_handles_some_messages_before_it_decides():
     ).begin()
     before = len(driver.progress)
     ends = [EpochDone(name, record(1, stream_epoch=0), 0.0, "") for name in names[:9]]
-    messages = [driver.ensemble.handle(driver.now, end, more_pending=True) for end in ends]
-    assert driver.ensemble.max_undecided == 8
+    messages = [driver.controller.handle(driver.now, end, more_pending=True) for end in ends]
+    assert driver.controller.max_undecided == 8
     assert len(driver.progress) == before + 1
     assert [
         sum(isinstance(subject, SendMessage) for subject in effects) for effects in messages
@@ -73,19 +73,19 @@ def test_controller_handles_some_messages_before_it_decides():
         0,
     ]  # they go on
     assert any(
-        isinstance(subject, SendMessage) for subject in driver.ensemble.handle(driver.now)
+        isinstance(subject, SendMessage) for subject in driver.controller.handle(driver.now)
     )  # when nothing waits any more
 
 
-def test_what_only_tells_how_far_a_group_is_makes_nobody_decide(monkeypatch):
+def test_pace_without_a_rate_causes_no_decision(monkeypatch):
     driver = ControllerDriver({"a": [0, 1]}).begin()
-    driver.hear(Pace("a", 10, 5.0))  # the first tells that it trains
-    monkeypatch.setattr(type(driver.ensemble), "_decide", None)
-    assert driver.hear(Pace("a", 20, 5.0)) == []
+    driver.handle(Pace("a", 10, 5.0))  # the first tells that it trains
+    monkeypatch.setattr(type(driver.controller), "_decide", None)
+    assert driver.handle(Pace("a", 20, 5.0)) == []
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_devices_are_where_their_definitions_say(seed):
+def test_device_pool_agrees_with_definitions(seed):
     random, every = Random(seed), set(range(8))
     devices, vacated = DevicePool(every), set()
     for _ in range(200):

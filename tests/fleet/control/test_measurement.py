@@ -1,4 +1,4 @@
-"""Which rates are measured, on how many GPUs, in which order."""
+"""Which rates are measured, on how many GPUs, and in which order."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def timed(*batches, gpus=1):
 
 
 def run(survey, rate=lambda name, gpus: 10.0 * gpus, idle=4):
-    """Do all that is asked for, as many measurements side by side as there are idle ranks."""
+    """Make all measurements, side by side on idle ranks; return them in order."""
     done, running, free = [], [], idle
     while not survey.is_done:
         while (task := survey.next(free)) is not None:
@@ -74,8 +74,8 @@ def test_known_step_timings_are_not_measured_again():
 @pytest.mark.parametrize(
     ("before", "again"),
     [
-        (StepTimings(), [1, 2]),  # a rate alone, as earlier versions kept it
-        (timed(4, 8, 16), [1, 2]),  # it was to have two GPUs at least
+        (StepTimings(), [1, 2]),  # only a rate, as earlier versions stored it
+        (timed(4, 8, 16), [1, 2]),  # measured with a minimum of two GPUs
         (timed(8, 16), [2]),  # 32 samples did not fit
     ],
 )
@@ -116,7 +116,7 @@ SLOW_AND_FAST = {"a": 30.0, "b": 10.0}
         "twins of other bounds",
     ],
 )
-def test_what_is_measured_is_what_may_be_in_order(networks, options, tasks):
+def test_measurements_are_in_order_and_within_bounds(networks, options, tasks):
     assert (
         " ".join(f"{task.network}{task.gpus}" for task in run(survey(networks, **options))) == tasks
     )
@@ -125,7 +125,7 @@ def test_what_is_measured_is_what_may_be_in_order(networks, options, tasks):
 @pytest.mark.parametrize(
     ("gpus_per_node", "maximum"), [(1, 3), (3, 6)]
 )  # 30 / 10, where two nodes have 2; two nodes
-def test_how_far_to_go_follows_from_the_single_gpu_rates(gpus_per_node, maximum):
+def test_measured_gpus_follow_from_single_gpu_rates(gpus_per_node, maximum):
     tasks = run(
         survey([A, B], devices=9, gpus_per_node=gpus_per_node),
         lambda name, _: SLOW_AND_FAST[name],
@@ -134,22 +134,22 @@ def test_how_far_to_go_follows_from_the_single_gpu_rates(gpus_per_node, maximum)
     assert max(task.gpus for task in tasks) == maximum
 
 
-def test_a_measurement_waits_until_enough_ranks_are_idle():
+def test_measurement_waits_until_enough_ranks_are_idle():
     reference = survey([network("a")], rates={"a": {1: 10.0}}, max_gpus=2)
     assert reference.next(1) is None
     assert reference.next(2) == MeasurementTask("a", 2)
 
 
-def test_what_is_known_is_not_measured_again():
+def test_known_rates_are_not_measured_again():
     rates = {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}}
     reference = survey([network("a"), network("b")], rates=rates, max_gpus=2)
     assert run(reference, lambda *_: 7.0) == [MeasurementTask("b", 2)]
-    assert rates["b"] == {1: 5.0}  # nobody changes what was given
+    assert rates["b"] == {1: 5.0}  # the argument is unchanged
     assert reference.known_rates["b"] == {1: 5.0, 2: 7.0}
     assert run(survey([network("a"), network("b")], rates=reference.known_rates, max_gpus=2)) == []
 
 
-def test_a_network_that_fails_is_left_out_and_asked_nothing_more():
+def test_failed_network_is_not_measured_again():
     reference = survey([network("a"), network("b")], max_gpus=3)
     tasks = run(reference, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0, idle=3)
     assert [task.gpus for task in tasks if task.network == "a"] == [1, 2]
@@ -157,7 +157,7 @@ def test_a_network_that_fails_is_left_out_and_asked_nothing_more():
     assert [model.name for model in reference.table(60).models] == ["b"]
 
 
-def test_a_twin_takes_over_from_a_network_that_failed():
+def test_twin_of_a_failed_network_is_measured_instead():
     reference = survey([network("a"), network("b")], {"a": "k", "b": "k"}, max_gpus=3)
     tasks = run(
         reference, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0 * gpus, idle=3
@@ -173,7 +173,7 @@ def test_a_twin_takes_over_from_a_network_that_failed():
     ]
 
 
-def test_when_all_fail_the_survey_ends_with_nothing():
+def test_measurement_without_results_ends():
     reference = survey([network("a"), network("b")], {"a": "k", "b": "k"})
     run(reference, lambda *_: 0.0)
     assert (set(reference.failed), reference.table(60).models) == ({"a", "b"}, ())
@@ -226,7 +226,7 @@ def test_network_without_enough_trainers_has_no_rates():
     st.sampled_from([None, 1, 2, 9]),
     st.sets(st.tuples(st.integers(0, 4), st.integers(1, 5))),
 )
-def test_a_survey_ends_and_no_rate_is_measured_twice(created, devices, max_gpus, failing):
+def test_measurement_ends_and_repeats_no_rate(created, devices, max_gpus, failing):
     networks = [
         network(f"n{index}", min(minimum, maximum, devices), maximum)
         for index, (_, minimum, maximum) in enumerate(created)
@@ -269,7 +269,7 @@ def test_failed_measurement_is_not_retried_on_missing_trainers():
     task = reference.next(4)
     assert task == MeasurementTask("a", 3)
     reference.limit_devices(2)
-    reference.retry(task)  # what was in its way may have passed, but it needs three
+    reference.retry(task)  # a transient failure, but it needs three GPUs
     assert reference.is_done
-    reference.add(task, 0.0, "out of memory")  # its twin does so, too
+    reference.add(task, 0.0, "out of memory")  # its twin needs three as well
     assert reference.is_done

@@ -1,4 +1,4 @@
-"""What becomes of the networks of a run."""
+"""The statuses of the networks of a run."""
 
 from fleet.comm.messages import EpochDone, Failed
 from fleet.control.effects import CheckpointRead, Outbox, SaveDeath
@@ -12,7 +12,7 @@ DROPPED = NetworkVerdict("a", 1, "stop", ("median",))
 
 
 def make_networks(retries=0, history=(record(1),)):
-    """The network ``a``, and what is to be done."""
+    """Return the network ``a``, and the outbox of effects."""
     networks, outbox = spec({"family": "softmax", "name": "a"}).networks, Outbox()
     return Networks(networks, {"a": NetworkStatus(history)}, retries, outbox), outbox
 
@@ -59,31 +59,31 @@ def test_export_out_of_memory_is_retried_on_an_own_gpu():
     assert networks.has_trainable
 
 
-def of_two(**rest):
-    """The networks ``a`` and ``b``, with one death of ``a``."""
+def make_two_networks(**options):
+    """Return the networks ``a`` and ``b``, with one death of ``a``, and the outbox of effects."""
     networks = spec({"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"}).networks
     outbox = Outbox()
     return Networks(
-        networks, {}, 0, outbox, deaths={"a": [Death("rank 1 died", 0)]}, **rest
+        networks, {}, 0, outbox, deaths={"a": [Death("rank 1 died", 0)]}, **options
     ), outbox
 
 
 def test_network_with_a_death_waits_for_all_others():
-    networks, _ = of_two()
+    networks, _ = make_two_networks()
     assert set(networks.unavailable) == {"a"}
     networks.finish("b", "done")
     assert set(networks.unavailable) == {"b"}
 
 
 def test_network_with_a_death_does_not_wait_for_untrainable_ones():
-    networks, _ = of_two()
+    networks, _ = make_two_networks()
     assert networks.release_held()
     assert not networks.unavailable
     assert not networks.release_held()
 
 
 def test_network_fails_after_max_deaths_without_an_epoch():
-    networks, outbox = of_two()
+    networks, outbox = make_two_networks()
     networks.record_death("a", "rank 2 died")
     assert outbox.drain() == [SaveDeath("a", Death("rank 2 died", 0))]
     assert networks.check_deaths("a")[1] == 2
@@ -93,6 +93,6 @@ def test_network_fails_after_max_deaths_without_an_epoch():
 
 
 def test_death_with_another_cause_fails_no_network():
-    networks, _ = of_two()
-    networks.record_death("a", "rank 2 did not come back", is_sure=False)
+    networks, _ = make_two_networks()
+    networks.record_death("a", "rank 2 stopped answering", is_sure=False)
     assert networks.check_deaths("a")[0] == ""

@@ -1,4 +1,4 @@
-"""Launches of any networks on any ranks, in which everything happens that can, in any order: hypothesis."""
+"""Random launches, with hypothesis: any networks, ranks and events, in any order."""
 
 from random import Random
 
@@ -19,15 +19,15 @@ from scheduler.base import Member, Network, Options, RateTable, Round
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples
-from tests.fleet.control.driver import no_search, speeds
-from tests.fleet.control.trainers import Fate, Ranks
+from tests.fleet.control.driver import make_idle_search, make_prior_rates
+from tests.fleet.control.trainers import Behavior, Ranks
 from tests.fleet.histories import record, spec
 
 SAMPLES = 60
 
 
 def restless(rates, progress, cluster, options, seed=0):
-    """A policy that deals all devices anew after every epoch: groups grow, shrink, move, stop and start."""
+    """Plan at random after every epoch: groups grow, shrink, move, stop and start."""
     random = Random(
         repr(
             (seed, sorted(progress.epochs_done.items()), sorted(progress.finished), cluster.devices)
@@ -44,11 +44,11 @@ def restless(rates, progress, cluster, options, seed=0):
     return Round(tuple(members))
 
 
-ASKED = {**POLICIES, "restless": Policy("restless", restless)}
+TESTED_POLICIES = {**POLICIES, "restless": Policy("restless", restless)}
 
 
 def layout(kind):
-    """A stream that holds networks together, or not, or is a ring, or is none."""
+    """Return the layout of a kind of stream: lockstep, whole, ring or none."""
     if kind == "none":
         return None
     chunks = {"lockstep": 3, "whole": 6, "ring": 3}[kind]
@@ -60,14 +60,14 @@ def launches(
     draw,
     policy,
     deaths=st.just(0),
-    asked_at=st.none(),
+    end_request_step=st.none(),
     ends_s=st.none(),
     histories=st.just(False),
-    yields_at=st.none(),
+    node_requests=st.none(),
     outlives=st.just(False),
     nodes=st.integers(1, 2),
 ):
-    """The ranks of a launch, and what will happen."""
+    """Draw the ranks of a launch, and what will happen."""
     nodes = draw(nodes)
     on_each = draw(st.sampled_from([3, 5, 4, 2]))
     node_of = tuple(node for node in range(nodes) for _ in range(on_each))
@@ -79,7 +79,7 @@ def launches(
         private,
     )
     trainers = len(roles.trainers)
-    models, fates, remaining = [], {}, {}
+    models, behaviors, remaining = [], {}, {}
     for index in range(draw(st.sampled_from([3, 4, 2, 1]))):
         minimum = min(draw(st.sampled_from([1, 1, 2])), trainers)
         maximum = draw(st.sampled_from([trainers, trainers, minimum]))
@@ -98,14 +98,14 @@ def launches(
                 },
             }
         )
-        fates[f"n{index}"] = Fate(
+        behaviors[f"n{index}"] = Behavior(
             draw(st.sampled_from([3, 6, 1])),
             draw(st.sampled_from([[], [], [True], [False], [True, False]])),
         )
         if draw(histories):
             remaining[f"n{index}"] = tuple(
                 record(epoch, stream_epoch=epoch - 1)
-                for epoch in range(1, draw(st.integers(1, fates[f"n{index}"].epochs)) + 1)
+                for epoch in range(1, draw(st.integers(1, behaviors[f"n{index}"].epochs)) + 1)
             )
     content = spec(*models, retries=draw(st.integers(0, 2)))
     kind = (
@@ -147,43 +147,43 @@ def launches(
         ends_s=draw(ends_s),
         first_epoch=max(map(len, remaining.values()), default=0),
     )
-    proposals, options = ASKED[policy], Options(seed=draw(st.integers(0, 3)))
+    tested, options = TESTED_POLICIES[policy], Options(seed=draw(st.integers(0, 3)))
 
     def make():
         return Controller(
             setup,
             {name: NetworkStatus(history) for name, history in remaining.items()},
-            speeds(setup, rates, learns, prior),
+            make_prior_rates(setup, rates, learns, prior),
             lambda table, progress, cluster, minimum: PolicyAnswer(
-                plan(proposals, table, progress, cluster, options)
+                plan(tested, table, progress, cluster, options)
             ),
-            no_search(content),
+            make_idle_search(content),
         )
 
     return Ranks(
         make,
         setup,
         draw(st.integers(0, 10**6)),
-        fates,
+        behaviors,
         remaining,
         dying,
-        draw(asked_at),
-        yields_at=draw(yields_at),
+        draw(end_request_step),
+        node_requests=draw(node_requests),
     )
 
 
-def ended_with(status, ranks):
-    """The status says whether there is something left to train."""
-    assert (status is ExitStatus.RESUMABLE) == (set(ranks.over()) < set(ranks.fates))
+def check_status(status, ranks):
+    """Check that the status says whether something is left to train."""
+    assert (status is ExitStatus.RESUMABLE) == (set(ranks.outcomes()) < set(ranks.behaviors))
 
 
-events = pytest.mark.parametrize("policy", ASKED)
+all_policies = pytest.mark.parametrize("policy", TESTED_POLICIES)
 
 
-@events
+@all_policies
 @settings(max_examples=examples(40))
 @given(st.data())
-def test_every_network_comes_to_its_end_and_all_ranks_are_told(policy, data):
+def test_random_launch_ends_all_networks_and_ranks(policy, data):
     ranks = data.draw(launches(policy, histories=st.booleans()))
     ranks.run()
     ranks.check_end()
@@ -191,26 +191,26 @@ def test_every_network_comes_to_its_end_and_all_ranks_are_told(policy, data):
     ranks.repeat()
 
 
-@events
+@all_policies
 @pytest.mark.parametrize(
     "happens",
     [
-        {"asked_at": st.integers(1, 150)},
+        {"end_request_step": st.integers(1, 150)},
         {"ends_s": st.floats(0, 6)},
-        {"deaths": st.integers(1, 3), "asked_at": st.none() | st.integers(1, 150)},
+        {"deaths": st.integers(1, 3), "end_request_step": st.none() | st.integers(1, 150)},
     ],
-    ids=["it is asked to end", "its time is nearly over", "ranks die"],
+    ids=["end request", "walltime", "deaths"],
 )
 @settings(max_examples=examples(40))
 @given(st.data())
-def test_random_launch_ends_as_it_must(policy, happens, data):
+def test_random_launch_survives_end_requests_and_deaths(policy, happens, data):
     ranks = data.draw(launches(policy, **happens))
-    ended_with(ranks.run(), ranks)
+    check_status(ranks.run(), ranks)
     ranks.check_histories()
     ranks.repeat()
 
 
-@events
+@all_policies
 @settings(max_examples=examples(40))
 @given(st.data())
 def test_random_launch_releases_nodes_and_trains_on(policy, data):
@@ -220,7 +220,7 @@ def test_random_launch_releases_nodes_and_trains_on(policy, data):
             nodes=st.integers(2, 3),
             outlives=st.booleans(),
             deaths=st.sampled_from([0, 0, 0, 1]),
-            yields_at=st.dictionaries(
+            node_requests=st.dictionaries(
                 st.integers(1, 150),
                 st.tuples(st.integers(1, 2), st.sampled_from([0.1, 5, 120])),
                 min_size=1,
@@ -230,7 +230,7 @@ def test_random_launch_releases_nodes_and_trains_on(policy, data):
     )
     status = ranks.run()
     proposals = [
-        word.offer.nodes for _, word, _ in ranks.inputs if isinstance(word, NodesRequested)
+        message.offer.nodes for _, message, _ in ranks.inputs if isinstance(message, NodesRequested)
     ]
     remaining = [event.nodes for event in ranks.events if isinstance(event, NodesReleased)]
     assert len(set(remaining)) == len(remaining)
@@ -239,6 +239,6 @@ def test_random_launch_releases_nodes_and_trains_on(policy, data):
     )  # with others the launch was over before their trainers had all let go
     if not ranks.setup.outlives:
         ranks.check_end()
-    ended_with(status, ranks)
+    check_status(status, ranks)
     ranks.check_histories()
     ranks.repeat()

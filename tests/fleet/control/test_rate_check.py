@@ -1,4 +1,4 @@
-"""Whether networks train as fast as their rates say."""
+"""Comparison of the rates of training with expected rates."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from fleet.domain.network import StepRate
     ("rate", "is_off"),
     [(238.0, True), (1000.0, True), (1012.0, False), (1684.0, False), (1700.0, True)],
 )
-def test_a_rate_is_off_by_more_than_a_quarter(rate, is_off):
+def test_rate_check_reports_more_than_a_quarter(rate, is_off):
     driver = RateCheck({}, is_measured=True).compare(
         "a", 2, StepRate(rate, 0.1, 3000), expected=1348.0
     )
@@ -23,7 +23,7 @@ def test_a_rate_is_off_by_more_than_a_quarter(rate, is_off):
 @pytest.mark.parametrize(
     ("spread", "steps", "is_off"), [(0.1, 30, True), (1.0, 30, False), (1.0, 3000, True)]
 )
-def test_steps_that_differ_much_and_are_few_prove_nothing(spread, steps, is_off):
+def test_rate_check_ignores_few_varying_steps(spread, steps, is_off):
     driver = RateCheck({}, is_measured=True).compare(
         "a", 1, StepRate(1000.0, spread, steps), expected=1500.0
     )

@@ -1,4 +1,4 @@
-"""Where rates come from: what an ensemble decides by that learns them from training."""
+"""Rates that are learned from training."""
 
 import pytest
 
@@ -16,8 +16,8 @@ SURE = {"spread": 0.05, "steps": 100}
 ONE_EACH = {"a": [0], "b": [1]}
 
 
-def told_rate(driver, name, gpus=1):
-    """What the policy was told last of a network."""
+def latest_rate(driver, name, gpus=1):
+    """Return the rate of a network that the policy received last."""
     return rate_of(
         next(network for network in driver.tables[-1].models if network.name == name), gpus
     )
@@ -25,10 +25,10 @@ def told_rate(driver, name, gpus=1):
 
 def test_learned_rates_start_training_without_measurements():
     driver = ControllerDriver(ONE_EACH, trainers=2, learns={})
-    driver.ready()
-    mail = driver.read()
+    driver.send_ready()
+    mail = driver.read_mail()
     assert {type(message) for messages in mail.values() for message in messages} == {Start}
-    assert not driver.of("ProfilingFinished")
+    assert not driver.events_of("ProfilingFinished")
     assert not any(
         isinstance(message, Measure) for messages in mail.values() for message in messages
     )
@@ -36,32 +36,32 @@ def test_learned_rates_start_training_without_measurements():
 
 def test_trainers_ready_and_first_step_are_logged():
     driver = ControllerDriver(ONE_EACH, trainers=2, learns={})
-    driver.ready(1)
-    assert not driver.of("TrainersReady")
+    driver.send_ready(1)
+    assert not driver.events_of("TrainersReady")
     driver.begin(2)
-    assert driver.of("TrainersReady") == [TrainersReady()]
-    driver.hear(Pace("b", 10, 5.0))
-    driver.hear(Pace("a", 10, 5.0))
-    driver.hear(Pace("b", 20, 5.0))
-    assert driver.of("FirstStep") == [FirstStep("b")]
+    assert driver.events_of("TrainersReady") == [TrainersReady()]
+    driver.handle(Pace("b", 10, 5.0))
+    driver.handle(Pace("a", 10, 5.0))
+    driver.handle(Pace("b", 20, 5.0))
+    assert driver.events_of("FirstStep") == [FirstStep("b")]
 
 
 @pytest.mark.parametrize("dies_first", [True, False])
-def test_all_are_ready_once_those_are_that_live(dies_first):
+def test_trainers_are_ready_once_the_living_ones_are(dies_first):
     driver = ControllerDriver({"a": [0]}, networks="a", trainers=2, learns={}, outlives=True)
-    driver.hear(*((RanksDied((2,)), Ready(1)) if dies_first else (Ready(1), RanksDied((2,)))))
-    assert driver.of("TrainersReady") == [TrainersReady()]
+    driver.handle(*((RanksDied((2,)), Ready(1)) if dies_first else (Ready(1), RanksDied((2,)))))
+    assert driver.events_of("TrainersReady") == [TrainersReady()]
 
 
-def test_what_an_epoch_shows_is_what_the_policy_is_told_then():
+def test_policy_receives_the_rate_of_the_last_epoch():
     driver = ControllerDriver(ONE_EACH, trainers=2, learns={}).begin()
     driver.end_epoch("a", rate=StepRate(200.0, **SURE))
-    assert told_rate(driver, "a") == 200.0
-    assert told_rate(driver, "b") == pytest.approx(200.0)  # alike, by all that is known
-    assert driver.of("RateLearned") == [RateLearned("a", 1, 200.0, 0.05, 100)]
+    assert latest_rate(driver, "a") == 200.0
+    assert latest_rate(driver, "b") == pytest.approx(200.0)  # similar networks
+    assert driver.events_of("RateLearned") == [RateLearned("a", 1, 200.0, 0.05, 100)]
 
 
-def test_the_policy_hears_that_rates_have_changed_once():
+def test_policy_is_notified_once_of_changed_rates():
     driver = ControllerDriver(ONE_EACH, trainers=2, learns={"a": {1: 10.0}, "b": {1: 10.0}}).begin()
     assert [proposals.rates_changed for proposals in driver.progress] == [False]
     driver.end_epoch("a", rate=StepRate(11.0, **SURE))
@@ -75,7 +75,7 @@ def test_probed_rate_causes_another_plan(probes):
     driver = ControllerDriver(
         {"a": [0, 1]}, networks="a", trainers=2, learns={"a": {1: 10.0}}, probes=probes
     ).begin()
-    assert told_rate(driver, "a", gpus=2) == pytest.approx(20.0)
+    assert latest_rate(driver, "a", gpus=2) == pytest.approx(20.0)
     driver.end_epoch("a", rate=StepRate(19.0, **SURE), gpus=2)
     driver.end_epoch("a", rate=StepRate(19.0, **SURE), gpus=2)
     assert [proposals.rates_changed for proposals in driver.progress] == [
@@ -85,12 +85,12 @@ def test_probed_rate_causes_another_plan(probes):
     ]
 
 
-def test_a_pace_matters_at_once_only_where_devices_wait_for_it():
+def test_pace_calls_the_policy_if_devices_are_unused():
     for trainers, answers in ((2, []), (4, [True])):
         driver = ControllerDriver({"a": [0, 1]}, networks="a", trainers=trainers, learns={}).begin()
         before = len(driver.progress)
-        driver.hear(Pace("a", 10, 5.0))  # it says nothing of how fast steps are
-        driver.hear(Pace("a", 10, 5.0, StepRate(10.0, **SURE)))
+        driver.handle(Pace("a", 10, 5.0))  # without a step rate
+        driver.handle(Pace("a", 10, 5.0, StepRate(10.0, **SURE)))
         assert [proposals.rates_changed for proposals in driver.progress[before:]] == answers
     assert driver.tables[-1].models[0].max_gpus == 4
 
@@ -98,39 +98,39 @@ def test_a_pace_matters_at_once_only_where_devices_wait_for_it():
 @pytest.mark.parametrize(
     ("slots", "guessed"), [(6, {"b"}), (3, set())], ids=["own pace", "lockstep"]
 )
-def test_policy_is_told_which_rates_are_guesses(slots, guessed):
+def test_policy_receives_which_rates_are_guesses(slots, guessed):
     driver = ControllerDriver(ONE_EACH, trainers=2, stream=layout(slots), learns={"a": {1: 10.0}})
-    driver.hear(Throughput(0, 1e6))
+    driver.handle(Throughput(0, 1e6))
     driver.begin()
     assert driver.progress[-1].guessed == guessed
     driver.end_epoch("b", rate=StepRate(20.0, **SURE))
     assert driver.progress[-1].guessed == set()
 
 
-def test_a_remembered_rate_that_is_off_is_told_of_and_corrected():
+def test_cached_rate_that_is_off_is_logged_and_corrected():
     driver = ControllerDriver(ONE_EACH, trainers=2, learns={"a": {1: 100.0}}).begin()
-    driver.end_epoch("b", rate=StepRate(300.0, **SURE))  # nobody had said how fast it is
+    driver.end_epoch("b", rate=StepRate(300.0, **SURE))  # its rate was unknown
     driver.end_epoch("a", rate=StepRate(60.0, **SURE))
-    assert driver.of("RateMismatch") == [
+    assert driver.events_of("RateMismatch") == [
         RateMismatch("a", 1, 100.0, 60.0, 0.05, 100, corrected=True)
     ]
 
 
 def test_estimated_rates_are_logged_when_they_change():
     driver = ControllerDriver(ONE_EACH, trainers=2, learns={"a": {1: 10.0}, "b": {1: 10.0}}).begin()
-    assert [set(message.rates) for message in driver.of("RatesEstimated")] == [{"a", "b"}]
-    driver.end_epoch("a", rate=StepRate(20.0, **SURE))  # twice as fast as was thought
+    assert [set(message.rates) for message in driver.events_of("RatesEstimated")] == [{"a", "b"}]
+    driver.end_epoch("a", rate=StepRate(20.0, **SURE))  # twice as fast as expected
     assert [
         {name: rates[0] for name, rates in message.rates.items()}
-        for message in driver.of("RatesEstimated")
+        for message in driver.events_of("RatesEstimated")
     ][1:] == [{"a": 20.0}]
     driver.end_epoch("b", rate=StepRate(40.0, **SURE), final="1 epoch")
     assert "b" not in {
-        name for message in driver.of("RatesEstimated")[1:] for name in message.rates
+        name for message in driver.events_of("RatesEstimated")[1:] for name in message.rates
     }
 
 
-def test_what_is_known_is_written_down_once_it_is_known_of_all():
+def test_rates_are_saved_once_all_are_known():
     driver = ControllerDriver(ONE_EACH, trainers=2, learns={}).begin()
     stored = []
     for name, rate in (("a", 50.0), ("b", 80.0)):
@@ -141,7 +141,7 @@ def test_what_is_known_is_written_down_once_it_is_known_of_all():
         ]
     driver.end_epoch("a", final="2 epochs")
     driver.end_epoch("b", final="2 epochs")
-    actual = driver.hear(Stopped("a", 0.0), Stopped("b", 0.0))
+    actual = driver.handle(Stopped("a", 0.0), Stopped("b", 0.0))
     stored += [effect.rates() for effect in actual if isinstance(effect, do.SaveRates)]
     assert stored
     assert {network.name: network.rates for network in stored[-1].models} == {
@@ -152,9 +152,9 @@ def test_what_is_known_is_written_down_once_it_is_known_of_all():
 
 def test_unknown_demand_uses_all_preprocessors():
     driver = ControllerDriver(ONE_EACH, trainers=2, stream=layout(6), learns={})
-    driver.hear(*(Throughput(rank, 10.0) for rank in driver.setup.roles.preprocessors))
-    driver.ready()
-    (started,) = driver.of("StreamStarted")
+    driver.handle(*(Throughput(rank, 10.0) for rank in driver.setup.roles.preprocessors))
+    driver.send_ready()
+    (started,) = driver.events_of("StreamStarted")
     assert (started.preprocessors, started.bottleneck, started.demand_samples_per_s) == (
         started.of,
         "",
@@ -174,7 +174,7 @@ def test_unknown_demand_uses_all_preprocessors():
         ({"build": "tests.keras_models:broken", "name": "a"}, "tests.keras_models:broken", None),
     ],
 )
-def test_families_are_counted_without_being_built(content, family, operations):
+def test_traits_count_operations_without_building(content, family, operations):
     (network,) = spec(content, resources={"engine": "keras"}).networks
     traits = traits_of(network, "key", (4, 4, 1), 2)
     assert (traits.family, traits.operations, traits.key) == (family, operations, "key")

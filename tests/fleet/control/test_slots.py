@@ -1,4 +1,4 @@
-"""The ensemble on GPUs that networks share."""
+"""The controller on GPUs that networks share."""
 
 from dataclasses import replace
 
@@ -17,47 +17,47 @@ def make_pace(network, rate, networks_per_gpu=1):
 
 def test_out_of_memory_on_a_shared_gpu_is_retried_alone_once():
     driver = ControllerDriver({"a": [0], "b": [2]}, slots=2).begin()
-    driver.hear(Failed("a", "out of memory", "", may_pass=False, out_of_memory=True), Ready(1))
+    driver.handle(Failed("a", "out of memory", "", may_pass=False, out_of_memory=True), Ready(1))
     assert driver.progress[-1].exclusive == {"a"}
-    (event,) = driver.of("NetworkRetried")
+    (event,) = driver.events_of("NetworkRetried")
     assert (event.alone, event.retry) == (True, 0)
-    driver.read()
+    driver.read_mail()
     driver.end_epoch("b", final="1 epoch")
-    assert driver.read() == {3: [Stop(final=True)]}  # b is on the same GPU still
-    driver.hear(Stopped("b", 0.0, 0.0, ""), Ready(3))
-    assert [type(message) for message in driver.read()[1]] == [Start]
-    driver.hear(Joined("a"), Failed("a", "out of memory", "", may_pass=False, out_of_memory=True))
-    assert driver.standings["a"].outcome.is_failure
+    assert driver.read_mail() == {3: [Stop(final=True)]}  # b is still on the same GPU
+    driver.handle(Stopped("b", 0.0, 0.0, ""), Ready(3))
+    assert [type(message) for message in driver.read_mail()[1]] == [Start]
+    driver.handle(Joined("a"), Failed("a", "out of memory", "", may_pass=False, out_of_memory=True))
+    assert driver.statuses["a"].outcome.is_failure
 
 
 def test_nothing_starts_beside_an_exclusive_network():
     driver = ControllerDriver({"a": [0]}, slots=2, alone=frozenset("a")).begin()
     driver.plan = {"a": [0], "b": [2]}
     driver.end_epoch("a")
-    assert [event.network for event in driver.of("GroupStarted")] == ["a"]
+    assert [event.network for event in driver.events_of("GroupStarted")] == ["a"]
     driver.plan = {"a": [0], "b": [3]}
     driver.end_epoch("a")
-    assert [event.network for event in driver.of("GroupStarted")] == ["a", "b"]
+    assert [event.network for event in driver.events_of("GroupStarted")] == ["a", "b"]
 
 
 def test_out_of_memory_without_sharing_fails_the_network():
     driver = ControllerDriver({"a": [0]}, networks="a", trainers=1).begin()
-    driver.hear(Failed("a", "out of memory", "", may_pass=False, out_of_memory=True))
-    assert driver.standings["a"].outcome.is_failure
+    driver.handle(Failed("a", "out of memory", "", may_pass=False, out_of_memory=True))
+    assert driver.statuses["a"].outcome.is_failure
 
 
-def test_what_training_shows_of_sharing_is_told_and_planned_by():
+def test_sharing_is_learned_logged_and_planned_with():
     driver = ControllerDriver({"a": [0], "b": [2]}, slots=2).begin()
     assert driver.tables[-1].sharing == (1.0,)
-    driver.hear(make_pace("a", 8.0, networks_per_gpu=2))  # it has 10 alone
-    assert driver.of("SharingLearned")[-1].speedups == (1.0, 1.6)
+    driver.handle(make_pace("a", 8.0, networks_per_gpu=2))  # alone it has 10
+    assert driver.events_of("SharingLearned")[-1].speedups == (1.0, 1.6)
     assert driver.tables[-1].sharing == (1.0, 1.6)
 
 
 def test_learned_rates_begin_with_one_network_per_gpu():
     driver = ControllerDriver({"a": [0]}, slots=2, learns={}).begin()
     assert driver.tables[-1].sharing == ()
-    driver.hear(make_pace("a", 10.0))
+    driver.handle(make_pace("a", 10.0))
     assert driver.tables[-1].sharing == (1.0,)
 
 
@@ -69,16 +69,16 @@ def test_expected_sharing_of_cores_is_used_and_not_logged():
         ),
         learns={},
     ).begin()
-    driver.hear(make_pace("a", 10.0))
+    driver.handle(make_pace("a", 10.0))
     assert driver.tables[-1].sharing == (1.0, 1.0)
-    assert not driver.of("SharingLearned")
-    driver.hear(make_pace("a", 8.0, networks_per_gpu=2))
-    assert driver.of("SharingLearned")[-1].speedups == (1.0, 1.6)
+    assert not driver.events_of("SharingLearned")
+    driver.handle(make_pace("a", 8.0, networks_per_gpu=2))
+    assert driver.events_of("SharingLearned")[-1].speedups == (1.0, 1.6)
 
 
-def test_rates_are_measured_on_gpus_that_nobody_shares():
+def test_rates_are_measured_on_unshared_gpus():
     driver = ControllerDriver({}, slots=2, measures=True)
-    driver.ready()
+    driver.send_ready()
     assert [
         rank
         for rank, mail in driver.mail.items()
@@ -89,7 +89,7 @@ def test_rates_are_measured_on_gpus_that_nobody_shares():
 @pytest.mark.parametrize(
     ("proposals", "trainers", "networks", "shown_s", "bound"),
     [
-        (2, 4, "abcdef", 8.0, "per_device"),  # two pay, and more may
+        (2, 4, "abcdef", 8.0, "per_device"),  # two networks pay, more may pay
         ("auto", 4, "abcdef", 8.0, "ranks"),
         (4, 4, "abcdef", 8.0, "ranks"),
         (2, 4, "abcdef", 5.0, ""),  # two do not
@@ -106,8 +106,8 @@ def test_sharing_event_names_what_limits_networks_per_gpu(
         slots=2,
         parts={"resources": {"engine": "numpy", "networks_per_gpu": proposals}},
     ).begin()
-    driver.hear(make_pace("a", shown_s, networks_per_gpu=2))
-    event = driver.of("SharingLearned")[-1]
+    driver.handle(make_pace("a", shown_s, networks_per_gpu=2))
+    event = driver.events_of("SharingLearned")[-1]
     assert (event.slots, event.device, event.bound) == (2, "GPU", bound)
 
 

@@ -1,4 +1,4 @@
-"""When to begin nothing new."""
+"""Startup times of groups, and whether it is too late to start another one."""
 
 import pytest
 
@@ -9,12 +9,12 @@ from fleet.domain.events import FirstStep
 
 @pytest.fixture
 def starts():
-    """Of a launch that has to stop after 90 seconds."""
+    """Return the startup times of a launch that has to stop after 90 seconds."""
     return StartupTimes(ends_s=90.0, outbox=Outbox())
 
 
-def test_before_any_group_has_trained_it_is_never_too_late(starts):
-    """The next launch has no more time than this one: it would wait for ever."""
+def test_startup_is_never_too_late_before_any_training(starts):
+    """The next launch has no more time than this one, so no launch would ever start a group."""
     starts.begin_group("a", 0.0)
     assert not starts.is_too_late(89.0)
 
@@ -28,7 +28,7 @@ def test_startup_is_too_late_below_the_longest_start(starts):
     assert starts.time_left_s(71.0) == 19.0
 
 
-def test_only_the_first_that_is_heard_of_a_group_ends_its_start(starts):
+def test_startup_ends_with_the_first_message_of_training(starts):
     starts.begin_group("a", 0.0)
     assert starts.is_awaited("a")
     starts.record_training("a", 3.0)
@@ -41,13 +41,13 @@ def test_startup_logs_the_build_time_of_the_first_group():
     starts = StartupTimes(None, outbox := Outbox())
     starts.begin_group("a", 2.0)
     starts.record_build("a", 3.5)
-    starts.record_build("b", 3.5)  # which nobody has started: it is being measured
+    starts.record_build("b", 3.5)  # it is being measured, in no group
     starts.record_step("a", 4.0)
     starts.record_step("a", 9.0)
     assert outbox.drain() == [LogEvent(FirstStep("a", 1.5))]
 
 
-def test_without_a_walltime_it_is_never_too_late():
+def test_startup_is_never_too_late_without_a_walltime():
     starts = StartupTimes(None, Outbox())
     starts.begin_group("a", 0.0)
     starts.record_training("a", 1e6)
@@ -55,5 +55,5 @@ def test_without_a_walltime_it_is_never_too_late():
     assert starts.time_left_s(1e9) is None
 
 
-def test_a_walltime_that_is_over_has_no_seconds_left(starts):
+def test_time_left_is_zero_after_the_walltime(starts):
     assert starts.time_left_s(1000.0) == 0.0

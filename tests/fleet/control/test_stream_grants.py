@@ -1,4 +1,4 @@
-"""Which epochs groups train on, and what preprocessors are told."""
+"""Grants of stream epochs to groups, and orders of preprocessors."""
 
 import math
 
@@ -15,7 +15,7 @@ RATES = RateTable(60, 4, (Network("a", (10.0, 19.0)), Network("b", (30.0, 45.0))
 
 
 def producing(production, *samples_per_s, chooses=True, time_scale=1.0):
-    """The event of a stream that begins when its preprocessors have said how fast they are."""
+    """Report the throughputs of preprocessors; return the event that starts the stream."""
     for rank, rate in enumerate(samples_per_s):
         production.record_throughput(Throughput(rank, rate))
     return production.choose_producers(RATES, time_scale, chooses, "global")
@@ -35,7 +35,7 @@ def producing(production, *samples_per_s, chooses=True, time_scale=1.0):
     ],
     ids=["own", "whole", "window", "ring", "whole ring"],
 )
-def test_the_layout_says_how_networks_depend_on_each_other(stream, pace, in_step, lockstep, inside):
+def test_pace_follows_from_the_layout(stream, pace, in_step, lockstep, inside):
     production = StreamGrants(stream, (0,))
     assert (
         production.pace,
@@ -70,7 +70,7 @@ def test_grants_otherwise_follow_the_epochs_of_each_network():
     assert production.epoch_after(0, [record(1, stream_epoch=4), record(2, stream_epoch=2)]) == 5
 
 
-def test_a_replay_counts_the_epochs_that_it_repeats():
+def test_grants_count_the_epochs_of_a_replay():
     production = StreamGrants(None, (), replayed=(0, 2, 5))
     assert production.next_epoch([record(1), record(2, stream_epoch=2)]) == 2
     assert [production.stream_epoch(number) for number in range(4)] == [0, 2, 5, 3]
@@ -91,7 +91,7 @@ def test_producers_are_the_fewest_that_meet_the_demand():
 
 
 def test_producers_are_counted_in_the_order_of_turns():
-    """Rank 2 is the fastest, and says so first; rank 0, whose turn comes first, is not enough."""
+    """Rank 2 is the fastest and reports first; rank 0, whose turn is first, does not suffice."""
     production = StreamGrants(layout(3), (0, 1, 2))
     for rank, rate in [(2, 100.0), (0, 1.0), (1, 10.0)]:
         production.record_throughput(Throughput(rank, rate))
@@ -105,7 +105,7 @@ def test_producers_are_all_for_a_fixed_number_or_stored_samples():
     assert (stored.preprocessors, stored.kept, stored.pace) == (2, True, "own")
 
 
-def test_emulated_training_takes_samples_as_fast_as_it_is_scaled():
+def test_demand_is_scaled_in_emulated_training():
     started = producing(StreamGrants(layout(3), (0,)), 100.0, time_scale=0.1)
     assert (started.demand_samples_per_s, started.bottleneck) == (450.0, "input")
 
@@ -120,7 +120,7 @@ def test_production_begins_when_all_have_reported_rates():
 
 
 @pytest.mark.parametrize("rank", [0, 7])
-def test_a_preprocessor_says_how_fast_it_is_once(rank):
+def test_throughput_is_accepted_once_per_preprocessor(rank):
     production = StreamGrants(layout(3), (0,))
     production.record_throughput(Throughput(0, 10.0))
     with pytest.raises(InvalidTransition, match="has reported already: Throughput"):
@@ -132,7 +132,7 @@ def test_supply_follows_the_slowest_producer():
     producing(production, 25.0, 25.0, 25.0)
     assert production.supply(set()) == 50.0  # by two of them
     production.record_prepared(Prepared(0, 90, 3.0))
-    assert production.supply(set()) == 50.0  # of the other nothing has been heard yet
+    assert production.supply(set()) == 50.0  # the other one has not reported yet
     production.record_prepared(Prepared(1, 20, 2.0))
     assert production.supply(set()) == 20.0
     with pytest.raises(InvalidTransition, match="2 does not produce"):
@@ -148,16 +148,12 @@ def test_producers_drop_one_that_slows_the_others():
         production.record_prepared(Prepared(rank, samples, 1.0))
         for rank, samples in ((1, 30), (2, 25), (0, 12))
     ]
-    assert changes[:2] == [None, None]  # not before all have said so
+    assert changes[:2] == [None, None]  # not before all have reported
     assert (changes[2].preprocessors, changes[2].supply_samples_per_s) == (2, 50.0)  # and not 36
     order = production.next_order([])
     assert (order.turns, order.since, order.limit) == ((1, 2), limit, limit)
-    assert (
-        production.record_prepared(Prepared(0, 14, 1.0)) is None
-    )  # of the chunks that it had begun
-    assert (
-        production.record_prepared(Prepared(2, 10, 1.0)) is None
-    )  # alone, the other is hardly faster
+    assert production.record_prepared(Prepared(0, 14, 1.0)) is None  # chunks that it had begun
+    assert production.record_prepared(Prepared(2, 10, 1.0)) is None  # rank 1 is hardly faster alone
 
 
 def test_supply_is_infinite_with_stored_samples_or_a_death():
@@ -181,7 +177,7 @@ def test_order_of_preprocessors_is_sent_when_it_changes():
     assert production.next_order([]) == Produce(limit=4 * 6, hold=3 * 6, first=2 * 6, turns=(0,))
 
 
-def test_a_ring_turns_without_a_limit():
+def test_order_has_no_limit_in_a_ring():
     production = StreamGrants(layout(3, is_ring=True), (0,))
     producing(production, 100.0)
     assert production.next_order([0]) == Produce(NO_LIMIT, NO_LIMIT, first=0, turns=(0,))

@@ -1,4 +1,4 @@
-"""Plans know what the input gives: what an ensemble makes of what preprocessors say."""
+"""The supply of samples by preprocessors, as plans use it."""
 
 import math
 
@@ -18,19 +18,19 @@ TOGETHER = {"a": [0], "b": [1]}  # rates of each: 10 samples/s on one device, 19
 
 
 def start_driver(*samples_per_s, stream=None, **options):
-    """Two networks in training, on a stream whose preprocessor has said how fast it is."""
+    """Return a driver with two networks in training, and preprocessors with these throughputs."""
     driver = ControllerDriver(TOGETHER, stream=layout(6) if stream is None else stream, **options)
-    driver.hear(*(Throughput(rank, speed) for rank, speed in enumerate(samples_per_s)))
+    driver.handle(*(Throughput(rank, speed) for rank, speed in enumerate(samples_per_s)))
     return driver.begin()
 
 
-class Planning(ControllerDriver):
-    """An ensemble of four networks on two devices, one of them much faster than the others, that asks a policy."""
+class PolicyDriver(ControllerDriver):
+    """A controller with a real policy, and four networks on two devices; a is the fastest."""
 
     def __init__(self, policy, supply):
         self.policy = POLICIES[policy]
         super().__init__({}, networks="abcd", trainers=2, stream=layout(6))
-        self.hear(Throughput(0, supply))
+        self.handle(Throughput(0, supply))
         self.begin()
 
     def make(self):
@@ -47,50 +47,49 @@ class Planning(ControllerDriver):
 
     @property
     def groups(self):
-        """What the policy wanted last."""
-        return {member.name: member.gpus for member in self.of("PlanChanged")[-1].members}
+        """The numbers of GPUs in the latest plan."""
+        return {member.name: member.gpus for member in self.events_of("PlanChanged")[-1].members}
 
 
 def test_supply_limits_rates_and_is_updated_at_epoch_ends():
     driver = start_driver(100.0)
     before = len(driver.progress)
-    driver.hear(
-        Prepared(0, samples=10, busy_s=1.0), after=20.0
-    )  # it has waited for long, which says nothing
+    # the time that it waited does not count
+    driver.handle(Prepared(0, samples=10, busy_s=1.0), after=20.0)
     assert len(driver.progress) == before
     driver.end_epoch("a")
     assert [proposals.rates_changed for proposals in driver.progress[before - 1 :]] == [False, True]
     assert [table.supply for table in driver.tables[before - 1 :]] == [100.0, 10.0]
-    assert driver.of("SupplyChanged") == [SupplyChanged(10.0, 38.0)]  # on four devices
+    assert driver.events_of("SupplyChanged") == [SupplyChanged(10.0, 38.0)]  # on four devices
 
 
-def test_a_supply_that_differs_by_less_stays_as_it_was_told():
+def test_supply_is_kept_if_it_differs_little():
     driver = start_driver(10.0)
     for samples in (9, 8, 11, 12):
-        driver.hear(Prepared(0, samples, 1.0))
+        driver.handle(Prepared(0, samples, 1.0))
         driver.end_epoch("a")
     assert {table.supply for table in driver.tables} == {10.0}
-    assert not driver.of("SupplyChanged")
+    assert not driver.events_of("SupplyChanged")
     assert not any(proposals.rates_changed for proposals in driver.progress)
 
 
-def test_what_the_input_gives_beyond_all_demand_is_no_news():
+def test_supply_above_all_demand_changes_nothing():
     driver = start_driver(1e6)
-    driver.hear(Prepared(0, 500, 1.0))
+    driver.handle(Prepared(0, 500, 1.0))
     driver.end_epoch("a")
     assert not driver.progress[-1].rates_changed
 
 
-def test_it_is_what_was_prepared_of_late_that_counts():
+def test_supply_follows_recent_work():
     driver = start_driver(100.0)
-    driver.hear(Prepared(0, 4, 1.0))
+    driver.handle(Prepared(0, 4, 1.0))
     driver.end_epoch("a")
-    driver.hear(*(Prepared(0, 16, 1.0) for _ in range(6)))
+    driver.handle(*(Prepared(0, 16, 1.0) for _ in range(6)))
     driver.end_epoch("a")
     assert driver.tables[-1].supply == pytest.approx(16.0, rel=0.02)
-    assert [actual.supply_samples_per_s for actual in driver.of("SupplyChanged")] == pytest.approx(
-        [4.0, 16.0], rel=0.02
-    )
+    assert [
+        actual.supply_samples_per_s for actual in driver.events_of("SupplyChanged")
+    ] == pytest.approx([4.0, 16.0], rel=0.02)
 
 
 def test_supply_is_infinite_if_trainers_prepare_samples():
@@ -100,7 +99,7 @@ def test_supply_is_infinite_if_trainers_prepare_samples():
 def test_supply_is_infinite_after_a_preprocessor_dies():
     driver = start_driver(5.0, outlives=True)
     assert driver.tables[-1].supply == 5.0
-    driver.hear(RanksDied((0,)))
+    driver.handle(RanksDied((0,)))
     assert (driver.tables[-1].supply, driver.progress[-1].rates_changed) == (math.inf, True)
 
 
@@ -109,19 +108,19 @@ def test_supply_is_not_compared_with_guesses():
     assert driver.tables[-1].supply == math.inf
     driver.end_epoch("a", rate=StepRate(40.0, 0.05, 100))
     assert driver.tables[-1].supply == 5.0
-    assert driver.of("SupplyChanged")[-1].supply_samples_per_s == 5.0
+    assert driver.events_of("SupplyChanged")[-1].supply_samples_per_s == 5.0
 
 
 def test_supply_ends_a_round_that_the_input_cannot_feed():
-    driver = Planning("global", supply=1e6)
+    driver = PolicyDriver("global", supply=1e6)
     assert driver.groups == {"a": 2}
-    driver.hear(Prepared(0, 200, 0.5))
+    driver.handle(Prepared(0, 200, 0.5))
     driver.end_epoch("a", gpus=2)
-    assert driver.read()[1] == [Stop(final=False)]
-    driver.hear(Stopped("a", 0.0), Ready(1), Ready(2))
+    assert driver.read_mail()[1] == [Stop(final=False)]
+    driver.handle(Stopped("a", 0.0), Ready(1), Ready(2))
     started = [
         message.network.name
-        for messages in driver.read().values()
+        for messages in driver.read_mail().values()
         for message in messages
         if isinstance(message, Start)
     ]
@@ -130,4 +129,4 @@ def test_supply_ends_a_round_that_the_input_cannot_feed():
 
 
 def test_slow_supply_gives_no_network_two_devices():
-    assert set(Planning("global", supply=400.0).groups.values()) == {1}
+    assert set(PolicyDriver("global", supply=400.0).groups.values()) == {1}

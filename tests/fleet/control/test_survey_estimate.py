@@ -1,4 +1,4 @@
-"""How long measuring takes, worked out by hand."""
+"""The estimated duration of measurements, compared with results by hand."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ BATCHES, SIZE = 10, 100  # 1000 samples each
 
 
 def survey(rates, devices, prior=None, max_gpus=1, gpus_per_node=2):
-    """The survey of networks with these rates, and the table of these."""
+    """Return the measurements of networks with these rates, and the table of the rates."""
     networks = parse(
         {
             "models": [{"family": "softmax", "name": name} for name in rates],

@@ -1,8 +1,8 @@
-"""A model of all ranks but the coordinator: they answer an ensemble as trainers do, in any order that MPI allows.
+"""A model of all ranks except the coordinator, which answer a controller like trainers do.
 
-Every rank has a mailbox of what it was told, and a line of what it has said and nobody has heard. One step is one
-thing: a rank takes an order, a group does something, a word is heard, a rank dies. Which one, a seed decides. What
-trainers do is in :mod:`fleet.runtime.training`; here it takes no time, and nothing is trained.
+Every rank has an inbox and an outbox. In each step one thing happens, drawn with a seed: a rank
+takes an order, a group acts, a message is delivered, or a rank dies. So messages arrive in any
+order that MPI allows. Real trainers are in :mod:`fleet.runtime.training`; here nothing is trained.
 """
 
 import json
@@ -22,20 +22,20 @@ from scheduler.base import StepTime
 from tests.fleet.histories import record
 from tests.fleet.logs import START
 
-MOST_STEPS = 20_000
+MAX_STEPS = 20_000
 
 
 class Stuck(AssertionError):
-    """Somebody waits for ever."""
+    """All ranks wait for messages that never come."""
 
 
 @dataclass
-class Fate:
-    """What will become of a network.
+class Behavior:
+    """The behavior of a network in training.
 
     Attributes:
-        epochs: after which it has converged.
-        failures: whether each of its failures to come may pass; they come at some time while it trains.
+        epochs: number of epochs after which it has converged.
+        failures: its failures, at random times while it trains: True for each transient one.
     """
 
     epochs: int = 2
@@ -43,17 +43,19 @@ class Fate:
 
 
 @dataclass(eq=False)
-class Team:
-    """Some ranks that meet, and are then a group.
+class GroupModel:
+    """The ranks of a group.
 
     Attributes:
-        ranks: the master first.
-        here: those that have come.
-        is_new: whether it has not met yet.
-        epoch: of the stream, that it trains on.
-        state: builds, trains, stands (waits for orders), measures.
-        is_inside: whether it stands inside an epoch.
-        cannot: whether a rank of it could not build the network.
+        ranks: the ranks, the master first.
+        epoch: epoch of the stream that it trains on.
+        state: builds, trains, waits (for orders), regroups or measures.
+        present: ranks that have arrived.
+        has_met: whether all ranks have arrived.
+        is_inside: whether it waits inside an epoch.
+        cannot_build: whether one of its ranks could not build the network.
+        has_failed: whether one of its ranks has died.
+        batches: batches to measure.
     """
 
     network: str
@@ -63,8 +65,8 @@ class Team:
     present: set = field(default_factory=set)
     has_met: bool = False
     is_inside: bool = False
-    cannot: bool = False
-    is_struck: bool = False
+    cannot_build: bool = False
+    has_failed: bool = False
     batches: tuple = ()
 
     @property
@@ -73,16 +75,18 @@ class Team:
 
 
 class Ranks:
-    """The ranks, and the ensemble that they answer.
+    """A model of all ranks, and the controller that they talk to.
 
     Args:
-        make: a new ensemble.
-        fates: network -> what will become of it.
+        make: returns a new controller.
+        setup: the configuration of the launch.
+        seed: for all random choices.
+        behaviors: network -> its behavior.
         histories: network -> the epochs that earlier launches have saved.
-        deaths: so many ranks die, at some time.
-        asked_at: the step at which the launch is asked to end; None for never.
-        yields_at: step -> (nodes that somebody wants then, within so many seconds).
-        slow: seconds that pass from one step to the next, at most; so few that no rank is taken for deaf.
+        deaths: number of ranks that die, at random times.
+        end_request_step: the step at which the launch must end; None for never.
+        slow: maximum seconds between two steps; too few for a rank to seem unresponsive.
+        node_requests: step -> (number of requested nodes, seconds until they should be free).
     """
 
     def __init__(
@@ -90,28 +94,28 @@ class Ranks:
         make,
         setup,
         seed,
-        fates,
+        behaviors,
         histories=None,
         deaths=0,
-        asked_at=None,
+        end_request_step=None,
         slow=0.1,
-        yields_at=None,
+        node_requests=None,
     ):
-        self.ensemble: Controller = make()
+        self.controller: Controller = make()
         self.make, self.setup, self.random = make, setup, Random(seed)
-        self.fates = {name: Fate(fate.epochs, list(fate.failures)) for name, fate in fates.items()}
-        self.trained = {name: list((histories or {}).get(name, ())) for name in fates}
-        self.half_done = {}  # network -> the epoch that it was in when it was saved
+        self.behaviors = {
+            name: Behavior(fate.epochs, list(fate.failures)) for name, fate in behaviors.items()
+        }
+        self.trained = {name: list((histories or {}).get(name, ())) for name in behaviors}
+        self.half_done = {}  # network -> its epoch when it was saved
         self.mail, self.outgoing = defaultdict(deque), defaultdict(deque)
-        self.team = dict.fromkeys(setup.roles.trainers)  # rank -> where it is, or None
+        self.group_of = dict.fromkeys(setup.roles.trainers)  # rank -> its group, or None
         self.recruit = {}  # rank -> (network, whether it has built it)
-        self.meeting = {}  # number -> the team that meets
-        self.waiting = set()  # ranks whose Ready was heard, and that have nothing to do
-        self.exited, self.dead, self.unheard = set(), set(), set()
-        self.producing, self.unsaid = (
-            (),
-            6,
-        )  # who prepares samples, and how often one may still say how fast
+        self.meeting = {}  # number -> the group that is forming
+        self.waiting = set()  # idle ranks whose Ready was handled
+        self.exited, self.dead, self.unreported_deaths = set(), set(), set()
+        self.producing = ()  # preprocessors
+        self.reports_left = 6  # of preprocessors
         self.reading = []
         self.events = []
         self.run_state = RunState(setup.spec)
@@ -127,40 +131,38 @@ class Ranks:
                 slots=setup.roles.slots,
             ),
         )
-        self.owner = {}  # rank -> the network that the ensemble has given it to
-        self.promised = set()  # of them, those that are to join a group
-        self.inputs = []  # (seconds, what, effects)
+        self.owner = {}  # rank -> the network that the controller assigned it to
+        self.promised = set()  # recruits among them
+        self.inputs = []  # (seconds, input, effects)
         self.now, self.steps, self.status = 0.0, 0, None
-        self.deaths, self.asked_at, self.slow, self.yields_at = (
-            deaths,
-            asked_at,
-            slow,
-            dict(yields_at or {}),
-        )
-        self.given_back = set()  # ranks that get no work any more
+        self.deaths = deaths
+        self.end_request_step = end_request_step
+        self.slow = slow
+        self.node_requests = dict(node_requests or {})
+        self.released_ranks = set()  # ranks that get no more work
 
     # ---- a launch ----
 
     def run(self):
-        """From the first step to the last; returns the status."""
+        """Run the launch to its end, and return its exit status."""
         for rank in self.setup.roles.trainers:
-            self.say(rank, m.Ready(rank))
+            self.send(rank, m.Ready(rank))
         for rank in self.setup.roles.preprocessors:
-            self.say(rank, m.Throughput(rank, self.random.choice([10.0, 100.0])))
-        self.hear(None)
-        while self.status is None or self.team.keys() - self.exited - self.dead:
+            self.send(rank, m.Throughput(rank, self.random.choice([10.0, 100.0])))
+        self.handle(None)
+        while self.status is None or self.group_of.keys() - self.exited - self.dead:
             self.step()
         return self.status
 
     def step(self):
         self.steps += 1
-        assert self.steps < MOST_STEPS, "this goes on for ever"
+        assert self.steps < MAX_STEPS, "the launch does not end"
         self.now += self.random.uniform(0, self.slow)
-        if self.steps == self.asked_at:
-            self.hear(do.EndRequested("SIGTERM came"))
-        if self.status is None and self.steps in self.yields_at:
-            self.ask_nodes(*self.yields_at[self.steps])
-        actions = [*self.words(), *self.deeds()]
+        if self.steps == self.end_request_step:
+            self.handle(do.EndRequested("SIGTERM came"))
+        if self.status is None and self.steps in self.node_requests:
+            self.ask_nodes(*self.node_requests[self.steps])
+        actions = [*self.possible_inputs(), *self.possible_actions()]
         alive = sorted(set(range(1, len(self.setup.roles.node_of))) - self.dead)
         if self.deaths and alive and self.random.random() < 0.04:
             self.die(self.random.choice(alive))
@@ -172,68 +174,69 @@ class Ranks:
     def let_time_pass(self):
         before = len(self.inputs)
         self.now += 1000.0
-        self.hear(None)
+        self.handle(None)
         if not any(effects for *_, effects in self.inputs[before:]):
             raise Stuck(self.locate())
 
     def ask_nodes(self, count, within_s):
-        """Somebody wants nodes back; the launch may not be able to do without them."""
+        """Request nodes; the launch may refuse."""
         try:
-            offer = self.ensemble.offer_nodes(count, within_s, self.now)
+            offer = self.controller.offer_nodes(count, within_s, self.now)
         except UserError:
             return
         roles = self.setup.roles
         assert len(set(offer.nodes)) == count
         assert roles.node_of[0] not in offer.nodes
-        self.given_back |= {rank for rank, node in enumerate(roles.node_of) if node in offer.nodes}
-        self.hear(do.NodesRequested(f"command {self.steps}", offer))
+        self.released_ranks |= {
+            rank for rank, node in enumerate(roles.node_of) if node in offer.nodes
+        }
+        self.handle(do.NodesRequested(f"command {self.steps}", offer))
 
     def locate(self):
         return "\n".join(
             [
                 f"at {self.now:.1f} s",
                 *(
-                    f"rank {rank}: {team or self.recruit.get(rank)}, is told "
-                    f"{list(self.mail[rank])}"
-                    for rank, team in self.team.items()
+                    f"rank {rank}: {group or self.recruit.get(rank)}, inbox {list(self.mail[rank])}"
+                    for rank, group in self.group_of.items()
                 ),
             ]
         )
 
-    # ---- words ----
+    # ---- inputs ----
 
-    def say(self, rank, message):
+    def send(self, rank, message):
         self.outgoing[rank].append(message)
 
-    def words(self):
-        """What can be heard next: the first word of each rank; of deaths when all is said; of checkpoints."""
+    def possible_inputs(self):
+        """Yield the next inputs: each rank's first message, checkpoints, and at last deaths."""
         for rank in sorted(self.outgoing):
             if self.outgoing[rank]:
-                yield lambda rank=rank: self.hear(self.outgoing[rank].popleft())
-        if self.unheard and not any(self.outgoing.values()):
-            yield self.hear_of_deaths
+                yield lambda rank=rank: self.handle(self.outgoing[rank].popleft())
+        if self.unreported_deaths and not any(self.outgoing.values()):
+            yield self.report_deaths
         for network in self.reading:
             yield lambda network=network: self.read(network)
 
-    def hear_of_deaths(self):
-        died, self.unheard = tuple(sorted(self.unheard)), set()
-        self.hear(do.RanksDied(died))
+    def report_deaths(self):
+        died, self.unreported_deaths = tuple(sorted(self.unreported_deaths)), set()
+        self.handle(do.RanksDied(died))
 
-    def hear(self, word):
-        self.about_to_hear(word)
-        effects = self.ensemble.handle(self.now, word)
-        self.inputs.append((self.now, word, effects))
+    def handle(self, message):
+        self.note_input(message)
+        effects = self.controller.handle(self.now, message)
+        self.inputs.append((self.now, message, effects))
         for effect in effects:
             self.carry_out(effect)
 
-    def about_to_hear(self, word):
-        if isinstance(word, m.Ready) and word.rank not in self.dead:
-            assert word.rank not in self.waiting
-            self.waiting.add(word.rank)
-        if isinstance(word, m.Stopped | m.Failed):
-            self.disown(word.network)
+    def note_input(self, message):
+        if isinstance(message, m.Ready) and message.rank not in self.dead:
+            assert message.rank not in self.waiting
+            self.waiting.add(message.rank)
+        if isinstance(message, m.Stopped | m.Failed):
+            self.disown(message.network)
 
-    # ---- what the ensemble wants ----
+    # ---- effects ----
 
     def carry_out(self, effect):
         assert self.status is None
@@ -266,13 +269,11 @@ class Ranks:
             has_ended and isinstance(message, m.Start | m.Join | m.Measure | m.Continue | m.Regroup)
         ), message
         if isinstance(message, m.Start | m.Join | m.Measure):
-            assert rank in self.waiting | self.dead, f"rank {rank} is busy, and is told {message}"
-            assert rank not in self.given_back, f"rank {rank} was given back, and is told {message}"
+            assert rank in self.waiting | self.dead, f"busy rank {rank} receives {message}"
+            assert rank not in self.released_ranks, f"released rank {rank} receives {message}"
             self.waiting.discard(rank)
         if isinstance(message, m.Start | m.Join):
-            assert rank not in self.owner, (
-                f"rank {rank} is of {self.owner[rank]}, and is told {message}"
-            )
+            assert rank not in self.owner, f"rank {rank} of {self.owner[rank]} receives {message}"
             self.owner[rank] = message.network.name
         if isinstance(message, m.Join):
             self.promised.add(rank)
@@ -286,43 +287,43 @@ class Ranks:
             self.mail[rank].append(message)
 
     def disown(self, network, keep=()):
-        """The ranks of a group are free, but for those that are kept, and those that are to join it."""
+        """Free the ranks of a group, except kept ranks and recruits."""
         self.owner = {
             rank: second
             for rank, second in self.owner.items()
             if second != network or rank in self.promised or rank in keep
         }
 
-    # ---- deeds ----
+    # ---- actions ----
 
-    def deeds(self):
-        """What ranks can do next."""
-        if self.unsaid:
+    def possible_actions(self):
+        """Yield what ranks can do next."""
+        if self.reports_left:
             for rank in sorted(set(self.producing) - self.dead):
                 yield lambda rank=rank: self.prepare(rank)
-        for rank in self.team:
+        for rank in self.group_of:
             if rank in self.dead | self.exited:
                 continue
-            team, recruit = self.team[rank], self.recruit.get(rank)
+            group, recruit = self.group_of[rank], self.recruit.get(rank)
             if recruit is not None and not recruit[1]:
                 yield lambda rank=rank: self.build(rank)
-            elif recruit is not None or team is None:
+            elif recruit is not None or group is None:
                 if self.mail[rank]:
-                    yield lambda rank=rank: self.take(rank)
-            elif team.is_struck:
+                    yield lambda rank=rank: self.take_order(rank)
+            elif group.has_failed:
                 yield lambda rank=rank: self.free(rank)
-                if team.has_met and team.master == rank and team.state in ("builds", "trains"):
-                    yield from self.of_group(team)  # nobody there has noticed
-            elif team.has_met and team.master == rank:
-                yield from self.of_group(team)
+                if group.has_met and group.master == rank and group.state in ("builds", "trains"):
+                    yield from self.group_actions(group)  # before the death is noticed
+            elif group.has_met and group.master == rank:
+                yield from self.group_actions(group)
 
     def prepare(self, rank):
-        """A preprocessor says how fast it was of late."""
-        self.unsaid -= 1
-        self.say(rank, m.Prepared(rank, self.random.choice([1, 10, 100]), 1.0))
+        """Let a preprocessor report its recent work."""
+        self.reports_left -= 1
+        self.send(rank, m.Prepared(rank, self.random.choice([1, 10, 100]), 1.0))
 
-    def take(self, rank):
-        """A rank that has nothing to do, or is a recruit, takes its next order."""
+    def take_order(self, rank):
+        """Let an idle rank or a recruit take its next order."""
         order = self.mail[rank].popleft()
         if isinstance(order, m.Exit):
             assert rank not in self.recruit
@@ -332,14 +333,18 @@ class Ranks:
             assert rank not in self.owner
             self.leave(rank)
         elif isinstance(order, m.Start):
-            self.come(
-                rank, order.group, Team(order.network.name, order.ranks, epoch=order.stream_epoch)
-            )
-        elif isinstance(order, m.Measure):
-            self.come(
+            self.arrive(
                 rank,
                 order.group,
-                Team(order.network.name, order.ranks, state="measures", batches=order.batches),
+                GroupModel(order.network.name, order.ranks, epoch=order.stream_epoch),
+            )
+        elif isinstance(order, m.Measure):
+            self.arrive(
+                rank,
+                order.group,
+                GroupModel(
+                    order.network.name, order.ranks, state="measures", batches=order.batches
+                ),
             )
         elif isinstance(order, m.Join):
             self.recruit[rank] = (order.network.name, False)
@@ -348,145 +353,151 @@ class Ranks:
         elif rank in self.recruit:
             assert order == m.Stop(final=False)
             del self.recruit[rank]
-            self.say(rank, m.Ready(rank))
+            self.send(rank, m.Ready(rank))
         else:
-            assert isinstance(order, m.Pause) or self.dead, (
-                f"{order} comes when nobody waits for it"
-            )
+            assert isinstance(order, m.Pause) or self.dead, f"idle rank {rank} receives {order}"
 
     def leave(self, rank):
-        """A rank that was let go ends; the others hear of it as of a death."""
+        """Let a released rank end; the controller will see its death."""
         assert self.setup.outlives
-        assert rank in self.given_back
+        assert rank in self.released_ranks
         self.dead.add(rank)
-        self.unheard.add(rank)
+        self.unreported_deaths.add(rank)
 
     def build(self, rank):
         network, _ = self.recruit[rank]
         self.recruit[rank] = (network, True)
-        self.say(rank, m.Built(network, rank))
+        self.send(rank, m.Built(network, rank))
 
-    def come(self, rank, number, team):
-        """A rank comes to where its group meets."""
-        team = self.meeting.setdefault(number, team)
-        assert rank in team.ranks
-        team.present.add(rank)
-        self.team[rank] = team
-        team.is_struck |= bool(self.dead & set(team.ranks))
-        if team.present == set(team.ranks):
+    def arrive(self, rank, number, group):
+        """Let a rank arrive where its group meets."""
+        group = self.meeting.setdefault(number, group)
+        assert rank in group.ranks
+        group.present.add(rank)
+        self.group_of[rank] = group
+        group.has_failed |= bool(self.dead & set(group.ranks))
+        if group.present == set(group.ranks):
             del self.meeting[number]
-            team.has_met = True
-            if team.state == "builds":
-                self.say(team.master, m.Joined(team.network))
+            group.has_met = True
+            if group.state == "builds":
+                self.send(group.master, m.Joined(group.network))
 
     def join(self, rank, order):
-        """A recruit goes over to the group of its network."""
+        """Let a recruit join the group of its network."""
         network, has_built = self.recruit.pop(rank)
         assert has_built
-        team = self.regrouped(network, order)
-        team.cannot |= self.fates[network].failures[:1] == [False] and self.random.random() < 0.3
-        self.come(rank, order.group, team)
+        group = self.next_group(network, order)
+        group.cannot_build |= (
+            self.behaviors[network].failures[:1] == [False] and self.random.random() < 0.3
+        )
+        self.arrive(rank, order.group, group)
 
-    def regrouped(self, network, order):
-        return self.meeting.setdefault(order.group, Team(network, order.ranks, state="regroups"))
+    def next_group(self, network, order):
+        return self.meeting.setdefault(
+            order.group, GroupModel(network, order.ranks, state="regroups")
+        )
 
     def free(self, *ranks):
         for rank in ranks:
-            self.team[rank] = None
-            self.say(rank, m.Ready(rank))
+            self.group_of[rank] = None
+            self.send(rank, m.Ready(rank))
 
     # ---- groups ----
 
-    def of_group(self, team):
-        """What a group can do next, by its master."""
-        if team.state == "measures":
-            yield lambda: self.measured(team)
-        elif team.state == "builds":
-            yield lambda: self.built(team)
-        elif team.state == "regroups":
-            yield lambda: self.goes_on(team)
-        elif team.state == "trains":
-            yield lambda: self.train(team)
-        elif self.mail[team.master]:
-            yield lambda: self.follow(team)
+    def group_actions(self, group):
+        """Yield what the master of a group can do next."""
+        if group.state == "measures":
+            yield lambda: self.finish_measurement(group)
+        elif group.state == "builds":
+            yield lambda: self.finish_build(group)
+        elif group.state == "regroups":
+            yield lambda: self.finish_regrouping(group)
+        elif group.state == "trains":
+            yield lambda: self.train(group)
+        elif self.mail[group.master]:
+            yield lambda: self.follow(group)
 
-    def measured(self, team):
-        fails, gpus = self.fails(team), len(team.ranks)
+    def finish_measurement(self, group):
+        fails, gpus = self.draw_failure(group), len(group.ranks)
         rate, reason = (0.0, "it failed") if fails is not None else (10.0 * gpus, "")
         timed = (
             ()
             if fails is not None
             else tuple(
                 StepTime(batch, 0.1 + batch / gpus / 100 + 0.05 * (gpus > 1))
-                for batch in team.batches
+                for batch in group.batches
             )
         )
-        self.say(
-            team.master,
+        self.send(
+            group.master,
             m.Measured(
-                team.network, gpus, StepRate(rate), 1.0, reason, bool(fails), timed, 250_000
+                group.network, gpus, StepRate(rate), 1.0, reason, bool(fails), timed, 250_000
             ),
         )
-        self.free(*team.ranks)
+        self.free(*group.ranks)
 
-    def fails(self, team, probability=0.2):
-        """Whether a failure comes now, and then whether it may pass; None where none does."""
-        failures = self.fates[team.network].failures
+    def draw_failure(self, group, probability=0.2):
+        """Return whether a failure that happens now is transient; None if there is no failure."""
+        failures = self.behaviors[group.network].failures
         if (
-            not failures or team.is_struck or self.random.random() > probability
-        ):  # to fail, all ranks have to meet
+            not failures or group.has_failed or self.random.random() > probability
+        ):  # a failure needs all ranks
             return None
         return failures.pop(0)
 
-    def fail(self, team, may_pass):
-        self.say(team.master, m.Failed(team.network, "it failed", "", may_pass))
-        self.free(*team.ranks)
+    def fail(self, group, may_pass):
+        self.send(group.master, m.Failed(group.network, "it failed", "", may_pass))
+        self.free(*group.ranks)
 
-    def built(self, team):
-        """A group has built the network, or has failed to, and takes up the last checkpoint."""
-        name = team.network
-        if (may_pass := self.fails(team)) is not None:
-            self.fail(team, may_pass)
+    def finish_build(self, group):
+        """Finish or fail building, and load the last checkpoint."""
+        name = group.network
+        if (may_pass := self.draw_failure(group)) is not None:
+            self.fail(group, may_pass)
             return
         if self.trained[name] and self.random.random() < 0.1:  # the newest checkpoint is damaged
             self.trained[name] = self.trained[name][
                 : self.random.randrange(len(self.trained[name]))
             ]
             self.half_done.pop(name, None)
-            self.say(team.master, m.FellBack(name, "torn", tuple(self.trained[name]), 0))
-        if len(self.trained[name]) >= self.fates[name].epochs and name not in self.half_done:
-            self.say(team.master, m.Converged(name, "converged before"))
-            team.state, team.is_inside = "stands", False
+            self.send(group.master, m.FellBack(name, "torn", tuple(self.trained[name]), 0))
+        if len(self.trained[name]) >= self.behaviors[name].epochs and name not in self.half_done:
+            self.send(group.master, m.Converged(name, "converged before"))
+            group.state, group.is_inside = "waits", False
             return
-        team.epoch = self.half_done.pop(name, team.epoch)
-        team.state = "trains"
+        group.epoch = self.half_done.pop(name, group.epoch)
+        group.state = "trains"
 
-    def train(self, team):
-        """A step of training, the last of an epoch or not."""
-        name, chance = team.network, self.random.random()
-        if (may_pass := self.fails(team, 0.1)) is not None:
-            self.fail(team, may_pass)
+    def train(self, group):
+        """Train a step, which may end the epoch."""
+        name, chance = group.network, self.random.random()
+        if (may_pass := self.draw_failure(group, 0.1)) is not None:
+            self.fail(group, may_pass)
         elif chance < 0.3:
-            self.say(team.master, m.Pace(name, 10, 1.0, self.step_rate()))
-        elif self.mail[team.master] and chance < 0.6:
-            assert isinstance(self.mail[team.master].popleft(), m.Pause)
-            self.say(team.master, m.Paused(name, team.epoch))
-            team.state, team.is_inside = "stands", True
+            self.send(group.master, m.Pace(name, 10, 1.0, self.step_rate()))
+        elif self.mail[group.master] and chance < 0.6:
+            assert isinstance(self.mail[group.master].popleft(), m.Pause)
+            self.send(group.master, m.Paused(name, group.epoch))
+            group.state, group.is_inside = "waits", True
         elif chance > 0.8:
             history = self.trained[name]
             history.append(
-                self.epoch_of(name, len(history) + 1, stream_epoch=team.epoch, gpus=len(team.ranks))
+                self.epoch_of(
+                    name, len(history) + 1, stream_epoch=group.epoch, gpus=len(group.ranks)
+                )
             )
-            final = f"{len(history)} epochs" if len(history) >= self.fates[name].epochs else ""
-            self.say(team.master, m.EpochDone(name, history[-1], 0.0, final, rate=self.step_rate()))
-            team.state, team.is_inside = "stands", False
+            final = f"{len(history)} epochs" if len(history) >= self.behaviors[name].epochs else ""
+            self.send(
+                group.master, m.EpochDone(name, history[-1], 0.0, final, rate=self.step_rate())
+            )
+            group.state, group.is_inside = "waits", False
 
     def epoch_of(self, name, epoch, **more):
-        """How an epoch went; here all are alike."""
+        """Return the record of an epoch."""
         return record(epoch, **more)
 
     def step_rate(self):
-        """How fast a group's steps are, if anybody can tell: this differs each time."""
+        """Return a random step rate; unknown in half of the cases."""
         return self.random.choice(
             [
                 StepRate(),
@@ -495,115 +506,114 @@ class Ranks:
             ]
         )
 
-    def follow(self, team):
-        """The master of a group that stands still takes its next order."""
-        order = self.mail[team.master].popleft()
+    def follow(self, group):
+        """Let the master of a waiting group take its next order."""
+        order = self.mail[group.master].popleft()
         if isinstance(order, m.Pause):
-            return  # it comes too late
+            return  # void
         if isinstance(order, m.Stop):
-            self.let_go(team, order)
+            self.stop_group(group, order)
             return
-        assert isinstance(order, m.Continue | m.Regroup), f"{team} is told {order}"
-        epoch = team.epoch if team.is_inside else order.stream_epoch
+        assert isinstance(order, m.Continue | m.Regroup), f"{group} receives {order}"
+        epoch = group.epoch if group.is_inside else order.stream_epoch
         if isinstance(order, m.Continue):
-            team.state, team.epoch = "trains", epoch
+            group.state, group.epoch = "trains", epoch
             return
-        assert set(order.ranks[: order.stay_count]) <= set(team.ranks)
-        assert not set(order.ranks[order.stay_count :]) & set(team.ranks)
-        new = self.regrouped(team.network, order)
+        assert set(order.ranks[: order.stay_count]) <= set(group.ranks)
+        assert not set(order.ranks[order.stay_count :]) & set(group.ranks)
+        new = self.next_group(group.network, order)
         new.epoch = epoch
-        for rank in team.ranks:
+        for rank in group.ranks:
             if rank in order.ranks:
-                self.come(rank, order.group, new)
+                self.arrive(rank, order.group, new)
             else:
                 self.free(rank)
 
-    def goes_on(self, team):
-        if team.cannot:
-            self.fates[team.network].failures.pop(0)
-            self.fail(team, may_pass=False)
+    def finish_regrouping(self, group):
+        if group.cannot_build:
+            self.behaviors[group.network].failures.pop(0)
+            self.fail(group, may_pass=False)
             return
-        self.say(team.master, m.Regrouped(team.network, 7, 0.1))
-        team.state = "trains"
+        self.send(group.master, m.Regrouped(group.network, 7, 0.1))
+        group.state = "trains"
 
-    def let_go(self, team, order):
-        may_pass = self.fails(team) if order.final else None
+    def stop_group(self, group, order):
+        may_pass = self.draw_failure(group) if order.final else None
         if may_pass is not None:
-            self.fail(team, may_pass)
+            self.fail(group, may_pass)
             return
-        if team.is_inside:
-            self.half_done[team.network] = team.epoch
-        self.say(team.master, m.Stopped(team.network, 0.0))
-        self.free(*team.ranks)
+        if group.is_inside:
+            self.half_done[group.network] = group.epoch
+        self.send(group.master, m.Stopped(group.network, 0.0))
+        self.free(*group.ranks)
 
     # ---- deaths ----
 
     def die(self, rank):
-        """A rank dies: those who need it are struck, and what it has said is heard nevertheless."""
+        """Kill a rank: its groups fail, but its messages arrive."""
         self.deaths -= 1
         self.dead.add(rank)
-        self.unheard.add(rank)
+        self.unreported_deaths.add(rank)
         self.waiting.discard(rank)
         self.mail[rank].clear()
         self.recruit.pop(rank, None)
-        for team in {
-            id(team): team for team in (*self.team.values(), *self.meeting.values()) if team
+        for group in {
+            id(group): group for group in (*self.group_of.values(), *self.meeting.values()) if group
         }.values():
-            team.is_struck |= rank in team.ranks
-        if rank in self.team:
-            self.team[rank] = None
+            group.has_failed |= rank in group.ranks
+        if rank in self.group_of:
+            self.group_of[rank] = None
 
     def read(self, network):
-        """What is on disk of a struck network: all that it has trained, or not the last of it."""
+        """Read the checkpoint of a failed network, which may lack its last epoch."""
         self.reading.remove(network)
-        self.hear(do.CheckpointRead(network, self.saved(network), 0))
+        self.handle(do.CheckpointRead(network, self.saved(network), 0))
 
     def saved(self, network):
         self.half_done.pop(network, None)
         history = self.trained[network]
         if history and self.random.random() < 0.5:
             history.pop()
-        is_done = len(history) >= self.fates[network].epochs
+        is_done = len(history) >= self.behaviors[network].epochs
         return NetworkStatus(tuple(history), Outcome("done") if is_done else None)
 
-    # ---- what came of it ----
+    # ---- checks ----
 
     @property
-    def standings(self):
+    def statuses(self):
         return self.run_state.statuses
 
     def repeat(self):
-        """An ensemble that hears the same does the same."""
+        """Check that another controller with the same inputs has the same effects."""
         again = self.make()
-        for now, word, effects in self.inputs:
-            assert again.handle(now, word) == effects
+        for now, message, effects in self.inputs:
+            assert again.handle(now, message) == effects
         return again
 
     def check_histories(self):
-        """Epochs are counted, and none of the stream is trained on twice."""
-        for standing in self.standings.values():
-            assert [subject.epoch for subject in standing.history] == list(
-                range(1, len(standing.history) + 1)
+        """Check that epochs are consecutive, and no stream epoch is consumed twice."""
+        for status in self.statuses.values():
+            assert [subject.epoch for subject in status.history] == list(
+                range(1, len(status.history) + 1)
             )
-            assert len({subject.stream_epoch for subject in standing.history}) == len(
-                standing.history
-            )
+            assert len({subject.stream_epoch for subject in status.history}) == len(status.history)
 
-    def over(self):
-        """The networks that came to their end, and how."""
+    def outcomes(self):
+        """Return the outcomes of ended networks."""
         return {
-            name: standing.outcome
-            for name, standing in self.standings.items()
-            if standing.outcome is not None
+            name: status.outcome
+            for name, status in self.statuses.items()
+            if status.outcome is not None
         }
 
     def check_end(self):
-        """What holds of every launch that was not asked to end, and in which nobody died."""
-        over = self.over()
-        assert set(over) == set(self.fates)
+        """Check a launch without end requests and deaths: all networks have ended."""
+        over = self.outcomes()
+        assert set(over) == set(self.behaviors)
         for name, outcome in over.items():
             assert (
-                outcome.is_failure or len(self.standings[name].history) >= self.fates[name].epochs
+                outcome.is_failure
+                or len(self.statuses[name].history) >= self.behaviors[name].epochs
             )
         failed = any(outcome.is_failure for outcome in over.values())
         assert self.status is (ExitStatus.NETWORK_FAILED if failed else ExitStatus.OK)

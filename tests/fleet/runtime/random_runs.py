@@ -29,9 +29,9 @@ from fleet.storage.paths import RunPaths
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests import fakes
-from tests.fleet.control.driver import speeds, traits
+from tests.fleet.control.driver import make_prior_rates, traits
 from tests.fleet.control.test_random_launches import SAMPLES, layout, restless
-from tests.fleet.control.trainers import Fate, Ranks, Stuck
+from tests.fleet.control.trainers import Behavior, Ranks, Stuck
 from tests.fleet.histories import record, results_of, spec
 from tests.fleet.search.launches import LEARNING_RATE, curve
 
@@ -63,7 +63,7 @@ class Chance:
         self.harvests = not self.searches and chance() < 0.15
         self.deaths = 0 if self.harvests else pick([0, 0, 0, 1, 2, 3])
         self.outlives = self.deaths > 0 or chance() < 0.3
-        self.asked_at = pick([None, None, None, None, None, self.random.randint(1, 200)])
+        self.end_request_step = pick([None, None, None, None, None, self.random.randint(1, 200)])
         self.ends_s = pick([None] * 7 + [self.random.uniform(1, 8)])
         self.rates = pick(["given", "measured", "learned", "learned"])
         if self.policy == "baseline":
@@ -254,7 +254,7 @@ class RandomRun(Ranks):
             local,
             slots=chance.slots,
         )
-        models, fates, remaining = [], {}, {}
+        models, behaviors, remaining = [], {}, {}
         size = [4, 16] if chance.is_elastic else 4
         for position in range(
             random.choice([3, 4, 2, 1]) if chance.searches else random.choice([3, 4, 5, 2])
@@ -272,13 +272,13 @@ class RandomRun(Ranks):
                     "train": {"batch": batch},
                 }
             )
-            fates[f"n{position}"] = Fate(
+            behaviors[f"n{position}"] = Behavior(
                 random.choice([3, 6, 1]), random.choice([[], [], [True], [False], [True, False]])
             )
             if random.random() < 0.2:
                 remaining[f"n{position}"] = tuple(
                     self.epoch_of(f"n{position}", epoch, stream_epoch=epoch - 1)
-                    for epoch in range(1, random.randint(1, fates[f"n{position}"].epochs) + 1)
+                    for epoch in range(1, random.randint(1, behaviors[f"n{position}"].epochs) + 1)
                 )
         for position in range(chance.searches):
             ask = random.choice(["random", f"{SEARCHERS}:Careful", f"{SEARCHERS}:Raising"])
@@ -338,7 +338,7 @@ class RandomRun(Ranks):
             else frozenset(),
         )
         super().__init__(
-            lambda: None, setup, seed, fates, remaining, chance.deaths, chance.asked_at
+            lambda: None, setup, seed, behaviors, remaining, chance.deaths, chance.end_request_step
         )
         self.did, self.paths = 0, RunPaths(folder)
         self.world, self.interruption, self.mailbox = (
@@ -346,13 +346,13 @@ class RandomRun(Ranks):
             Interruption(),
             Mailbox(),
         )
-        standings = {name: NetworkStatus(history) for name, history in remaining.items()}
-        self.results = results_of(content, self.paths, {} if chance.harvests else standings)
+        statuses = {name: NetworkStatus(history) for name, history in remaining.items()}
+        self.results = results_of(content, self.paths, {} if chance.harvests else statuses)
         self.log = EventLog(self.paths.events, clock=lambda: self.now)
         self.coordinator = self.make_coordinator()
 
     @property
-    def standings(self):
+    def statuses(self):
         return self.results.run.statuses
 
     def make_coordinator(self):
@@ -372,7 +372,7 @@ class RandomRun(Ranks):
         return Coordinator(
             self.world,
             setup,
-            speeds(setup, self.table, self.learns),
+            make_prior_rates(setup, self.table, self.learns),
             Files(
                 self.results,
                 self.log,
@@ -402,8 +402,8 @@ class RandomRun(Ranks):
         self.disown(network.name)
         return self.saved(network.name), None
 
-    def hear(self, word):
-        self.about_to_hear(word)
+    def handle(self, word):
+        self.note_input(word)
         match word:
             case None:
                 pass
@@ -448,7 +448,7 @@ class RandomRun(Ranks):
         before = self.did
         for _ in range(200):
             self.now += 1000.0
-            self.hear(None)
+            self.handle(None)
             if self.did > before or self.status is not None:
                 return
         raise Stuck(self.locate())
@@ -458,7 +458,7 @@ class RandomRun(Ranks):
 
     def receive(self, rank, tag, message):
         if isinstance(message, m.LeaveLaunch):  # a yield has let it go
-            self.given_back.add(rank)
+            self.released_ranks.add(rank)
         super().receive(rank, tag, message)
 
     def epoch_of(self, name, epoch, **more):
@@ -474,7 +474,7 @@ class RandomRun(Ranks):
         self.did += 1
         self.results.add(network, None)
         random = Random(f"fate of {network.name}")
-        self.fates[network.name] = Fate(
+        self.behaviors[network.name] = Behavior(
             random.choice([6, 6, 3]), random.choice([[], [], [], [True], [False]])
         )
         self.trained[network.name] = []
