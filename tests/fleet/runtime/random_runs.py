@@ -63,7 +63,7 @@ class Chance:
         self.harvests = not self.searches and chance() < 0.15
         self.deaths = 0 if self.harvests else pick([0, 0, 0, 1, 2, 3])
         self.outlives = self.deaths > 0 or chance() < 0.3
-        self.end_request_step = pick([None, None, None, None, None, self.random.randint(1, 200)])
+        self.asked_at = pick([None, None, None, None, None, self.random.randint(1, 200)])
         self.ends_s = pick([None] * 7 + [self.random.uniform(1, 8)])
         self.rates = pick(["given", "measured", "learned", "learned"])
         if self.policy == "baseline":
@@ -338,7 +338,7 @@ class RandomRun(Ranks):
             else frozenset(),
         )
         super().__init__(
-            lambda: None, setup, seed, behaviors, remaining, chance.deaths, chance.end_request_step
+            lambda: None, setup, seed, behaviors, remaining, chance.deaths, chance.asked_at
         )
         self.did, self.paths = 0, RunPaths(folder)
         self.world, self.interruption, self.mailbox = (
@@ -412,9 +412,9 @@ class RandomRun(Ranks):
             case do.RanksDied(ranks):
                 self.world.dead_ranks |= frozenset(ranks)
             case _:
-                self.world.said.append(word)
+                self.world.inbox.append(word)
         self.coordinator.step()
-        while self.world.said and self.coordinator.status is None:
+        while self.world.inbox and self.coordinator.status is None:
             self.coordinator.step()
         self.status = self.coordinator.status
 
