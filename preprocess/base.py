@@ -297,7 +297,9 @@ def format_exception(error: BaseException) -> str:
     >>> format_exception(ValueError("two\\nlines"))
     'ValueError: two lines'
     """
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = str(error)
+    if isinstance(error, SyntaxError):
+        text = error.msg
     description = f"{type(error).__name__}: {' '.join(text.split())}".removesuffix(": ")
     location = _line_of_user_code(error)
     if location is None:

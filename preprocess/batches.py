@@ -235,7 +235,9 @@ def apply_batch(
     Returns:
         The batch, and the number of transforms applied.
     """
-    draws = sum(map(_max_draws, transforms)) if training else 0
+    draws = 0
+    if training:
+        draws = sum(map(_max_draws, transforms))
     uniforms = np.empty((len(images), 4 * -(-draws // 4)))
     if draws:
         kernels.uniforms(seed, AUGMENT, epoch, np.ascontiguousarray(indices, np.int64), uniforms)
@@ -255,31 +257,36 @@ def _lines(masks: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(masks).view(np.uint8)
 
 
-# ---- each transform: False where it cannot be done to such samples, and nothing is changed -----
+# ---- each transform: returns False, and changes nothing, if it does not apply to the samples ----
 
 
 def _crop(crop: RandomCrop | CenterCrop, work: BatchWork, training: bool) -> bool:
-    padding = crop.padding if isinstance(crop, RandomCrop) else 0
-    room = [have + 2 * padding - want for have, want in zip(work.size, crop.size, strict=True)]
-    if min(room) < 0:
-        return False
-    is_drawn = training and isinstance(crop, RandomCrop)
-    top, left = (
-        (work.draw() * (margin + 1)).astype(np.int64)
-        if is_drawn
-        else np.full(work.count, margin // 2)
-        for margin in room
+    padding = 0
+    if isinstance(crop, RandomCrop):
+        padding = crop.padding
+    room_y, room_x = (
+        length + 2 * padding - cropped for length, cropped in zip(work.size, crop.size, strict=True)
     )
+    if min(room_y, room_x) < 0:
+        return False
+    if training and isinstance(crop, RandomCrop):
+        top = (work.draw() * (room_y + 1)).astype(np.int64)
+        left = (work.draw() * (room_x + 1)).astype(np.int64)
+    else:
+        top = np.full(work.count, room_y // 2)
+        left = np.full(work.count, room_x // 2)
     work.crop(top - padding, left - padding, crop.size)
     return True
 
 
 def _flip(flip: Flip, work: BatchWork, training: bool) -> bool:
     if training:
-        work.flip(
-            work.draw() < 0.5 if flip.horizontal else None,
-            work.draw() < 0.5 if flip.vertical else None,
-        )
+        horizontal = vertical = None
+        if flip.horizontal:
+            horizontal = work.draw() < 0.5
+        if flip.vertical:
+            vertical = work.draw() < 0.5
+        work.flip(horizontal, vertical)
     return True
 
 
@@ -322,9 +329,8 @@ def _random_resized_crop(crop: RandomResizedCrop, work: BatchWork, training: boo
     if training:
         window[:] = crop.fallback_window(height, width)
         tries = work.peek(22)
-        pixels = (
-            height * width * (crop.scale[0] + (crop.scale[1] - crop.scale[0]) * tries[:, :20:2])
-        )
+        low, high = crop.scale
+        pixels = height * width * (low + (high - low) * tries[:, :20:2])
         low, high = np.log(crop.ratio)
         aspect = np.exp(low + (high - low) * tries[:, 1:20:2])
         heights = np.rint(np.sqrt(pixels / aspect))
@@ -364,7 +370,8 @@ def _color_jitter(change: ColorJitter, work: BatchWork, training: bool) -> bool:
         order = np.argsort(work.peek(count), axis=1)
     else:
         order = np.zeros((work.count, 1), np.int64)
-    work.draw_counts += count if count > 1 else 0
+    if count > 1:
+        work.draw_counts += count
     amounts = low[order] + (high - low)[order] * work.peek(count)
     work.draw_counts += count
     images = work.images.reshape(work.count, -1, work.images.shape[3]).copy()

@@ -68,8 +68,9 @@ class Chain:
         transforms, scale = split_scale(transforms)
         self.affine = affine_of(scale)
         self.is_precise = self.affine is not None and self.affine.precise
-        self._masks = target_of(source) if is_mask(source) else None
-        if self._masks is not None:
+        self._masks = None
+        if is_mask(source):
+            self._masks = target_of(source)
             transforms = with_full_decoding(transforms)
         self._fixed, self._varying = split_transforms(transforms, fixed)
         self._seed = seed

@@ -193,11 +193,18 @@ def _decode_simplejpeg(data: bytes, mode: Mode, at_least: MinSize | None) -> np.
         is_usual = space in ("YCbCr", "Gray")
         turn = _orientation_of_jpeg(data)
         seen = _displayed_size(height, width, turn)
-        scale = _draft_scale(*seen, _min_size_for(at_least, *seen)) if is_usual else 8
-        grey_or_colour = "GRAY" if mode == "L" else "RGB"
+        scale = 8
+        if is_usual:
+            scale = _draft_scale(*seen, _min_size_for(at_least, *seen))
+        if space in ("CMYK", "YCCK"):
+            colorspace = "CMYK"
+        elif mode == "L":
+            colorspace = "GRAY"
+        else:
+            colorspace = "RGB"
         array = simplejpeg.decode_jpeg(
             data,
-            colorspace="CMYK" if space in ("CMYK", "YCCK") else grey_or_colour,
+            colorspace=colorspace,
             fastdct=False,
             fastupsample=False,
             min_height=-(-height // scale),

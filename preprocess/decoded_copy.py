@@ -17,11 +17,11 @@ from preprocess.chain import split_scale, split_transforms
 from preprocess.packing import Progress, write_hdf5
 from preprocess.pipeline import Pipeline
 from preprocess.sample import SampleSpec
-from preprocess.source import View
 from preprocess.sources.hdf5 import HDF5, open_hdf5
 from preprocess.sources.hdf5_file import open_file, wrapping_errors
 from preprocess.target import is_mask, plain_targets
 from preprocess.transforms import Transform
+from preprocess.views import View
 
 _FORMAT_VERSION = 3  # of the copies; before 3, masks ignored their EXIF orientation
 

@@ -48,8 +48,9 @@ def unpack_rows(rows: np.ndarray, image: ImageSpec) -> tuple[np.ndarray, np.ndar
     Returns:
         Images (k, height, width, channels) and crops (k, 4) int32.
     """
-    pixels = np.ascontiguousarray(rows[:, :-CROP_BYTES]).view(image.dtype).reshape(-1, *image.shape)
-    return pixels, np.ascontiguousarray(rows[:, -CROP_BYTES:]).view(np.int32)
+    pixels = np.ascontiguousarray(rows[:, :-CROP_BYTES])
+    images = pixels.view(image.dtype).reshape(-1, *image.shape)
+    return images, np.ascontiguousarray(rows[:, -CROP_BYTES:]).view(np.int32)
 
 
 def finished(rows: np.ndarray, sample: SampleSpec) -> np.ndarray:
@@ -70,9 +71,12 @@ def finished(rows: np.ndarray, sample: SampleSpec) -> np.ndarray:
     for image, target, (top, left, flip_y, flip_x) in zip(
         images, result, places.tolist(), strict=True
     ):
-        target[:] = cut_window(image, top, left, (height, width))[
-            :: -1 if flip_y else 1, :: -1 if flip_x else 1
-        ]
+        window = cut_window(image, top, left, (height, width))
+        if flip_y:
+            window = window[::-1]
+        if flip_x:
+            window = window[:, ::-1]
+        target[:] = window
     return result
 
 

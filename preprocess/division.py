@@ -59,11 +59,10 @@ def draw_held_out(
     for members in strata_of(source):
         unit, order = _shuffle_units(members, groups, rng)
         sizes = np.bincount(unit)
-        count = (
-            int(np.searchsorted(np.cumsum(sizes[order]), max(round(fraction * len(members)), 1)))
-            + 1
-        )
-        is_held_out[members[np.isin(unit, order[: min(count, len(sizes) - 1)])]] = True
+        samples = max(round(fraction * len(members)), 1)
+        units = int(np.searchsorted(np.cumsum(sizes[order]), samples)) + 1
+        units = min(units, len(sizes) - 1)
+        is_held_out[members[np.isin(unit, order[:units])]] = True
     if not is_held_out.any():
         if groups is not None:
             reason = "all samples are in one group"
@@ -95,7 +94,9 @@ def _draw_from_new(
         fits = np.cumsum(np.bincount(unit)[order]) <= count
         is_held_out[new[np.isin(unit, order[fits])]] = True
     if is_held_out.all() or not is_held_out.any():
-        role = "used for training" if is_held_out.all() else f"held out for {split}"
+        role = f"held out for {split}"
+        if is_held_out.all():
+            role = "used for training"
         raise InputError(
             f"{split}: every sample that was {role} has been removed; start over with --fresh"
         )
@@ -123,9 +124,13 @@ def assign_folds(
     """
     rng = rng_for(seed, FOLDS)
     groups = groups_of(source)
-    units = len(source) if groups is None else len(np.unique(groups))
+    unit = "sample"
+    units = len(source)
+    if groups is not None:
+        unit = "group"
+        units = len(np.unique(groups))
     if units < folds:
-        available = counted(units, "sample" if groups is None else "group")
+        available = counted(units, unit)
         raise InputError(f"data.folds: {folds} folds of {available}; each fold needs at least one")
     if previous is None:
         fold = np.full(len(source), -1)

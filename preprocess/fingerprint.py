@@ -191,7 +191,9 @@ def identify_samples(source: Source, path: str = "") -> SampleIds:
     else:
         places = set()
     try:
-        facts = {} if fingerprint is None else {"fingerprint": str(fingerprint())}
+        facts = {}
+        if fingerprint is not None:
+            facts["fingerprint"] = str(fingerprint())
         if len(source) > _MAX_NAMES:
             names = number_samples(len(source))
         else:
@@ -236,11 +238,9 @@ def add_target_ids(
         )
     masks: HashableMasks | None = getattr(source, "masks", None)
     if is_mask(source):
-        seen |= (
-            {}
-            if masks is None
-            else {f"mask {name}": values for name, values in masks.hashes(marks.names).items()}
-        )
+        if masks is not None:
+            hashes = masks.hashes(marks.names).items()
+            seen |= {f"mask {name}": values for name, values in hashes}
     else:
         seen["target"] = hash_rows(np.asarray(plain_targets(source)))
     return replace(
@@ -298,7 +298,9 @@ def select_rows(count: int, limit: int = CONTENT_SAMPLES) -> np.ndarray:
     >>> select_rows(3), select_rows(5, limit=2)
     (array([0, 1, 2]), array([0, 4]))
     """
-    return np.arange(0, count, 1 << max(0, (-(-count // limit) - 1).bit_length()))
+    share = -(-count // limit)  # rounded up
+    step = 1 << max(0, (share - 1).bit_length())
+    return np.arange(0, count, step)
 
 
 def identify_by_content(
@@ -367,10 +369,12 @@ def hash_files(keys: np.ndarray, paths: Sequence[str]) -> dict[str, np.ndarray]:
     sized = lowest[:SIZED_FILES]
     size[sized] = _map_files(_file_size, [paths[row] for row in sized.tolist()])
     is_whole = count <= FULL_READ_FILES and int(size.sum()) <= FULL_READ_BYTES
-    read = np.arange(count) if is_whole else lowest[:CONTENT_SAMPLES]
-    content[read] = _map_files(
-        _hash_file if is_whole else _hash_edges, [paths[row] for row in read.tolist()]
-    )
+    hash_content: Callable[[str], int] = _hash_edges
+    read = lowest[:CONTENT_SAMPLES]
+    if is_whole:
+        hash_content = _hash_file
+        read = np.arange(count)
+    content[read] = _map_files(hash_content, [paths[row] for row in read.tolist()])
     return {"size": size, "content": content}
 
 
@@ -434,7 +438,9 @@ def match_samples(before: SampleIds, now: SampleIds, with_edited: bool = True) -
     is_unmatched[matches[matches >= 0]] = False
     last = first = 0  # one past the latest match, before and now
     for row in [*np.flatnonzero(matches >= 0).tolist(), len(matches)]:
-        position = len(is_unmatched) if row == len(matches) else int(matches[row])
+        position = len(is_unmatched)
+        if row < len(matches):
+            position = int(matches[row])
         if position >= last:
             candidates = last + np.flatnonzero(is_unmatched[last:position])
             if with_edited and len(candidates) == row - first:
@@ -464,10 +470,10 @@ def compare_fingerprints(before: Fingerprint, now: Fingerprint) -> dict[str, lis
             continue
         earlier = before.splits.get(name)
         new = now.splits.get(name)
-        if earlier is None or new is None:
-            changes[name] = [
-                f"the {split} data has been removed" if new is None else f"the {split} data is new"
-            ]
+        if new is None:
+            changes[name] = [f"the {split} data has been removed"]
+        elif earlier is None:
+            changes[name] = [f"the {split} data is new"]
         elif earlier.requested_target == new.requested_target:
             changes[name] = _compare_splits(earlier, new)
         else:  # another network is first in the spec, with other targets
@@ -525,7 +531,8 @@ def _compare_splits(before: SampleIds, now: SampleIds, is_further: bool = False)
     words = []
     for fact in dict.fromkeys([*before.facts, *now.facts]):
         old, new = (marks.facts.get(fact, "none") for marks in (before, now))
-        words += [f"{fact}: {old} -> {new}"] if old != new else []
+        if old != new:
+            words.append(f"{fact}: {old} -> {new}")
     if before.classes != now.classes:
         words.append(f"classes: {', '.join(before.classes)} -> {', '.join(now.classes)}")
     if not is_further:
@@ -589,9 +596,13 @@ def _first_matches(matches: np.ndarray) -> np.ndarray:
 
 
 def _format_change(more: int, fewer: int, unit: str) -> str:
-    texts = [f"{counted(more, unit)} more"] if more else []
-    texts += [f"{fewer if texts else counted(fewer, unit)} fewer"] if fewer else []
-    return " and ".join(texts)
+    if more and fewer:
+        return f"{counted(more, unit)} more and {fewer} fewer"
+    if more:
+        return f"{counted(more, unit)} more"
+    if fewer:
+        return f"{counted(fewer, unit)} fewer"
+    return ""
 
 
 # ---- keeping it --------------------------------------------------------------------------------

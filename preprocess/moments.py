@@ -46,9 +46,8 @@ class Moments:
         """Compute the moments of rows (n, features), n >= 1."""
         rows = rows.astype(np.float64)
         mean = rows.mean(axis=0)
-        return cls(
-            len(rows), mean, ((rows - mean) ** 2).sum(axis=0), rows.min(axis=0), rows.max(axis=0)
-        )
+        squares = ((rows - mean) ** 2).sum(axis=0)
+        return cls(len(rows), mean, squares, rows.min(axis=0), rows.max(axis=0))
 
     def __add__(self, more: Moments) -> Moments:
         count = self.count + more.count
@@ -113,8 +112,10 @@ def compute_standardization(
         usable = pipeline.sample.target.is_usable(targets)
         for number in np.unique(number_of[indices][usable]).tolist():
             rows = inputs[usable & (number_of[indices] == number)]
-            more = Moments.of(rows.reshape(-1, how.features(pipeline.sample.image.shape)))
-            moments[number] = moments[number] + more if number in moments else more
+            added = Moments.of(rows.reshape(-1, how.features(pipeline.sample.image.shape)))
+            if number in moments:
+                added = moments[number] + added
+            moments[number] = added
         progress(len(indices))
     if len(moments) < (1 if folds is None else 2):
         raise InputError("transforms: standardize: no training sample can be read")

@@ -166,10 +166,12 @@ def _sample(
     if isinstance(data, Pipeline):
         return data.augment_checked(data.prepare(index), index, epoch=0)
     content = read_input(data, index)
-    return (
-        content if isinstance(content, bytes) else np.atleast_1d(content),
-        read_mask(data, index, target) if target.kind == "mask" else None,
-    )
+    if not isinstance(content, bytes):
+        content = np.atleast_1d(content)
+    mask = None
+    if target.kind == "mask":
+        mask = read_mask(data, index, target)
+    return content, mask
 
 
 def _create_inputs(

@@ -94,7 +94,9 @@ class Pipeline(Chain):
 
     def empty(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """Allocate inputs (samples, ...) and targets (samples,) of dtype ``target.wire``."""
-        return np.empty((samples, *self._shape), self._dtype), np.empty(samples, self._target.wire)
+        inputs = np.empty((samples, *self._shape), self._dtype)
+        targets = np.empty(samples, self._target.wire)
+        return inputs, targets
 
     def empty_stored(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """Allocate inputs and targets as :meth:`load_stored` writes them."""
@@ -260,7 +262,8 @@ class Pipeline(Chain):
         positions = np.flatnonzero(usable)
         if len(positions) < len(stored):
             stored = stored[positions]
-            masks = None if masks is None else masks[positions]
+            if masks is not None:
+                masks = masks[positions]
         return self._vary(stored, masks, positions, indices, epoch, images, targets, training)
 
     def _vary(

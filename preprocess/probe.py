@@ -137,7 +137,8 @@ def probe_samples(
     stored, not_stored_reason = _common_stored_spec(probed, chain)
     if chain.is_precise:
         image = image.as_float64()
-        stored = None if stored is None else stored.as_float64()
+        if stored is not None:
+            stored = stored.as_float64()
     sample = SampleSpec(image, target.outputs, chain.affine, None, target)
     if deferred is not None:
         sample = _with_device_augmentation(sample, deferred, probed[0].name)
@@ -210,7 +211,8 @@ def _spread_indices(count: int) -> list[int]:
 
 def _probe_usable(chain: Chain) -> list[_ProbedSample]:
     """Probe a few spread samples; if none can be used, the first that can."""
-    source, count = chain.source, len(chain.source)
+    source = chain.source
+    count = len(source)
     if not count:
         raise InputError("the data set is empty")
     complaints: list[UnreadableSample] = []

@@ -112,19 +112,21 @@ class Affine:
     @property
     def precision(self) -> float:
         """The largest ratio of mean to standard deviation, which float32 loses."""
-        return float(np.max(np.abs(np.asarray(self.mean) / np.asarray(self.std)), initial=0.0))
+        ratios = np.abs(np.asarray(self.mean) / np.asarray(self.std))
+        return float(np.max(ratios, initial=0.0))
 
     @cached_property
     def multiplier(self) -> np.ndarray:
         """A scalar or (channels,), of :attr:`dtype`."""
-        return (1 / (self.unit * np.asarray(self.std, np.float64))).astype(self.dtype)
+        std = np.asarray(self.std, np.float64)
+        return (1 / (self.unit * std)).astype(self.dtype)
 
     @cached_property
     def offset(self) -> np.ndarray:
         """A scalar or (channels,), of :attr:`dtype`."""
-        return (-np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)).astype(
-            self.dtype
-        )
+        mean = np.asarray(self.mean, np.float64)
+        std = np.asarray(self.std, np.float64)
+        return (-mean / std).astype(self.dtype)
 
     def split_shift(self) -> tuple[np.ndarray, Affine]:
         """Split into a shift, to subtract in float64, and the rest, for float32.
@@ -213,7 +215,9 @@ class SampleSpec:
 
     def as_float64(self) -> SampleSpec:
         """Return the same spec with float64 instead of float32."""
-        stored = None if self.stored is None else self.stored.as_float64()
+        stored = self.stored
+        if stored is not None:
+            stored = stored.as_float64()
         return replace(self, image=self.image.as_float64(), stored=stored)
 
     @property
@@ -235,8 +239,9 @@ class SampleSpec:
         """Return all that a network depends on, as fingerprints of checkpoints use it."""
         affine: dict[str, Any] | None = None
         if self.affine is not None:
-            unit = {} if self.affine.unit == 255 else {"unit": self.affine.unit}
-            affine = {"mean": self.affine.mean, "std": self.affine.std, **unit}
+            affine = {"mean": self.affine.mean, "std": self.affine.std}
+            if self.affine.unit != 255:
+                affine["unit"] = self.affine.unit
             if self.affine.precise:
                 affine["precise"] = True
         return {

@@ -113,7 +113,9 @@ def check_numbered(paths: Sequence[str]) -> None:
             begin, number, total, end = match.groups()
             sets.setdefault((begin, total, end), set()).add(int(number))
     for (begin, total, end), numbers in sets.items():
-        first = 1 if 0 not in numbers and int(total) in numbers else 0
+        first = 0
+        if 0 not in numbers and int(total) in numbers:
+            first = 1
         missing = sorted(set(range(first, first + int(total))) - numbers)
         if missing:
             raise InputError(

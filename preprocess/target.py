@@ -82,7 +82,9 @@ class TargetSpec:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"target: kind {self.kind!r}; it should be one of {', '.join(KINDS)}")
-        minimum = 2 if self.kind in ("class", "mask") else 1
+        minimum = 1
+        if self.kind in ("class", "mask"):
+            minimum = 2
         if self.outputs < minimum:
             raise ValueError(
                 f"target: {self.kind} with {counted(self.outputs, 'output')}; at least {minimum}"
@@ -351,9 +353,10 @@ class TargetReader:
         if self.spec.is_plain:
             targets[position] = self._values[index]
             return
-        targets[position]["target"] = (
-            self._values[index] if mask is None else self._checked(mask, index)
-        )
+        if mask is None:
+            targets[position]["target"] = self._values[index]
+        else:
+            targets[position]["target"] = self._checked(mask, index)
         targets[position]["weight"] = 1.0 if self._weights is None else self._weights[index]
 
     def write_all(

@@ -51,7 +51,9 @@ def _check_targets(source: Source, target: TargetSpec, origin: str) -> None:
     targets = _array(source, "targets", origin)
     count = len(source)
     shape = target.shape
-    allowed = [(count, *shape)] + ([(count,)] if shape == (1,) else [])
+    allowed: list[tuple[int, ...]] = [(count, *shape)]
+    if shape == (1,):
+        allowed.append((count,))
     if targets.shape not in allowed or targets.dtype.kind not in "iufb":
         raise InputError(
             f"{origin}: its targets are an array of shape {targets.shape} of {targets.dtype} for "
@@ -129,10 +131,11 @@ def _check_each(
             first = begin + int(rows[0])
         count += len(rows)
     if count:
-        more = f" (and {count - 1} more)" if count > 1 else ""
         text = " ".join(f"{value:g}" for value in np.ravel(values[first]).tolist()[:8])
+        if count > 1:
+            text += f" (and {count - 1} more)"
         raise InputError(
-            f"{origin}: {source.name(first)} has {role} {text}{more}; it should be {expected}"
+            f"{origin}: {source.name(first)} has {role} {text}; it should be {expected}"
         )
 
 

@@ -69,7 +69,10 @@ def is_transient(error: BaseException | None) -> bool:
                 isinstance(candidate, OSError) and candidate.errno in _TRANSIENT
             ):
                 return True
-        error = error.__cause__ if error.__suppress_context__ else error.__context__
+        if error.__suppress_context__:
+            error = error.__cause__
+        else:
+            error = error.__context__
     return False
 
 

@@ -142,7 +142,9 @@ class UserCode:
                 yield
             return
         watched = _watched(quick, self._keeps_draws)
-        handlers = {} if quick else _handlers()
+        handlers = {}
+        if not quick:
+            handlers = _handlers()
         before = _enter(watched)
         _ACTIVE.code = self
         try:
@@ -403,7 +405,9 @@ def _loggers() -> dict[str, tuple]:
 
 def _put_loggers(values: Mapping[str, tuple]) -> None:
     for name, (level, propagate, disabled, handlers, filters) in values.items():
-        logger = logging.root if name == "root" else logging.getLogger(name)
+        logger = logging.root
+        if name != "root":
+            logger = logging.getLogger(name)
         logger.setLevel(level)
         logger.propagate = propagate
         logger.disabled = disabled

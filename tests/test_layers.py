@@ -76,10 +76,13 @@ MAY_IMPORT = {
     "preprocess.moments": "preprocess.base preprocess.pipeline preprocess.sample preprocess.transforms",
     "preprocess.packing": "preprocess.base preprocess.files preprocess.pipeline preprocess.sample preprocess.target",
     "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing preprocess.pipeline "
-    "preprocess.sample preprocess.source preprocess.sources preprocess.target "
-    "preprocess.transforms",
-    "preprocess.source": "preprocess.base preprocess.division preprocess.fingerprint preprocess.user_code "
-    "preprocess.sources preprocess.target preprocess.target_checks",
+    "preprocess.sample preprocess.sources preprocess.target preprocess.transforms "
+    "preprocess.views",
+    "preprocess.views": "preprocess.base preprocess.target",
+    "preprocess.open_source": "preprocess.base preprocess.sources preprocess.target "
+    "preprocess.target_checks preprocess.user_code preprocess.views",
+    "preprocess.source": "preprocess.base preprocess.division preprocess.fingerprint "
+    "preprocess.open_source preprocess.sources preprocess.target preprocess.views",
     "scheduler.base": "",
     "scheduler.files": "scheduler.base",
     "scheduler.hulls": "",

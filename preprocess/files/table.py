@@ -68,7 +68,9 @@ class Table:
 
     def location(self, row: int, column: str | None = None) -> str:
         """Format where a row, or a cell, is."""
-        path = self.files[self.file_of[row]] if self.files else self.path
+        path = self.path
+        if self.files:
+            path = self.files[self.file_of[row]]
         line = f"{path} {self.unit} {self.lines[row]}"
         if column is None:
             return line
@@ -136,9 +138,10 @@ class Table:
             return np.array(truth, bool)
         self._check_complete(column, np.array([cell.strip().lower() in MISSING for cell in cells]))
         if not is_number.all():
-            odd = int(
-                np.flatnonzero(is_number if is_number.sum() * 2 < len(cells) else ~is_number)[0]
-            )
+            is_odd = ~is_number
+            if is_number.sum() * 2 < len(cells):
+                is_odd = is_number
+            odd = int(np.flatnonzero(is_odd)[0])
             usual = int(np.flatnonzero(is_number != is_number[odd])[0])
             raise InputError(
                 f"{self.location(odd, column)}: {cells[odd]!r} is "
@@ -355,11 +358,13 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
     }
     index = frozenset(name for name in header if _INDEX.fullmatch(name))
     table = Table(path, columns, {}, np.array(lines), "line", index)
-    if is_unnamed and (len(rows) < 2 or len(set(columns[header[0]].tolist())) < len(rows)):
-        raise InputError(
-            f"{path} line 1: column 1 has no name and is not an index, which differs from row to "
-            "row"
-        )
+    if is_unnamed:
+        values = set(columns[header[0]].tolist())
+        if len(rows) < 2 or len(values) < len(rows):
+            raise InputError(
+                f"{path} line 1: column 1 has no name and is not an index, which differs from row "
+                "to row"
+            )
     return table
 
 
@@ -399,7 +404,8 @@ def _check_quotes(
             f"{path} line {line}: a quote is opened in this row and not closed ({error}); close "
             "it, or remove it"
         ) from error
-    like = [_is_number(cell) for cell in (rows[0] if rows else cells)]
+    first = rows[0] if rows else cells
+    like = [_is_number(cell) for cell in first]
     for offset, inner in enumerate(lines[1:], 1):
         row = next(csv.reader([inner], delimiter=delimiter), [])
         is_row = len(row) == len(like) > 1
@@ -423,7 +429,10 @@ def _default_header(path: str, names: Sequence[str], first: Sequence[str]) -> li
 
 def format_names(names: Sequence[str]) -> str:
     """Format names in one line, the first of many."""
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    text = ", ".join(names[:20])
+    if len(names) > 20:
+        text += f" and {len(names) - 20} more"
+    return text
 
 
 def _check_header(path: str, header: Sequence[str], names: Sequence[str]) -> None:

@@ -1,1 +1,1 @@
-"""Sources of samples, one module for each kind; imports every module but ``preprocess.source``."""
+"""Sources of samples, one module per kind; imports no ``preprocess.source`` or ``open_source``."""

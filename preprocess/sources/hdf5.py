@@ -80,22 +80,19 @@ class HDF5(TargetedSource):
             h5_group = find_member(file, group)
             if not isinstance(h5_group, h5py.Group):
                 raise InputError(f"{path}: {group} is not a group of data sets")
-            self._column = targets or (
-                "targets" if "targets" in h5_group and "labels" not in h5_group else "labels"
-            )
+            self._column = targets or "labels"
+            if not targets and "targets" in h5_group and "labels" not in h5_group:
+                self._column = "targets"
             self._check(h5_group)
             count = len(h5_group[inputs])
             request = self._target_request(h5_group[self._column], target)
             weights_of_rows = find_member(h5_group, weights)
             weighed = None if weights_of_rows is None else flatten_column(weights_of_rows[:])
-            is_mask = request is not None and request.kind == "mask"
-            super().__init__(
-                self._open_masks(h5_group, masks)
-                if is_mask
-                else self._understood(h5_group, request),
-                weighed,
-                count,
-            )
+            if request is not None and request.kind == "mask":
+                parsed: Masks | Targets = self._open_masks(h5_group, masks)
+            else:
+                parsed = self._understood(h5_group, request)
+            super().__init__(parsed, weighed, count)
             for name in ("groups", "strata"):
                 column = find_member(h5_group, name)
                 if column is not None:

@@ -88,14 +88,11 @@ class Rows(TargetedSource):
             raise InputError(f"{origin}: no rows")
         origin_of_targets = f"{origin}, column {targets!r}"
         weights_of_rows = None if weights is None else flatten_column(np.asarray(rows[weights][:]))
-        is_mask = _is_image(rows.features[targets])
-        super().__init__(
-            Masks(len(rows), masks, self.name, self.mask)
-            if is_mask
-            else _parse_targets(rows, targets, target, origin_of_targets, self.name),
-            weights_of_rows,
-            len(rows),
-        )
+        if _is_image(rows.features[targets]):
+            parsed: Masks | Targets = Masks(len(rows), masks, self.name, self.mask)
+        else:
+            parsed = _parse_targets(rows, targets, target, origin_of_targets, self.name)
+        super().__init__(parsed, weights_of_rows, len(rows))
 
     def read(self, index: int) -> bytes | np.ndarray:
         """Return the encoded image, or the array of the columns, (columns,) or (...)."""
@@ -147,7 +144,9 @@ class Rows(TargetedSource):
     def _rows(self) -> Any:
         datasets = _library()
         loaded = _load(self._path)
-        rows = loaded if self._split is None else loaded[self._split]
+        rows = loaded
+        if self._split is not None:
+            rows = loaded[self._split]
         for column, feature in rows.features.items():
             if _is_image(feature):  # undecoded: FLEET decodes
                 rows = rows.cast_column(column, datasets.Image(decode=False))
@@ -202,7 +201,8 @@ def open_huggingface(
     split_names = find_splits(splits, path)
     if splits and TRAIN not in split_names:
         raise InputError(f"{path}: no split train; there are {', '.join(splits)}")
-    columns = (splits[split_names[TRAIN]] if splits else loaded).column_names
+    train_rows = splits[split_names[TRAIN]] if splits else loaded
+    columns = train_rows.column_names
     if isinstance(inputs, str):
         input_columns: tuple[str, ...] = (inputs,)
     else:

@@ -139,10 +139,11 @@ class MaskedImages(FilePerSample, TargetedSource):
                 raise InputError(
                     f"{lonely[0]}: no {role} of this name in {folder_there}{and_more(lonely)}"
                 )
-        self._files = [files[stem].removeprefix(os.path.join(images, "")) for stem in sorted(files)]
-        super().__init__(
-            MaskFiles([mask_files[stem] for stem in sorted(files)], coding), None, len(files)
-        )
+        stems = sorted(files)
+        prefix = os.path.join(images, "")
+        self._files = [files[stem].removeprefix(prefix) for stem in stems]
+        mask_source = MaskFiles([mask_files[stem] for stem in stems], coding)
+        super().__init__(mask_source, None, len(files))
 
 
 def open_image_folder(
@@ -343,12 +344,14 @@ def describe_unread(source: object) -> str:
         return ""
     folder = printable(getattr(source, "folder", ""))
     count = unread.total()
-    return (
-        f"{folder + ': ' if folder else ''}{counted(count, 'file')} "
-        f"{'is' if count == 1 else 'are'} not read, by the "
-        f"ending{'' if len(unread) == 1 else 's'} of "
-        f"{'its name' if count == 1 else 'their names'}: {_endings(unread)}"
-    )
+    if count == 1:
+        text = f"1 file is not read because of its ending: {_endings(unread)}"
+    else:
+        files = counted(count, "file")
+        text = f"{files} are not read because of their endings: {_endings(unread)}"
+    if folder:
+        return f"{folder}: {text}"
+    return text
 
 
 def _format_unread(unread: Counter[str]) -> str:

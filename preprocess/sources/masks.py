@@ -91,7 +91,9 @@ def _check_lossless(image: Image.Image, data: bytes) -> None:
 def _palette(image: Image.Image) -> np.ndarray | None:
     if image.mode == "1":
         return np.array([[0, 0, 0], [255, 255, 255]], np.uint8)
-    colors = image.getpalette("RGB") if image.mode == "P" else None
+    colors = None
+    if image.mode == "P":
+        colors = image.getpalette("RGB")
     if colors is None:
         return None
     return np.array(colors, np.uint8).reshape(-1, 3)
@@ -228,7 +230,9 @@ class PixelClasses:
     @property
     def spec(self) -> TargetSpec:
         """The target spec of such masks."""
-        ignore = self.ignore if self._is_plain or self.ignore is None else _IGNORED
+        ignore = self.ignore
+        if ignore is not None and not self._is_plain:
+            ignore = _IGNORED
         return TargetSpec("mask", len(self.names), self.names, ignore=ignore)
 
     def apply(self, mask: np.ndarray) -> np.ndarray:

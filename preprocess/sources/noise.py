@@ -21,7 +21,8 @@ class Noise(RandomAccess):
     def __init__(self, samples: int, classes: int, size: int) -> None:
         self.classes = tuple(f"class {label}" for label in range(classes))
         self.labels = np.arange(samples) % classes
-        self._images = np.random.default_rng(0).integers(0, 256, (_IMAGES, size, size, 1), np.uint8)
+        rng = np.random.default_rng(0)
+        self._images = rng.integers(0, 256, (_IMAGES, size, size, 1), np.uint8)
 
     def read(self, index: int) -> np.ndarray:
         """Return an image, (size, size, 1) uint8; see :class:`~preprocess.base.Source`."""

@@ -158,7 +158,9 @@ class Shards(TargetedSource):
 
     def read(self, index: int) -> bytes | np.ndarray:
         """Read the image file of a record, or its array; see :class:`~preprocess.base.Source`."""
-        record = self._piece(index, int(self._index.offsets[index]), int(self._index.sizes[index]))
+        offset = int(self._index.offsets[index])
+        size = int(self._index.sizes[index])
+        record = self._piece(index, offset, size)
         try:
             return self._form.image(record)
         except UnreadableImage as error:
@@ -191,7 +193,8 @@ class Shards(TargetedSource):
         names = None
         if sizes.sum() > FULL_READ_BYTES:
             starts = np.diff(self._index.starts)
-            shards = np.repeat(list(map(os.path.basename, self._index.shards)), starts).tolist()
+            files = list(map(os.path.basename, self._index.shards))
+            shards = np.repeat(files, starts).tolist()
             numbers = np.concatenate(list(map(np.arange, starts))).tolist()
             names = hash_each(
                 f"{shard}[{number}]" for shard, number in zip(shards, numbers, strict=True)
@@ -293,8 +296,10 @@ def shuffle(sequence: np.ndarray, buffer: int, rng: np.random.Generator) -> np.n
     for step, draw in enumerate(draws):
         leaving.append(inside[draw])
         # At the end of the sequence, the last item fills the empty slot.
-        inside[draw] = items[step + buffer] if step + buffer < count else inside[-1]
-        if step + buffer >= count:
+        if step + buffer < count:
+            inside[draw] = items[step + buffer]
+        else:
+            inside[draw] = inside[-1]
             inside.pop()
     return np.array(leaving, sequence.dtype)
 
@@ -402,8 +407,9 @@ _COLUMNS = (
 
 def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
     """Load the stored index of some shards if it fits; else scan them and store it."""
-    names = hashlib.sha256(encode_name("\n".join(map(os.path.basename, shards)))).hexdigest()[:16]
-    path = os.path.join(os.path.dirname(shards[0]), f".index-{names}.npz")
+    names = encode_name("\n".join(map(os.path.basename, shards)))
+    digest = hashlib.sha256(names).hexdigest()[:16]
+    path = os.path.join(os.path.dirname(shards[0]), f".index-{digest}.npz")
     identity = _identity(shards, form)
     index = _load_saved(path, shards, identity)
     if index is None:
@@ -415,7 +421,8 @@ def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
 def _identity(shards: tuple[str, ...], form: Format) -> str:
     """Return what the index depends on; it is rebuilt when this changes."""
     stats = [os.stat(shard) for shard in shards]
-    return json.dumps([_VERSION, repr(form), [(stat.st_size, stat.st_mtime_ns) for stat in stats]])
+    files = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+    return json.dumps([_VERSION, repr(form), files])
 
 
 def _load_saved(path: str, shards: tuple[str, ...], identity: str) -> ShardIndex | None:
@@ -430,7 +437,9 @@ def _load_saved(path: str, shards: tuple[str, ...], identity: str) -> ShardIndex
 
 def _is_lossy(values: np.ndarray) -> bool:
     """Return True if text may have lost bytes that are not UTF-8, so that labels look equal."""
-    return values.dtype.kind == "U" and bool((np.char.find(values, "\ufffd") >= 0).any())
+    if values.dtype.kind != "U":
+        return False
+    return bool((np.char.find(values, "\ufffd") >= 0).any())
 
 
 def _save_index(index: ShardIndex, identity: str, path: str) -> None:
@@ -495,6 +504,9 @@ def open_shards(
     validation = Shards(held_out, form, buffer, target, shared, train_shards.are_lists)
     folder, name = os.path.split(held_out[0])
     is_by_folder = folder != os.path.dirname(train[0])
-    split = os.path.basename(folder) if is_by_folder else find_split_word(name) or ""
+    if is_by_folder:
+        split = os.path.basename(folder)
+    else:
+        split = find_split_word(name) or ""
     mark_stand_in(validation, split, ", ".join(held_out[:3]))
     return train_shards, validation

@@ -113,7 +113,9 @@ class TableRows(TargetedSource):
         self._unit = table.unit
         self._lines = table.lines[rows]
         self._tables = table.files
-        self._table_of = table.file_of[rows] if table.files else table.file_of
+        self._table_of = table.file_of
+        if table.files:
+            self._table_of = table.file_of[rows]
         self.columns = columns
         self.row_numbers = rows
         self.places = (f"{os.path.realpath(table.path)}:{columns.split or ''}{int(rows[0])}",)
@@ -499,7 +501,9 @@ def _split_rows_by_file(table: Table) -> Mapping[str, np.ndarray]:
     if len(set(parts_of_files)) < 2:
         return {TRAIN: np.arange(len(table))}
     if None in parts_of_files or TRAIN not in parts_of_files:
-        odd = parts_of_files.index(None) if None in parts_of_files else 0
+        odd = 0
+        if None in parts_of_files:
+            odd = parts_of_files.index(None)
         raise InputError(
             f"{table.files[odd]}: its name does not contain its split, or no name contains train; "
             "the names of all files must contain train, validation or test, or none"

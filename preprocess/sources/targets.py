@@ -81,7 +81,9 @@ def parse_targets(
         values = values[:, 0]
     if request is not None and request.names and (not names or set(names) != set(request.names)):
         names = request.names
-    outputs = 0 if request is None else len(request.names) or request.outputs or 0
+    outputs = 0
+    if request is not None:
+        outputs = len(request.names) or request.outputs or 0
     if kind == "class" and values.ndim == 1 and values.dtype.kind == "f":
         values = _as_integers(values, origin, name)
     if kind == "class" and outputs and values.ndim == 1:
@@ -206,8 +208,13 @@ def _places(labels: Sequence[object], request: TargetWish) -> tuple[tuple[str, .
     """Return the names of all labels, and the column of each: by name for text, else by index."""
     is_text = any(isinstance(label, str) for label in labels)
     if request.names and (is_text or _are_numbers(request.names)):
-        names = tuple(sorted(request.names)) if is_text else request.names
-        keys: Sequence[object] = names if is_text else [int(name) for name in names]
+        names = request.names
+        keys: Sequence[object]
+        if is_text:
+            names = tuple(sorted(names))
+            keys = names
+        else:
+            keys = list(map(int, names))
         return names, dict(zip(keys, range(len(names)), strict=True))
     if is_text:  # their number is checked later
         return tuple(printable(str(label)) for label in labels), dict(
@@ -248,7 +255,8 @@ def guess_kind(values: np.ndarray, origin: str) -> Kind:
     """
     type_ = values.dtype.kind
     is_whole = type_ in "iub"
-    if (values.ndim == 1 or values.shape[1:] == (1,)) and (is_whole or type_ in "USO"):
+    is_column = values.ndim == 1 or values.shape[1:] == (1,)
+    if is_column and (is_whole or type_ in "USO"):
         if type_ in "iu":
             _check_few(values, origin)
         return "class"
@@ -279,12 +287,15 @@ def _check_not_flags(values: np.ndarray, origin: str) -> None:
     """Refuse floats that are all 0 or 1 unless the spec gives their kind."""
     if values.size and np.isin(values, (0, 1)).all() and len(np.unique(values)) == 2:
         columns = 1 if values.ndim == 1 else values.shape[1]
-        is_class = columns == 1 or (values.sum(axis=1) == 1).all()
-        alternative = "class" if is_class else "multilabel"
+        if columns == 1 or (values.sum(axis=1) == 1).all():
+            meaning = "classes"
+            kind = "class"
+        else:
+            meaning = "labels"
+            kind = "multilabel"
         raise InputError(
             f"{origin}: these targets are floats and all of them 0 or 1, so they may be "
-            f"{'classes' if is_class else 'labels'} or values; set data.target: "
-            f"{alternative} or data.target: value"
+            f"{meaning} or values; set data.target: {kind} or data.target: value"
         )
 
 
@@ -316,7 +327,8 @@ def _classes(
     values: np.ndarray, origin: str, name: Callable[[int], str], names: tuple[str, ...]
 ) -> Targets:
     if values.ndim == 2 and values.dtype.kind in "iubf":
-        wrong = np.flatnonzero(~(np.isin(values, (0, 1)).all(axis=1) & (values.sum(axis=1) == 1)))
+        is_one_hot = np.isin(values, (0, 1)).all(axis=1) & (values.sum(axis=1) == 1)
+        wrong = np.flatnonzero(~is_one_hot)
         if len(wrong):
             raise InputError(
                 f"{origin}: {name(int(wrong[0]))} has the target "
@@ -390,7 +402,9 @@ def _values(
 
 def _describe(values: np.ndarray) -> str:
     """Format the shape and dtype of an array."""
-    kind = "text" if values.dtype.kind in "US" else str(values.dtype)
+    kind = str(values.dtype)
+    if values.dtype.kind in "US":
+        kind = "text"
     return f"an array {values.shape} of {kind}"
 
 

@@ -34,6 +34,7 @@ _VARINT = 0
 _FIXED64 = 1
 _DELIMITED = 2
 _FIXED32 = 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 
 _Content = mmap.mmap | memoryview
 
@@ -105,9 +106,10 @@ class TFRecord:
             raise UnreadableImage(
                 f"no feature {self.image_key!r} with bytes or numbers in the record"
             )
-        return self._shaped(
-            np.array(content, np.float32 if isinstance(content[0], float) else np.int64)
-        )
+        dtype: type = np.int64
+        if isinstance(content[0], float):
+            dtype = np.float32
+        return self._shaped(np.array(content, dtype))
 
     def _shaped(self, array: np.ndarray) -> np.ndarray:
         try:
@@ -215,7 +217,10 @@ def open_tfrecord(
                 f"tfrecord: dtype: {dtype!r} should be a type of NumPy, like uint8"
             ) from None
     is_mask = target is not None and target.kind == "mask"
-    label_key = label_key or ("image/segmentation/class/encoded" if is_mask else TFRecord.label_key)
+    if not label_key:
+        label_key = TFRecord.label_key
+        if is_mask:
+            label_key = "image/segmentation/class/encoded"
     form = TFRecord(
         image_key,
         label_key,
@@ -340,11 +345,10 @@ def _fields(
         if wire == _VARINT:
             value, start = _varint(content, start)
         elif wire in (_DELIMITED, _FIXED64, _FIXED32):
-            length, begin = (
-                _varint(content, start)
-                if wire == _DELIMITED
-                else (8 if wire == _FIXED64 else 4, start)
-            )
+            if wire == _DELIMITED:
+                length, begin = _varint(content, start)
+            else:
+                length, begin = _FIXED_BYTES[wire], start
             value = (begin, begin + length)
             start = begin + length
         else:

@@ -137,7 +137,10 @@ def open_webdataset(
     if target is None and label_key is not None and label_key.endswith(_IMAGES):
         target = TargetWish("mask")
     is_mask = target is not None and target.kind == "mask"
-    label_key = label_key or ("mask.png" if is_mask else WebDataset.label_key)
+    if not label_key:
+        label_key = WebDataset.label_key
+        if is_mask:
+            label_key = "mask.png"
     form = WebDataset(
         image_key,
         label_key,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from PIL import Image, ImageEnhance
@@ -56,7 +56,9 @@ class ColorJitter(base.LeavesPixels):
             return image
         picture = base.as_image(image, self)
         changes = self.changes()
-        keys = [rng.random() for _ in changes] if len(changes) > 1 else [0.0]
+        keys = [0.0]
+        if len(changes) > 1:
+            keys = [rng.random() for _ in changes]
         for position in np.argsort(keys):
             change, low, high = changes[position]
             picture = _CHANGES[change](picture, low + (high - low) * rng.random())
@@ -64,7 +66,10 @@ class ColorJitter(base.LeavesPixels):
 
     def changes(self) -> list[tuple[int, float, float]]:
         """Return (0 brightness, 1 contrast, 2 saturation or 3 hue; lowest; highest) each."""
-        hue = self.hue if isinstance(self.hue, tuple) else (-self.hue, self.hue)
+        if isinstance(self.hue, tuple):
+            hue = self.hue
+        else:
+            hue = (-self.hue, self.hue)
         ranges = *map(_factors, (self.brightness, self.contrast, self.saturation)), hue
         amounts = self.brightness, self.contrast, self.saturation, self.hue
         return [(change, *ranges[change]) for change, amount in enumerate(amounts) if amount]
@@ -106,7 +111,8 @@ class RandomGrayscale(base.LeavesPixels):
         """Return the image, possibly gray."""
         if not training or rng.random() >= self.p:
             return image
-        return np.repeat(to_array(base.as_image(image, self).convert("L")), image.shape[2], axis=2)
+        gray = to_array(base.as_image(image, self).convert("L"))
+        return np.repeat(gray, image.shape[2], axis=2)
 
 
 @dataclass(frozen=True, config=base.FORBID)
@@ -142,11 +148,10 @@ class RandomErasing(base.DrawsWindow, base.LeavesPixels):
             return image
         top, left, height, width = window
         erased = image.copy()
-        erased[top : top + height, left : left + width] = (
-            rng.integers(0, 256, (height, width, image.shape[2]), np.uint8)
-            if self.value == "random"
-            else self.value
-        )
+        fill: Any = self.value
+        if self.value == "random":
+            fill = rng.integers(0, 256, (height, width, image.shape[2]), np.uint8)
+        erased[top : top + height, left : left + width] = fill
         return erased
 
 

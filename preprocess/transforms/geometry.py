@@ -106,11 +106,12 @@ class RandomCrop(_Crop):
             UnreadableImage: the image is too small.
         """
         room_y, room_x = _room(height, width, self.size, self.padding)
-        top, left = (
-            (room_y // 2, room_x // 2)
-            if rng is None
-            else (int(rng.random() * (room_y + 1)), int(rng.random() * (room_x + 1)))
-        )
+        if rng is None:
+            top = room_y // 2
+            left = room_x // 2
+        else:
+            top = int(rng.random() * (room_y + 1))
+            left = int(rng.random() * (room_x + 1))
         return top - self.padding, left - self.padding
 
 
@@ -186,13 +187,17 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
     ) -> tuple[int, int, int, int]:
         """Return (top, left, height, width) of the crop; centered if ``rng`` is None."""
         if rng is None:
-            ratio = self.size[1] / self.size[0] if isinstance(self.size, tuple) else 1.0
+            ratio = 1.0
+            if isinstance(self.size, tuple):
+                ratio = self.size[1] / self.size[0]
             return _largest(height, width, ratio, self.evaluation)
         return self.draw_window(height, width, rng) or self.fallback_window(height, width)
 
     def fallback_window(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Return the largest window of an allowed ratio, used if no draw fits."""
-        return _largest(height, width, min(max(width / height, self.ratio[0]), self.ratio[1]), 1.0)
+        low, high = self.ratio
+        ratio = min(max(width / height, low), high)
+        return _largest(height, width, ratio, 1.0)
 
 
 @dataclass(frozen=True, config=base.FORBID)
@@ -234,7 +239,8 @@ class Flip(base.MovesPixels):
             return image
         base.channels(image, self)
         flip_x, flip_y = self.draw(rng)
-        image = _mirror(image) if flip_x else image
+        if flip_x:
+            image = _mirror(image)
         if flip_y:
             return image[::-1]
         return image
@@ -312,4 +318,5 @@ def _mirror(image: np.ndarray) -> np.ndarray:
 
 def nearest(size: int | np.ndarray, to: int) -> np.ndarray:
     """Return the nearest of ``size`` input pixels for each of ``to``, (..., to) int64."""
-    return np.minimum((np.arange(to) + 0.5) * size / to, size - 1).astype(np.int64)
+    centers = (np.arange(to) + 0.5) * size / to
+    return np.minimum(centers, size - 1).astype(np.int64)

@@ -38,15 +38,18 @@ class OnDevice(MovesPixels):
         channels(image, self)
         if not self.accepts(image.shape, image.dtype):
             raise UnreadableImage(f"is {ImageSpec.of(image)}; the others are {self.image}")
-        (height, width), (to_height, to_width) = image.shape[:2], self.size(*image.shape[:2])
+        height, width = image.shape[:2]
+        to_height, to_width = self.size(height, width)
         top = left = 0
         flip_y = flip_x = False
         for transform in self.transforms:
             if not isinstance(transform, Flip):
                 top, left = transform.position(height, width, rng if training else None)
                 # In a flipped image, positions are counted from the other end.
-                top = height - to_height - top if flip_y else top
-                left = width - to_width - left if flip_x else left
+                if flip_y:
+                    top = height - to_height - top
+                if flip_x:
+                    left = width - to_width - left
             elif training:
                 is_flipped_x, is_flipped_y = transform.draw(rng)
                 flip_y = flip_y ^ is_flipped_y
@@ -95,8 +98,10 @@ def defer_to_device(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
         if crops > 1:
             break
         begin -= 1
-    deferred = (OnDevice(tuple(transforms[begin:end])),) if begin < end else ()  # type: ignore[arg-type] # as was seen
-    return *transforms[:begin], *deferred, *transforms[end:]
+    if begin == end:
+        return tuple(transforms)
+    deferred = OnDevice(tuple(transforms[begin:end]))  # type: ignore[arg-type]
+    return *transforms[:begin], deferred, *transforms[end:]
 
 
 def set_device_input(

@@ -11,7 +11,7 @@ from PIL import Image
 from fleet.domain.events import DataChanged
 from fleet.runtime.compatibility import find_data_changes
 from fleet.storage.checkpoint import find_newest
-from preprocess.source import View
+from preprocess.views import View
 from tests.fleet.runtime.runs import Trained
 
 ACCEPT = {"accept_changes": True}

@@ -278,7 +278,7 @@ def test_files_of_other_endings_are_counted(folder):
         (folder / name).write_text("no image")
     remark = open_data("image_folder", str(folder), 0.4, seed=0).remark
     assert remark == (
-        f"data: {folder}: 4 files are not read, by the endings of their names: "
+        f"data: {folder}: 4 files are not read because of their endings: "
         "2 .heic, 1 without one, 1 .txt"
     )
     assert describe_unread(NamedFiles([folder])).startswith("4 files are not read")

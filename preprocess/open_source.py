@@ -1,0 +1,186 @@
+"""Open a source by its name or import path, and check what it returns."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, cast
+
+from preprocess.base import (
+    ClassSource,
+    InputError,
+    Source,
+    first_duplicate,
+    format_exception,
+    import_function,
+    normalize_name,
+    printable,
+)
+from preprocess.sources.table import columns_of
+from preprocess.target import TargetWish
+from preprocess.target_checks import checked_labels, checked_target
+from preprocess.user_code import UserCode
+from preprocess.views import Relabeled, with_requested_targets
+
+# name -> module:function, which takes (path, **options) and returns training samples, validation
+# samples or None, and optionally test samples or None; a path with a default may be omitted
+SOURCES: dict[str, str] = {
+    "image_folder": "preprocess.sources.image_folder:open_image_folder",
+    "hdf5": "preprocess.sources.hdf5:open_hdf5",
+    "tfrecord": "preprocess.sources.tfrecord:open_tfrecord",
+    "webdataset": "preprocess.sources.webdataset:open_webdataset",
+    "npz": "preprocess.sources.arrays:open_npz",
+    "npy": "preprocess.sources.arrays:open_npy",
+    "table": "preprocess.sources.table:open_table",
+    "huggingface": "preprocess.sources.huggingface:open_huggingface",
+    "builtin:digits": "preprocess.sources.digits:open_digits",
+    "builtin:noise": "preprocess.sources.noise:open_noise",
+}
+
+Opened = tuple[Source, Source | None, Source | None]  # training, validation and test samples
+Opener = Callable[..., Opened]
+
+
+def open_with_features(
+    source: str,
+    path: str | None,
+    options: Mapping[str, Any],
+    target: TargetWish | None,
+    features: Sequence[str],
+) -> tuple[Opener, Opened]:
+    """Open a path; return the opener of further paths, with a table's features by name."""
+    opener: Opener = partial(_open_at, source, copy.deepcopy(dict(options)), target)
+    opened = opener(path)
+    columns = columns_of(opened[0])
+    if columns is None or columns.is_paths:
+        return opener, opened
+    names = columns.inputs
+    if sorted(features) == sorted(columns.inputs):
+        names = tuple(features)
+    opener = partial(_open_at, source, {**options, "inputs": names}, target)
+    if names != columns.inputs:
+        opened = opener(path)
+    return opener, opened
+
+
+def _open_at(
+    source: str, options: Mapping[str, Any], target: TargetWish | None, path: str | None
+) -> Opened:
+    """Open a path and check targets and weights of all its splits.
+
+    Targets get the requested kind if the sources do not say what they have.
+    """
+    is_builtin = source in SOURCES
+    code = UserCode()
+    with code.running():
+        function = _find_opener(source, options, path)
+    if target is not None and _wants_target(function):
+        extra = {"target": target}
+    else:
+        extra = {}
+    try:
+        with code.running():
+            result = function(path, **options, **extra)
+    except (InputError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # the user's function may raise anything, and exit
+        if is_builtin:
+            raise
+        raise InputError(
+            f"{source} failed for path {path!r} and options {dict(options)}: "
+            f"{format_exception(error)}"
+        ) from error
+    if not (isinstance(result, tuple) and len(result) in (2, 3)):
+        result = (result,)
+    candidates = (*result, None, None)[:3]
+    for position, candidate in enumerate(candidates):
+        is_missing = candidate is None and position > 0
+        if not (is_builtin or is_missing or _is_source(candidate, target)):
+            raise InputError(
+                f"{source} returned {type(candidate).__name__}, not a source, which has len(), "
+                "labels, classes, read(index), name(index) and order(seed, epoch); or, for "
+                "targets of another kind, target and targets instead of labels and classes"
+            )
+    if target is not None and not extra:
+        candidates = tuple(
+            None if candidate is None else with_requested_targets(candidate, target)
+            for candidate in candidates
+        )
+    # Errors name a custom source itself, and the path of a built-in one.
+    if is_builtin:
+        origin = str(path)
+    else:
+        origin = f"{source}{f' of {path}' if path else ''}"
+    return cast(
+        Opened,
+        tuple(
+            None if candidate is None else _check_source(candidate, origin + name)
+            for candidate, name in zip(candidates, ("", ", validation", ", test"), strict=True)
+        ),
+    )
+
+
+def _find_opener(source: str, options: Mapping[str, Any], path: str | None) -> Callable[..., Any]:
+    """Return the function that opens a source, after checking its arguments."""
+    if source not in SOURCES:
+        if ":" not in source:
+            raise InputError(
+                f"unknown source {source!r}; there are {', '.join(SOURCES)}, "
+                "or an import path module:function"
+            )
+        return import_function(source, "data source")
+    module, _, name = SOURCES[source].partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    path_parameter, *parameters = inspect.signature(function).parameters.values()
+    known_options = [parameter for parameter in parameters if parameter.name != "target"]
+    for option in options:
+        if option not in [parameter.name for parameter in known_options]:
+            listed = (
+                ", ".join(f"{parameter.name}={parameter.default!r}" for parameter in known_options)
+                or "none"
+            )
+            raise InputError(f"{source}: unknown option {option!r}; its options: {listed}")
+    if path is None and path_parameter.default is path_parameter.empty:
+        raise InputError(f"{source}: it needs a path")
+    return function
+
+
+def _wants_target(function: Callable[..., Any]) -> bool:
+    try:
+        return "target" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
+
+
+def _check_source(source: Source, origin: str) -> Source:
+    """Check classes and labels; return the source, or a view that normalizes them."""
+    if checked_target(source, origin) is not None:
+        return source
+    classified = cast(ClassSource, source)
+    classes = tuple(printable(str(name)) for name in classified.classes)
+    if not classes:
+        raise InputError(f"{origin}: no classes; at least two are needed")
+    twice = first_duplicate(classes)
+    if twice:
+        raise InputError(f"{origin}: two classes are named {twice!r}; names must differ")
+    twice = first_duplicate(tuple(map(normalize_name, classes)))
+    if twice:
+        alike = [name for name in classes if normalize_name(name) == twice]
+        raise InputError(
+            f"{origin}: the classes {alike[0]!a} and {alike[1]!a} are one name in two spellings "
+            "(spaces around it, or a decomposed accent); merge them into one class"
+        )
+    labels = checked_labels(classified, origin)
+    if labels is classified.labels and classes == classified.classes:
+        return source
+    return Relabeled(source, labels, classes)
+
+
+def _is_source(candidate: Any, target: TargetWish | None) -> bool:
+    """Return True if an object is a source whose targets are known."""
+    return isinstance(candidate, Source) and (
+        isinstance(candidate, ClassSource) or hasattr(candidate, "target") or target is not None
+    )
