@@ -3,7 +3,7 @@
 A command is a module with two functions: ``configure(parser)`` declares its arguments;
 ``run(args)`` does the work and returns the exit status, or None for 0. ``FORMER_OPTIONS`` of the
 module maps former options to the current ones. Only the module of the given command is imported, so
-that ``fleet --help`` and the commands that need neither MPI nor TensorFlow start at once.
+that ``fleet --help`` and the commands that need neither MPI nor TensorFlow start quickly.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from fleet import __version__
-from fleet.arguments import Parser, renamed, with_current_names
+from fleet.arguments import Parser, with_current_names
 from fleet.errors import ExitStatus, FleetError, UserError, shortened, status_of
 from fleet.terminal import print_any_name
+from fleet.units import renaming_notice
 from launch.environment import is_first
 
 _HELP = ("-h", "--help")
 
-# What a person wants -> the name of a command, of one or two words -> (module, help in one line).
+# Heading -> name of a command, of one or two words -> (module, help in one line).
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Prepare a run": {
         "check": ("fleet.commands.check", "check a spec and list its networks"),
@@ -35,10 +36,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "dry-run": ("fleet.commands.dry_run", "run a spec on this machine with emulated training"),
         "doctor": (
             "fleet.commands.doctor",
-            "check the environment; start it by mpirun, as you start the run",
+            "check the environment; start it with mpirun, as you start the run",
         ),
     },
-    "Run (start it by mpirun -n N python -m fleet.run SPEC)": {
+    "Run (start it with mpirun -n N python -m fleet.run SPEC)": {
         "add": ("fleet.commands.live.add", "add networks to a running run"),
         "stop": ("fleet.commands.live.network_command", "stop a network of a running run"),
         "pause": ("fleet.commands.live.network_command", "pause a network of a running run"),
@@ -64,13 +65,13 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "harvest": ("fleet.commands.harvest", "train on idle nodes in preemptible jobs"),
         "release-nodes": (
             "fleet.commands.live.release_nodes",
-            "release nodes of a running run, and train on with the others",
+            "release nodes of a running run, and go on training on the others",
         ),
         "evict": ("fleet.commands.evict", "plan which running jobs to stop to free nodes in time"),
     },
     "Plan and simulate": {
         "plan": ("fleet.commands.plan", "show which networks train first, and on which GPUs"),
-        "reserve": ("fleet.commands.reserve", "find the walltime requests that cost least"),
+        "reserve": ("fleet.commands.reserve", "find the walltime requests that cost the least"),
         "simulate draw": (
             "fleet.commands.simulate.draw",
             "draw or convert an ensemble to simulate",
@@ -127,7 +128,9 @@ def main(argv: list[str] | None = None) -> int:
         return _no_command(words)
     # argparse would read the last one as an empty list.
     if options.count("--") > 1 and options[-1] == "--":
-        return _complain(f"fleet {name}: nothing follows the -- at the end", ExitStatus.BAD_INPUT)
+        return _report_error(
+            f"fleet {name}: nothing follows the -- at the end", ExitStatus.BAD_INPUT
+        )
     module = import_module(COMMANDS[name][0])
     parser = Parser(
         prog=f"fleet {name}",
@@ -148,17 +151,17 @@ def main(argv: list[str] | None = None) -> int:
         # Messages quote it to say how to start again.
         args.command_line = shlex.join(["fleet", *name.split(), *options])
     except UserError as error:  # the same on all ranks of a launch; rank 0 reports it
-        return _complain(
+        return _report_error(
             f"fleet {name}: {error}" if is_first(os.environ) else "", ExitStatus.BAD_INPUT
         )
     try:
-        with _json_alone() if getattr(args, "json", False) else nullcontext():
+        with _only_json() if getattr(args, "json", False) else nullcontext():
             return int(module.run(args) or ExitStatus.OK)
     except (FleetError, ValueError) as error:
         status = status_of(error)
         if status is None:
             raise
-        return _complain(f"fleet {name}: {error}", status)
+        return _report_error(f"fleet {name}: {error}", status)
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         sys.stderr.close()
         return ExitStatus.OK
@@ -166,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
-def _json_alone() -> AbstractContextManager[None]:
+def _only_json() -> AbstractContextManager[None]:
     from fleet.commands.output import only_json  # other commands need not import it
 
     return only_json()
@@ -181,13 +184,15 @@ def _split(words: list[str]) -> tuple[str | None, list[str]]:
     if words and words[0] in FORMER_NAMES:
         name = FORMER_NAMES[words[0]]
         if is_first(os.environ):
-            print(f"fleet: {renamed(f'fleet {words[0]}', f'fleet {name}')}", file=sys.stderr)
+            print(
+                f"fleet: {renaming_notice(f'fleet {words[0]}', f'fleet {name}')}", file=sys.stderr
+            )
         return name, words[1:]
     return None, words
 
 
 def _no_command(words: list[str]) -> int:
-    """Print the help that is asked for, or refuse a command that does not exist."""
+    """Print the requested help, or refuse an unknown command."""
     if words == ["--version"]:
         print(f"fleet {__version__}")
         return ExitStatus.OK
@@ -201,7 +206,7 @@ def _no_command(words: list[str]) -> int:
         names = {name.split()[1]: name for name in subcommands}
     else:
         typed = words[0]
-        # The last word alone, such as `autoscale`, finds a command, too.
+        # The last word alone, such as `autoscale`, also finds a command.
         names = FORMER_NAMES | {name.split()[-1]: name for name in COMMANDS if name not in HIDDEN}
         for name in list(names.values()):
             names |= {name: name, name.split()[0]: name.split()[0]}
@@ -209,7 +214,7 @@ def _no_command(words: list[str]) -> int:
     close = close or get_close_matches(typed, names, n=1)
     hint = f"did you mean {names[close[0]]!r}?" if close else "fleet --help lists the commands"
     typed = f"{words[0]} {typed}" if subcommands else typed
-    return _complain(f"fleet: unknown command {typed!r}; {hint}", ExitStatus.BAD_INPUT)
+    return _report_error(f"fleet: unknown command {typed!r}; {hint}", ExitStatus.BAD_INPUT)
 
 
 def _usage(groups: Mapping[str, Mapping[str, tuple[str, str]]], family: str = "") -> str:
@@ -227,7 +232,7 @@ def _usage(groups: Mapping[str, Mapping[str, tuple[str, str]]], family: str = ""
     return "\n".join(lines)
 
 
-def _complain(message: str, status: ExitStatus) -> int:
+def _report_error(message: str, status: ExitStatus) -> int:
     if message:
         print(shortened(message), file=sys.stderr)
     return status

@@ -1,7 +1,7 @@
-"""Reading command lines: the types of arguments, and a parser that says in one line what is wrong.
+"""Read command lines: types of arguments, and a parser that reports mistakes in one line.
 
-A type is a function of a text that raises ``argparse.ArgumentTypeError``; where it has bounds, a
-call makes one.
+A type is a function of a text that raises ``argparse.ArgumentTypeError``; functions such as
+:func:`integer` return a type with bounds.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from fleet.errors import UserError
-from fleet.units import parse_delta, parse_duration, parse_share, parse_stream
+from fleet.units import parse_delta, parse_duration, parse_share, parse_stream, renaming_notice
 
 T = TypeVar("T")
 Type = Callable[[str], T]
 
-_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # float() takes more: 1_000, nan, other scripts
+# Stricter than float(), which also reads 1_000, nan and digits of other scripts.
+_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _WHOLE = "[+-]?[0-9]{1,400}"
 AUTO = "auto"
 _YEAR_S = 366 * 86400.0
-_MOST_SHOWN = 40  # characters of a text that is wrong
+_MAX_SHOWN = 40  # characters of an invalid text that messages quote
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises :class:`~fleet.errors.UserError` for a wrong command line, instead of printing and exiting."""
+    """A parser that raises :class:`~fleet.errors.UserError` instead of printing and exiting."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line, in one line whatever stands on it; argparse calls this too."""
+        """Refuse the command line, in a message of one line; argparse calls this too."""
         text = " ".join(message.removeprefix("argument ").split())
         name = text.partition(":")[0].split("/")[-1]
         action = self._option_string_actions.get(name)
-        # Said also of one that begins with a dash, as a negative number with a unit does.
+        # argparse also says so for a value that begins with a dash, such as -5min.
         if action is not None and action.metavar and text.endswith("expected one argument"):
             text += f", as in {name} {action.metavar}"
         raise UserError(text)
 
 
 def written_as(parse: Callable[[str], T]) -> Type[T]:
-    """Make a type from a parser whose ``ValueError`` says how a text should be written."""
+    """Return a type from a parser whose ``ValueError`` says how a text should be written."""
 
     def read(text: str) -> T:
         try:
@@ -54,7 +55,7 @@ def written_as(parse: Callable[[str], T]) -> Type[T]:
 
 
 def integer(minimum: int = 0, maximum: int = 10**15) -> Type[int]:
-    """Whole numbers within bounds."""
+    """Return the type of whole numbers within bounds."""
 
     def read(text: str) -> int:
         value = int(text) if re.fullmatch(_WHOLE, text) else None
@@ -66,7 +67,7 @@ def integer(minimum: int = 0, maximum: int = 10**15) -> Type[int]:
 
 
 def number(minimum: float = -math.inf, maximum: float = 1e300) -> Type[float]:
-    """Numbers within bounds."""
+    """Return the type of numbers within bounds."""
 
     def read(text: str) -> float:
         value = exact_number(text)
@@ -115,20 +116,20 @@ def new_file(text: str) -> Path:
 
 
 def duration(text: str) -> float:
-    """Seconds, such as ``10min``: more than none, at most a year."""
+    """Read a duration above 0 and of at most a year, such as ``10min``; in seconds."""
     value = written_as(parse_duration)(text)
     if not 0 < value <= _YEAR_S:
-        raise _wrong(text, "should be more than nothing and at most a year")
+        raise _wrong(text, "should be above 0 and at most a year")
     return value
 
 
 def moment(text: str) -> float:
-    """Read a time of a run, in seconds since it began, such as ``350s``."""
+    """Read a time since the start of a run, such as ``350s``; in seconds."""
     return written_as(parse_duration)(text)
 
 
 def duration_or_auto(text: str) -> float | str:
-    """Seconds, or the word ``auto``."""
+    """Read a duration, in seconds, or the word ``auto``."""
     if text == AUTO:
         return text
     return duration(text)
@@ -147,25 +148,16 @@ def _bounds(minimum: float, maximum: float) -> str:
 
 
 def _wrong(text: str, problem: str) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"{text[:_MOST_SHOWN]!r} {problem}")
-
-
-def renamed(former: str, current: str) -> str:
-    """Return the notice for a former name that still works.
-
-    >>> renamed("--delta", "--pace-tolerance")
-    '--delta is now --pace-tolerance; the former name works in this release only'
-    """
-    return f"{former} is now {current}; the former name works in this release only"
+    return argparse.ArgumentTypeError(f"{text[:_MAX_SHOWN]!r} {problem}")
 
 
 def with_current_names(
     words: Sequence[str], former_options: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Replace former names of options; what follows ``--`` stays as it is.
+    """Replace former names of options; the words after ``--`` stay as they are.
 
     Args:
-        words: of a command line.
+        words: the words of a command line.
         former_options: former name -> current name.
 
     Returns:
@@ -178,24 +170,25 @@ def with_current_names(
         option, equals, value = word.partition("=")
         if option in former_options:
             current[index] = former_options[option] + equals + value
-            notices.append(renamed(option, former_options[option]))
+            notices.append(renaming_notice(option, former_options[option]))
     return current, notices
 
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
-    """Declare what a launch is to do about what is not as it was in earlier ones."""
+    """Declare the options for data, networks and rates that changed since earlier launches."""
     parser.add_argument(
         "--fresh-network",
         metavar="NAME",
         action="append",
         default=[],
-        help="delete the checkpoints of this network and start it over; repeat for several networks",
+        help="delete the checkpoints of this network and train it from the beginning; repeat the "
+        "option for several networks",
     )
     parser.add_argument(
         "--accept-changes",
         action="store_true",
-        help="resume from the checkpoints although the data, or a network's build: function or args, have "
-        "changed",
+        help="resume from the checkpoints although the data, or the build: function or args of a "
+        "network, have changed",
     )
     parser.add_argument(
         "--remeasure",

@@ -183,6 +183,15 @@ def listed(names: Sequence[str], limit: int = 3) -> str:
     )
 
 
+def renaming_notice(old: str, new: str) -> str:
+    """Return the notice for an old name that still works.
+
+    >>> renaming_notice("--delta", "--pace-tolerance")
+    '--delta is now --pace-tolerance; the old name works in this release only'
+    """
+    return f"{old} is now {new}; the old name works in this release only"
+
+
 def about(seconds: float) -> str:
     """Format an estimated duration.
 

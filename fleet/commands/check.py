@@ -1,11 +1,10 @@
 """Check a spec and list its networks, before any rank is started.
 
-Every network is built as in a run, with its optimizer and learning rate schedule. It takes a
-training step on samples of the data, and networks of functions of your own are exported and loaded
-again. A process of its own does that, so a function may exit, crash or hang. The command looks at
-the keys first, then at the data, and builds networks when nothing is wrong there. It says all
-mistakes that it finds at once, with the lines of the spec. The memory is an estimate of what a GPU
-needs.
+Every network is built as in a run, with its optimizer and learning rate schedule, and takes a
+training step on samples of the data. Networks of your own functions are also exported and loaded
+again. This happens in a separate process, so a function may exit, crash or hang. The command checks
+the keys first, then the data, and builds networks if both are valid. It reports all mistakes
+together, with the lines of the spec. The listed memory is an estimate of what a GPU needs.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ from launch.memory import free_shared_memory
 from preprocess.base import DataSet, InputError
 from preprocess.target import plain_targets, target_of
 
-_SAMPLES = 8  # of the data, on which networks are tried
-_CLASSES = 40  # that are listed; of more, the rarest
+_SAMPLES = 8  # samples of the data for training steps
+_CLASSES = 40  # classes to list at most, the rarest ones first
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,41 +67,41 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="list the model families and their parameters instead",
     )
-    parser.add_argument("--quick", action="store_true", help="take no training step")
+    parser.add_argument("--quick", action="store_true", help="skip the training steps")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the networks of a spec, and all that is wrong with it."""
+    """Print the networks of a spec, and all its mistakes."""
     if args.families:
         _print_families(args)
         return
     if args.spec is None:
-        raise UserError("name a spec file, or ask for --families")
+        raise UserError("give a spec file, or use --families")
     result = _check(args.spec, steps=not args.quick)
     if result.spec is not None and not args.json:
         for notice in result.spec.notices:
             print(f"fleet check: {notice}", file=sys.stderr)
     show(args, lambda: _numbers(result), lambda: _print(args.spec, result))
-    if [mistake.key for mistake in result.mistakes] == [
-        "data"
-    ]:  # that cannot be opened: one line, as of a run
+    # Data that cannot be opened is reported in one line, as by a run.
+    if [mistake.key for mistake in result.mistakes] == ["data"]:
         raise UserError(str(result.mistakes[0]))
     if result.mistakes:
         raise SpecError(result.mistakes)
 
 
-# ---- finding -----------------------------------------------------------------------------------
+# ---- checks ------------------------------------------------------------------------------------
 
 
 @dataclass
 class _CheckResult:
-    """What a spec stands for, and what is wrong with it.
+    """The result of a check.
 
     Attributes:
-        spec: None where its keys are wrong.
-        opened: its data; None where something is wrong before any network is built.
-        trials: of its networks, by their places.
+        spec: the spec; None if its keys are invalid.
+        opened: its data; None if there are mistakes before any network is built.
+        trials: index of a network -> the result of its test.
+        mistakes: all mistakes.
         cache: where decoded samples are stored in a launch with one preprocessor.
     """
 
@@ -114,7 +113,7 @@ class _CheckResult:
 
 
 def _check(path: str, steps: bool) -> _CheckResult:
-    """In three stages, each only where nothing is wrong in the one before: the keys, the data, the networks."""
+    """Check the keys, then the data, then the networks; stop after the first with mistakes."""
     try:
         spec, remark = spec_for_run(path)
     except SpecError as error:
@@ -167,11 +166,12 @@ def _check(path: str, steps: bool) -> _CheckResult:
 
 
 def _choose_cache(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
-    """Choose where decoded samples are stored; return mistakes if the spec's choice cannot be used."""
+    """Choose where decoded samples are stored; return the choice and mistakes about it."""
     paths = RunPaths(spec.output)
     preprocessors = 0 if spec.policy.own_samples else 1
-    means = HostResources(preprocessors, 1, False, free_shared_memory(), free_disk(paths))
-    choice = choose_cache(spec, opened, means, replay_log(read_run(paths, (CacheChosen,))).cache)
+    resources = HostResources(preprocessors, 1, False, free_shared_memory(), free_disk(paths))
+    earlier = replay_log(read_run(paths, (CacheChosen,))).cache
+    choice = choose_cache(spec, opened, resources, earlier)
     mistakes = []
     try:
         opened.keeping(choice.cache)
@@ -181,7 +181,7 @@ def _choose_cache(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMis
 
 
 def _data_mistake(spec: Spec, message: str) -> SpecMistake:
-    """Return the mistake for a message about the data, at the key that it names."""
+    """Return the mistake for a message about the data, located at the key that it names."""
     match = re.match(r"(?:models\[(\d+)\]\.)?data(?:\.(\w+))?: ", message)
     if match is None:
         return spec.origin.mistake(("data",), message)
@@ -194,13 +194,13 @@ def _data_mistake(spec: Spec, message: str) -> SpecMistake:
 def _try_networks(
     spec: Spec, opened: Inputs, steps: bool
 ) -> tuple[dict[int, SmokeTestResult], list[SpecMistake]]:
-    """Try the networks; return their trials and mistakes of the engine."""
+    """Test the networks; return the results and mistakes of the engine."""
     indices = range(len(spec.networks))
     if spec.schedule.rates is None or not spec.engine.needs_rates:
         rates = None
     else:
         rates = read_rates_of(spec, spec.schedule.rates)
-    with progress_bar(len(indices), "trying networks") as advance:
+    with progress_bar(len(indices), "testing networks") as advance:
         try:
             outcome = try_networks(
                 spec,
@@ -213,14 +213,13 @@ def _try_networks(
             )
         except UserError as error:
             return {}, [spec.origin.mistake(("resources",), str(error))]
+    # Networks of one function have the same warnings.
     for warning in dict.fromkeys(
         warning for trial in outcome.trials.values() for warning in trial.warnings
     ):
-        print(
-            f"fleet check: WARNING: {warning}", file=sys.stderr
-        )  # networks of one function say the same
+        print(f"fleet check: WARNING: {warning}", file=sys.stderr)
     if outcome.problem:
-        print(f"fleet check: networks are not built here: {outcome.problem}", file=sys.stderr)
+        print(f"fleet check: networks cannot be built here: {outcome.problem}", file=sys.stderr)
         outcome.trials = {
             index: SmokeTestResult(
                 index,
@@ -233,18 +232,18 @@ def _try_networks(
 
 
 def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return a few usable samples of each input pipeline, ready for a network."""
+    """Return a few usable samples of each input pipeline, as (images, targets)."""
     samples = {}
-    for key, feed in (
+    for key, input_pipeline in (
         opened.pipelines or {"": InputPipeline(opened.data, opened.transforms, opened.samples, 0)}
     ).items():
-        pipeline = dataclasses.replace(feed, stream_target=None, packed_slice=None).pipeline(
-            "train", spec.seed
-        )
+        pipeline = dataclasses.replace(
+            input_pipeline, stream_target=None, packed_slice=None
+        ).pipeline("train", spec.seed)
         assert pipeline is not None
-        places = np.unique(np.linspace(0, pipeline.samples - 1, _SAMPLES).astype(int))
-        images, targets = pipeline.empty(len(places))
-        pipeline.load(places.tolist(), 0, images, targets)
+        indices = np.unique(np.linspace(0, pipeline.samples - 1, _SAMPLES).astype(int))
+        images, targets = pipeline.empty(len(indices))
+        pipeline.load(indices.tolist(), 0, images, targets)
         usable = pipeline.sample.target.is_usable(targets)
         if usable.any():
             samples[key] = images[usable], targets[usable]
@@ -252,7 +251,7 @@ def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.
 
 
 def _misfit(spec: Spec, trial: SmokeTestResult) -> Misfit:
-    """Return the problem of a network that was tried, with its key."""
+    """Return the problem of a tested network, with its key."""
     network = spec.networks[trial.network]
     if trial.setting:
         return network, spec.place_of(network, *trial.setting), trial.problem, ""
@@ -304,13 +303,15 @@ def _print(path: str, result: _CheckResult) -> None:
     test = "" if data.test is None else f" and {len(data.test)} test"
     folds = result.spec.data.folds
     if folds is None:
-        judging = f" and {len(data.validation or ())} validation"
+        validation = f" and {len(data.validation or ())} validation"
+        in_folds = ""
     else:
-        judging = ""
-    divided = "" if folds is None else f", in {folds} folds"
+        validation = ""
+        in_folds = f", in {folds} folds"
     print(
-        f"{path}: {len(data.train)} training{judging}{test} samples of {image} in "
-        f"{result.opened.sample.target} ({format_size(len(data.train) * image.nbytes)} decoded){divided}"
+        f"{path}: {len(data.train)} training{validation}{test} samples of {image} in "
+        f"{result.opened.sample.target} "
+        f"({format_size(len(data.train) * image.nbytes)} decoded){in_folds}"
     )
     _print_classes(data)
     if result.cache is not None:
@@ -339,10 +340,10 @@ def _print(path: str, result: _CheckResult) -> None:
 
 
 def _counts(data: DataSet) -> dict[str, dict[str, int]]:
-    """Return how many samples of each part have each class or label; nothing of other targets."""
+    """Count the samples of each class or label in each split; empty for other targets."""
     counts_by_split = {}
     for split, source in data.splits().items():
-        if split != "train" and source is data.train:  # of folds
+        if split != "train" and source is data.train:  # folds share the training data
             continue
         target = target_of(source)
         if target.kind not in ("class", "multilabel"):
@@ -358,7 +359,7 @@ def _counts(data: DataSet) -> dict[str, dict[str, int]]:
 
 
 def _print_classes(data: DataSet) -> None:
-    """List the classes, or labels, with their samples in each part."""
+    """Print the classes, or labels, with their number of samples in each split."""
     counts = _counts(data)
     if not counts:
         return
@@ -369,17 +370,17 @@ def _print_classes(data: DataSet) -> None:
     word = "label" if target_of(data.train).kind == "multilabel" else "class"
     headers = {"train": "training", "validation": "validation", "test": "test"}
     print_table(
-        [word, *(headers[part] for part in counts)],
-        [[name, *(of_part[name] for of_part in counts.values())] for name in listed_names],
+        [word, *(headers[split] for split in counts)],
+        [[name, *(by_name[name] for by_name in counts.values())] for name in listed_names],
     )
     if len(names) > len(listed_names):
-        print(f"{len(names) - len(listed_names)} more, each with as many training samples or more")
+        print(f"{len(names) - len(listed_names)} more, each with at least as many training samples")
 
 
 def _row(network: NetworkSpec, trial: SmokeTestResult) -> list[Any]:
     optimizer = network.train.optimizer
     rate = optimizer.learning_rate
-    if rate is None:  # that of the user's own function
+    if rate is None:  # a custom function has its own default
         rate_text = ""
     else:
         rate_text = rate["name"] if isinstance(rate, dict) else f"{rate:g}"

@@ -1,9 +1,8 @@
-"""Put a data set into one HDF5 file, which a spec reads with `source: hdf5`.
+"""Convert a data set into one HDF5 file, which a spec reads with `source: hdf5`.
 
-Any source of a spec can be packed, with its targets and weights: an image folder unless --source
-names another. Files stay encoded as they are; with --decoded they become uint8 pixels of one size,
-which costs space and saves decoding in every epoch. Samples that cannot be read or decoded are left
-out and named.
+Any source of a spec can be converted, with its targets and weights: an image folder unless --source
+names another one. Files stay encoded; with --decoded they become uint8 pixels of one size, which
+takes more space but avoids decoding in every epoch. Unreadable samples are left out and listed.
 """
 
 from __future__ import annotations
@@ -37,31 +36,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
         "path",
-        help="what the source reads: a folder that holds <class>/, or train/<class>/ and "
-        "validation/<class>/, unless --source names another one",
+        help="data to convert: a folder with <class>/, or with train/<class>/ and "
+        "validation/<class>/, unless --source names another source",
     )
-    parser.add_argument("out", help="HDF5 file to write; one that exists is replaced")
+    parser.add_argument("out", help="HDF5 file to write; an existing file is replaced")
     parser.add_argument(
         "--decoded",
         type=integer(1, 99_999),
         metavar="SIZE",
-        help="write pixels: resize the shorter side to SIZE, and take the SIZE x SIZE pixels at the "
-        "centre",
+        help="write pixels: resize the shorter side to SIZE, and crop the center to SIZE x SIZE",
     )
     parser.add_argument(
         "--mode",
         choices=("RGB", "L"),
         default="RGB",
-        help="with --decoded: colour or greyscale (RGB)",
+        help="with --decoded: color (RGB) or grayscale (L); default: RGB",
     )
     parser.add_argument(
         "--bits",
         type=integer(8, 16),
         default=16,
-        help="with --decoded: how many bits greyscale files of 16 bits use (16)",
+        help="with --decoded: number of bits that 16-bit grayscale files use (16)",
     )
     parser.add_argument(
-        "--source", default="image_folder", help="a source of a spec (image_folder)"
+        "--source", default="image_folder", help="source, as in data.source (image_folder)"
     )
     parser.add_argument(
         "--option",
@@ -69,21 +67,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_option,
         metavar="NAME=VALUE",
-        help="an option of the source, as in a spec's data.options; may be given several times",
+        help="option of the source, as in data.options; repeat it for several options",
     )
     parser.add_argument(
         "--target",
         type=_target,
         metavar="KIND",
-        help=(
-            "what the targets are, as in a spec's data.target: class, multilabel, value, mask, or a mapping as YAML"
-        ),
+        help="kind of targets, as in data.target: class, multilabel, value, mask, or a mapping "
+        "as YAML",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the file and say what is in it."""
+    """Write the file and print its contents."""
     data = open_data(
         args.source,
         args.path,
@@ -92,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
         options=dict(args.option),
         target=args.target,
     )
-    _say(data.remark)
+    _print_remark(data.remark)
     left_out = _write(data, _transforms(args), args.out)
     train, *held_out = open_hdf5(args.out)
     counts = {
@@ -127,25 +124,26 @@ def _print(
 ) -> None:
     unit = "image" if args.source == "image_folder" else "sample"
     if counts["test"]:
-        tested = f" and {pluralize(counts['test'], f'test {unit}')}"
+        test = f" and {pluralize(counts['test'], f'test {unit}')}"
     else:
-        tested = ""
+        test = ""
+    preposition = "of" if target.kind == "class" else "with"
     print(
         f"{args.out}: {pluralize(counts['train'], f'training {unit}')} and "
-        f"{pluralize(counts['validation'], f'validation {unit}')}{tested} {'of' if target.kind == 'class' else 'with'} "
+        f"{pluralize(counts['validation'], f'validation {unit}')}{test} {preposition} "
         f"{target}, {format_size(written)}; {len(left_out)} left out"
     )
     for sample in left_out:
         print(f"  left out {sample}")
 
 
-def _say(remark: str) -> None:
+def _print_remark(remark: str) -> None:
     for line in remark.splitlines():
         print(f"fleet convert: {line}", file=sys.stderr)
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """``name=value``, the value as in a spec."""
+    """Read ``name=value``, with the value as in a spec."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} should be NAME=VALUE")
@@ -191,11 +189,11 @@ def _transforms(args: argparse.Namespace) -> tuple[Transform, ...]:
 
 
 def _write(data: DataSet, transforms: Sequence[Transform], out: str) -> Sequence[UnreadableSample]:
-    """Write the images; returns those that are left out."""
+    """Write the samples; return the unreadable ones, which are left out."""
     parts: dict[str, Source | Pipeline] = dict(data.splits())
     for name, source in data.splits().items() if transforms else ():
         probe = probe_samples(source, transforms, seed=0)
-        _say(probe.remark if name == "train" else "")
+        _print_remark(probe.remark if name == "train" else "")
         parts[name] = Pipeline(source, transforms, 0, probe.sample)
     total = sum(map(len, data.splits().values()))
     with progress_bar(total, "samples") as advance, storage_errors(Path(out), kind=CannotWrite):

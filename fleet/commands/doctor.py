@@ -1,14 +1,13 @@
-"""Find what would go wrong, before an allocation is spent. Start it as you would start the run.
+"""Check the environment before you spend an allocation. Start it as you would start the run.
 
     mpirun -n 9 python -m fleet doctor photos.yaml
     mpirun -n 9 python -m fleet doctor --startup photos.yaml
     python -m fleet doctor
 
-It looks at the launcher and at the cores, threads and GPUs of every rank; with a spec also at the
-libraries of its engine, the data, the disk and the memory that ranks share, on every node. Each
-finding is a line that says what to do about it. The exit status is 0 if there is no finding, and 1
-otherwise. With --startup it times what each rank imports, and says whether an image and a broadcast
-would help.
+It checks the launcher and the cores, threads and GPUs of every rank; with a spec also the libraries
+of its engine, the data, the disk and the shared memory of every node. Each finding is a line with a
+remedy. The exit status is 0 without findings, and 1 otherwise. With --startup it times the imports
+of each rank, and tells you whether a container image and a broadcast would help.
 """
 
 from __future__ import annotations
@@ -73,13 +72,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--startup",
         action="store_true",
-        help="time the imports of each rank, first on rank 0 alone and then on all at a time",
+        help="time the imports of each rank, first on rank 0 alone, then on all ranks together",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, gather and print."""
+    """Check all ranks and print the findings."""
     try:
         from fleet.comm.mpi import start_mpi
     except (ImportError, RuntimeError) as error:
@@ -92,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _examine(world, args)
     except UserError as error:
-        if world.rank:  # what is wrong with the spec all know, and rank 0 says it
+        if world.rank:  # a mistake in the spec occurs on all ranks, and rank 0 reports it
             world.abort(error, int(ExitStatus.BAD_INPUT))
         raise
     except BaseException as error:
@@ -107,14 +106,12 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
         world.size,
         world.library_name(),
     )
-    if findings and local_rank(
-        os.environ
-    ):  # each takes itself for rank 0: let the first of each node speak
+    # Every process believes it is rank 0: only the first of each node reports.
+    if findings and local_rank(os.environ):
         return int(ExitStatus.INFRASTRUCTURE)
     if args.spec is not None:
-        allow_imports_beside(
-            args.spec
-        )  # on all ranks: what rank 0 shares may be of modules that are found there
+        # On all ranks: objects that rank 0 broadcasts may need modules next to the spec.
+        allow_imports_beside(args.spec)
     spec, opened, problem = world.broadcast_value(_open(args.spec) if world.rank == 0 else None)
     if spec is None and problem:
         if world.rank == 0:
@@ -130,31 +127,31 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     startup = time_imports(world, spec) if args.startup else None
     trials = world.allgather(None if spec is None else _try_lease(world, node_of, spec))
     if world.rank == 0:
-        roles, wrong = _roles(spec, facts, node_of)
+        roles, role_findings = _roles(spec, facts, node_of)
         trainers, slots = ((), 1) if roles is None else (roles.trainers, roles.slots)
         uses_gpus = spec is None or spec.engine.uses_gpus
         findings += [
-            *wrong,
+            *role_findings,
             *checks.check_ranks(facts, node_of, trainers, uses_gpus, slots),
             *checks.check_data(facts),
         ]
         if spec is not None:
             findings += checks.check_libraries(facts)
-            room, cache_choice = _check_room(spec, opened, roles, facts)
-            findings += room
+            space_findings, cache_choice = _check_space(spec, opened, roles, facts)
+            findings += space_findings
             findings += checks.check_lease([trial for trial in trials if trial is not None])
             if cache_choice:
                 print(f"fleet doctor: {cache_choice}", file=sys.stderr)
         for fact, paths in zip(facts, leftovers, strict=True):
             if paths:
                 print(
-                    f"fleet doctor: processes that are dead had left {pluralize(len(paths), 'item')} on "
-                    f"{fact.host}, which are removed now: {shortened(', '.join(map(str, paths)))}",
+                    f"fleet doctor: removed {pluralize(len(paths), 'leftover file')} of dead processes "
+                    f"from {fact.host}: {shortened(', '.join(map(str, paths)))}",
                     file=sys.stderr,
                 )
         gpu_nodes = sorted(
             {(fact.host, gpu) for fact in facts for gpu in fact.near},
-            key=lambda found: (found[0], found[1].node, found[1].gpu),
+            key=lambda item: (item[0], item[1].node, item[1].gpu),
         )
         for host, gpu in gpu_nodes:
             print(
@@ -175,7 +172,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
 def _show(
     args: argparse.Namespace,
     findings: Sequence[checks.Finding],
-    looked_at: str,
+    scope: str,
     gpu_nodes: Sequence[tuple[str, GpuNode]] = (),
     startup: Startup | None = None,
 ) -> int:
@@ -195,7 +192,7 @@ def _show(
     show(
         args,
         lambda: {"findings": findings, "gpus": gpus, **startup_numbers},
-        lambda: print("\n".join(map(str, findings)) or f"nothing found ({looked_at})", flush=True),
+        lambda: print("\n".join(map(str, findings)) or f"no problems found ({scope})", flush=True),
     )
     return int(ExitStatus.INFRASTRUCTURE if findings else ExitStatus.OK)
 
@@ -213,7 +210,7 @@ def _open(path: str | None) -> tuple[Spec | None, Inputs | None, str]:
         return None, None, str(error)
     try:
         return spec, open_inputs(spec), ""
-    except Exception as error:  # a source of the user's own may raise anything
+    except Exception as error:  # a custom source may raise anything
         return spec, None, str(error)
 
 
@@ -222,11 +219,10 @@ def _facts(
 ) -> checks.RankFacts:
     files = os.listdir("/dev")
     threads = [os.environ.get(variable, "") for variable in checks.THREAD_VARIABLES]
-    leads = (
-        node_of.index(node_of[world.rank]) == world.rank
-    )  # what is the same on all ranks of a node
+    # Some facts are the same on all ranks of a node.
+    is_first_of_node = node_of.index(node_of[world.rank]) == world.rank
     gpus = visible_gpus(os.environ, files)
-    if leads and spec is not None:
+    if is_first_of_node and spec is not None:
         libraries = find_engine_problems(spec.engine, gpus, spec.resources.exchange)
     else:
         libraries = []
@@ -236,7 +232,7 @@ def _facts(
         max([int(text) for text in threads if text.isdecimal()], default=1),
         gpus,
         len(visible_gpus({}, files)),
-        (problem or _reading_problem(data)) if leads else "",
+        (problem or _reading_problem(data)) if is_first_of_node else "",
         libraries,
         free_shared_memory(),
         find_gpu_nodes(gpus),
@@ -244,7 +240,7 @@ def _facts(
 
 
 def _reading_problem(data: DataSet | None) -> str:
-    """Why some samples cannot be read here: the first, the one in the middle, the last."""
+    """Read the first, middle and last sample of each split; return the first error."""
     for source in () if data is None else data.splits().values():
         for index in {0, len(source) // 2, len(source) - 1}:
             try:
@@ -257,35 +253,35 @@ def _reading_problem(data: DataSet | None) -> str:
 def _roles(
     spec: Spec | None, facts: Sequence[checks.RankFacts], node_of: Sequence[int]
 ) -> tuple[Roles | None, list[checks.Finding]]:
-    """Who would do what, or why the run would not start."""
+    """Return the roles of the ranks, or a finding why the run would not start."""
     gpus = gpus_per_node([rank.gpus for rank in facts], node_of)
     try:
         cores = cores_per_node([rank.cores for rank in facts], node_of)
-        return assign(node_of, None, gpus) if spec is None else assign_roles(
-            spec, node_of, gpus, cores=cores
-        ), []
+        if spec is None:
+            return assign(node_of, None, gpus), []
+        return assign_roles(spec, node_of, gpus, cores=cores), []
     except UserError as error:
         problem, _, remedy = str(error).rpartition(": ")
         return None, [checks.Finding(problem, remedy)]
 
 
-def _check_room(
+def _check_space(
     spec: Spec, opened: Inputs | None, roles: Roles | None, facts: Sequence[checks.RankFacts]
 ) -> tuple[list[checks.Finding], str]:
-    """Return True if checkpoints and samples have room, and what becomes of decoded samples.
+    """Check the space for checkpoints and samples; return findings and the choice of the cache.
 
-    Of networks that cannot be built nobody knows how large their checkpoints would be.
+    Networks that cannot be built are ignored, since the size of their checkpoints is unknown.
     """
     try:
         if opened is None or roles is None:
             return checks.check_disk(_disk(spec, None if opened is None else opened.sample)), ""
         paths = RunPaths(spec.output)
         shared_free = min(rank.shared_free for rank in facts)
-        means = HostResources(
+        resources = HostResources(
             len(roles.preprocessors), roles.gpus_per_node, False, shared_free, free_disk(paths)
         )
         choice = choose_cache(
-            spec, opened, means, replay_log(read_run(paths, (CacheChosen,))).cache
+            spec, opened, resources, replay_log(read_run(paths, (CacheChosen,))).cache
         )
         disk = _disk(spec, opened.sample, choice.nbytes if choice.cache == "file" else 0)
         shared = shared_bytes(
@@ -295,11 +291,11 @@ def _check_room(
             *checks.check_disk(disk),
             *checks.check_shared_memory(facts, shared),
         ], choice.summary
-    except NotInstalledError:  # another finding says it
+    except NotInstalledError:  # another finding reports it
         return [], ""
     except InputError as error:
         return [
-            checks.Finding(f"data.cache: {spec.data.cache}: {error}", "or leave it to auto")
+            checks.Finding(f"data.cache: {spec.data.cache}: {error}", "or use data.cache: auto")
         ], ""
     except UserError as error:
         return [checks.Finding(str(error), "change the network, or its images")], ""
@@ -309,9 +305,9 @@ def _check_room(
 
 
 def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> checks.LeaseTrial | None:
-    """Let a rank of each node take one lease, where the run's will be, all at the same moment; collective.
+    """Let one rank of each node try to take a lease in the run's folder together; collective.
 
-    On one node, the first two ranks do so. Then another one takes it from whoever has it.
+    On a single node, the first two ranks try. Then another rank takes the lease from its holder.
     """
     firsts = [node_of.index(node) for node in range(max(node_of) + 1)]
     ranks = firsts if len(firsts) > 1 else list(range(min(world.size, 2)))
@@ -355,7 +351,7 @@ def _make_probe(spec: Spec) -> str:
 
 
 def _notices(fence: Fence) -> bool:
-    """Return True if a holder finds out within some seconds that it holds the lease no more."""
+    """Return True if a holder notices within a few seconds that it has lost the lease."""
     for _ in range(20):
         try:
             fence.check()
@@ -389,7 +385,7 @@ def _disk(spec: Spec, sample: SampleSpec | None, decoded: int = 0) -> checks.Dis
 
 
 def _folder_bytes(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int:
-    """Bytes of all that a network may have on disk at once; 0 where nobody knows, or there is nothing to keep."""
+    """Return the most bytes that a network's folder may take; 0 if unknown or not trained."""
     if spec.engine.learns:
         parameters = count_network_parameters(network, spec, sample)
     else:

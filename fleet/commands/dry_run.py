@@ -1,20 +1,20 @@
-"""Try a spec before an allocation is spent: the same run, with training emulated, on this machine.
+"""Try a spec on this machine before you spend an allocation: the same run with emulated training.
 
   fleet dry-run spec.yaml
   fleet dry-run spec.yaml --gpus 16
   fleet dry-run spec.yaml --gpus 64 --gpus-per-node 4 --rates profile.json
-  fleet dry-run spec.yaml --gpus 16 --time-scale 0.001 --output runs/rehearsal
+  fleet dry-run spec.yaml --gpus 16 --time-scale 0.001 --output runs/dry-run
 
-First all policies are simulated, as if moves cost nothing. Then the data of the spec is opened and
-its networks are drawn, and as many ranks as the real run has trainers, and one more on each node,
-go through all of it: groups, stream, rounds, checkpoints. Instead of training they sleep for as
-long as the rates say, scaled down. Rates come from --rates, from `schedule.rates`, from the profile
-that a run of the spec has left, or from the cache of your measurements. If there are none, they are
-estimated from the numbers of parameters, which says nothing about how long the run will take.
-Networks train for the epochs that the rates file gives them, otherwise for as many as the spec
-allows. The estimate of the run includes the time in which rates are measured, if the run will have
-to measure them. Without --gpus or --ranks the run is rehearsed on one node: with as many GPUs as
-the spec says, or with one for each network, at most 8.
+First, all policies are simulated without the cost of moving networks. Then the data of the spec is
+opened, its networks are drawn, and the run is launched with one rank per trainer of the real run
+and one more per node. It forms groups, prepares the stream and writes checkpoints, but ranks sleep
+instead of training, for as long as the rates say, scaled down. Rates come from --rates, from
+`schedule.rates`, from the profile of an earlier run of the spec, or from the cache of your
+measurements. Otherwise they are estimated from the numbers of parameters, which does not predict
+how long the run will take. Networks train for the epochs in the rates file, or for as many as the
+spec allows. The estimated time of the run includes the measurement of rates, if they are not known.
+Without --gpus or --ranks the dry run uses one node: with as many GPUs as the spec says, or with one
+for each network, at most 8.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates_file import write_rates
 from scheduler.simulation.ensemble import Simulated, simulate
 
-# What --json prints of each policy.
+# The fields of each policy that --json prints.
 _PRINTED = ("policy", "makespan_s", "lower_bound_s", "waiting_s_per_gpu", "checkpoint_s")
-_ESTIMATED = "estimated"  # rates of which nothing was measured
-_MOST_BY_ITSELF = 8  # GPUs, where neither an option nor the spec says how many
+_ESTIMATED = "estimated"  # the origin of rates that were not measured
+_MAX_DEFAULT_GPUS = 8  # if neither an option nor the spec sets the number of GPUs
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -63,38 +63,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_spec(parser)
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
-        "--gpus", type=count, metavar="M", help="number of GPUs that the run will have (one node)"
+        "--gpus", type=count, metavar="M", help="number of GPUs of the run (those of one node)"
     )
     size.add_argument(
         "--ranks",
         type=count,
         metavar="N",
-        help="number of ranks that the run will have: all but one on each node have a GPU",
+        help="number of ranks of the run: one per node prepares samples, the others have a GPU",
     )
     parser.add_argument(
         "--gpus-per-node",
         type=count,
         metavar="G",
-        help="number of GPUs of each node (as the spec says, or all on one node)",
+        help="number of GPUs per node (as in the spec, or all GPUs on one node)",
     )
     parser.add_argument("--rates", metavar="FILE", help="JSON file of training rates")
     parser.add_argument(
         "--time-scale",
         type=positive,
         metavar="S",
-        help="seconds that a second of the run takes, such as 0.001 (so that it takes half a minute)",
+        help="seconds that one second of the run takes, such as 0.001 (so that the dry run takes "
+        "half a minute)",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FOLDER",
-        help="folder that keeps the files of the rehearsal (they are deleted)",
+        help="folder for the files of the dry run (a temporary folder)",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate, rehearse, and print how both came out."""
+    """Simulate, do the dry run, and print both results."""
     spec = load(args.spec)
     if spec.searches or not spec.networks:
         raise UserError(
@@ -109,48 +110,46 @@ def run(args: argparse.Namespace) -> int:
     gpu_cluster = _cluster(args, spec)
     nodes = gpu_cluster.gpus // gpu_cluster.gpus_per_node
     cluster = shared_cluster(spec, gpu_cluster)
-    means = HostResources(0 if spec.policy.own_samples else nodes, cluster.gpus_per_node)
-    choice = choose_cache(spec, opened, means)
+    resources = HostResources(0 if spec.policy.own_samples else nodes, cluster.gpus_per_node)
+    choice = choose_cache(spec, opened, resources)
     spec = with_cache(spec, choice.cache)
-    rates_found, origin = known_rates_of(spec, args.spec, args.rates, sample, gpu_cluster) or (
+    rate_table, origin = known_rates_of(spec, args.spec, args.rates, sample, gpu_cluster) or (
         estimated_rates(spec, sample, gpu_cluster.gpus_per_node),
         _ESTIMATED,
     )
-    rates = with_sharing(spec, with_epochs(spec, rates_found, len(data.train)))
-    policies = {**POLICIES, spec.policy.name: spec.policy}  # it may be one of the user's own
+    rates = with_sharing(spec, with_epochs(spec, rate_table, len(data.train)))
+    policies = {**POLICIES, spec.policy.name: spec.policy}  # the policy may be custom
     outcomes = [
         simulate(rates, cluster, policy, spec.options, Costs()) for policy in policies.values()
     ]
     planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
     profiling = _profiling(args, spec, sample, rates, gpu_cluster)
-    rehearsal = make_dry_run(
+    dry_run = make_dry_run(
         spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, sample, args.time_scale
     )
     if not args.json:
         print(choice.summary)
-        _announce(spec, cluster, origin, outcomes, rehearsal, profiling)
-    status, account = _perform(args, rehearsal, cluster)
+        _announce(spec, cluster, origin, outcomes, dry_run, profiling)
+    status, account = _perform(args, dry_run, cluster)
     show(
         args,
-        lambda: _numbers(spec, cluster, origin, outcomes, rehearsal, account, profiling),
-        lambda: _print(account, rehearsal, profiling, origin != _ESTIMATED),
+        lambda: _numbers(spec, cluster, origin, outcomes, dry_run, account, profiling),
+        lambda: _print(account, dry_run, profiling, origin != _ESTIMATED),
     )
     return status
 
 
 def _check_output(folder: Path) -> None:
-    """Refuse the folder of a real run: what an earlier rehearsal has left there is deleted."""
+    """Refuse the folder of a real run: a launch deletes the run in its folder."""
     paths = RunPaths(folder)
-    if not paths.marker.exists():  # nothing is there, or nothing that the launch would delete
+    if not paths.marker.exists():  # there is no run to delete
         return
-    if not (paths.spec.exists() and _is_rehearsal(read_yaml(paths.spec)[0])):
-        raise UserError(
-            f"--output {folder} holds a run that is not a rehearsal; name another folder"
-        )
+    if not (paths.spec.exists() and _is_dry_run(read_yaml(paths.spec)[0])):
+        raise UserError(f"--output {folder} contains a real run; use another folder")
 
 
-def _is_rehearsal(content: dict[str, Any]) -> bool:
-    """Return True if a spec trains nothing."""
+def _is_dry_run(content: dict[str, Any]) -> bool:
+    """Return True if the engine of a spec does not learn."""
     resources = content.get("resources")
     try:
         return (
@@ -169,7 +168,7 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
     if args.gpus is not None:
         gpus = args.gpus
     elif args.ranks is None:
-        gpus = _some_gpus(spec, per_node)
+        gpus = _default_gpus(spec, per_node)
     else:
         if spec.resources.networks_per_gpu == "auto":
             slots = 1
@@ -178,21 +177,19 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
         nodes = 1 if per_node is None else -(-args.ranks // (per_node * slots + 1))
         gpus = -(-(args.ranks - nodes) // slots)
     if gpus < 1:
-        raise UserError(
-            f"{gpus} GPUs: a rehearsal needs at least 1, and one more rank on each node"
-        )
+        raise UserError(f"{gpus} GPUs: a dry run needs at least 1, and one more rank on each node")
     per_node = gpus if per_node is None else min(per_node, gpus)
     if per_node < 1 or gpus % per_node:
-        raise UserError(f"{gpus} GPUs on nodes of {per_node}: a rehearsal needs whole nodes")
+        raise UserError(f"{gpus} GPUs on nodes with {per_node} GPUs: a dry run needs whole nodes")
     return Cluster.of(gpus, per_node)
 
 
-def _some_gpus(spec: Spec, per_node: int | None) -> int:
-    """GPUs of one node, or of so many that every network can train, where nobody says how many there will be."""
+def _default_gpus(spec: Spec, per_node: int | None) -> int:
+    """Return the GPUs of one node, or of as many nodes as the largest network needs."""
     min_gpus = max(network.min_gpus for network in spec.networks)
     if per_node:
         return per_node * -(-min_gpus // per_node)
-    return max(min_gpus, min(len(spec.networks), _MOST_BY_ITSELF))
+    return max(min_gpus, min(len(spec.networks), _MAX_DEFAULT_GPUS))
 
 
 def _profiling(
@@ -206,48 +203,49 @@ def _profiling(
     ):
         return MeasurementEstimate(0, 0.0)
     keys, cached_rates = cached(spec, args.spec, sample, cluster)
-    survey = RateMeasurement(
+    measurement = RateMeasurement(
         spec.networks, keys, spec.profile, cluster.gpus, cluster.gpus_per_node, cached_rates
     )
-    return estimate_duration(survey, rates, spec.engine.build_s)
+    return estimate_duration(measurement, rates, spec.engine.build_s)
 
 
 def _perform(
-    args: argparse.Namespace, rehearsal: DryRun, cluster: Cluster
+    args: argparse.Namespace, dry_run: DryRun, cluster: Cluster
 ) -> tuple[ExitStatus, Account]:
-    """Run it, in a folder that is deleted unless ``--output`` names one."""
-    with tempfile.TemporaryDirectory(prefix="fleet-rehearsal-") as temporary:
+    """Launch the dry run, in a temporary folder unless ``--output`` names one."""
+    with tempfile.TemporaryDirectory(prefix="fleet-dry-run-") as temporary:
         folder = Path(temporary)
         output = folder / "run" if args.output is None else args.output.resolve()
         status = _launch(
-            _written(rehearsal, folder, output),
+            _write_spec(dry_run, folder, output),
             cluster,
             modules_folder=Path(args.spec).absolute().parent,
         )
         return status, read_report(RunPaths(output)).account
 
 
-def _written(rehearsal: DryRun, folder: Path, output: Path) -> Path:
+def _write_spec(dry_run: DryRun, folder: Path, output: Path) -> Path:
     """Write the spec and the rates file of a dry run; return the spec's path."""
     rates = folder / "rates.json"
     spec = folder / "spec.yaml"
-    write_json(rates, write_rates(rehearsal.rates))
-    schedule = dataclasses.replace(rehearsal.document.schedule, rates=str(rates))
+    write_json(rates, write_rates(dry_run.rates))
+    schedule = dataclasses.replace(dry_run.document.schedule, rates=str(rates))
     api.write_spec(
-        dataclasses.replace(rehearsal.document, schedule=schedule, output=str(output)), spec
+        dataclasses.replace(dry_run.document, schedule=schedule, output=str(output)), spec
     )
     return spec
 
 
 def _launch(spec: Path, cluster: Cluster, modules_folder: Path) -> ExitStatus:
-    """Launch a spec. What it prints goes to a file, whose end is shown if the launch does not end well.
+    """Launch a spec; if the launch fails, print the end of its output.
 
     Args:
-        modules_folder: where modules of the user are found as well.
+        spec: the spec file.
+        cluster: the GPUs of the run.
+        modules_folder: a folder from which modules can be imported.
     """
-    ranks = (
-        cluster.gpus + cluster.gpus // cluster.gpus_per_node
-    )  # one of each node prepares samples
+    # One rank of each node prepares samples.
+    ranks = cluster.gpus + cluster.gpus // cluster.gpus_per_node
     modules = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(modules_folder))))
     with open(spec.with_name("log"), "w+", encoding="utf-8") as log:
         try:
@@ -266,7 +264,7 @@ def _launch(spec: Path, cluster: Cluster, modules_folder: Path) -> ExitStatus:
             kind = UserError if isinstance(error, UserError) else InfrastructureError
             raise kind(f"{error}: {_tail(log)}") from None
         if status != ExitStatus.OK:
-            print(f"The rehearsal ended with status {int(status)}: {_tail(log)}", file=sys.stderr)
+            print(f"The dry run ended with status {int(status)}: {_tail(log)}", file=sys.stderr)
     return status
 
 
@@ -280,21 +278,22 @@ def _announce(
     cluster: Cluster,
     origin: str,
     outcomes: list[Simulated],
-    rehearsal: DryRun,
+    dry_run: DryRun,
     profiling: MeasurementEstimate,
 ) -> None:
     policy = spec.schedule.policy
     is_known = origin != _ESTIMATED
     format_time = format_duration if is_known else about
-    by_what = "" if is_known else ", by estimated rates: nothing was measured"
+    note = "" if is_known else " (with estimated rates: nothing was measured)"
     planned = next(outcome for outcome in outcomes if outcome.policy == policy)
     print(
-        f"{pluralize(len(spec.networks), 'network')}, {pluralize(rehearsal.rates.samples_per_epoch, 'sample')} an epoch; "
+        f"{pluralize(len(spec.networks), 'network')}, "
+        f"{pluralize(dry_run.rates.samples_per_epoch, 'sample')} per epoch; "
         f"{describe_gpus(cluster)}; rates: {origin}"
     )
     print_policies(outcomes, is_known)
     print_table(
-        ["round", "start", "takes", "networks on GPUs"],
+        ["round", "start", "duration", "networks and their GPUs"],
         [
             [
                 number,
@@ -304,28 +303,29 @@ def _announce(
             ]
             for number, round_ in enumerate(planned.rounds[:10], start=1)
         ],
-        title=f"{policy}: {format_time(planned.makespan_s)} in {pluralize(len(planned.rounds), 'round')}{by_what}",
+        title=f"{policy}: {format_time(planned.makespan_s)} in "
+        f"{pluralize(len(planned.rounds), 'round')}{note}",
     )
     total_s = profiling.seconds + planned.makespan_s
     if profiling.measurements:
         print(
-            f"Before that, rates are measured: {pluralize(profiling.measurements, 'measurement')} in about "
-            f"{format_duration(profiling.seconds)}. The whole run: {about(total_s)}{by_what}."
+            f"Rates are measured first: {pluralize(profiling.measurements, 'measurement')} in about "
+            f"{format_duration(profiling.seconds)}. The whole run: {about(total_s)}{note}."
         )
     if spec.document.walltime is not None and total_s > spec.document.walltime:
         print(
-            f"The walltime of {format_duration(spec.document.walltime)} will not be enough: the run will stop, "
-            "and the same command resumes it."
+            f"The walltime of {format_duration(spec.document.walltime)} is too short: the run will "
+            "stop, and the same command resumes it."
         )
     print(
-        f"Rehearsing it on {cluster.gpus + cluster.gpus // cluster.gpus_per_node} ranks in about "
-        f"{format_duration(planned.makespan_s * rehearsal.scale)} ...",
+        f"Dry run on {cluster.gpus + cluster.gpus // cluster.gpus_per_node} ranks in about "
+        f"{format_duration(planned.makespan_s * dry_run.scale)} ...",
         flush=True,
     )
 
 
 def _print(
-    account: Account, rehearsal: DryRun, profiling: MeasurementEstimate, is_known: bool
+    account: Account, dry_run: DryRun, profiling: MeasurementEstimate, is_known: bool
 ) -> None:
     print(
         f"{pluralize(len({stint.name for stint in account.stints}), 'network')} trained in "
@@ -335,22 +335,21 @@ def _print(
         )
     )
     if account.measured_s is not None:
-        run_s = account.measured_s / rehearsal.scale
+        run_s = account.measured_s / dry_run.scale
         if is_known:
             run_time = format_duration(run_s)
         else:
-            run_time = f"{about(run_s)}, by estimated rates,"
+            run_time = f"{about(run_s)} (with estimated rates)"
         per_group = 1000 * account.costs.regroup_s
         per_epoch = 1000 * account.costs.epoch_s
+        if profiling.seconds:
+            measuring = f", after {format_duration(profiling.seconds)} of measurements"
+        else:
+            measuring = ""
         print(
-            f"It took {format_duration(account.measured_s)}, {account.ratio:.3f} times what the "
-            f"simulation says ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between epochs): "
-            f"{run_time} of the run's own time"
-            + (
-                f", and {format_duration(profiling.seconds)} of measuring before it."
-                if profiling.seconds
-                else "."
-            )
+            f"The dry run took {format_duration(account.measured_s)}, {account.ratio:.3f} times the "
+            f"simulated time ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between "
+            f"epochs). The run will take {run_time}{measuring}."
         )
 
 
@@ -359,7 +358,7 @@ def _numbers(
     cluster: Cluster,
     origin: str,
     outcomes: list[Simulated],
-    rehearsal: DryRun,
+    dry_run: DryRun,
     account: Account,
     profiling: MeasurementEstimate,
 ) -> dict[str, Any]:
@@ -379,7 +378,7 @@ def _numbers(
         "rounds": planned.rounds,
         "predicted_s": {outcome.policy: outcome.makespan_s for outcome in outcomes},
         "lower_bound_s": outcomes[0].lower_bound_s,
-        "time_scale": rehearsal.scale,
+        "time_scale": dry_run.scale,
         "measured_s": account.measured_s,
         "simulated_s": account.simulated_s,
         "groups": len(account.stints),

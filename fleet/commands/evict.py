@@ -1,18 +1,18 @@
 """Plan which running jobs to checkpoint or kill so that nodes are free in time, for every deadline.
 
     fleet evict --jobs jobs.csv --nodes 1024 --deadline 15
-    fleet evict --slurm --site site.json --nodes 8 --deadline 15 --aggregate-bandwidth 250 --node-bandwidth 2
+    fleet evict --slurm --nodes 8 --deadline 15 --aggregate-bandwidth 250 --node-bandwidth 2
     fleet evict --slurm --nodes 8 --deadline 15 --carry-out [--for 4711] [--yes]
 
-The jobs come from a file (CSV with a header, or JSON), or are those that run on this Slurm cluster
-now. A file has the columns id,nodes,loss,app_time,sys_time (in node-seconds and minutes; empty if
-not possible), or id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min, from which these
-follow by the bandwidths. The plan for a deadline has the least loss and, among those, takes the
-least time. Nothing is done to any job without --carry-out --yes. With them jobs save upon the
-signal that their comment names, are requeued or cancelled, in the order and at the times of the
-plan, until the nodes are free. Jobs that were requeued are held in the queue until the job of --for
-has begun, or without --for until the deadline. --carry-out alone says what would be done. Only your
-own jobs are touched, unless you are an operator of Slurm.
+The jobs come from a file (CSV with a header, or JSON), or from Slurm: the jobs that run on this
+cluster now. A file has the columns id,nodes,loss,app_time,sys_time (in node-seconds and minutes;
+empty if not possible), or id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min, from
+which the others are computed with the bandwidths. The plan for a deadline has the smallest loss and,
+among plans of equal loss, the shortest time. No job is changed without --carry-out --yes. With
+them, jobs are sent the checkpoint signal that their comment names, and are requeued or cancelled, in
+the order and at the times of the plan, until the nodes are free. Requeued jobs are held in the queue
+until the job of --for has started, or without --for until the deadline. --carry-out alone prints
+what would be done. Only your own jobs are changed, unless you are an operator of Slurm.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from scheduler.eviction.execution import Eviction, Step, dry_run
 from scheduler.eviction.plan import Action, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
 from scheduler.eviction.running_jobs import RESOLUTION, FileSystem, read_jobs
 
-MOST_ROWS = 31  # of a table on a terminal
-MOST_WAIT = 60 * 24 * 28  # minutes that an eviction is carried out
+MAX_ROWS = 31  # of a table on a terminal
+MAX_DEADLINE_MIN = 60 * 24 * 28  # of an eviction that is carried out
 RECORD = "fleet-evictions.jsonl"
 LETTERS: dict[Action, str] = {"kill": "K", "app": "a", "sys": "s"}
 
@@ -62,24 +62,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--site",
         type=Path,
         metavar="FILE.json",
-        help="with --slurm: how jobs checkpoint whose comment does not say so",
+        help="with --slurm: how jobs without a comment checkpoint",
     )
     parser.add_argument(
         "--partition", metavar="NAME", help="with --slurm: only the jobs of this partition"
     )
     goal = parser.add_mutually_exclusive_group(required=True)
     goal.add_argument(
-        "--nodes", type=integer(), metavar="K", help="number of nodes to free, at least"
+        "--nodes", type=integer(), metavar="K", help="minimum number of nodes to free"
     )
     goal.add_argument(
-        "--spectrum", action="store_true", help="show the least loss for every number of nodes"
+        "--spectrum", action="store_true", help="show the smallest loss for every number of nodes"
     )
     parser.add_argument(
         "--deadline",
         type=exact_number,
         required=True,
         metavar="MIN",
-        help="the last deadline, in minutes",
+        help="last deadline, in minutes",
     )
     parser.add_argument(
         "--step", type=exact_number, default=1, metavar="MIN", help="minutes between deadlines (1)"
@@ -88,8 +88,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--resolution",
         type=exact_number,
         metavar="MIN",
-        help="round checkpoint times up to multiples of this many minutes (as they are in a file that "
-        f"has them, else {RESOLUTION:g})",
+        help="round checkpoint times up to multiples of this many minutes (not at all if a file has "
+        f"the times, else {RESOLUTION:g})",
     )
     parser.add_argument(
         "--aggregate-bandwidth",
@@ -103,7 +103,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--carry-out",
         action="store_true",
-        help="with --slurm: say what would be done to which job when; with --yes do it",
+        help="with --slurm: print the actions for each job with their times; with --yes do them",
     )
     parser.add_argument(
         "--yes", action="store_true", help="with --carry-out: signal, requeue and cancel jobs"
@@ -112,28 +112,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--for",
         dest="urgent",
         metavar="JOB",
-        help="with --carry-out: the waiting job that is to have the nodes; what was requeued is held "
-        "until it has begun (until the deadline, and for a minute at least)",
+        help="with --carry-out: the waiting job that needs the nodes; requeued jobs are held until it "
+        "has started (until the deadline, for at least a minute)",
     )
     parser.add_argument(
         "--margin",
         type=duration,
         metavar="1min",
-        help="with --carry-out: stop jobs that lose work this long before the deadline, as they take a "
-        "while to end (1min, or a tenth of the deadline if that is less)",
+        help="with --carry-out: stop jobs that lose work this long before the deadline, since they "
+        "take a while to end (1min, or a tenth of the deadline if that is less)",
     )
     parser.add_argument(
         "--record",
         type=Path,
         metavar="FILE",
-        help=f"with --carry-out --yes: note everything there ({RECORD})",
+        help=f"with --carry-out --yes: file that records all actions ({RECORD})",
     )
     add_plot(parser, "the trade-off")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan and print; carry it out if that is asked for."""
+    """Print the plan; carry it out on request."""
     if args.carry_out:
         return _carry_out(args)
     for option, value in (
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         ("--for", args.urgent),
     ):
         if value:
-            raise UserError(f"{option} goes with --carry-out")
+            raise UserError(f"{option} needs --carry-out")
     jobs = _jobs(args)
     if args.spectrum:
         if args.plot is not None:
@@ -161,14 +161,14 @@ def run(args: argparse.Namespace) -> int:
     return ExitStatus.OK
 
 
-# ---------------------------------------------------------------- what is asked
+# ---------------------------------------------------------------- jobs
 
 
 def _jobs(args: argparse.Namespace) -> list[RunningJob]:
     storage = _storage(args)
     if args.jobs is not None:
         if args.site is not None or args.partition is not None:
-            raise UserError("--site and --partition go with --slurm")
+            raise UserError("--site and --partition need --slurm")
         return read_jobs(args.jobs, storage, args.resolution)
     return _costs(args, storage)(slurm_jobs.running_jobs(args.partition))
 
@@ -189,21 +189,23 @@ def _costs(
 
 
 def _carry_out(args: argparse.Namespace) -> int:
-    """Say what would be done, or do it."""
+    """Print what would be done, or do it."""
     if not args.slurm or args.nodes is None:
-        raise UserError("--carry-out goes with --slurm and --nodes: it acts on jobs that run now")
+        raise UserError("--carry-out needs --slurm and --nodes: it acts on jobs that run now")
     if args.plot is not None:
-        raise UserError("--plot draws a plan; it goes without --carry-out")
+        raise UserError("--plot draws a plan; use it without --carry-out")
     if args.yes and args.json:
-        raise UserError("--json goes without --yes, whose --record is a file of JSON lines")
+        raise UserError("use --json without --yes; --record is a file of JSON lines")
     deadline = args.deadline
-    check_range("--deadline", deadline, 0, MOST_WAIT, "min")
+    check_range("--deadline", deadline, 0, MAX_DEADLINE_MIN, "min")
     user = None if slurm_control.is_operator() else slurm_control.current_user()
     if args.urgent is not None:
         urgent = slurm_jobs.find_jobs(f"--jobs={args.urgent}").get(args.urgent)
         if urgent is None or not urgent.waits:
-            raise UserError(f"--for {args.urgent}: no job of that id is waiting")
-    machine = eviction.ClusterView(args.partition, user, _costs(args, _storage(args)), _give_back)
+            raise UserError(f"--for {args.urgent}: no waiting job has this id")
+    machine = eviction.ClusterView(
+        args.partition, user, _costs(args, _storage(args)), _release_nodes
+    )
     first = machine.take_snapshot()
     if args.margin is None:
         margin = min(1.0, deadline / 10)
@@ -220,8 +222,8 @@ def _carry_out(args: argparse.Namespace) -> int:
     held_jobs = eviction.jobs_held_elsewhere(first, machine, waiting)
     if held_jobs:
         print(
-            f"{', '.join(held_jobs)}: held in the queue, and {record} does not say why; if that is left from an eviction: "
-            f"scontrol release {','.join(held_jobs)}"
+            f"{', '.join(held_jobs)}: held in the queue, but not by an eviction in {record}; if "
+            f"another eviction did: scontrol release {','.join(held_jobs)}"
         )
     if not args.yes:
         rivals = eviction.competing_jobs(first, args.urgent, machine)
@@ -241,19 +243,19 @@ def _carry_out(args: argparse.Namespace) -> int:
             lambda: _print_preview(owner, first, machine, steps, rivals, waiting),
         )
         return ExitStatus.OK
-    diary = eviction.EvictionLog(record, lambda text: print(text, flush=True))
-    keeping = eviction.KeepFree(args.urgent, waiting)
-    diary.note(
+    log = eviction.EvictionLog(record, lambda text: print(text, flush=True))
+    keep_free = eviction.KeepFree(args.urgent, waiting)
+    log.note(
         "begin",
-        f"{args.nodes} nodes within {deadline:g} min, from the jobs of {owner}; noted in {record}",
+        f"free {args.nodes} nodes within {deadline:g} min, from the jobs of {owner}; log: {record}",
         nodes=args.nodes,
         deadline_min=float(deadline),
         user=slurm_control.current_user(),
         whose=owner,
     )
     with DeferredSignals() as interruption:
-        is_good = eviction.carry_out(plan, first, machine, diary, keeping, interruption)
-    if is_good:
+        has_succeeded = eviction.carry_out(plan, first, machine, log, keep_free, interruption)
+    if has_succeeded:
         return ExitStatus.OK
     return ExitStatus.INFRASTRUCTURE
 
@@ -267,33 +269,30 @@ def _print_preview(
     waiting: Sequence[str],
 ) -> None:
     users = {job: status.user for job, status in machine.seen.items()}
-    print(f"{pluralize(len(first.jobs), 'running job')} of {owner} may be asked to make room")
+    print(f"{pluralize(len(first.jobs), 'running job')} of {owner} may be stopped")
     print("\n".join(eviction.dry_run_lines(steps, users, first.signals)))
     if rivals:
-        print(f"{', '.join(rivals)}: would be held in the queue meanwhile")
+        print(f"{', '.join(rivals)}: would be held in the queue until then")
     if waiting:
         print(
             f"{', '.join(waiting)}: still held by an eviction that was killed; this one would "
             "release them"
         )
-    print("Nothing was done: --yes carries this out.")
+    print("Nothing was done; add --yes to carry this out.")
 
 
-def _give_back(run: str, nodes: int, within_s: float) -> tuple[str, ...]:
-    """Have a run give nodes back, with the processes on them; returns what they are called.
+def _release_nodes(run: str, nodes: int, within_s: float) -> tuple[str, ...]:
+    """Let a run release nodes and end its processes there; return the names of the nodes.
 
     Raises:
-        FleetError: it does not, or not within the time.
+        FleetError: the run does not release them, or not in time.
     """
     released = wait_for_nodes(run, request_nodes(run, nodes, within_s), within_s)
-    if released is None or not released.has_ended:
+    if released is None:
+        raise UserError(f"{run}: the launch has ended")
+    if not released.has_ended:
         raise UserError(
-            f"{run}: "
-            + (
-                "the launch has ended"
-                if released is None
-                else "the launch is not under --with-ft ulfm: its processes there go on"
-            )
+            f"{run}: the launch runs without --with-ft ulfm, so its processes on the nodes go on"
         )
     return released.hosts
 
@@ -307,18 +306,19 @@ def _storage(args: argparse.Namespace) -> FileSystem | None:
     return FileSystem(*bandwidths)
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- output
 
 
 def _print(jobs: Sequence[RunningJob], nodes: int, plans: Sequence[Plan]) -> None:
     in_use = sum(job.nodes for job in jobs)
     print(
-        f"{pluralize(len(jobs), 'running job')} on {pluralize(in_use, 'node')}; to free at least {nodes}"
+        f"{pluralize(len(jobs), 'running job')} on {pluralize(in_use, 'node')}; "
+        f"nodes to free: at least {nodes}"
     )
-    shown_plans = plans if len(plans) <= MOST_ROWS else _changes(plans)
-    _show_trade_off(shown_plans)
-    if len(shown_plans) <= MOST_ROWS:
-        _show_actions(jobs, shown_plans)
+    rows = plans if len(plans) <= MAX_ROWS else _changes(plans)
+    _show_trade_off(rows)
+    if len(rows) <= MAX_ROWS:
+        _show_actions(jobs, rows)
 
 
 def _changes(plans: Sequence[Plan]) -> list[Plan]:
@@ -363,7 +363,7 @@ def _show_trade_off(plans: Sequence[Plan]) -> None:
 
 
 def _show_actions(jobs: Sequence[RunningJob], plans: Sequence[Plan]) -> None:
-    """Who is stopped how, a row for each job and a column for each deadline."""
+    """Print how each job is stopped: a row per job, a column per deadline."""
     stopped = [job for job in jobs if any(job.id in plan.actions for plan in plans)]
     rows = [
         [
@@ -376,8 +376,8 @@ def _show_actions(jobs: Sequence[RunningJob], plans: Sequence[Plan]) -> None:
     if rows:
         print_table(["job", "nodes", *(str(plan.deadline) for plan in plans)], rows)
         print(
-            "K killed, a checkpoints itself, s checkpointed by the system; "
-            f"not shown: {pluralize(len(jobs) - len(stopped), 'job')} that no plan stops"
+            "K: killed, a: checkpoints itself, s: checkpointed by the system; "
+            f"{pluralize(len(jobs) - len(stopped), 'job')} not listed, since no plan stops them"
         )
 
 
@@ -406,7 +406,7 @@ def _draw(plans: Sequence[Plan], nodes: int, path: Path) -> None:
 def _spectrum(args: argparse.Namespace, jobs: Sequence[RunningJob]) -> None:
     spectrum = Spectrum(jobs, args.deadline, args.step)
     losses = spectrum.losses()
-    # One row for counts of nodes that cost the same; it tells the largest.
+    # One row for numbers of nodes with equal losses, labeled with the largest.
     counts = [
         nodes
         for nodes in range(len(losses))
@@ -418,13 +418,13 @@ def _spectrum(args: argparse.Namespace, jobs: Sequence[RunningJob]) -> None:
             "deadlines": spectrum.deadlines,
             "spectrum": [{"nodes": nodes, "losses": losses[nodes]} for nodes in counts],
         },
-        lambda: _print_spectrum(spectrum, losses, subsample(counts, 1, MOST_ROWS)),
+        lambda: _print_spectrum(spectrum, losses, subsample(counts, 1, MAX_ROWS)),
     )
 
 
 def _print_spectrum(spectrum: Spectrum, losses: np.ndarray, node_counts: Sequence[int]) -> None:
     moments = subsample(range(len(spectrum.deadlines)), 1, 16)
-    print("Least loss, node-hours: a row for nodes to free, a column for the deadline, min")
+    print("Smallest loss in node-hours: rows are nodes to free, columns are deadlines in min")
     print_table(
         ["nodes", *(str(spectrum.deadlines[moment]) for moment in moments)],
         [

@@ -1,12 +1,12 @@
-"""Write what a run has come to for other tools: tables, networks, and the stores of trackers. The run may go on.
+"""Export the results of a run for other tools: as tables, ONNX, or in the stores of trackers.
 
-  fleet export runs/digits --csv                 runs/digits/export/results.csv and history.csv
-  fleet export runs/digits --parquet tables      the same as Parquet, in another folder
+  fleet export runs/digits --csv             runs/digits/export/results.csv and history.csv
+  fleet export runs/digits --parquet tables  the same as Parquet, in another folder
   fleet export runs/digits --mlflow mlflow --wandb wandb --optuna studies.log
-  fleet export runs/digits cnn-1 --onnx          runs/digits/models/cnn-1/best.onnx, of a finished network
+  fleet export runs/digits cnn-1 --onnx      runs/digits/models/cnn-1/best.onnx
 
-Given again, it adds to the store of a tracker what has come since, and nothing twice. No server is
-spoken to. The libraries of trackers are those of pip install 'fleet-ensemble[track]'.
+The run may be running. A repeated export adds only new results to the store of a tracker. No server
+is contacted. Install the libraries of trackers with pip install 'fleet-ensemble[track]'.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from fleet.units import listed
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a finished network, for --onnx")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="finished network, for --onnx")
     parser.add_argument(
         "--onnx",
         nargs="?",
         const=False,
         type=Path,
         metavar="FILE",
-        help=(
-            "write the network as ONNX, for inputs as the run prepares them, into this file (RUN/models/NAME/best.onnx)"
-        ),
+        help="write the network as ONNX, for inputs as the run prepares them, to this file "
+        "(RUN/models/NAME/best.onnx)",
     )
     for kind in FORMATS:
         parser.add_argument(
@@ -47,10 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
             const=False,
             type=Path,
             metavar="DIR",
-            help=(
-                f"write results.{kind}, a row per network, and history.{kind}, a row per epoch of each, into this folder "
-                "(RUN/export)"
-            ),
+            help=f"write results.{kind}, with a row per network, and history.{kind}, with a row per "
+            "network and epoch, to this folder (RUN/export)",
         )
     for tracker in TRACKERS.values():
         parser.add_argument(
@@ -63,17 +60,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write what was asked for."""
+    """Write the requested files and stores."""
     options = vars(args)
     kinds = {kind: options[kind] for kind in FORMATS if options[kind] is not None}
     trackers = {name: options[name] for name in TRACKERS if options[name] is not None}
     if not kinds and not trackers and args.onnx is None:
-        raise UserError(
-            f"say what to write: {', '.join(f'--{name}' for name in (*FORMATS, 'onnx', *TRACKERS))}"
-        )
+        exports = ", ".join(f"--{name}" for name in (*FORMATS, "onnx", *TRACKERS))
+        raise UserError(f"choose what to export: {exports}")
     if (args.name is None) != (args.onnx is None):
         raise UserError(
-            "--onnx takes the NAME of a network, and nothing else does: fleet export RUN NAME --onnx"
+            "--onnx and NAME, the name of a network, go together: fleet export RUN NAME --onnx"
         )
     paths = RunPaths(args.run)
     files: list[Path] = []
@@ -109,9 +105,8 @@ def _write_onnx(paths: RunPaths, name: str, path: Path | bool) -> Path:
         exported = sorted(
             path_.parent.name for path_ in paths.models.glob(f"*/best{engine.suffix}")
         )
-        raise UserError(
-            f"{name} was not exported{f'; there are {listed(exported)}' if exported else ''}"
-        )
+        hint = f"; exported networks: {listed(exported)}" if exported else ""
+        raise UserError(f"{name} was not exported{hint}")
     path = paths.exported(name, ".onnx") if isinstance(path, bool) else path
     write_onnx(engine, file, path)
     return path

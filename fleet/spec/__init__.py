@@ -1,6 +1,6 @@
 """Read the spec of a run, from YAML to networks with all their settings.
 
-It imports errors, units, terminal and two leaves.
+Of the other modules of ``fleet`` it imports only errors, units, terminal, plugins and vocabulary.
 """
 
 from fleet.spec.data import Data

@@ -1,8 +1,7 @@
-"""Resolve what a network is judged by, and check that networks can be compared by it.
+"""Resolve the selection criterion of each network, and check that networks can be compared.
 
-Networks are ranked, chosen, paused and dropped by what they monitor. That has a meaning only where
-it measures the same
-of all of them: two losses have different units, and the best of one is none of the other.
+Networks are ranked, selected, paused and pruned by the metric that they monitor. This makes sense
+only if the metric measures the same thing for all of them: two losses may have different units.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from fleet.units import listed
 from fleet.vocabulary.measures import direction_of
 from preprocess.target import KINDS, TargetSpec
 
-# What the message proposes where networks have no metric in common, by the kind of the target.
+# The metric that a message proposes if networks have none in common, by the kind of the target.
 _PROPOSED = {"value": "mean_absolute_error"}
 
 
-# ---- what the data decides ----------------------------------------------------------------------
+# ---- settings that depend on the data -----------------------------------------------------------
 
 
 def with_data_defaults(
@@ -35,11 +34,11 @@ def with_data_defaults(
     """Return the spec with every setting that depends on the data filled in.
 
     Args:
-        targets: of each feed the target of the training data, with its names; and the training samples
-            of each class, where they are asked for.
+        targets: key of an input pipeline -> the target of its training data, and the number of
+            training samples in each class (empty unless a network needs it).
 
     Raises:
-        UserError: weights of classes that there are not.
+        UserError: a class weight names a class that does not exist.
     """
     return replace(
         spec,
@@ -85,7 +84,7 @@ def _default_monitor(kind: str) -> str:
     return "val_loss"
 
 
-# ---- what networks are ranked by ----------------------------------------------------------------
+# ---- how networks are ranked --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,9 @@ class SelectionCriterion:
     """The criterion by which a network is judged.
 
     Attributes:
-        monitor, sign: what is watched, and 1 where more of it is better, else -1.
-        loss: a key: networks with the same one have losses that can be compared.
+        monitor: the column that is monitored.
+        sign: 1 if high values are better, else -1.
+        loss: a key; networks with equal keys have comparable losses.
     """
 
     monitor: str
@@ -112,15 +112,15 @@ class SelectionCriterion:
 def ranking_of(criteria: Collection[SelectionCriterion]) -> tuple[tuple[str, int], ...]:
     """Return the columns that rank networks with these criteria.
 
-    Where they monitor different things, it is the accuracy, and the loss where targets have none; a
-    spec in which losses differ then is refused. Between equal networks their losses decide where
-    these can be compared.
+    If they monitor different columns, the accuracy ranks them, or the loss if targets have no
+    accuracy (a spec with different losses is then refused). Comparable losses break ties.
 
     Returns:
-        Columns of the results, each with 1 where more of it is better, else -1; each counts where
-        those before are equal.
+        Columns of the results, each with 1 if high values are better, else -1; each column breaks
+        the ties of the ones before it.
 
-    >>> ranking_of({SelectionCriterion("val_mae", -1, "huber"), SelectionCriterion("val_mae", -1, "mse")})
+    >>> huber, mse = (SelectionCriterion("val_mae", -1, loss) for loss in ("huber", "mse"))
+    >>> ranking_of({huber, mse})
     (('val_mae', -1), ('val_accuracy', 1), ('accuracy', 1))
     """
     monitored = {(criterion.monitor, criterion.sign) for criterion in criteria}
@@ -132,7 +132,7 @@ def ranking_of(criteria: Collection[SelectionCriterion]) -> tuple[tuple[str, int
     return tuple(dict.fromkeys([*(monitored if len(monitored) == 1 else ()), *scores]))
 
 
-# ---- whether that can be compared ---------------------------------------------------------------
+# ---- which networks can be compared -------------------------------------------------------------
 
 
 def check_comparable(
@@ -141,14 +141,14 @@ def check_comparable(
     """Check that networks with the same target are judged by comparable quantities.
 
     Args:
-        networks: of the spec, with those that stand for the ones of its searches.
-        kinds_of: the kinds that a network's target may have; more than one where its data is not
-            known yet. What can be compared with one of them is not refused.
+        networks: the networks of the spec, with one or more samples of each search.
+        kinds_of: returns the kinds that a network's target may have: more than one if its data is
+            not known yet. The spec is refused only if the comparison fails for all of them.
 
     Raises:
-        SpecError: with a mistake for each quantity that is not the same for all.
+        SpecError: a quantity differs between networks; with one mistake for each.
     """
-    if not spec.engine.learns:  # and has no losses of its own
+    if not spec.engine.learns:  # its losses are not real
         return
     alike: dict[str, list[NetworkSpec]] = {}
     for network in networks:
@@ -188,7 +188,7 @@ def check_comparable(
 
 
 def target_kinds_of_spec(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]:
-    """Return a function that gives the target kinds a spec allows, before its data is read."""
+    """Return a function that returns the target kinds a spec allows, before its data is read."""
 
     def kinds_of(network: NetworkSpec) -> Collection[str]:
         target = spec.data_by_pipeline.get(network.pipeline, spec.data).target
@@ -211,7 +211,9 @@ class _Comparison:
     """Networks with the same target, in groups with equal criteria.
 
     Attributes:
-        kind: of their targets.
+        spec: the spec of the networks.
+        groups: the groups of networks.
+        kind: the kind of their targets.
     """
 
     spec: Spec
@@ -229,8 +231,8 @@ class _Comparison:
                     groups[-1][0],
                     "monitor",
                     (
-                        f"{monitor} is not the same for all networks, so they cannot be compared "
-                        f"by it: {self._told(measures, monitor)}"
+                        f"{monitor} is not the same for all networks, so it cannot compare them: "
+                        f"{self._describe(measures, monitor)}"
                     ),
                     self._proposal(monitor),
                 )
@@ -238,18 +240,18 @@ class _Comparison:
                 yield self._mistake(
                     groups[-1][0],
                     "direction",
-                    f"{monitor} cannot be better both ways: " + self._told(signs, "direction"),
+                    f"{monitor} has two directions: {self._describe(signs, 'direction')}",
                     "one direction for all networks",
                 )
         if len(monitors) == 1:
             return
         rule = self.spec.document.prune.rule
-        differ = self._told(monitors, "monitor")
+        differences = self._describe(monitors, "monitor")
         losses = self._by(self.groups, partial(self._measure, monitor="val_loss"))
         if find_rule(rule).compares:
             yield self.spec.origin.mistake(
                 ("prune", "rule"),
-                f"{rule} compares all networks, but they monitor different quantities: {differ}",
+                f"{rule} compares all networks, but they monitor different metrics: {differences}",
                 "one train.stopping.monitor at the top",
             )
         elif self.kind == "value" and len(losses) > 1:
@@ -258,8 +260,8 @@ class _Comparison:
                 last,
                 "monitor",
                 (
-                    f"networks monitor different quantities and have different losses, so they "
-                    f"cannot be ranked: {differ}; the loss is {self._told(losses, 'val_loss')}"
+                    f"networks monitor different metrics and have different losses, so they cannot "
+                    f"be ranked: {differences}; the loss is {self._describe(losses, 'val_loss')}"
                 ),
                 self._proposal("val_loss"),
             )
@@ -288,9 +290,8 @@ class _Comparison:
         loss = m.format_measure(
             m.canonical_loss(train.loss, train.label_smoothing, self.kind, words.losses)
         )
-        if monitor != "loss" or not (
-            weights := _weighing(train.class_weights)
-        ):  # they count in training alone
+        weights = _weighing(train.class_weights)
+        if monitor != "loss" or not weights:  # class weights apply to the training loss only
             return loss
         return f"{loss} with class_weights {json.dumps(weights, sort_keys=True)}"
 
@@ -302,7 +303,7 @@ class _Comparison:
             groups_by_key.setdefault(key(group[0].train), []).append(group)
         return groups_by_key
 
-    def _told(
+    def _describe(
         self, groups_by_value: Mapping[str, Sequence[Sequence[NetworkSpec]]], monitor: str
     ) -> str:
         """Describe the differences: values, networks, and lines of the spec."""
@@ -342,12 +343,11 @@ class _Comparison:
         if self.kind != "value":
             common.append("accuracy")
         if common:
-            return "a metric that all of them have: monitor: " + " or ".join(
+            return "a metric that all networks have: monitor: " + " or ".join(
                 prefix + name for name in common[:3]
             )
         proposed = _PROPOSED.get(self.kind, "accuracy")
         return (
-            f"a metric that all of them have: metrics: [{proposed}] and stopping: "
-            f"{{monitor: {prefix}{proposed}}}, "
-            "in `train` at the top"
+            f"a metric that all networks have: metrics: [{proposed}] and stopping: "
+            f"{{monitor: {prefix}{proposed}}}, in `train` at the top"
         )

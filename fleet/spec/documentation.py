@@ -51,13 +51,13 @@ _PARTS = {
     "models: search.objectives": "Objective",
     "models: search.budget": "Budget",
 }
-MAX_CHOICES = 12  # that stand in a table; longer lists are called by their title
+MAX_CHOICES = 12  # that a table lists; it shows the title of a longer list
 
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a spec."""
     schema = TypeAdapter(Document).json_schema()
-    _know_the_entries(schema["$defs"])
+    _describe_entries(schema["$defs"])
     # A run that stays open may start without networks.
     schema |= {"anyOf": [{"required": ["keep_open"]}, {"properties": {"models": {"minItems": 1}}}]}
     return {
@@ -67,7 +67,7 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _know_the_entries(parts: dict[str, Any]) -> None:
+def _describe_entries(parts: dict[str, Any]) -> None:
     """Describe the mappings of an entry: its family's arguments and parts of ``train``."""
     entry = parts["ModelEntry"]
     train = entry["properties"]["train"]
@@ -149,7 +149,7 @@ def _kind(value: dict[str, Any]) -> str:
     if examples:
         return f"like `{examples[0]}`"
     title = str(value.get("title", ""))
-    if title[:1].islower():  # those of pydantic are the keys, with a capital
+    if title[:1].islower():  # titles made by pydantic begin with a capital
         return title
     kind = value.get("type", "object")
     words = {
@@ -175,7 +175,7 @@ def _kind(value: dict[str, Any]) -> str:
 
 def _default(value: dict[str, Any], required: bool) -> str:
     if required:
-        return "must be given"
+        return "required"
     default = value.get("default")
     if default is None or default == "" or isinstance(default, dict):
         return ""

@@ -13,28 +13,27 @@ from fleet.spec.train import Optimizer, Train
 from fleet.vocabulary.measures import SHORT, Direction, MeasureWord, canonical_name, direction_of
 from fleet.vocabulary.schedules import find_missing, find_problems
 
-RATE_OF_0_2 = 0.01  # of every optimizer for which none was given
+RATE_OF_0_2 = 0.01  # the default learning rate of every optimizer in version 0.2
 
-Problem: TypeAlias = tuple[
-    tuple[str, ...], str, str
-]  # keys below `train`, what is wrong, what would be right
+# Keys below `train`, what is wrong, what would be right.
+Problem: TypeAlias = tuple[tuple[str, ...], str, str]
 
 
 def find_unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
     """Yield the training settings that an engine does not support.
 
-    A learning rate schedule need not be whole, see :func:`incomplete_schedule`. Where nothing is
-    learned, no word means anything, so that a rehearsal takes those of any engine.
+    A learning rate schedule may be incomplete, see :func:`incomplete_schedule`. An engine that does
+    not learn accepts any name, so that a dry run accepts the spec of every engine.
     """
     if not engine.learns:
         return
     words = engine.words
     knows = engine.knows
-    yield from _of_optimizer(train.optimizer, engine)
+    yield from _check_optimizer(train.optimizer, engine)
     if train.loss is not None:
-        yield from _of_measure(("loss",), train.loss, words.losses, engine)
+        yield from _check_measure(("loss",), train.loss, words.losses, engine)
     for metric in train.metrics:
-        yield from _of_measure(("metrics",), metric, words.metrics, engine)
+        yield from _check_measure(("metrics",), metric, words.metrics, engine)
     monitor = train.stopping.monitor
     if monitor is not None and find_direction(train, engine) is None:
         yield (
@@ -45,7 +44,9 @@ def find_unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
     if knows.precisions is not None and train.precision not in knows.precisions:
         yield (
             ("precision",),
-            *_lacks(engine, "precision", train.precision, knows.precisions, may_be_own=False),
+            *_describe_unknown(
+                engine, "precision", train.precision, knows.precisions, can_be_custom=False
+            ),
         )
     if train.batch.accumulate > 1 and not knows.accumulates:
         yield (
@@ -54,11 +55,11 @@ def find_unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
             "leave it out",
         )
     if train.xla and not knows.compiles:
-        yield ("xla",), f"the {engine.name} engine knows no XLA", "leave it out"
+        yield ("xla",), f"the {engine.name} engine does not support XLA", "leave it out"
     if train.start is not None and not knows.starts:
         yield (
             ("start",),
-            f"the {engine.name} engine cannot begin with weights of a file",
+            f"the {engine.name} engine cannot start from the weights of a file",
             "leave it out",
         )
 
@@ -108,11 +109,12 @@ def with_rate(train: Train, engine: EngineInfo, defaults: str) -> Train:
     """Return the settings with the optimizer's default learning rate if none is given.
 
     Args:
-        defaults: the version of FLEET whose defaults count.
+        train: the training settings.
+        engine: the engine that knows the defaults of its optimizers.
+        defaults: the version of FLEET whose defaults apply.
 
     Returns:
-        The same settings with a learning rate; without one where only the user's own function has a
-        default.
+        The settings with a learning rate; without one if the optimizer is a custom function.
     """
     optimizer = train.optimizer
     if optimizer.learning_rate is not None:
@@ -125,7 +127,7 @@ def with_rate(train: Train, engine: EngineInfo, defaults: str) -> Train:
 
 
 def optimizer_slots(optimizer: Optimizer, engine: EngineInfo) -> int:
-    """Count the numbers that an optimizer keeps for each parameter, at most."""
+    """Return the largest number of values that an optimizer stores for each parameter."""
     word = engine.words.optimizers.get(optimizer.name)
     if word is None:
         slots = 0
@@ -134,7 +136,7 @@ def optimizer_slots(optimizer: Optimizer, engine: EngineInfo) -> int:
     return slots + bool(optimizer.use_ema) + bool(optimizer.amsgrad) + bool(optimizer.centered)
 
 
-def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]:
+def _check_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]:
     name = optimizer.name
     optimizers = engine.words.optimizers
     schedules = engine.words.schedules
@@ -144,7 +146,7 @@ def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]
         if item.name not in ("name", "learning_rate") and getattr(optimizer, item.name) is not None
     ]
     if not (engine.knows.own if ":" in name else name in optimizers):
-        yield ("optimizer", "name"), *_lacks(engine, "optimizer", name, optimizers)
+        yield ("optimizer", "name"), *_describe_unknown(engine, "optimizer", name, optimizers)
     elif foreign := [
         key
         for key in parameters
@@ -155,13 +157,18 @@ def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]
         key = ("optimizer", "learning_rate")
         name = str(rate.get("name"))
         if name not in schedules:
-            yield key, *_lacks(engine, "learning rate schedule", name, schedules, may_be_own=False)
+            yield (
+                key,
+                *_describe_unknown(
+                    engine, "learning rate schedule", name, schedules, can_be_custom=False
+                ),
+            )
         for problem in find_problems(rate, schedules[name]) if name in schedules else ():
             wrong, _, right = problem.partition("; ")
             yield key, wrong, right
 
 
-def _of_measure(
+def _check_measure(
     key: tuple[str, ...], measure: Measure, measures: Mapping[str, MeasureWord], engine: EngineInfo
 ) -> Iterator[Problem]:
     name = name_of(measure)
@@ -169,7 +176,7 @@ def _of_measure(
     if not (engine.knows.own if ":" in name else canonical_name(name) in measures):
         yield (
             key,
-            *_lacks(
+            *_describe_unknown(
                 engine,
                 noun,
                 name,
@@ -182,32 +189,39 @@ def _of_measure(
         and (needed := measures[canonical_name(name)].needs)
         and needed not in parameters_of(measure)
     ):
-        yield key, f"the {noun} {name} needs {needed}", f"write {{{name}: {{{needed}: ...}}}}"
+        yield (
+            key,
+            f"the {noun} {name} needs the parameter {needed}",
+            f"write {{{name}: {{{needed}: ...}}}}",
+        )
 
 
-def _lacks(
+def _describe_unknown(
     engine: EngineInfo,
     noun: str,
     name: str,
     names: Iterable[str],
     short: Iterable[str] = (),
-    may_be_own: bool = True,
+    can_be_custom: bool = True,
 ) -> tuple[str, str]:
     """Return a message that an engine does not have a name, and what would be right.
 
     Args:
-        names: the names that it knows.
-        short: others for the same.
-        may_be_own: whether an import path can stand in their place.
+        engine: the engine.
+        noun: what the name names, such as ``metric``.
+        name: the unknown name.
+        names: the names that the engine has.
+        short: short forms of these names.
+        can_be_custom: whether an import path can replace a name.
     """
     wrong = f"the {engine.name} engine has no {noun} {name!r}"
     near = {candidate.lower(): candidate for candidate in (*names, *short)}
     close = [near[candidate] for candidate in difflib.get_close_matches(name.lower(), near, n=3)]
     if close:
-        right = "a name that it has"
+        right = "a name that the engine has"
     else:
         right = f"it has {', '.join(names) or 'none by name'}"
-    if may_be_own and engine.knows.own:
+    if can_be_custom and engine.knows.own:
         hint = ", or an import path module:function"
     else:
         hint = ""

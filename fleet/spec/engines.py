@@ -1,9 +1,8 @@
 """Describe each engine without loading it, so that specs can be checked against it.
 
-An engine itself may take seconds to import, and stands far above a spec;
-:mod:`fleet.engines.registry` makes it from its row. Its name is looked up here and compared nowhere
-else; an :class:`EngineInfo` of one's own, which a spec names by its import path, does all that one
-of the table does.
+An engine may take seconds to import, and it imports specs; :mod:`fleet.engines.registry` makes it
+from its description. No other module compares names of engines. A spec can name your own
+:class:`EngineInfo` by its import path, which works like the ones in the table.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from fleet.vocabulary.schedules import SCHEDULES, is_schedule
 
 Word = TypeVar("Word")
 Table: TypeAlias = Mapping[str, Word] | tuple[str, ...] | None
-Make = Callable[
-    ..., Any
-]  # of (fleet.engines.base.EngineContext) -> fleet.engines.base.Engine, which a spec knows nothing of
+# (fleet.engines.base.EngineContext) -> fleet.engines.base.Engine, which a spec does not import.
+Make = Callable[..., Any]
 
 
 def float32_bytes(parameters: int, slots: int) -> int:
@@ -40,9 +38,9 @@ class Words:
     """The names that an engine accepts in a spec, with what is known about each.
 
     Attributes:
-        optimizers: by name, in lower case.
-        schedules: by name; functions of a step and their arguments, which give a learning rate.
-        losses, metrics: by name, in snake case.
+        optimizers: name in lower case -> description.
+        schedules: name -> function of a step and its arguments that returns a learning rate.
+        losses, metrics: name in snake case -> description.
     """
 
     optimizers: Mapping[str, OptimizerWord]
@@ -56,14 +54,14 @@ class Known:
     """The parts of ``train`` that an engine supports; None stands for everything in Keras.
 
     Attributes:
-        optimizers, schedules, losses, metrics: names of Keras' words (:mod:`fleet.vocabulary`), in
-            the form of its tables; or the engine's own tables, as in :class:`Words`.
-        precisions: of ``train.precision``.
-        own: whether it takes functions of the user's own in their place, under import paths.
+        optimizers, schedules, losses, metrics: names of :mod:`fleet.vocabulary`, written as in its
+            tables; or tables of the engine's own, as in :class:`Words`.
+        precisions: values of ``train.precision``.
+        own: whether the engine accepts import paths of custom functions instead of names.
         accumulates: whether it averages the gradients of several steps.
         compiles: whether XLA can compile its steps.
-        starts: whether networks can begin with weights of a file, and keep some of them as they
-            are; its trainables are then :class:`fleet.engines.base.SupportsPretrained`.
+        starts: whether networks can start from the weights of a file and freeze some of them; its
+            trainables are then :class:`fleet.engines.base.SupportsPretrained`.
     """
 
     optimizers: Table[OptimizerWord] = None
@@ -82,52 +80,48 @@ class EngineInfo:
     """The description of an engine.
 
     Args:
-        name: as specs call it.
+        name: the name in specs.
         make: makes the engine of a trainer from a :class:`fleet.engines.base.EngineContext`: a
-            function, or its import path. In the table the path is relative to :mod:`fleet.engines`,
-            and begins with a dot: engines import specs, so a spec names no module of theirs. The
-            registry, which stands there, completes it.
-        help: what it does, in a line.
-        families: that it can build; None for all, those of ``applications`` too. What a ``build:``
-            function gives is between that function and the engine.
-        applications: the package whose functions build networks that a spec may name beside
-            families; nothing where there is none.
-        knows: what it knows of optimizers, learning rate schedules, losses and metrics; for others
-            a network fails.
-        uses_gpus: whether each of its ranks wants a GPU.
-        unwanted: packages that it imports where they are installed, and can do without: it is
-            loaded faster so.
-        exports: whether the networks that finish are written as files for use without FLEET.
-        suffix: of these files.
-        learns: whether networks get better; otherwise they train for the epochs that the rates file
-            gives them.
-        finishes: whether its networks crop and mirror samples themselves
+            function, or its import path. In the table the path begins with a dot and is relative to
+            :mod:`fleet.engines`, whose registry completes it: engines import specs, so specs name
+            no module of theirs.
+        help: what the engine does, in one line.
+        families: the families that it can build; None for all, including the functions of
+            ``applications``. It need not build the result of a ``build:`` function.
+        applications: the package with functions that a spec may name besides families; empty for
+            none.
+        knows: the optimizers, learning rate schedules, losses and metrics that it supports; a
+            network with others fails.
+        uses_gpus: whether each of its ranks uses a GPU.
+        unwanted: packages that the library imports if they are installed, but does not need;
+            blocking them makes it load faster.
+        exports: whether finished networks are exported as files for use without FLEET.
+        suffix: the suffix of these files.
+        learns: whether networks improve; otherwise they train for the epochs in the rates file.
+        finishes: whether its networks crop and flip samples themselves
             (:mod:`preprocess.deferred_augmentation`).
-        needs_rates: whether it can only train at rates that are known, so that ``schedule.rates``
-            must be given.
+        needs_rates: whether it can train only at known rates, so that ``schedule.rates`` is
+            required.
         checkpoint_bytes: (parameters, slots) -> bytes of a checkpoint's arrays; slots are the
-            numbers that the optimizer keeps for each parameter.
-        count_parameters: of a network that is of no family: (architecture, input shape, classes,
-            seed) -> how many; a function, or its import path as for ``make``; None where nobody can
-            tell before it is built.
-        join: makes one of several exported networks: (files, weight of each, kind of the targets)
-            -> :class:`fleet.engines.base.ExportedEnsemble`; a function, or its import path as for
-            ``make``. None where an export cannot be loaded again.
+            values that the optimizer stores for each parameter.
+        count_parameters: counts the parameters of a network that is not of a family: (architecture,
+            input shape, classes, seed) -> count; a function, or its import path as for ``make``.
+            None if only building the network would tell.
+        join: joins several exported networks: (files, weight of each, kind of the targets) ->
+            :class:`fleet.engines.base.ExportedEnsemble`; a function, or its import path as for
+            ``make``. None if an export cannot be loaded again.
         to_onnx: writes an exported network as ONNX: (its file, the file to write); a function, or
-            its import path as for ``make``. None where nothing can.
-        own_arrays: the last parts (after a slash) of the names of those arrays of a state that a
-            network keeps when it begins with the state of another: its learning rate is its own,
-            and it is random in its own way.
-        no_memory: words in the errors of its library, or in the names of their types, that tell too
-            little memory from other failures.
-        library: the package without which it trains nothing; empty where it needs none.
-        extra: of this project's package, that installs it; for messages.
-        build_s: seconds in which a network is built and its first step is made ready, for
-            rehearsals.
-        problems: what ``fleet doctor`` finds wrong with the libraries that it stands on, on one
-            node: (the GPUs that a rank is shown, ``resources.exchange``) -> pairs of what would go
-            wrong and what to do about it; a function, or its import path as for ``make``. None
-            where there is nothing to look at.
+            its import path as for ``make``. None if the engine cannot.
+        own_arrays: the last parts (after a slash) of the names of arrays that a network does not
+            copy when it starts from the state of another one, such as its learning rate.
+        no_memory: words in the errors of its library, or in the names of their types, that mean
+            that memory ran out.
+        library: the package that it needs to train; empty for none.
+        extra: the extra of this project's package that installs the library; for messages.
+        build_s: seconds to build a network and prepare its first step, for dry runs.
+        problems: finds what is wrong with the engine's libraries on one node, for ``fleet doctor``:
+            (the GPUs visible to a rank, ``resources.exchange``) -> pairs of a problem and its fix;
+            a function, or its import path as for ``make``. None if there is nothing to check.
     """
 
     name: str
@@ -156,7 +150,7 @@ class EngineInfo:
 
     @cached_property
     def words(self) -> Words:
-        """The names that it accepts."""
+        """The names that the engine accepts."""
         return Words(
             **{
                 kind: _table(getattr(self.knows, kind), of_keras)
@@ -173,7 +167,7 @@ def _table(names: Table[Word], of_keras: Mapping[str, Word]) -> Mapping[str, Wor
     return {name: of_keras[name] for name in names}
 
 
-# kind of words -> those of Keras, how a name is written, and what stands behind it
+# Kind of names -> the names of Keras, how a name is written, and a check of its description.
 _TABLES: dict[str, tuple[Mapping[str, Any], Callable[[str], str], Callable[[Any], bool]]] = {
     "optimizers": (OPTIMIZERS, str.lower, lambda word: isinstance(word, OptimizerWord)),
     "schedules": (SCHEDULES, str, is_schedule),
@@ -200,8 +194,8 @@ ENGINES: dict[str, EngineInfo] = {
             library="tensorflow",
             extra="run",
             build_s=8.0,  # between a small CNN's and a ResNet's
-            # Keras plots galleries with the one and wraps models for the other: a quarter of what
-            # its import takes.
+            # Keras plots galleries with the first and wraps models for the second; they take a
+            # quarter of its import time.
             unwanted=("matplotlib", "sklearn"),
             count_parameters=".keras.models:count_keras_parameters",
         ),
@@ -245,7 +239,7 @@ ENGINES: dict[str, EngineInfo] = {
         EngineInfo(
             "numpy",
             ".softmax:make",
-            "softmax regression without TensorFlow, to try things with",
+            "softmax regression without TensorFlow, for experiments",
             families=frozenset({"softmax"}),
             finishes=True,
             count_parameters=".softmax:count_parameters",
@@ -261,12 +255,13 @@ ENGINES: dict[str, EngineInfo] = {
                 compiles=False,
                 metrics=("accuracy", "mean_absolute_error", "mean_squared_error"),
             ),
+            # float64, always with a velocity
             checkpoint_bytes=lambda parameters, slots: 8 * parameters * 2,
-        ),  # float64, always with a velocity
+        ),
         EngineInfo(
             "emulated",
             ".emulated:EmulatedEngine",
-            "ranks sleep for as long as training would take, at rates that are known",
+            "ranks sleep for as long as training would take, at known rates",
             learns=False,
             finishes=True,
             needs_rates=True,
@@ -281,7 +276,7 @@ def find_engine(name: str) -> EngineInfo:
     """Find the engine with a name or an import path ``module:engine``.
 
     Raises:
-        UserError: there is none.
+        UserError: no engine has this name, or the import path leads to something else.
 
     >>> find_engine("numpy").families
     frozenset({'softmax'})
@@ -306,8 +301,7 @@ def find_engine(name: str) -> EngineInfo:
         ]
         if wrong:
             raise UserError(
-                f"engine {name!r} knows {kind} that are none: {', '.join(map(repr, wrong))}; names "
-                f"of "
-                "fleet.vocabulary, or a table as in fleet.spec.engines.Words"
+                f"engine {name!r} has invalid {kind}: {', '.join(map(repr, wrong))}; they should "
+                "be names of fleet.vocabulary, or a table as in fleet.spec.engines.Words"
             )
     return replace(engine, name=name)

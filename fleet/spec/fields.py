@@ -30,9 +30,8 @@ from preprocess.source import SOURCES
 from preprocess.transforms import item_schema, parse_transform
 from scheduler.ensemble.policies import POLICIES
 
-STRICT = ConfigDict(
-    extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
-)  # of all sections of a spec
+# The configuration of all sections of a spec.
+STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
 IMPORT_PATH = {
     "title": "an import path",
@@ -67,7 +66,7 @@ class OneOf:
     """A choice of schemas, computed only when the schema is written.
 
     Args:
-        schemas: those that there are, the choices first.
+        schemas: returns the schemas, the one with the choices first.
     """
 
     schemas: Callable[[], Sequence[dict[str, Any]]]
@@ -121,15 +120,14 @@ def _share_or_path(value: object) -> object:
 
 
 def _optimizers() -> list[str]:
-    """List the optimizers that engines know."""
+    """List the optimizers of all engines."""
     return list(
         dict.fromkeys(name for engine in ENGINES.values() for name in engine.words.optimizers)
     )
 
 
-NO_FLAG = BeforeValidator(
-    _no_flag
-)  # comes after bounds: those that come after it are not in the JSON Schema
+# Write it after bounds: the JSON Schema omits bounds that come after it.
+NO_FLAG = BeforeValidator(_no_flag)
 Whole = Annotated[int, NO_FLAG]
 Real = Annotated[float, NO_FLAG]
 Positive = Annotated[int, Field(ge=1), NO_FLAG]
@@ -152,7 +150,10 @@ Monitor = Annotated[
     OneOf(
         lambda: [
             {"enum": ["val_accuracy", "val_loss", "accuracy", "loss"]},
-            {"title": "a metric of train.metrics, perhaps with val_ before it", "type": "string"},
+            {
+                "title": "a metric of train.metrics, with or without val_ before it",
+                "type": "string",
+            },
         ]
     ),
 ]

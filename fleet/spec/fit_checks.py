@@ -15,13 +15,12 @@ from fleet.units import format_size, listed
 from fleet.vocabulary.measures import MeasureWord
 from preprocess.sample import SampleSpec
 
-# More than any GPU has (2026: 432 GB): what needs that much can be trained nowhere, since each GPU
-# holds all of it.
+# More bytes than any GPU has (2026: 432 GB). Each GPU holds the whole network, so a larger one cannot
+# be trained anywhere.
 LARGEST_GPU = 500 * 10**9
 
-Misfit: TypeAlias = tuple[
-    NetworkSpec, tuple, str, str
-]  # network, key path, what is wrong, what would be right
+# Network, key path, what is wrong, what would be right.
+Misfit: TypeAlias = tuple[NetworkSpec, tuple, str, str]
 
 
 def find_data_misfits(
@@ -30,7 +29,9 @@ def find_data_misfits(
     """Find networks that cannot be trained on this data.
 
     Args:
-        samples: of the training data.
+        spec: the spec of the networks.
+        sample: the shape and target of the samples.
+        samples: number of training samples.
         is_validated: whether there is validation data.
     """
     return [
@@ -43,7 +44,7 @@ def find_data_misfits(
 def _misfits(
     network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
 ) -> Iterator[Misfit]:
-    # With a batch that follows the GPUs, the smallest that there can be is that of the fewest.
+    # If the batch grows with the GPUs, it is smallest on the smallest number of GPUs.
     train = network.train
     batch = network.largest_batch(network.min_gpus)
     sample = sample.for_pipeline(network.pipeline)
@@ -60,7 +61,7 @@ def _misfits(
             network,
             spec.place_of(network, "train", "stopping", "monitor"),
             f"train.stopping.monitor: {monitor} needs validation data",
-            "give data.validation, or monitor accuracy or loss",
+            "set data.validation, or monitor accuracy or loss",
         )
     yield from find_unfit_measures(network, spec, sample.target.kind)
     is_softmax = network.architecture.kind == "family" and isinstance(
@@ -72,7 +73,7 @@ def _misfits(
             ("models", network.entry),
             f"{network.architecture.target} predicts one class per image, but "
             "masks need one per pixel",
-            "the family softmax, or a function of your own (build:)",
+            "the family softmax, or your own function (build:)",
         )
         return
     if network.architecture.kind == "application" and len(sample.image.shape) != 3:
@@ -81,7 +82,7 @@ def _misfits(
             ("models", network.entry),
             f"{network.architecture.target} takes images (height, width, "
             f"channels), not samples of {sample.image}",
-            "the family softmax, or a function of your own (build:)",
+            "the family softmax, or your own function (build:)",
         )
         return
     if network.architecture.kind == "family" and spec.engine.learns:
@@ -93,11 +94,11 @@ def _misfits(
             return
         wrong = too_large(count_for(settings, sample), network, spec)
         if wrong:
-            yield network, ("models", network.entry), wrong, "a smaller one"
+            yield network, ("models", network.entry), wrong, "a smaller network"
 
 
 def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
-    """Yield losses and metrics that make no sense for a kind of target."""
+    """Yield losses and metrics that do not fit a kind of target."""
     train = network.train
     losses = spec.engine.words.losses
     metrics = spec.engine.words.metrics
@@ -140,8 +141,8 @@ def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator
         yield (
             network,
             spec.place_of(network, "train", "class_weights"),
-            "train.class_weights: a sample of multilabel targets has no single class",
-            "weights of the source",
+            "train.class_weights: a sample with multilabel targets has no single class",
+            "sample weights from the source",
         )
 
 
@@ -158,15 +159,15 @@ def too_large(parameters: int, network: NetworkSpec, spec: Spec) -> str:
     if needed <= LARGEST_GPU:
         return ""
     return (
-        f"it has {parameters:,} parameters, which take at least {format_size(needed)} on each GPU "
-        f"to train: no GPU has more than {format_size(LARGEST_GPU)}"
+        f"it has {parameters:,} parameters, so training takes at least {format_size(needed)} on "
+        f"each GPU; no GPU has more than {format_size(LARGEST_GPU)}"
     )
 
 
 def training_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
     """Count the bytes of weights, gradients and optimizer state on each GPU."""
     slots = optimizer_slots(network.train.optimizer, spec.engine)
-    return spec.engine.checkpoint_bytes(parameters, slots + 1)  # a gradient is one more
+    return spec.engine.checkpoint_bytes(parameters, slots + 1)  # plus the gradient
 
 
 def merge_misfits(spec: Spec, misfits: Iterable[Misfit]) -> list[SpecMistake]:

@@ -16,8 +16,8 @@ Plain: TypeAlias = bool | int | float | str
 def hyperparameters_of(network: NetworkSpec) -> dict[str, Plain]:
     """Return the hyper-parameters of a network by the names used in spaces.
 
-    All arguments of a family are among them, and of the training settings the optimizer, its
-    learning rate, the batch, and what is not as it is by default.
+    They include all arguments of a family, the optimizer, its learning rate, the batch size, and
+    the training settings that differ from their defaults.
     """
     architecture = network.architecture
     train = network.train

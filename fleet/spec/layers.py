@@ -10,27 +10,25 @@ from typing import Literal, TypeAlias
 from fleet.spec import model
 from preprocess.sample import SampleSpec
 
-Shape: TypeAlias = tuple[
-    int, ...
-]  # of what a layer is given for a sample: height, width and channels, or features
+# The input shape of a layer for one sample: (height, width, channels) or (features,).
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer; its parameters are named nearly as in Keras.
+    """One layer, described much as in Keras.
 
     Attributes:
         kind: ``average`` is the mean over all pixels, ``add`` the sum of a branch and a shortcut,
-            ``concat`` what goes into a branch and what comes out of it.
-        name: of the layer; unique in its network.
-        outputs: channels of a convolution, or features.
-        side, stride: of square filters, or of pooling.
-        pad: pixels of zeros that are put around an image; None for as many as leave it as large,
-            but for the stride.
-        has_bias: whether each output has one.
-        start: the distribution of the first weights.
-        share: of what is dropped.
-        branch, shortcut: layers.
+            ``concat`` the concatenation of a branch's input and output.
+        name: the name of the layer, unique in its network.
+        outputs: number of output channels of a convolution, or of output features.
+        side, stride: size and stride of square filters or pooling windows, in pixels.
+        pad: pixels of zero padding on each side; None for ``same`` padding.
+        has_bias: whether each output has a bias.
+        start: the distribution of the initial weights.
+        share: the dropout rate.
+        branch, shortcut: layers of an ``add`` or ``concat``.
     """
 
     kind: Literal[
@@ -58,7 +56,7 @@ class Layer:
     shortcut: tuple[Layer, ...] = ()
 
     def after(self, shape: Shape) -> Shape:
-        """Return the shape of its output for an input shape."""
+        """Return the output shape for an input shape."""
         match self.kind:
             case "conv" | "max_pool" | "mean_pool":
                 height, width = (
@@ -92,13 +90,13 @@ def count_parameters(settings: model.Settings, input_shape: Shape, classes: int)
     """Count a network's parameters, trainable or not, as Keras' ``count_params`` does.
 
     Args:
-        settings: of a family.
+        settings: the settings of a family.
         input_shape: height, width (pixels) and channels of an image; any shape for ``softmax``.
         classes: number of classes.
 
     Returns:
-        The number of parameters; batch normalisation has four a channel: a scale, a shift, and the
-        moving mean and variance.
+        The number of parameters. Batch normalization has four for each channel: a scale, a shift,
+        and the moving mean and variance.
 
     Raises:
         UserError: the image is too small for the network.
@@ -133,12 +131,11 @@ def count_for(settings: model.Settings, sample: SampleSpec) -> int:
 def count_operations(settings: model.Settings, input_shape: Shape, classes: int) -> int:
     """Count the multiplications by weights in one sample's forward pass.
 
-    They say how fast a network trains beside others of its family, before any has trained: all else
-        takes about the
-    same share of the time for all networks of a family.
+    They predict how fast a network trains compared with others of its family: all other work takes
+    about the same share of the time for all of them.
 
     Args:
-        settings, input_shape, classes: as in :func:`count_parameters`.
+        settings, input_shape, classes: see :func:`count_parameters`.
 
     Raises:
         UserError: the image is too small for the network.
@@ -177,7 +174,9 @@ def layers_of(
     """Return the layers of a network, from its input to its logits or values.
 
     Args:
-        is_mask: whether each pixel has outputs of its own; of the family ``softmax`` alone.
+        settings, input_shape: see :func:`count_parameters`.
+        outputs: number of classes, labels or values.
+        is_mask: whether each pixel has its own outputs; only for the family ``softmax``.
 
     Raises:
         UserError: the image is too small for the network.
@@ -205,7 +204,7 @@ def _resnet(settings: model.ResNet, input_shape: Shape) -> Iterator[Layer]:
         for block in range(count):
             name = f"stage{stage}_block{block}"
             filters = settings.width * 2**stage
-            # of the first convolution, as in keras.applications
+            # The first convolution has the stride, as in keras.applications.
             if block == 0 and stage > 0:
                 stride = 2
             else:
@@ -286,9 +285,8 @@ def _stem(
         *_norm(settings, "stem"),
         Layer("relu", "stem_relu"),
     )
-    if (
-        large
-    ):  # with as much on both sides, where "as large" would pad an even image on one side only
+    if large:
+        # `same` padding would pad an even image on one side only.
         yield Layer("max_pool", "stem_pool", side=3, stride=2, pad=1)
 
 
@@ -301,8 +299,8 @@ def _conv(
     is_last: bool = False,
 ) -> list[Layer]:
     """Return a convolution with its normalization."""
-    # Without normalisation the variance would double with every block; a branch that starts
-    # at zero keeps it (Zhang et al., Fixup Initialization, ICLR 2019).
+    # Without normalization the variance would double with every block; a branch that starts at
+    # zero preserves it (Zhang et al., Fixup Initialization, ICLR 2019).
     start: Literal["zeros", "he_normal"] = (
         "zeros" if is_last and settings.norm == "none" else "he_normal"
     )

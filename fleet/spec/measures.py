@@ -11,7 +11,7 @@ from fleet.errors import UserError
 from fleet.vocabulary.measures import MeasureWord, canonical_name
 from preprocess.base import normalize_name
 
-# The loss by the kind of the target, where a spec names none.
+# Kind of target -> the default loss.
 LOSS_OF = {
     "class": "categorical_crossentropy",
     "multilabel": "binary_crossentropy",
@@ -21,19 +21,17 @@ LOSS_OF = {
 
 TARGETS = {
     "class": "classes",
-    "multilabel": "labels that hold or not",
+    "multilabel": "yes-or-no labels",
     "value": "values",
     "mask": "masks",
 }
 
 Measure: TypeAlias = str | dict[str, dict[str, Any]]  # a name, or one name with its parameters
 
-FIELDS = (
-    "loss",
-    "accuracy",
-)  # what an epoch has in any case, of training, and with val_ of validation
+# The columns of every epoch: of training, and with val_ of validation.
+FIELDS = ("loss", "accuracy")
 
-# Names that tables of results and of epochs have for other things.
+# Names of other columns in the tables of results and of epochs.
 COLUMNS = frozenset(
     {
         "loss",
@@ -80,10 +78,12 @@ def parameters_of(measure: Measure) -> dict[str, Any]:
 def label_of(measure: Measure) -> str:
     """Return the column name of a metric: its parameter ``name``, or its own name.
 
-    A function called ``accuracy`` keeps its module, for there is an accuracy in any case.
+    A function called ``accuracy`` keeps its module, since every network has an accuracy.
 
-    >>> label_of("mae"), label_of("my_metrics:quantile"), label_of({"AUC": {"curve": "PR", "name": "auc_pr"}})
-    ('mae', 'quantile', 'auc_pr')
+    >>> label_of("mae"), label_of("my_metrics:quantile")
+    ('mae', 'quantile')
+    >>> label_of({"AUC": {"curve": "PR", "name": "auc_pr"}})
+    'auc_pr'
     >>> label_of("my_metrics:accuracy")
     'my_metrics.accuracy'
     """
@@ -97,26 +97,28 @@ def label_of(measure: Measure) -> str:
 
 
 def describe_unfit(measure: Measure, kind: str, words: Mapping[str, MeasureWord]) -> str:
-    """Explain why a loss or metric makes no sense for a kind of target; empty if it may.
+    """Explain why a loss or metric does not fit a kind of target; empty if it may fit.
 
     >>> from fleet.vocabulary.measures import METRICS
     >>> describe_unfit("AUC", "value", METRICS), describe_unfit("my:metric", "value", METRICS)
-    ('AUC means nothing for targets that are values', '')
+    ('AUC is not defined for targets that are values', '')
     """
     name = name_of(measure)
     word = None if ":" in name else words.get(canonical_name(name))
     is_unfit = word is not None and kind in word.unfit
     if is_unfit:
-        return f"{name} means nothing for targets that are {TARGETS[kind]}"
+        return f"{name} is not defined for targets that are {TARGETS[kind]}"
     return ""
 
 
 def canonical(measure: Measure, words: Mapping[str, MeasureWord]) -> Measure:
-    """Return a loss or metric in its one canonical form, without default parameters.
+    """Return a loss or metric in its canonical form, without default parameters.
 
     >>> from fleet.vocabulary.measures import LOSSES
-    >>> canonical("mse", LOSSES) == canonical("MeanSquaredError", LOSSES), canonical({"Huber": {"delta": 1}}, LOSSES)
-    (True, 'huber')
+    >>> canonical("mse", LOSSES) == canonical("MeanSquaredError", LOSSES)
+    True
+    >>> canonical({"Huber": {"delta": 1}}, LOSSES)
+    'huber'
     """
     name = name_of(measure)
     short = name if ":" in name else canonical_name(name)
@@ -141,9 +143,8 @@ def canonical_loss(
     {'categorical_crossentropy': {'label_smoothing': 0.1}}
     """
     measure = LOSS_OF[kind] if loss is None else loss
-    if (
-        canonical_name(name_of(measure)) == "sparse_categorical_crossentropy"
-    ):  # the same, of classes by their numbers
+    # The same loss, with classes as numbers.
+    if canonical_name(name_of(measure)) == "sparse_categorical_crossentropy":
         measure = {"categorical_crossentropy": parameters_of(measure)}
     parameters = {**parameters_of(measure), **({"label_smoothing": smoothing} if smoothing else {})}
     return canonical({name_of(measure): parameters}, words)
@@ -169,7 +170,7 @@ def check_measures(
     """Check the loss, metrics and class weights; return the columns of the metrics.
 
     Raises:
-        ValueError: they are not.
+        ValueError: one of them is invalid.
     """
     for key, measures in (("loss", () if loss is None else (loss,)), ("metrics", metrics)):
         for measure in measures:
@@ -184,18 +185,17 @@ def check_measures(
         for name in labels
         if labels.count(name) > 1 or name.startswith(("val_", "test_")) or name in COLUMNS
     ]
-    # Keras' own accuracy, as people write it for Keras, is the one that there is in any case.
+    # Keras users often list accuracy, which every network has.
     duplicates += [
         label_of(metric) for metric in metrics if label_of(metric) == "accuracy" != metric
     ]
     if duplicates:
         raise ValueError(
-            f"metrics: two columns of the results would be named {duplicates[0]!r}; a parameter `name` "
-            f"gives "
-            "one another name, as in {AUC: {curve: PR, name: auc_pr}}"
+            f"metrics: two columns of the results would be named {duplicates[0]!r}; rename one with "
+            "the parameter `name`, as in {AUC: {curve: PR, name: auc_pr}}"
         )
     if isinstance(class_weights, Mapping) and not all(map(is_weight, class_weights.values())):
-        raise ValueError(f"class_weights: {class_weights} should be numbers from 0")
+        raise ValueError(f"class_weights: {class_weights} should be numbers of at least 0")
     return labels
 
 
@@ -203,23 +203,27 @@ def check_monitor(monitor: str | None, computed: list[str]) -> None:
     """Check that the monitored quantity is computed.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not computed.
     """
     if monitor is not None and monitor.removeprefix("val_") not in computed:
         raise ValueError(
             f"stopping.monitor: {monitor!r} is not computed; it should be one of "
-            f"{', '.join(computed)}, or "
-            "one of these with val_ before it; others come from train.metrics"
+            f"{', '.join(computed)}, with or without val_ before it; add others to train.metrics"
         )
 
 
 def class_weight_vector(
     class_weights: Mapping[Any, float], names: tuple[str, ...], classes: int
 ) -> tuple[float, ...]:
-    """Return the weight of each class; 1 for classes that are not named.
+    """Return the weight of each class; 1 for classes without a weight.
+
+    Args:
+        class_weights: name or number of a class -> its weight.
+        names: the names of the classes, by number; empty if they have none.
+        classes: number of classes.
 
     Raises:
-        UserError: it names no class.
+        UserError: a key is not a class.
     """
     weights = [1.0] * classes
     places = {normalize_name(name): index for index, name in enumerate(names)}
@@ -230,12 +234,17 @@ def class_weight_vector(
             weights[int(key)] = float(weight)
         else:
             listed = ", ".join(names[:8]) if names else f"0 to {classes - 1}"
-            raise UserError(f"train.class_weights: {key!r} is no class; there are {listed}")
+            raise UserError(
+                f"train.class_weights: {key!r} is not a class; the classes are {listed}"
+            )
     return tuple(weights)
 
 
 def balanced_weights(counts: tuple[int, ...]) -> tuple[float, ...]:
-    """Return weights that give all classes the same total weight, with a mean of 1.
+    """Return class weights by which all classes count the same, with a mean of 1 over samples.
+
+    Args:
+        counts: number of samples in each class.
 
     >>> balanced_weights((1, 3))
     (2.0, 0.6666666666666666)
@@ -245,7 +254,7 @@ def balanced_weights(counts: tuple[int, ...]) -> tuple[float, ...]:
 
 
 def is_weight(value: Any) -> bool:
-    """Return True for a finite number from 0."""
+    """Return True for a finite number of at least 0."""
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)

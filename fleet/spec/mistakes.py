@@ -27,12 +27,14 @@ def explain(
     prefix: tuple = (),
     owner: type | None = None,
 ) -> list[SpecMistake]:
-    """Convert pydantic's errors to mistakes with our wording.
+    """Convert pydantic's errors to mistakes in the words of specs.
 
     Args:
-        content: what was validated.
-        prefix: its place in the document.
-        owner: the dataclass that stands there; nothing for the document itself.
+        error: the errors.
+        content: the validated part of the document.
+        mistake: makes a mistake from a key path, what is wrong, and what would be right.
+        prefix: the key path of this part.
+        owner: the dataclass of this part; None for the document itself.
     """
     rights_by_mistake: dict[tuple, list[str]] = {}
     items = error.errors(include_url=False)
@@ -41,7 +43,7 @@ def explain(
         if item["type"] == "too_short" and any(
             len(nested["loc"]) > depth and nested["loc"][:depth] == item["loc"] for nested in items
         ):
-            continue  # members that are wrong were not counted
+            continue  # pydantic does not count invalid items
         path = (*prefix, *_document_path(item, content))
         if path == prefix:
             section = owner
@@ -49,9 +51,8 @@ def explain(
             section = _PARTS.get(str(path[-1]))
         else:
             section = None
-        if (
-            section is Train and item["type"] == "value_error"
-        ):  # of many keys, and perhaps of others' defaults
+        # Such an error concerns several keys, possibly with default values.
+        if section is Train and item["type"] == "value_error":
             keys, wrong, right = _split_message(item["msg"].removeprefix("Value error, "), section)
             rights_by_mistake.setdefault(((*path, *keys), wrong), []).extend(
                 [right] if right else []
@@ -82,7 +83,7 @@ def _wrong_and_right(item: ErrorDetails, path: tuple, owner: type | None) -> tup
     """Describe what is wrong at a key path, and what would be right."""
     owner = owner or _owner(path[:-1])
     if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"no key is named {path[-1]!r}", _valid_keys(owner, str(path[-1]))
+        return f"unknown key {path[-1]!r}", _valid_keys(owner, str(path[-1]))
     if item["type"] == "missing":
         return "is missing", _valid_keys(owner, "")
     message = item["msg"].removeprefix("Value error, ")
@@ -92,7 +93,7 @@ def _wrong_and_right(item: ErrorDetails, path: tuple, owner: type | None) -> tup
     return value if len(value) <= 60 else value[:57] + "...", message[:1].lower() + message[1:]
 
 
-# Pydantic's messages name Python's types; users think in YAML's.
+# Pydantic's messages name the types of Python; users think in the types of YAML.
 _IN_YAML = (
     (r"a valid dictionary|a dictionary or an instance of \w+", "a mapping"),
     ("a valid tuple|a valid list", "a list"),

@@ -1,14 +1,12 @@
 """Model families and the description of one network, without importing an engine.
 
-A family is a frozen dataclass of the parameters that a search may vary. From
-them alone follow the number of parameters and the smallest image, so a spec is
-checked and an ensemble is listed without loading TensorFlow. The layers
-themselves are built in :mod:`fleet.engines.keras.models`.
+A family is a frozen dataclass of settings that a search may vary. They determine the number of
+parameters and the smallest image, so a spec is checked and an ensemble is listed without loading
+TensorFlow. :mod:`fleet.engines.keras.models` builds the layers.
 
-The families are the residual networks of He et al. (Deep Residual Learning for
-Image Recognition, CVPR 2016), the dense networks of Huang et al. (Densely
-Connected Convolutional Networks, CVPR 2017), a plain convolutional network,
-and softmax regression, the least there is to compare with.
+The families are the residual networks of He et al. (Deep Residual Learning for Image Recognition,
+CVPR 2016), the dense networks of Huang et al. (Densely Connected Convolutional Networks, CVPR
+2017), a plain convolutional network, and softmax regression as a baseline.
 """
 
 from __future__ import annotations
@@ -46,9 +44,8 @@ Stem = Literal["imagenet", "small", "auto"]
 
 APPLICATIONS = EngineInfo.applications
 
-SMALL_BELOW = (
-    96  # pixels: the ImageNet stem and four stages leave three of 96 pixels, and one of 32
-)
+# Pixels: the ImageNet stem and four stages reduce 96 pixels to three, and 32 pixels to one.
+SMALL_BELOW = 96
 
 _SETTINGS = ConfigDict(extra="forbid")
 
@@ -168,18 +165,19 @@ FAMILIES: dict[str, type[Settings]] = {
 class Architecture:
     """A network to build: a family, an application of the engine, or a custom function.
 
-    Two descriptions are equal when they build the same network: a family's
-    defaults may be written or left out.
+    Two descriptions are equal if they build the same network: the defaults of a family may be
+    given or left out.
 
     Attributes:
         target: ``resnet``, ``MobileNetV2`` or ``my_models:build``.
-        args: the family's settings or the function's keyword arguments, as JSON can say them.
+        args: the family's settings or the function's keyword arguments, as JSON values.
 
     Raises:
-        UserError: ``args`` holds what JSON cannot say.
+        UserError: ``args`` has a value that JSON cannot represent.
         pydantic.ValidationError: ``args`` are not settings of the family.
 
-    >>> Architecture("resnet", {"blocks": [2, 2]}) == Architecture("resnet", {"blocks": (2, 2), "width": 64})
+    >>> with_default = Architecture("resnet", {"blocks": (2, 2), "width": 64})
+    >>> Architecture("resnet", {"blocks": [2, 2]}) == with_default
     True
     >>> Architecture("my_models:build", {"depth": 4}).kind
     'import'
@@ -231,21 +229,21 @@ class Architecture:
 def check_target(target: str, applications: str = APPLICATIONS) -> None:
     """Check that a name is a family or one of an engine's applications.
 
-    Their names are read from the installed package's source, since importing it may take seconds;
-    where it is not installed they are taken on trust.
+    The names are read from the source of the installed package, since importing it may take
+    seconds; if it is not installed, every name passes.
 
     Raises:
-        UserError: there is no such name; close matches are given.
+        UserError: the name is unknown; the message lists close matches.
     """
     names = application_names(applications)
     if target not in FAMILIES and (names or not applications) and target not in names:
         if applications:
-            problem = f"no family and no function of {applications}"
+            kinds = f"a family nor a function of {applications}"
+            problem = f"{target!r} is neither {kinds}"
         else:
-            problem = "no family"
+            problem = f"{target!r} is not a family"
         raise UserError(
-            f"{problem} is named {target!r}"
-            f"{_close(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}"
+            f"{problem}{_close(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}"
         )
 
 
@@ -261,14 +259,14 @@ def application_names(applications: str = APPLICATIONS) -> tuple[str, ...]:
         node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ImportFrom)
     ]
     names = {alias.asname or alias.name for node in imports for alias in node.names}
-    return tuple(sorted(name for name in names if name[0].isupper()))  # lower case: its modules
+    return tuple(sorted(name for name in names if name[0].isupper()))  # modules are lower case
 
 
 def load_function(path: str) -> Callable[..., Any]:
     """Import the model function that ``module:function`` names.
 
     Raises:
-        UserError: the module cannot be imported, or has no such function.
+        UserError: the module cannot be imported, or does not have the function.
 
     >>> load_function("math:hypot")(3, 4)
     5.0
@@ -276,18 +274,18 @@ def load_function(path: str) -> Callable[..., Any]:
     try:
         return import_function(path, "model function")
     except InputError as error:
-        raise UserError(
-            " ".join(str(error).split())
-        ) from error  # the user's module may raise several lines
+        # The message of a user's module may have several lines.
+        raise UserError(" ".join(str(error).split())) from error
 
 
 def check_import(path: str) -> None:
     """Check that an import path leads to a function.
 
-    Its module is imported only where there is no other way to tell, for that may import TensorFlow.
+    The module is imported only if reading it is not enough, since that may import TensorFlow.
 
     Raises:
-        UserError: there is no such module or function, or what must be imported to know raises.
+        UserError: the module or the function does not exist, or an import that is necessary to
+            tell raises.
     """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script does not
@@ -303,25 +301,23 @@ def _check_import(path: str) -> None:
         spec = importlib.util.find_spec(module)
     except KeyboardInterrupt:
         raise
-    except (
-        BaseException
-    ) as error:  # the packages around the module are imported, and may raise anything
+    except BaseException as error:  # parent packages are imported, and may raise anything
         if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(
             f"{error.name}."
         ):
-            load_function(path)  # says what
+            load_function(path)  # raises with the cause
             return
         spec = None
     if spec is None:
         raise UserError(
-            f"build: {path}: no module {module!r} is found from {Path.cwd()}; "
+            f"build: {path}: no module {module!r} in {Path.cwd()} or installed; "
             "put it there or next to the spec, or install it"
         )
     if spec.origin and spec.origin.endswith(".py"):
         names = _top_level_names(Path(spec.origin))
         if names is not None and function not in names and not _is_made_by_importing(path):
             close = difflib.get_close_matches(function, sorted(names), n=3)
-            hint = f"; near it: {', '.join(close)}" if close else ""
+            hint = f" (did you mean {', '.join(close)}?)" if close else ""
             raise UserError(f"build: {path}: {spec.origin} has no function {function!r}{hint}")
 
 
@@ -329,7 +325,7 @@ def _is_made_by_importing(path: str) -> bool:
     """Return True if importing a module defines a function that its file does not.
 
     Raises:
-        UserError: importing it raises: so nobody knows which functions it would have.
+        UserError: importing the module raises, so its functions are unknown.
     """
     try:
         load_function(path)
@@ -341,7 +337,7 @@ def _is_made_by_importing(path: str) -> bool:
 
 
 def _top_level_names(file: Path) -> set[str] | None:
-    """Return the names that a module binds; None if only importing it would tell."""
+    """Return the names that a module binds; None if only an import would tell."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -367,8 +363,14 @@ def arguments_for(
 ) -> dict[str, Any]:
     """Return the keyword arguments for a custom model function.
 
-    ``input_shape``, ``classes`` (or ``outputs``, if that is what it calls its parameter) and the
-    network's own.
+    These are ``input_shape``, ``classes`` (or ``outputs``, if the function has that parameter) and
+    the arguments of the network.
+
+    Args:
+        function: the custom function.
+        architecture: the description of the network.
+        input_shape: the shape of a sample, such as (height, width, channels).
+        outputs: number of classes, labels or values.
     """
     try:
         names = inspect.signature(function).parameters
@@ -404,9 +406,9 @@ def wrapping_errors(
     Args:
         context: the beginning of the message, which is one line.
         kind: the type of the raised error.
-        setting: more that it is made with, such as the keys of a setting
+        setting: further arguments of the raised error, such as the keys of a setting
             (:class:`fleet.errors.SettingError`).
-        of: errors that are told so; those of ours never are.
+        of: the types of the errors to convert; FLEET's own errors pass unchanged.
     """
     try:
         yield
@@ -416,7 +418,7 @@ def wrapping_errors(
         raise kind(f"{context} {one_line(error)[:300]}", *setting) from error
 
 
-COLOR = re.compile(r"\x1b\[[0-9;]*m")  # Keras writes some of its messages in bold
+COLOR = re.compile(r"\x1b\[[0-9;]*m")  # Keras prints some messages in bold
 
 
 def _close(word: str, names: Iterable[str]) -> str:
@@ -427,7 +429,7 @@ def _close(word: str, names: Iterable[str]) -> str:
     return ""
 
 
-# --- what follows from the settings --------------------------------------------------------
+# --- consequences of the settings ----------------------------------------------------------
 
 
 def large_stem(settings: ResNet | DenseNet, input_shape: tuple[int, ...]) -> bool:
@@ -441,11 +443,11 @@ def check_input(settings: Settings, input_shape: tuple[int, ...]) -> None:
     """Check that samples are images that are large enough for the network.
 
     Args:
-        settings: of a family.
+        settings: the settings of a family.
         input_shape: height, width (pixels) and channels of an image; any shape for ``softmax``.
 
     Raises:
-        UserError: the samples are no images, or too small for the network.
+        UserError: the samples are not images, or too small for the network.
     """
     if isinstance(settings, Softmax):
         return
@@ -453,8 +455,7 @@ def check_input(settings: Settings, input_shape: tuple[int, ...]) -> None:
         shape = ", ".join(map(str, input_shape))
         raise UserError(
             f"{type(settings).__name__.lower()} takes images (height, width, channels), not "
-            f"samples of shape ({shape}); it should be the family softmax, or a function of your "
-            f"own (build:)"
+            f"samples of shape ({shape}); use the family softmax, or your own function (build:)"
         )
     if isinstance(settings, ResNet):  # strided convolutions round up: one pixel stays one
         return

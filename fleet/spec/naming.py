@@ -16,19 +16,19 @@ from fleet.errors import UserError
 from fleet.spec.old_keys import values_with_new_names
 from fleet.spec.space import Member, key_of_value
 
-Kept: TypeAlias = Mapping[str, Any]  # name of a network in a run's folder -> what was drawn for it
+DrawnValues: TypeAlias = Mapping[str, Any]  # name of a network of a run -> its drawn values
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_RULE = "letters, digits, '.', '_' and '-', at most 100, and first a letter or a digit"
+_RULE = "at most 100 letters, digits, '.', '_' and '-', beginning with a letter or a digit"
 
 
 def is_name(name: str) -> bool:
-    """Return True if a text can name a network or a run, and so a folder."""
+    """Return True if a text can name a network or a run, whose folder has the same name."""
     return _NAME.fullmatch(name) is not None
 
 
 def rule_of(name: str) -> str:
-    """Explain what a name that is not valid should be.
+    """Explain what an invalid name should be.
 
     >>> rule_of("n" * 101)
     'at most 100 characters; it has 101'
@@ -43,7 +43,7 @@ def check_name(name: str) -> str:
     """Check that a text can name a network, and return it.
 
     Raises:
-        UserError: it cannot.
+        UserError: the text cannot name a network.
     """
     if not is_name(name):
         raise UserError(f"{name!r} cannot name a network: it should be {rule_of(name)}")
@@ -51,19 +51,19 @@ def check_name(name: str) -> str:
 
 
 def names_of(
-    stem: str, members: Sequence[Member], existing: Kept, by_values: bool = False
+    stem: str, members: Sequence[Member], existing: DrawnValues, by_values: bool = False
 ) -> list[str]:
     """Name the networks of an entry.
 
-    Versions before 0.3.0 wrote leading zeros where there were more than ten networks, and no number
-    where there was one.
+    Versions before 0.3.0 wrote leading zeros for more than ten networks, and no number for a single
+    network.
 
     Args:
-        stem: what all names begin with.
-        members: what was drawn for each.
-        existing: the networks that the folder of the run has.
-        by_values: whether another choice may move members to other places, as in a grid: then one
-            that the folder has keeps its name, and others get numbers that are free.
+        stem: the beginning of all names.
+        members: the drawn values of each network.
+        existing: the networks in the folder of the run.
+        by_values: whether a new choice may reorder the members, as in a grid: existing networks
+            then keep their names, and others get free numbers.
 
     >>> names_of("net", [{"width": 8}, {"width": 16}], {})
     ['net-0', 'net-1']
@@ -96,7 +96,7 @@ def _numbered(stem: str, name: str) -> re.Match[str] | None:
     return re.fullmatch(rf"{re.escape(stem)}-(\d+)", name)
 
 
-def names_in(run: Path) -> Kept:
+def names_in(run: Path) -> DrawnValues:
     """Return the networks of a run's folder with their drawn values."""
     networks: dict[str, Any] = {}
     with suppress(OSError, ValueError):

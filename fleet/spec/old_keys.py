@@ -1,4 +1,4 @@
-"""The old keys of specs: read as the new ones for one release, with a notice for each."""
+"""Read the old keys of specs as the new ones for one release, with a notice for each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import yaml
 
 from fleet.errors import SpecMistake
 from fleet.spec.origin import Origin, is_below
+from fleet.units import renaming_notice
 
-# Old key -> new key, with the values where these differ as well.
+# Old key -> new key, with the values if these differ as well.
 RENAMED_KEYS = {
     "open_for": "keep_open",
     "track": "trackers",
@@ -60,7 +61,7 @@ class _OldKey:
 
 
 def _sections() -> dict[str, dict[str, _OldKey]]:
-    """Return the table as section, by its new name -> old key -> what it is now."""
+    """Return the table as new name of a section -> old key -> its description."""
     sections: dict[str, dict[str, _OldKey]] = {}
     for old, new in RENAMED_KEYS.items():
         old_path, _, old_value = old.partition(": ")
@@ -83,10 +84,11 @@ class Translation:
     """A spec, or a part of one, in new keys.
 
     Attributes:
-        origin: where the spec was read; its lines are those of the new keys.
-        content: the spec.
+        origin: the place where the spec was read; its lines are by new keys.
+        content: the translated spec.
         notices: old key -> the notice about it.
         mistakes: keys that are given under both names, and values that an old key never had.
+        renamed: key path, as the user wrote it -> the new name of its last key.
     """
 
     origin: Origin = field(default_factory=Origin)
@@ -139,7 +141,7 @@ class Translation:
             if old_key.values:
                 is_plain = isinstance(value, str | bool | int)
                 if not is_plain or value not in old_key.values:
-                    if new == key:  # the new schema says what is right
+                    if new == key:  # the new schema reports the valid values
                         return key, value
                     choices = ", ".join(old.partition(": ")[2] for old, _ in old_key.text.values())
                     self.mistakes.append(
@@ -157,7 +159,7 @@ class Translation:
             location = "is given" if line is None else f"is on line {line}"
             self.mistakes.append(
                 self.origin.mistake(
-                    path, f"is the old name of {new}, which {location} as well", "only one of them"
+                    path, f"is the old name of {new}, which {location} as well", f"only {new}"
                 )
             )
             return None, None
@@ -181,18 +183,15 @@ class Translation:
         old, new = text
         line = self.origin.line(path)
         location = "" if line is None else f"{self.origin.file}:{line}: "
-        kind = "value" if old.partition(": ")[0].endswith(new.partition(": ")[0]) else "key"
-        self.notices.setdefault(
-            old, f"note: {location}{old} is now {new}; the old {kind} works in this release"
-        )
+        self.notices.setdefault(old, f"note: {location}{renaming_notice(old, new)}")
 
 
 def with_new_keys(content: Any, origin: Origin) -> Translation:
     """Translate a spec from old keys to new ones.
 
     Args:
-        content: a spec as its file has it; it is not changed.
-        origin: where it was read.
+        content: the content of a spec's file; it is not changed.
+        origin: the place where it was read.
     """
     translation = Translation(origin)
     translation.content = translation.translate(content)
@@ -213,7 +212,7 @@ def entry_with_new_keys(entry: Any, origin: Origin) -> Translation:
 
 
 def values_with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of a space, as an older version may have recorded them, under their new names.
+    """Return recorded values of a space, possibly of an older version, under their new names.
 
     >>> values_with_new_names({"width": 8, "train.converge.target": 0.9})
     {'width': 8, 'train.stopping.stop_at': 0.9}
@@ -229,7 +228,7 @@ def search_with_new_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def new_prune_key(key: str) -> str:
-    """Return the new name of a key of ``prune`` that an older rule reads."""
+    """Return the new name of a key of ``prune`` that a rule may still know by its old one."""
     old_key = _SECTIONS["prune"].get(key)
     if old_key is None:
         return key
@@ -237,7 +236,7 @@ def new_prune_key(key: str) -> str:
 
 
 def oldest_name(name: str) -> str:
-    """Return the first name of a setting of a space: random values are drawn in the order of these.
+    """Return the oldest name of a setting of a space; random values are drawn in this order.
 
     >>> oldest_name("train.stopping.stop_at"), oldest_name("train.stopping.patience")
     ('train.converge.target', 'train.converge.patience')

@@ -14,9 +14,8 @@ class Origin:
     """The place where a spec was read.
 
     Attributes:
-        file: as it was named; just ``spec`` for one that was made in code.
-        lines: key path -> the line where it stands, counted from 1; none for one that was made in
-            code.
+        file: the path as the user gave it; ``spec`` for a spec that was made in code.
+        lines: key path -> its line, counted from 1; empty for a spec that was made in code.
     """
 
     file: str = "spec"
@@ -28,9 +27,10 @@ class Origin:
         """Return a mistake at a key path.
 
         Args:
-            keys: its key path.
-            wrong, right: what is wrong there, and what would be right.
-            name: what to call the place instead of its key path.
+            keys: the key path.
+            wrong: what is wrong there.
+            right: what would be right.
+            name: a name for the place that replaces its key path.
         """
         if self._is_of_an_added_entry(keys):
             return SpecMistake("entry", None, key_path(keys[2:]), wrong, right)

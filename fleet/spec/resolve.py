@@ -1,7 +1,7 @@
 """Resolve a spec file, or a mapping, into networks with all their settings.
 
-:func:`load` reads a file, :func:`parse` a mapping (for specs that are made in code). Both name
-every mistake at once.
+:func:`load` reads a file, :func:`parse` a mapping (for specs that are made in code). Both report
+all mistakes together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from fleet.spec.model import (
     check_import,
     check_target,
 )
-from fleet.spec.naming import Kept, check_name, is_name, names_in, names_of, rule_of
+from fleet.spec.naming import DrawnValues, check_name, is_name, names_in, names_of, rule_of
 from fleet.spec.old_keys import entry_with_new_keys, with_new_keys
 from fleet.spec.origin import Origin, is_below, key_path
 from fleet.spec.schema import (
@@ -72,8 +72,8 @@ T = TypeVar("T")
 
 _PRUNE_KEYS = {field.name for field in dataclass_fields(Prune)}
 
-# What a space may hold that decides by what a network is judged.
-_JUDGING = (
+# Keys of a space that affect the selection criterion of a network.
+_CRITERION_KEYS = (
     "train.loss",
     "train.label_smoothing",
     "train.class_weights",
@@ -86,12 +86,13 @@ def load(path: str | Path, run: Path | None = None, **keys: Any) -> Spec:
     """Read and resolve a spec file.
 
     Args:
-        run: the folder of the run, whose networks keep their names; by default the one that the
-            spec says.
-        keys: at the top, for those that the file does not give.
+        path: the spec file.
+        run: the folder of the run, whose networks keep their names; by default the ``output`` of
+            the spec.
+        keys: top-level keys that apply unless the file sets them.
 
     Raises:
-        SpecError: with every mistake, each with file, line and key.
+        SpecError: all mistakes, each with file, line and key.
     """
     content, lines = read_yaml(Path(path))
     allow_imports_beside(path)
@@ -99,7 +100,7 @@ def load(path: str | Path, run: Path | None = None, **keys: Any) -> Spec:
 
 
 def allow_imports_beside(path: str | Path) -> None:
-    """Let modules that a spec names be imported from the spec's folder."""
+    """Allow imports of modules in the folder of a spec."""
     folder = str(Path(path).absolute().parent)
     if folder not in sys.path:
         sys.path.append(folder)
@@ -112,7 +113,7 @@ def parse(content: Document | Mapping[str, Any]) -> Spec:
         content: a document, or a mapping with the keys of a spec file.
 
     Raises:
-        SpecError: with every mistake, each with its key.
+        SpecError: all mistakes, each with its key.
     """
     return _resolve(plain(content), Origin())
 
@@ -120,7 +121,7 @@ def parse(content: Document | Mapping[str, Any]) -> Spec:
 def _mistake_at_cause(
     origin: Origin, entry: ModelEntry, path: tuple, wrong: str, right: str = ""
 ) -> SpecMistake:
-    """Return a mistake of an entry at the key that caused it."""
+    """Return a mistake of an entry, located at the key that caused it."""
     if entry.space is None:
         key = "grid"
     else:
@@ -128,9 +129,8 @@ def _mistake_at_cause(
     setting = key_path(path[2:]).removeprefix("args.")
     drawn = list((entry.grid if entry.space is None else entry.space) or ())
     blamed = [name for name in drawn if is_below(setting, name)]
-    if (
-        path not in origin.lines
-    ):  # a setting of a whole section may be drawn, of which the message tells
+    if path not in origin.lines:
+        # The cause may be a drawn setting of the section, which the message names.
         words = re.findall(r"\w+", wrong)
         blamed += [
             name for name in drawn if is_below(name, setting) and name.rpartition(".")[2] in words
@@ -177,9 +177,7 @@ def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
     mistakes += _incomplete_schedules(spec) + _batch_mistakes(spec)
     names = [network.name for network in networks]
     mistakes += [
-        mistake(
-            ("models",), f"{count} networks are named {name!r}", "another `name:` for one of them"
-        )
+        mistake(("models",), f"{count} networks are named {name!r}", "rename one with `name:`")
         for name, count in sorted(Counter(names).items())
         if count > 1
     ]
@@ -189,55 +187,54 @@ def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
             mistakes.append(
                 mistake(
                     ("models", index, "search"),
-                    f"one of its networks could also be named {collisions[0]!r}",
-                    "another `name:` for the entry",
+                    f"one of its trials could also be named {collisions[0]!r}",
+                    "rename the entry with `name:`",
                 )
             )
     if mistakes:
         raise SpecError(list(dict.fromkeys(mistakes)))
     kinds_of = target_kinds_of_spec(spec)
-    everyone = (*spec.networks, *variants(spec))
+    all_networks = (*spec.networks, *variants(spec))
     unfit = merge_misfits(
         spec,
         [
             misfit
-            for network in everyone
+            for network in all_networks
             if len(kinds := kinds_of(network)) == 1
             for misfit in find_unfit_measures(network, spec, *kinds)
         ],
     )
     if unfit:
         raise SpecError(unfit)
-    check_comparable(spec, everyone, kinds_of)
+    check_comparable(spec, all_networks, kinds_of)
     return spec
 
 
 def _salvage(content: Mapping[str, Any]) -> tuple[Document, list[tuple[int, ModelEntry]]]:
-    """Read the valid parts of a wrong document, so that all mistakes are found at once.
+    """Read the valid parts of an invalid document, so that all mistakes are reported together.
 
     Returns:
-        A document, in which something else stands in the place of an entry that is wrong; and the
-        entries that are right, with their places.
+        A document with placeholders for invalid entries; and the valid entries, with their indices.
     """
     parts: dict[str, Any] = {}
     for field in dataclass_fields(Document):
         if field.name in content and field.name != "models":
-            parts |= _right_part(field.name, content[field.name])
+            parts |= _valid_part(field.name, content[field.name])
     models = content.get("models")
+    if not isinstance(models, list | tuple):
+        models = ()
     entries = []
-    places = [ModelEntry(family="softmax")] * (
-        len(models) if isinstance(models, list | tuple) else 1
-    )
-    for index, item in enumerate(models if isinstance(models, list | tuple) else []):
+    filled = [ModelEntry(family="softmax")] * max(1, len(models))
+    for index, item in enumerate(models):
         try:
-            places[index] = TypeAdapter(ModelEntry).validate_python(item)
+            filled[index] = TypeAdapter(ModelEntry).validate_python(item)
         except ValidationError:
             continue
-        entries.append((index, places[index]))
-    return Document(models=tuple(places) or (ModelEntry(family="softmax"),), **parts), entries
+        entries.append((index, filled[index]))
+    return Document(models=tuple(filled), **parts), entries
 
 
-def _right_part(name: str, value: Any) -> dict[str, Any]:
+def _valid_part(name: str, value: Any) -> dict[str, Any]:
     """Return one key of a document with as much of its value as is valid."""
 
     def read(value: Any) -> dict[str, Any]:
@@ -256,46 +253,46 @@ def _right_part(name: str, value: Any) -> dict[str, Any]:
 
 
 def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
-    """Yield what types cannot check: key path, what is wrong, what would be right."""
+    """Yield mistakes that types cannot catch: key path, what is wrong, what would be right."""
     if not is_name(document.name):
         yield ("name",), f"{document.name!r} cannot name a folder", rule_of(document.name)
     source = document.data.source
     if source not in SOURCES and ":" not in source:
         yield (
             ("data", "source"),
-            f"no source is named {source!r}",
-            (f"one of {', '.join(SOURCES)}, or an import path module:function"),
+            f"unknown source {source!r}",
+            f"it should be one of {', '.join(SOURCES)}, or an import path module:function",
         )
     yield from _augmentation_problems(document)
     rates = document.schedule.rates
-    yield from _not_found(("schedule", "policy"), find_policy, document.schedule.policy)
-    yield from _not_found(("prune", "rule"), find_rule, document.prune.rule)
-    yield from _not_found(("resources", "engine"), find_engine, document.resources.engine)
+    yield from _lookup_problems(("schedule", "policy"), find_policy, document.schedule.policy)
+    yield from _lookup_problems(("prune", "rule"), find_rule, document.prune.rule)
+    yield from _lookup_problems(("resources", "engine"), find_engine, document.resources.engine)
     engine = _known_engine(document)
     if engine is not None and engine.needs_rates and rates is None:
         yield (
             ("resources", "engine"),
             f"the engine {document.resources.engine} needs known rates",
-            "`schedule: {rates: FILE}`",
+            "add `schedule: {rates: FILE}`",
         )
     if not document.models and document.keep_open is None:
         yield (
             ("models",),
             "[]",
-            "at least one entry, or `keep_open: 10min` to wait for more",
+            "add an entry, or `keep_open: 10min` to wait for more networks",
         )
     yield from _contradictions(document)
     yield from _search_problems(document)
-    if rates is not None and not os.path.isfile(rates):  # Path would raise, for a name too long
+    if rates is not None and not os.path.isfile(rates):  # Path.is_file raises for long names
         yield (
             ("schedule", "rates"),
-            f"no file {rates}",
-            "a rates file, such as the profile.json of a run",
+            f"the file {rates} does not exist",
+            "it should be a rates file, such as the profile.json of a run",
         )
 
 
 def _augmentation_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
-    """Yield why no transform can be left to the device."""
+    """Yield the reasons why no transform can run on the device."""
     if document.data.augment_on == "host":
         return
     engine = _known_engine(document)
@@ -305,12 +302,12 @@ def _augmentation_problems(document: Document) -> Iterator[tuple[tuple, str, str
         yield (
             path,
             f"the engine {engine.name} does not augment samples",
-            f"host, or one of the engines {able}",
+            f"use host, or one of the engines {able}",
         )
-    for feed in document.data_by_pipeline.values():
+    for data in document.data_by_pipeline.values():
         try:
-            transforms = defer_to_device(parse_transforms(feed.transforms))
-        except InputError:  # a mistake of its own
+            transforms = defer_to_device(parse_transforms(data.transforms))
+        except InputError:  # reported elsewhere
             return
         if split_device(transforms)[1] is not None:
             return
@@ -323,15 +320,14 @@ def _augmentation_problems(document: Document) -> Iterator[tuple[tuple, str, str
     yield (
         path,
         (
-            "one random_crop or center_crop, and flips, can run on the device if they come last "
-            "(except "
-            f"scale) after the first random transform; here {last} comes last"
+            "only one random_crop or center_crop, and flips, can run on the device, and only as "
+            f"the last transforms before a scale; the last one is {last}"
         ),
-        "host",
+        "use host",
     )
 
 
-def _not_found(
+def _lookup_problems(
     path: tuple, find: Callable[[str], object], name: str
 ) -> Iterator[tuple[tuple, str, str]]:
     """Yield what is wrong with a name or an import path."""
@@ -349,8 +345,8 @@ def _contradictions(document: Document) -> Iterator[tuple[tuple, str, str]]:
         for name, above in contradictions(entry.space or entry.grid or {}):
             yield (
                 ("models", index, key, name),
-                f"a choice of {above} also sets it",
-                "in one of the two places",
+                f"a choice of {above} sets the same setting",
+                "remove it from one of them",
             )
 
 
@@ -365,20 +361,20 @@ def _search_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
             yield (
                 path,
                 "a search does not support folds",
-                "no data.folds",
+                "leave data.folds out",
             )
         if stems.setdefault(entry.stem, index) != index:
             yield (
                 path,
-                f"another search is named {entry.stem!r}, too",
-                "another `name:` for one of them",
+                f"another search is also named {entry.stem!r}",
+                "rename one with `name:`",
             )
         for key in entry.space or {}:
             if key.startswith(("train.stopping.monitor", "train.stopping.direction")):
                 yield (
                     ("models", index, "space", key),
-                    "all networks of a search must have one metric",
-                    "left out",
+                    "all networks of a search must monitor the same metric",
+                    "leave it out",
                 )
         yield from _objective_problems(document, index, entry)
 
@@ -405,22 +401,20 @@ def _objective_problems(
         name = objective.value
         measured = ", ".join(quantities)
         if name in [earlier.value for earlier in objectives[:index_of_objective]]:
-            yield path, f"{name} counts already", "left out"
+            yield path, f"{name} is listed twice", "leave it out"
         elif index_of_objective == 0 and name in NETWORK_OBJECTIVES:
             yield (
                 path,
-                f"{name} does not change from epoch to epoch, and networks are pruned by the first "
-                f"objective",
-                (f"first one of {measured}"),
+                f"{name} does not change from epoch to epoch, but networks are pruned by the first "
+                "objective",
+                f"the first objective should be one of {measured}",
             )
         elif name not in quantities and name not in NETWORK_OBJECTIVES:
             yield (
                 path,
                 f"{name!r} is not computed",
-                (
-                    f"one of {measured}, {', '.join(NETWORK_OBJECTIVES)}; others come from "
-                    f"train.metrics"
-                ),
+                f"it should be one of {measured}, {', '.join(NETWORK_OBJECTIVES)}; add others to "
+                "train.metrics",
             )
         elif objective.sense is None and not (
             name == monitor and (entry.train.get("stopping") or {}).get("direction")
@@ -428,22 +422,19 @@ def _objective_problems(
             yield (
                 path,
                 f"it is unknown whether high or low values of {name} are better",
-                "with `mode: maximize`, or minimize",
+                "add `mode: maximize` or `mode: minimize`",
             )
         elif index_of_objective == 0 and _contradicts(objective, direction):
             yield (
                 ("models", index, "search", "objectives", index_of_objective, "mode"),
                 f"{objective.mode} and train.stopping.direction: {direction} contradict each other",
-                "one of them, which says what is better",
+                "leave one of them out",
             )
         elif index_of_objective == 0 and monitor not in (None, name):
             yield (
                 ("models", index, "train", "stopping", "monitor"),
-                (
-                    f"{monitor} is not {name}, the first objective, by which the best epoch is "
-                    f"chosen"
-                ),
-                "left out",
+                f"{monitor} is not {name}, the first objective, which decides the best epoch",
+                "leave it out",
             )
 
 
@@ -467,14 +458,14 @@ def _unread_keys(
         yield (
             ("data", "validation"),
             "folds hold out their own validation samples",
-            "left out, or data.test",
+            "leave it out, or use data.test",
         )
     yield from _unread_prune_keys(document.prune.rule, content.get("prune"))
     policy = _attempt([], find_policy, document.schedule.policy)
-    if policy is None:  # a mistake of its own
+    if policy is None:  # reported elsewhere
         return
     if isinstance(schedule, Mapping) and "policy" not in schedule:
-        # also by keys whose values are wrong, and which the document lacks
+        # Keys with invalid values count, too; the document lacks them.
         policy = policy_of_keys(schedule)
     keys = {option: key for key, option in OPTION_OF.items()}
     for option, key in keys.items():
@@ -488,11 +479,11 @@ def _unread_keys(
 
 def _unread_prune_keys(name: str, prune: Any) -> Iterator[tuple[tuple, str, str]]:
     rule = _attempt([], find_rule, name)
-    if rule is None:  # a mistake of its own
+    if rule is None:  # reported elsewhere
         return
     for key in prune if isinstance(prune, Mapping) else ():
         if key != "rule" and key in _PRUNE_KEYS and key not in rule.reads:
-            right = f"it reads {', '.join(rule.reads)}" if rule.reads else "left out"
+            right = f"it reads {', '.join(rule.reads)}" if rule.reads else "leave it out"
             yield ("prune", key), f"{name} does not read {key}", right
 
 
@@ -507,7 +498,7 @@ def _unsupported_at_the_top(
 
 
 def _incomplete_schedules(spec: Spec) -> list[SpecMistake]:
-    """List learning rate schedules that lack an argument, each once."""
+    """List learning rate schedules with a missing argument, each once."""
     mistakes: dict[SpecMistake, None] = {}
     engine = _known_engine(spec.document)
     for network in spec.networks:
@@ -521,7 +512,7 @@ def _incomplete_schedules(spec: Spec) -> list[SpecMistake]:
 
 
 def _batch_mistakes(spec: Spec) -> list[SpecMistake]:
-    """List batch ranges from which no policy would choose, each once."""
+    """List batch ranges that the policy cannot use, each once."""
     of_searches = _attempt([], with_extreme_networks, spec)
     networks = [
         network
@@ -531,16 +522,16 @@ def _batch_mistakes(spec: Spec) -> list[SpecMistake]:
     try:
         if spec.policy.sets_batch:
             return _unmeasured_exchanges(spec, networks)
-    except UserError:  # a mistake of its own
+    except UserError:  # reported elsewhere
         return []
     able = " or ".join(policy.name for policy in POLICIES.values() if policy.sets_batch)
     return list(
         dict.fromkeys(
             spec.origin.mistake(
                 spec.place_of(network, "train", "batch", "size"),
-                f"the policy {spec.policy.name} chooses no batch out of "
+                f"the policy {spec.policy.name} cannot choose a batch size from "
                 f"{list(network.train.batch.bounds)}",
-                f"one size, or `schedule: {{policy: {able}}}`",
+                f"use one size, or `schedule: {{policy: {able}}}`",
             )
             for network in networks
         )
@@ -555,15 +546,15 @@ def _unmeasured_exchanges(spec: Spec, elastic: list[NetworkSpec]) -> list[SpecMi
     return [
         spec.origin.mistake(
             ("profile", "max_gpus"),
-            f"with 1 GPU no gradient exchange is measured, so no batch can be chosen "
-            f"for {wider[0].name}, whose `train.batch.size` is {list(wider[0].train.batch.bounds)}",
-            "2 or more, or leave it out",
+            "with 1 GPU no gradient exchange is measured, so no batch size can be chosen for "
+            f"{wider[0].name}, whose `train.batch.size` is {list(wider[0].train.batch.bounds)}",
+            "use 2 or more, or leave it out",
         )
     ]
 
 
 class _MisfitError(Exception):
-    """Settings of an entry are invalid once they are merged."""
+    """Merged settings of an entry are invalid."""
 
     def __init__(
         self, part: str, owner: type, content: Mapping[str, Any], error: ValidationError
@@ -579,8 +570,8 @@ class _WordsError(Exception):
     """The engine does not support a network's training settings.
 
     Attributes:
-        problems: what is wrong, at key paths in the network's entry, or in the document where that
-            is told.
+        problems: pairs of a problem, and whether its key path belongs to the document instead of
+            the network's entry.
     """
 
     def __init__(self, problems: Sequence[tuple[Problem, bool]]) -> None:
@@ -605,17 +596,20 @@ def _mistakes_of(
 
 
 def _networks(
-    document: Document, index: int, entry: ModelEntry, problems: list[Exception], existing: Kept
+    document: Document,
+    index: int,
+    entry: ModelEntry,
+    problems: list[Exception],
+    existing: DrawnValues,
 ) -> list[NetworkSpec]:
     """Return the networks of an entry; append its problems to ``problems``."""
     networks: list[NetworkSpec] = []
     if any(_objective_problems(document, index, entry)):
-        return []  # which are mistakes of their own
+        return []  # reported elsewhere
     engine = _known_engine(document)
-    for chosen in _chosen_members(
-        entry.space or {}
-    ):  # also what was not drawn, or is asked for later
-        _attempt(problems, _train, document, entry, chosen, engine)
+    # Check choices that are not drawn, or that a sampler may propose later, too.
+    for member in _members_by_choice(entry.space or {}):
+        _attempt(problems, _train, document, entry, member, engine)
     if problems:
         return []
     draws = _attempt(problems, _draws, document, index, entry) or []
@@ -624,13 +618,13 @@ def _networks(
         train = _attempt(problems, _train, document, entry, drawn, engine)
         architecture = _attempt(problems, _architecture, entry, drawn, engine)
         if train is None or architecture is None:
-            break  # the other draws will hardly be better
+            break  # the other draws probably have the same problem
         folds: Iterable[int | None] = (
             (None,) if document.data.folds is None else range(document.data.folds)
         )
         for fold in folds:
-            of_fold = name if fold is None else f"{name}-fold{fold}"
-            networks.append(_network(document, index, of_fold, train, architecture, drawn, fold))
+            fold_name = name if fold is None else f"{name}-fold{fold}"
+            networks.append(_network(document, index, fold_name, train, architecture, drawn, fold))
     if entry.search is not None:
         return []
     return networks
@@ -639,8 +633,8 @@ def _networks(
 def with_extreme_networks(spec: Spec) -> Spec:
     """Return the spec with only the two extreme networks of each search.
 
-    They stand for those that will be asked for where memory is planned and data is looked at. Each
-    has the name of its entry.
+    They represent all trials when memory is planned and samples are probed. Each has the name of
+    its entry.
     """
     networks = []
     for index, entry in spec.searches.items():
@@ -654,21 +648,21 @@ def with_extreme_networks(spec: Spec) -> Spec:
 def variants(spec: Spec) -> tuple[NetworkSpec, ...]:
     """Return one network for each loss, metric and monitor in the spaces of searches.
 
-    Each varies one key alone, and has the name of its entry.
+    Each varies one key, and has the name of its entry.
     """
     return tuple(
         replace(proposed_network(spec, index, 0, member), name=entry.stem)
         for index, entry in spec.searches.items()
-        for member in _judged_members(entry.space or {})
+        for member in _members_by_criterion(entry.space or {})
     )
 
 
-def _judged_members(space: Space) -> list[Member]:
-    """List members of a space that differ in one key that affects judging."""
+def _members_by_criterion(space: Space) -> list[Member]:
+    """List members of a space that differ in one key of the selection criterion."""
     first = ends(space)[0]
     members = [first]
     for key, values in space.items():
-        if key.startswith(_JUDGING):
+        if key.startswith(_CRITERION_KEYS):
             if isinstance(values, Range):
                 choices: Sequence[Any] = [end[key] for end in ends({key: values})]
             else:
@@ -677,7 +671,7 @@ def _judged_members(space: Space) -> list[Member]:
     return members
 
 
-def _chosen_members(space: Space) -> Iterator[Member]:
+def _members_by_choice(space: Space) -> Iterator[Member]:
     """Yield one member for each choice of each training setting in a space."""
     first = {
         key: values.low if isinstance(values, Range) else values[0] for key, values in space.items()
@@ -691,13 +685,15 @@ def proposed_network(spec: Spec, index: int, number: int, member: Member) -> Net
     """Return the network for the values that a searcher proposed.
 
     Args:
-        index: of its entry.
-        number: of the network within the entry; it is part of its name, without leading zeros.
-        member: of the entry's space.
+        spec: the spec with the search.
+        index: index of the entry in ``models``.
+        number: number of the trial within the entry; it is part of the network's name, without
+            leading zeros.
+        member: a member of the entry's space.
 
     Raises:
-        UserError: it cannot be built or trained with these values; the message says which, and what
-            would be right.
+        UserError: the network cannot be built or trained with these values; the message names them
+            and what would be right.
     """
     document, entry = spec.document, spec.document.models[index]
     name = check_name(f"{entry.stem}-{number}")
@@ -763,7 +759,8 @@ def _network(
 
 
 def _known_engine(document: Document) -> EngineInfo | None:
-    return _attempt([], find_engine, document.resources.engine)  # none is a mistake of its own
+    """Return the engine; None for an unknown one, which is reported elsewhere."""
+    return _attempt([], find_engine, document.resources.engine)
 
 
 def _attempt(problems: list[Exception], function: Callable[..., T], *arguments: Any) -> T | None:
@@ -778,8 +775,8 @@ def _attempt(problems: list[Exception], function: Callable[..., T], *arguments: 
 def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, Any]]:
     """Return the drawn values of each network of an entry."""
     if entry.space is not None and entry.count is not None:
-        # Entries draw from streams of their own: adding an entry does not change another's
-        # networks.
+        # Each entry draws from its own stream: adding an entry does not change the networks of
+        # others.
         return draw(entry.space, entry.count, document.seed + 7919 * index)
     if entry.space is not None:
         return ends(entry.space)
@@ -787,14 +784,14 @@ def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, 
         size = math.prod(map(len, entry.grid.values()))
         if size > MAX_NETWORKS:
             raise UserError(
-                f"the grid has {pluralize(size, 'member')}: at most {MAX_NETWORKS} networks of one "
-                f"entry"
+                f"the grid has {pluralize(size, 'member')}; an entry may have at most "
+                f"{MAX_NETWORKS} networks"
             )
         return grid(entry.grid)
     return [{}]
 
 
-def _names(entry: ModelEntry, draws: Sequence[Member], existing: Kept) -> list[str]:
+def _names(entry: ModelEntry, draws: Sequence[Member], existing: DrawnValues) -> list[str]:
     """Name the networks of an entry."""
     if entry.space is None and entry.grid is None:
         return [check_name(entry.stem)]
@@ -814,7 +811,7 @@ def _train(
 ) -> Train:
     """Return the training settings of a network, checked against the engine."""
     train = _merged(document.train, entry.train_overrides, drawn)
-    if engine is None:  # a mistake of its own
+    if engine is None:
         return train
     problems = []
     for key, wrong, right in find_unknown_words(train, engine):
@@ -836,7 +833,7 @@ _TRAIN = TypeAdapter(Train)
 
 def _merged(base: Train, overrides: Mapping[str, Any], drawn: Mapping[str, Any]) -> Train:
     """Merge the top-level training settings with an entry's and with drawn values."""
-    drawn_here = override(
+    drawn_settings = override(
         {},
         {
             key.removeprefix("train."): value
@@ -845,7 +842,7 @@ def _merged(base: Train, overrides: Mapping[str, Any], drawn: Mapping[str, Any])
         },
     )
     train = base
-    for settings in (overrides, drawn_here):
+    for settings in (overrides, drawn_settings):
         if settings:
             plain = _TRAIN.dump_python(train)
             _merge(plain, settings)
@@ -859,7 +856,7 @@ def _merged(base: Train, overrides: Mapping[str, Any], drawn: Mapping[str, Any])
 def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
     for key, value in new.items():
         old = into.get(key)
-        # Another optimizer, or another schedule, does not inherit the parameters of the first one.
+        # Another optimizer or schedule does not inherit the parameters of the first one.
         if (
             isinstance(value, Mapping)
             and isinstance(old, dict)
@@ -898,10 +895,10 @@ def _architecture(
         and engine.families is not None
         and target not in engine.families
         and target in (*FAMILIES, *application_names())
-    ):  # another engine has it
+    ):
         raise UserError(
-            f"the {engine.name} engine trains only the family "
-            f"{', '.join(sorted(engine.families))}, not {target}"
+            f"the {engine.name} engine cannot train {target}; its families: "
+            f"{', '.join(sorted(engine.families))}"
         )
     check_target(target, APPLICATIONS if engine is None else engine.applications)
     try:
@@ -910,7 +907,7 @@ def _architecture(
         raise _MisfitError("args", FAMILIES[target], args, error) from None
 
 
-# ---- entries that come while a run goes on -----------------------------------------------------
+# ---- entries that are added to a run ------------------------------------------------------------
 
 
 def with_entry(
@@ -919,18 +916,19 @@ def with_entry(
     """Return a spec with one more entry, and the networks of that entry.
 
     Args:
-        content: a mapping with the keys of an entry of ``models``. One without a name has that of
-            its family or function, with a number behind it where that is taken: ``cnn``, ``cnn.2``,
+        spec: the spec of the run.
+        content: a mapping with the keys of an entry of ``models``. An entry without a name gets the
+            name of its family or function, with a number if another has it: ``cnn``, ``cnn.2``,
             ``cnn.3``.
-        taken_names: names of networks that it may not have.
-        position: the number of entries when it was added first: what is drawn for its networks follows
-            from it.
+        taken_names: the names of existing networks.
+        position: the number of entries when the entry was first added; it determines the values
+            that are drawn for its networks.
 
     Returns:
         The spec with the entry as the last of its models, and the networks of the entry.
 
     Raises:
-        SpecError: with every mistake of the entry.
+        SpecError: all mistakes of the entry.
     """
     mistake = Origin("entry").mistake
     if isinstance(content, Mapping):
@@ -945,7 +943,7 @@ def with_entry(
     if entry.search is not None or entry.data is not None:
         key = "search" if entry.search is not None else "data"
         raise SpecError(
-            [mistake((key,), "cannot be added to a running run", "left out, or in its spec")]
+            [mistake((key,), "cannot be added to a running run", "put it into the spec")]
         )
     document = spec.document
     if entry.name is None and _is_taken(entry.stem, taken_names):
@@ -971,13 +969,11 @@ def with_entry(
     )
     mistakes += _incomplete_schedules(extended) + _batch_mistakes(extended)
     mistakes += [
-        mistake(("name",), f"a network of the run is named {name!r}", "another name")
+        mistake(("name",), f"a network of the run is named {name!r}", "use another name")
         for name in sorted({network.name for network in networks} & set(taken_names))
     ]
     mistakes += [
-        mistake(
-            ("name",), f"{network.name!r} is a name for the networks of a search", "another name"
-        )
+        mistake(("name",), f"{network.name!r} is a name for trials of a search", "use another name")
         for network in networks
         for searched in spec.searches.values()
         if re.fullmatch(rf"{re.escape(searched.stem)}-\d+", network.name)
@@ -993,7 +989,7 @@ def placeholder_for(network: NetworkSpec, spec: Spec) -> NetworkSpec:
 
 
 def _is_taken(stem: str, names: Collection[str]) -> bool:
-    """Return True if a network has this name, perhaps with a number."""
+    """Return True if a network has this name, with or without a number."""
     return any(
         name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+(-fold\d+)?", name) for name in names
     )

@@ -1,7 +1,7 @@
 """The keys of a spec as frozen dataclasses, from the document to one network.
 
-What a key means is said once, in its ``Field(description=...)``: the JSON Schema and
-``docs/spec.md`` come from there.
+The ``Field(description=...)`` of a key is the only place that explains it: the JSON Schema and
+``docs/spec.md`` are generated from there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fleet.units import parse_delta
 from scheduler.base import MAX_SLOTS, Options
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, default_policy
 
-MAX_NETWORKS = 10_000  # of one entry; more are a typo, and would fill the memory
+MAX_NETWORKS = 10_000  # of one entry; a larger number is a typo, and would fill the memory
 
 
 def _as_text(version: object) -> object:
@@ -41,7 +41,8 @@ def _as_text(version: object) -> object:
 
 def _read_by(setting: str) -> str:
     """Name the policies that read an option."""
-    return f"Only for {' and '.join(policy.name for policy in POLICIES.values() if setting in policy.reads)}."
+    names = [policy.name for policy in POLICIES.values() if setting in policy.reads]
+    return f"Only for {' and '.join(names)}."
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
@@ -79,8 +80,9 @@ class ModelEntry:
         description=(
             "Parameters to draw at random, or to be proposed by `search`: for an argument, or for "
             "a setting like train.optimizer.learning_rate, a list of values or a range {low, high, "
-            "log, integer}. If one key is below another, the deeper one wins; no choice of the "
-            "other may also set it."
+            "log, integer}. If one key is below another one, such as train.optimizer.momentum "
+            "below train.optimizer, the deeper key wins, and no value of the other key may set the "
+            "same setting."
         ),
     )
     search: Search | None = Field(
@@ -99,7 +101,8 @@ class ModelEntry:
     gpus: kinds.Positive | tuple[kinds.Positive, kinds.Positive] | None = Field(
         default=None,
         description=(
-            "Number of GPUs for the network, or [min, max]. Default: as many as make it faster."
+            "Number of GPUs for the network, or [min, max]. Default: from 1 to as many as make it "
+            "faster."
         ),
     )
     train: dict[str, Any] = Field(
@@ -127,7 +130,7 @@ class ModelEntry:
 
     @property
     def train_overrides(self) -> dict[str, Any]:
-        """Its training settings, with the first objective of its search as monitor."""
+        """The entry's training settings, with the first objective of its search as monitor."""
         if self.search is None or not self.search.objectives:
             return self.train
         first = self.search.objectives[0]
@@ -140,7 +143,7 @@ class ModelEntry:
         return {**self.train, "stopping": {**stopping, "monitor": first.value}}
 
     @model_validator(mode="after")
-    def _one_way_to_say_it(self) -> ModelEntry:
+    def _check_combinations(self) -> ModelEntry:
         if (self.family is None) == (self.build is None):
             raise ValueError(
                 "needs exactly one of `family:` (resnet, densenet, cnn, a keras.applications name) "
@@ -170,7 +173,7 @@ OPTION_OF = {"pace_tolerance": "delta", "round_end_share": "alpha", "literal": "
 
 
 def policy_of_keys(keys: Collection[str]) -> Policy:
-    """Return the policy of a schedule that names none."""
+    """Return the policy of a schedule that does not name one."""
     return default_policy([option for key, option in OPTION_OF.items() if key in keys])
 
 
@@ -191,8 +194,8 @@ class Schedule:
     pace_tolerance: kinds.DeltaText = Field(
         default="15%",
         description=(
-            "How much slower than the fastest the networks of a flotilla may be: a share of its "
-            "rate, like 15%, or samples per second, like 20/s. " + _read_by("delta")
+            "How much slower than the fastest network the others of a flotilla may be: a share of "
+            "its rate, like 15%, or samples per second, like 20/s. " + _read_by("delta")
         ),
     )
     round_end_share: Annotated[kinds.Share, Field(gt=0, le=1)] = Field(
@@ -206,17 +209,17 @@ class Schedule:
     literal: bool = Field(
         default=False,
         description=(
-            "Follow the paper to the letter: spare GPUs are given away as in its Algorithm 2, and "
-            "rates beyond the measured ones are estimated by its Equation 5 from twice the GPUs of "
-            "a node, as with --literal of fleet plan. Without it, a network gets only GPUs that "
-            "make it faster. " + _read_by("peak_limited")
+            "Follow the paper literally: spare GPUs are assigned by its Algorithm 2, and rates "
+            "beyond the measured ones are extrapolated by its Equation 5 from twice the GPUs of a "
+            "node, as with --literal of fleet plan. Otherwise a network gets only GPUs that make "
+            "it faster. " + _read_by("peak_limited")
         ),
     )
     rates: str | None = Field(
         default=None,
         description=(
-            "File with training rates, such as profile.json of an earlier run. Without it, rates "
-            "are measured as `profile` says."
+            "File with training rates, such as profile.json of an earlier run. Default: rates are "
+            "measured (see `profile`)."
         ),
     )
 
@@ -230,23 +233,24 @@ class Schedule:
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Profile:
-    """Rate measurement: how the run finds out how fast networks train."""
+    """Rate measurement: how the run measures the training rates of networks."""
 
     when: Literal["online", "offline"] = Field(
         default="online",
         description=(
-            "online: training starts at once, with estimated rates that its steps correct; other "
-            "keys are not read. offline: every network is timed on synthetic samples before "
-            "training (appendix B.3 of the paper)."
+            "online: training starts immediately with estimated rates, which the training steps "
+            "correct; the other keys are ignored. offline: every network is timed on synthetic "
+            "samples before training (appendix B.3 of the paper)."
         ),
     )
     batches: Annotated[int, Field(ge=2), kinds.NO_FLAG] = Field(
-        default=48, description=("Largest number of training steps per measurement.")
+        default=48, description=("Maximum number of training steps per measurement.")
     )
     timed: kinds.Positive = Field(
         default=20,
         description=(
-            "How many of these steps, the last ones, are timed. The steps before them warm up."
+            "Number of these steps, counted from the end, that are timed. The steps before them "
+            "are warm-up."
         ),
     )
     seconds: Annotated[kinds.Duration, Field(gt=0)] = Field(
@@ -259,20 +263,20 @@ class Profile:
         json_schema_extra=kinds.default_text("1%"),
         description=(
             "A measurement ends early once the standard error of the rate is at most this share of "
-            "it, like 1%. 0: never."
+            "the rate, like 1%. 0: it never ends early."
         ),
     )
     max_gpus: kinds.Positive | None = Field(
         default=None,
         description=(
-            "Largest number of GPUs to measure a network on. Default: two nodes, or as many GPUs "
-            "as the slowest network needs to keep up with the fastest, if that is more (appendix "
-            "B.3 of the paper)."
+            "Maximum number of GPUs to measure a network on. Default: the GPUs of two nodes, or as "
+            "many as the slowest network needs to keep up with the fastest, if that is more "
+            "(appendix B.3 of the paper)."
         ),
     )
 
     @model_validator(mode="after")
-    def _timed_is_a_part(self) -> Profile:
+    def _check_warm_up(self) -> Profile:
         if self.timed >= self.batches:
             raise ValueError(
                 f"timed: {self.timed} should be less than batches: {self.batches}, "
@@ -294,30 +298,32 @@ class Resources:
     )
     time_scale: kinds.AboveZero = Field(
         default=1.0,
-        description=("Only for the engine emulated: seconds that one second of training takes."),
+        description=(
+            "Only for the engine emulated: how many seconds one second of training takes."
+        ),
     )
     preprocessors: Annotated[int, Field(ge=0), kinds.NO_FLAG] | Literal["auto"] = Field(
         default="auto",
         description=(
-            "Number of ranks that prepare samples. auto: all ranks that GPUs do not need; without "
-            "GPUs, one in eight on each node."
+            "Number of ranks that prepare samples. auto: all ranks that do not train on a GPU; "
+            "without GPUs, one in eight on each node."
         ),
     )
     gpus_per_node: kinds.Positive | Literal["auto"] = Field(
         default="auto",
         description=(
-            "Number of GPUs per node that train networks; without GPUs, number of ranks. auto: all "
-            "GPUs; without GPUs, all ranks that do not prepare samples."
+            "Number of GPUs per node that train networks; without GPUs, number of ranks per node. "
+            "auto: all GPUs; without GPUs, all ranks that do not prepare samples."
         ),
     )
     networks_per_gpu: Annotated[int, Field(ge=1, le=MAX_SLOTS), kinds.NO_FLAG] | Literal["auto"] = (
         Field(
             default=1,
             description=(
-                "How many networks may share a GPU while there are more networks than GPUs; each "
-                "needs a rank. auto: as many as ranks were started for and as measurements show to "
-                "be faster. Without GPUs, a core takes the place of a GPU, and further ranks share "
-                "the cores."
+                "Maximum number of networks that share a GPU while there are more networks than "
+                "GPUs; each needs a rank. auto: as many as there are ranks for, as long as "
+                "measurements show that sharing is faster. Without GPUs, networks share CPU cores "
+                "in the same way."
             ),
         )
     )
@@ -346,10 +352,10 @@ class Checkpoint:
     keep: Literal["best+last", "last"] = Field(
         default="best+last",
         description=(
-            "What to keep of each network. best+last: the best epoch, which is exported, and the "
-            "last one, from which training resumes. last: only the last one, which is exported. If "
-            "there is room, the checkpoint before the last is also kept, in case the last is "
-            "damaged."
+            "Which checkpoints of each network to keep. best+last: the best epoch, which is "
+            "exported, and the last one, from which training resumes. last: only the last one, "
+            "which is also exported. If there is room, the second to last checkpoint is kept, too, "
+            "in case the last one is damaged."
         ),
     )
     quota: Annotated[kinds.Size, Field(gt=0)] | None = Field(
@@ -377,7 +383,7 @@ class Document:
     seed: Annotated[int, Field(ge=0, lt=2**64), kinds.NO_FLAG] = Field(
         default=0,
         description=(
-            "Seed of everything random: drawn networks, initial weights, the order of samples and "
+            "Seed of all random choices: drawn networks, initial weights, the order of samples and "
             "augmentation."
         ),
     )
@@ -391,31 +397,31 @@ class Document:
     walltime: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
         default=None,
         description=(
-            "Time limit of the run, like 2h. Shortly before, it saves everything and stops with "
-            "exit status 75; the same command resumes it. If the batch system's limit is shorter, "
-            "that one counts."
+            "Time limit of a launch, like 2h. Shortly before it, the run saves everything and "
+            "stops with exit status 75; the same command resumes it. If the limit of the batch "
+            "system is shorter, that limit applies."
         ),
     )
     keep_open: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
         default=None,
         description=(
-            "How long the run waits for further networks when none is left to train, like 10min. "
-            "Default: it ends."
+            "How long the run waits for more networks once all have finished, like 10min. Default: "
+            "it ends."
         ),
     )
     retries: Annotated[int, Field(ge=0, le=100), kinds.NO_FLAG] = Field(
         default=2,
         description=(
-            "How often a network is retried after a transient error, such as a file server that "
-            "does not answer."
+            "Number of times that a network is retried after a transient error, such as a file "
+            "server that does not answer."
         ),
     )
     max_deaths: Annotated[int, Field(ge=1, le=100), kinds.NO_FLAG] = Field(
         default=2,
         description=(
-            "How many times ranks may die, or become unresponsive, while training a network, over "
-            "all launches and without an epoch in between, before the network counts as failed. "
-            "Until then it is trained last."
+            "Number of times that ranks may die, or become unresponsive, while training a network, "
+            "over all launches and without an epoch in between, until the network counts as "
+            "failed. A network that may have killed ranks is trained last."
         ),
     )
     trackers: tuple[kinds.TrackItem, ...] = Field(
@@ -423,7 +429,7 @@ class Document:
         description=(
             "Trackers to write at the end of each epoch, in a separate process: a list of mlflow, "
             "wandb and optuna, or of {mlflow: PATH}. Default path: the subfolder track of the run. "
-            "A failing tracker is reported once; fleet export writes the same data later."
+            "A failing tracker is reported once; fleet export can write the same data later."
         ),
     )
     output: str = Field(
@@ -436,7 +442,7 @@ class Document:
         default="0.3",
         description=(
             "Version of FLEET whose defaults apply. In 0.2 the default learning rate of every "
-            "optimizer was 0.01. A run that began with 0.2 keeps that when it resumes."
+            "optimizer was 0.01. A run that began with 0.2 keeps that default when it resumes."
         ),
     )
 
@@ -462,8 +468,8 @@ class Document:
     def data_by_pipeline(self) -> dict[str, Data]:
         """The data settings of each input pipeline, the document's first.
 
-        Those of all entries: what all have in common, and how samples are divided, are the same for
-            a part of them.
+        They cover all entries, even if only some are trained, so that the shared transforms and the
+        splits do not change.
         """
         all_overrides = sorted(
             map(self.data_overrides, self.models), key=lambda overrides: overrides is not None
@@ -486,17 +492,13 @@ class NetworkSpec:
     seed: int
     min_gpus: int = 1
     max_gpus: int | None = None
-    parameters: dict[str, Any] = Field(
-        default_factory=dict
-    )  # what was drawn, for the results table
-    entry: int = 0  # of `models`, from which it comes
-    fold: int | None = None  # that it is judged by, and does not train on
-    data: EntryData | None = (
-        None  # what it is fed with, where that is not what the top of the document says
-    )
-    number: int | None = None  # within its entry, of a network that was asked for
-    parent: str = ""  # from whose weights it starts, if it does
-    parent_epoch: int = 0  # after which epoch of that
+    parameters: dict[str, Any] = Field(default_factory=dict)  # the drawn values
+    entry: int = 0  # index in `models`
+    fold: int | None = None  # the fold that validates it
+    data: EntryData | None = None  # data settings that differ from the document's
+    number: int | None = None  # of a trial within its entry
+    parent: str = ""  # the network from whose weights it starts, if any
+    parent_epoch: int = 0  # the epoch of these weights
 
     @property
     def stem(self) -> str:
@@ -532,8 +534,11 @@ class Spec:
     """A validated spec with its networks.
 
     Attributes:
-        kept: the networks that the folder of the run had when the spec was read -> what was drawn
-            for each.
+        document: the spec as it was written.
+        networks: all networks, except the trials of searches.
+        origin: the place where the spec was read.
+        existing: name of a network that the folder of the run had when the spec was read -> its
+            drawn values.
         notices: one line for each old key that the spec uses.
     """
 
@@ -546,8 +551,12 @@ class Spec:
     def place_of(self, network: NetworkSpec, *setting: str) -> tuple:
         """Return the key path that set a setting of a network.
 
-        That is the space or the grid from which it was drawn, the network's entry, or the top of
-        the document; for a default it is the entry.
+        This is in the space or grid of the network's entry, in the entry, or at the top of the
+        document; for a default value it is the entry.
+
+        Args:
+            network: the network.
+            setting: the key path of the setting, such as ``"train", "loss"``.
         """
         entry, model = ("models", network.entry), self.document.models[network.entry]
         dotted = ".".join(setting)
@@ -574,7 +583,7 @@ class Spec:
 
     @property
     def max_networks(self) -> float:
-        """The largest number of networks that can be active at once."""
+        """The largest number of networks that can be active at the same time."""
         proposed = sum(
             min(
                 entry.search.limit,
@@ -587,7 +596,7 @@ class Spec:
         return proposed + sum(network.number is None for network in self.networks)
 
     @property
-    def data(self) -> Data:  # noqa: D102 - the document's parts, without the detour
+    def data(self) -> Data:  # noqa: D102 - a shortcut, like the following ones
         return self.document.data
 
     @property
@@ -658,5 +667,5 @@ def with_output(spec: Spec, output: str | Path) -> Spec:
 
 def with_cache(spec: Spec, cache: str) -> Spec:
     """Return the spec with a chosen ``data.cache``."""
-    data = replace(spec.data, cache=cache)  # type: ignore[arg-type] # one of those that it may be
+    data = replace(spec.data, cache=cache)  # type: ignore[arg-type] # pydantic checks it
     return replace(spec, document=replace(spec.document, data=data))

@@ -31,7 +31,7 @@ Mode: TypeAlias = Literal["maximize", "minimize"]
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-MAX_TRIALS = 10_000  # of one entry; more are a typo, as in a count
+MAX_TRIALS = 10_000  # of one entry; a larger number is a typo, as for `count`
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -46,13 +46,13 @@ class Budget:
     )
 
     @model_validator(mode="after")
-    def _says_something(self) -> Budget:
+    def _check_not_empty(self) -> Budget:
         if self.epochs is None and self.gpu_hours is None:
             raise ValueError("needs `epochs:` or `gpu_hours:`, or both")
         return self
 
 
-# Objectives besides losses and metrics, and what is better.
+# Objectives besides losses and metrics -> which values are better.
 NETWORK_OBJECTIVES: Mapping[str, Mode] = {
     "parameters": "minimize",
     "rate": "maximize",
@@ -75,7 +75,7 @@ class Objective:
     )
     mode: Mode | None = Field(
         default=None,
-        description=("Whether to maximize or minimize it. Only needed for your own metrics."),
+        description=("Whether to maximize or minimize it. Only required for your own metrics."),
     )
 
     @property
@@ -105,39 +105,38 @@ class Search:
     max_trials: Annotated[int, Field(ge=1, le=MAX_TRIALS), NO_FLAG] | None = Field(
         default=None,
         description=(
-            f"Maximum number of trials; {MAX_TRIALS} by default. Either it or `budget` must be "
-            f"given, "
-            "except for grid, which ends by itself."
+            f"Maximum number of trials; {MAX_TRIALS} by default. Either it or `budget` is "
+            "required, except for grid, which ends by itself."
         ),
     )
     budget: Budget | None = Field(
         default=None,
         description=(
             "Budget of all networks of the entry together, in addition to `max_trials`. Networks "
-            "proposed before it is spent go on."
+            "that were proposed before it is spent continue."
         ),
     )
     max_concurrent: Positive | Literal["auto"] = Field(
         default="auto",
         description=(
             "Maximum number of active networks (neither finished nor paused) of the entry. auto: "
-            "as many as there are trainers, and at least two more than train, so that the next one "
-            "is known before GPUs become free."
+            "as many as there are trainers, and at least two more than are training, so that the "
+            "next network is ready before GPUs become free."
         ),
     )
     objectives: tuple[Objective, ...] = Field(
         default=(),
         description=(
-            "Objectives, if there is more than `train.stopping.monitor`. The first one replaces "
-            "it: it decides which epoch is the best, and networks are reported and pruned by it. "
-            "The sampler is told all values."
+            "Objectives, if you optimize more than `train.stopping.monitor`. The first objective "
+            "replaces the monitor: it decides which epoch is the best, and networks are reported "
+            "and pruned by it. The sampler receives the values of all objectives."
         ),
     )
     warm_start: tuple[str, ...] = Field(
         default=(),
         description=(
-            "Folders of earlier runs. Their results are passed to the sampler before its first "
-            "proposal, as far as the values fit the space."
+            "Folders of earlier runs. Before its first proposal the sampler receives their results "
+            "whose values lie in the space."
         ),
     )
     options: dict[str, Any] = Field(
@@ -150,24 +149,24 @@ class Search:
         default=60.0,
         json_schema_extra=default_text("1min"),
         description=(
-            "Time limit for one call of the sampler. Meanwhile networks keep training; a network "
-            "at the end of an epoch waits for the answer. A sampler that takes longer is not "
-            "called again in this launch."
+            "Time limit for one call of the sampler. Networks keep training during the call; a "
+            "network at the end of an epoch waits for the answer. A sampler that takes longer is "
+            "not called again in this launch."
         ),
     )
 
     @model_validator(mode="after")
-    def _ends(self) -> Search:
+    def _check_end(self) -> Search:
         if self.max_trials is None and self.budget is None and self.sampler != "grid":
-            raise ValueError("needs an end: `max_trials:` or a `budget:`")
-        places = [os.path.normpath(run) for run in self.warm_start]
-        if len(set(places)) < len(places):
-            twice = next(
+            raise ValueError("needs a limit: `max_trials:` or a `budget:`")
+        folders = [os.path.normpath(run) for run in self.warm_start]
+        if len(set(folders)) < len(folders):
+            duplicate = next(
                 run
-                for run, path in zip(self.warm_start, places, strict=True)
-                if places.count(path) > 1
+                for run, path in zip(self.warm_start, folders, strict=True)
+                if folders.count(path) > 1
             )
-            raise ValueError(f"warm_start: {twice} is named twice; name each run once")
+            raise ValueError(f"warm_start: {duplicate} is listed twice; list each run once")
         return self
 
     @property
@@ -183,15 +182,15 @@ class PruningRule:
     """The description of a pruning rule.
 
     Args:
-        name: as specs call it.
-        make: makes the rule of a run from (:class:`Prune`, the most epochs that a network may
-            train, a seed): a class or function that gives a :class:`fleet.search.pruning.Pruner`,
-            or its import path. In the table the path is relative to :mod:`fleet.search`, and begins
-            with a dot.
-        help: what it does, in a sentence without a full stop.
-        reads: the keys of `prune` that mean something to it.
-        compares: whether it compares networks, so that all must monitor the same.
-        obeys: whether what the class of a search answers is done as well.
+        name: the name in specs.
+        make: makes the pruner of a run from (:class:`Prune`, the largest number of epochs of a
+            network, a seed): a class or function that returns a
+            :class:`fleet.search.pruning.Pruner`, or its import path. In the table the path begins
+            with a dot and is relative to :mod:`fleet.search`.
+        help: what it does, in a sentence without a period.
+        reads: the keys of `prune` that it reads.
+        compares: whether it compares networks, so that all must have the same monitor.
+        obeys: whether decisions of a sampler are carried out as well.
     """
 
     name: str
@@ -208,8 +207,8 @@ RULES: Mapping[str, PruningRule] = {
         PruningRule(
             "asha",
             ".pruning:make_asha",
-            "at min_epochs · factor^k epochs only the best 1/factor of the networks that reached "
-            "it continue",
+            "after min_epochs · factor^k epochs (a rung) only the best 1/factor of the networks "
+            "that reached the rung continue",
             ("min_epochs", "factor", "on_fail", "synchronous"),
         ),
         PruningRule(
@@ -221,26 +220,27 @@ RULES: Mapping[str, PruningRule] = {
         PruningRule(
             "median",
             ".pruning:Median",
-            "networks worse than the median of the others after as many epochs are pruned",
+            "networks that are worse than the median of the others after the same number of epochs "
+            "are pruned",
             ("min_epochs", "min_trials", "synchronous"),
         ),
         PruningRule(
             "learning_curve",
             ".curves:Curves",
-            "networks whose learning curve, extrapolated as a power law, ends below the best "
-            "finished network are pruned",
+            "networks whose learning curve, extrapolated by a power law, would end worse than the "
+            "best finished network are pruned",
             ("min_epochs", "min_trials"),
         ),
         PruningRule(
             "searcher",
             ".pruning:NoPruning",
-            "only a sampler prunes its own networks",
+            "only samplers prune, each its own networks",
             compares=False,
         ),
         PruningRule(
             "none",
             ".pruning:NoPruning",
-            "nothing is pruned, whatever a sampler answers",
+            "no network is pruned, and decisions of samplers are ignored",
             compares=False,
             obeys=False,
         ),
@@ -266,7 +266,7 @@ class Prune:
         description=(
             "Pruning rule, or the import path of your own. "
             + " ".join(f"{name}: {rule.help}." for name, rule in RULES.items())
-            + " If the sampler also decides, the stricter decision holds."
+            + " If a sampler decides as well, the stricter decision applies."
         ),
     )
     min_epochs: Positive = Field(
@@ -279,29 +279,30 @@ class Prune:
     factor: Annotated[int, Field(ge=2), NO_FLAG] = Field(
         default=3,
         description=(
-            "One in `factor` networks continues at each rung, and the next rung is `factor` times "
-            "as far. " + _for("factor")
+            "One in `factor` networks continues at each rung, and the next rung is at `factor` "
+            "times as many epochs. " + _for("factor")
         ),
     )
     on_fail: Literal["pause", "stop"] = Field(
         default="pause",
         description=(
             "What happens to a network that is not among the best at a rung. pause: it is paused, "
-            "and resumes if it is among the best later. stop: it is pruned. " + _for("on_fail")
+            "and resumes if it is among the best later on. stop: it is pruned. " + _for("on_fail")
         ),
     )
     synchronous: Annotated[bool, Field(strict=True)] = Field(
         default=False,
         description=(
-            "false: networks are compared as they reach a rung. true: they wait until all networks "
-            "have reached it, so that the winners do not depend on speed. " + _for("synchronous")
+            "false: each network is compared when it reaches a rung. true: networks wait until all "
+            "have reached the rung, so that the result does not depend on speed. "
+            + _for("synchronous")
         ),
     )
     min_trials: Positive = Field(
         default=5,
         description=(
-            "Number of other networks that must have reached an epoch before one is pruned there; "
-            "for learning_curve, that must have finished. " + _for("min_trials")
+            "Number of other networks that must have reached an epoch before a network is pruned "
+            "there; for learning_curve, number that must have finished. " + _for("min_trials")
         ),
     )
 
@@ -313,10 +314,10 @@ def find_rule(name: str) -> PruningRule:
     """Find the pruning rule with a name or an import path ``module:rule``.
 
     Returns:
-        The rule, under that name. A class or a function of a user's own reads all keys.
+        The rule, under that name. A custom class or function reads all keys.
 
     Raises:
-        UserError: there is none.
+        UserError: no rule has this name, or the import path leads to something else.
 
     >>> find_rule("median").reads
     ('min_epochs', 'min_trials', 'synchronous')
@@ -330,7 +331,6 @@ def find_rule(name: str) -> PruningRule:
     if not callable(rule):
         raise UserError(
             f"rule {name!r} is of type {type(rule).__name__}; it should be a PruningRule, or a "
-            f"class "
-            "with the arguments (prune, most_epochs, seed)"
+            "class with the arguments (prune, most_epochs, seed)"
         )
     return PruningRule(name, rule, reads=_KEYS)

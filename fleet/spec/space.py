@@ -1,10 +1,9 @@
-"""Search spaces: which networks an ensemble tries.
+"""Draw networks from search spaces.
 
-A space maps names of parameters to what they may be: a list of choices, or a
-:class:`Range`. :func:`draw` takes random members, :func:`grid` all of them, and
-:func:`override` writes a member into the settings it varies. A name may lead
-into nested settings by dots: ``train.optimizer.learning_rate``, or ``blocks.2``
-for the third entry of a list.
+A space maps names of parameters to their possible values: a list of choices, or a :class:`Range`.
+:func:`draw` draws random members, :func:`grid` lists all of them, and :func:`override` writes a
+member into the settings that it varies. Dots in a name lead into nested settings:
+``train.optimizer.learning_rate``, or ``blocks.2`` for the third item of a list.
 """
 
 from __future__ import annotations
@@ -56,7 +55,8 @@ class Range:
     def _check(self) -> Range:
         if max(abs(self.low), abs(self.high)) > 2**53:
             raise ValueError(
-                "a range goes up to 2**53: not all larger integers are floating-point numbers"
+                "low and high must be at most 2**53, since larger integers are not exact as "
+                "floating-point numbers"
             )
         if not self.low < self.high or math.isclose(self.low, self.high):
             raise ValueError(f"low ({self.low}) must be below high ({self.high})")
@@ -64,7 +64,7 @@ class Range:
             raise ValueError(f"a logarithmic range must start above 0, not at {self.low}")
         if self.integer and not (isinstance(self.low, int) and isinstance(self.high, int)):
             raise ValueError(
-                f"an integer range goes between integers, not from {self.low} to {self.high}"
+                f"an integer range needs integers as bounds, not {self.low} and {self.high}"
             )
         return self
 
@@ -81,14 +81,13 @@ class Range:
         >>> Range(1, 3, integer=True).at(0.5), round(Range(0.001, 0.1, log=True).at(0.5), 6)
         (2, 0.01)
         """
-        # An integer stands for the unit interval around it, so that its ends are as likely as the
-        # rest.
+        # Each integer represents the unit interval around it, so that all are equally likely.
         low, high = (self.low - 0.5, self.high + 0.5) if self.integer else (self.low, self.high)
         if self.log:
             value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
         else:
             value = low + share * (high - low)
-        value = min(max(value, self.low), self.high)  # what rounding may have crossed
+        value = min(max(value, self.low), self.high)  # rounding may exceed the bounds
         if self.integer:
             return math.floor(value + 0.5)
         return float(value)
@@ -103,7 +102,7 @@ def _form(value: Any) -> str:
     return "choices"
 
 
-# Tagged by form, so that a mistake is reported for the form that the user meant.
+# Tagged by form, so that a mistake is reported for the form that the user chose.
 Dimension = Annotated[
     Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")], Discriminator(_form)
 ]
@@ -116,7 +115,7 @@ def space_of(content: Mapping[str, Any]) -> Space:
     """Validate a space given as lists of choices and mappings of ranges.
 
     Raises:
-        UserError: it is malformed.
+        UserError: the space is malformed.
     """
     try:
         return TypeAdapter(Space).validate_python(content)
@@ -124,21 +123,21 @@ def space_of(content: Mapping[str, Any]) -> Space:
         first = error.errors()[0]
         name = next(iter(first["loc"]), "space")
         raise UserError(
-            f"search space, {name}: {first['msg']}; give a list of choices, or a mapping of "
-            "low and high"
+            f"search space, {name}: {first['msg']}; use a list of choices, or a mapping with low "
+            "and high"
         ) from None
 
 
 def draw(dimensions: Space, count: int, seed: int) -> list[Member]:
     """Draw different members of a space at random.
 
-    Members come one after another from one stream of random numbers, and those
-    already seen are passed over: asking for more adds members at the end.
+    Members come from one stream of random numbers, and repeated ones are skipped: a larger count
+    adds members at the end.
 
     Args:
         dimensions: a validated space.
-        count: how many members.
-        seed: the same seed, space and count give the same members, on every machine.
+        count: number of members.
+        seed: the same seed, space and count yield the same members on every machine.
 
     Returns:
         ``count`` different members, each name -> value.
@@ -154,7 +153,7 @@ def draw(dimensions: Space, count: int, seed: int) -> list[Member]:
     if count > size:
         raise UserError(
             f"the space has {size:.0f} different members, fewer than {count}; "
-            "give more choices or a smaller count"
+            "use more choices or a smaller count"
         )
     return list(itertools.islice(members(dimensions, seed), count))
 
@@ -176,7 +175,7 @@ def members(dimensions: Space, seed: int) -> Iterator[Member]:
 
     Args:
         dimensions: a validated space.
-        seed: the same seed and space give the same order, on every machine.
+        seed: the same seed and space yield the same order on every machine.
     """
     size = size_of(dimensions)
     stream = _stream(dimensions, random.Random(seed))
@@ -192,27 +191,27 @@ def member_at(dimensions: Space, number: int) -> Member | None:
         dimensions: a validated space, of lists and ranges of integers.
         number: counted from 0.
 
-    >>> [member_at({"width": (16, 32), "blocks": Range(1, 2, integer=True)}, number) for number in (0, 1, 2, 4)]
+    >>> space = {"width": (16, 32), "blocks": Range(1, 2, integer=True)}
+    >>> [member_at(space, number) for number in (0, 1, 2, 4)]
     [{'width': 16, 'blocks': 1}, {'width': 16, 'blocks': 2}, {'width': 32, 'blocks': 1}, None]
     """
-    picked: Member = {}
+    values: Member = {}
     for name in reversed(dimensions):
         dimension = dimensions[name]
         number, index = divmod(number, int(_size(dimension)))
-        picked[name] = (
-            int(dimension.low) + index
-            if isinstance(dimension, Range)
-            else _different(dimension)[index]
-        )
+        if isinstance(dimension, Range):
+            values[name] = int(dimension.low) + index
+        else:
+            values[name] = _different(dimension)[index]
     if number:
         return None
-    return {name: picked[name] for name in dimensions}
+    return {name: values[name] for name in dimensions}
 
 
 def ends(dimensions: Space) -> list[Member]:
     """Return two members of a space: with the smallest and the largest values.
 
-    Choices that are no numbers have no such; then it is the first one and the last.
+    If not all choices are numbers, these are the first and the last choice.
 
     >>> ends({"width": (32, 16), "norm": ("batch", "none"), "blocks": Range(1, 3, integer=True)})
     [{'width': 16, 'norm': 'batch', 'blocks': 1}, {'width': 32, 'norm': 'none', 'blocks': 3}]
@@ -230,9 +229,10 @@ def member_of(dimensions: Space, values: Mapping[str, Any]) -> Member:
         values: name -> value.
 
     Raises:
-        UserError: there is no such member; the message says what lies outside.
+        UserError: a value lies outside the space; the message names it.
 
-    >>> member_of({"width": (16, 32), "blocks": Range(1, 3, integer=True)}, {"blocks": 2.0, "width": 16})
+    >>> space = {"width": (16, 32), "blocks": Range(1, 3, integer=True)}
+    >>> member_of(space, {"blocks": 2.0, "width": 16})
     {'width': 16, 'blocks': 2}
     """
     foreign = sorted(set(values) - set(dimensions))
@@ -241,11 +241,13 @@ def member_of(dimensions: Space, values: Mapping[str, Any]) -> Member:
         raise UserError(f"the space has no {foreign[0]!r}; it has {', '.join(dimensions)}")
     if missing:
         raise UserError(f"{missing[0]} has no value")
-    return {name: _inside(name, dimension, values[name]) for name, dimension in dimensions.items()}
+    return {
+        name: _value_in(name, dimension, values[name]) for name, dimension in dimensions.items()
+    }
 
 
 def grid(choices: Grid) -> list[Member]:
-    """All combinations of choices, the last name's varying fastest.
+    """List all combinations of choices; those of the last name vary fastest.
 
     Args:
         choices: name -> choices.
@@ -265,14 +267,14 @@ def override(settings: Mapping[str, Any], member: Member) -> dict[str, Any]:
 
     Args:
         settings: nested mappings and lists.
-        member: dotted name -> value; mappings on the way are made where they are missing.
+        member: dotted name -> value; missing mappings on the way are created.
 
     Returns:
-        The settings with the member's values, in whatever order they stand: first those of shorter
-        names, then what lies below them.
+        The settings with the member's values. Values of shorter names are written first, whatever
+        the order of the member, then the values below them.
 
     Raises:
-        UserError: a name leads into something that has no such entry.
+        UserError: the settings have no place for a name.
 
     >>> override({"blocks": [3, 4, 6, 3]}, {"blocks.2": 23, "norm": "none"})
     {'blocks': [3, 4, 23, 3], 'norm': 'none'}
@@ -292,9 +294,10 @@ def contradictions(dimensions: Mapping[str, Range | Sequence[Any]]) -> Iterator[
         dimensions: a validated space, or the choices of a grid.
 
     Returns:
-        Pairs of a name, and a name above it of which a choice has a value for the same setting.
+        Pairs of a name, and a name above it with a choice that sets the same setting.
 
-    >>> list(contradictions({"optimizer.rate": Range(0.1, 1), "optimizer": ({"name": "sgd"}, {"rate": 0.2})}))
+    >>> optimizers = ({"name": "sgd"}, {"rate": 0.2})
+    >>> list(contradictions({"optimizer.rate": Range(0.1, 1), "optimizer": optimizers}))
     [('optimizer.rate', 'optimizer')]
     """
     for name in dimensions:
@@ -309,7 +312,7 @@ def contradictions(dimensions: Mapping[str, Range | Sequence[Any]]) -> Iterator[
 def _has(value: Any, path: Sequence[str]) -> bool:
     """Return True if a choice has a value at a path."""
     for word in path:
-        if isinstance(value, list | tuple) and _is_place(word, value):
+        if isinstance(value, list | tuple) and _is_index(word, value):
             value = value[int(word)]
         elif isinstance(value, Mapping) and word in value:
             value = value[word]
@@ -322,7 +325,7 @@ def _has(value: Any, path: Sequence[str]) -> bool:
 
 
 def _stream(dimensions: Space, rng: random.Random) -> Iterator[Member]:
-    names = sorted(dimensions, key=oldest_name)  # however the spec orders and writes them
+    names = sorted(dimensions, key=oldest_name)  # the order in the spec must not matter
     seen = set()
     while True:
         drawn = {name: _pick(dimensions[name], rng.random()) for name in names}
@@ -333,7 +336,7 @@ def _stream(dimensions: Space, rng: random.Random) -> Iterator[Member]:
 
 
 def _pick(dimension: Range | Sequence[Any], share: float) -> Any:
-    # random.random() alone is the same in every version of Python, its other methods are not
+    # Only random.random() is the same in every version of Python, its other methods are not.
     if isinstance(dimension, Range):
         return dimension.at(share)
     return dimension[int(share * len(dimension))]
@@ -349,11 +352,11 @@ def _ends(dimension: Range | Sequence[Any]) -> tuple[Any, Any]:
     return dimension[0], dimension[-1]
 
 
-def _inside(name: str, dimension: Range | Sequence[Any], value: Any) -> Any:
+def _value_in(name: str, dimension: Range | Sequence[Any], value: Any) -> Any:
     """Return a value as its dimension writes it.
 
     Raises:
-        UserError: it has no such value.
+        UserError: the value lies outside the dimension.
     """
     if not isinstance(dimension, Range):
         for choice in dimension:
@@ -362,7 +365,7 @@ def _inside(name: str, dimension: Range | Sequence[Any], value: Any) -> Any:
         for choice in dimension:
             if type(choice) in (int, float) and type(value) in (int, float) and choice == value:
                 return choice
-        raise UserError(f"{name}: {value!r} is none of {', '.join(map(repr, dimension))}")
+        raise UserError(f"{name}: {value!r} is not one of {', '.join(map(repr, dimension))}")
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -370,7 +373,7 @@ def _inside(name: str, dimension: Range | Sequence[Any], value: Any) -> Any:
     ):
         raise UserError(f"{name}: {value!r} is not between {dimension.low} and {dimension.high}")
     if dimension.integer and value != int(value):
-        raise UserError(f"{name}: {value!r} is no integer")
+        raise UserError(f"{name}: {value!r} is not an integer")
     if dimension.integer:
         return int(value)
     return float(value)
@@ -406,7 +409,7 @@ def _set(settings: dict[str, Any], name: str, value: Any) -> None:
     target[_index(target, last, name)] = value
 
 
-def _is_place(word: str, items: Sequence[Any]) -> bool:
+def _is_index(word: str, items: Sequence[Any]) -> bool:
     """Return True if a word is the index of an item, without leading zeros."""
     return word.isdecimal() and str(int(word)) == word and int(word) < len(items)
 
@@ -414,7 +417,7 @@ def _is_place(word: str, items: Sequence[Any]) -> bool:
 def _index(container: Any, word: str, name: str) -> str | int:
     if isinstance(container, dict):
         return word
-    if isinstance(container, list) and _is_place(word, container):
+    if isinstance(container, list) and _is_index(word, container):
         return int(word)
     if isinstance(container, list):
         description = f"a list of {len(container)}"

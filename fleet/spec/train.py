@@ -17,7 +17,7 @@ from fleet.vocabulary.schedules import schedule_schema
 from scheduler.ensemble.policies import POLICIES
 
 
-def _choosing() -> str:
+def _policies_with_batches() -> str:
     """Name the policies that choose batch sizes."""
     return " and ".join(policy.name for policy in POLICIES.values() if policy.sets_batch)
 
@@ -25,9 +25,9 @@ def _choosing() -> str:
 ByClass = Annotated[
     dict[str, float],
     BeforeValidator(
-        lambda found: {str(key): value for key, value in found.items()}
-        if isinstance(found, Mapping)
-        else found
+        lambda weights: {str(key): value for key, value in weights.items()}
+        if isinstance(weights, Mapping)
+        else weights
     ),
 ]
 
@@ -40,11 +40,9 @@ class Batch:
         default=128,
         description=(
             "Number of samples per training step, over all GPUs of a group. Or [min, max]: the "
-            "policy "
-            f"chooses the batch of each epoch together with the number of GPUs. Only for the "
-            f"policy {_choosing()}. The "
-            "times of steps and gradient exchanges come from `schedule.rates`, or are measured "
-            "before training."
+            "policy chooses the batch of each epoch together with the number of GPUs. Only for the "
+            f"policy {_policies_with_batches()}. The times of steps and gradient exchanges come "
+            "from `schedule.rates`, or are measured before training."
         ),
     )
     when_scaled: Literal["fixed", "per_gpu"] = Field(
@@ -58,9 +56,10 @@ class Batch:
     learning_rate: Literal["linear", "sqrt", "fixed"] = Field(
         default="linear",
         description=(
-            "Only for a size [min, max]: how the learning rate, which is that of the smallest "
-            "batch, scales in an epoch with a larger one. linear: with the batch. sqrt: with its "
-            "square root. fixed: not at all. A schedule still counts steps, of any size."
+            "Only for a size [min, max]: how the learning rate, which is meant for the smallest "
+            "batch, scales in an epoch with a larger one. linear: with the batch size. sqrt: with "
+            "its square root. fixed: not at all. A schedule counts steps, whatever their batch "
+            "size."
         ),
     )
     accumulate: Positive = Field(
@@ -86,8 +85,10 @@ class Batch:
     def learning_rate_scale(self, size: int) -> float:
         """Return the factor of the learning rate for a batch size.
 
-        >>> [Batch((64, 512), learning_rate=rule).learning_rate_scale(256) for rule in ("linear", "sqrt", "fixed")]
-        [4.0, 2.0, 1.0]
+        >>> Batch((64, 512), learning_rate="linear").learning_rate_scale(256)
+        4.0
+        >>> Batch((64, 512), learning_rate="sqrt").learning_rate_scale(256)
+        2.0
         """
         if not self.is_elastic or self.learning_rate == "fixed":
             return 1.0
@@ -97,20 +98,20 @@ class Batch:
         return math.sqrt(times)
 
     @model_validator(mode="after")
-    def _is_a_range(self) -> Batch:
+    def _check_size(self) -> Batch:
         if self.bounds[0] > self.bounds[1]:
             raise ValueError(f"size: {list(self.bounds)} should be [min, max]")
         if self.is_elastic and self.when_scaled == "per_gpu":
             raise ValueError(
-                "size: [min, max] and when_scaled: per_gpu: the batch follows the policy, or the "
-                "GPUs; should be one of them"
+                "size: [min, max] and when_scaled: per_gpu exclude each other: the batch follows "
+                "either the policy or the number of GPUs; use one of them"
             )
         return self
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Optimizer:
-    """A Keras optimizer. Parameters that are not given have the defaults of Keras."""
+    """A Keras optimizer. Missing parameters have the defaults of Keras."""
 
     name: kinds.OptimizerName = Field(
         default="sgd",
@@ -132,10 +133,10 @@ class Optimizer:
     momentum: BelowOne | None = optional("Only for sgd, rmsprop and muon: momentum.")
     nesterov: bool | None = optional("Only for sgd and muon: use Nesterov momentum.")
     beta_1: BelowOne | None = optional(
-        "Only for the kinds of Adam, lamb and lion: decay of the running mean of the gradients."
+        "Only for Adam and its variants, lamb and lion: decay of the running mean of the gradients."
     )
     beta_2: BelowOne | None = optional(
-        "Only for the kinds of Adam, lamb and lion: decay of the running mean of the squared "
+        "Only for Adam and its variants, lamb and lion: decay of the running mean of the squared "
         "gradients."
     )
     epsilon: AboveZero | None = optional(
@@ -147,15 +148,15 @@ class Optimizer:
     clipnorm: AboveZero | None = optional("Clip the gradient of each variable to this norm.")
     clipvalue: AboveZero | None = optional("Clip gradients to this absolute value.")
     use_ema: bool | None = optional(
-        "Keep running means of the weights and of batch normalization statistics, with which the "
-        "network is evaluated and exported."
+        "Evaluate and export the network with running means of its weights and of its batch "
+        "normalization statistics."
     )
     ema_momentum: Annotated[float, Field(ge=0, le=1), kinds.NO_FLAG] | None = optional(
         "Decay of the running means of the weights."
     )
     ema_overwrite_frequency: Positive | None = optional(
-        "Number of steps after which the weights are set to these means. Default: never during "
-        "training."
+        "Number of steps after which the weights are set to their running means. Default: never "
+        "during training."
     )
     rho: BelowOne | None = optional(
         "Only for adadelta and rmsprop: decay of the running mean of the squared gradients."
@@ -164,82 +165,80 @@ class Optimizer:
     epsilon_1: NotNegative | None = optional(
         "Only for adafactor: a small number that is added to squared gradients."
     )
-    epsilon_2: NotNegative | None = optional("Only for adafactor: least scale of a parameter.")
+    epsilon_2: NotNegative | None = optional("Only for adafactor: smallest scale of a parameter.")
     clip_threshold: NotNegative | None = optional(
         "Only for adafactor: largest root mean square of an update."
     )
-    relative_step: bool | None = optional("Only for adafactor: whether steps shrink by themselves.")
+    relative_step: bool | None = optional(
+        "Only for adafactor: shrink the learning rate automatically."
+    )
     initial_accumulator_value: NotNegative | None = optional(
-        "Only for adagrad and ftrl: where the sums of squared gradients begin."
+        "Only for adagrad and ftrl: initial value of the sums of squared gradients."
     )
     amsgrad: bool | None = optional(
-        "Only for adam and adamw: whether the largest second moment so far is used, as in AMSGrad."
+        "Only for adam and adamw: use the largest second moment so far, as in AMSGrad."
     )
     learning_rate_power: Real | None = optional(
-        "Only for ftrl: power by which the learning rate falls, at most 0."
+        "Only for ftrl: power by which the learning rate decays, at most 0."
     )
     l1_regularization_strength: NotNegative | None = optional(
-        "Only for ftrl: strength of the penalty on absolute values."
+        "Only for ftrl: strength of the L1 penalty."
     )
     l2_regularization_strength: NotNegative | None = optional(
-        "Only for ftrl: strength of the penalty on squares."
+        "Only for ftrl: strength of the L2 penalty."
     )
     l2_shrinkage_regularization_strength: NotNegative | None = optional(
-        "Only for ftrl: strength of the penalty on squares that only shrinks."
+        "Only for ftrl: strength of the L2 penalty that only shrinks weights."
     )
-    beta: Real | None = optional("Only for ftrl: the number beta of the paper of FTRL.")
+    beta: Real | None = optional("Only for ftrl: beta in the paper of FTRL.")
     adam_beta_1: BelowOne | None = optional("Only for muon: beta_1 of Adam.")
     adam_beta_2: BelowOne | None = optional("Only for muon: beta_2 of Adam.")
     adam_weight_decay: NotNegative | None = optional("Only for muon: weight decay of Adam.")
     exclude_layers: tuple[str, ...] | None = optional(
         "Only for muon: patterns of the paths of layers that Adam trains."
     )
-    exclude_embeddings: bool | None = optional("Only for muon: whether Adam trains embeddings.")
-    muon_a: Real | None = optional("Only for muon: coefficient a of the iteration.")
-    muon_b: Real | None = optional("Only for muon: coefficient b of the iteration.")
-    muon_c: Real | None = optional("Only for muon: coefficient c of the iteration.")
+    exclude_embeddings: bool | None = optional("Only for muon: train embeddings with Adam.")
+    muon_a: Real | None = optional("Only for muon: coefficient a of the Newton-Schulz iteration.")
+    muon_b: Real | None = optional("Only for muon: coefficient b of the Newton-Schulz iteration.")
+    muon_c: Real | None = optional("Only for muon: coefficient c of the Newton-Schulz iteration.")
     adam_lr_ratio: NotNegative | None = optional(
-        "Only for muon: learning rate of Adam, as a multiple."
+        "Only for muon: learning rate of Adam, as a multiple of `learning_rate`."
     )
-    ns_steps: Positive | None = optional("Only for muon: number of steps of the iteration.")
+    ns_steps: Positive | None = optional(
+        "Only for muon: number of steps of the Newton-Schulz iteration."
+    )
     rms_rate: Real | None = optional(
-        "Only for muon: factor that brings updates to the size of those of Adam."
+        "Only for muon: factor that scales updates to the size of Adam's."
     )
     centered: bool | None = optional(
-        "Only for rmsprop: whether gradients are divided by an estimate of their variance."
+        "Only for rmsprop: divide gradients by an estimate of their variance."
     )
     warmup_steps: Annotated[int, Field(ge=0), kinds.NO_FLAG] | None = optional(
-        "Only for schedulefreeadamw: number of steps in which the learning rate rises to its value."
+        "Only for schedulefreeadamw: number of steps over which the learning rate rises to its "
+        "value."
     )
-    args: dict[str, Any] | None = optional(
-        "Only for a function of your own: its further arguments, by name."
-    )
+    args: dict[str, Any] | None = optional("Only for your own function: more arguments, by name.")
 
     @model_validator(mode="after")
-    def _clips_in_one_way(self) -> Optimizer:
-        if (
-            sum(
-                getattr(self, clip) is not None
-                for clip in ("clipnorm", "clipvalue", "global_clipnorm")
+    def _check_clipping(self) -> Optimizer:
+        clips = (self.clipnorm, self.clipvalue, self.global_clipnorm)
+        if sum(clip is not None for clip in clips) > 1:
+            raise ValueError(
+                "clipnorm, clipvalue and global_clipnorm exclude each other; use one of them"
             )
-            > 1
-        ):
-            raise ValueError("clipnorm, clipvalue and global_clipnorm: should be one of them")
         return self
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Stopping:
-    """When training of a network ends: as soon as one condition is met."""
+    """When the training of a network ends: as soon as one of the conditions is met."""
 
-    max_epochs: Positive = Field(
-        default=60, description=("Largest number of epochs that a network trains.")
-    )
+    max_epochs: Positive = Field(default=60, description=("Maximum number of epochs of a network."))
     patience: Positive | None = Field(
         default=None,
         description=(
             "Number of epochs without an improvement of `monitor` after which training ends. "
-            "Without it, training does not stop early."
+            "Default: training does not stop early."
         ),
     )
     monitor: kinds.Monitor | None = Field(
@@ -261,8 +260,8 @@ class Stopping:
     direction: Literal["max", "min"] | None = Field(
         default=None,
         description=(
-            "Whether high (max) or low (min) values of `monitor` are better. Only needed for your "
-            "own metrics."
+            "Whether high (max) or low (min) values of `monitor` are better. Only required for "
+            "your own metrics."
         ),
     )
 
@@ -287,8 +286,8 @@ class Start:
         min_length=1,
         description=(
             "Weights file: `.weights.h5` or `.keras` for Keras, `.safetensors` for PyTorch. "
-            "Weights are matched by name; a name that only the file or only the network has is an "
-            "error, and so is a different shape."
+            "Weights are matched by name. It is an error if only the file or only the network has "
+            "a name, or if shapes differ."
         ),
     )
     skip: tuple[str, ...] = Field(
@@ -321,43 +320,43 @@ class Train:
     loss: Measure | None = Field(
         default=None,
         description=(
-            "Loss: a name of Keras, like mean_absolute_error, or the import path of your own "
-            "function of (targets, outputs), or (outputs, targets) if its parameters have these "
-            "names, which returns a number for each sample, or for each pixel of masks; or one of "
-            "these with parameters, like {huber: {delta: 2}}. Default: softmax cross-entropy for "
-            "class, sigmoid cross-entropy for multilabel, mean squared error for value, and the "
+            "Loss: a Keras name, like mean_absolute_error, or the import path of your own function "
+            "of (targets, outputs), or (outputs, targets) if its parameters have these names, "
+            "which returns a number for each sample, or for each pixel of masks; or one of these "
+            "with parameters, like {huber: {delta: 2}}. Default: softmax cross-entropy for class, "
+            "sigmoid cross-entropy for multilabel, mean squared error for value, and the "
             "cross-entropy of each pixel for mask."
         ),
     )
     metrics: tuple[Measure, ...] = Field(
         default=(),
         description=(
-            "Further metrics of each epoch: names of Keras, like AUC or mean_absolute_error, and "
-            "import paths of your own functions of (targets, outputs), which return a number for "
-            "each sample; with parameters, like {AUC: {curve: PR, name: auc_pr}}, where `name` is "
-            "the name of the column. Outputs are probabilities, except for value."
+            "More metrics to compute in each epoch: Keras names, like AUC or mean_absolute_error, "
+            "and import paths of your own functions of (targets, outputs), which return a number "
+            "for each sample; with parameters, like {AUC: {curve: PR, name: auc_pr}}, where `name` "
+            "is the name of the column. Outputs are probabilities, except for value."
         ),
     )
     label_smoothing: BelowOne = Field(
         default=0.0,
         description=(
-            "Share of each class or label that the loss spreads over all of them. Only for class, "
-            "multilabel and mask."
+            "Label smoothing: the share of each target that the loss spreads evenly over all "
+            "classes or labels. Only for class, multilabel and mask."
         ),
     )
     start: _FileOrStart | None = Field(
         default=None,
         description=(
             "Initial weights: a file or a mapping. A network that resumes from a checkpoint, or "
-            "starts from the weights of another network, reads no file."
+            "starts from the weights of another network, does not read the file."
         ),
     )
     class_weights: Literal["balanced"] | ByClass | None = Field(
         default=None,
         description=(
-            "Weight of the samples, or pixels, of each class in the training loss: a number from 0 "
-            "by class name or index; the default is 1. balanced: all classes get the same total "
-            "weight; for mask all masks are read first."
+            "Weight of the samples, or pixels, of each class in the training loss: a mapping of "
+            "class names or indices to numbers of at least 0; missing classes have 1. balanced: "
+            "all classes get the same total weight; for mask, all masks are read first."
         ),
     )
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = Field(
@@ -371,17 +370,17 @@ class Train:
     deterministic: bool = Field(
         default=False,
         description=(
-            "Make training reproducible bit by bit on one machine, with one version of the engine "
-            "and groups of one size, so that --replay is exact. If one network sets it, it applies "
-            "to all of the launch: the engine uses deterministic kernels, and each rank without a "
-            "GPU computes in one thread, which is slower."
+            "Make training bitwise reproducible on the same machine, with the same version of the "
+            "engine and the same group sizes, so that --replay is exact. If one network sets it, "
+            "it applies to the whole launch: the engine uses deterministic kernels, and each rank "
+            "without a GPU computes in one thread, which is slower."
         ),
     )
     build_timeout: Annotated[kinds.Duration, Field(gt=0)] = Field(
         default=300.0,
         json_schema_extra=kinds.default_text("5min"),
         description=(
-            "Time limit for building the network, like 5min. In fleet check it also applies to a "
+            "Time limit for building the network, like 5min. In fleet check it also applies to the "
             "training step and to the export. A network that takes longer fails."
         ),
     )
@@ -394,7 +393,7 @@ class Train:
         return self.start
 
     @model_validator(mode="after")
-    def _is_measured(self) -> Train:
+    def _check_metrics(self) -> Train:
         labels = check_measures(self.loss, self.metrics, self.class_weights)
         check_monitor(self.stopping.monitor, [*FIELDS, *labels])
         return self

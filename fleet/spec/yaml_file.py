@@ -21,7 +21,8 @@ def dump(document: Document, of_run: bool = False) -> str:
     """Return the spec as YAML, without default values.
 
     Args:
-        of_run: whether it is kept by a run, and so says whose defaults count.
+        document: the spec.
+        of_run: whether a run stores it; it then contains the key ``defaults``.
     """
     version = {"defaults": document.defaults} if of_run else {}
     return yaml.dump(
@@ -51,19 +52,17 @@ for _class in (_Loader, _Dumper):
         "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"), list("-+0123456789")
     )
 
-# A spec is a page of text, numbers, lists and mappings; more is an attack or an accident.
-_MAX_YAML_NODES = 100_000  # after aliases are unfolded
+# A spec is a page of text, numbers, lists and mappings; anything larger is an attack or an accident.
+_MAX_YAML_NODES = 100_000  # after aliases are expanded
 _MAX_YAML_DEPTH = 50
-_MAX_YAML_TEXT = (
-    3000  # longer than a path; and Python does not write integers of more than 4300 digits
-)
+# Characters: longer than any path, and Python does not write integers of more than 4300 digits.
+_MAX_YAML_TEXT = 3000
 _YAML_TYPES = {
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")
 }
 _YAML_KEYS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
-_NO_TEXT = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]"
-)  # what no file name and no terminal takes
+# Characters that file names and terminals do not accept.
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
 def read_yaml(
@@ -72,10 +71,14 @@ def read_yaml(
     """Read a mapping from a YAML file, with the line of each key path.
 
     Args:
-        keys: what it should hold, for whoever has written something else.
+        path: the file.
+        keys: what the file should contain, for the error message.
+
+    Returns:
+        The mapping, and key path -> line, counted from 1.
 
     Raises:
-        SpecError: there is no such file, or it holds something else.
+        SpecError: the file does not exist, or contains something else.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -99,8 +102,8 @@ def read_yaml(
             raise _refused(
                 file,
                 line,
-                f"unfolds to more than {_MAX_YAML_NODES} values or {_MAX_YAML_DEPTH} levels",
-                "a page of YAML without aliases of aliases",
+                f"expands to more than {_MAX_YAML_NODES} values or {_MAX_YAML_DEPTH} levels",
+                "a page of YAML without nested aliases",
             )
         lines.setdefault(path_of_key, line)
         if wrong:
@@ -109,11 +112,8 @@ def read_yaml(
         raise SpecError(mistakes)
     try:
         return yaml.load(text, Loader=_Loader), lines
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-    ) as error:  # a tag such as !!int before what is none
+    # Not only YAMLError: a tag such as !!int may precede text.
+    except (yaml.YAMLError, ValueError, LookupError) as error:
         raise _no_yaml(file, error) from None
 
 
@@ -143,7 +143,7 @@ def _walk(node: yaml.Node, path: tuple) -> Iterator[tuple[tuple, int, str, str]]
                     key_path_below,
                     key.start_mark.line + 1,
                     "is a key, but not text",
-                    "text, perhaps in quotes",
+                    "text, in quotes if necessary",
                 )
             elif key_path_below in seen:
                 yield key_path_below, key.start_mark.line + 1, "appears here twice", "each key once"
@@ -157,7 +157,7 @@ def _walk(node: yaml.Node, path: tuple) -> Iterator[tuple[tuple, int, str, str]]
 
 
 def _fault(node: yaml.Node) -> tuple[str, str]:
-    """Describe what is wrong with a value as YAML; empty if nothing is."""
+    """Describe what is wrong with a value as YAML; two empty texts if it is valid."""
     if node.tag not in _YAML_TYPES | _YAML_KEYS:
         return (
             f"has the YAML type {node.tag.removeprefix('tag:yaml.org,2002:')}",
@@ -166,7 +166,7 @@ def _fault(node: yaml.Node) -> tuple[str, str]:
     if isinstance(node, yaml.ScalarNode) and len(node.value) > _MAX_YAML_TEXT:
         return f"has {len(node.value)} characters", f"at most {_MAX_YAML_TEXT}"
     if isinstance(node, yaml.ScalarNode) and _NO_TEXT.search(node.value):
-        return "holds a control character", "text that can be printed"
+        return "contains a control character", "printable text"
     return "", ""
 
 

@@ -1,6 +1,6 @@
-"""The part of JSON Schema that our schema is written in: what an editor makes of it.
+"""Validate values against the part of JSON Schema that FLEET's schema uses.
 
-A keyword that is not known here is an error, so that nothing of the schema goes unread.
+An unknown keyword is an error, so that no part of the schema is ignored.
 """
 
 import re
@@ -18,7 +18,7 @@ _NOTES = {"title", "description", "default", "examples", "$defs", "$schema", "di
 
 
 def complaints(value, schema, root=None, path="spec"):
-    """What a value has against a schema; nothing where it is valid."""
+    """Yield what is wrong with a value; nothing if it is valid."""
     root = schema if root is None else root
     for keyword, rule in schema.items():
         if keyword not in _NOTES:
@@ -50,7 +50,7 @@ def _type(value, names, _, root, path):
         isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
         for name in names
     ):
-        yield f"{path}: {value!r} is no {names}"
+        yield f"{path}: {value!r} is not of type {names}"
 
 
 def _properties(value, properties, _, root, path):
@@ -74,7 +74,7 @@ def _additional(value, rule, schema, root, path):
         if any(re.search(pattern, name) for pattern in schema.get("patternProperties", ())):
             continue
         if rule is False:
-            yield f"{path}: no key is named {name}"
+            yield f"{path}: unknown key {name}"
         elif rule is not True:
             yield from complaints(value[name], rule, root, f"{path}.{name}")
 

@@ -1,4 +1,4 @@
-"""The types of arguments, and what is said of a wrong command line."""
+"""Tests of the types of arguments, and of the messages about invalid command lines."""
 
 import argparse
 from importlib import import_module
@@ -26,6 +26,7 @@ from fleet.errors import UserError
 from fleet.run import parse_arguments
 from scheduler.base import Delta
 from scheduler.ensemble.pace import Stream
+from tests.refusals import refused
 
 TYPES = {
     "count": count,
@@ -42,7 +43,7 @@ TYPES = {
 
 
 def parsers():
-    """Every command with its parser."""
+    """Yield every command with its parser."""
     for name, (module, _) in COMMANDS.items():
         parser = Parser(prog=f"fleet {name}")
         import_module(module).configure(parser)
@@ -79,7 +80,7 @@ each_option = pytest.mark.parametrize(
         (stream, "lockstep", Stream(1)),
     ],
 )
-def test_an_argument_is_read(read, text, value):
+def test_types_read_valid_texts(read, text, value):
     result = read(text)
     assert (result, type(result)) == (value, type(value))
 
@@ -104,7 +105,7 @@ def test_an_argument_is_read(read, text, value):
         (exact_number, "1e999", "should be a number"),
         (share, "101%", "should be a share, at most 100%"),
         (share, "half", "should be written like 15% or 0.15"),
-        (duration, "0", "should be more than nothing and at most a year"),
+        (duration, "0", "should be above 0 and at most a year"),
         (duration, "400d", "at most a year"),
         (duration, "soon", "should be written like 90s"),
         (delta, "20", "should be written like 15% (of the fastest rate)"),
@@ -112,7 +113,7 @@ def test_an_argument_is_read(read, text, value):
         (stream, "fast", "should be free, lockstep"),
     ],
 )
-def test_a_wrong_argument_is_shown_with_what_would_be_right(read, text, remedy):
+def test_types_explain_invalid_texts(read, text, remedy):
     with pytest.raises(argparse.ArgumentTypeError) as caught:
         read(text)
     assert str(caught.value).startswith(repr(text[:40]))
@@ -120,7 +121,7 @@ def test_a_wrong_argument_is_shown_with_what_would_be_right(read, text, remedy):
 
 
 @pytest.mark.parametrize("read", TYPES.values(), ids=TYPES)
-def test_any_text_is_read_or_refused(read):
+def test_types_read_or_refuse_any_text(read):
     @given(st.one_of(st.text(max_size=12), st.floats().map(str), st.integers().map(str)))
     def check(text):
         try:
@@ -164,7 +165,8 @@ def test_any_text_is_read_or_refused(read):
                 "--pace-tolerance",
                 "0.15",
             ],
-            "fleet simulate ensemble: --pace-tolerance: '0.15' should be written like 15% (of the fastest rate) or 20/s",
+            "fleet simulate ensemble: --pace-tolerance: '0.15' should be written like 15% "
+            "(of the fastest rate) or 20/s",
         ),
     ],
 )
@@ -184,34 +186,33 @@ def test_main_reports_a_wrong_command_line_on_rank_0_only(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("words", "message"),
     [
         ([], "the following arguments are required: spec"),
         (["a.yaml", "--walltime", "soon"], "--walltime: 'soon' should be written like"),
         (["a.yaml", "--replay", "runs/a"], "--replay RUN and --only NAME require each other"),
     ],
 )
-def test_a_wrong_command_line_of_the_main_job_is_a_users_error(words, text):
-    with pytest.raises(UserError, match=text):
+def test_parse_arguments_refuses_invalid_command_lines(words, message):
+    with refused(UserError, message):
         parse_arguments(words)
 
 
 @each_option
-def test_every_option_says_in_a_phrase_what_it_is(name, action):
+def test_options_have_help(name, action):
     assert len(action.help.split()) >= 2
     assert not action.help.startswith(("of ", "that ", "to ", "between "))
 
 
 @each_option
-def test_numbers_are_read_by_the_types_that_all_commands_share(name, action):
+def test_options_use_the_shared_number_types(name, action):
     assert action.type not in (int, float)
-    if action.type is not None and not isinstance(
-        action.type, type
-    ):  # paths and enumerations are classes
-        # these read words that are no numbers, or several numbers
-        rest_of_words = (
+    # Paths and enumerations are classes.
+    if action.type is not None and not isinstance(action.type, type):
+        # Types of these modules read words, or several numbers.
+        other_modules = (
             "fleet.commands.simulate.idle_nodes",
             "fleet.commands.simulate.ensemble",
             "fleet.commands.convert",
         )
-        assert action.type.__module__ in (arguments.__name__, *rest_of_words)
+        assert action.type.__module__ in (arguments.__name__, *other_modules)

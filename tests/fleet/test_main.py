@@ -1,4 +1,4 @@
-"""The ``fleet`` command: its help, former names, and what it answers to unknown commands."""
+"""Tests of the ``fleet`` command: help, former names and unknown commands."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from fleet.__main__ import COMMANDS, FORMER_NAMES, GROUPS, HIDDEN, main
 from fleet.arguments import Parser, with_current_names
 from fleet.run import parse_arguments
 
-PRINTS_NO_TABLE = {"schema", "stop", "pause", "resume"}  # schema prints JSON in any case
+PRINTS_NO_TABLE = {"schema", "stop", "pause", "resume"}  # schema always prints JSON
 FORMER_OPTIONS = [
     (name, *options)
     for name, (module, _) in COMMANDS.items()
@@ -28,7 +28,7 @@ RATES = json.dumps(
 
 @pytest.fixture
 def ran(capsys):
-    """Run a command; returns its status, standard output and standard error."""
+    """Return a function that runs a command: status, standard output, standard error."""
 
     def run(*words):
         try:
@@ -41,7 +41,7 @@ def ran(capsys):
 
 
 def listed(text):
-    """The commands that a help text lists."""
+    """List the commands in a help text."""
     return re.findall(r"^  ([a-z-]+(?: [a-z-]+)?)  ", text, re.MULTILINE)
 
 

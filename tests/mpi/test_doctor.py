@@ -50,7 +50,7 @@ def bound(ranks, *options):
 @pytest.mark.skipif(CORES < 2, reason="wants two cores")
 def test_doctor_reports_nothing_for_a_correct_launch(doctor):
     content = spec(doctor.folder, MODELS)
-    assert doctor(content, mpirun(2))[:2] == (0, ["nothing found (ranks: 2, nodes: 1)"])
+    assert doctor(content, mpirun(2))[:2] == (0, ["no problems found (ranks: 2, nodes: 1)"])
     assert not (doctor.folder / "run").exists()
 
 

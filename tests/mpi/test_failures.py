@@ -154,7 +154,7 @@ def test_warning_of_networks_is_printed_once(launch, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     long_but_first(
-        ({"modles": []}, "no key is named 'modles'; models?"),
+        ({"modles": []}, "unknown key 'modles'; models?"),
         ({"data": {"source": "image_folder", "path": "no/such/folder"}}, "no/such/folder"),
         ({"models": [{"build": "no_such_module:f"}]}, "no module 'no_such_module'"),
         ({"resources": {"engine": "numpy", "preprocessors": 3}}, "start at least 4 ranks"),
@@ -204,6 +204,6 @@ def test_killed_launchers_remains_are_deleted_next_time(launch, tmp_path):
     for file in files:
         os.utime(file, (0, 0))
     doctor = launch(2, content, program=("-m", "fleet", "doctor"))  # a run does it silently
-    assert "fleet doctor: processes that are dead had left" in doctor.output
+    assert "fleet doctor: removed" in doctor.output
     assert not any(file.exists() for file in files)
     assert not [*tmp_path.glob("ompi.*"), *tmp_path.glob("fleet.*"), *tmp_path.glob("__autograph*")]

@@ -26,14 +26,14 @@ import math
 import sys
 from pathlib import Path
 
-from fleet.arguments import integer, number, positive, renamed, share, stream
+from fleet.arguments import integer, number, positive, share, stream
 from fleet.commands.options import FORMER_OPTIONS as FORMER_POLICY_OPTIONS
 from fleet.commands.options import add_cluster, add_options, add_policy, cluster_of, options_of
 from fleet.commands.output import add_json, add_plot, figure_file, print_policies, show
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
-from fleet.units import pluralize
+from fleet.units import pluralize, renaming_notice
 from scheduler.base import MAX_SLOTS, Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
@@ -203,7 +203,7 @@ def _when_profiled(text: str) -> str:
     """Accept the former word for ``offline``."""
     if text != "before":
         return text
-    print(renamed("--profile before", "--profile offline"), file=sys.stderr)
+    print(renaming_notice("--profile before", "--profile offline"), file=sys.stderr)
     return "offline"
 
 

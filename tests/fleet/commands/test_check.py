@@ -158,9 +158,9 @@ def test_check_stops_at_mistakes_in_keys(check, folder):
     )
     assert (status, printed.out) == (2, "")
     message = {
-        "3": "no key is named 'sise'; size?",
+        "3": "unknown key 'sise'; size?",
         "4": "the numpy engine has no optimizer 'adam'; it has sgd",
-        "5": "no key is named 'colour'",
+        "5": "unknown key 'colour'",
     }
     assert {
         line: text for line, text in message.items() if text not in mistakes.get(line, "")
@@ -286,7 +286,7 @@ def test_check_lists_networks_without_the_engines_library(check, folder):
     status, printed, _ = check({"family": "softmax"}, resources={"engine": "missing_engine:ENGINE"})
     assert status == 0
     assert (
-        "networks are not built here: ModuleNotFoundError: No module named 'no_such_library'"
+        "networks cannot be built here: ModuleNotFoundError: No module named 'no_such_library'"
         in printed.err
     )
     assert "51" in printed.out
@@ -427,7 +427,7 @@ def test_keras_networks_are_counted_built_trained_and_exported(check, folder):
     message = {
         "3": "raw: cannot be exported as best.keras: NotImplementedError: Object Raw",
         "4": "explodes: RuntimeError: ",
-        "5": "vast: it has 26,010,107,100,003 parameters, which take at least 208 TB on each GPU to train",
+        "5": "vast: it has 26,010,107,100,003 parameters, so training takes at least 208 TB on each GPU to train",
         "6": "vast_subclass: it has 26,01",
         "8": "rate: the schedule PolynomialDecay",
     }

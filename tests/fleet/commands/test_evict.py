@@ -142,7 +142,7 @@ def test_a_terminal_shows_the_trade_off_and_who_is_stopped(jobs, capsys):
     assert ["2", "0.1", "0.1", "2", "8", "1", "1", "█████████"] in lines
     assert ["b", "4", "K", "K", "K", "K", "K", "s"] in lines
     assert ["c", "4", "K", "K", "a", "a", "a", "a"] in lines
-    assert lines[-1][-6:] == "1 job that no plan stops".split()
+    assert lines[-1][-6:] == "1 job not listed, since no plan stops them".split()
 
 
 def test_many_deadlines_are_shown_by_the_changes_between_them(jobs, capsys):
@@ -186,7 +186,7 @@ def test_the_trade_off_is_drawn(jobs, tmp_path, capsys):
             "--nodes 1 --deadline 1 --node-bandwidth 1",
             "--aggregate-bandwidth and --node-bandwidth go together",
         ),
-        ("--nodes 1 --deadline 1 --site site.json", "--site and --partition go with --slurm"),
+        ("--nodes 1 --deadline 1 --site site.json", "--site and --partition need --slurm"),
         ("--spectrum --deadline 1 --plot x.png", "--plot draws the trade-off for --nodes"),
     ],
 )

@@ -166,7 +166,7 @@ def test_spec_refuses_path_that_is_no_engine(engine, wrong, right):
 
 def test_parse_checks_the_spec_against_its_engine():
     with pytest.raises(
-        SpecError, match="the own_engines:ROW engine trains only the family softmax, not cnn"
+        SpecError, match="the own_engines:ROW engine cannot train cnn; its families: softmax"
     ):
         spec("own_engines:ROW", {"family": "cnn"})
     with pytest.raises(

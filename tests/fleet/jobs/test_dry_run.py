@@ -240,7 +240,7 @@ def test_a_rehearsal_does_not_take_the_folder_of_a_real_run(spec_file, tmp_path,
     if remnant is not None:
         paths.spec.write_text(remnant)
     assert main(["dry-run", str(spec_file), "--gpus", "1", "--output", str(paths.root)]) == 2
-    assert "holds a run that is not a rehearsal" in capsys.readouterr().err
+    assert "contains a real run" in capsys.readouterr().err
     assert paths.marker.exists()
 
 

@@ -593,12 +593,12 @@ def test_eviction_dry_run_lists_steps_and_does_nothing(made_up, capsys):
     made_up.set(JOBS)
     assert main(WORDS) == 0
     assert capsys.readouterr().out == (
-        "3 running jobs of me may be asked to make room\n"
+        "3 running jobs of me may be stopped\n"
         "    0.0 min  plan: 4 nodes, 0.3 node-hours are lost\n"
         "    0.0 min  job 1 of me: saves, until minute 2.0 (signal B:USR2)\n"
         "    9.0 min  job 3 of me: is stopped: it loses least (requeue and hold for a while, or cancel if "
         "Slurm refuses)\n"
-        "Nothing was done: --yes carries this out.\n"
+        "Nothing was done; add --yes to carry this out.\n"
     )
     assert made_up.acts == []
 
@@ -635,28 +635,28 @@ def test_an_operator_may_ask_all(made_up, monkeypatch, capsys):
         ),
         (
             ["--jobs", "x.csv", "--nodes", "8", "--deadline", "10", "--carry-out"],
-            "--carry-out goes with --slurm and --nodes: it acts on jobs that run now",
+            "--carry-out needs --slurm and --nodes: it acts on jobs that run now",
         ),
-        (["--slurm", "--nodes", "8", "--deadline", "10", "--yes"], "--yes goes with --carry-out"),
+        (["--slurm", "--nodes", "8", "--deadline", "10", "--yes"], "--yes needs --carry-out"),
         (
             ["--slurm", "--nodes", "8", "--deadline", "10", "--margin", "1min"],
-            "--margin goes with --carry-out",
+            "--margin needs --carry-out",
         ),
         (
             ["--slurm", "--nodes", "8", "--deadline", "10", "--for", "9"],
-            "--for goes with --carry-out",
+            "--for needs --carry-out",
         ),
         (
             ["--slurm", "--nodes", "4", "--deadline", "10", "--carry-out", "--for", "2"],
-            "--for 2: no job of that id is waiting",
+            "--for 2: no waiting job has this id",
         ),
         (
             ["--slurm", "--nodes", "4", "--deadline", "10", "--carry-out", "--for", "99"],
-            "--for 99: no job of that id is waiting",
+            "--for 99: no waiting job has this id",
         ),
         (
             ["--slurm", "--nodes", "8", "--deadline", "10", "--carry-out", "--yes", "--json"],
-            "--json goes without --yes, whose --record is a file of JSON lines",
+            "use --json without --yes, whose --record is a file of JSON lines",
         ),
         (
             ["--slurm", "--nodes", "8", "--deadline", "-1", "--carry-out"],

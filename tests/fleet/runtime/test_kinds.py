@@ -309,10 +309,14 @@ def test_metrics_are_computed_on_the_test_data_too(tmp_path):
         (
             "value",
             {"stopping": {"monitor": "val_accuracy"}},
-            "accuracy means nothing for targets that are values",
+            "accuracy is not defined for targets that are values",
         ),
         ("multilabel", {"class_weights": {"a": 2}}, "has no single class"),
-        ("class", {"class_weights": {"most": 2}}, "'most' is no class; there are less, more"),
+        (
+            "class",
+            {"class_weights": {"most": 2}},
+            "'most' is not a class; the classes are less, more",
+        ),
     ],
 )
 def test_what_does_not_fit_the_targets_is_refused(kind, train, complaint, tmp_path):

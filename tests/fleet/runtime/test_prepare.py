@@ -204,7 +204,7 @@ def test_network_too_large_for_any_gpu_is_refused_first(asking):
         "resources": {"engine": "keras"},
     }
     assert (
-        "a: it has 1,000,021,000,059 parameters, which take at least 8 TB on each GPU to train"
+        "a: it has 1,000,021,000,059 parameters, so training takes at least 8 TB on each GPU to train"
         in asking.refused()
     )
 
@@ -471,9 +471,8 @@ def test_losses_not_comparable_are_refused_with_data(
     asking,
 ):
     of_values(asking)
-    assert (
-        "val_loss is not the same for all networks, so they cannot be compared by it: huber for a"
-        in (asking.refused())
+    assert "val_loss is not the same for all networks, so it cannot compare them: huber for a" in (
+        asking.refused()
     )
     asking.content["train"] |= {"metrics": ["mae"], "stopping": {"monitor": "val_mae"}}
     assert asking().spec.networks[0].train.stopping.monitor == "val_mae"

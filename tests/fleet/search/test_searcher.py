@@ -106,7 +106,7 @@ def test_what_is_drawn_is_a_member_as_it_stands(seed):
         ({"width": 17, "depth": 1}, "width: 17 is none of 16, 32"),
         ({"width": True, "depth": 1}, "width: True is none of"),
         ({"width": 16, "depth": 4}, "depth: 4 is not between 1 and 3"),
-        ({"width": 16, "depth": 1.5}, "depth: 1.5 is no integer"),
+        ({"width": 16, "depth": 1.5}, "depth: 1.5 is not an integer"),
         ({"width": 16, "depth": True}, "depth: True is not between"),
         ({"width": 16, "depth": "2"}, "depth: '2' is not between"),
         ({"width": 16, "depth": float("nan")}, "depth: nan is not between"),

@@ -1,4 +1,4 @@
-"""What networks are compared by: it is the same of all of them, or the spec is refused."""
+"""Tests of selection criteria: a spec is refused if they are not the same for all networks."""
 
 import pytest
 
@@ -8,6 +8,7 @@ from fleet.spec.criteria import SelectionCriterion, check_comparable, ranking_of
 from fleet.spec.measures import LOSS_OF, canonical_loss, describe_unfit
 from fleet.spec.resolve import variants, with_entry
 from fleet.vocabulary.measures import LOSSES
+from tests.refusals import refused
 
 
 def spec(*trains, target="value", **parts):
@@ -19,7 +20,7 @@ def spec(*trains, target="value", **parts):
     return parse({"data": data, "models": models, **parts})
 
 
-def refused(*trains, **parts):
+def refusal_of(*trains, **parts):
     with pytest.raises(SpecError) as refusal:
         spec(*trains, **parts)
     return str(refusal.value)
@@ -29,8 +30,8 @@ def searched(space, **more):
     return {"family": "softmax", "name": "s", "space": space, "search": {"max_trials": 3}, **more}
 
 
-def test_networks_of_different_losses_are_not_ranked_by_loss():
-    message = refused(
+def test_check_comparable_refuses_different_losses():
+    message = refusal_of(
         {"loss": "huber"}, {"loss": "mse"}, {"loss": "msle"}, train={"metrics": ["mae"]}
     )
     assert (
@@ -60,8 +61,8 @@ def test_networks_of_different_losses_are_not_ranked_by_loss():
         ),
     ],
 )
-def test_what_is_monitored_measures_the_same_of_all(first, second):
-    refused(first, second)
+def test_check_comparable_refuses_different_measures(first, second):
+    refusal_of(first, second)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +84,14 @@ def test_check_comparable_accepts_equal_measures(first, second):
 
 
 def test_check_comparable_sees_smoothing_and_class_weights():
-    some, weighted = {"label_smoothing": 0.1}, {"class_weights": {"0": 2.0}}
-    assert "val_accuracy" in refused(
-        some, {}, target="class", train={"stopping": {"monitor": "val_loss"}}
+    smoothed, weighted = {"label_smoothing": 0.1}, {"class_weights": {"0": 2.0}}
+    assert "val_accuracy" in refusal_of(
+        smoothed, {}, target="class", train={"stopping": {"monitor": "val_loss"}}
     )
-    assert "class_weights" in refused(
+    assert "class_weights" in refusal_of(
         weighted, {}, target="class", train={"stopping": {"monitor": "loss"}}
     )
-    for train, monitor in ((some, "val_accuracy"), (weighted, "val_loss")):
+    for train, monitor in ((smoothed, "val_accuracy"), (weighted, "val_loss")):
         spec(train, {}, target="class", train={"stopping": {"monitor": monitor}})
 
 
@@ -104,20 +105,19 @@ def test_check_comparable_ignores_class_weights_of_one():
         train=by_loss,
     )
     for train in ({"label_smoothing": 0.1}, {"class_weights": {"a": 2}}):
-        message = refused(train, {}, target=None, train=by_loss)
+        message = refusal_of(train, {}, target=None, train=by_loss)
         assert "categorical_crossentropy" in message
         assert "monitor: accuracy" in message
 
 
 def test_check_comparable_with_unknown_target_kind():
     resolved = spec({"loss": "huber"}, {}, target=None)
-    with pytest.raises(SpecError, match="val_loss is not the same"):
+    with refused(SpecError, "val_loss"):
         check_comparable(resolved, resolved.networks, lambda network: ("value",))
     check_comparable(resolved, resolved.networks, lambda network: ("class",))
-    spec(
-        {"loss": "mse"}, {}, target=None, train={"stopping": {"monitor": "val_loss"}}
-    )  # the same, of values
-    refused(
+    # mse is the default loss of values.
+    spec({"loss": "mse"}, {}, target=None, train={"stopping": {"monitor": "val_loss"}})
+    refusal_of(
         {"loss": "huber"}, {"loss": "mae"}, target=None, train={"stopping": {"monitor": "val_loss"}}
     )
 
@@ -137,17 +137,17 @@ def test_check_comparable_separates_different_targets():
         },
     ],
 )
-def test_a_search_draws_no_losses_that_cannot_be_compared(space):
+def test_check_comparable_covers_spaces_of_searches(space):
     overrides = {"train": {"loss": {"huber": {"delta": 1}}}} if "train.loss" not in space else {}
-    message = refused(searched(space, **overrides))
+    message = refusal_of(searched(space, **overrides))
     assert "val_loss is not the same" in message
-    refused(searched({"train.optimizer.learning_rate": [0.1, 0.2]}), {"loss": "mae"})
+    refusal_of(searched({"train.optimizer.learning_rate": [0.1, 0.2]}), {"loss": "mae"})
     metric = {"metrics": ["mae"], "stopping": {"monitor": "val_mae"}}
     resolved = spec(searched(space, train={**overrides.get("train", {}), **metric}))
     assert {network.name for network in variants(resolved)} == {"s"}
 
 
-def test_the_lines_of_what_differs_are_named(tmp_path):
+def test_check_comparable_names_the_lines(tmp_path):
     from fleet.spec import load
 
     (tmp_path / "spec.yaml").write_text(
@@ -160,8 +160,8 @@ def test_the_lines_of_what_differs_are_named(tmp_path):
     [mistake] = refusal.value.mistakes
     assert (mistake.line, mistake.key) == (13, "train.stopping.monitor")
     assert (
-        "huber for a (line 6), mean_squared_error for b-0 (line 10), mean_absolute_error for b-1 (line 10)"
-        in str(mistake)
+        "huber for a (line 6), mean_squared_error for b-0 (line 10), "
+        "mean_absolute_error for b-1 (line 10)" in str(mistake)
     )
 
 
@@ -172,11 +172,11 @@ def test_check_comparable_names_no_line_of_an_added_entry(tmp_path):
         "data: {target: value}\nmodels:\n- {family: softmax, name: a}\n"
     )
     before = load(tmp_path / "spec.yaml")
-    found, networks = with_entry(
+    extended, networks = with_entry(
         before, {"family": "softmax", "name": "b", "train": {"loss": "huber"}}, ["a"]
     )
     with pytest.raises(SpecError) as refusal:
-        check_comparable(found, (*before.networks, *networks), lambda network: ("value",))
+        check_comparable(extended, (*before.networks, *networks), lambda network: ("value",))
     message = str(refusal.value)
     assert "\n  entry: train.stopping.monitor: val_loss is not the same" in message
     assert "mean_squared_error for a (line 3), huber for b;" in message
@@ -187,7 +187,7 @@ def test_ranking_of_uses_common_monitors_and_equal_losses():
         return [
             name
             for name, _ in ranking_of(
-                {SelectionCriterion.of(one.train) for one in spec(*trains).networks}
+                {SelectionCriterion.of(network.train) for network in spec(*trains).networks}
             )
         ]
 
@@ -200,14 +200,14 @@ def test_ranking_of_uses_common_monitors_and_equal_losses():
     )
 
 
-def test_pruning_wants_one_monitor():
-    message = refused(
+def test_pruning_rule_needs_one_monitor():
+    message = refusal_of(
         {"stopping": {"monitor": "val_mae"}},
         {"stopping": {"monitor": "val_loss"}},
         train={"metrics": ["mae"]},
         prune={"rule": "asha"},
     )
-    assert "asha compares all networks, but they monitor different quantities" in message
+    assert "asha compares all networks, but they monitor different metrics" in message
 
 
 @pytest.mark.parametrize(
@@ -216,41 +216,41 @@ def test_pruning_wants_one_monitor():
         (
             "value",
             {"loss": "BinaryCrossentropy"},
-            "train.loss: BinaryCrossentropy means nothing for targets that are val",
+            "train.loss: BinaryCrossentropy is not defined for targets that are val",
         ),
         (
             "value",
             {"loss": {"CategoricalCrossentropy": {"label_smoothing": 0.1}}},
-            "CategoricalCrossentropy means nothing",
+            "CategoricalCrossentropy is not defined",
         ),
         (
             "value",
             {"metrics": ["mae", {"AUC": {"curve": "PR"}}]},
-            "train.metrics: AUC means nothing",
+            "train.metrics: AUC is not defined",
         ),
         (
             {"kind": "multilabel"},
             {"loss": "sparse_categorical_crossentropy"},
-            "labels that hold or not",
+            "yes-or-no labels",
         ),
         (
             "class",
             {"metrics": ["r2_score"]},
-            "train.metrics: r2_score means nothing for targets that are classes",
+            "train.metrics: r2_score is not defined for targets that are classes",
         ),
         ("mask", {"metrics": ["PearsonCorrelation"]}, "targets that are masks"),
     ],
 )
 def test_unfit_measures_are_refused_with_alternatives(target, train, wrong):
-    message = refused(train, target=target)
+    message = refusal_of(train, target=target)
     assert wrong in message
     assert "should be one of" in message
-    spec(train, target=None)  # nobody knows before the data does
+    spec(train, target=None)  # without the data, the kind of the target is unknown
     [key], [value] = (f"train.{name}" for name in train), train.values()
-    fine, value = ("mae", value) if key == "train.loss" else (["mse"], ["mse", *value])
-    assert wrong.rpartition(":")[2] in refused(
+    valid, value = ("mae", value) if key == "train.loss" else (["mse"], ["mse", *value])
+    assert wrong.rpartition(":")[2] in refusal_of(
         searched(
-            {key: [fine, value, fine]},
+            {key: [valid, value, valid]},
             train={"metrics": ["mse"], "stopping": {"monitor": "val_mse"}},
         ),
         target=target,
@@ -258,13 +258,13 @@ def test_unfit_measures_are_refused_with_alternatives(target, train, wrong):
 
 
 @pytest.mark.parametrize("target", ["class", "multilabel", "value", "mask"])
-def test_the_loss_of_a_kind_of_targets_fits_it(target):
+def test_default_loss_fits_its_target_kind(target):
     spec({"loss": LOSS_OF[target]}, target=target)
     assert not describe_unfit("mae", target, LOSSES)
 
 
 @pytest.mark.tensorflow
-def test_the_defaults_of_losses_are_those_of_keras():
+def test_defaults_of_losses_match_keras():
     import inspect
 
     import keras

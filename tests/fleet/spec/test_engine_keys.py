@@ -1,4 +1,4 @@
-"""The words of ``train``: what is wrong with one is said as the engine of the spec knows it, before it is loaded."""
+"""Tests of the training settings that an engine supports, before it is loaded."""
 
 import sys
 
@@ -12,15 +12,15 @@ from fleet.spec.resolve import proposed_network
 COSINE = {"name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 100}
 
 
-def refused(rate, **entry):
-    with pytest.raises(SpecError) as caught:
+def refusal_of(rate, **entry):
+    with pytest.raises(SpecError) as refusal:
         parse(
             {
                 "models": [{"family": "softmax", **entry}],
                 "train": {"optimizer": {"learning_rate": rate}},
             }
         )
-    return str(caught.value)
+    return str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def refused(rate, **entry):
         ),
     ],
 )
-def test_schedule_that_keras_would_refuse_is_a_mistake(rate, message):
-    assert message in refused(rate)
+def test_invalid_schedule_is_a_mistake(rate, message):
+    assert message in refusal_of(rate)
 
 
 def test_optimizer_and_schedule_mistakes_are_reported_together():
     rate = {"name": "CosineDecay", "initial_learning_rate": "fast", "decay_steps": -5, "alhpa": 0.1}
-    message = refused(rate, train={"optimizer": {"beta_1": 0.9}})
+    message = refusal_of(rate, train={"optimizer": {"beta_1": 0.9}})
     assert all(
         part in message
         for part in (
@@ -80,7 +80,7 @@ def test_optimizer_and_schedule_mistakes_are_reported_together():
     )
 
 
-def test_an_entry_may_give_what_a_schedule_at_the_top_lacks():
+def test_entry_may_complete_a_schedule_at_the_top():
     rate = {"name": "CosineDecay", "initial_learning_rate": 0.1, "warmup_target": None}
     entry = {"train": {"optimizer": {"learning_rate": {"decay_steps": 7}}}}
     (network,) = parse(
@@ -92,19 +92,19 @@ def test_an_entry_may_give_what_a_schedule_at_the_top_lacks():
     assert network.train.optimizer.learning_rate["decay_steps"] == 7
 
 
-def test_what_several_networks_lack_is_said_once_where_it_stands(tmp_path):
+def test_incomplete_schedule_is_reported_once(tmp_path):
     path = tmp_path / "spec.yaml"
     path.write_text(
         "models: [{family: softmax}, {family: cnn}]\ntrain:\n  optimizer:\n"
         "    learning_rate: {name: CosineDecay, initial_learning_rate: 0.1}\n"
     )
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as refusal:
         load(path)
-    (mistake,) = caught.value.mistakes
+    (mistake,) = refusal.value.mistakes
     assert (mistake.line, mistake.key) == (4, "train.optimizer.learning_rate")
 
 
-# ---- an engine with words of its own -------------------------------------------------------------
+# ---- custom engines ------------------------------------------------------------------------------
 
 ROWS = """
 from fleet.spec.engines import EngineInfo, Known
@@ -114,26 +114,33 @@ from fleet.vocabulary.optimizers import OptimizerWord
 def warm(step, first, steps: int = 10): return first
 
 BARE = EngineInfo("bare", None, knows=Known(("adam",)))
-FEW = EngineInfo("few", None, knows=Known(("sgd",), (), (), ("mean_absolute_error",), ("float32",), own=False,
-                                          accumulates=False, compiles=False))
+FEW = EngineInfo("few", None, knows=Known(
+    ("sgd",), (), (), ("mean_absolute_error",), ("float32",),
+    own=False, accumulates=False, compiles=False))
 OWN = EngineInfo("own", None, knows=Known(
-    {"newton": OptimizerWord(frozenset({"epsilon"}), slots=4), "sgd": OptimizerWord(frozenset(), 0)},
-    {"Warm": warm}, {"margin": MeasureWord(unfit=frozenset({"value"}))}, {"gini": MeasureWord(UP, needs="of")}))
+    {"newton": OptimizerWord(frozenset({"epsilon"}), 4), "sgd": OptimizerWord(frozenset(), 0)},
+    {"Warm": warm},
+    {"margin": MeasureWord(unfit=frozenset({"value"}))},
+    {"gini": MeasureWord(UP, needs="of")}))
 
 def open_ended(step, **more): return 1.0
 
 FOREIGN = EngineInfo("foreign", None, knows=Known(("sgd", "newton")))
-UNREADABLE = EngineInfo("unreadable", None, knows=Known(metrics={"acc": MeasureWord(), "gini": MeasureWord()}))
+UNREADABLE = EngineInfo("unreadable", None, knows=Known(
+    metrics={"acc": MeasureWord(), "gini": MeasureWord()}))
 WORDLESS = EngineInfo("wordless", None, knows=Known({"newton": 4}))
-OPEN = EngineInfo("open", None, knows=Known(schedules={"Open": open_ended, "Least": min, "Warm": warm}))
-PERIODIC = EngineInfo("periodic", None, knows=Known(schedules={"Periodic": lambda step, decay_steps: 1 / decay_steps}))
+OPEN = EngineInfo("open", None, knows=Known(
+    schedules={"Open": open_ended, "Least": min, "Warm": warm}))
+PERIODIC = EngineInfo("periodic", None, knows=Known(
+    schedules={"Periodic": lambda step, decay_steps: 1 / decay_steps}))
 """
 
 
 @pytest.fixture(autouse=True)
 def rows(tmp_path, monkeypatch):
     (tmp_path / "own_words.py").write_text(ROWS)
-    monkeypatch.delitem(sys.modules, "own_words", raising=False)  # of another test's folder
+    # Another test may have imported the module from its own folder.
+    monkeypatch.delitem(sys.modules, "own_words", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -175,9 +182,9 @@ def spec(train, row="OWN", **entry):
             "precision",
             "no precision 'mixed_float16'; it has float32",
         ),
-        ("FEW", {"xla": True}, "xla", "knows no XLA"),
+        ("FEW", {"xla": True}, "xla", "does not support XLA"),
         ("FEW", {"batch": {"accumulate": 2}}, "batch.accumulate", "does not accumulate gradients"),
-        ("FEW", {"start": "w.npz"}, "start", "cannot begin with weights of a file"),
+        ("FEW", {"start": "w.npz"}, "start", "cannot start from the weights of a file"),
         (
             "torch",
             {"optimizer": {"name": "lion"}},
@@ -185,8 +192,8 @@ def spec(train, row="OWN", **entry):
             "no optimizer 'lion'; it has sgd, adam, adamw",
         ),
         ("torch", {"precision": "mixed_float16"}, "precision", "did you mean mixed_bfloat16?"),
-        ("torch", {"xla": True}, "xla", "knows no XLA"),
-        ("numpy", {"xla": True}, "xla", "knows no XLA"),
+        ("torch", {"xla": True}, "xla", "does not support XLA"),
+        ("numpy", {"xla": True}, "xla", "does not support XLA"),
         (
             "numpy",
             {"optimizer": {"name": "sgd", "nesterov": True}},
@@ -225,41 +232,41 @@ def spec(train, row="OWN", **entry):
             "wants a number above 0 for decay_steps, not 'ten'",
         ),
         ("OWN", {"loss": "mse"}, "loss", "no loss 'mse'; it has margin"),
-        ("OWN", {"metrics": ["gini"]}, "metrics", "the metric gini needs of"),
+        ("OWN", {"metrics": ["gini"]}, "metrics", "the metric gini needs the parameter of"),
     ],
 )
 def test_unsupported_setting_names_its_key_and_alternatives(row, train, key, message):
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as refusal:
         spec(train, row)
-    (mistake,) = caught.value.mistakes
+    (mistake,) = refusal.value.mistakes
     assert mistake.key.removeprefix("models[0].") == f"train.{key}"
     assert message in str(mistake)
 
 
 def test_schedule_is_accepted_if_the_optimizer_is_drawn():
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as refusal:
         spec(
             {"optimizer": {"learning_rate": COSINE}}, "FEW", grid={"train.optimizer.name": ["sgd"]}
         )
-    assert {mistake.key for mistake in caught.value.mistakes} == {"train.optimizer.learning_rate"}
+    assert {mistake.key for mistake in refusal.value.mistakes} == {"train.optimizer.learning_rate"}
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("FOREIGN", "knows optimizers that are none: 'newton'"),
-        ("UNREADABLE", "knows metrics that are none: 'acc'"),
-        ("WORDLESS", "knows optimizers that are none: 'newton'"),
-        ("OPEN", "knows schedules that are none: 'Open', 'Least'"),
+        ("FOREIGN", "has invalid optimizers: 'newton'"),
+        ("UNREADABLE", "has invalid metrics: 'acc'"),
+        ("WORDLESS", "has invalid optimizers: 'newton'"),
+        ("OPEN", "has invalid schedules: 'Open', 'Least'"),
     ],
 )
 def test_engine_with_invalid_words_is_a_mistake(row, message):
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as refusal:
         spec({}, row)
-    (mistake,) = caught.value.mistakes
+    (mistake,) = refusal.value.mistakes
     assert mistake.key == "resources.engine"
     assert message in mistake.wrong
-    assert mistake.right.startswith("names of fleet.vocabulary, or a table")
+    assert "names of fleet.vocabulary, or a table" in mistake.right
 
 
 def test_words_of_a_custom_engine_are_used():
@@ -277,12 +284,11 @@ def test_words_of_a_custom_engine_are_used():
         }
     )
     (network,) = resolved.networks
-    assert network.train.stopping.sign == 1  # more of it is better, says the row
-    assert training_bytes(1000, network, resolved) == 4 * 1000 * (
-        1 + 4 + 1
-    )  # weights, what newton keeps, gradients
+    assert network.train.stopping.sign == 1  # the engine says that high values are better
+    # Weights, four slots of newton, gradients.
+    assert training_bytes(1000, network, resolved) == 4 * 1000 * (1 + 4 + 1)
     with pytest.raises(
-        SpecError, match="margin means nothing for targets that are values; should be one of"
+        SpecError, match="margin is not defined for targets that are values; should be one of"
     ):
         parse(
             {
@@ -294,7 +300,7 @@ def test_words_of_a_custom_engine_are_used():
         )
 
 
-def test_a_rehearsal_takes_the_words_of_any_engine(tmp_path):
+def test_dry_run_accepts_the_words_of_any_engine(tmp_path):
     (tmp_path / "rates.json").write_text("{}")
     (network,) = parse(
         {
@@ -319,27 +325,27 @@ def test_engine_without_sgd_needs_a_named_optimizer():
 
 
 def test_top_level_mistake_is_reported_once():
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as refusal:
         parse(
             {
                 "models": [{"family": "softmax", "name": name} for name in "abc"],
                 "train": {"loss": "msee"},
             }
         )
-    (mistake,) = caught.value.mistakes
+    (mistake,) = refusal.value.mistakes
     assert (mistake.key, "did you mean mse" in mistake.wrong) == ("train.loss", True)
 
 
-def test_a_word_that_is_drawn_is_a_mistake_of_the_space(tmp_path):
+def test_drawn_mistake_is_located_in_the_space(tmp_path):
     path = tmp_path / "spec.yaml"
     path.write_text(
         "models:\n- family: softmax\n  search: {max_trials: 2}\n"
         "  space: {train.optimizer.name: [adam, lionn, sgd], train.batch.size: [8, 0]}\n"
         "train: {optimizer: {name: sgd}}\n"
     )
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as refusal:
         load(path)
-    size, name = sorted(caught.value.mistakes, key=lambda mistake: mistake.key)
+    size, name = sorted(refusal.value.mistakes, key=lambda mistake: mistake.key)
     assert [(error.line, error.key) for error in (size, name)] == [
         (4, "models[0].space.train.batch.size"),
         (4, "models[0].space.train.optimizer.name"),
@@ -347,7 +353,7 @@ def test_a_word_that_is_drawn_is_a_mistake_of_the_space(tmp_path):
     assert "no optimizer 'lionn' (did you mean lion?)" in name.wrong
 
 
-def test_a_network_that_a_search_asks_for_is_refused_for_a_word():
+def test_proposed_network_names_unknown_words():
     resolved = spec({}, space={"train.optimizer.name": ["sgd", "newton"]}, search={"max_trials": 3})
     assert (
         proposed_network(resolved, 0, 0, {"train.optimizer.name": "newton"}).train.optimizer.name

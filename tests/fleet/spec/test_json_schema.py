@@ -1,4 +1,4 @@
-"""What an editor makes of the schema: help and choices for every key; and the page, which is written from it."""
+"""Tests of the JSON Schema that editors use, and of the page that is generated from it."""
 
 import re
 
@@ -22,7 +22,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 
 def keys(schema, prefix=""):
-    """Every key of a schema, with what is said of it; references are followed."""
+    """Yield every key of a schema with its description; references are followed."""
     if isinstance(schema, list):
         for option in schema:
             yield from keys(option, prefix)
@@ -48,7 +48,8 @@ def _target(schema):
     return SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")]
 
 
-KEYS = dict(reversed(list(keys(SCHEMA))))  # a key's own help before that of what may stand there
+# Reversed, so that the description of a key wins over the descriptions of its alternatives.
+KEYS = dict(reversed(list(keys(SCHEMA))))
 
 
 def help_of(key):
@@ -56,14 +57,14 @@ def help_of(key):
 
 
 def choices(schema):
-    """The names that an editor offers."""
+    """Return the names that an editor offers."""
     if "$ref" in schema:
         return choices(_target(schema))
     direct = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return {*direct, *(name for option in schema.get("anyOf", []) for name in choices(option))}
 
 
-def test_all_parts_are_reached():
+def test_keys_cover_all_sections():
     assert {
         "models.family",
         "models.args.blocks",
@@ -80,7 +81,7 @@ def test_all_parts_are_reached():
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_every_key_has_help(key):
+def test_json_schema_describes_every_key(key):
     description = help_of(key)
     assert len(description.split()) >= 5, description
     assert not re.search(r"see there|unless said|``|Args:", description)
@@ -107,27 +108,29 @@ def test_every_key_has_help(key):
         "data.transforms.decode.mode": ["RGB", "L"],
     }.items(),
 )
-def test_where_there_is_a_choice_the_names_are_offered(key, names):
+def test_json_schema_lists_choices(key, names):
     assert choices(KEYS[key]) == set(names)
 
 
 def test_json_schema_lists_transforms_and_schedules():
     bare, _, mapping = KEYS["data.transforms"]["items"]["anyOf"]
+    # The other transforms need parameters.
     assert bare["enum"] == [
         "decode",
         "random_grayscale",
         "random_erasing",
         "scale",
         "standardize",
-    ]  # others need parameters
+    ]
     assert set(mapping["properties"]) == set(TRANSFORMS)
     _, *schedules = KEYS["train.optimizer.learning_rate"]["anyOf"]
-    assert [one["properties"]["name"]["const"] for one in schedules] == list(SCHEDULES)
+    names = [schedule["properties"]["name"]["const"] for schedule in schedules]
+    assert names == list(SCHEDULES)
 
 
 @pytest.mark.parametrize("key", ["data.source", "models.build", "schedule.policy"])
 @pytest.mark.parametrize(
-    ("path", "is_right"),
+    ("path", "is_valid"),
     [
         ("my_module:function", True),
         ("package.module:function", True),
@@ -135,8 +138,8 @@ def test_json_schema_lists_transforms_and_schedules():
         ("a: b", False),
     ],
 )
-def test_an_import_path_may_stand_where_one_can_be_used(key, path, is_right):
-    assert (not list(complaints(path, KEYS[key], SCHEMA))) == is_right
+def test_json_schema_accepts_import_paths(key, path, is_valid):
+    assert (not list(complaints(path, KEYS[key], SCHEMA))) == is_valid
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,7 @@ def test_an_import_path_may_stand_where_one_can_be_used(key, path, is_right):
         ("schedule.round_end_share", parse_share),
     ],
 )
-def test_a_default_is_shown_as_people_write_it(key, parse):
+def test_json_schema_formats_defaults(key, parse):
     from fleet.spec import Data, Schedule
 
     part, name = key.split(".")
@@ -158,7 +161,7 @@ def test_a_default_is_shown_as_people_write_it(key, parse):
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_editor_has_nothing_against_the_examples(example):
+def test_json_schema_accepts_the_examples(example):
     assert list(complaints(read_yaml(example)[0], SCHEMA)) == []
 
 
@@ -181,12 +184,12 @@ def test_an_editor_has_nothing_against_the_examples(example):
         ("retries: -1", "spec.retries"),
     ],
 )
-def test_an_editor_marks_a_typical_mistake_at_its_place(wrong, key):
+def test_json_schema_locates_mistakes(wrong, key):
     content = {"models": [{"family": "softmax"}], **yaml.safe_load(wrong)}
     assert any(complaint.startswith(key) for complaint in complaints(content, SCHEMA))
 
 
-def test_the_page_has_every_key_with_its_help():
+def test_page_describes_every_key():
     lines = page().splitlines()
     for key in KEYS:
         section, _, name = key.rpartition(".")

@@ -1,4 +1,4 @@
-"""Old keys of specs mean what their new keys mean."""
+"""Tests of the old keys of specs."""
 
 import copy
 import re
@@ -53,7 +53,7 @@ def put(document, path, value):
 
 
 def base(path):
-    """Return a spec in which a key has a meaning."""
+    """Return a spec that reads a key."""
     document = {
         "models": [
             {"family": "softmax", "space": {"train.batch.size": [8, 16]}, "search": {}},
@@ -67,7 +67,7 @@ def base(path):
 
 
 def both(old):
-    """Return a spec in the old words, the same in the new ones, and the paths of the two keys."""
+    """Return a spec with the old key, the same with the new one, and the paths of both keys."""
     old_path, _, old_value = old.partition(": ")
     new_path, _, new_value = RENAMED_KEYS[old].partition(": ")
     documents = []
@@ -201,7 +201,7 @@ def test_draw_follows_the_oldest_names(seed):
             f"train.{key}.patience": Range(1, 1000, integer=True),
         }
 
-    before = draw(space("converge"), 3, seed)  # as older versions have drawn: by sorted names
+    before = draw(space("converge"), 3, seed)  # older versions drew in the order of these names
     now = draw(space("stopping"), 3, seed)
     assert [list(member.values()) for member in before] == [list(member.values()) for member in now]
 

@@ -1,4 +1,4 @@
-"""Specs: what they stand for, and what is said of those that are wrong."""
+"""Tests of specs: their networks and settings, and the messages about mistakes."""
 
 import copy
 import json
@@ -22,6 +22,7 @@ from scheduler.ensemble.policies import POLICIES
 from tests.examples import examples
 from tests.fleet.json_schema import complaints
 from tests.places import ROOT
+from tests.refusals import refused
 
 SOFTMAX = {"models": [{"family": "softmax"}]}
 
@@ -32,19 +33,19 @@ def file(tmp_path_factory):
 
 
 def mistakes(content, file):
-    """The mistakes of a spec, given as YAML or as a mapping."""
+    """Return the mistakes of a spec, given as YAML or as a mapping."""
     file.write_text(
         content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8"
     )
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as refusal:
         load(file)
-    return caught.value.mistakes
+    return refusal.value.mistakes
 
 
-# ---- what a spec stands for --------------------------------------------------------------------
+# ---- networks and settings ---------------------------------------------------------------------
 
 
-def test_a_spec_of_one_line_has_defaults_for_all_else(file):
+def test_load_fills_in_defaults(file):
     file.write_text("models: [{family: softmax}]")
     spec = load(file)
     assert [network.name for network in spec.networks] == ["softmax"]
@@ -55,16 +56,17 @@ def test_a_spec_of_one_line_has_defaults_for_all_else(file):
     )
 
 
-def test_the_examples_are_valid_specs():
+def test_load_reads_the_examples():
     examples = sorted((ROOT / "examples").glob("*.yaml"))
     assert examples
     for example in examples:
         assert load(example).networks
 
 
-def test_numbers_may_be_written_as_people_write_them(file):
+def test_load_reads_numbers_with_units(file):
     file.write_text(
-        "train: {optimizer: {learning_rate: 1e-4}}\ndata: {shared_memory: 1.5GiB, max_unreadable: 2%}\n"
+        "train: {optimizer: {learning_rate: 1e-4}}\n"
+        "data: {shared_memory: 1.5GiB, max_unreadable: 2%}\n"
         "checkpoint: {every: 10min}\nmodels: [{family: softmax}]"
     )
     document = load(file).document
@@ -84,7 +86,7 @@ def test_validation_data_is_a_share_or_a_path(written, meant, file):
     assert load(file).document.data.validation == meant
 
 
-def test_an_entry_of_many_networks_numbers_them():
+def test_entry_numbers_its_networks():
     spec = parse(
         {
             "models": [
@@ -101,7 +103,7 @@ def test_an_entry_of_many_networks_numbers_them():
     assert spec.by_name["mine-0"].architecture.args == {"a": 1}
 
 
-def test_what_was_drawn_is_kept_for_the_results():
+def test_network_keeps_its_drawn_values():
     (network,) = parse(
         {"models": [{"family": "cnn", "grid": {"kernel": [5], "train.batch.size": [3]}}]}
     ).networks
@@ -116,14 +118,14 @@ def test_added_entry_keeps_other_draws_and_seeds():
     assert len({network.seed for network in alone}) == 3
 
 
-def test_another_seed_draws_and_initialises_otherwise():
+def test_seed_affects_draws_and_network_seeds():
     entry = {"family": "cnn", "count": 3, "space": {"dropout": {"low": 0.0, "high": 0.5}}}
     first, second = (parse({"seed": seed, "models": [entry]}).networks for seed in (1, 2))
     assert not {network.seed for network in first} & {network.seed for network in second}
     assert [network.parameters for network in first] != [network.parameters for network in second]
 
 
-def test_two_entries_of_one_space_draw_differently():
+def test_entries_with_equal_spaces_draw_differently():
     entry = {"family": "cnn", "count": 1, "space": {"dropout": {"low": 0.0, "high": 0.5}}}
     first, second = parse(
         {"models": [{**entry, "name": "one"}, {**entry, "name": "other"}]}
@@ -146,7 +148,7 @@ def test_per_gpu_batch_scales_with_the_group():
     assert (network.global_batch(3), network.learning_rate_scale(3)) == (8, 1)
 
 
-def test_a_range_of_batches_is_for_a_policy_that_chooses():
+def test_batch_range_with_the_elastic_policy():
     spec = parse(
         {**SOFTMAX, "train": {"batch": {"size": [64, 512]}}, "schedule": {"policy": "elastic"}}
     )
@@ -155,7 +157,7 @@ def test_a_range_of_batches_is_for_a_policy_that_chooses():
     assert (network.global_batch(3), network.largest_batch(3)) == (64, 512)
 
 
-def test_networks_of_one_gpu_need_no_exchange_to_be_measured():
+def test_batch_range_on_one_gpu_needs_no_exchange():
     parse(
         {
             "models": [{"family": "softmax", "gpus": 1}],
@@ -170,25 +172,27 @@ ELASTIC = "schedule: {policy: elastic}\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "key", "says"),
+    ("text", "line", "key", "message"),
     [
         (
             "models: [{family: softmax}]\ntrain:\n  batch:\n    size: [64, 512]",
             4,
             "train.batch.size",
-            "the policy adaptive chooses no batch out of [64, 512]; one size, or `schedule: {policy: elastic}`",
+            "the policy adaptive cannot choose a batch size from [64, 512]; "
+            "use one size, or `schedule: {policy: elastic}`",
         ),
         (
-            "models:\n- family: softmax\n  train: {batch: {size: [64, 512]}}\nschedule: {policy: adaptive}",
+            "models:\n- family: softmax\n  train: {batch: {size: [64, 512]}}\n"
+            "schedule: {policy: adaptive}",
             3,
             "models[0].train.batch.size",
-            "the policy adaptive chooses no batch",
+            "the policy adaptive cannot choose a batch size",
         ),
         (
             "models:\n- family: softmax\n  grid: {train.batch.size: [8, [64, 512]]}",
             3,
             "models[0].grid.train.batch.size",
-            "the policy adaptive chooses no batch",
+            "the policy adaptive cannot choose a batch size",
         ),
         (
             "models:\n- family: softmax\n  grid: {train.batch.size: {low: 1, high: 2}}",
@@ -201,7 +205,7 @@ ELASTIC = "schedule: {policy: elastic}\n"
             "  search: {max_trials: 2}",
             3,
             "models[0].space.train.batch.size",
-            "the policy adaptive chooses no batch",
+            "the policy adaptive cannot choose a batch size",
         ),
         (
             ELASTIC + "models: [{family: softmax}]\ntrain: {batch: {size: [512, 64]}}",
@@ -214,24 +218,24 @@ ELASTIC = "schedule: {policy: elastic}\n"
             + "models: [{family: softmax}]\ntrain: {batch: {size: [8, 64], when_scaled: per_gpu}}",
             3,
             "train.batch",
-            "should be one of them",
+            "size: [min, max] and when_scaled: per_gpu",
         ),
         (
-            ELASTIC
-            + "models: [{family: softmax}]\ntrain: {batch: {size: [8, 64]}}\nprofile: {max_gpus: 1}",
+            f"{ELASTIC}models: [{{family: softmax}}]\ntrain: {{batch: {{size: [8, 64]}}}}\n"
+            "profile: {max_gpus: 1}",
             4,
             "profile.max_gpus",
-            "whose `train.batch.size` is [8, 64]; 2 or more, or leave it out",
+            "whose `train.batch.size` is [8, 64]; use 2 or more, or leave it out",
         ),
     ],
 )
-def test_what_is_wrong_with_a_range_of_batches(file, text, line, key, says):
+def test_invalid_batch_ranges_are_located(file, text, line, key, message):
     errors = mistakes(text, file)
     assert [(mistake.line, mistake.key) for mistake in errors] == [(line, key)]
-    assert says in f"{errors[0].wrong}; {errors[0].right}"
+    assert message in f"{errors[0].wrong}; {errors[0].right}"
 
 
-def test_only_the_output_differs_in_a_spec_with_another_output():
+def test_with_output_changes_only_the_output():
     spec = parse(SOFTMAX)
     moved = with_output(spec, "elsewhere")
     assert (moved.output, moved.networks) == (Path("elsewhere"), spec.networks)
@@ -242,19 +246,21 @@ def test_only_the_output_differs_in_a_spec_with_another_output():
 TRAIN = {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.5, "momentum": 0.9}}
 
 
-def trained(entry, train=None):
+def train_settings(entry, train=None):
     (network,) = parse({"train": train or TRAIN, "models": [{"family": "cnn", **entry}]}).networks
     return network.train
 
 
-def test_an_entry_replaces_parts_of_the_training_settings():
-    train = trained({"train": {"optimizer": {"learning_rate": 0.1}, "stopping": {"patience": 2}}})
+def test_entry_overrides_training_settings():
+    train = train_settings(
+        {"train": {"optimizer": {"learning_rate": 0.1}, "stopping": {"patience": 2}}}
+    )
     assert (train.batch.size, train.stopping.patience) == (8, 2)
     assert (train.optimizer.learning_rate, train.optimizer.momentum) == (0.1, 0.9)
 
 
-def test_another_optimizer_inherits_no_parameters():
-    optimizer = trained({"train": {"optimizer": {"name": "adam", "beta_1": 0.8}}}).optimizer
+def test_other_optimizer_inherits_no_parameters():
+    optimizer = train_settings({"train": {"optimizer": {"name": "adam", "beta_1": 0.8}}}).optimizer
     assert (optimizer.name, optimizer.learning_rate, optimizer.momentum, optimizer.beta_1) == (
         "adam",
         0.001,
@@ -270,8 +276,8 @@ def test_another_optimizer_inherits_no_parameters():
         {"train.optimizer.learning_rate": [0.003], "train.optimizer.name": ["adam"]},
     ],
 )
-def test_what_is_drawn_together_holds_together_in_any_order(space):
-    optimizer = trained({"grid": space}).optimizer
+def test_drawn_settings_apply_in_any_order(space):
+    optimizer = train_settings({"grid": space}).optimizer
     assert (optimizer.name, optimizer.learning_rate) == ("adam", 0.003)
 
 
@@ -286,13 +292,13 @@ def test_two_drawn_values_for_one_setting_are_refused(file, key):
     train.optimizer: [{{name: sgd}}, {{name: sgd, learning_rate: 0.2}}]
 """
     )
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as refusal:
         load(file)
-    (mistake,) = caught.value.mistakes
+    (mistake,) = refusal.value.mistakes
     assert (mistake.line, mistake.key) == (5, f"models[0].{key}.train.optimizer.learning_rate")
 
 
-def test_a_momentum_drawn_for_adam_is_blamed_where_it_stands(file):
+def test_drawn_momentum_of_adam_is_located_in_the_space(file):
     file.write_text(
         """models:
 - family: cnn
@@ -304,14 +310,14 @@ train:
   optimizer: {name: sgd, learning_rate: 0.05}
 """
     )
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as refusal:
         load(file)
-    (mistake,) = caught.value.mistakes
+    (mistake,) = refusal.value.mistakes
     assert mistake.line == 6
     assert mistake.key == "models[0].space.train.optimizer.momentum"
 
 
-def test_a_schedule_may_be_drawn_as_a_whole_or_in_part():
+def test_schedules_and_their_arguments_can_be_drawn():
     cosine = {"name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 100}
     decay = {
         "name": "ExponentialDecay",
@@ -321,19 +327,23 @@ def test_a_schedule_may_be_drawn_as_a_whole_or_in_part():
     }
     train = {"optimizer": {"learning_rate": cosine}}
     assert (
-        trained({"grid": {"train.optimizer.learning_rate": [decay]}}, train).optimizer.learning_rate
+        train_settings(
+            {"grid": {"train.optimizer.learning_rate": [decay]}}, train
+        ).optimizer.learning_rate
         == decay
     )
-    assert trained(
+    assert train_settings(
         {"grid": {"train.optimizer.learning_rate.decay_steps": [7]}}, train
     ).optimizer.learning_rate == {**cosine, "decay_steps": 7}
     assert (
-        trained({"train": {"optimizer": {"learning_rate": 0.3}}}, train).optimizer.learning_rate
+        train_settings(
+            {"train": {"optimizer": {"learning_rate": 0.3}}}, train
+        ).optimizer.learning_rate
         == 0.3
     )
 
 
-def test_resolving_a_spec_leaves_what_it_was_made_from_as_it_was():
+def test_parse_does_not_change_its_input():
     content = {
         "train": {"optimizer": {"learning_rate": {"name": "CosineDecay", "decay_steps": 1}}},
         "models": [
@@ -390,7 +400,7 @@ def test_load_reports_all_mistakes_with_lines_and_keys(file):
         (
             1,
             "nmae",
-            "no key is named 'nmae'",
+            "unknown key 'nmae'",
             "name? valid keys: models, name (ensemble), seed (0), data",
         ),
         (2, "seed", "-1", "input should be greater than or equal to 0"),
@@ -399,19 +409,19 @@ def test_load_reports_all_mistakes_with_lines_and_keys(file):
         (
             7,
             "models[0]",
-            "no family and no function of keras.applications is named 'resnte' (did you mean resnet",
+            "'resnte' is neither a family nor a function of keras.applications (did you mean resnet",
             "",
         ),
         (
             9,
             "models[1].args.filtres",
-            "no key is named 'filtres'",
+            "unknown key 'filtres'",
             "filters? valid keys: filters ((32, 64)), dense",
         ),
         (
             10,
             "models[1].train.batch.sise",
-            "no key is named 'sise'",
+            "unknown key 'sise'",
             "size? valid keys: size (128), when_scaled",
         ),
         (
@@ -426,14 +436,14 @@ def test_load_reports_all_mistakes_with_lines_and_keys(file):
         (
             17,
             "models[5].space.dropout.hihg",
-            "no key is named 'hihg'",
+            "unknown key 'hihg'",
             "high? valid keys: low, high, log (False)",
         ),
         (
             19,
             "train.optimizer.name",
             "the keras engine has no optimizer 'sdg' (did you mean sgd",
-            "a name that it has",
+            "a name that the engine has",
         ),
         (21, "schedule.policy", "no policy is named 'golbal'", "one of "),
         (
@@ -461,7 +471,7 @@ def test_load_reports_all_mistakes_with_lines_and_keys(file):
         ("train.stopping.stop_at", "should be a number"),
     ],
 )
-def test_true_is_no_number(key, right, file):
+def test_true_is_not_a_number(key, right, file):
     first, *exempt = key.split(".")
     text = (
         "".join(f"{'  ' * depth}{part}:\n" for depth, part in enumerate((first, *exempt)))[:-1]
@@ -473,30 +483,30 @@ def test_true_is_no_number(key, right, file):
     ]
 
 
-def test_the_error_is_a_line_for_each_mistake(file):
+def test_spec_error_has_one_line_per_mistake(file):
     file.write_text(WRONG)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as refusal:
         load(file)
-    head, *lines = str(caught.value).split("\n")
+    head, *lines = str(refusal.value).split("\n")
     assert head == "15 mistakes in the spec"
     assert len(lines) == 15
     assert lines[1] == f"  {file}:2: seed: -1; input should be greater than or equal to 0"
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "key", "words"),
+    ("text", "line", "key", "message"),
     [
         ("", 1, "", "is not a mapping"),
         ("- 1", 1, "", "is not a mapping; keys such as `models:`"),
         ("name: x", 1, "models", "is missing"),
-        ("models: []", 1, "models", "at least one entry"),
+        ("models: []", 1, "models", "add an entry"),
         ("models: {family: cnn}", 1, "models", "should be a list"),
         ("models:\n- 3", 2, "models[0]", "3; input should be a mapping"),
         (
             "models:\n- family: softmax\n- family: softmax",
             1,
             "models",
-            "2 networks are named 'softmax'; another `name:`",
+            "2 networks are named 'softmax'; rename one",
         ),
         (
             "models: [{family: softmax}]\n\nmodels: []",
@@ -527,12 +537,12 @@ def test_the_error_is_a_line_for_each_mistake(file):
         ("models:\n- family: softmax\n  name: ..", 2, "models[0]", "cannot name a network"),
         ("models: [{family: softmax}]\ntrain:\n  1: 2", 3, "train.1", "is a key, but not text"),
         ("models: [{family: softmax}]\ntrain: [", 2, "", "is not YAML"),
-        ('models: [{family: softmax}]\nname: "a\\0b"', 2, "name", "holds a control character"),
+        ('models: [{family: softmax}]\nname: "a\\0b"', 2, "name", "contains a control character"),
         (
             'models: [{family: softmax}]\noutput: "\\ud800"',
             2,
             "output",
-            "holds a control character",
+            "contains a control character",
         ),
         ("models: [{family: softmax}]\nseed: !!set {a}", 2, "seed", "has the YAML type set"),
         ("a: !!python/object:os.system x", 1, "a", "has the YAML type python/object"),
@@ -557,7 +567,7 @@ def test_the_error_is_a_line_for_each_mistake(file):
             "models:\n- family: cnn\n  train: {batch: {optimizer: {name: sgd}}}",
             3,
             "models[0].train.batch.optimizer",
-            "no key is named 'optimizer'; valid keys: size (128)",
+            "unknown key 'optimizer'; valid keys: size (128)",
         ),
         (
             "models:\n- family: cnn\n  train: {optimizer: {momentum: 0.9, name: adam}}",
@@ -572,7 +582,8 @@ def test_the_error_is_a_line_for_each_mistake(file):
             "did you mean CosineDecay",
         ),
         (
-            "models:\n- family: cnn\n  train: {optimizer: sgd}\n  grid: {train.optimizer.momentum: [0.1]}",
+            "models:\n- family: cnn\n  train: {optimizer: sgd}\n"
+            "  grid: {train.optimizer.momentum: [0.1]}",
             3,
             "models[0].train.optimizer",
             "should be a mapping",
@@ -595,7 +606,7 @@ def test_the_error_is_a_line_for_each_mistake(file):
             + "}}",
             2,
             "models[0]",
-            "members: at most 10000",
+            "at most 10000",
         ),
         (
             "models:\n- {family: cnn, count: 2, space: {kernel: [1]}}",
@@ -609,7 +620,7 @@ def test_the_error_is_a_line_for_each_mistake(file):
             + "}}}",
             2,
             "models[0].space.kernel",
-            "up to 2**53",
+            "at most 2**53",
         ),
         ("models:\n- {family: cnn, count: 2}", 2, "models[0]", "`count:` and `space:` go together"),
         ("models:\n- {build: 'a..b:c'}", 2, "models[0]", "no module 'a..b'"),
@@ -623,7 +634,7 @@ def test_the_error_is_a_line_for_each_mistake(file):
             "models: [{family: softmax}]\nschedule: {rates: " + "a" * 2000 + "}",
             2,
             "schedule.rates",
-            "no file aaa",
+            "the file aaa",
         ),
         (
             "models: [{family: softmax}]\ndata: {source: digits}",
@@ -632,7 +643,8 @@ def test_the_error_is_a_line_for_each_mistake(file):
             "one of image_folder, hdf5",
         ),
         (
-            "models:\n- family: cnn\n  train: {optimizer: {learning_rate: {name: CosineDecay, decay_step: 9}}}",
+            "models:\n- family: cnn\n"
+            "  train: {optimizer: {learning_rate: {name: CosineDecay, decay_step: 9}}}",
             3,
             "models[0].train.optimizer.learning_rate",
             "CosineDecay takes no decay_step; its arguments are initial_learning_rate, decay",
@@ -641,7 +653,7 @@ def test_the_error_is_a_line_for_each_mistake(file):
             "models: [{family: cnn}]\nresources: {engine: numpy}",
             1,
             "models[0]",
-            "trains only the family softmax",
+            "its families: softmax",
         ),
         (
             "models: [{family: softmaxx}]\nresources: {engine: numpy}",
@@ -653,7 +665,7 @@ def test_the_error_is_a_line_for_each_mistake(file):
             "models: [{family: MobileNetV2}]\nresources: {engine: numpy}",
             1,
             "models[0]",
-            "trains only the family softmax",
+            "its families: softmax",
         ),
         (
             "profile: {batches: 5, timed: 5}\nmodels: [{family: softmax}]",
@@ -663,7 +675,8 @@ def test_the_error_is_a_line_for_each_mistake(file):
         ),
         ("models: [{family: softmax}]\n? [a, b]\n: c", 2, "?", "is a key, but not text"),
         (
-            "models:\n- {family: resnet, count: 2, space: {width: {low: true, high: 9, integer: true}}}",
+            "models:\n- {family: resnet, count: 2, "
+            "space: {width: {low: true, high: 9, integer: true}}}",
             2,
             "models[0].space.width.low",
             "True",
@@ -685,10 +698,10 @@ def test_the_error_is_a_line_for_each_mistake(file):
         ),
     ],
 )
-def test_a_mistake_is_named(text, line, key, words, file):
+def test_load_locates_mistakes(text, line, key, message, file):
     errors = mistakes(text, file)
     assert (line, key) in [(mistake.line, mistake.key) for mistake in errors]
-    assert words in "\n".join(map(str, errors))
+    assert message in "\n".join(map(str, errors))
 
 
 @pytest.mark.parametrize(
@@ -701,12 +714,13 @@ def test_a_mistake_is_named(text, line, key, words, file):
             "it reads none of pace_tolerance, round_end_share, literal",
         ),
         ("adaptive", "literal", True, "it reads none of pace_tolerance, round_end_share, literal"),
+        # An ignored key is a mistake even with its default value.
         (
             "baseline",
             "pace_tolerance",
             "15%",
             "it reads none of pace_tolerance, round_end_share, literal",
-        ),  # which is its default
+        ),
         (
             "homogeneous",
             "pace_tolerance",
@@ -716,10 +730,10 @@ def test_a_mistake_is_named(text, line, key, words, file):
         ("local", "round_end_share", 0.8, "it reads pace_tolerance, literal"),
     ],
 )
-def test_a_key_that_the_policy_does_not_read_is_a_mistake(policy, key, value, reads, file):
+def test_key_that_the_policy_ignores_is_a_mistake(policy, key, value, reads, file):
     errors = mistakes(
-        f"models: [{{family: softmax}}]\nschedule:\n  policy: {policy}\n  {key}: {json.dumps(value)}\n"
-        "seed: -1",
+        f"models: [{{family: softmax}}]\nschedule:\n  policy: {policy}\n"
+        f"  {key}: {json.dumps(value)}\nseed: -1",
         file,
     )
     assert [(mistake.line, mistake.key) for mistake in errors] == [
@@ -754,7 +768,7 @@ def test_missing_schedule_keys_are_valid_for_all_policies(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_keys_that_the_policy_reads_are_no_mistakes(policy):
+def test_keys_that_the_policy_reads_are_valid(policy):
     keys = {"pace_tolerance": "5%", "round_end_share": 0.5, "literal": True}
     schedule = {
         "policy": policy,
@@ -773,7 +787,7 @@ def test_keys_that_the_policy_reads_are_no_mistakes(policy):
         ("20/s", Delta(20.0, relative=False)),
     ],
 )
-def test_a_delta_means_the_same_with_and_without_quotes(written, delta, file):
+def test_pace_tolerance_with_and_without_quotes(written, delta, file):
     file.write_text(f"models: [{{family: softmax}}]\nschedule: {{delta: {written}}}")
     assert load(file).options.delta == delta
 
@@ -784,30 +798,31 @@ def test_a_delta_means_the_same_with_and_without_quotes(written, delta, file):
         "a: &a [*a]",
         "a: &a [*a, *a]",
         "models: [{family: ResNet50, args: &a {x: *a}}]",
-        "a: &a [1,1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
-        "d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]",
+        "a: &a [1,1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\n"
+        "c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\n"
+        "e: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]",
         "a: " + "[" * 60 + "]" * 60,
     ],
 )
-def test_a_bomb_does_not_go_off(text, file):
+def test_read_yaml_refuses_yaml_bombs(text, file):
     (errors,) = mistakes(text, file)
-    assert "unfolds to more than" in errors.wrong
+    assert "expands to more than" in errors.wrong
 
 
 @pytest.mark.parametrize("bracket", ["[", "{a: ", "- "])
-def test_nesting_without_end_is_no_yaml(bracket, file):
+def test_read_yaml_refuses_deep_nesting(bracket, file):
     assert "nested too deeply" in str(mistakes(bracket * 600, file)[0])
 
 
-def test_a_file_that_cannot_be_read_is_named(file, tmp_path):
-    for path, words in [
-        (tmp_path / "none.yaml", "cannot be read: No such file"),
+def test_load_names_unreadable_files(file, tmp_path):
+    for path, message in [
+        (tmp_path / "none.yaml", "No such file"),
         (tmp_path, "Is a directory"),
     ]:
-        with pytest.raises(SpecError, match=words):
+        with refused(SpecError, path, message):
             load(path)
     file.write_bytes(b"name: \xff")
-    with pytest.raises(SpecError, match="not UTF-8"):
+    with refused(SpecError, file, "UTF-8"):
         load(file)
 
 
@@ -863,13 +878,13 @@ def test_dynamic_build_function_is_found_by_importing(tmp_path, monkeypatch, fil
 
 
 def forget(monkeypatch, *modules):
-    """Have modules imported anew, and forgotten after the test."""
+    """Unload modules now and after the test."""
     for module in modules:
         monkeypatch.setitem(sys.modules, module, None)
         monkeypatch.delitem(sys.modules, module)
 
 
-def test_modules_beside_the_spec_are_found_from_any_folder(tmp_path, monkeypatch):
+def test_load_imports_modules_next_to_the_spec(tmp_path, monkeypatch):
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs/models_beside_it.py").write_text("def build(input_shape, classes): ...")
     (tmp_path / "specs/a.yaml").write_text(
@@ -882,14 +897,14 @@ def test_modules_beside_the_spec_are_found_from_any_folder(tmp_path, monkeypatch
     assert load_function("models_beside_it:build").__name__ == "build"
 
 
-def test_the_page_of_keys_is_what_the_command_prints(capsys):
+def test_schema_command_prints_docs_spec_md(capsys):
     assert main(["schema", "--markdown"]) == 0
     assert capsys.readouterr().out == (ROOT / "docs/spec.md").read_text(encoding="utf-8"), (
-        "if that is meant: fleet schema --markdown > docs/spec.md"
+        "update it: fleet schema --markdown > docs/spec.md"
     )
 
 
-# ---- any spec at all ---------------------------------------------------------------------------
+# ---- random specs ------------------------------------------------------------------------------
 
 GOOD = {
     "name": "x",
@@ -950,21 +965,18 @@ GOOD = {
 }
 
 
-def places(tree, path=()):
-    """Every place of a tree of mappings and lists, as a path."""
+def paths(tree, path=()):
+    """Yield the paths of all nodes of a tree of mappings and lists."""
     yield path
-    for key, value in (
-        tree.items()
-        if isinstance(tree, dict)
-        else enumerate(tree)
-        if isinstance(tree, list)
-        else ()
-    ):
-        yield from places(value, (*path, key))
+    if isinstance(tree, list):
+        tree = dict(enumerate(tree))
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from paths(value, (*path, key))
 
 
 def changed(tree, path, change):
-    """A tree with one place changed; the same where there is no such place."""
+    """Return a tree with one node changed; the same tree if it has no node at the path."""
     if not path:
         return change(tree)
     try:
@@ -1046,9 +1058,9 @@ trees = st.recursive(
 
 @st.composite
 def nearly_good(draw):
-    """A good spec with some places replaced, or with something added to them."""
+    """Draw a valid spec in which some nodes are replaced or extended."""
     tree = GOOD
-    for path in draw(st.lists(st.sampled_from(list(places(GOOD))), min_size=1, max_size=3)):
+    for path in draw(st.lists(st.sampled_from(list(paths(GOOD))), min_size=1, max_size=3)):
         key, value, replaces = draw(keys), draw(trees), draw(st.booleans())
 
         def change(old, key=key, value=value, replaces=replaces):
@@ -1062,7 +1074,7 @@ def nearly_good(draw):
 
 @settings(max_examples=examples(120), deadline=None)
 @given(nearly_good())
-def test_whatever_stands_in_a_file_is_a_spec_or_is_explained(file, content):
+def test_load_reads_or_explains_any_content(file, content):
     try:
         text = yaml.safe_dump(content)
     except (yaml.YAMLError, TypeError):  # keys that cannot be sorted
@@ -1078,7 +1090,7 @@ def test_whatever_stands_in_a_file_is_a_spec_or_is_explained(file, content):
         st.text("{}[]:,-?!&* \nab1").map(lambda text: f"models: [{{family: softmax}}]\n{text}"),
     )
 )
-def test_whatever_text_a_file_holds_is_a_spec_or_is_explained(file, text):
+def test_load_reads_or_explains_any_text(file, text):
     check_read_or_explained(text, file)
 
 
@@ -1095,7 +1107,7 @@ def check_read_or_explained(text, file):
     assert len(str(error).splitlines()) == 1 + len(error.mistakes) >= 2
 
 
-# ---- there and back ----------------------------------------------------------------------------
+# ---- round trips -------------------------------------------------------------------------------
 
 names = st.sampled_from(["a", "1e5", "1.5", "07", "yes", "null", "A.b-c_d", "2020-01-01", "1_0"])
 values = st.one_of(
@@ -1172,7 +1184,7 @@ entries = st.one_of(
 documents = st.fixed_dictionaries(
     {
         "models": st.lists(entries, min_size=1, max_size=3).map(
-            lambda items: [{**item, "name": f"n{place}"} for place, item in enumerate(items)]
+            lambda items: [{**item, "name": f"n{number}"} for number, item in enumerate(items)]
         )
     },
     optional={
@@ -1207,7 +1219,7 @@ documents = st.fixed_dictionaries(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(documents)
-def test_a_spec_that_is_written_reads_back_as_the_same_one(file, content):
+def test_dump_and_load_round_trip(file, content):
     spec = parse(content)
     file.write_text(dump(spec.document), encoding="utf-8")
     assert load(file) == spec
@@ -1216,18 +1228,18 @@ def test_a_spec_that_is_written_reads_back_as_the_same_one(file, content):
 
 @settings(max_examples=examples(30), deadline=None)
 @given(documents)
-def test_what_can_be_read_is_valid_by_the_schema(content):
+def test_json_schema_accepts_parsed_specs(content):
     parse(content)
     assert list(complaints(content, json_schema())) == []
 
 
 @pytest.mark.parametrize("content", [GOOD, SOFTMAX])
-def test_a_good_spec_is_valid_by_the_schema(content):
+def test_json_schema_accepts_valid_specs(content):
     assert list(complaints(content, json_schema())) == []
 
 
 @pytest.mark.parametrize(
-    ("where", "value"),
+    ("path", "value"),
     [
         (("nmae",), "x"),
         (("data", "transforms", 1), {"resize": {"sise": 4}}),
@@ -1254,15 +1266,17 @@ def test_a_good_spec_is_valid_by_the_schema(content):
         (("models",), []),
     ],
 )
-def test_the_schema_refuses_what_is_wrong(where, value):
-    *path, last = where
+def test_json_schema_refuses_mistakes(path, value):
+    *parent, last = path
     content = changed(
-        GOOD, path, lambda old: {**old, last: value} if isinstance(old, dict) else [value, *old[1:]]
+        GOOD,
+        parent,
+        lambda old: {**old, last: value} if isinstance(old, dict) else [value, *old[1:]],
     )
     assert list(complaints(content, json_schema()))
 
 
-def test_a_document_made_in_code_is_read_like_a_file(file):
+def test_document_made_in_code_equals_a_file(file):
     from fleet.spec import ModelEntry, Optimizer, Train
 
     document = Document(
@@ -1272,9 +1286,7 @@ def test_a_document_made_in_code_is_read_like_a_file(file):
     assert load(file).document == document
 
 
-def test_section_mistake_omits_merged_defaults(
-    file,
-):
+def test_section_mistake_omits_merged_defaults(file):
     errors = mistakes(
         """\
 data: {path: photos}
@@ -1293,37 +1305,37 @@ train:
         (8, "train.stopping.monitor"),
     ]
     assert "the keras engine has no loss 'msee'" in errors[0].wrong
-    assert errors[0].right == "a name that it has, or an import path module:function"
+    assert errors[0].right == "a name that the engine has, or an import path module:function"
     assert "'val_mae' is not computed" in errors[1].wrong
     assert "should be one of loss, accuracy" in errors[1].right
     assert not any("when_scaled" in str(error) for error in errors)
 
 
 @pytest.mark.parametrize(
-    ("objective", "converge"),
+    ("objective", "stopping"),
     [
         ({"value": "val_quantile", "mode": "minimize"}, {"direction": "max"}),
         ({"value": "val_loss", "mode": "maximize"}, {"direction": "min"}),
     ],
 )
-def test_contradicting_objective_and_direction_are_refused(objective, converge):
+def test_contradicting_objective_and_direction_are_refused(objective, stopping):
     entry = {
         "family": "cnn",
         "space": {"dropout": [0.1, 0.2]},
         "search": {"max_trials": 2, "objectives": [objective]},
-        "train": {"metrics": ["mine:quantile"], "stopping": converge},
+        "train": {"metrics": ["mine:quantile"], "stopping": stopping},
     }
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as refusal:
         parse({"models": [entry]})
-    keys = [mistake.key for mistake in caught.value.mistakes]
+    keys = [mistake.key for mistake in refusal.value.mistakes]
     assert "models[0].search.objectives[0].mode" in keys
 
 
-def test_a_metric_named_accuracy_has_a_column_of_its_own():
+def test_custom_metric_named_accuracy_has_its_own_column():
     train = {"metrics": ["mine:accuracy"], "stopping": {"monitor": "val_accuracy"}}
     (network,) = parse({"train": train, "models": [{"family": "cnn"}]}).networks
     assert [label_of(metric) for metric in network.train.metrics] == ["mine.accuracy"]
-    with pytest.raises(SpecError, match="two columns of the results would be named 'accuracy'"):
+    with refused(SpecError, "train.metrics", "'accuracy'"):
         parse(
             {"train": {"metrics": [{"AUC": {"name": "accuracy"}}]}, "models": [{"family": "cnn"}]}
         )

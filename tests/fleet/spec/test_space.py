@@ -1,4 +1,4 @@
-"""Search spaces."""
+"""Tests of search spaces."""
 
 import json
 import math
@@ -13,6 +13,7 @@ from fleet.spec.model import Architecture
 from fleet.spec.space import Range, contradictions, draw, grid, member_of, override, space_of
 from tests.examples import examples
 from tests.places import ROOT
+from tests.refusals import refused
 
 choices = st.lists(
     st.one_of(st.integers(0, 3), st.lists(st.integers(1, 2), max_size=2)), min_size=1, max_size=4
@@ -32,7 +33,7 @@ spaces = st.dictionaries(
 
 
 def members_of(space):
-    """How many different members a space has, by listing them."""
+    """Count the different members of a space by listing them."""
     return len(
         grid(
             {
@@ -47,34 +48,34 @@ def members_of(space):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(spaces, st.integers(0, 2**40))
-def test_all_members_are_drawn_once_and_one_more_is_refused(space, seed):
+def test_draw_yields_all_members_once(space, seed):
     size = members_of(space)
     drawn = draw(space, size, seed)
     assert len({json.dumps(member, sort_keys=True) for member in drawn}) == size
-    with pytest.raises(UserError, match=f"has {size} different members, fewer than {size + 1}"):
+    with refused(UserError, f"{size} different members", size + 1):
         draw(space, size + 1, seed)
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(spaces, st.integers(0, 2**40), st.data())
-def test_asking_for_more_keeps_the_members_drawn_before(space, seed, data):
+def test_draw_of_more_keeps_the_first_members(space, seed, data):
     few, many = sorted(data.draw(st.tuples(*2 * [st.integers(0, members_of(space))])))
     assert draw(space, many, seed)[:few] == draw(space, few, seed)
 
 
-def test_the_order_of_the_names_does_not_change_what_is_drawn():
+def test_draw_ignores_the_order_of_names():
     space = {"width": [16, 32], "blocks": [[1], [2], [3]]}
-    turned = dict(reversed(space.items()))
-    assert draw(space, 5, seed=1) == draw(turned, 5, seed=1)
+    reordered = dict(reversed(space.items()))
+    assert draw(space, 5, seed=1) == draw(reordered, 5, seed=1)
     assert list(draw(space, 1, seed=1)[0]) == ["width", "blocks"]
 
 
-def test_another_seed_draws_others():
+def test_draw_depends_on_the_seed():
     space = {"rate": Range(1e-4, 1.0, log=True)}
     assert draw(space, 3, seed=1) != draw(space, 3, seed=2)
 
 
-def test_draws_are_the_same_on_every_machine():
+def test_draw_is_the_same_on_every_machine():
     assert draw({"width": [16, 32, 64], "depth": Range(1, 9, integer=True)}, 4, seed=7) == [
         {"width": 16, "depth": 3},
         {"width": 16, "depth": 6},
@@ -91,13 +92,13 @@ def test_draws_are_the_same_on_every_machine():
     st.booleans(),
     st.floats(0, 1, exclude_max=True),
 )
-def test_a_range_stays_within_its_bounds(low, width, log, integer, share):
+def test_range_at_stays_within_bounds(low, width, log, integer, share):
     value = Range(low, low + width, log=log, integer=integer).at(share)
     assert low <= value <= low + width
     assert isinstance(value, int) == integer
 
 
-def test_ranges_are_uniform_linearly_or_by_magnitude():
+def test_range_at_is_uniform():
     linear, log = Range(0.0, 1.0), Range(0.001, 10.0, log=True)
     assert [linear.at(share) for share in (0.0, 0.25, 0.5)] == [0.0, 0.25, 0.5]
     assert [round(math.log10(log.at(share)), 9) for share in (0.0, 0.25, 0.5, 0.75)] == [
@@ -115,28 +116,25 @@ def test_ranges_are_uniform_linearly_or_by_magnitude():
 @pytest.mark.parametrize(
     ("dimension", "message"),
     [
-        ([], "width: .*at least 1 item"),
-        (3, "width: .*valid tuple"),
+        ([], "at least 1 item"),
+        (3, "valid tuple"),
         ({"low": 1}, "width: Field required"),
         ({"low": 1, "high": 2, "step": 1}, "width: Unexpected keyword argument"),
         ({"low": 2, "high": 1}, "must be below"),
         ({"low": 1.0, "high": 1.0 + 1e-12}, "must be below"),
         ({"low": 0, "high": 1, "log": True}, "must start above 0"),
-        ({"low": 0.5, "high": 2, "integer": True}, "between integers"),
+        ({"low": 0.5, "high": 2, "integer": True}, "not 0.5 and 2"),
         ({"low": 1, "high": float("inf")}, "width: "),
     ],
 )
-def test_a_malformed_space_is_refused_by_name(dimension, message):
-    with pytest.raises(UserError, match=message):
+def test_space_of_names_malformed_dimensions(dimension, message):
+    with refused(UserError, "width", message):
         space_of({"width": dimension})
 
 
-def test_numbers_written_with_an_exponent_but_no_point_are_read():
-    assert (
-        1e-4
-        <= draw(space_of({"rate": {"low": "1e-4", "high": "1e-3"}}), 1, seed=0)[0]["rate"]
-        <= 1e-3
-    )
+def test_space_of_reads_numbers_like_1e_4():
+    [member] = draw(space_of({"rate": {"low": "1e-4", "high": "1e-3"}}), 1, seed=0)
+    assert 1e-4 <= member["rate"] <= 1e-3
 
 
 # --- grids and overrides -------------------------------------------------------------------
@@ -151,13 +149,13 @@ def test_grid_is_the_full_product_without_repetitions():
     ]
 
 
-def test_the_empty_grid_and_the_empty_space_have_one_member():
+def test_empty_grid_and_space_have_one_member():
     assert grid({}) == draw({}, 1, seed=0) == [{}]
-    with pytest.raises(UserError, match="has 1 different members, fewer than 2"):
+    with refused(UserError, "1 different members", "2"):
         draw({}, 2, seed=0)
 
 
-def test_an_override_leaves_the_settings_as_they_were():
+def test_override_does_not_change_its_input():
     before = {"train": {"optimizer": {"name": "sgd"}}, "blocks": [3, 4]}
     after = override(
         before, {"train.optimizer.learning_rate": 0.1, "train.batch.size": 8, "blocks.1": 9}
@@ -172,13 +170,13 @@ def test_an_override_leaves_the_settings_as_they_were():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("blocks.2", "blocks.2: there is no '2' in a list of 2"),
-        ("blocks.x", "there is no 'x' in a list of 2"),
-        ("name.first", "there is no 'first' in 'sgd'"),
+        ("blocks.2", "'2' in a list of 2"),
+        ("blocks.x", "'x' in a list of 2"),
+        ("name.first", "'first' in 'sgd'"),
     ],
 )
-def test_an_override_of_what_is_not_there_is_refused(name, message):
-    with pytest.raises(UserError, match=message):
+def test_override_refuses_missing_settings(name, message):
+    with refused(UserError, name, message):
         override({"blocks": [3, 4], "name": "sgd"}, {name: 1})
 
 
@@ -194,7 +192,7 @@ def test_paper_example_has_a_hundred_different_networks(seed):
     assert (families.count("resnet"), families.count("densenet")) == (50, 50)
 
 
-def test_names_apply_in_order_of_their_depth():
+def test_override_applies_shorter_names_first():
     deep, shallow = {"train.optimizer.learning_rate": 0.1}, {"train.optimizer": {"name": "adam"}}
     expected = {"train": {"optimizer": {"name": "adam", "learning_rate": 0.1}}}
     assert override({}, {**deep, **shallow}) == override({}, {**shallow, **deep}) == expected
@@ -210,11 +208,11 @@ def test_names_apply_in_order_of_their_depth():
         ({"a": Range(0, 1), "ab": [1]}, []),
     ],
 )
-def test_two_values_for_one_setting_are_a_contradiction(space, pairs):
+def test_contradictions(space, pairs):
     assert list(contradictions(space)) == pairs
 
 
-def test_values_that_python_calls_equal_are_different_choices():
+def test_choices_distinguish_types():
     choices = (True, 1, 1.0, "1")
     assert [member_of({"a": choices}, {"a": value})["a"] for value in choices] == list(choices)
     kinds = [type(member_of({"a": choices}, {"a": value})["a"]) for value in choices]
@@ -222,7 +220,7 @@ def test_values_that_python_calls_equal_are_different_choices():
     assert len(grid({"a": choices})) == len(draw({"a": choices}, 4, seed=0)) == 4
 
 
-def test_a_drawn_value_is_no_part_of_what_it_was_drawn_from():
+def test_override_copies_values():
     member = {"args": {"widths": [1]}}
     override({}, member)["args"]["widths"].append(2)
     assert member == {"args": {"widths": [1]}}

@@ -1,10 +1,11 @@
-"""Entries that come while a run goes on."""
+"""Tests of ``with_entry``: entries that are added to a run."""
 
 import pytest
 
 from fleet.errors import SpecError
 from fleet.spec import parse
 from fleet.spec.resolve import with_entry
+from tests.refusals import refused
 
 SPEC = parse(
     {
@@ -22,8 +23,8 @@ SPEC = parse(
 )
 
 
-def names(content, taken=("a",)):
-    return [network.name for network in with_entry(SPEC, content, taken)[1]]
+def names(content, taken_names=("a",)):
+    return [network.name for network in with_entry(SPEC, content, taken_names)[1]]
 
 
 def test_with_entry_appends_the_entry_with_its_networks():
@@ -33,10 +34,10 @@ def test_with_entry_appends_the_entry_with_its_networks():
         "train": {"optimizer": {"learning_rate": 0.5}},
         "gpus": 2,
     }
-    grown, [network] = with_entry(SPEC, content, ["a"])
+    extended, [network] = with_entry(SPEC, content, ["a"])
     models = [{"family": "cnn", "name": "a"}, {"family": "softmax"}, content]
     assert network == parse({"models": models, "seed": 3}).networks[2]
-    assert len(grown.document.models) == 3
+    assert len(extended.document.models) == 3
 
 
 def test_with_entry_numbers_an_unnamed_entry():
@@ -59,14 +60,14 @@ def test_with_entry_draws_again_at_the_same_position():
 
 
 @pytest.mark.parametrize(
-    ("content", "wrong"),
+    ("content", "message"),
     [
         ({"family": "cnnn"}, "did you mean cnn"),
-        ({"famly": "cnn"}, "no key is named 'famly'"),
+        ({"famly": "cnn"}, "unknown key 'famly'"),
         ([1], "entry"),
         (None, "entry"),
         ({"family": "cnn", "name": "a"}, "a network of the run is named 'a'"),
-        ({"family": "cnn", "name": "s-7"}, "is a name for the networks of a search"),
+        ({"family": "cnn", "name": "s-7"}, "is a name for trials of a search"),
         ({"family": "cnn", "args": {"filters": "x"}}, "filters"),
         ({"family": "cnn", "gpus": [3, 1]}, "min, max"),
         ({"family": "cnn", "name": "../x"}, "cannot name a network"),
@@ -77,7 +78,6 @@ def test_with_entry_draws_again_at_the_same_position():
         ),
     ],
 )
-def test_a_wrong_entry_is_refused_with_its_mistake(content, wrong):
-    with pytest.raises(SpecError) as refusal:
+def test_with_entry_refuses_invalid_entries(content, message):
+    with refused(SpecError, message):
         with_entry(SPEC, content, ["a"])
-    assert wrong in str(refusal.value)

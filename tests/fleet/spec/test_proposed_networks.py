@@ -1,4 +1,4 @@
-"""What a search has asked for becomes a network like those of a spec."""
+"""Tests of ``proposed_network`` and the settings of searches."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ from fleet.errors import UserError
 from fleet.spec import parse
 from fleet.spec.model import Architecture
 from fleet.spec.resolve import proposed_network
+from tests.refusals import refused
 
 SPEC = {
     "models": [
@@ -53,12 +54,12 @@ def test_proposed_network_may_set_items_of_default_lists():
     assert proposed_network(spec, 0, 1, {"blocks.0": 7}).architecture == Architecture(
         "resnet", {"blocks": [7, 4, 6, 3]}
     )
-    with pytest.raises(UserError, match="there is no '4' in a list of 4"):
+    with refused(UserError, "blocks.4", "'4' in a list of 4"):
         proposed_network(spec, 0, 1, {"blocks.4": 7})
 
 
 @pytest.mark.parametrize(
-    ("member", "says"),
+    ("member", "place"),
     [
         ({"filters.1": 0}, "args.filters"),
         ({"filters.7": 3}, "there is no '7'"),
@@ -66,8 +67,8 @@ def test_proposed_network_may_set_items_of_default_lists():
         ({"train.batch.width": 3}, "train.batch.width"),
     ],
 )
-def test_a_value_that_no_network_can_have_is_said(member, says):
-    with pytest.raises(UserError, match=says):
+def test_proposed_network_names_invalid_values(member, place):
+    with refused(UserError, place):
         proposed_network(parse(SPEC), 1, 0, member)
 
 
@@ -80,7 +81,7 @@ def test_a_value_that_no_network_can_have_is_said(member, says):
         ({"sampler": "grid"}, 10_000),
     ],
 )
-def test_a_search_that_ends_asks_for_so_many_networks_at_most(search, limit):
+def test_search_limit(search, limit):
     entry = {
         "family": "softmax",
         "space": {"train.optimizer.learning_rate": [0.1, 0.2]},
@@ -89,23 +90,23 @@ def test_a_search_that_ends_asks_for_so_many_networks_at_most(search, limit):
     assert parse({"models": [entry]}).searches[0].search.limit == limit
 
 
-def test_a_search_without_an_end_is_refused():
+def test_search_needs_a_limit():
     entry = {
         "family": "softmax",
         "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}},
         "search": {},
     }
-    with pytest.raises(UserError, match="needs an end: `max_trials:` or a `budget:`"):
+    with refused(UserError, "models[0].search", "max_trials", "budget"):
         parse({"models": [entry]})
 
 
-def test_an_earlier_run_is_named_once():
+def test_warm_start_lists_each_run_once():
     entry = {
         "family": "softmax",
         "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}},
         "search": {"max_trials": 3, "warm_start": ["runs/a", "runs/b", "./runs/a/"]},
     }
-    with pytest.raises(UserError, match="runs/a is named twice; name each run once"):
+    with refused(UserError, "models[0].search", "warm_start", "runs/a"):
         parse({"models": [entry]})
 
 
@@ -126,32 +127,30 @@ def with_objectives(*objectives, **entry):
     }
 
 
-def test_the_first_objective_is_what_networks_monitor():
+def test_first_objective_is_monitored():
     spec = parse(with_objectives({"value": "val_loss"}, {"value": "parameters"}, {"value": "rate"}))
-    converge = proposed_network(spec, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.stopping
-    assert (converge.metric, converge.sign) == ("val_loss", -1)
-    assert [one.sense for one in spec.searches[0].search.objectives] == [
+    values = {"train.optimizer.learning_rate": 0.1}
+    stopping = proposed_network(spec, 0, 0, values).train.stopping
+    assert (stopping.metric, stopping.sign) == ("val_loss", -1)
+    assert [objective.sense for objective in spec.searches[0].search.objectives] == [
         "minimize",
         "minimize",
         "maximize",
     ]
-    own = parse(
+    with_custom_metric = parse(
         with_objectives({"value": "val_f", "mode": "minimize"}, train={"metrics": ["my:f"]})
     )
-    assert (
-        proposed_network(own, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.stopping.sign
-        == -1
-    )
+    assert proposed_network(with_custom_metric, 0, 0, values).train.stopping.sign == -1
 
 
 @pytest.mark.parametrize(
-    ("objectives", "train", "place", "says"),
+    ("objectives", "train", "key", "message"),
     [
         (
             [{"value": "val_acuracy"}],
             {},
             "objectives[0].value",
-            "'val_acuracy' is not computed; one of loss, val_loss",
+            "'val_acuracy' is not computed; it should be one of loss, val_loss",
         ),
         (
             [{"value": "parameters"}],
@@ -165,7 +164,7 @@ def test_the_first_objective_is_what_networks_monitor():
             "objectives[1].value",
             "'speed' is not computed",
         ),
-        ([{"value": "loss"}, {"value": "loss"}], {}, "objectives[1].value", "loss counts already"),
+        ([{"value": "loss"}, {"value": "loss"}], {}, "objectives[1].value", "loss is listed twice"),
         (
             [{"value": "loss"}, {"value": "val_f"}],
             {"metrics": ["my:f"]},
@@ -186,9 +185,8 @@ def test_the_first_objective_is_what_networks_monitor():
         ),
     ],
 )
-def test_what_cannot_count_is_a_mistake_at_its_place(objectives, train, place, says):
-    with pytest.raises(UserError) as error:
+def test_invalid_objectives_are_located(objectives, train, key, message):
+    with refused(UserError, message) as refusal:
         parse(with_objectives(*objectives, train=train))
-    [mistake] = error.value.mistakes
-    assert mistake.key.endswith(place)
-    assert says in str(error.value)
+    [mistake] = refusal.value.mistakes
+    assert mistake.key.endswith(key)
