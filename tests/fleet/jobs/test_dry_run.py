@@ -163,7 +163,7 @@ def spec_file(tmp_path):
     [
         (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
         (["--ranks", 1], "0 GPUs"),
-        (["--gpus", 6, "--gpus-per-node", 4], "6 GPUs on nodes of 4"),
+        (["--gpus", 6, "--gpus-per-node", 4], "6 GPUs on nodes with 4 GPUs"),
         (["--gpus", 2, "--time-scale", 0], "--time-scale: '0' should be a number above 0"),
         (["--gpus", 2, "--rates", "nowhere.json"], "nowhere.json"),
     ],

@@ -656,7 +656,7 @@ def test_an_operator_may_ask_all(made_up, monkeypatch, capsys):
         ),
         (
             ["--slurm", "--nodes", "8", "--deadline", "10", "--carry-out", "--yes", "--json"],
-            "use --json without --yes, whose --record is a file of JSON lines",
+            "use --json without --yes; --record is a file of JSON lines",
         ),
         (
             ["--slurm", "--nodes", "8", "--deadline", "-1", "--carry-out"],
