@@ -363,7 +363,7 @@ class RandomRun(Ranks):
         admission = Admission(self)
         search = SearchParts(
             make_controller(content, ends, searchers, len(setup.roles.trainers)),
-            Searchers(searchers, Random(f"searchers {self.title}")),
+            Searchers(searchers, Random("searchers " + self.title.partition(" prune=")[0])),
             admission,
             (),
             CommandHandler(self.mailbox, self.results, admission, (), clock=lambda: self.steps),
