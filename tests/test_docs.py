@@ -341,7 +341,7 @@ def test_the_first_change_works_as_its_page_has_it(monkeypatch):
         textwrap.dedent(content) for kind, content in FENCE.findall(text) if kind == "python"
     )
     exec(rule, edited := dict(vars(pruning)))
-    monkeypatch.setattr(pruning, "make_worst", edited["make_worst"], raising=False)
+    monkeypatch.setattr(pruning, "Worst", edited["Worst"], raising=False)
     monkeypatch.setitem(RULES, "worst", eval(row.rstrip(",\n"), {"PruningRule": PruningRule}))
     exec(check, tried := dict(vars(test_pruning)))
     tried["test_worst_stops_network_below_all_others"]()
