@@ -1,8 +1,8 @@
-"""Two hundred launches of any kind, and whether they go as they went: what their logs say, but for times.
+"""Record 200 random launches, and compare their logs, without times, after a change of the code.
 
-A change of what the coordinator decides by that should change nothing is tried against the launches of the tree before
-it. Rank 0 is the real coordinator, with its log, results, rules of pruning and clerk; the other ranks are the model of
-:mod:`tests.fleet.control.trainers`, and searchers, parents and leases answer when a seed says so::
+Use it for changes that must not affect decisions. Rank 0 is the real coordinator, with its log,
+results, pruners and command handler; all other ranks are the model of
+:mod:`tests.fleet.control.trainers`, and the answers of searchers and leases are seeded::
 
     python -m tests.recorded write FOLDER             # in the tree before
     python -m tests.recorded compare FOLDER           # in the tree after it
@@ -20,12 +20,12 @@ from pathlib import Path
 
 LAUNCHES = 200
 
-# Fields whose values are times, or follow from what the clock of this machine says.
+# endings of fields whose values depend on the clock of this machine
 _TIMES = ("_s", "seconds", "date")
 
 
 def lines_of(seed):
-    """The lines of a launch's log, without times."""
+    """Return the lines of a launch's log, without times."""
     from tests.fleet.runtime.random_runs import RandomRun
 
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +58,7 @@ def write(folder, seeds):
 
 
 def compare(folder, seeds, shows_all=False):
-    """Compare launches with those that were recorded; returns the seeds of those that differ."""
+    """Compare launches with their records; return the seeds of launches that differ."""
     different = []
     for seed in seeds:
         before, after = (folder / f"{seed:03}.log").read_text().splitlines(), lines_of(seed)
@@ -85,7 +85,7 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, nargs="*", default=None)
     parsed = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":  # sets of names have an order then that stays
+    if os.environ.get("PYTHONHASHSEED") != "0":  # fixes the order of sets of names
         os.execve(
             sys.executable,
             [sys.executable, "-m", "tests.recorded", *sys.argv[1:]],

@@ -1,10 +1,10 @@
-"""What tests of whole runs in one process share."""
+"""Fixtures for tests of whole runs in one process."""
 
 import pytest
 
 
 @pytest.fixture
 def quick(tmp_path, monkeypatch):
-    """No disk is waited for, and what one run measures is not known to the next."""
+    """Skip waits for the disk, and isolate the cache of rates."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

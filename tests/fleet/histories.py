@@ -1,4 +1,4 @@
-"""Made-up histories of networks, and what stands around them."""
+"""Histories of networks for tests, with specs and results."""
 
 from fleet.domain.events import EpochEnded, NetworkFailed, NetworkFinished, NetworkTested
 from fleet.domain.network import EpochRecord
@@ -11,7 +11,7 @@ from preprocess.sample import ImageSpec, SampleSpec
 def record(
     epoch, loss=1.0, accuracy=0.5, val_loss=1.0, val_accuracy=0.5, stream_epoch=None, **more
 ):
-    """One epoch; whatever is not said is dull."""
+    """Return the record of an epoch, with defaults."""
     fields = {
         "learning_rate": 0.1,
         "samples": 60,
@@ -32,7 +32,7 @@ def record(
 
 
 def history(*val_accuracies):
-    """Epochs with these accuracies of validation."""
+    """Return epochs with these validation accuracies."""
     return tuple(
         record(epoch, val_accuracy=value) for epoch, value in enumerate(val_accuracies, start=1)
     )
@@ -42,7 +42,7 @@ SAMPLE = SampleSpec(ImageSpec((4, 4, 1), "uint8"), 3)
 
 
 def spec(*models, **parts):
-    """A spec of networks for the numpy engine."""
+    """Return a spec of networks for the numpy engine."""
     return parse(
         {
             "models": list(models) or [{"family": "softmax"}],
@@ -52,26 +52,26 @@ def spec(*models, **parts):
     )
 
 
-def results_of(content, paths, standings=None, **more):
-    """The results of a run whose networks are so far."""
+def results_of(content, paths, statuses=None, **more):
+    """Return the results of a run whose networks have these statuses."""
     run = RunState(content)
-    run.restore(standings or {})
+    run.restore(statuses or {})
     return Results(content, paths, run, **more)
 
 
-def come_to(results, name, standing):
-    """Let a network come so far."""
+def come_to(results, name, status):
+    """Apply the events that bring a network to a status."""
     entries, outcome, tested = (
         results.network_status(name).history,
-        standing.outcome,
-        standing.tested,
+        status.outcome,
+        status.tested,
     )
-    events = [EpochEnded(name, entry) for entry in standing.history if entry not in entries]
+    events = [EpochEnded(name, entry) for entry in status.history if entry not in entries]
     if outcome is not None:
         events.append(
             NetworkFailed(name, outcome.reason, "", outcome.may_pass)
             if outcome.is_failure
-            else NetworkFinished(name, outcome.reason, len(standing.history))
+            else NetworkFinished(name, outcome.reason, len(status.history))
         )
     if tested is not None:
         events.append(
@@ -80,4 +80,4 @@ def come_to(results, name, standing):
     for event in events:
         results.run.apply(0.0, event)
         results.on_event(event)
-    assert results.network_status(name) == standing
+    assert results.network_status(name) == status

@@ -114,6 +114,11 @@ def _if(value, condition, schema, root, path):
         yield from complaints(value, schema["then"], root, path)
 
 
+def _enum(value, values, _, root, path):
+    if value not in values:
+        yield f"{path}: {value!r} is not one of {values}"
+
+
 _KEYWORDS = {
     "allOf": _all_of,
     "anyOf": _any_of,
@@ -128,12 +133,8 @@ _KEYWORDS = {
     "required": _required,
     "items": _items,
     "prefixItems": _prefix_items,
-    "enum": lambda value, values, _, root, place: ()
-    if value in values
-    else (f"{place}: {value!r} not in {values}",),
-    "const": lambda value, only, _, root, place: ()
-    if value == only
-    else (f"{place}: {value!r} is not {only!r}",),
+    "enum": _enum,
+    "const": lambda value, constant, _, root, path: _enum(value, [constant], _, root, path),
     "minimum": _holds(lambda value, limit: value >= limit, (int, float)),
     "exclusiveMinimum": _holds(lambda value, limit: value > limit, (int, float)),
     "maximum": _holds(lambda value, limit: value <= limit, (int, float)),

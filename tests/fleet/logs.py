@@ -1,4 +1,4 @@
-"""A made-up event log, and a run that has it."""
+"""An event log for tests, and a run with this log."""
 
 import json
 
@@ -23,8 +23,8 @@ START = ev.LaunchStarted(
     devices=(0, 1),
     stream="free",
     options=ev.ScheduleOptions(alpha=0.8, delta="15%", peak_limited=True, seed=0),
-    bounds={"a": (1, None), "b<1>": (1, None)},
-)  # a name that HTML would take for a tag
+    bounds={"a": (1, None), "b<1>": (1, None)},  # a name that HTML must escape
+)
 
 
 def epoch(t_s, network, number, seconds, waited=0.0, gpus=1):
@@ -44,7 +44,8 @@ def epoch(t_s, network, number, seconds, waited=0.0, gpus=1):
     return LoggedEvent(t_s, ev.EpochEnded(network, record, blocked_s=0.25))
 
 
-# a trains two epochs of 10 s on device 0, b one of 20 s on device 1; groups form in half a second, and end in 0.1.
+# a trains two epochs of 10 s on device 0, b one of 20 s on device 1; groups form in half a second,
+# and end in 0.1 s.
 LOG = [
     LoggedEvent(0.0, START),
     LoggedEvent(1.0, ev.PlanChanged((), scheduling_s=0.01)),
@@ -62,7 +63,7 @@ LOG = [
 
 
 def with_rates(a, b, start=START):
-    """The log of a run that was told how fast its networks are on one GPU."""
+    """Return the log of a run with given rates of its networks on one GPU."""
     return [
         LoggedEvent(0.0, start),
         LoggedEvent(0.0, ev.RatesLoaded({"a": (a,), "b<1>": (b,)})),
@@ -71,7 +72,7 @@ def with_rates(a, b, start=START):
 
 
 def as_lines(log):
-    """What the file of a log holds."""
+    """Return the JSON objects of a log."""
     return [{"t_s": t_s, **to_json(event)} for t_s, event in log]
 
 
@@ -80,7 +81,7 @@ def as_text(log):
 
 
 def made_up_run(folder):
-    """A run's folder: its table, in which the second network waits, and its log, in which it has trained."""
+    """Write a run: in its table the second network waits, in its log it has trained."""
     paths = RunPaths(folder / "run")
     spec = parse(
         {"models": [{"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"}]}

@@ -1,4 +1,4 @@
-"""Kinds of events, and how they are written."""
+"""Types of events, and their JSON."""
 
 import ast
 import json
@@ -27,7 +27,7 @@ st.register_type_strategy(
     float, st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)
 )
 
-# What a user's searcher answers is any JSON.
+# A user-defined searcher may answer with any JSON.
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.from_type(float)),
     lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
@@ -58,7 +58,7 @@ def test_event_is_written_the_same_after_reading(event):
     assert json.dumps(to_json(again)) == line
 
 
-def test_every_record_of_the_module_is_an_event_with_a_word():
+def test_events_have_words():
     kinds = {
         value
         for value in vars(events).values()
@@ -67,7 +67,7 @@ def test_every_record_of_the_module_is_an_event_with_a_word():
     assert set(KINDS.values()) == set(KIND_CLASSES) == kinds
 
 
-def test_every_kind_happens_somewhere():
+def test_events_are_all_used():
     called = {
         ast.unparse(node.func).rpartition(".")[2]
         for path in (ROOT / "fleet").rglob("*.py")
@@ -112,16 +112,16 @@ def test_event_rounds_numbers_and_omits_defaults():
         {"event": "plan", "members": [{"name": "a"}], "scheduling_s": 0.1},
     ],
 )
-def test_what_is_no_event_or_a_damaged_one_is_none(record):
+def test_event_from_json_returns_none_if_damaged(record):
     assert event_from_json(record) is None
 
 
-def test_keys_that_no_field_knows_are_passed_over():
+def test_event_from_json_ignores_unknown_keys():
     assert event_from_json({"event": "lost", "rank": 3, "device": None, "later": 1}) == RankDied(
         3, None
     )
 
 
-def test_whole_numbers_may_stand_where_a_field_has_a_fraction():
+def test_event_from_json_accepts_integers_for_floats():
     record = {"event": "profiled", "measurements": 1, "seconds": 2, "rates": {"a": [1, 2.5]}}
     assert event_from_json(record) == ProfilingFinished(1, 2.0, {"a": (1.0, 2.5)})

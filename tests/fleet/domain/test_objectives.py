@@ -1,4 +1,4 @@
-"""Who is best where several things count."""
+"""The Pareto front of several objectives."""
 
 import math
 
@@ -13,7 +13,7 @@ VALUES = st.lists(
 )
 
 
-def surpasses(subject, second):
+def dominates(subject, second):
     better = [
         a - b if mode == "maximize" else b - a
         for a, b, mode in zip(subject, second, MODES, strict=True)
@@ -22,13 +22,13 @@ def surpasses(subject, second):
 
 
 @given(VALUES)
-def test_the_front_is_whom_nobody_surpasses(values):
+def test_pareto_front_is_undominated(values):
     rates = [index for index, subject in enumerate(values) if not any(map(math.isnan, subject))]
     actual = pareto_front(values, MODES)
     assert sorted(actual) == [
         index
         for index in rates
-        if not any(surpasses(values[second], values[index]) for second in rates)
+        if not any(dominates(values[second], values[index]) for second in rates)
     ]
     assert [values[index][0] for index in actual] == sorted(
         (values[index][0] for index in actual), reverse=True

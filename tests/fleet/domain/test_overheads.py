@@ -1,4 +1,4 @@
-"""What a launch spent beside training."""
+"""The overheads of a launch, beside training."""
 
 from dataclasses import replace
 
@@ -26,14 +26,14 @@ STARTED = ev.LaunchStarted(
 
 
 def launch(events):
-    """A launch in which that has happened."""
+    """Return the state of a launch after some events."""
     run = RunState()
     for event in events:
         run.apply(0.0, event)
     return run.launch
 
 
-def test_blocked_groups_count_with_all_their_gpus():
+def test_overheads_count_all_gpus_of_blocked_groups():
     events = [
         STARTED,
         ev.GroupStarted("a", (0,), 0, 1),
@@ -47,7 +47,7 @@ def test_blocked_groups_count_with_all_their_gpus():
     assert spent.checkpointing_s == pytest.approx(0.5 + 0.25 * 3 + 1.0 * 3)
 
 
-def test_networks_that_share_a_gpu_block_their_part_of_it():
+def test_overheads_count_shares_of_shared_gpus():
     spent = launch(
         [
             replace(STARTED, slots=2),  # of two GPUs
@@ -62,7 +62,7 @@ def test_networks_that_share_a_gpu_block_their_part_of_it():
     assert "checkpointing 0.88%" in spent.summary(100.0)
 
 
-def test_what_all_wait_for_counts_once():
+def test_overheads_count_global_waits_once():
     spent = launch(
         [
             STARTED,
@@ -74,11 +74,11 @@ def test_what_all_wait_for_counts_once():
     assert (spent.profiling_s, spent.scheduling_s) == (7.0, 0.75)
 
 
-def test_a_checkpoint_of_an_earlier_launch_blocked_nobody():
+def test_overheads_exclude_earlier_launches():
     assert launch([STARTED, ev.EpochEnded("a", record(1))]).checkpointing_s == 0.0
 
 
-def test_the_last_event_and_the_summary_say_the_same():
+def test_overheads_agree_in_event_and_summary():
     spent = launch(
         [
             STARTED,
@@ -105,11 +105,12 @@ def test_the_last_event_and_the_summary_say_the_same():
     )
 
 
-def test_a_launch_that_ends_at_once_has_a_summary_too():
+def test_summary_of_an_empty_launch():
     assert (
         launch([STARTED])
         .summary(0.0)
         .endswith(
-            "in 0 rounds; profiling 0.0%, scheduling 0.000%, checkpointing 0.00%, regrouping 0.00% of it"
+            "in 0 rounds; profiling 0.0%, scheduling 0.000%, checkpointing 0.00%, regrouping 0.00% "
+            "of it"
         )
     )

@@ -1,4 +1,4 @@
-"""What a run is by its events, those of one launch and those of several."""
+"""The state of a run by the events of one launch or several."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -14,21 +14,21 @@ from tests.fleet.histories import record
 from tests.fleet.logs import START
 
 
-def apply_events(standings, events):
-    """How far the networks are of which events say something new, each a second after the one before."""
+def apply_events(statuses, events):
+    """Apply events, one a second; return the statuses that they change."""
     run = RunState()
-    run.restore(standings)
+    run.restore(statuses)
     for number, event in enumerate(events):
         run.apply(float(number), event)
     return {
-        name: standing
-        for name, standing in run.statuses.items()
-        if standing != standings.get(name, NetworkStatus())
+        name: status
+        for name, status in run.statuses.items()
+        if status != statuses.get(name, NetworkStatus())
     }
 
 
-def epochs(standing):
-    return [subject.epoch for subject in standing.history]
+def epochs(status):
+    return [subject.epoch for subject in status.history]
 
 
 STORY = (
@@ -46,7 +46,7 @@ STORY = (
 )  # by one that looked whether it was done
 
 
-def test_a_network_is_as_far_as_the_newest_word_of_it_says():
+def test_run_state_follows_the_newest_event():
     actual = apply_events({}, STORY)
     assert (epochs(actual["a"]), actual["a"].outcome) == ([1, 2, 3], Outcome("3 epochs"))
     assert actual["a"].tested == EvaluationResult(0.5, 0.9, 10)
@@ -60,7 +60,7 @@ def test_a_network_is_as_far_as_the_newest_word_of_it_says():
     assert apply_events(actual, [ev.NetworkLeased("b", 4, 1, 5)]) == {}
 
 
-def test_what_was_logged_and_not_saved_is_trained_again():
+def test_run_state_drops_epochs_that_were_not_saved():
     actual = apply_events({}, STORY[:4])
     assert epochs(apply_events(actual, [ev.NetworkLeased("a", 5, 1, 0, took_over=True)])["a"]) == [
         1
@@ -75,7 +75,7 @@ def test_what_was_logged_and_not_saved_is_trained_again():
     assert epochs(apply_events(actual, [ev.EpochEnded("a", record(2, loss=0.5))])["a"]) == [1, 2]
 
 
-def test_a_launch_that_begins_says_what_it_found_done():
+def test_run_state_has_networks_found_finished():
     actual = apply_events(
         {"a": NetworkStatus(outcome=Outcome("3 epochs"))}, [replace(START, finished=("a", "c"))]
     )
@@ -114,19 +114,19 @@ def test_run_search_of_a_new_searcher_has_no_old_calls():
     assert run.search("other") == RunSearch()
 
 
-def test_epochs_that_no_log_tells_of_are_missed():
+def test_has_full_history_notices_missing_epochs():
     assert has_full_history(NetworkStatus((record(1), record(2))))
     assert not has_full_history(apply_events({}, [ev.EpochEnded("a", record(2))])["a"])
 
 
 @pytest.mark.parametrize("cut", range(len(STORY) + 1))
-def test_a_run_that_is_taken_up_in_the_middle_comes_to_the_same(cut):
+def test_run_state_can_be_restored_at_any_event(cut):
     first = apply_events({}, STORY[:cut])
     assert first | apply_events(first, STORY[cut:]) == apply_events({}, STORY)
 
 
 def write(paths, date, *events):
-    """A launch that logs an event a second."""
+    """Write the log of a launch with an event per second."""
     times = iter([0.0, *map(float, range(len(events) + 1))])
     log = EventLog(paths.events, clock=lambda: next(times))
     for event in (replace(START, date=date), *events):

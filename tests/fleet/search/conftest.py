@@ -1,4 +1,4 @@
-"""Where searchers of the examples are found."""
+"""Make the searchers of the examples importable."""
 
 import sys
 

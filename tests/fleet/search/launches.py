@@ -1,7 +1,7 @@
-"""Launches of a search without ranks: a mind, its searchers, a disk that outlives them, and networks with curves.
+"""Launches of a search without ranks: a controller, searchers, a disk, and simulated networks.
 
-Which network ends an epoch next follows from what is on the disk alone, so a search that was struck and went on can be
-compared with one that was not.
+Which network ends an epoch next follows from the disk alone, so a search that was killed and
+resumed can be compared with one that was not.
 """
 
 import json
@@ -22,16 +22,16 @@ from fleet.spec.search import Prune, Search, find_rule
 LEARNING_RATE = "train.optimizer.learning_rate"
 
 
-class Struck(Exception):
+class Killed(Exception):
     """The launch was killed."""
 
 
 @dataclass
 class Disk:
-    """What outlives a launch: the lines of its log, and the standings that checkpoints tell of."""
+    """What outlives a launch: the lines of its log, and the statuses in checkpoints."""
 
     lines: list[str] = field(default_factory=list)
-    standings: dict[str, NetworkStatus] = field(default_factory=dict)
+    statuses: dict[str, NetworkStatus] = field(default_factory=dict)
 
     @property
     def events(self):
@@ -65,7 +65,7 @@ def record(epoch, value, seconds=1.0):
 
 
 def curve(name, epoch):
-    """A seeded law of learning: curves cross, and are noisy."""
+    """Return the value of a seeded learning curve; curves cross, and are noisy."""
     draw = random.Random(zlib.crc32(name.encode()))
     end, pace, noise = (
         draw.uniform(0.3, 1),
@@ -79,8 +79,8 @@ class Launch:
     """One launch of a run.
 
     Args:
-        disk: of the run.
-        steps: writes to the disk after which it is killed; None for never.
+        disk: the disk of the run.
+        steps: number of writes to the disk after which it is killed; None for never.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Launch:
             isinstance(self.searcher, ResumesTrials),
             tuple(earlier),
         )
-        self.mind = SearchController(
+        self.controller = SearchController(
             [self.entry],
             fixed,
             make_pruner(prune, epochs, seed=0),
@@ -127,30 +127,30 @@ class Launch:
         )
         self.alive = set(fixed)
         self.added, self.ends, self.calls = {}, {}, []
-        self.asked_for = None
+        self.pending_call = None
         rates = {(event.network, event.record.epoch) for event in disk.of(EpochEnded)}
-        for name, standing in sorted(disk.standings.items()):
-            for subject in standing.history:
+        for name, status in sorted(disk.statuses.items()):
+            for subject in status.history:
                 if (name, subject.epoch) not in rates:
                     self.write(EpochEnded(name, subject))
         if began is not None:
             self.write(began)
         self.difference = replay(self.searcher, disk.search.calls)
-        self.do(self.mind.restore(disk.events, disk.standings))
+        self.do(self.controller.restore(disk.events, disk.statuses))
 
     def write(self, event):
         self._step()
         self.disk.lines.append(json.dumps(to_json(event)))
 
-    def save(self, name, standing):
+    def save(self, name, status):
         self._step()
-        self.disk.standings[name] = standing
+        self.disk.statuses[name] = status
 
     def _step(self):
         if self.steps is not None:
             self.steps -= 1
             if self.steps < 0:
-                raise Struck
+                raise Killed
 
     def do(self, decisions):
         for decision in decisions:
@@ -162,37 +162,37 @@ class Launch:
                     if not decision.wrong:
                         self.alive.add(decision.network)
                 case CallSearcher():
-                    self.asked_for = decision
+                    self.pending_call = decision
 
     def run(self):
-        """Go on to the end; returns the launch."""
+        """Run to the end; return the launch."""
         while True:
-            self.do(self.mind.decide())
-            if self.asked_for is not None:
+            self.do(self.controller.decide())
+            if self.pending_call is not None:
                 self.consult()
             elif (name := self.next()) is not None:
                 self.train(name)
             else:
-                assert self.mind.is_over
-                assert not self.mind.paused
+                assert self.controller.is_over
+                assert not self.controller.paused
                 return self
 
     def consult(self):
-        consult, self.asked_for = self.asked_for, None
+        consult, self.pending_call = self.pending_call, None
         self.calls.append(consult.call)
         try:
             answer = make_call(self.searcher, consult.call)
         except Exception as error:
-            self.mind.fail_searcher(consult.entry, str(error))
+            self.controller.fail_searcher(consult.entry, str(error))
         else:
-            self.mind.handle_answer(consult.entry, consult.call, answer)
+            self.controller.handle_answer(consult.entry, consult.call, answer)
 
     def next(self):
-        over = {
-            name for name, standing in self.disk.standings.items() if standing.outcome is not None
-        }
-        pruned = {name for name, trial in self.mind._trials.items() if trial.end is not None}
-        ready = self.alive - over - pruned - self.mind.paused - self.mind.awaiting_answer
+        over = {name for name, status in self.disk.statuses.items() if status.outcome is not None}
+        pruned = {name for name, trial in self.controller._trials.items() if trial.end is not None}
+        ready = (
+            self.alive - over - pruned - self.controller.paused - self.controller.awaiting_answer
+        )
         return min(
             ready,
             key=lambda name: (zlib.crc32(f"{name}/{self.done(name)}".encode()), name),
@@ -200,38 +200,40 @@ class Launch:
         )
 
     def done(self, name):
-        return len(self.disk.standings.get(name, NetworkStatus()).history)
+        return len(self.disk.statuses.get(name, NetworkStatus()).history)
 
     def train(self, name):
-        history = self.disk.standings.get(name, NetworkStatus()).history
+        history = self.disk.statuses.get(name, NetworkStatus()).history
         epoch = len(history) + 1
         subject, is_done = record(epoch, self.value(name, epoch)), epoch == self.epochs
         self.save(name, NetworkStatus((*history, subject), Outcome("done") if is_done else None))
         self.write(EpochEnded(name, subject))
-        self.mind.end_epoch(name, subject, is_done)
+        self.controller.end_epoch(name, subject, is_done)
         if is_done:
             self.write(NetworkFinished(name, "done", epoch))
-            self.mind.end_network(name, TrialOutcome.FINISHED)
+            self.controller.end_network(name, TrialOutcome.FINISHED)
 
     @property
     def decisions(self):
-        """The lines of the log that tell of what was asked and decided, and of what was known then."""
+        """The events of calls and decisions, and of their inputs."""
         return [event for event in self.disk.events if not isinstance(event, NetworkFinished)]
 
     @property
     def outcomes(self):
-        return {name: (self.done(name), trial.end) for name, trial in self.mind._trials.items()}
+        return {
+            name: (self.done(name), trial.end) for name, trial in self.controller._trials.items()
+        }
 
 
 def search_of(sampler="random", max_trials=20, **settings):
     return Search(sampler=sampler, max_trials=max_trials, **settings)
 
 
-def run_struck(kills, *arguments, kind=Launch, **settings):
-    """Kill a run after so many writes, again and again, until a launch comes to its end.
+def run_killed(kills, *arguments, kind=Launch, **settings):
+    """Kill launches of a run after numbers of writes, until one ends.
 
     Returns:
-        That launch, the disk, and where answers of replays differed.
+        That launch, the disk, and the differences of replayed answers.
     """
     disk, differences = Disk(), []
     for steps in [*kills, None]:
@@ -240,6 +242,6 @@ def run_struck(kills, *arguments, kind=Launch, **settings):
             differences.append(launch.difference)
             launch.run()
             break
-        except Struck:
+        except Killed:
             continue
     return launch, disk, [difference for difference in differences if difference]

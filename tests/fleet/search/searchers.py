@@ -1,11 +1,11 @@
-"""Searchers for tests, named by import path as a user's are."""
+"""User-defined searchers for tests, by import path."""
 
 import random
 import threading
 
 
 class Careful:
-    """Asks around the best so far, judges by a draw that depends on all that it was told, pauses and resumes."""
+    """Proposes near the best so far, judges at random by all earlier calls, pauses and resumes."""
 
     def __init__(self, space, seed, mode, pauses=True):
         self.space, self.random, self.pauses, self.best, self.paused = (
@@ -43,7 +43,7 @@ class Careful:
 
 
 class Scripted:
-    """Does what it is told to, by number of the call."""
+    """Returns prepared answers, or raises them."""
 
     def __init__(self, space, seed, mode, asks=(), reports=None, resumes=()):
         self.asks, self.reports, self.resumes, self.tells = (
@@ -74,7 +74,7 @@ class Scripted:
 
 
 class Raising(Scripted):
-    """Has two ideas."""
+    """Proposes two networks, then raises."""
 
     def ask(self, number):
         if number == 2:
@@ -83,7 +83,7 @@ class Raising(Scripted):
 
 
 class Hanging(Scripted):
-    """Has two ideas, and thinks for long about the third."""
+    """Proposes two networks, then hangs."""
 
     def ask(self, number):
         if number == 2:
@@ -92,7 +92,7 @@ class Hanging(Scripted):
 
 
 class Unmade(Scripted):
-    """Is never made."""
+    """Hangs in its constructor."""
 
     def __init__(self, space, seed, mode):
         threading.Event().wait(30)

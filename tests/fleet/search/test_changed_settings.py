@@ -1,4 +1,4 @@
-"""Searches that go on with other settings, and those that are told what earlier runs found."""
+"""Searches that resume with changed settings, or start with results of earlier runs."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -15,15 +15,15 @@ from fleet.search.controller import Entry
 from fleet.search.searcher import RandomSearcher, TrialOutcome
 from fleet.spec.space import Range
 from tests.examples import examples
-from tests.fleet.search.launches import LEARNING_RATE, Disk, Launch, Struck, search_of
+from tests.fleet.search.launches import LEARNING_RATE, Disk, Killed, Launch, search_of
 from tests.fleet.search.searchers import Careful
 
 SPACE = {LEARNING_RATE: Range(1e-5, 0.1, log=True)}
 NARROW = {LEARNING_RATE: Range(1e-3, 0.1, log=True)}
 
 
-class Learned(Careful):
-    """Also takes note of what it has not asked for, in the order of the calls."""
+class RecordingSearcher(Careful):
+    """Accepts prior trials, and records all calls in order."""
 
     def __init__(self, space, seed, mode, **options):
         super().__init__(space, seed, mode, **options)
@@ -41,21 +41,21 @@ class Learned(Careful):
         super().tell(number, outcome, value)
 
 
-LEARNED = "tests.fleet.search.test_changed_settings:Learned"
+RECORDING = "tests.fleet.search.test_changed_settings:RecordingSearcher"
 
 
 def start_launch(disk, search, space, steps=None, earlier=()):
-    """A launch that begins as the coordinator's does: what has changed is logged first."""
+    """Begin a launch like the coordinator: changes of settings are logged first."""
     entry = Entry("net", search, space, "maximize", "val_accuracy")
     began = describe_start(entry, disk.search, knows=True)
     return Launch(disk, search, space, steps=steps, began=began, earlier=earlier, epochs=5)
 
 
 def run(kills, *parts, earlier=()):
-    """Kill launches after so many writes; each part is a search and a space, of which the last is run to its end."""
+    """Kill launches after numbers of writes; each uses the next (search, space), the last ends."""
     disk, part = Disk(), 0
     for steps in kills:
-        with suppress(Struck):
+        with suppress(Killed):
             start_launch(disk, *parts[part], steps, earlier).run()
         part = min(part + 1, len(parts) - 1)
     return start_launch(disk, *parts[-1], None, earlier).run(), disk
@@ -65,8 +65,8 @@ def run(kills, *parts, earlier=()):
 @settings(max_examples=examples(40), deadline=None)
 def test_new_searcher_reaches_the_same_state_after_any_kill(before, kills):
     parts = (
-        (search_of(LEARNED, max_trials=8, seed=1), SPACE),
-        (search_of(LEARNED, max_trials=12, seed=2), NARROW),
+        (search_of(RECORDING, max_trials=8, seed=1), SPACE),
+        (search_of(RECORDING, max_trials=12, seed=2), NARROW),
     )
     reference, _ = run([before], *parts)
     killed, disk = run([before, *kills], *parts)
@@ -82,20 +82,20 @@ def test_new_searcher_reaches_the_same_state_after_any_kill(before, kills):
 
 def test_new_searcher_receives_trials_that_fit_its_space():
     disk = Disk()
-    with pytest.raises(Struck):
+    with pytest.raises(Killed):
         start_launch(disk, search_of("random", max_trials=8), SPACE, steps=30).run()
     proposals = {
         event.number: event.answer[LEARNING_RATE]
         for event in disk.of(SearcherCalled)
         if event.call == "ask"
     }
-    launch = start_launch(disk, search_of(LEARNED, max_trials=8), NARROW).run()
+    launch = start_launch(disk, search_of(RECORDING, max_trials=8), NARROW).run()
     [_, began] = disk.of(SearcherStarted)
     inside = [number for number, value in proposals.items() if value >= 1e-3]
     assert f"space.{LEARNING_RATE} was {{low: 1e-05, high: 0.1, log: True}} and is" in began.changed
+    outside = len(proposals) - len(inside)
     assert (
-        f"the searcher receives {len(inside)} networks, but not {len(proposals) - len(inside)} outside"
-        in (began.changed)
+        f"the searcher receives {len(inside)} networks, but not {outside} outside" in began.changed
     )
     rates = [event for event in disk.of(SearcherCalled) if event.call == "know"]
     assert [event.number for event in rates] == inside
@@ -103,7 +103,7 @@ def test_new_searcher_receives_trials_that_fit_its_space():
     assert all(end is not None for _, end in launch.outcomes.values())
 
 
-def test_most_alone_is_no_other_searcher():
+def test_changed_max_trials_keeps_the_searcher():
     disk = Disk()
     start_launch(disk, search_of("random", max_trials=3), SPACE).run()
     launch = start_launch(disk, search_of("random", max_trials=5), SPACE).run()
@@ -115,7 +115,7 @@ def test_most_alone_is_no_other_searcher():
 
 def test_new_searcher_without_prior_trials_counts_on():
     disk = Disk()
-    with pytest.raises(Struck):
+    with pytest.raises(Killed):
         start_launch(disk, search_of("random", max_trials=6), SPACE, steps=20).run()
     search = search_of("tests.fleet.search.searchers:Careful", max_trials=6)
     entry = Entry("net", search, SPACE, "maximize", "val_accuracy")
@@ -137,8 +137,8 @@ EARLIER = (
 
 @given(st.lists(st.integers(0, 30), max_size=6))
 @settings(max_examples=examples(20), deadline=None)
-def test_what_earlier_runs_found_is_told_first_and_once(kills):
-    part = (search_of(LEARNED, max_trials=4), SPACE)
+def test_prior_trials_are_reported_first_and_once(kills):
+    part = (search_of(RECORDING, max_trials=4), SPACE)
     launch, disk = run(kills, part, earlier=EARLIER)
     assert launch.searcher.calls[:7] == [
         (-1, {LEARNING_RATE: 0.01}),
@@ -155,7 +155,7 @@ def test_what_earlier_runs_found_is_told_first_and_once(kills):
     assert launch.searcher.calls == run([], part, earlier=EARLIER)[0].searcher.calls
 
 
-def test_ours_do_not_try_again_what_is_known():
+def test_random_and_grid_skip_prior_trials():
     space = {"kernel": (3, 5, 7), "width": (8, 16)}
     for ask in ("random", "grid"):
         disk, earlier = (
@@ -168,7 +168,7 @@ def test_ours_do_not_try_again_what_is_known():
         assert (3, 16) not in values
 
 
-def test_of_several_objectives_the_searcher_is_told_all():
+def test_searcher_receives_all_objectives():
     search = search_of(
         "random",
         max_trials=2,
@@ -181,16 +181,16 @@ def test_of_several_objectives_the_searcher_is_told_all():
     )
     launch = start_launch(Disk(), search, SPACE)
     assert launch.entry.modes == ("maximize", "minimize", "maximize", "minimize")
-    launch.mind._parameters = {"net-0": 70, "net-1": 80}
-    launch.mind.rate_of = {"net-0": 12.5}.get
+    launch.controller._parameters = {"net-0": 70, "net-1": 80}
+    launch.controller.rate_of = {"net-0": 12.5}.get
     launch.run()
-    driver = {call.number: call.value for call in launch.calls if isinstance(call, Tell)}
-    assert driver[0][1:] == (70.0, 12.5, launch.done("net-0"))
-    assert driver[1][1:3] == (80.0, 100.0)  # what its epochs have shown
+    values = {call.number: call.value for call in launch.calls if isinstance(call, Tell)}
+    assert values[0][1:] == (70.0, 12.5, launch.done("net-0"))
+    assert values[1][1:3] == (80.0, 100.0)  # the rate of its epochs
 
 
-class Told(RandomSearcher):
-    """Keeps what it is told of networks; perhaps it pauses each after its second epoch, and lets none go on."""
+class OutcomeRecorder(RandomSearcher):
+    """Records outcomes; if ``pauses``, it pauses each network after two epochs for good."""
 
     def __init__(self, space, seed, mode, pauses=False):
         super().__init__(space, seed, mode)
@@ -203,18 +203,18 @@ class Told(RandomSearcher):
         self.outcomes[number] = value
 
 
-TOLD = "tests.fleet.search.test_changed_settings:Told"
+OUTCOME_RECORDER = "tests.fleet.search.test_changed_settings:OutcomeRecorder"
 
 
 def test_new_searcher_receives_values_of_new_objectives():
     disk, run = Disk(), RunState()
     start_launch(disk, search_of("random", max_trials=4), SPACE, earlier=EARLIER).run()
     several = search_of(
-        TOLD, max_trials=5, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}]
+        OUTCOME_RECORDER, max_trials=5, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}]
     )
     anew = [replace(subject, value=(subject.value, 2.0)) for subject in EARLIER]
     launch = start_launch(disk, several, SPACE, earlier=anew).run()
-    best = {number: launch.mind._trials[f"net-{number}"].best for number in range(5)}
+    best = {number: launch.controller._trials[f"net-{number}"].best for number in range(5)}
     assert launch.searcher.outcomes == {
         -1: (0.6, 2.0),
         -2: (0.1, 2.0),
@@ -225,7 +225,9 @@ def test_new_searcher_receives_values_of_new_objectives():
     for event in disk.events:
         run.apply(0.0, event)
     assert run.objective_values == {f"net-{number}": (best[number], 5.0) for number in range(5)}
-    back = start_launch(disk, search_of(TOLD, max_trials=5), SPACE, earlier=EARLIER).run()
+    back = start_launch(
+        disk, search_of(OUTCOME_RECORDER, max_trials=5), SPACE, earlier=EARLIER
+    ).run()
     assert back.searcher.outcomes == {-1: 0.6, -2: 0.1, **best}
     run.apply(0.0, disk.of(SearcherStarted)[-1])
     assert run.objective_values == {}
@@ -235,9 +237,12 @@ def test_new_searcher_ignores_unlogged_pauses_of_the_old_one():
     disk, steps = Disk(), 0
     while not any(event.answer == "pause" for event in disk.of(SearcherCalled)):
         disk, steps = Disk(), steps + 1
-        with pytest.raises(Struck):
+        with pytest.raises(Killed):
             start_launch(
-                disk, search_of(TOLD, max_trials=3, options={"pauses": True}), SPACE, steps=steps
+                disk,
+                search_of(OUTCOME_RECORDER, max_trials=3, options={"pauses": True}),
+                SPACE,
+                steps=steps,
             ).run()
-    launch = start_launch(disk, search_of(TOLD, max_trials=3), SPACE).run()
+    launch = start_launch(disk, search_of(OUTCOME_RECORDER, max_trials=3), SPACE).run()
     assert set(launch.outcomes.values()) == {(5, TrialOutcome.FINISHED)}

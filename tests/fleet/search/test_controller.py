@@ -1,4 +1,4 @@
-"""A search as a whole: what it asks for, drops and keeps, and that it never forgets."""
+"""The search controller: proposals, verdicts, and resuming after kills."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ from fleet.search.searcher import TrialOutcome, Verdict
 from fleet.spec.search import Budget, Prune
 from fleet.spec.space import Range
 from tests.examples import examples
-from tests.fleet.search.launches import LEARNING_RATE, Disk, Launch, record, run_struck, search_of
+from tests.fleet.search.launches import LEARNING_RATE, Disk, Launch, record, run_killed, search_of
 from tests.fleet.search.searchers import Scripted
 
 SPACE = {LEARNING_RATE: Range(1e-5, 0.1, log=True)}
@@ -35,11 +35,11 @@ RULES = [
 
 
 def run(search, prune=Prune(), **more):
-    launch, disk, _ = run_struck([], search, SPACE, prune=prune, **more)
+    launch, disk, _ = run_killed([], search, SPACE, prune=prune, **more)
     return launch, disk
 
 
-# ---- it never forgets --------------------------------------------------------------------------
+# ---- resuming after kills ----------------------------------------------------------------------
 
 
 @given(
@@ -49,10 +49,10 @@ def run(search, prune=Prune(), **more):
     st.integers(0, 3),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_a_search_that_was_killed_decides_as_one_that_was_not(prune, ask, kills, seed):
+def test_search_after_kills_decides_the_same(prune, ask, kills, seed):
     search = search_of(ask, max_trials=12, seed=seed)
     reference, _ = run(search, prune)
-    killed, _, differences = run_struck(kills, search, SPACE, prune=prune)
+    killed, _, differences = run_killed(kills, search, SPACE, prune=prune)
     assert killed.decisions == reference.decisions
     assert killed.outcomes == reference.outcomes
     assert not differences
@@ -64,8 +64,8 @@ def test_a_search_that_was_killed_decides_as_one_that_was_not(prune, ask, kills,
     st.lists(st.integers(0, 60), max_size=8),
 )
 @settings(max_examples=examples(30), deadline=None)
-def test_every_network_ends_once_and_is_told_of_once(prune, ask, kills):
-    launch, disk, _ = run_struck(
+def test_search_reports_every_network_and_epoch_once(prune, ask, kills):
+    launch, disk, _ = run_killed(
         kills, search_of(ask, max_trials=12), SPACE, prune=prune, fixed=("fixed-1", "fixed-2")
     )
     assert all(end is not None for _, end in launch.outcomes.values())
@@ -82,7 +82,7 @@ def test_every_network_ends_once_and_is_told_of_once(prune, ask, kills):
     assert reports == Counter((int(name[4:]), epoch) for name, epoch in epochs)
 
 
-def test_each_line_stands_before_what_follows_from_it():
+def test_search_logs_causes_before_effects():
     _, disk = run(search_of(CAREFUL, max_trials=8))
     proposals, judged = set(), {}
     for event in disk.events:
@@ -101,7 +101,7 @@ def test_each_line_stands_before_what_follows_from_it():
 
 
 def test_replay_notes_another_answer_and_keeps_the_logged_one():
-    _, disk, _ = run_struck([25], search_of("random", max_trials=6, seed=0), SPACE)
+    _, disk, _ = run_killed([25], search_of("random", max_trials=6, seed=0), SPACE)
     halfway = Disk(disk.lines[:25], {})
     proposals = {
         event.network: event.answer for event in halfway.of(SearcherCalled) if event.call == "ask"
@@ -112,32 +112,32 @@ def test_replay_notes_another_answer_and_keeps_the_logged_one():
 
 
 def test_trial_outside_of_a_changed_space_is_kept():
-    _, disk, _ = run_struck([25], search_of(max_trials=6), SPACE)
+    _, disk, _ = run_killed([25], search_of(max_trials=6), SPACE)
     launch = Launch(disk, search_of(max_trials=6), {LEARNING_RATE: Range(0.5, 0.6)})
     assert not any(add.wrong for add in launch.added.values())
 
 
-# ---- what is asked for -------------------------------------------------------------------------
+# ---- proposals ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
-def test_so_many_are_alive_at_once(at_once):
-    launch = Launch(Disk(), search_of(max_trials=10, max_concurrent=at_once), SPACE)
+@pytest.mark.parametrize("max_concurrent", [1, 4])
+def test_search_keeps_max_concurrent_networks_alive(max_concurrent):
+    launch = Launch(Disk(), search_of(max_trials=10, max_concurrent=max_concurrent), SPACE)
     maximum = 0
 
     def watched(name, epoch):
         nonlocal maximum
-        maximum = max(maximum, len(launch.mind._alive["net"]))
+        maximum = max(maximum, len(launch.controller._alive["net"]))
         return 0.5
 
     launch.value = watched
     launch.run()
-    assert maximum == at_once
+    assert maximum == max_concurrent
 
 
-def test_by_itself_two_more_are_alive_than_train():
+def test_search_proposes_two_more_networks_than_train():
     search = search_of(max_trials=10)
-    mind = SearchController(
+    controller = SearchController(
         [Entry("net", search, SPACE, "maximize", "val_accuracy")],
         [],
         make_pruner(Prune(), 9, 0),
@@ -147,15 +147,15 @@ def test_by_itself_two_more_are_alive_than_train():
         trainers=2,
     )
     for number in range(5):
-        assert mind.decide({"net": 3})[-1] == CallSearcher("net", Ask(number))
-        mind.handle_answer("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
+        assert controller.decide({"net": 3})[-1] == CallSearcher("net", Ask(number))
+        controller.handle_answer("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
     assert not [
-        decision for decision in mind.decide({"net": 3}) if isinstance(decision, CallSearcher)
+        decision for decision in controller.decide({"net": 3}) if isinstance(decision, CallSearcher)
     ]
 
 
 def test_promotion_before_the_searcher_answers_resumes_a_trial():
-    mind = SearchController(
+    controller = SearchController(
         [
             Entry(
                 "net", search_of(max_trials=2, max_concurrent=4), SPACE, "maximize", "val_accuracy"
@@ -169,18 +169,20 @@ def test_promotion_before_the_searcher_answers_resumes_a_trial():
         trainers=2,
     )
     for number in range(2):
-        mind.decide()
-        mind.handle_answer("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
-    mind.end_epoch("net-0", record(1, 0.9), is_done=False)
-    assert mind.decide()[-1] == CallSearcher("net", Report(0, 1, 0.9))
-    mind.end_epoch("net-1", record(1, 0.1), is_done=False)  # so the first one is the better half
-    mind.decide()
-    mind.handle_answer("net", Report(0, 1, 0.9), "go_on")
-    assert "net-0" not in mind.paused | mind.awaiting_answer
+        controller.decide()
+        controller.handle_answer("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
+    controller.end_epoch("net-0", record(1, 0.9), is_done=False)
+    assert controller.decide()[-1] == CallSearcher("net", Report(0, 1, 0.9))
+    controller.end_epoch(
+        "net-1", record(1, 0.1), is_done=False
+    )  # so the first one is the better half
+    controller.decide()
+    controller.handle_answer("net", Report(0, 1, 0.9), "go_on")
+    assert "net-0" not in controller.paused | controller.awaiting_answer
 
 
 @pytest.mark.parametrize("budget", [Budget(epochs=20), Budget(gpu_hours=20 / 3600)])
-def test_a_budget_ends_the_asking_and_what_trains_goes_on(budget):
+def test_budget_ends_proposals_but_not_training(budget):
     launch, disk = run(search_of(budget=budget, max_trials=100, max_concurrent=2))
     spent = next(
         index
@@ -195,15 +197,15 @@ def test_a_budget_ends_the_asking_and_what_trains_goes_on(budget):
     assert {end for _, end in launch.outcomes.values()} == {TrialOutcome.FINISHED}
 
 
-def coming(mind):
-    """The networks and epochs that may yet come of the one entry, and how far its networks were trained."""
-    (subject,) = mind.remaining_work.searches
+def coming(controller):
+    """Return the networks and epochs that may still come, and the epochs of proposed networks."""
+    (subject,) = controller.remaining_work.searches
     return subject.networks, subject.epochs, subject.proposed
 
 
-def test_what_may_yet_be_asked_for_is_known():
+def test_remaining_work_follows_space_and_budget():
     few = {"blocks.0": Range(1, 3, integer=True)}
-    mind = SearchController(
+    controller = SearchController(
         [
             Entry(
                 "net",
@@ -220,18 +222,18 @@ def test_what_may_yet_be_asked_for_is_known():
         "val_accuracy",
         trainers=2,
     )
-    assert coming(mind)[:2] == (3, 50)  # a space of three
+    assert coming(controller)[:2] == (3, 50)  # a space of three
     launch, _ = run(search_of(max_trials=20, budget=Budget(gpu_hours=1)))
-    assert coming(launch.mind) == (
+    assert coming(launch.controller) == (
         0,
         0,
         {name: epochs for name, (epochs, _) in launch.outcomes.items()},
     )
     spent, _ = run(search_of(max_trials=20, max_concurrent=1, budget=Budget(epochs=3)))
-    assert coming(spent.mind)[:2] == (0, 0)
+    assert coming(spent.controller)[:2] == (0, 0)
 
 
-def test_a_spent_budget_promotes_nobody():
+def test_budget_ends_promotions():
     launch, _ = run(
         search_of(budget=Budget(epochs=12), max_trials=100, max_concurrent=4), Prune(rule="asha")
     )
@@ -239,7 +241,7 @@ def test_a_spent_budget_promotes_nobody():
     assert all(end is not None for _, end in launch.outcomes.values())
 
 
-def test_none_is_asked_again_after_the_next_word():
+def test_ask_is_repeated_after_none_and_a_report():
     asks = [{LEARNING_RATE: 0.01}, None, {LEARNING_RATE: 0.02}]
     searcher = Scripted(SPACE, 0, "maximize", asks)
     launch = Launch(Disk(), search_of(max_trials=2), SPACE, searcher=searcher).run()
@@ -248,12 +250,12 @@ def test_none_is_asked_again_after_the_next_word():
     assert set(launch.outcomes) == {"net-0", "net-1"}
 
 
-def test_a_searcher_that_has_nothing_to_ask_ends_the_search():
+def test_search_ends_if_nothing_is_proposed():
     launch = Launch(
         Disk(), search_of(max_trials=5), SPACE, searcher=Scripted(SPACE, 0, "maximize")
     ).run()
     assert launch.outcomes == {}
-    assert not launch.mind.has_failed
+    assert not launch.controller.has_failed
 
 
 # ---- pauses ------------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ def two(**script):
     return Scripted(SPACE, 0, "maximize", [{LEARNING_RATE: 0.01}, {LEARNING_RATE: 0.02}], **script)
 
 
-def test_who_is_paused_by_its_searcher_goes_on_when_that_says_so():
+def test_pause_by_a_searcher_ends_with_its_resume():
     searcher = two(reports={(0, 2): "pause"}, resumes=[0])
     launch = Launch(
         Disk(), search_of(max_trials=2, max_concurrent=1), SPACE, searcher=searcher
@@ -288,11 +290,11 @@ def test_resume_may_name_a_trial_that_has_ended():
     launch = Launch(
         Disk(), search_of(max_trials=3, max_concurrent=1), SPACE, searcher=searcher
     ).run()
-    assert not launch.mind.has_failed
+    assert not launch.controller.has_failed
     assert launch.outcomes["net-0"] == (9, TrialOutcome.FINISHED)
 
 
-def test_who_stays_paused_is_pruned_in_the_end():
+def test_paused_networks_are_pruned_in_the_end():
     launch = Launch(
         Disk(), search_of(max_trials=2), SPACE, searcher=two(reports={(0, 2): "pause"})
     ).run()
@@ -303,7 +305,7 @@ def test_who_stays_paused_is_pruned_in_the_end():
     assert ("pruned", 0) in [call[:2] for call in launch.searcher.tells]
 
 
-def test_the_stricter_answer_holds():
+def test_verdict_is_the_stricter_of_rule_and_searcher():
     prune = Prune(rule="asha", min_epochs=2, on_fail="pause")
     launch = Launch(
         Disk(), search_of(max_trials=2), SPACE, prune, searcher=two(reports={(0, 2): "stop"})
@@ -311,7 +313,7 @@ def test_the_stricter_answer_holds():
     assert launch.outcomes["net-0"] == (2, TrialOutcome.PRUNED)
 
 
-def test_with_the_rule_none_nobody_is_dropped():
+def test_rule_none_ignores_verdicts_of_searchers():
     launch = Launch(
         Disk(),
         search_of(max_trials=2),
@@ -322,7 +324,7 @@ def test_with_the_rule_none_nobody_is_dropped():
     assert launch.outcomes["net-0"] == (9, TrialOutcome.FINISHED)
 
 
-def test_networks_of_the_spec_are_judged_as_well():
+def test_pruner_judges_networks_of_the_spec():
     disk = Disk()
     fixed = tuple(f"fixed-{number}" for number in range(9))
     launch = Launch(
@@ -331,10 +333,10 @@ def test_networks_of_the_spec_are_judged_as_well():
     assert Counter(epochs for epochs, _ in launch.outcomes.values()) == {1: 7, 3: 2, 9: 1}
 
 
-def test_in_rungs_the_winners_do_not_depend_on_who_is_faster():
-    def winners(trainers, at_once):
+def test_synchronous_rungs_do_not_depend_on_speed():
+    def winners(trainers, max_concurrent):
         launch, _ = run(
-            search_of(max_trials=27, max_concurrent=at_once),
+            search_of(max_trials=27, max_concurrent=max_concurrent),
             Prune(rule="asha", synchronous=True),
             trainers=trainers,
         )
@@ -343,7 +345,7 @@ def test_in_rungs_the_winners_do_not_depend_on_who_is_faster():
     assert winners(1, 1) == winners(4, 9) == winners(30, "auto")
 
 
-def test_a_value_that_is_no_number_is_never_among_the_best():
+def test_nan_is_never_among_the_best():
     def value(name, epoch):
         return math.nan if name == "net-0" else 0.5
 
@@ -380,7 +382,7 @@ def test_invalid_proposal_is_a_failed_network(answer, says):
         TrialOutcome.FINISHED,
     ]
     assert ("failed", 1, None) in searcher.tells
-    assert not launch.mind.has_failed
+    assert not launch.controller.has_failed
 
 
 def test_refused_trial_cannot_be_a_parent():
@@ -389,14 +391,14 @@ def test_refused_trial_cannot_be_a_parent():
     assert "0 is no parent: that network was refused" in launch.added["net-1"].wrong
 
 
-def test_a_child_may_have_the_values_of_its_parent():
+def test_proposal_may_repeat_the_values_of_its_parent():
     searcher = Scripted(SPACE, 0, "maximize", [GOOD, {**GOOD, "parent": 0}])
     launch = Launch(Disk(), search_of(max_trials=2), SPACE, searcher=searcher).run()
     assert launch.added["net-1"].parent == "net-0"
     assert not launch.added["net-1"].wrong
 
 
-def test_after_ten_wrong_answers_nothing_is_asked_any_more():
+def test_search_ends_after_ten_invalid_proposals():
     launch = Launch(
         Disk(),
         search_of(max_trials=100),
@@ -407,7 +409,7 @@ def test_after_ten_wrong_answers_nothing_is_asked_any_more():
 
 
 @pytest.mark.parametrize("answer", [ValueError("no"), 3, {LEARNING_RATE: object()}, {1: 2}])
-def test_a_searcher_that_cannot_be_understood_is_called_no_more(answer):
+def test_searcher_is_not_called_after_an_invalid_answer(answer):
     launch = Launch(
         Disk(),
         search_of(max_trials=3),
@@ -415,12 +417,12 @@ def test_a_searcher_that_cannot_be_understood_is_called_no_more(answer):
         searcher=Scripted(SPACE, 0, "maximize", [GOOD, answer]),
     ).run()
     assert launch.outcomes == {"net-0": (9, TrialOutcome.FINISHED)}
-    assert launch.mind.has_failed
+    assert launch.controller.has_failed
     assert len(launch.disk.of(SearcherFailed)) == 1
 
 
 @pytest.mark.parametrize("answer", ["maybe", None, True, RuntimeError("lost")])
-def test_what_it_has_asked_for_trains_on_without_its_judgement(answer):
+def test_networks_of_a_failed_searcher_train_on(answer):
     launch = Launch(
         Disk(), search_of(max_trials=2), SPACE, searcher=two(reports={(0, 2): answer})
     ).run()
@@ -428,14 +430,14 @@ def test_what_it_has_asked_for_trains_on_without_its_judgement(answer):
         "net-0": (9, TrialOutcome.FINISHED),
         "net-1": (9, TrialOutcome.FINISHED),
     }
-    assert launch.mind.has_failed
+    assert launch.controller.has_failed
 
 
 @pytest.mark.parametrize("answer", [1, 7])
-def test_to_resume_what_is_not_paused_is_nonsense(answer):
+def test_resume_of_an_unpaused_network_fails_the_searcher(answer):
     searcher = two(reports={(0, 2): "pause"}, resumes=[answer])
     launch = Launch(Disk(), search_of(max_trials=2), SPACE, searcher=searcher).run()
-    assert launch.mind.has_failed
+    assert launch.controller.has_failed
     assert launch.outcomes["net-0"] == (2, TrialOutcome.PRUNED)
 
 
@@ -449,45 +451,45 @@ def test_fixed_searcher_is_called_again_by_the_next_launch():
         "net-0": (9, TrialOutcome.FINISHED),
         "net-1": (9, TrialOutcome.FINISHED),
     }
-    assert ("finished", 0, pytest.approx(launch.mind._trials["net-0"].best)) in mended.tells
+    assert ("finished", 0, pytest.approx(launch.controller._trials["net-0"].best)) in mended.tells
 
 
-# ---- those that are dropped in their last epoch --------------------------------------------------
+# ---- networks that are pruned in their last epoch ----------------------------------------------
 
 
 class Late(Launch):
-    """Somebody outside drops every network with an even number while it is in its last epoch."""
+    """A launch with commands that prune each network with an even number in its last epoch."""
 
     def train(self, name):
         if self.done(name) == self.epochs - 1 and int(name[4:]) % 2 == 0:
-            if name not in self.mind.pruned:
-                self.mind.apply_command(name, Verdict.STOP)
-            self.do(self.mind.decide(busy={name}))
+            if name not in self.controller.pruned:
+                self.controller.apply_command(name, Verdict.STOP)
+            self.do(self.controller.decide(busy={name}))
         super().train(name)
 
 
-def outcomes_told(disk):
+def reported_outcomes(disk):
     return {
         event.number: event.outcome for event in disk.of(SearcherCalled) if event.call == "tell"
     }
 
 
 def test_trial_pruned_in_its_last_epoch_is_told_finished():
-    launch, disk, _ = run_struck([], search_of(max_trials=4), SPACE, kind=Late)
+    launch, disk, _ = run_killed([], search_of(max_trials=4), SPACE, kind=Late)
     assert set(launch.outcomes.values()) == {(9, TrialOutcome.FINISHED)}
-    assert outcomes_told(disk) == dict.fromkeys(range(4), "finished")
+    assert reported_outcomes(disk) == dict.fromkeys(range(4), "finished")
     assert {event.network for event in disk.of(NetworkVerdict)} == {"net-0", "net-2"}
     assert len([event for event in disk.of(SearcherCalled) if event.call == "report"]) == 36
 
 
 @pytest.mark.parametrize("ask", ["random", CAREFUL])
-def test_so_it_is_wherever_the_launch_was_broken_off(ask):
+def test_trial_pruned_in_its_last_epoch_survives_any_kill(ask):
     search = search_of(ask, max_trials=2)
-    _, reference, _ = run_struck([], search, SPACE, kind=Late)
+    _, reference, _ = run_killed([], search, SPACE, kind=Late)
     for steps in range(len(reference.lines) + 20):
-        launch, disk, differences = run_struck([steps], search, SPACE, kind=Late)
+        launch, disk, differences = run_killed([steps], search, SPACE, kind=Late)
         ends = {int(name[4:]): end.value for name, (_, end) in launch.outcomes.items()}
-        assert outcomes_told(disk) == ends
+        assert reported_outcomes(disk) == ends
         assert Counter(
             event.number for event in disk.of(SearcherCalled) if event.call == "tell"
         ) == Counter(list(ends))
@@ -498,23 +500,23 @@ def test_so_it_is_wherever_the_launch_was_broken_off(ask):
         assert not differences
 
 
-def test_who_is_dropped_and_lets_go_unfinished_is_told_of_then():
+def test_pruned_trial_is_reported_once_it_cannot_finish():
     launch = Launch(Disk(), search_of(max_trials=1), SPACE)
-    launch.do(launch.mind.decide())
+    launch.do(launch.controller.decide())
     launch.consult()
-    launch.do(launch.mind.decide())
-    launch.mind.apply_command("net-0", Verdict.STOP)
-    launch.do(launch.mind.decide(busy={"net-0"}))
-    assert (launch.asked_for, launch.mind.is_over) == (None, False)
-    launch.do(launch.mind.decide())
-    assert launch.asked_for.call == Tell(0, "pruned", None)
+    launch.do(launch.controller.decide())
+    launch.controller.apply_command("net-0", Verdict.STOP)
+    launch.do(launch.controller.decide(busy={"net-0"}))
+    assert (launch.pending_call, launch.controller.is_over) == (None, False)
+    launch.do(launch.controller.decide())
+    assert launch.pending_call.call == Tell(0, "pruned", None)
 
 
-# ---- one definition of the best, and whole answers ----------------------------------------------
+# ---- values --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, pytest.param(10**400, id="large")])
-def test_a_value_that_is_no_number_fails_only_its_network(bad):
+def test_proposal_of_nan_fails_only_its_network(bad):
     answers = [GOOD, {LEARNING_RATE: bad}, {LEARNING_RATE: 0.03}]
     searcher = Scripted(SPACE, 0, "maximize", answers)
     launch = Launch(Disk(), search_of(max_trials=3), SPACE, searcher=searcher).run()
@@ -523,42 +525,46 @@ def test_a_value_that_is_no_number_fails_only_its_network(bad):
         TrialOutcome.FAILED,
         TrialOutcome.FINISHED,
     ]
-    assert not launch.mind.has_failed
+    assert not launch.controller.has_failed
 
 
-def told_of(entry, values):
-    """What a searcher is told of a network that ends its epochs with these values."""
-    mind = SearchController(
+def reported_value(entry, values):
+    """Return the value that a searcher receives for a network with these values per epoch."""
+    controller = SearchController(
         [entry], [], make_pruner(Prune(), 9, 0), "none", "maximize", "val_accuracy", 1
     )
-    consult = mind.decide()[-1]
-    mind.handle_answer("net", consult.call, GOOD)
+    consult = controller.decide()[-1]
+    controller.handle_answer("net", consult.call, GOOD)
     for epoch, value in enumerate(values, start=1):
-        mind.end_epoch("net-0", record(epoch, value), epoch == len(values))
-    mind.end_network("net-0", TrialOutcome.FINISHED)
+        controller.end_epoch("net-0", record(epoch, value), epoch == len(values))
+    controller.end_network("net-0", TrialOutcome.FINISHED)
     while True:
-        call = next(subject.call for subject in mind.decide() if isinstance(subject, CallSearcher))
+        call = next(
+            subject.call for subject in controller.decide() if isinstance(subject, CallSearcher)
+        )
         if isinstance(call, Tell):
             return call.value
-        mind.handle_answer("net", call, "go_on")
+        controller.handle_answer("net", call, "go_on")
 
 
 @pytest.mark.parametrize(("min_delta", "best"), [(0.0, 0.7), (0.2, 0.5)])
-def test_a_searcher_hears_the_best_that_the_table_has(min_delta, best):
+def test_searcher_receives_the_best_value_of_the_table(min_delta, best):
     entry = Entry(
         "net", search_of(max_trials=1), SPACE, "maximize", "val_accuracy", min_delta=min_delta
     )
-    assert told_of(entry, [0.5, 0.6, 0.7]) == best
+    assert reported_value(entry, [0.5, 0.6, 0.7]) == best
 
 
-def test_a_min_delta_may_be_drawn():
+def test_stopping_for_uses_a_drawn_min_delta():
     entry = Entry("net", search_of(max_trials=1), SPACE, "maximize", "val_accuracy")
     assert entry.stopping_for({"train.stopping.min_delta": 0.2}).min_delta == 0.2
     assert entry.stopping_for({"train.stopping": {"min_delta": 0.3}}).min_delta == 0.3
 
 
-def test_several_objectives_are_a_tuple_without_a_first_value():
+def test_several_objectives_are_a_tuple_even_with_nan():
     several = search_of(max_trials=1, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}])
-    first, epochs = told_of(Entry("net", several, SPACE, "maximize", "val_accuracy"), [math.nan])
+    first, epochs = reported_value(
+        Entry("net", several, SPACE, "maximize", "val_accuracy"), [math.nan]
+    )
     assert math.isnan(first)
     assert epochs == 1

@@ -1,4 +1,4 @@
-"""The searchers of examples/ that need no library: what they do, and that they are not moved by kills."""
+"""The searchers in examples/ that need no library."""
 
 import ast
 import random
@@ -12,7 +12,7 @@ from fleet.search.searcher import TrialOutcome
 from fleet.spec import parse
 from fleet.spec.resolve import proposed_network
 from fleet.spec.space import Range, ends
-from tests.fleet.search.launches import LEARNING_RATE, Launch, run_struck, search_of
+from tests.fleet.search.launches import LEARNING_RATE, Launch, run_killed, search_of
 from tests.places import ROOT
 
 RATES = {LEARNING_RATE: Range(1e-4, 0.1, log=True)}
@@ -20,7 +20,7 @@ SHAPES = {"filters.0": tuple(range(1, 20)), "filters.1": tuple(range(1, 20)), "k
 
 
 class Shaped(Launch):
-    """Networks are the better the more filters they have."""
+    """A launch in which more filters are better."""
 
     def train(self, name):
         values = self.added[name].values
@@ -31,7 +31,7 @@ class Shaped(Launch):
 @pytest.mark.parametrize(
     "name", ["evolution_searcher", "optuna_searcher", "pbt_searcher", "skopt_searcher"]
 )
-def test_the_spec_that_a_searcher_shows_can_be_run(name):
+def test_example_searchers_show_valid_specs(name):
     observed = ast.get_docstring(ast.parse((ROOT / f"examples/{name}.py").read_text())).split(
         "\n\n"
     )[1]
@@ -51,13 +51,13 @@ def test_evolution_finds_better_networks_than_it_began_with():
         max_concurrent=4,
         options={"population": 20, "sample": 5},
     )
-    launch, _, _ = run_struck([], search, SHAPES, epochs=1, kind=Shaped)
+    launch, _, _ = run_killed([], search, SHAPES, epochs=1, kind=Shaped)
     sums = [add.values["filters.0"] + add.values["filters.1"] for add in launch.added.values()]
     assert len(sums) == 120
     assert sum(sums[20:]) / 100 > 1.2 * sum(sums[:20]) / 20
 
 
-def test_evolution_mutates_what_is_known():
+def test_evolution_mutates_prior_trials():
     rates = [
         AddPriorTrial(
             0,
@@ -76,23 +76,23 @@ def test_evolution_mutates_what_is_known():
         max_concurrent=1,
         options={"population": 10, "sample": 10},
     )
-    launch, _, _ = run_struck([], search, SHAPES, epochs=1, kind=Shaped, earlier=rates)
+    launch, _, _ = run_killed([], search, SHAPES, epochs=1, kind=Shaped, earlier=rates)
     first = launch.added["net-0"].values
     assert sum(first[name] != value for name, value in rates[-1].values.items()) == 1
 
 
-def test_evolution_ends_where_a_space_is_used_up():
+def test_evolution_ends_with_an_exhausted_space():
     search = search_of("evolution_searcher:Searcher", max_trials=120)
-    launch, _, _ = run_struck([], search, {"kernel": (1, 3, 5)}, epochs=1)
+    launch, _, _ = run_killed([], search, {"kernel": (1, 3, 5)}, epochs=1)
     assert len(launch.added) == 3
-    assert not launch.mind.has_failed
+    assert not launch.controller.has_failed
 
 
 PBT = search_of("pbt_searcher:Searcher", max_trials=30, max_concurrent=8, options={"every": 2})
 
 
-def test_a_child_takes_the_place_of_each_network_that_stops():
-    launch, disk, _ = run_struck([], PBT, RATES)
+def test_pbt_replaces_each_stopped_network_by_a_child():
+    launch, disk, _ = run_killed([], PBT, RATES)
     children = [add for add in launch.added.values() if add.parent is not None]
     stopped = [event for event in disk.of(NetworkVerdict) if event.verdict == "stop"]
     assert len(children) == len(stopped) >= 3
@@ -111,12 +111,12 @@ def test_a_child_takes_the_place_of_each_network_that_stops():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_neither_is_moved_by_kills(seed):
+def test_pbt_and_evolution_resume_after_kills(seed):
     draw = random.Random(seed)
     kills = [draw.randrange(40) for _ in range(12)]
     evolution = search_of("evolution_searcher:Searcher", max_trials=20)
     for search, space, kind in [(PBT, RATES, Launch), (evolution, SHAPES, Shaped)]:
-        reference, _, _ = run_struck([], search, space, kind=kind)
-        killed, _, differences = run_struck(kills, search, space, kind=kind)
+        reference, _, _ = run_killed([], search, space, kind=kind)
+        killed, _, differences = run_killed(kills, search, space, kind=kind)
         assert killed.decisions == reference.decisions
         assert not differences

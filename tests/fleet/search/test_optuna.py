@@ -1,4 +1,4 @@
-"""The searcher of Optuna in examples/, with the real library: whatever kills the run, its decisions stay the same."""
+"""The searcher in examples/ that uses Optuna, with the real library."""
 
 import math
 import random
@@ -9,7 +9,7 @@ from fleet.search.calls import AddPriorTrial
 from fleet.search.searcher import TrialOutcome
 from fleet.spec.search import Prune
 from fleet.spec.space import Range
-from tests.fleet.search.launches import LEARNING_RATE, Launch, run_struck, search_of
+from tests.fleet.search.launches import LEARNING_RATE, Launch, run_killed, search_of
 
 pytest.importorskip("optuna")
 
@@ -33,14 +33,14 @@ KINDS = {
 
 
 def law(name, epoch, values):
-    """A network learns best at a rate of 0.003, and the better the more blocks it has."""
+    """Return a value that is best at a learning rate of 0.003 and with many blocks."""
     distance = abs(math.log10(values[LEARNING_RATE] / 0.003))
     noise = random.Random(f"{name}/{epoch}").random()
     return (1 - 0.8**epoch) / (1 + distance) + 0.01 * values["blocks.0"] + 0.01 * noise
 
 
 class Learning(Launch):
-    """Launches of networks whose curves follow from what was asked for."""
+    """A launch in which learning curves follow from the proposed values."""
 
     def train(self, name):
         self.value = lambda name, epoch: law(name, epoch, self.added[name].values)
@@ -51,19 +51,19 @@ class Learning(Launch):
 def test_optuna_search_after_a_kill_decides_the_same(kind):
     options, prune = KINDS[kind]
     search = search_of("optuna_searcher:Searcher", max_trials=20, options=options, seed=3)
-    reference, _, _ = run_struck([], search, SPACE, prune=prune, kind=Learning)
+    reference, _, _ = run_killed([], search, SPACE, prune=prune, kind=Learning)
     draw = random.Random(kind)
     kills = [draw.randrange(40) for _ in range(10)]
-    killed, _, differences = run_struck(kills, search, SPACE, prune=prune, kind=Learning)
+    killed, _, differences = run_killed(kills, search, SPACE, prune=prune, kind=Learning)
     assert killed.decisions == reference.decisions
     assert not differences
     assert len(reference.outcomes) == 20
     assert any(end is TrialOutcome.PRUNED for _, end in reference.outcomes.values())
 
 
-def test_tpe_learns_what_is_good():
+def test_optuna_tpe_improves_proposals():
     search = search_of("optuna_searcher:Searcher", max_trials=40, seed=0)
-    launch, _, _ = run_struck([], search, SPACE, kind=Learning, epochs=2)
+    launch, _, _ = run_killed([], search, SPACE, kind=Learning, epochs=2)
     rates = [
         abs(math.log10(launch.added[f"net-{number}"].values[LEARNING_RATE] / 0.003))
         for number in range(40)
@@ -71,34 +71,34 @@ def test_tpe_learns_what_is_good():
     assert sum(rates[20:]) < sum(rates[:20])
 
 
-def test_a_space_that_is_used_up_is_nothing_more_to_ask_for():
+def test_optuna_ends_with_an_exhausted_space():
     search = search_of("optuna_searcher:Searcher", max_trials=20)
-    launch, _, _ = run_struck(
+    launch, _, _ = run_killed(
         [], search, {"blocks.0": Range(1, 3, integer=True), "kernel": (3, 5)}, epochs=1
     )
     assert len({str(add.values) for add in launch.added.values()}) == len(launch.added) == 6
     assert not any(add.wrong for add in launch.added.values())
 
 
-def test_a_first_value_that_is_no_number_prunes_nothing():
+def test_optuna_prunes_nothing_after_nan():
     def value(name, epoch):
         return math.nan if epoch == 1 else 0.5
 
     options = {"pruner": "median", "pruner_options": {"n_startup_trials": 1}}
     search = search_of("optuna_searcher:Searcher", max_trials=3, options=options)
-    launch, _, _ = run_struck([], search, SPACE, value=value)
+    launch, _, _ = run_killed([], search, SPACE, value=value)
     assert set(launch.outcomes.values()) == {(9, TrialOutcome.FINISHED)}
-    assert not launch.mind.has_failed
+    assert not launch.controller.has_failed
 
 
-def test_values_that_are_no_numbers_fail_a_trial_of_optuna():
+def test_optuna_accepts_trials_of_nan():
     search = search_of("optuna_searcher:Searcher", max_trials=3)
-    launch, _, _ = run_struck([], search, SPACE, value=lambda name, epoch: math.nan)
+    launch, _, _ = run_killed([], search, SPACE, value=lambda name, epoch: math.nan)
     assert set(launch.outcomes.values()) == {(9, TrialOutcome.FINISHED)}
-    assert not launch.mind.has_failed
+    assert not launch.controller.has_failed
 
 
-def test_options_of_the_pruner_are_the_pruners():
+def test_optuna_pruner_receives_its_options():
     def pruned(**options):
         search = search_of(
             "optuna_searcher:Searcher",
@@ -106,7 +106,7 @@ def test_options_of_the_pruner_are_the_pruners():
             seed=3,
             options={"sampler": "random", "pruner": "median", **options},
         )
-        launch, _, _ = run_struck([], search, SPACE, kind=Learning)
+        launch, _, _ = run_killed([], search, SPACE, kind=Learning)
         return sum(end is TrialOutcome.PRUNED for _, end in launch.outcomes.values())
 
     assert (
@@ -138,10 +138,10 @@ def test_optuna_front_after_a_kill_decides_the_same(sampler):
         )
     ]
     settings = {"prune": Prune(rule="asha"), "kind": Learning, "earlier": earlier}
-    reference, _, _ = run_struck([], search, SPACE, **settings)
-    killed, _, differences = run_struck([20, 30, 10, 40], search, SPACE, **settings)
+    reference, _, _ = run_killed([], search, SPACE, **settings)
+    killed, _, differences = run_killed([20, 30, 10, 40], search, SPACE, **settings)
     assert killed.decisions == reference.decisions
     assert not differences
-    assert not reference.mind.has_failed
+    assert not reference.controller.has_failed
     assert reference.searcher.study.trials[0].values == [0.5, 1.0]
     assert reference.searcher.study.best_trials

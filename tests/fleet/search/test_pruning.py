@@ -1,4 +1,4 @@
-"""The rules of pruning, beside their definitions."""
+"""The pruners, compared with their definitions."""
 
 import math
 import statistics
@@ -24,24 +24,24 @@ def is_worse_than_the_median(score, remaining):
 
 @given(st.lists(SCORE, min_size=1, max_size=20), st.integers(1, 4), st.integers(1, 3))
 def test_median_prunes_what_is_worse_than_the_median(scores, remaining, minimum):
-    judge = Median(Prune(min_epochs=minimum, min_trials=remaining), 9, 0)
+    pruner = Median(Prune(min_epochs=minimum, min_trials=remaining), 9, 0)
     for number, score in enumerate(scores):
         for epochs in range(1, minimum):
-            assert judge.add(f"n{number}", epochs, score) is GO_ON
+            assert pruner.add(f"n{number}", epochs, score) is GO_ON
         is_bad = number >= remaining and is_worse_than_the_median(score, scores[:number])
-        assert judge.add(f"n{number}", minimum, score) is (STOP if is_bad else GO_ON)
+        assert pruner.add(f"n{number}", minimum, score) is (STOP if is_bad else GO_ON)
 
 
 @given(
     st.lists(SCORE, min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False)
 )
 def test_median_in_step_does_not_depend_on_order(scores, remaining, random):
-    judge = Median(Prune(min_trials=remaining, synchronous=True), 9, 0)
+    pruner = Median(Prune(min_trials=remaining, synchronous=True), 9, 0)
     order = list(enumerate(scores))
     for number, score in random.sample(order, len(order)):
-        assert judge.add(f"n{number}", 1, score) is PAUSE
-    assert judge.settle({"somebody"}) == ((), ())
-    settled = judge.settle(())
+        assert pruner.add(f"n{number}", 1, score) is PAUSE
+    assert pruner.settle({"somebody"}) == ((), ())
+    settled = pruner.settle(())
     bad = {
         f"n{number}"
         for number, score in order
@@ -52,23 +52,23 @@ def test_median_in_step_does_not_depend_on_order(scores, remaining, random):
     assert set(settled.go_on) == {f"n{number}" for number, _ in order} - bad
 
 
-def test_an_epoch_that_is_trained_again_counts_once():
-    judge = Median(Prune(min_trials=1), 9, 0)
-    judge.add("a", 1, 5.0)
-    judge.add("a", 1, 0.0)
-    assert judge.add("b", 1, 1.0) is STOP
-    assert judge.add("c", 1, 3.0) is GO_ON  # the median of 5 and 1
+def test_median_counts_repeated_epochs_once():
+    pruner = Median(Prune(min_trials=1), 9, 0)
+    pruner.add("a", 1, 5.0)
+    pruner.add("a", 1, 0.0)
+    assert pruner.add("b", 1, 1.0) is STOP
+    assert pruner.add("c", 1, 3.0) is GO_ON  # the median of 5 and 1
 
 
 # ---- hyperband ---------------------------------------------------------------------------------
 
 
-def first_rungs(judge, count=3000):
-    return Counter(judge.next_rung(f"net-{number}", 0) for number in range(count))
+def first_rungs(pruner, count=3000):
+    return Counter(pruner.next_rung(f"net-{number}", 0) for number in range(count))
 
 
-def test_hyperband_gives_its_brackets_the_shares_of_the_paper():
-    """For a most of 81 epochs and a factor of 3: 81, 34, 15, 8 and 5 networks begin with 1, 3, 9, 27 and 81."""
+def test_hyperband_brackets_have_the_shares_of_the_paper():
+    """81 epochs and factor 3: 81, 34, 15, 8 and 5 networks begin with 1, 3, 9, 27 and 81 epochs."""
     actual = first_rungs(make_pruner(Prune(rule="hyperband"), most_epochs=81, seed=0), count=14300)
     assert sorted(actual) == [1, 3, 9, 27, 81]
     for epochs, share in {1: 81, 3: 34, 9: 15, 27: 8, 81: 5}.items():
@@ -81,21 +81,21 @@ def test_bracket_depends_on_name_and_seed_only():
     assert first_rungs(make_pruner(rule, 27, 0)) != first_rungs(make_pruner(rule, 27, 1))
 
 
-def test_brackets_are_judged_each_by_itself():
-    judge = make_pruner(Prune(rule="hyperband", synchronous=True), most_epochs=3, seed=0)
+def test_hyperband_judges_each_bracket_separately():
+    pruner = make_pruner(Prune(rule="hyperband", synchronous=True), most_epochs=3, seed=0)
     names = [f"net-{number}" for number in range(20)]
-    early = [name for name in names if judge.next_rung(name, 0) == 1]
-    late = [name for name in names if judge.next_rung(name, 0) == 3]
+    early = [name for name in names if pruner.next_rung(name, 0) == 1]
+    late = [name for name in names if pruner.next_rung(name, 0) == 3]
     assert early
     assert late
     for number, name in enumerate(early):
-        assert judge.add(name, 1, float(number)) is PAUSE
-    settled = judge.settle(late)  # which have not come to a rung yet
+        assert pruner.add(name, 1, float(number)) is PAUSE
+    settled = pruner.settle(late)  # which have not come to a rung yet
     assert set(settled.go_on) == set(early[-(len(early) // 3) :])
 
 
 @pytest.mark.parametrize(("maximum", "count"), [(1, 1), (2, 1), (3, 2), (8, 2), (9, 3), (243, 6)])
-def test_there_are_as_many_brackets_as_fit(maximum, count):
+def test_hyperband_has_as_many_brackets_as_fit(maximum, count):
     assert len(first_rungs(make_pruner(Prune(rule="hyperband"), maximum, 0), count=5000)) == count
 
 
@@ -112,16 +112,16 @@ def test_there_are_as_many_brackets_as_fit(maximum, count):
         ("none", NoPruning),
     ],
 )
-def test_the_row_of_a_rule_leads_to_its_judge(rule, kind):
+def test_make_pruner_returns_the_pruner_of_a_rule(rule, kind):
     assert isinstance(make_pruner(Prune(rule=rule), 9, 0), kind)
 
 
 @pytest.mark.parametrize("rule", ["searcher", "none"])
-def test_without_a_rule_all_go_on(rule):
-    judge = make_pruner(Prune(rule=rule), 9, 0)
-    assert judge.add("a", 1, -math.inf) is GO_ON
-    assert judge.promotable() is None
-    assert judge.next_rung("a", 1) is None
+def test_no_pruning_continues_all_networks(rule):
+    pruner = make_pruner(Prune(rule=rule), 9, 0)
+    assert pruner.add("a", 1, -math.inf) is GO_ON
+    assert pruner.promotable() is None
+    assert pruner.next_rung("a", 1) is None
 
 
 @given(
@@ -130,36 +130,36 @@ def test_without_a_rule_all_go_on(rule):
     st.booleans(),
     st.lists(st.tuples(st.integers(0, 8), SCORE), max_size=60),
 )
-def test_a_judge_that_is_told_the_same_is_as_far(rule, mode, order, driver):
-    """What a run that goes on relies on."""
+def test_pruner_with_equal_calls_is_in_the_same_state(rule, mode, order, epochs_ended):
+    """Resumed runs rely on this."""
 
     def tell_all():
-        judge, epochs = (
+        pruner, epochs = (
             make_pruner(Prune(rule=rule, on_fail=mode, synchronous=order, min_trials=2), 9, 0),
             Counter(),
         )
         answers = []
-        for number, score in driver:
+        for number, score in epochs_ended:
             epochs[number] += 1
-            answers.append((judge.add(f"n{number}", epochs[number], score), judge.promotable()))
+            answers.append((pruner.add(f"n{number}", epochs[number], score), pruner.promotable()))
             if answers[-1][1] is not None:
-                judge.let_go_on(answers[-1][1])
-        return answers, judge.settle(())
+                pruner.let_go_on(answers[-1][1])
+        return answers, pruner.settle(())
 
     assert tell_all() == tell_all()
 
 
-# ---- rules of users ----------------------------------------------------------------------------
+# ---- custom rules ------------------------------------------------------------------------------
 
 
 class Pausing(NoPruning):
-    """Pauses all networks, and lets go on whom it is told to."""
+    """Pauses all networks, and resumes the network in ``promoted``."""
 
     promoted = None
 
     def add(self, name, epochs, score, is_done=False):
         if name == "raises":
-            raise KeyError("no such\nnetwork")
+            raise KeyError("two\nlines")
         return {"stops": "stop", "odd": "perhaps"}.get(name, PAUSE)
 
     def promotable(self):
@@ -171,7 +171,7 @@ class Pausing(NoPruning):
 
 class Lacking:
     def __init__(self, *_):
-        """It judges nothing."""
+        """Lack all methods."""
 
 
 RULE = PruningRule("pausing", Pausing, reads=("min_epochs",), obeys=False)
@@ -217,7 +217,7 @@ def test_spec_with_an_unknown_rule_or_unread_key_is_refused(prune, key, wrong):
         (f"{HERE}:HERE", "is of type str; it should be a PruningRule"),
     ],
 )
-def test_what_is_no_rule_is_refused(rule, message):
+def test_find_rule_refuses_other_objects(rule, message):
     with pytest.raises(UserError, match=message):
         find_rule(rule)
 
@@ -229,7 +229,7 @@ def test_what_is_no_rule_is_refused(rule, message):
         ("is_worse_than_the_median", "cannot be constructed with .*TypeError"),
     ],
 )
-def test_a_rule_that_cannot_be_made_or_lacks_a_method_is_refused(rule, message):
+def test_make_pruner_refuses_invalid_rules(rule, message):
     with pytest.raises(UserError, match=f"the rule {HERE}:{rule} {message}"):
         make_pruner(Prune(rule=f"{HERE}:{rule}"), 9, 0)
 
@@ -237,9 +237,9 @@ def test_a_rule_that_cannot_be_made_or_lacks_a_method_is_refused(rule, message):
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda judge: judge.add("odd", 1, 0.0), "answered 'perhaps' to an epoch of odd"),
-        (lambda judge: judge.add("raises", 1, 0.0), "failed in add: KeyError: 'no such"),
-        (lambda judge: judge.settle(()), "decides on 'settled', which it has not paused"),
+        (lambda pruner: pruner.add("odd", 1, 0.0), "answered 'perhaps' to an epoch of odd"),
+        (lambda pruner: pruner.add("raises", 1, 0.0), "failed in add: KeyError: 'two"),
+        (lambda pruner: pruner.settle(()), "decides on 'settled', which it has not paused"),
     ],
 )
 def test_custom_rule_with_an_impossible_answer_is_refused(ask, message):
@@ -249,9 +249,9 @@ def test_custom_rule_with_an_impossible_answer_is_refused(ask, message):
 
 def test_custom_rule_cannot_resume_a_network_twice(monkeypatch):
     monkeypatch.setattr(Pausing, "promoted", "net")
-    judge = make_pruner(Prune(rule=f"{HERE}:RULE"), 9, 0)
-    assert judge.add("net", 1, 0.0) is PAUSE
-    assert judge.promotable() == "net"
-    judge.let_go_on("net")
+    pruner = make_pruner(Prune(rule=f"{HERE}:RULE"), 9, 0)
+    assert pruner.add("net", 1, 0.0) is PAUSE
+    assert pruner.promotable() == "net"
+    pruner.let_go_on("net")
     with pytest.raises(UserError, match="which it has not paused"):
-        judge.promotable()
+        pruner.promotable()

@@ -1,4 +1,4 @@
-"""Successive halving, beside its definition read off the page."""
+"""Successive halving, compared with its definition in the papers."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ def test_asha_stop_keeps_the_best_of_those_so_far(scores, factor):
 
 @given(SCORES, st.integers(2, 4))
 def test_asha_pause_resumes_networks_once_among_the_best(scores, factor):
-    """Algorithm 2 of the paper, as a job is asked for after every arrival until there is none."""
+    """Algorithm 2 of the paper, if jobs are requested after every arrival until there is none."""
     bracket, promoted, arrived = Bracket(2, factor, pauses=True, in_step=False), set(), {}
     for name, score in arrivals(scores):
         arrived[name] = score
@@ -51,7 +51,7 @@ def test_asha_pause_resumes_networks_once_among_the_best(scores, factor):
 
 
 def halved(scores, factor):
-    """Who goes on in successive halving."""
+    """Return the networks that continue in successive halving."""
     best = sorted(scores, key=lambda name: (-scores[name], int(name[1:])))[
         : max(1, len(scores) // factor)
     ]
@@ -69,9 +69,9 @@ def test_bracket_in_step_equals_successive_halving(scores, factor, random):
     assert set(settled.stop) == by_name.keys() - set(settled.go_on)
 
 
-def test_the_best_of_the_highest_rung_is_promoted_first():
+def test_bracket_promotes_the_best_of_the_highest_rung():
     bracket = Bracket(1, 2, pauses=True, in_step=False)
-    for score, name in enumerate("fedcba"):  # the best one comes first
+    for score, name in enumerate("fedcba"):  # the best one arrives first
         bracket.add(name.upper(), 1, 10.0 - score)
     for name in "FE":
         bracket.let_go_on(name)
@@ -81,26 +81,26 @@ def test_the_best_of_the_highest_rung_is_promoted_first():
     assert bracket.promotable() == (1, "D")
 
 
-def test_at_rungs_alone_anybody_is_judged():
+def test_bracket_judges_only_at_rungs():
     bracket = Bracket(2, 3, pauses=False, in_step=False)
     for name, epochs in itertools.product("ab", (1, 3, 4, 5)):
         assert bracket.add(name, epochs, -1.0 if name == "b" else 1.0) is GO_ON
     assert [bracket.next_rung(epochs) for epochs in (0, 2, 6, 17)] == [2, 6, 18, 18]
 
 
-def test_who_comes_to_a_rung_once_more_is_not_judged_again():
+def test_bracket_judges_a_network_once_per_rung():
     bracket = Bracket(1, 2, pauses=True, in_step=False)
     assert bracket.add("a", 1, 1.0) is PAUSE
     assert bracket.add("a", 1, 1.0) is GO_ON
 
 
-def test_who_is_done_at_a_rung_takes_a_place_in_it():
+def test_bracket_counts_networks_that_finish_at_a_rung():
     bracket = Bracket(1, 2, pauses=False, in_step=False)
     assert bracket.add("a", 1, 2.0, is_done=True) is GO_ON
     assert bracket.add("b", 1, 1.0) is STOP
 
 
-def test_who_is_over_waits_no_more_and_still_counts():
+def test_bracket_counts_ended_networks_without_promotion():
     bracket = Bracket(1, 2, pauses=True, in_step=False)
     bracket.add("a", 1, 2.0)
     bracket.leave("a")
@@ -108,7 +108,7 @@ def test_who_is_over_waits_no_more_and_still_counts():
     assert bracket.promotable() is None
 
 
-def test_a_small_search_still_trains_somebody_to_the_end():
+def test_bracket_of_few_networks_promotes_the_best():
     bracket = Bracket(1, 4, pauses=True, in_step=False)
     for name, score in [("a", 1.0), ("b", 2.0), ("c", 3.0)]:
         assert bracket.add(name, 1, score) is PAUSE
@@ -117,7 +117,7 @@ def test_a_small_search_still_trains_somebody_to_the_end():
     assert bracket.settle() == ((), ("b", "a"))
 
 
-def test_where_no_value_is_a_number_nobody_goes_on():
+def test_bracket_stops_networks_without_a_value():
     bracket = Bracket(1, 2, pauses=True, in_step=False)
     for name in "ab":
         bracket.add(name, 1, -math.inf)
@@ -125,7 +125,7 @@ def test_where_no_value_is_a_number_nobody_goes_on():
 
 
 @pytest.mark.parametrize("factor", [2, 3])
-def test_ties_go_to_the_first_name_as_people_count(factor):
+def test_bracket_breaks_ties_by_natural_order(factor):
     bracket = Bracket(1, factor, pauses=True, in_step=True)
     for name in ("net-10", "net-9", "net-11"):
         bracket.add(name, 1, 1.0)

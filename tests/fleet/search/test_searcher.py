@@ -1,4 +1,4 @@
-"""Our own searchers, and what makes a user's one."""
+"""The samplers random and grid, and user-defined searchers."""
 
 import itertools
 import random
@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import UserError
-from fleet.search.calls import Ask
-from fleet.search.calls import make_call as called
+from fleet.search.calls import Ask, make_call
 from fleet.search.searcher import ResumesTrials, Verdict, make_searcher
 from fleet.spec.space import Range, draw, grid, member_of
 
@@ -32,28 +31,28 @@ def make(ask, space=SPACE, seed=0, **options):
     return make_searcher(ask, space, seed, "maximize", options)
 
 
-def test_random_draws_what_count_draws():
+def test_random_equals_draws_by_count():
     assert ask_all(make("random", seed=7), 20) == draw(SPACE, 20, seed=7)
 
 
-def test_random_comes_to_the_end_of_a_finite_space():
+def test_random_exhausts_a_finite_space():
     answers = ask_all(make("random", LISTS))
     assert sorted(map(str, answers)) == sorted(
         map(str, grid({"width": (16, 32), "depth": (1, 2, 3)}))
     )
 
 
-def test_grid_goes_in_the_order_of_grid():
+def test_grid_sampler_has_the_order_of_grid():
     assert ask_all(make("grid", LISTS)) == grid({"width": (16, 32), "depth": (1, 2, 3)})
 
 
-def test_ours_judge_nothing_and_resume_nothing():
+def test_random_continues_and_resumes_nothing():
     searcher = make("random")
     assert searcher.report(0, 1, 0.5) == Verdict.GO_ON
     assert not isinstance(searcher, ResumesTrials)
 
 
-def test_grid_needs_an_end():
+def test_grid_refuses_infinite_spaces():
     with pytest.raises(
         UserError, match=r"grid needs lists and ranges of integers, and .*learning_rate"
     ):
@@ -84,7 +83,7 @@ class Raising:
         (f"{__name__}:NotOne", {}, "has no method ask, report, tell; a searcher has"),
     ],
 )
-def test_what_is_no_searcher_is_refused_with_a_reason(ask, options, says):
+def test_make_searcher_refuses_invalid_searchers(ask, options, says):
     with pytest.raises(UserError, match=says):
         make(ask, **options)
 
@@ -93,7 +92,7 @@ def test_what_is_no_searcher_is_refused_with_a_reason(ask, options, says):
 
 
 @given(st.integers(0, 1000))
-def test_what_is_drawn_is_a_member_as_it_stands(seed):
+def test_member_of_returns_drawn_values(seed):
     for drawn in draw(SPACE, 5, seed):
         assert member_of(SPACE, drawn) == drawn
 
@@ -112,18 +111,18 @@ def test_what_is_drawn_is_a_member_as_it_stands(seed):
         ({"width": 16, "depth": float("nan")}, "depth: nan is not between"),
     ],
 )
-def test_what_lies_outside_of_a_space_is_said(values, says):
+def test_member_of_refuses_values_outside_the_space(values, says):
     with pytest.raises(UserError, match=says):
         member_of(LISTS, values)
 
 
-def test_a_member_is_written_as_the_space_has_it():
+def test_member_of_returns_the_types_of_the_space():
     assert member_of(LISTS, {"width": 16.0, "depth": 2.0}) == {"width": 16, "depth": 2}
     assert type(member_of(LISTS, {"width": 16, "depth": 2.0})["depth"]) is int
 
 
 class Emptying:
-    """A searcher that takes keys out of the space that it was given."""
+    """A searcher that removes keys from its space and options."""
 
     def __init__(self, space, seed, mode, choices):
         space["width"][1].append(7)
@@ -136,14 +135,14 @@ class Emptying:
     report = tell = ask
 
 
-def test_a_searcher_cannot_change_the_space_that_it_was_given():
+def test_make_searcher_passes_copies_of_its_arguments():
     space, options = {"width": ([16], [32])}, {"choices": [1]}
     make_searcher("tests.fleet.search.test_searcher:Emptying", space, 0, "maximize", options)
     assert space == {"width": ([16], [32])}
     assert options == {"choices": [1]}
 
 
-def test_known_values_that_python_calls_equal_are_others():
+def test_grid_distinguishes_equal_values_of_other_types():
     searcher = make_searcher("grid", {"a": (True, 1, 1.0)}, 0, "maximize", {})
     searcher.add_prior_trial(-1, {"a": 1})
     assert [repr(searcher.ask(number)) for number in range(3)] == [
@@ -169,7 +168,7 @@ class Roaming:
 """
 
 
-def test_a_searcher_keeps_its_numbers_and_leaves_the_process(tmp_path, monkeypatch):
+def test_searcher_is_isolated_from_the_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "roaming_searcher.py").write_text(ROAMING)
@@ -177,7 +176,7 @@ def test_a_searcher_keeps_its_numbers_and_leaves_the_process(tmp_path, monkeypat
     proposals = []
     for number in range(2):
         random.seed(number)
-        proposals.append(called(searcher, Ask(number))["x"])
+        proposals.append(make_call(searcher, Ask(number))["x"])
         assert Path.cwd() == tmp_path
         assert random.random() == random.Random(number).random()
     random.seed(7)

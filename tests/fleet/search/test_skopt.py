@@ -1,4 +1,4 @@
-"""scikit-optimize as a searcher, with the library itself."""
+"""The searcher in examples/ that uses scikit-optimize, with the real library."""
 
 import math
 
@@ -19,7 +19,7 @@ FOREST = {"base_estimator": "ET", "n_initial_points": 5}  # seconds faster than 
 
 
 def value_of(proposals):
-    """Best at a learning rate of 0.003 and six layers."""
+    """Return a value that is best at a learning rate of 0.003 and six layers."""
     return (
         1
         - abs(math.log10(proposals["train.optimizer.learning_rate"] / 0.003)) / 4
@@ -27,8 +27,8 @@ def value_of(proposals):
     )
 
 
-def searched(count, space=SPACE, at_once=3, mode="maximize"):
-    """What is asked for when some networks always train, and what each is worth."""
+def searched(count, space=SPACE, max_concurrent=3, mode="maximize"):
+    """Return the proposals if some networks always train, with values by :func:`value_of`."""
     searcher, training, actual = (
         make_searcher("skopt_searcher:Searcher", space, 4, mode, FOREST),
         [],
@@ -39,7 +39,7 @@ def searched(count, space=SPACE, at_once=3, mode="maximize"):
             break
         actual.append(proposals)
         training.append(number)
-        if len(training) == at_once:
+        if len(training) == max_concurrent:
             subject = training.pop(0)
             assert searcher.report(subject, 1, 0.5) == "go_on"
             value = value_of(actual[subject]) if "depth" in space else 0.5
@@ -53,7 +53,7 @@ def searched(count, space=SPACE, at_once=3, mode="maximize"):
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["maximize", "minimize"])
-def test_what_is_asked_for_becomes_better_and_lies_in_the_space(mode):
+def test_skopt_proposals_improve_within_the_space(mode):
     actual = searched(22, mode=mode)
     assert all(
         1e-5 <= subject["train.optimizer.learning_rate"] <= 0.1
@@ -64,23 +64,23 @@ def test_what_is_asked_for_becomes_better_and_lies_in_the_space(mode):
     assert sum(last) > sum(first)
 
 
-def test_the_same_calls_are_answered_in_the_same_way():
+def test_skopt_answers_equal_calls_equally():
     assert searched(9) == searched(9)
 
 
-def test_a_space_that_is_used_up_is_nothing_more_to_ask_for():
+def test_skopt_ends_with_an_exhausted_space():
     actual = searched(9, space={"kernel": (1, 3, 5)})
     assert sorted(subject["kernel"] for subject in actual) == [1, 3, 5]
 
 
-def test_a_network_that_failed_teaches_nothing():
+def test_skopt_ignores_failed_networks():
     searcher = make_searcher("skopt_searcher:Searcher", SPACE, 4, "maximize", {})
     searcher.ask(0)
     searcher.tell(0, "failed", None)
     assert searcher.ask(1) is not None
 
 
-def test_what_is_known_is_learned_from_and_not_tried_again():
+def test_skopt_learns_from_prior_trials():
     searcher = make_searcher(
         "skopt_searcher:Searcher", {"filters": ([8], [8, 16], [16, 32])}, 4, "maximize", FOREST
     )

@@ -1,4 +1,4 @@
-"""Simulated searches with asha, in which networks that have passed a rung go before new ones, or do not."""
+"""Simulated searches with asha, with and without priority of networks that passed a rung."""
 
 import importlib
 from pathlib import Path
@@ -14,16 +14,17 @@ def groups(monkeypatch):
 
 
 def test_survivors_first_finds_a_good_network_sooner(groups):
-    first, at_once = (
+    first, no_priority = (
         [groups.simulate(groups.ALLOCATIONS[allocation], 16, seed, "stop") for seed in range(4)]
         for allocation in ("asha, adaptive", "asha, adaptive, no priority")
     )
     assert median(subject.near_h for subject in first) < median(
-        subject.near_h for subject in at_once
+        subject.near_h for subject in no_priority
     )
     assert median(subject.near_gpu_h for subject in first) < median(
-        subject.near_gpu_h for subject in at_once
+        subject.near_gpu_h for subject in no_priority
     )
     assert all(
-        late.first_epochs_h > soon.first_epochs_h for late, soon in zip(first, at_once, strict=True)
+        late.first_epochs_h > soon.first_epochs_h
+        for late, soon in zip(first, no_priority, strict=True)
     )

@@ -27,15 +27,15 @@ from tests.fleet.histories import history, record
 # ---- convergence -------------------------------------------------------------------------------
 
 
-def judged(*values, monitor="val_accuracy", **converge):
+def check(*values, monitor="val_accuracy", **stopping):
     return check_convergence(
         [record(epoch, **{monitor: value}) for epoch, value in enumerate(values, start=1)],
-        Stopping(monitor=monitor, **converge),
+        Stopping(monitor=monitor, **stopping),
     )
 
 
 @pytest.mark.parametrize(
-    ("values", "converge", "best_epoch", "reason"),
+    ("values", "stopping", "best_epoch", "reason"),
     [
         ((0.5, 0.7, 0.6), {}, 2, ""),
         ((0.5, 0.7, 0.6), {"max_epochs": 3}, 2, "3 epochs"),
@@ -54,8 +54,8 @@ def judged(*values, monitor="val_accuracy", **converge):
         ),
     ],
 )
-def test_a_network_has_converged_for_a_reason(values, converge, best_epoch, reason):
-    verdict = judged(*values, **converge)
+def test_a_network_has_converged_for_a_reason(values, stopping, best_epoch, reason):
+    verdict = check(*values, **stopping)
     assert (verdict.best_epoch, verdict.best, verdict.reason) == (
         best_epoch,
         values[best_epoch - 1],
@@ -64,7 +64,7 @@ def test_a_network_has_converged_for_a_reason(values, converge, best_epoch, reas
 
 
 def test_without_an_epoch_none_is_the_best():
-    verdict = judged()
+    verdict = check()
     assert (verdict.best_epoch, verdict.reason) == (0, "")
     assert math.isnan(verdict.best)
 
@@ -72,9 +72,9 @@ def test_without_an_epoch_none_is_the_best():
 @pytest.mark.parametrize("monitor", ["val_loss", "val_accuracy"])
 def test_best_epoch_is_not_nan(monitor):
     nan = math.nan
-    assert judged(nan, monitor=monitor).best_epoch == 1
-    assert judged(nan, nan, 0.5, nan, monitor=monitor).best_epoch == 3
-    assert judged(math.inf, 0.5, monitor="val_loss").best_epoch == 2
+    assert check(nan, monitor=monitor).best_epoch == 1
+    assert check(nan, nan, 0.5, nan, monitor=monitor).best_epoch == 3
+    assert check(math.inf, 0.5, monitor="val_loss").best_epoch == 2
 
 
 def test_best_epoch_breaks_ties_by_loss():
@@ -123,7 +123,7 @@ def test_a_loss_that_is_no_number_breaks_no_tie():
 
 
 @pytest.mark.parametrize(
-    ("values", "converge", "bounds"),
+    ("values", "stopping", "bounds"),
     [
         ((), {"max_epochs": 9}, (9, 9)),
         ((0.5,), {"max_epochs": 9}, (8, 8)),
@@ -137,8 +137,8 @@ def test_a_loss_that_is_no_number_breaks_no_tie():
         ((0.5, 0.9), {"max_epochs": 9, "stop_at": 0.9}, (0, 0)),
     ],
 )
-def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, bounds):
-    assert remaining_epochs(history(*values), Stopping(**converge)) == bounds
+def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, stopping, bounds):
+    assert remaining_epochs(history(*values), Stopping(**stopping)) == bounds
 
 
 @settings(max_examples=examples(100))
@@ -153,24 +153,24 @@ def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, b
         st.one_of(st.none(), st.integers(0, 8)),
     ),
 )
-def test_training_ends_within_epochs_that_may_follow(values, converge):
+def test_training_ends_within_epochs_that_may_follow(values, stopping):
     epochs = history(*values)
-    end = next(done for done in range(1, 13) if check_convergence(epochs[:done], converge).reason)
+    end = next(done for done in range(1, 13) if check_convergence(epochs[:done], stopping).reason)
     for done in range(end):
-        minimum, maximum = remaining_epochs(epochs[:done], converge)
+        minimum, maximum = remaining_epochs(epochs[:done], stopping)
         assert 1 <= minimum <= end - done <= maximum
 
 
 class EarlyStopping:
     """The textbook's early stopping, which remembers what it has seen: the oracle of one that does not."""
 
-    def __init__(self, converge):
-        self.converge, self.sign = converge, 1 if converge.monitor.endswith("accuracy") else -1
+    def __init__(self, stopping):
+        self.stopping, self.sign = stopping, 1 if stopping.monitor.endswith("accuracy") else -1
         self.best = self.best_epoch = self.waited = self.epochs = self.loss = 0
 
     def see(self, value, loss):
         self.epochs += 1
-        if self.epochs == 1 or self.sign * (value - self.best) > self.converge.min_delta:
+        if self.epochs == 1 or self.sign * (value - self.best) > self.stopping.min_delta:
             self.best, self.best_epoch, self.waited, self.loss = value, self.epochs, 0, loss
             return
         self.waited += 1
@@ -179,9 +179,9 @@ class EarlyStopping:
 
     @property
     def is_over(self):
-        target, patience = self.converge.stop_at, self.converge.patience
+        target, patience = self.stopping.stop_at, self.stopping.patience
         return (
-            self.epochs >= self.converge.max_epochs
+            self.epochs >= self.stopping.max_epochs
             or (patience is not None and self.waited >= patience)
             or (target is not None and self.sign * (self.best - target) >= 0)
         )
@@ -199,12 +199,12 @@ class EarlyStopping:
         st.one_of(st.none(), st.integers(0, 8)),
     ),
 )
-def test_resumed_network_stops_at_same_epoch(values, converge):
-    oracle, epochs = EarlyStopping(converge), []
+def test_resumed_network_stops_at_same_epoch(values, stopping):
+    oracle, epochs = EarlyStopping(stopping), []
     for epoch, (value, loss) in enumerate(values, start=1):
-        epochs.append(record(epoch, **{"val_loss": loss, converge.monitor: value}))
+        epochs.append(record(epoch, **{"val_loss": loss, stopping.monitor: value}))
         oracle.see(value, epochs[-1].val_loss)
-        verdict = check_convergence(epochs, converge)  # all that a resumed run has is the history
+        verdict = check_convergence(epochs, stopping)  # all that a resumed run has is the history
         assert (verdict.best_epoch, verdict.best, bool(verdict.reason)) == (
             oracle.best_epoch,
             oracle.best,

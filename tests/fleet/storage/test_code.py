@@ -12,12 +12,12 @@ def write(tmp_path, monkeypatch):
     """Writes modules into a folder in which Python looks, and says which files decide ``models:build`` then."""
     monkeypatch.syspath_prepend(tmp_path / "here")
 
-    def written(target="models:build", beside="here", **texts):
+    def written(target="models:build", spec_folder="here", **texts):
         for name, text in texts.items():
             path = tmp_path / "here" / f"{name.replace('__in__', '/')}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return hash_sources(target, tmp_path / beside)
+        return hash_sources(target, tmp_path / spec_folder)
 
     return written
 
@@ -75,7 +75,7 @@ def test_hash_sources_follows_reexported_function(write):
 def test_hash_sources_finds_modules_in_spec_folder(write, tmp_path):
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / "sizes.py").write_text("width = 3")
-    assert list(write(models="import sizes", beside="specs")) == ["models.py", "sizes.py"]
+    assert list(write(models="import sizes", spec_folder="specs")) == ["models.py", "sizes.py"]
 
 
 def test_modules_that_import_each_other_come_to_an_end(write):

@@ -43,24 +43,24 @@ time.sleep(60)
 """
 
 
-class Told:
+class FakeProcess:
     """What a process sees, as a test sets it; its clock goes where it is told to."""
 
-    def __init__(self, known=None, gone=False):
-        self.known, self.gone, self.time = known, gone, 0.0
+    def __init__(self, knows=None, has_ended=False):
+        self.knows, self.has_ended, self.time = knows, has_ended, 0.0
 
     def now(self):
         return self.time
 
     def has_died(self, holder):
-        return self.gone
+        return self.has_ended
 
     def knows_job(self, holder):
-        return self.known
+        return self.knows
 
 
 def make(name="a", around=None, **me):
-    return Lease(around or Told(), Holder(name, "node", 1, **me), Times(), say=lambda text: None)
+    return Lease(around or FakeProcess(), Holder(name, "node", 1, **me), Times(), say=lambda text: None)
 
 
 def hold(folder, name="a", floor=0, **me):
@@ -162,7 +162,7 @@ def test_lease_waits_for_dying_ranks_of_dead_launch(folder):
 
 def test_a_process_is_gone_where_its_number_is_anothers():
     around = Process()
-    gone = [
+    dead = [
         dataclasses.replace(around.me, started="1"),
         dataclasses.replace(around.me, pid=2**22 + 1),
         dataclasses.replace(around.me, boot="before"),
@@ -174,7 +174,7 @@ def test_a_process_is_gone_where_its_number_is_anothers():
         Holder("a", around.me.host, 2**22 + 1),
         dataclasses.replace(around.me, host="localhost", boot="other"),
     ]
-    assert [around.has_died(other) for other in [*gone, *unknown]] == [True] * 3 + [False] * 5
+    assert [around.has_died(candidate) for candidate in [*dead, *unknown]] == [True] * 3 + [False] * 5
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -257,29 +257,29 @@ JOB = {"system": "slurm", "job": "17"}
     ("first", "second", "around", "seconds"),
     [
         ({}, {}, {}, 60),
-        ({}, {}, {"gone": True}, 3),
-        (JOB, {}, {"known": False}, 60),
-        (JOB, {}, {"known": None}, 60),
+        ({}, {}, {"has_ended": True}, 3),
+        (JOB, {}, {"knows": False}, 60),
+        (JOB, {}, {"knows": None}, 60),
         (
             JOB,
             {**JOB, "restarts": 1},
-            {"known": True},
+            {"knows": True},
             0,
         ),  # this very job was put back into the queue
-        ({**JOB, "restarts": 1}, {**JOB, "restarts": 2}, {"known": True}, 0),
-        (JOB, JOB, {"known": True}, 60),
+        ({**JOB, "restarts": 1}, {**JOB, "restarts": 2}, {"knows": True}, 0),
+        (JOB, JOB, {"knows": True}, 60),
     ],
     ids=str,
 )  # another launch in this job: that the job is known says nothing
 def test_a_lease_is_taken_over_when_its_holder_cannot_be_alive(
     folder, first, second, around, seconds
 ):
-    lost = hold(folder, "first", **first)
-    lease = make("second", Told(**around), **second)
+    first_lease = hold(folder, "first", **first)
+    lease = make("second", FakeProcess(**around), **second)
     assert taking(lease, folder) == pytest.approx(seconds, abs=0.5)
     assert lease.took_over
     with pytest.raises(LeaseLost):
-        lost.check()
+        first_lease.check()
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_lease_is_taken_over_when_its_holder_cannot_be_alive(
 def test_a_job_that_is_suspended_keeps_its_lease(folder, second, words):
     lease = hold(folder, **JOB)
     with pytest.raises(UserError, match=words):
-        taking(make("second", Told(known=True), **second), folder)
+        taking(make("second", FakeProcess(knows=True), **second), folder)
     lease.check()
 
 
@@ -381,7 +381,7 @@ class Leases(RuleBasedStateMachine):
             except StopIteration:
                 launch[1] = steps = None
             except (UserError, LeaseLost):
-                self.leases = [other for other in self.leases if other is not lease]
+                self.leases = [candidate for candidate in self.leases if candidate is not lease]
                 launch[1] = iter(())
                 return
 
@@ -391,14 +391,14 @@ class Leases(RuleBasedStateMachine):
 
     @rule(launch=consumes(launches), is_seen=st.booleans())
     def die(self, launch, is_seen):
-        self.leases = [other for other in self.leases if other is not launch[0]]
+        self.leases = [candidate for candidate in self.leases if candidate is not launch[0]]
         self.ended_jobs.add(launch[0].me.launch)
         if is_seen:
             self.dead_here.add(launch[0].me.launch)
 
     @rule(launch=consumes(launches))
     def end(self, launch):
-        self.leases = [other for other in self.leases if other is not launch[0]]
+        self.leases = [candidate for candidate in self.leases if candidate is not launch[0]]
         launch[0].release()
 
     @rule(answers=st.booleans())

@@ -12,7 +12,7 @@ from fleet.storage.lease import Holder, Lease, Times
 from fleet.storage.network_leases import NetworkLeases, read_holders, reclaim_networks
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import history
-from tests.fleet.storage.test_lease import Told, hold, make
+from tests.fleet.storage.test_lease import FakeProcess, hold, make
 from tests.waiting import wait_until
 
 
@@ -53,7 +53,7 @@ def test_network_lease_passes_to_other_launch_on_release(run):
 def test_network_lease_of_killed_launch_is_taken_over(run):
     got(launch(run, "first", system="slurm", job="17"), "ab")
     ended, same, new_job = (
-        launch(run, name, Told(known=is_known), system="slurm", job=job, restarts=restarts)
+        launch(run, name, FakeProcess(knows=is_known), system="slurm", job=job, restarts=restarts)
         for name, job, restarts, is_known in (
             ("ended", "18", 0, False),
             ("same", "17", 1, True),
@@ -125,7 +125,7 @@ def test_one_who_steps_into_the_door_at_the_same_moment_is_seen(run):
 def test_one_who_died_in_the_door_is_shut_out(run):
     run.lease.mkdir(parents=True)
     hold(run.lease, "dead")
-    first = launch(run, "first", Told(known=None))
+    first = launch(run, "first", FakeProcess(knows=None))
     assert got(first, "a") == []
     assert wait(first, 70) == [("a", False)]
 
@@ -143,7 +143,7 @@ def test_generations_rise_across_single_and_shared_launches(run):
 def test_a_launch_that_wants_to_be_alone_is_told_who_is_there(run):
     first, alone = (
         launch(run, "first"),
-        Lease(Told(), Holder("alone", "node", 1), Times(stale=60, poll=0.001, patience=0.01)),
+        Lease(FakeProcess(), Holder("alone", "node", 1), Times(stale=60, poll=0.001, patience=0.01)),
     )
     alone._process.now = time.monotonic
     got(first, "a")

@@ -304,18 +304,18 @@ def test_a_folder_without_a_table_and_a_file_hold_no_run(tmp_path):
 
 def recovered(results):
     """Take up what a launch has left; returns the checkpoints."""
-    standings, states = recover(results)
-    results.run.restore(standings)
+    statuses, states = recover(results)
+    results.run.restore(statuses)
     return states
 
 
-def leave_network(results, name, epochs, best=True, **state):
+def leave_network(results, name, epochs, best=True, **fields):
     """Write what a launch leaves of a network."""
-    whole = TrainingState(arrays={}, identity="i", history=epochs, **state)
-    write_state(results.paths.last(name), whole)
+    state = TrainingState(arrays={}, identity="i", history=epochs, **fields)
+    write_state(results.paths.last(name), state)
     if best:
-        write_state(results.paths.best(name), whole)
-    return whole
+        write_state(results.paths.best(name), state)
+    return state
 
 
 def test_a_network_goes_on_where_its_checkpoint_is(results):

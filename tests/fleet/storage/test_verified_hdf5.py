@@ -26,7 +26,7 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(path):
+def original(path):
     return path.read_bytes()
 
 
@@ -46,48 +46,48 @@ def test_hdf5_reads_the_arrays_and_everybody_the_record(path):
     assert json.loads(record) == RECORD
 
 
-def test_no_flipped_byte_is_missed(path, whole):
+def test_no_flipped_byte_is_missed(path, original):
     copy = path.with_name("copy.h5")
     missed = []
-    for place in range(len(whole)):
-        content = bytearray(whole)
-        content[place] ^= (
-            0x20 if place < 100 else 1 << place % 8
+    for offset in range(len(original)):
+        content = bytearray(original)
+        content[offset] ^= (
+            0x20 if offset < 100 else 1 << offset % 8
         )  # 0x20 makes a capital of a letter
         if not is_refused(copy, content):
-            missed.append(place)
+            missed.append(offset)
     assert not missed
 
 
 @settings(max_examples=examples(100))
 @given(st.data())
-def test_no_torn_overwritten_or_grown_file_is_taken_for_whole(path, whole, data):
+def test_no_torn_overwritten_or_grown_file_is_taken_for_whole(path, original, data):
     copy = path.with_name("copy.h5")
-    start = data.draw(st.integers(0, len(whole) - 1))
+    start = data.draw(st.integers(0, len(original) - 1))
     length = data.draw(st.integers(1, 5000))
-    assert is_refused(copy, whole[:start])
-    assert is_refused(copy, whole + bytes(length))
-    zeroed = whole[:start] + bytes(len(whole[start : start + length])) + whole[start + length :]
-    assert is_refused(copy, zeroed) or zeroed == whole
+    assert is_refused(copy, original[:start])
+    assert is_refused(copy, original + bytes(length))
+    zeroed = original[:start] + bytes(len(original[start : start + length])) + original[start + length :]
+    assert is_refused(copy, zeroed) or zeroed == original
 
 
-def test_the_record_alone_is_verified_alone(path, whole):
+def test_the_record_alone_is_verified_alone(path, original):
     copy = path.with_name("copy.h5")
-    block = whole.index(b"\x89HDF")
-    for place in range(0, block, 7):
-        content = bytearray(whole)
-        content[place] ^= 1
+    block = original.index(b"\x89HDF")
+    for offset in range(0, block, 7):
+        content = bytearray(original)
+        content[offset] ^= 1
         assert is_refused(copy, content, with_arrays=False)
-    content = bytearray(whole)
+    content = bytearray(original)
     content[-1] ^= 1
     assert not is_refused(copy, content, with_arrays=False)
-    assert is_refused(copy, whole[:-1], with_arrays=False)
+    assert is_refused(copy, original[:-1], with_arrays=False)
 
 
-def test_damage_never_reaches_the_library(path, whole, monkeypatch):
+def test_damage_never_reaches_the_library(path, original, monkeypatch):
     copy = path.with_name("copy.h5")
     monkeypatch.setattr(h5py, "File", None)
-    assert is_refused(copy, whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert is_refused(copy, original[:-1] + bytes([original[-1] ^ 1]))
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89HDF\r\n\x1a\n" + bytes(100)])
@@ -102,8 +102,8 @@ def test_read_verified_distinguishes_missing_from_damaged(tmp_path):
         assert not isinstance(caught.value, DamagedError)
 
 
-def test_read_verified_needs_no_lock(path, whole):
-    path.write_bytes(whole)
+def test_read_verified_needs_no_lock(path, original):
+    path.write_bytes(original)
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the library would get no lock, as if there were none
         arrays, record = read_verified(path)
@@ -114,7 +114,7 @@ def test_the_file_before_is_kept_under_another_name(tmp_path):
     last, previous = tmp_path / "last.h5", tmp_path / "previous.h5"
     for number in range(3):
         write_verified(last, {}, {"number": number}, previous)
-    assert [read_verified(each)[1]["number"] for each in (last, previous)] == [2, 1]
+    assert [read_verified(file)[1]["number"] for file in (last, previous)] == [2, 1]
 
 
 def test_full_disk_error_names_wanted_and_free_space(full_disk):
@@ -143,7 +143,7 @@ def test_full_disk_anywhere_keeps_old_file_intact(
         except StorageError:
             pass
     assert 0 < len(written) < 60
-    assert [read_verified(each)[1]["number"] for each in (path, previous)] == [
+    assert [read_verified(file)[1]["number"] for file in (path, previous)] == [
         written[-1],
         written[-2],
     ]
