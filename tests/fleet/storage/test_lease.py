@@ -60,7 +60,9 @@ class FakeProcess:
 
 
 def make(name="a", around=None, **me):
-    return Lease(around or FakeProcess(), Holder(name, "node", 1, **me), Times(), say=lambda text: None)
+    return Lease(
+        around or FakeProcess(), Holder(name, "node", 1, **me), Times(), say=lambda text: None
+    )
 
 
 def hold(folder, name="a", floor=0, **me):
@@ -174,7 +176,9 @@ def test_a_process_is_gone_where_its_number_is_anothers():
         Holder("a", around.me.host, 2**22 + 1),
         dataclasses.replace(around.me, host="localhost", boot="other"),
     ]
-    assert [around.has_died(candidate) for candidate in [*dead, *unknown]] == [True] * 3 + [False] * 5
+    assert [around.has_died(candidate) for candidate in [*dead, *unknown]] == [True] * 3 + [
+        False
+    ] * 5
 
 
 # ---- files -------------------------------------------------------------------------------------

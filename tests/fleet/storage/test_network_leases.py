@@ -143,7 +143,9 @@ def test_generations_rise_across_single_and_shared_launches(run):
 def test_a_launch_that_wants_to_be_alone_is_told_who_is_there(run):
     first, alone = (
         launch(run, "first"),
-        Lease(FakeProcess(), Holder("alone", "node", 1), Times(stale=60, poll=0.001, patience=0.01)),
+        Lease(
+            FakeProcess(), Holder("alone", "node", 1), Times(stale=60, poll=0.001, patience=0.01)
+        ),
     )
     alone._process.now = time.monotonic
     got(first, "a")

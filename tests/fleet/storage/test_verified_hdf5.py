@@ -67,7 +67,9 @@ def test_no_torn_overwritten_or_grown_file_is_taken_for_whole(path, original, da
     length = data.draw(st.integers(1, 5000))
     assert is_refused(copy, original[:start])
     assert is_refused(copy, original + bytes(length))
-    zeroed = original[:start] + bytes(len(original[start : start + length])) + original[start + length :]
+    zeroed = (
+        original[:start] + bytes(len(original[start : start + length])) + original[start + length :]
+    )
     assert is_refused(copy, zeroed) or zeroed == original
 
 
