@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def within(limit_s: float, work: Callable[..., None], *args: Any) -> Any:
+def run_within(limit_s: float, work: Callable[..., None], *args: Any) -> Any:
     """Return what ``work(*args, answer)`` sends to ``answer``, or None after ``limit_s`` seconds."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(target=work, args=(*args, sender))

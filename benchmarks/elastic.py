@@ -1,11 +1,12 @@
-"""Elastic jobs: how fast the optimizer decides, and what the autoscaler makes of the paper's jobs.
+"""Measure how fast the optimizer decides for elastic jobs, and simulate the paper's jobs.
 
     python benchmarks/elastic.py [--seeds 3] [--solver-limit 60] [--docs docs] [--json]
 
-Prints the time of one decision for 2,000 jobs on 10,000 GPUs beside the target and beside HiGHS, and the paper's
-Tables III and IV and its comparisons with jobs of one category beside our simulation of them. With --docs it also runs
-what else docs/measured/elastic.md shows, and writes that file and its figures. Times are CPU seconds of one process,
-medians of 5; the solver runs in a process of its own and is ended after the limit.
+Prints the time of one decision for 2,000 jobs on 10,000 GPUs with its target and the time of HiGHS, and
+the paper's Tables III and IV and its comparisons with jobs of one category, each next to our
+simulation. With --docs it also runs everything else on docs/measured/elastic.md, and writes that page
+and its figures. Times are CPU seconds of one process, medians of 5; the solver runs in its own process
+and is stopped after the limit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from apart import within
+from apart import run_within
 
 from fleet.commands.output import print_json
 from fleet.terminal import print_table
@@ -34,12 +35,12 @@ from scheduler.simulation.autoscale import Outcome, simulate
 from scheduler.simulation.elastic_jobs import generate
 from tests.oracles.elastic import dynamic_programme, integer_programme
 
-# --- How fast -----------------------------------------------------------------------------------
+# --- Speed --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Milliseconds of one decision with new and with known curves, seconds by the dynamic programme and by HiGHS."""
+    """The time of one decision: milliseconds with new and with known curves, seconds of other methods."""
 
     curves: str
     jobs: int
@@ -49,7 +50,7 @@ class Speed:
     known_ms: float
     programme_s: float
     solver_s: str
-    same: bool
+    is_same: bool
 
 
 NEW_MS, KNOWN_MS = 20, 2  # targets of a decision at the large size
@@ -57,7 +58,7 @@ LARGE, PAPER = (2000, 10_000), (200, 400)
 
 
 def category_curves(rng: np.random.Generator, jobs: int, policy: str) -> list[ScalingCurve]:
-    """The curves of the simulated jobs, each its own."""
+    """Return the curves of simulated jobs, a separate object for each job."""
     drawn = generate(jobs, 2000, "high", policy, seed=int(rng.integers(1000)))
     return [ScalingCurve(job.curve.factors) for job in drawn[:jobs]]
 
@@ -65,13 +66,13 @@ def category_curves(rng: np.random.Generator, jobs: int, policy: str) -> list[Sc
 def rising_curves(
     rng: np.random.Generator, jobs: int, max_gpus: int, concave: bool
 ) -> list[ScalingCurve]:
-    """Curves with random gains from one count to the next."""
+    """Return curves with random gains from one number of GPUs to the next."""
     curves = []
     for _ in range(jobs):
         gains = rng.random(max_gpus)
-        curves.append(
-            ScalingCurve(tuple(np.cumsum(np.sort(gains)[::-1] if concave else gains).tolist()))
-        )
+        if concave:
+            gains = np.sort(gains)[::-1]
+        curves.append(ScalingCurve(tuple(np.cumsum(gains).tolist())))
     return curves
 
 
@@ -83,7 +84,7 @@ CURVES: dict[str, Callable[[np.random.Generator, int], list[ScalingCurve]]] = {
     "any rising, up to 10 GPUs": lambda rng, jobs: rising_curves(rng, jobs, 10, concave=False),
     "any rising, up to 64 GPUs": lambda rng, jobs: rising_curves(rng, jobs, 64, concave=False),
 }
-# Kinds of curves, jobs and GPUs, and whether the solver is tried: at the large size it takes longer than the limit.
+# Kinds of curves, jobs and GPUs, and whether the solver is timed, which is slow at the large size.
 ROWS = (
     *((name, *LARGE, name == "the four categories, elastic") for name in CURVES),
     ("the four categories, elastic", *PAPER, True),
@@ -92,46 +93,49 @@ ROWS = (
 
 
 def instance(name: str, jobs: int, seed: int) -> list[ScalingCurve]:
-    """Curves of which nothing has been worked out yet."""
+    """Return new curves, without any cached results."""
     return CURVES[name](np.random.default_rng(seed), jobs)
 
 
 def speeds(limit_s: float) -> list[Speed]:
-    """One decision by each method on each kind of curves."""
+    """Time one decision by each method on each kind of curves."""
     rows = []
     for name, jobs, gpus, solve in ROWS:
-        chosen = allocate(instance(name, jobs, 0), gpus)
+        allocation = allocate(instance(name, jobs, 0), gpus)
         programme = dynamic_programme(instance(name, jobs, 0), gpus)
-        assert chosen is not None
+        assert allocation is not None
         assert programme is not None
         solver = timed_solver(name, jobs, gpus, limit_s) if solve else None
-        results = [programme.throughput, *([solver[1]] if solver else [])]
-        solver_s = (
-            f"> {limit_s:g} (wall)"
-            if solve and solver is None
-            else f"{solver[0]:.2f}"
-            if solver
-            else ""
-        )
+        throughputs = [programme.throughput]
+        solver_s = ""
+        if solver is not None:
+            throughputs.append(solver[1])
+            solver_s = f"{solver[0]:.2f}"
+        elif solve:
+            solver_s = f"> {limit_s:g} (wall)"
         rows.append(
             Speed(
                 name,
                 jobs,
                 gpus,
-                chosen.method,
+                allocation.method,
                 *decisions_ms(name, jobs, gpus),
                 cpu(dynamic_programme, name, jobs, gpus),
                 solver_s,
-                all(math.isclose(value, chosen.throughput, rel_tol=1e-9) for value in results),
+                all(
+                    math.isclose(value, allocation.throughput, rel_tol=1e-9)
+                    for value in throughputs
+                ),
             )
         )
     return rows
 
 
 def decisions_ms(name: str, jobs: int, gpus: int) -> tuple[float, float]:
-    """Median CPU milliseconds over five instances: making all curves and deciding; and deciding as a live caller does.
+    """Return median CPU milliseconds over five instances, with new and with known curves.
 
-    That one has decided before: each time one job has gone and another, with a curve of its own, has come.
+    With new curves the time includes making them. With known curves it is that of a live caller, who has
+    decided before: one job has left, and another one with its own curve has arrived.
     """
     new, known_curves = [], []
     for seed in range(5):
@@ -151,7 +155,7 @@ def decisions_ms(name: str, jobs: int, gpus: int) -> tuple[float, float]:
 def cpu(
     method: Callable[[Sequence[ScalingCurve], int], object], name: str, jobs: int, gpus: int
 ) -> float:
-    """Median CPU seconds over five instances."""
+    """Return the median CPU seconds over five instances."""
     times = []
     for seed in range(5):
         curves = instance(name, jobs, seed)
@@ -162,9 +166,9 @@ def cpu(
 
 
 def timed_solver(name: str, jobs: int, gpus: int, limit_s: float) -> tuple[float, float] | None:
-    """CPU seconds and objective of HiGHS on instance 0; None where it took longer than the limit."""
-    results: tuple[float, float] | None = within(limit_s, _solve, name, jobs, gpus)
-    return results
+    """Return the CPU seconds and the objective of HiGHS on instance 0, or None after the limit."""
+    answer: tuple[float, float] | None = run_within(limit_s, _solve, name, jobs, gpus)
+    return answer
 
 
 def _solve(name: str, jobs: int, gpus: int, answer: Connection) -> None:
@@ -172,9 +176,9 @@ def _solve(name: str, jobs: int, gpus: int, answer: Connection) -> None:
 
     curves = instance(name, jobs, 0)
     start = time.process_time()
-    results = integer_programme(curves, gpus)
-    assert results is not None
-    answer.send((time.process_time() - start, results.throughput))
+    allocation = integer_programme(curves, gpus)
+    assert allocation is not None
+    answer.send((time.process_time() - start, allocation.throughput))
 
 
 # --- The paper's tables -------------------------------------------------------------------------
@@ -195,7 +199,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """One of the paper's tables and how its jobs arrive."""
+    """A table of the paper, and the arrivals of its jobs."""
 
     title: str
     gpus: int
@@ -204,7 +208,7 @@ class Table:
     rows: tuple[Row, ...]
 
 
-# Table III gives a simulated and a measured number; where they differ both are shown, lowest first.
+# Table III has a simulated and a measured number; both are shown if they differ, lowest first.
 TABLES = (
     Table(
         "Table III",
@@ -234,15 +238,15 @@ TABLES = (
 
 
 @dataclass(frozen=True)
-class Reached:
-    """What the simulation reached, for each seed."""
+class RowResult:
+    """The simulated outcomes of a row, one per seed."""
 
     table: Table
     row: Row
     outcomes: tuple[Outcome, ...]
 
     def text(self, name: str, scale: float, digits: int) -> str:
-        """The mean of a number over the seeds, and its range."""
+        """Format the mean of an attribute over the seeds, and its range."""
         values = [scale * getattr(outcome, name) for outcome in self.outcomes]
         ends = f"{min(values):.{digits}f}-{max(values):.{digits}f}"
         return f"{statistics.fmean(values):.{digits}f} ({ends})"
@@ -271,13 +275,13 @@ TABLE_HEADERS = (
 )
 
 
-def reach(table: Table, seeds: int) -> list[Reached]:
-    """Simulate the rows of a table with decisions at every arrival and completion."""
+def simulate_table(table: Table, seeds: int) -> list[RowResult]:
+    """Simulate the rows of a table, with decisions at every arrival and completion."""
     results = []
     for row in table.rows:
         settings = Autoscaling(table.gpus, interval_min=0, drop=row.drop)
         results.append(
-            Reached(
+            RowResult(
                 table,
                 row,
                 tuple(
@@ -294,17 +298,17 @@ def reach(table: Table, seeds: int) -> list[Reached]:
 
 @dataclass(frozen=True)
 class Case:
-    """A comparison of the paper's with jobs of one category (Figs. 5 and 8), on 40 GPUs, with drops."""
+    """A comparison of the paper with jobs of one category (Figs. 5 and 8), on 40 GPUs, with drops."""
 
     name: str
     category: int
     baseline: str
     arrivals: str
     minutes: float
-    faster: bool  # whether jobs complete sooner by so much, or more of them complete
+    compares_times: bool  # completion times, or numbers of completed jobs
     paper: float  # in %
 
-    def run(self, seeds: int) -> Compared:
+    def run(self, seeds: int) -> CaseResult:
         """Simulate elastic jobs and the baseline."""
         elastic, baseline = (
             [
@@ -316,21 +320,23 @@ class Case:
             ]
             for policy in ("elastic", self.baseline)
         )
-        if self.faster:
-            measured, published = (
+        if self.compares_times:
+            elastic_min, baseline_min = (
                 statistics.fmean(outcome.mean_completion_min for outcome in outcomes)
                 for outcomes in (elastic, baseline)
             )
-            return Compared(self, measured, published, 100 * (1 - measured / published))
+            return CaseResult(
+                self, elastic_min, baseline_min, 100 * (1 - elastic_min / baseline_min)
+            )
         done, fewer = (
             sum(outcome.completed for outcome in outcomes) for outcomes in (elastic, baseline)
         )
-        return Compared(self, done, fewer, 100 * (done / fewer - 1) if fewer else math.inf)
+        return CaseResult(self, done, fewer, 100 * (done / fewer - 1) if fewer else math.inf)
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What came out: jobs completed, or minutes to completion, and by how many % elastic jobs are better."""
+class CaseResult:
+    """Completed jobs, or minutes to completion, and by how many % elastic jobs are better."""
 
     case: Case
     elastic: float
@@ -340,8 +346,10 @@ class Compared:
     @property
     def cells(self) -> list[str]:
         case = self.case
-        apart = self.better - case.paper
-        verdict = "reproduced" if abs(apart) <= 10 else f"not reproduced: {apart:+.0f} points"
+        difference = self.better - case.paper
+        verdict = (
+            "reproduced" if abs(difference) <= 10 else f"not reproduced: {difference:+.0f} points"
+        )
         return [
             case.name,
             f"{self.elastic:.4g}",
@@ -352,7 +360,7 @@ class Compared:
         ]
 
 
-COMPARED_HEADERS = (
+CASE_HEADERS = (
     "category, baseline and arrivals",
     "elastic",
     "baseline",
@@ -392,53 +400,54 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--seeds", type=int, default=3, help="simulations of each row of the tables (3)"
+        "--seeds", type=int, default=3, help="simulations per row of the tables (default: 3)"
     )
     parser.add_argument(
-        "--solver-limit", type=float, default=60.0, metavar="S", help="wall seconds (60)"
+        "--solver-limit", type=float, default=60.0, metavar="S", help="wall seconds (default: 60)"
     )
     parser.add_argument(
-        "--docs", type=Path, metavar="FOLDER", help="write measured/elastic.md and figures/ there"
+        "--docs",
+        type=Path,
+        metavar="FOLDER",
+        help="write measured/elastic.md and figures/ into FOLDER",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     speed = speeds(args.solver_limit)
     load = os.getloadavg()[0]
-    reached = [reach(table, args.seeds) for table in TABLES]
-    compared = [case.run(args.seeds) for case in CASES]
+    tables = [simulate_table(table, args.seeds) for table in TABLES]
+    cases = [case.run(args.seeds) for case in CASES]
     if args.docs:
-        from elastic_docs import write  # beside this file
+        from elastic_docs import write
 
-        write(args.docs, speed, load, reached, compared)
+        write(args.docs, speed, load, tables, cases)
     if args.json:
         print_json(
             {
                 "decisions": list(map(asdict, speed)),
                 "tables": {
                     rows[0].table.title: [
-                        dict(zip(TABLE_HEADERS[::2], own_targets.cells[::2], strict=False))
-                        for own_targets in rows
+                        dict(zip(TABLE_HEADERS[::2], row.cells[::2], strict=False)) for row in rows
                     ]
-                    for rows in reached
+                    for rows in tables
                 },
                 "one_category": [
-                    dict(zip(COMPARED_HEADERS[:-1], own_targets.cells, strict=False))
-                    for own_targets in compared
+                    dict(zip(CASE_HEADERS[:-1], row.cells, strict=False)) for row in cases
                 ],
             }
         )
         return
     print_table(SPEED_HEADERS, [speed_cells(row) for row in speed])
-    for rows in reached:
+    for rows in tables:
         table = rows[0].table
         print_table(
             TABLE_HEADERS,
-            [own_targets.cells for own_targets in rows],
-            title=f"{table.title}: {table.gpus} GPUs, load {table.load}, mean (range) of {args.seeds} seeds",
+            [row.cells for row in rows],
+            title=f"{table.title}: {table.gpus} GPUs, load {table.load}, {args.seeds} seeds: mean (range)",
         )
     print_table(
-        COMPARED_HEADERS,
-        [own_targets.cells for own_targets in compared],
+        CASE_HEADERS,
+        [row.cells for row in cases],
         title="One category at a time, 40 GPUs",
     )
 
@@ -452,31 +461,31 @@ SPEED_HEADERS = (
     f"target {NEW_MS}",
     "known curves, ms",
     f"target {KNOWN_MS}",
-    "dynamic programme, s",
+    "dynamic program, s",
     "HiGHS, s",
     "same optimum",
 )
 
 
 def speed_cells(row: Speed) -> list[str | int]:
-    """A row as text."""
-    large = (row.jobs, row.gpus) == LARGE
+    """Format a row."""
+    has_target = (row.jobs, row.gpus) == LARGE
     return [
         row.curves,
         row.jobs,
         row.gpus,
         row.method,
         f"{row.new_ms:.1f}",
-        _met(row.new_ms, NEW_MS) if large else "",
+        _compare(row.new_ms, NEW_MS) if has_target else "",
         f"{row.known_ms:.2f}",
-        _met(row.known_ms, KNOWN_MS) if large else "",
+        _compare(row.known_ms, KNOWN_MS) if has_target else "",
         f"{row.programme_s:.3f}",
         row.solver_s,
-        "yes" if row.same else "NO",
+        "yes" if row.is_same else "NO",
     ]
 
 
-def _met(ms: float, target_ms: float) -> str:
+def _compare(ms: float, target_ms: float) -> str:
     return "met" if ms <= target_ms else "missed"
 
 

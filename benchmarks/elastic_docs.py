@@ -1,6 +1,6 @@
-"""Writes docs/measured/elastic.md and its figures; called by benchmarks/elastic.py --docs.
+"""Write docs/measured/elastic.md and its figures; called by benchmarks/elastic.py --docs.
 
-The prose is in elastic_docs.md beside this file; what is measured takes the place of the words in braces.
+The prose is in elastic_docs.md in this folder; measured blocks replace the words in braces.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from document import table
 from elastic import (
-    COMPARED_HEADERS,
+    CASE_HEADERS,
     SPEED_HEADERS,
     TABLE_HEADERS,
-    Compared,
-    Reached,
+    CaseResult,
+    RowResult,
     Speed,
     speed_cells,
 )
@@ -28,23 +28,23 @@ from scheduler.files import read_json
 from scheduler.simulation.autoscale import Outcome, simulate
 from scheduler.simulation.elastic_jobs import CATEGORIES, PATTERNS, Workload, generate, workload
 
-# A quarter of Table IV's cluster, so that the page is made in minutes.
+# A quarter of Table IV's cluster, so that the page takes minutes.
 GPUS, MINUTES = 100, 480.0
-SHOWN = ("elastic", "fixed")  # policies
+POLICIES = ("elastic", "fixed")
 
 
 def write(
     folder: Path,
     speed: list[Speed],
     load: float,
-    reached: list[list[Reached]],
-    compared: list[Compared],
+    tables: list[list[RowResult]],
+    cases: list[CaseResult],
 ) -> None:
-    """Run what the document shows beyond the benchmark, and write it with its figures."""
+    """Run everything else on the page, and write it with its figures."""
     figures = folder / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     draw_scaling(figures / "elastic_scaling.png", workload())
-    draw_completed(figures / "elastic_completed.png", reached)
+    draw_completed(figures / "elastic_completed.png", tables)
     text = (
         (Path(__file__).parent / "elastic_docs.md")
         .read_text(encoding="utf-8")
@@ -52,15 +52,15 @@ def write(
             load=f"{load:.1f}",
             cores=os.cpu_count(),
             speed=table(SPEED_HEADERS, map(speed_cells, speed)),
-            tables="\n\n".join(paper_table(rows) for rows in reached),
+            tables="\n\n".join(paper_table(rows) for rows in tables),
             more=", ".join(
-                f"{more(rows):.0f} % more on {rows[0].table.gpus} GPUs" for rows in reached
+                f"{gain_percent(rows):.0f} % more on {rows[0].table.gpus} GPUs" for rows in tables
             ),
-            compared=table(COMPARED_HEADERS, [number.cells for number in compared]),
+            cases=table(CASE_HEADERS, [case.cells for case in cases]),
             intervals=table(INTERVAL_HEADERS, intervals()),
             rescales=table(RESCALE_HEADERS, rescales()),
             patterns=table(PATTERN_HEADERS, patterns()),
-            assumed="\n".join(assumptions()),
+            assumptions="\n".join(assumptions()),
         )
     )
     (folder / "measured").mkdir(exist_ok=True)
@@ -70,21 +70,19 @@ def write(
 # --- tables -------------------------------------------------------------------------------------
 
 
-def paper_table(rows: list[Reached]) -> str:
-    ours_row = rows[0].table
+def paper_table(rows: list[RowResult]) -> str:
+    paper = rows[0].table
     seeds = len(rows[0].outcomes)
     command = (
-        f"fleet simulate autoscale --jobs generate --gpus {ours_row.gpus} --minutes {ours_row.minutes:g} "
-        f"--load {ours_row.load:g} --interval 0 --policy elastic|fixed [--drop] --seed 0..{seeds - 1}"
+        f"fleet simulate autoscale --jobs generate --gpus {paper.gpus} --minutes {paper.minutes:g} "
+        f"--load {paper.load:g} --interval 0 --policy elastic|fixed [--drop] --seed 0..{seeds - 1}"
     )
-    return (
-        f"### {ours_row.title}: {ours_row.gpus} GPUs, jobs arrive for {ours_row.minutes:g} min\n\n    {command}\n\n"
-        + table(TABLE_HEADERS, [row.cells for row in rows])
-    )
+    title = f"### {paper.title}: {paper.gpus} GPUs, jobs arrive for {paper.minutes:g} min"
+    return f"{title}\n\n    {command}\n\n" + table(TABLE_HEADERS, [row.cells for row in rows])
 
 
-def more(rows: list[Reached]) -> float:
-    """How many more jobs, in %, complete with elastic batches than with fixed ones, where jobs are dropped."""
+def gain_percent(rows: list[RowResult]) -> float:
+    """Return by how many % more jobs complete with elastic than with fixed batches, with drops."""
     done = {
         row.row.policy: sum(outcome.completed for outcome in row.outcomes)
         for row in rows
@@ -106,9 +104,9 @@ INTERVAL_HEADERS = (
 
 
 def intervals() -> Iterable[list[object]]:
-    """Jobs as Table IV's, decided on less often."""
+    """Yield rows of jobs like Table IV's, with fewer decisions."""
     for interval in (0.0, 1.0, 5.0, 10.0, 15.0):
-        for policy in SHOWN:
+        for policy in POLICIES:
             jobs = generate(GPUS, MINUTES, "bursty", policy, seed=0)
             dropped, queued = (
                 simulate(jobs, Autoscaling(GPUS, interval, drop)) for drop in (True, False)
@@ -127,10 +125,10 @@ def intervals() -> Iterable[list[object]]:
 
 RESCALE_HEADERS = (
     "cost, min",
-    "a size is kept for, min",
+    "hold of a size, min",
     "minutes between decisions",
     "resizes",
-    "GPU time lost to them, %",
+    "GPU time lost to resizes, %",
     "completion, min",
     "SJS efficiency, %",
     "dropped, % (drop)",
@@ -138,7 +136,7 @@ RESCALE_HEADERS = (
 
 
 def rescales() -> Iterable[list[object]]:
-    """Elastic jobs as Table IV's where a resize costs time, with and without the hold."""
+    """Yield rows of elastic jobs like Table IV's with costs of a resize, with and without the hold."""
     jobs = generate(GPUS, MINUTES, "bursty", "elastic", seed=0)
     for interval in (0.0, 10.0):
         for cost, hold in (
@@ -159,7 +157,7 @@ def rescales() -> Iterable[list[object]]:
                 f"{9 * cost if hold is None else hold:g}",
                 f"{interval:g}",
                 queued.rescales,
-                percent(lost(queued)),
+                percent(lost_share(queued)),
                 minutes(queued),
                 percent(queued.sjs_efficiency),
                 percent(dropped.drop_ratio),
@@ -180,10 +178,10 @@ PATTERN_HEADERS = (
 
 
 def patterns() -> Iterable[list[object]]:
-    """40 GPUs for 240 minutes, with drops; sums and means over five seeds."""
+    """Yield rows of 40 GPUs for 240 minutes, with drops; sums and means over five seeds."""
     for pattern in PATTERNS:
         results = {}
-        for policy in SHOWN:
+        for policy in POLICIES:
             runs = [generate(40, 240, pattern, policy, seed) for seed in range(5)]
             results[policy] = [
                 simulate(jobs, Autoscaling(40, 0.0, drop=True), minutes=240) for jobs in runs
@@ -200,11 +198,11 @@ def patterns() -> Iterable[list[object]]:
             f"{100 * (done['elastic'] / done['fixed'] - 1):.0f}",
             *(
                 percent(sum(outcome.sjs_efficiency for outcome in results[policy]) / 5)
-                for policy in SHOWN
+                for policy in POLICIES
             ),
             *(
                 percent(sum(outcome.drop_ratio for outcome in results[policy]) / 5)
-                for policy in SHOWN
+                for policy in POLICIES
             ),
         ]
 
@@ -217,17 +215,17 @@ def minutes(outcome: Outcome) -> str:
     return f"{outcome.mean_completion_min:.1f}"
 
 
-def lost(outcome: Outcome) -> float:
-    """The share of the GPU-minutes held in which jobs stood still after a resize."""
+def lost_share(outcome: Outcome) -> float:
+    """Return the share of held GPU-minutes in which jobs paused after a resize."""
     held_gpu_s = math.fsum(h.gpus * (h.end_min - h.start_min) for h in outcome.holdings)
-    still = math.fsum(
+    paused_gpu_s = math.fsum(
         h.gpus * (min(h.steady_min, h.end_min) - h.start_min) for h in outcome.holdings
     )
-    return still / held_gpu_s
+    return paused_gpu_s / held_gpu_s
 
 
 def assumptions() -> Iterable[str]:
-    """What the data file says of itself."""
+    """Yield the explanations in the data file."""
     data = read_json(CATEGORIES)
     for number, category in enumerate(data["categories"], start=1):
         yield (
@@ -247,14 +245,16 @@ def assumptions() -> Iterable[str]:
 # --- figures ------------------------------------------------------------------------------------
 
 
-def draw_scaling(path: Path, assumed: Workload) -> None:
+def draw_scaling(path: Path, workload_spec: Workload) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.subplots()
-    counts = range(1, assumed.most_gpus + 1)
-    for kind, mark in zip(assumed.categories, "os^v", strict=True):
-        curve = scaling_curve(kind.network, assumed.comm_s, kind.batches, assumed.most_gpus)
+    counts = range(1, workload_spec.most_gpus + 1)
+    for kind, mark in zip(workload_spec.categories, "os^v", strict=True):
+        curve = scaling_curve(
+            kind.network, workload_spec.comm_s, kind.batches, workload_spec.most_gpus
+        )
         axes.plot(
             counts, curve.factors, marker=mark, markersize=4, linewidth=1, label=kind.network.name
         )
@@ -263,14 +263,14 @@ def draw_scaling(path: Path, assumed: Workload) -> None:
     figure.savefig(path, dpi=80)
 
 
-def draw_completed(path: Path, reached: list[list[Reached]]) -> None:
-    """Jobs completed over time, seed 0: the paper's Figs. 7 and 9."""
+def draw_completed(path: Path, tables: list[list[RowResult]]) -> None:
+    """Draw completed jobs over time for seed 0, like the paper's Figs. 7 and 9."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5.4), layout="constrained")
-    axes = figure.subplots(len(reached), 2, squeeze=False)
-    for across, rows in zip(axes, reached, strict=True):
-        for panel, drop in zip(across, (True, False), strict=True):
+    axes = figure.subplots(len(tables), 2, squeeze=False)
+    for row_axes, rows in zip(axes, tables, strict=True):
+        for panel, drop in zip(row_axes, (True, False), strict=True):
             for row in (row for row in rows if row.row.drop == drop):
                 jobs = generate(
                     row.table.gpus, row.table.minutes, "bursty", row.row.policy, 0, row.table.load

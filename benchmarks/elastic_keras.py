@@ -1,14 +1,15 @@
-"""Batches that follow the GPUs, trained by TensorFlow beside fixed ones, and trained again.
+"""Train batches that follow the GPUs with TensorFlow, compare them with fixed ones, and replay them.
 
     python benchmarks/elastic_keras.py [--trainers 3] [--epochs 6 12 18 24] [--batch 64]
 
-A convolutional network for each number of epochs trains on handwritten digits, under the policy `elastic`: with a range
-of batches, from what a trainer is said to hold to what all together hold; with the least of them; and with the largest.
-Times of steps and exchanges are made up, because a CPU holds any batch; all else is real. Every row of every history is
-held against what it should be: the batch is at most what its trainers hold, and the learning rate is the spec's times
-the ratio to the least batch. Then each network with a range is trained again on one trainer, with the batches of its
-history, and the largest difference of a loss or an accuracy is shown. The networks have neither batch normalisation nor
-dropout, so how a batch is split changes the order of sums alone.
+A convolutional network per number of epochs trains on handwritten digits under the policy `elastic`:
+with a range of batches, from the capacity of one trainer to that of all of them; with the smallest;
+and with the largest. The rates file declares the times of steps and exchanges, because a CPU has no
+such capacity; everything else is real. The script checks every row of every history: the batch is at
+most the capacity of its trainers, and the learning rate is the spec's times the ratio to the smallest
+batch. It then replays each network with a range on one trainer, with the batches of its history, and
+shows the largest difference of a loss or an accuracy. The networks have neither batch normalization
+nor dropout, so splitting a batch only changes the order of sums.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 
-LEARNING_RATE = 0.01  # with the least batch
+LEARNING_RATE = 0.01  # with the smallest batch
 
 
 def rates(args: argparse.Namespace) -> dict[str, Any]:
-    """What a rates file says: steps of up to the least batch on a trainer, and exchanges that take a tenth of them."""
+    """Return a rates file: steps of up to the smallest batch per trainer, and exchanges a tenth as long."""
     steps = [{"batch": args.batch // 2, "seconds": 0.02}, {"batch": args.batch, "seconds": 0.035}]
     return {
         "samples_per_epoch": 1442,
@@ -61,7 +62,7 @@ def rates(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def spec(folder: Path, args: argparse.Namespace, batch: list[int]) -> dict[str, Any]:
-    """Networks that differ in their epochs alone."""
+    """Return the spec of networks that differ only in their epochs."""
     return {
         "name": "elastic",
         "seed": 3,
@@ -94,7 +95,7 @@ def spec(folder: Path, args: argparse.Namespace, batch: list[int]) -> dict[str, 
 
 
 def histories(root: Path, args: argparse.Namespace) -> dict[str, Sequence[EpochRecord]]:
-    """Of all networks of a run."""
+    """Return the histories of all networks of a run."""
     return {
         f"cnn-{epochs}": read_state(RunPaths(root).last(f"cnn-{epochs}"), with_arrays=False).history
         for epochs in args.epochs
@@ -102,39 +103,39 @@ def histories(root: Path, args: argparse.Namespace) -> dict[str, Sequence[EpochR
 
 
 def check(args: argparse.Namespace, histories: dict[str, Sequence[EpochRecord]]) -> int:
-    """Hold every row against what it should be; returns how many changes of a batch there were.
+    """Check every row; return the number of changes of a batch.
 
     Raises:
-        SystemExit: a row is otherwise.
+        SystemExit: A batch or a learning rate is wrong.
     """
     changes = 0
     for name, rows in histories.items():
         for row in rows:
             if row.batch > args.batch * row.gpus or row.batch % args.batch:
-                raise SystemExit(f"{name}, epoch {row.epoch}: a batch of {row.batch} on {row.gpus}")
-            if (
-                abs(row.learning_rate - LEARNING_RATE * row.batch / args.batch)
-                > 1e-6 * row.learning_rate
-            ):
                 raise SystemExit(
-                    f"{name}, epoch {row.epoch}: a learning rate of {row.learning_rate}"
+                    f"{name}, epoch {row.epoch}: the batch is {row.batch} on {row.gpus} trainers, "
+                    f"which is no multiple of {args.batch} or more than {args.batch * row.gpus}"
+                )
+            expected = LEARNING_RATE * row.batch / args.batch
+            if abs(row.learning_rate - expected) > 1e-6 * row.learning_rate:
+                raise SystemExit(
+                    f"{name}, epoch {row.epoch}: the learning rate is {row.learning_rate} instead "
+                    f"of {expected}"
                 )
         changes += sum(before.batch != after.batch for before, after in pairwise(rows))
     return changes
 
 
-def told(rows: Sequence[EpochRecord]) -> str:
-    """A history in short: epochs x batch on GPUs."""
-    log_lines = groupby(rows, key=lambda row: (row.batch, row.gpus))
-    return ", ".join(
-        f"{len(list(group))} x {batch} on {gpus}" for (batch, gpus), group in log_lines
-    )
+def summarize(rows: Sequence[EpochRecord]) -> str:
+    """Summarize a history: epochs x batch on GPUs."""
+    groups = groupby(rows, key=lambda row: (row.batch, row.gpus))
+    return ", ".join(f"{len(list(group))} x {batch} on {gpus}" for (batch, gpus), group in groups)
 
 
-def trained(
+def train(
     folder: Path, args: argparse.Namespace, batch: list[int]
 ) -> tuple[float, dict[str, float]]:
-    """Train; returns seconds from the first step to the last epoch's end, and accuracies on samples held out."""
+    """Train; return the seconds from the first step to the end, and the validation accuracies."""
     write_json(folder / "rates.json", rates(args))
     write_spec(spec(folder, args, batch), folder / "spec.yaml")
     run(folder / "spec.yaml", args.trainers + 1, "--plain", "--fresh", log=sys.stderr)
@@ -149,19 +150,19 @@ def trained(
 
 
 def main() -> None:
-    """Train thrice, train again, and print two tables."""
+    """Train three times, replay, and print two tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trainers", type=int, default=3)
     parser.add_argument("--epochs", type=int, nargs="+", default=[6, 12, 18, 24])
-    parser.add_argument("--batch", type=int, default=64, help="that a trainer holds")
+    parser.add_argument("--batch", type=int, default=64, help="capacity of a trainer")
     args = parser.parse_args()
     lines = []
     minimum, maximum = args.batch, args.batch * args.trainers
     for batch in ([minimum, maximum], [minimum, minimum], [maximum, maximum]):
         with tempfile.TemporaryDirectory() as folder:
-            seconds, accuracies = trained(Path(folder), args, batch)
+            seconds, accuracies = train(Path(folder), args, batch)
             named = " to ".join(map(str, sorted(set(batch))))
             lines.append(
                 f"| {named} | {seconds:.1f} | {statistics.mean(accuracies.values()):.3f} |"
@@ -169,7 +170,7 @@ def main() -> None:
             if batch == [minimum, maximum]:
                 results = histories(Path(folder) / "run", args)
                 changes = check(args, results)
-                again = []
+                replays = []
                 for name, rows in results.items():
                     run(
                         Path(folder) / "spec.yaml",
@@ -181,26 +182,27 @@ def main() -> None:
                         name,
                         log=sys.stderr,
                     )
-                    second = read_state(
+                    replayed = read_state(
                         RunPaths(RunPaths(Path(folder) / "run").replay(name)).last(name),
                         with_arrays=False,
                     ).history
-                    learned = [row.learning_rate for row in rows]
-                    again.append(
-                        f"| {name} | {told(rows)} | {min(learned):g} to {max(learned):g} | "
-                        f"{largest_difference(rows, second):.1e} |"
+                    learning_rates = [row.learning_rate for row in rows]
+                    replays.append(
+                        f"| {name} | {summarize(rows)} | {min(learning_rates):g} to "
+                        f"{max(learning_rates):g} | {largest_difference(rows, replayed):.1e} |"
                     )
     print(
-        "| network | epochs x batch on trainers | learning rate | replay differs by |\n| --- | --- | --- | --- |"
+        "| network | epochs x batch on trainers | learning rate | replay differs by |\n"
+        "| --- | --- | --- | --- |"
     )
-    print("\n".join(again))
+    print("\n".join(replays))
     print(f"\n{changes} changes of a batch; {args.trainers} trainers\n")
     print(
-        "| batch | from the first step to the last epoch, s | accuracy held out, mean of the best epochs |\n"
-        "| --- | ---: | ---: |"
+        "| batch | from the first step to the last epoch, s | validation accuracy, mean of the best "
+        "epochs |\n| --- | ---: | ---: |"
     )
     print("\n".join(lines))
-    print(f"The load of the machine was {os.getloadavg()[2]:.1f} in the end.")
+    print(f"The load of the machine was {os.getloadavg()[2]:.1f} at the end.")
 
 
 if __name__ == "__main__":

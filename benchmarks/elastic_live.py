@@ -1,18 +1,19 @@
-"""Networks that arrive over time on emulated GPUs, live: batches that follow the GPUs beside fixed ones.
+"""Train networks that arrive over time on emulated GPUs: batches that follow the GPUs, and fixed ones.
 
-    python benchmarks/elastic_live.py [--gpus 8] [--minutes 60] [--time-scale 0.02] [--patterns low high bursty]
-                                      [--seeds 1 2 3]
+    python benchmarks/elastic_live.py [--gpus 8] [--minutes 60] [--time-scale 0.02]
+        [--patterns low high bursty] [--seeds 1 2 3]
 
-Jobs are drawn as for `fleet simulate autoscale`: the paper's categories and arrival patterns. Each is a network that is
-added to a run when it arrives; the policy `elastic` gives it GPUs and a batch from its range, or GPUs for the batch
-that was drawn. The whole runtime runs; only steps sleep. Busy and quiet times take half of the minutes each. A step of
-the emulation stands for several of the paper's, so that it is longer than what this machine takes for it; scaling
-factors are the same.
+Jobs are drawn as in `fleet simulate autoscale`: the paper's categories and arrival patterns. Each is a
+network that is added to a run when it arrives; the policy `elastic` gives it GPUs and a batch from its
+range, or GPUs for its drawn batch. The whole runtime runs; only steps sleep. Busy and quiet times take
+half of the minutes each. An emulated step stands for several of the paper's, so that it is longer than
+the overhead of this machine; scaling factors are the same.
 
-Beside it stand two simulations of the same jobs, that come at the moments at which they came: the autoscaler's, as
-everywhere in the paper (jobs change at any moment, and nothing costs time); and that of ensembles, which knows what a
-run does (GPUs are let go of, and batches change, at the end of epochs; the last step of an epoch has what is left) and
-is told what the run itself shows of its costs: to form a group, to change it, to decide, between two epochs.
+Two simulations get the same jobs with their actual arrival times. The autoscaler's simulation is the
+paper's: jobs change at any moment, without costs. The ensemble simulation models a run: GPUs are
+released and batches change at the end of epochs, and the last step of an epoch has the remaining
+samples. It uses the measured costs of the run: to form a group, to change it, to decide, between two
+epochs.
 """
 
 from __future__ import annotations
@@ -50,10 +51,8 @@ from scheduler.simulation.autoscale import simulate as simulate_jobs
 from scheduler.simulation.elastic_jobs import PATTERNS, Category, generate, workload
 from scheduler.simulation.ensemble import simulate
 
-SAMPLES = (
-    4096  # of an epoch: some of the largest batches, and a minute and three quarters on one GPU
-)
-RATE = 40.0  # samples/s of every category on one GPU with the largest batch that it holds
+SAMPLES = 4096  # per epoch: several of the largest batches, and 1.7 minutes on one GPU
+RATE = 40.0  # samples/s of every category on one GPU with its largest batch
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class Job:
     """A network that arrives.
 
     Args:
-        arrival_min: after the run has begun.
-        network: with the range of its batch, and its epochs.
+        arrival_min: Minutes after the start of the run.
+        network: The network, with its epochs and the range of its batch.
     """
 
     arrival_min: float
@@ -72,13 +71,13 @@ class Job:
 def draw(
     args: argparse.Namespace, pattern: str, policy: str, seed: int
 ) -> tuple[list[Job], tuple[CommTime, ...]]:
-    """Jobs, and how long the exchanges of their networks take."""
+    """Draw jobs, and the times of their gradient exchanges."""
     kinds = workload().categories
-    slower = [_rate(kind) / RATE for kind in kinds]
-    # Two categories are of one size; here each has one of its own, since their steps stand for different numbers.
+    slowdowns = [_rate(kind) / RATE for kind in kinds]
+    # Each category has its own size here, because their steps stand for different numbers of steps.
     comm = tuple(
-        CommTime(float(index), gpus, times * seconds)
-        for index, (kind, times) in enumerate(zip(kinds, slower, strict=True), start=1)
+        CommTime(float(index), gpus, factor * seconds)
+        for index, (kind, factor) in enumerate(zip(kinds, slowdowns, strict=True), start=1)
         for gpus, seconds in enumerate(
             exchange_seconds(workload().comm_s, kind.network.params_mb or 0.0, args.gpus).tolist(),
             start=1,
@@ -86,23 +85,23 @@ def draw(
         if gpus > 1
     )
     jobs = []
-    # Drawn for as many minutes as a busy and a quiet time take, and then made to come within fewer.
+    # Drawn for the minutes of a busy and a quiet time, then compressed.
     drawn_min = 2 * workload().burst_min
-    squeezed = drawn_min / args.minutes
-    drawn = generate(args.gpus, drawn_min, pattern, policy, seed, args.load / squeezed)
+    compression = drawn_min / args.minutes
+    drawn = generate(args.gpus, drawn_min, pattern, policy, seed, args.load / compression)
     for number, job in enumerate(drawn):
         index = next(index for index, kind in enumerate(kinds) if kind.length_min == job.length_min)
         kind = kinds[index]
         fixed = job.curve.batches[job.curve.min_gpus - 1]
-        batches = (
-            (fixed, fixed) if policy != "elastic" else (kind.batches.smallest, kind.batches.largest)
-        )
+        batches = (fixed, fixed)
+        if policy == "elastic":
+            batches = (kind.batches.smallest, kind.batches.largest)
         steps = tuple(
-            StepTime(step.batch, step.seconds * slower[index]) for step in kind.network.step_s
+            StepTime(step.batch, step.seconds * slowdowns[index]) for step in kind.network.step_s
         )
         jobs.append(
             Job(
-                job.arrival_min / squeezed,
+                job.arrival_min / compression,
                 Network(
                     f"job{number}",
                     (1.0,),
@@ -117,7 +116,7 @@ def draw(
 
 
 def _rate(kind: Category) -> float:
-    """Samples/s on one GPU with the largest batch that it holds and the job may use."""
+    """Return samples/s on one GPU with the largest batch that fits and the job may use."""
     max_batch = min(max(step.batch for step in kind.network.step_s), kind.batches.largest)
     return step_rate(kind.network, (), 1, max_batch)
 
@@ -125,10 +124,10 @@ def _rate(kind: Category) -> float:
 def live(
     jobs: Sequence[Job], comm: tuple[CommTime, ...], folder: Path, args: argparse.Namespace
 ) -> dict[str, tuple[float, float]]:
-    """Train the jobs as they arrive; returns when each came and was done, in minutes of the emulated time.
+    """Train the jobs as they arrive; return their arrival and end in minutes of emulated time.
 
     Raises:
-        SystemExit: a network has failed.
+        SystemExit: A network failed.
     """
     minute_s = 60 * args.time_scale
     pause_s = minute_s * max(after.arrival_min - job.arrival_min for job, after in pairwise(jobs))
@@ -169,17 +168,18 @@ def live(
                     },
                 }
             )
-    if failed := [
+    failures = [
         f"{row.name}: {row.reason}" for row in running.results() if row.status != Status.FINISHED
-    ]:
-        raise SystemExit("\n".join(failed))
-    came: dict[str, float] = {}
+    ]
+    if failures:
+        raise SystemExit("\n".join(failures))
+    arrivals: dict[str, float] = {}
     results = {}
     for t_s, event in read_events(RunPaths(folder / "run").events):
         if isinstance(event, NetworkAdded):
-            came[event.network] = t_s / minute_s
+            arrivals[event.network] = t_s / minute_s
         elif isinstance(event, NetworkFinished):
-            results[event.network] = (came[event.network], t_s / minute_s)
+            results[event.network] = (arrivals[event.network], t_s / minute_s)
     return results
 
 
@@ -189,10 +189,10 @@ def _table(
     return RateTable(SAMPLES, args.gpus, tuple(networks), comm)
 
 
-def simulated(
-    jobs: Sequence[Job], comm: tuple[CommTime, ...], came: Mapping[str, float], gpus: int
+def simulate_autoscaler(
+    jobs: Sequence[Job], comm: tuple[CommTime, ...], arrival_min: Mapping[str, float], gpus: int
 ) -> dict[str, tuple[float, float]]:
-    """When jobs that come when they came are done by the autoscaler's simulation; as :func:`live`."""
+    """Simulate the autoscaler with the actual arrivals; return the same as :func:`live`."""
     twins = []
     for job in jobs:
         curve = curve_of(job.network, comm, gpus)
@@ -203,7 +203,9 @@ def simulated(
         )
         twins.append(
             ElasticJob(
-                came[job.network.name], (job.network.epochs or 1) * SAMPLES / rate / 60, curve
+                arrival_min[job.network.name],
+                (job.network.epochs or 1) * SAMPLES / rate / 60,
+                curve,
             )
         )
     outcome = simulate_jobs(twins, Autoscaling(gpus, interval_min=0))
@@ -213,83 +215,83 @@ def simulated(
     }
 
 
-def simulated_run(
+def simulate_ensemble(
     jobs: Sequence[Job],
     comm: tuple[CommTime, ...],
-    came: Mapping[str, float],
+    arrival_min: Mapping[str, float],
     costs: Costs,
     args: argparse.Namespace,
 ) -> dict[str, tuple[float, float]]:
-    """The same by the simulation of ensembles, with what moves cost."""
-    first = min(came.values())
-    arrivals = {name: 60 * (moment - first) for name, moment in came.items()}
-    account = simulate(
+    """Simulate the ensemble with the actual arrivals and measured costs; return the same as :func:`live`."""
+    first = min(arrival_min.values())
+    schedule = simulate(
         _table([job.network for job in jobs], comm, args),
         Cluster.of(args.gpus, args.gpus),
         POLICIES["elastic"],
         Options(),
         costs,
-        arrivals=arrivals,
+        arrivals={name: 60 * (arrival - first) for name, arrival in arrival_min.items()},
     )
     return {
         name: (
-            came[name],
-            first + max(stint.end_s for stint in account.stints if stint.name == name) / 60,
+            arrival_min[name],
+            first + max(stint.end_s for stint in schedule.stints if stint.name == name) / 60,
         )
-        for name in came
+        for name in arrival_min
     }
 
 
-def costs_of(folder: Path, time_scale: float) -> Costs:
-    """What moves cost in a run, in seconds of the emulated time."""
+def measure_costs(folder: Path, time_scale: float) -> Costs:
+    """Return the costs of moves in a run, in seconds of emulated time."""
     run_account = account(replay_log(read_run(RunPaths(folder / "run"))))
-    assert run_account is not None  # it has come to its end
+    assert run_account is not None  # the run has finished
     return Costs(
         **{name: seconds / time_scale for name, seconds in asdict(run_account.costs).items()}
     )
 
 
 def mean_and_last(done: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
-    """Mean minutes from a job's arrival to its end, and those from the first arrival to the last end."""
+    """Return the mean minutes from arrival to end, and the minutes from first arrival to last end."""
     return (
         statistics.mean(end - start for start, end in done.values()),
         max(end for _, end in done.values()) - min(start for start, _ in done.values()),
     )
 
 
-def measured(
+def measure(
     args: argparse.Namespace, pattern: str, policy: str, seed: int
 ) -> tuple[int, list[float]]:
-    """Jobs of a run, and of both means and both ends: live, and how much more that is than simulated, %."""
+    """Return the number of jobs, then mean and end: live, and the excess over both simulations in %."""
     jobs, comm = draw(args, pattern, policy, seed)
     with tempfile.TemporaryDirectory() as folder:
         done = live(jobs, comm, Path(folder), args)
-        costs = costs_of(Path(folder), args.time_scale)
-    came = {name: start for name, (start, _) in done.items()}
-    account = [
-        mean_and_last(simulated(jobs, comm, came, args.gpus)),
-        mean_and_last(simulated_run(jobs, comm, came, costs, args)),
+        costs = measure_costs(Path(folder), args.time_scale)
+    arrival_min = {name: start for name, (start, _) in done.items()}
+    simulations = [
+        mean_and_last(simulate_autoscaler(jobs, comm, arrival_min, args.gpus)),
+        mean_and_last(simulate_ensemble(jobs, comm, arrival_min, costs, args)),
     ]
     results = []
     for index, value in enumerate(mean_and_last(done)):
-        results += [value, *(100 * (value / epoch[index] - 1) for epoch in account)]
+        results += [value, *(100 * (value / simulation[index] - 1) for simulation in simulations)]
     forming, deciding, between = (
         1000 * args.time_scale * seconds
         for seconds in (costs.regroup_s, costs.scheduling_s, costs.epoch_s)
     )
     print(
-        f"{pattern}, {policy}, seed {seed}: {len(jobs)} jobs, {', '.join(f'{value:.2f}' for value in results)}; ms to "
-        f"form a group {forming:.1f}, to decide {deciding:.1f}, between epochs {between:.1f}",
+        f"{pattern}, {policy}, seed {seed}: {len(jobs)} jobs, "
+        f"{', '.join(f'{value:.2f}' for value in results)}; ms to form a group {forming:.1f}, to "
+        f"decide {deciding:.1f}, between epochs {between:.1f}",
         file=sys.stderr,
         flush=True,
     )
     return len(jobs), results
 
 
-def middle(values: Sequence[float], form: str = ".1f") -> str:
-    """The median, and in brackets the least and the most.
+def median_and_range(values: Sequence[float], form: str = ".1f") -> str:
+    """Format the median, and in parentheses the minimum and maximum.
 
-    >>> middle([3.0, 1.0, 2.0])
+    >>> median_and_range([3.0, 1.0, 2.0])
     '2.0 (1.0 to 3.0)'
     """
     ends = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
@@ -302,10 +304,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--minutes", type=float, default=60.0, help="for how long jobs arrive")
-    parser.add_argument("--load", type=float, default=1.0, help="of busy times")
     parser.add_argument(
-        "--time-scale", type=float, default=0.02, help="seconds that a second of training takes"
+        "--minutes", type=float, default=60.0, help="minutes during which jobs arrive"
+    )
+    parser.add_argument("--load", type=float, default=1.0, help="load of busy times")
+    parser.add_argument(
+        "--time-scale", type=float, default=0.02, help="real seconds per emulated second"
     )
     parser.add_argument("--patterns", nargs="+", choices=PATTERNS, default=list(PATTERNS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
@@ -314,26 +318,28 @@ def main() -> None:
     for pattern in args.patterns:
         for policy in ("elastic", "fixed"):
             counts, runs = zip(
-                *(measured(args, pattern, policy, seed) for seed in args.seeds), strict=True
+                *(measure(args, pattern, policy, seed) for seed in args.seeds), strict=True
             )
-            took, *other_runs = zip(*runs, strict=True)
+            took, *columns = zip(*runs, strict=True)
             cells = [
-                middle(took),
-                *(middle(values, "+.1f") for values in other_runs[:2]),
-                middle(other_runs[2]),
-                *(middle(values, "+.1f") for values in other_runs[3:]),
+                median_and_range(took),
+                *(median_and_range(values, "+.1f") for values in columns[:2]),
+                median_and_range(columns[2]),
+                *(median_and_range(values, "+.1f") for values in columns[3:]),
             ]
             lines.append(
                 f"| {pattern} | {policy} | {', '.join(map(str, counts))} | {' | '.join(cells)} |"
             )
     print(
-        "| arrivals | batches | jobs | completion, min | off, % | off with costs, % | all done, min | off, % | "
-        "off with costs, % |\n| --- | --- | --- | " + " | ".join(6 * ["---:"]) + " |"
+        "| arrivals | batches | jobs | completion, min | error, % | error with costs, % | "
+        "all done, min | error, % | error with costs, % |\n"
+        "| --- | --- | --- | " + " | ".join(6 * ["---:"]) + " |"
     )
     print("\n".join(lines))
     print(
-        f"{args.gpus} emulated GPUs, jobs arrive for {args.minutes:g} min, time scale {args.time_scale:g}, seeds "
-        f"{', '.join(map(str, args.seeds))}; the load of the machine was {os.getloadavg()[2]:.1f} in the end"
+        f"{args.gpus} emulated GPUs, jobs arrive for {args.minutes:g} min, time scale "
+        f"{args.time_scale:g}, seeds {', '.join(map(str, args.seeds))}; the load of the machine was "
+        f"{os.getloadavg()[2]:.1f} at the end"
     )
 
 

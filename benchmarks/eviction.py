@@ -1,9 +1,10 @@
-"""Eviction: how fast the plans for all deadlines are found.
+"""Measure how fast eviction plans for all deadlines are computed.
 
     python benchmarks/eviction.py [--draws 5] [--json]
 
-Prints CPU milliseconds beside the targets: the median over machines drawn at random, and over several runs on each.
-A time runs from the list of jobs to the list of plans, with the actions of every job for every deadline.
+Prints CPU milliseconds with the targets: medians over randomly drawn machines, and over several runs on
+each. A time covers everything from the list of jobs to the list of plans, with the actions of every
+job for every deadline.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.oracles.eviction import algorithm_1
 
 @dataclass(frozen=True)
 class Case:
-    """A question whose answer is timed."""
+    """A timed question."""
 
     jobs: int
     machine: int  # nodes
@@ -42,19 +43,16 @@ class Case:
     granularity: int = 1
 
     def draw(self, seed: int) -> list[RunningJob]:
-        """The jobs of a machine; their times are in steps."""
+        """Draw the jobs of a machine; their times are in steps."""
         jobs = theta_like(self.jobs, seed, self.machine, self.granularity)
-        return [
-            in_seconds(job)
-            if self.step == "1 s"
-            else job.checkpointing.running_job(STORAGE, resolution=1)
-            for job in jobs
-        ]
+        if self.step == "1 s":
+            return [in_seconds(job) for job in jobs]
+        return [job.checkpointing.running_job(STORAGE, resolution=1) for job in jobs]
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What a case took, CPU milliseconds."""
+    """The CPU milliseconds of a case."""
 
     case: Case
     median_ms: float
@@ -62,14 +60,14 @@ class Speed:
 
 
 def in_seconds(job: BatchJob) -> RunningJob:
-    """The costs of a job with times in whole seconds."""
-    plan_jobs = job.checkpointing
-    app, system = (STORAGE.seconds(plan_jobs.sizes(way) or ()) for way in eviction.CHECKPOINTS)
+    """Return the costs of a job, with times in whole seconds."""
+    checkpointing = job.checkpointing
+    app, system = (STORAGE.seconds(checkpointing.sizes(way) or ()) for way in eviction.CHECKPOINTS)
     return RunningJob(
-        plan_jobs.id,
-        plan_jobs.nodes,
-        plan_jobs.loss,
-        math.ceil(60 * (plan_jobs.wait_min or 0) + app),
+        checkpointing.id,
+        checkpointing.nodes,
+        checkpointing.loss,
+        math.ceil(60 * (checkpointing.wait_min or 0) + app),
         math.ceil(system),
     )
 
@@ -86,7 +84,7 @@ CASES = (
 
 
 def cpu_ms(method: Callable[[], object], runs: int) -> float:
-    """Median CPU time of a few runs."""
+    """Return the median CPU time of a few runs, in ms."""
     times = []
     for _ in range(runs):
         start = time.process_time()
@@ -106,23 +104,23 @@ def measure(case: Case, draws: int) -> Speed:
 
 
 def each_deadline(jobs: Sequence[RunningJob], nodes: int, steps: int) -> list[Plan]:
-    """What greedy does for all deadlines."""
+    """Return the plans of greedy for all deadlines."""
     return [greedy(jobs, nodes, deadline) for deadline in range(steps + 1)]
 
 
-def others(draws: int) -> dict[str, float]:
-    """CPU milliseconds of what stands beside the table, on the first question about 1,024 nodes."""
+def measure_rivals(draws: int) -> dict[str, float]:
+    """Return the CPU milliseconds of other methods on the first question about 1,024 nodes."""
     case = CASES[1]
-    jobs = [case.draw(seed) for seed in range(draws)]
+    machines = [case.draw(seed) for seed in range(draws)]
 
     def median(method: Callable[[Sequence[RunningJob]], object], runs: int) -> float:
-        return statistics.median(cpu_ms(partial(method, timings), runs) for timings in jobs)
+        return statistics.median(cpu_ms(partial(method, jobs), runs) for jobs in machines)
 
     return {
-        "every count of nodes, 0 to 4,352": median(lambda own: Spectrum(own, case.steps), 5),
-        "greedy, 16 runs": median(lambda own: each_deadline(own, case.nodes, case.steps), 21),
+        "every number of nodes, 0 to 4,352": median(lambda jobs: Spectrum(jobs, case.steps), 5),
+        "greedy, 16 runs": median(lambda jobs: each_deadline(jobs, case.nodes, case.steps), 21),
         "Algorithm 1 as printed, in Python": median(
-            lambda own: algorithm_1(own, case.nodes, case.steps), 1
+            lambda jobs: algorithm_1(jobs, case.nodes, case.steps), 1
         ),
     }
 
@@ -140,7 +138,7 @@ HEADERS = (
 
 
 def digits(value: float) -> str:
-    """Three digits that count.
+    """Format a number with three significant digits.
 
     >>> digits(1234.5), digits(0.98765)
     ('1,230', '0.988')
@@ -166,17 +164,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--draws", type=int, default=5, help="machines drawn for each case (5)")
+    parser.add_argument("--draws", type=int, default=5, help="machines drawn per case (default: 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    results, comparison = [measure(case, args.draws) for case in CASES], others(args.draws)
+    results = [measure(case, args.draws) for case in CASES]
+    rivals = measure_rivals(args.draws)
     if args.json:
-        print_json({"speeds": [asdict(speed) for speed in results], "others_ms": comparison})
+        print_json({"speeds": [asdict(speed) for speed in results], "rivals_ms": rivals})
         return
     print_table(HEADERS, [cells(speed) for speed in results])
     print_table(
         ["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"],
-        [[name, digits(value)] for name, value in comparison.items()],
+        [[name, digits(value)] for name, value in rivals.items()],
     )
 
 

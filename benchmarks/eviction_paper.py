@@ -1,9 +1,9 @@
-"""CoSim's figures, again: fills in the measured parts of docs/measured/eviction.md.
+"""Reproduce CoSim's figures: update the measured blocks of docs/measured/eviction.md.
 
     python benchmarks/eviction_paper.py [--docs docs] [--draws 20]
 
-What stands in ``DOCS/measured/eviction.md`` between ``<!-- measured: NAME -->`` and ``<!-- end -->`` is written
-anew, and the figures in ``DOCS/figures/``; the words around stay. Five minutes.
+Replaces the blocks of ``DOCS/measured/eviction.md`` between ``<!-- measured: NAME -->`` and
+``<!-- end -->``, and the figures in ``DOCS/figures/``; the prose stays. Takes five minutes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.oracles.eviction import branch_and_bound
 SCENARIOS = (12, 16, 24)  # jobs
 NODES = (512, 1024, 2048)  # to free
 DEADLINES = range(16)
-MOST_VISITS = 3_000_000  # of branch and bound for one deadline
+MAX_VISITS = 3_000_000  # of branch and bound for one deadline
 TIMED_DRAWS = 3
 ON_DEMAND_MIN = 60
 
@@ -42,7 +42,7 @@ Curve = list[float]
 
 
 def costs(jobs: Sequence[BatchJob]) -> list[RunningJob]:
-    """As the paper plans: in whole minutes."""
+    """Return the costs of jobs in whole minutes, as in the paper."""
     return [job.checkpointing.running_job(STORAGE, resolution=1) for job in jobs]
 
 
@@ -50,37 +50,39 @@ def costs(jobs: Sequence[BatchJob]) -> list[RunningJob]:
 
 
 def accumulated_ms(method: Callable[[int], object | None]) -> Curve:
-    """CPU time of one run for each deadline up to T; without end once a run gave up."""
+    """Return the CPU time of one run per deadline, up to T; infinite once a run gave up."""
     total, curve = 0.0, []
     for deadline in DEADLINES:
         start = time.process_time()
-        gave_up = math.isinf(total) or method(deadline) is None
-        total = math.inf if gave_up else total + 1000 * (time.process_time() - start)
+        has_given_up = math.isinf(total) or method(deadline) is None
+        total += 1000 * (time.process_time() - start)
+        if has_given_up:
+            total = math.inf
         curve.append(total)
     return curve
 
 
 def response_times(jobs: list[RunningJob], nodes: int) -> dict[str, Curve]:
-    """Each approach's time to answer for all deadlines 0..T, by T."""
+    """Return the time of each approach to answer all deadlines 0..T, by T."""
     largest_first = sorted(jobs, key=lambda job: -job.nodes)
     return {
         "greedy": [
             speed.cpu_ms(partial(speed.each_deadline, jobs, nodes, last), 5) for last in DEADLINES
         ],
-        "dynamic programme, one pass": [
+        "dynamic program, one pass": [
             speed.cpu_ms(partial(plan_evictions, jobs, nodes, last), 5) for last in DEADLINES
         ],
         "branch and bound": accumulated_ms(
-            lambda last: branch_and_bound(jobs, nodes, last, MOST_VISITS)
+            lambda last: branch_and_bound(jobs, nodes, last, MAX_VISITS)
         ),
         "branch and bound, largest first": accumulated_ms(
-            lambda last: branch_and_bound(largest_first, nodes, last, MOST_VISITS)
+            lambda last: branch_and_bound(largest_first, nodes, last, MAX_VISITS)
         ),
     }
 
 
 def response_block(figure: Path) -> str:
-    """Figs. 5 to 7: the median over a few draws."""
+    """Draw Figs. 5 to 7 and return their table: the median over a few draws."""
     curves = {
         (count, nodes): medians(
             [response_times(costs(theta_like(count, seed)), nodes) for seed in range(TIMED_DRAWS)]
@@ -116,7 +118,7 @@ def response_block(figure: Path) -> str:
 
 
 def medians(draws: Sequence[Mapping[str, Curve]]) -> dict[str, Curve]:
-    """The median curve of each approach."""
+    """Return the median curve of each approach."""
     return {
         name: [
             statistics.median(values)
@@ -130,7 +132,7 @@ def medians(draws: Sequence[Mapping[str, Curve]]) -> dict[str, Curve]:
 
 
 def loss_block(figure: Path, draws: int) -> str:
-    """Fig. 8: how much more greedy loses, and how much must be lost at all, node-hours."""
+    """Draw Fig. 8 and return its table: the minimum loss and the excess of greedy, in node-hours."""
     losses = {
         (count, nodes): np.array(
             [losses_of(costs(theta_like(count, seed)), nodes) for seed in range(draws)]
@@ -142,27 +144,27 @@ def loss_block(figure: Path, draws: int) -> str:
     def draw(axes: NDArray[Any]) -> None:
         for panel, nodes in zip(axes.flat, NODES, strict=True):
             for count in SCENARIOS:
-                more = losses[count, nodes][:, 1] - losses[count, nodes][:, 0]
-                panel.plot(DEADLINES, more.mean(axis=0), marker=".", label=f"{count} jobs")
-                panel.fill_between(DEADLINES, *np.quantile(more, (0.1, 0.9), axis=0), alpha=0.15)
+                excess = losses[count, nodes][:, 1] - losses[count, nodes][:, 0]
+                panel.plot(DEADLINES, excess.mean(axis=0), marker=".", label=f"{count} jobs")
+                panel.fill_between(DEADLINES, *np.quantile(excess, (0.1, 0.9), axis=0), alpha=0.15)
             panel.set(title=f"{nodes} nodes", xlabel="T, min")
-        axes.flat[0].set_ylabel("greedy loses more by, node-hours")
+        axes.flat[0].set_ylabel("additional loss of greedy, node-hours")
         axes.flat[0].legend(fontsize="small")
 
     picture(figure, (9, 3), 1, 3, draw)
     rows = []
     for (count, nodes), series in losses.items():
-        minimum, more = series[:, 0], series[:, 1] - series[:, 0]
+        minimum, excess = series[:, 0], series[:, 1] - series[:, 0]
         rows.append(
             [
                 count,
                 nodes,
                 *(
-                    f"{minimum[:, moment].mean():.0f} + {more[:, moment].mean():.0f}"
+                    f"{minimum[:, moment].mean():.0f} + {excess[:, moment].mean():.0f}"
                     for moment in (0, 5, 10, 15)
                 ),
                 f"{(series[:, 0, -1] == 0).mean():.0%}",
-                f"{(more[:, -1] > more[:, 0]).mean():.0%}",
+                f"{(excess[:, -1] > excess[:, 0]).mean():.0%}",
             ]
         )
     return table(
@@ -174,14 +176,14 @@ def loss_block(figure: Path, draws: int) -> str:
             "T = 10",
             "T = 15",
             "nothing lost at 15",
-            "greedy further off at 15 than at 0",
+            "greedy worse at 15 than at 0",
         ],
         rows,
     )
 
 
 def losses_of(jobs: list[RunningJob], nodes: int) -> list[Curve]:
-    """The least loss and greedy's for each deadline, node-hours."""
+    """Return the minimum loss and greedy's loss for each deadline, in node-hours."""
     return [
         [plan.loss / 3600 for plan in plan_evictions(jobs, nodes, DEADLINES[-1])],
         [greedy(jobs, nodes, deadline).loss / 3600 for deadline in DEADLINES],
@@ -192,7 +194,7 @@ def losses_of(jobs: list[RunningJob], nodes: int) -> list[Curve]:
 
 
 def machine_block(draws: int) -> str:
-    """What a plan does to the machine, on average over the draws."""
+    """Return a table of a plan's effect on the machine, averaged over the draws."""
     rows = []
     for count in SCENARIOS:
         for nodes in NODES[1:]:
@@ -204,7 +206,7 @@ def machine_block(draws: int) -> str:
                         deadline,
                         *np.mean(
                             [
-                                carried_out(theta_like(count, seed), nodes, deadline)
+                                simulate_plan(theta_like(count, seed), nodes, deadline)
                                 for seed in range(draws)
                             ],
                             axis=0,
@@ -226,7 +228,7 @@ def machine_block(draws: int) -> str:
     )
 
 
-def carried_out(jobs: Sequence[BatchJob], nodes: int, deadline: int) -> list[float]:
+def simulate_plan(jobs: Sequence[BatchJob], nodes: int, deadline: int) -> list[float]:
     plan = plan_evictions(
         [job.checkpointing.running_job(STORAGE) for job in jobs], nodes, deadline
     )[-1]
@@ -244,13 +246,13 @@ def carried_out(jobs: Sequence[BatchJob], nodes: int, deadline: int) -> list[flo
 
 
 def speed_block() -> str:
-    """The speeds beside their targets."""
+    """Return the tables of speeds and targets."""
     rows = [speed.cells(speed.measure(case, 5)) for case in speed.CASES]
-    comparison = [[name, speed.digits(value)] for name, value in speed.others(5).items()]
+    rivals = [[name, speed.digits(value)] for name, value in speed.measure_rivals(5).items()]
     return "\n\n".join(
         [
             table(speed.HEADERS, rows),
-            table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"], comparison),
+            table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"], rivals),
         ]
     )
 
@@ -260,7 +262,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--docs", type=Path, default=Path("docs"))
-    parser.add_argument("--draws", type=int, default=20, help="machines drawn for each number (20)")
+    parser.add_argument(
+        "--draws", type=int, default=20, help="machines drawn per number (default: 20)"
+    )
     args = parser.parse_args()
     page, figures = args.docs / "measured/eviction.md", args.docs / "figures"
     page.write_text(

@@ -1,12 +1,13 @@
-"""What FLEET does on a machine with GPUs: one command for the first one, of at most eight minutes, without a network.
+"""Measure FLEET on a machine with GPUs: one command, at most eight minutes, without network access.
 
     python benchmarks/gpu.py [--out gpu] [--seconds 480] [--cpu]
 
-For the engines keras and torch, as far as their libraries are there, it measures one network alone beside plain Keras,
-or a plain PyTorch loop, on the same samples, K = 1, 2, 4 and 8 networks on one GPU, how fast inputs go to it, what
-checkpoints and changes of a group take, whether limits of memory hold, and what becomes of a network that is too large.
-It writes `gpu.json` and `gpu.md`: a row for each number, and what was skipped, and why. With `--cpu` all is small,
-and runs on cores: that tries the script, and says nothing about GPUs.
+For each installed engine (keras, torch) it measures: one network, compared with plain Keras or a plain
+PyTorch loop on the same samples; K = 1, 2, 4 and 8 networks on one GPU; the transfer rate of inputs;
+the time of checkpoints and of changes of a group; whether memory limits hold; and what happens to a
+network that is too large. It writes `gpu.json` and `gpu.md`: a row per number, and the skipped parts
+with reasons. With `--cpu` everything is small and runs on cores: that tests the script, and says
+nothing about GPUs.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from launch.mps import CONTROL
 
 ROOT = Path(__file__).parents[1]
 BATCH = 128
-_LEAST_S = 15  # of what is left, below which no part is begun
+_MIN_PART_S = 15  # no part begins with less time left
 TRAIN = {
     "batch": {"size": BATCH},
     "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9},
 }
 
-# The other sides of one network alone: nothing of FLEET but the network, and the same samples in memory.
+# The rivals of one network: only the network comes from FLEET; the same samples in memory.
 _ARRAYS = """
 import json, sys, time
 import numpy as np
@@ -81,21 +82,24 @@ import torch
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 layers, channels, side = [], 1, pixels
 for number in filters:
-    layers += [torch.nn.Conv2d(channels, number, 3, padding=1), torch.nn.BatchNorm2d(number), torch.nn.ReLU(),
-               torch.nn.MaxPool2d(2)]
+    layers += [torch.nn.Conv2d(channels, number, 3, padding=1), torch.nn.BatchNorm2d(number),
+               torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
     channels, side = number, side // 2
-model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(channels * side * side, 64), torch.nn.ReLU(),
+model = torch.nn.Sequential(*layers, torch.nn.Flatten(),
+                            torch.nn.Linear(channels * side * side, 64), torch.nn.ReLU(),
                             torch.nn.Linear(64, 10)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-images, labels = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
+images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+labels = torch.from_numpy(labels)
 if device.type == "cuda":
     images = images.pin_memory()
 for _ in range(epochs):
     began, order = time.perf_counter(), torch.randperm(samples)
     for rows in order.split(batch):
         optimizer.zero_grad(set_to_none=True)
-        loss = torch.nn.functional.cross_entropy(model(images[rows].to(device, non_blocking=True)),
-                                                 labels[rows].to(device, non_blocking=True))
+        outputs = model(images[rows].to(device, non_blocking=True))
+        targets = labels[rows].to(device, non_blocking=True)
+        loss = torch.nn.functional.cross_entropy(outputs, targets)
         loss.backward()
         optimizer.step()
     loss.item()
@@ -104,7 +108,7 @@ print(json.dumps(rates))
 """
 )
 
-# How fast arrays go to the device, from memory that its driver knows of and from other; and a network's state back.
+# Transfer rates of arrays to the device, from registered and from other memory; and of a state back.
 _ENGINE = """
 import json, sys, time
 import numpy as np
@@ -112,26 +116,29 @@ from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import make_engine
 from fleet.spec import parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
-spec = parse({"models": [{"family": "resnet", "args": json.loads(sys.argv[1])}], "resources": {"engine": sys.argv[2]}})
-engine = make_engine(spec, SampleSpec(ImageSpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5)), None, 0, 1)
-said, found = [], {}
+spec = parse({"models": [{"family": "resnet", "args": json.loads(sys.argv[1])}],
+              "resources": {"engine": sys.argv[2]}})
+sample = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5))
+engine = make_engine(spec, sample, None, 0, 1)
+warnings, rates = [], {}
 """
 _TIMED = """
-for what, put in (("registered", registered), ("pageable", pageable)):
+for memory, upload in (("registered", registered), ("pageable", pageable)):
     for mb in (1, 10, 40):
         array, times = np.ones(mb << 20, np.uint8), []
         for _ in range(12):
             began = time.perf_counter()
-            put(array)
+            upload(array)
             times.append(time.perf_counter() - began)
-        found[f"{what}, {mb} MB"] = (mb << 20) / 1e9 / sorted(times)[len(times) // 2]
+        rates[f"{memory}, {mb} MB"] = (mb << 20) / 1e9 / sorted(times)[len(times) // 2]
 network = engine.build(spec.networks[0], SingleRankGroup())
 times = []
 for _ in range(5):
     began = time.perf_counter()
     state = network.state()
     times.append(time.perf_counter() - began)
-print(json.dumps({"copies": found, "said": said, "state_mb": sum(array.nbytes for array in state.values()) / 1e6,
+state_mb = sum(array.nbytes for array in state.values()) / 1e6
+print(json.dumps({"copies": rates, "warnings": warnings, "state_mb": state_mb,
                   "state_ms": 1e3 * sorted(times)[2]}))
 """
 KERAS_COPIES = (
@@ -139,8 +146,9 @@ KERAS_COPIES = (
     + """
 from fleet.engines.keras.step_queue import InputBuffers
 from launch.pinned_memory import Pinning
-pinned, plain = InputBuffers(Pinning(0, said.append)), InputBuffers()
-registered, pageable = lambda array: pinned.upload([array]), lambda array: plain.upload([array])
+pinned, plain = InputBuffers(Pinning(0, warnings.append)), InputBuffers()
+registered = lambda array: pinned.upload([array])
+pageable = lambda array: plain.upload([array])
 """
     + _TIMED
 )
@@ -150,14 +158,15 @@ TORCH_COPIES = (
 import torch
 from fleet.engines.torch.flat_parameters import to_device, as_tensor
 cuda = torch.cuda.is_available()
-device, wait = torch.device("cuda" if cuda else "cpu"), torch.cuda.synchronize if cuda else lambda: None
+device = torch.device("cuda" if cuda else "cpu")
+wait = torch.cuda.synchronize if cuda else lambda: None
 registered = lambda array: (to_device(array, device), wait())
 pageable = lambda array: (as_tensor(array).to(device), wait())
 """
     + _TIMED
 )
 
-# A slot that is not the first of its GPU takes what it may, and then a little more.
+# A second slot of a GPU allocates up to its limit, and then a little more.
 KERAS_LIMIT = """
 import json, sys
 import tensorflow as tf
@@ -193,12 +202,12 @@ print(json.dumps([slot.memory_limit, mib]))
 
 
 class Engine(NamedTuple):
-    """An engine, and what it is measured by.
+    """An engine, and its benchmark scripts.
 
     Attributes:
-        library: that it takes.
-        rival: what people write without it; ``loop`` is that.
-        loop, copies, limit: scripts.
+        library: The library that it requires.
+        rival: Name of the program without FLEET, which is ``loop``.
+        loop, copies, limit: Scripts.
     """
 
     library: str
@@ -215,18 +224,18 @@ ENGINES = {
 
 
 class Skipped(Exception):
-    """A part cannot be measured here; the message says why."""
+    """A part that cannot be measured here; the message is the reason."""
 
 
 @dataclass
-class Found:
-    """What was measured, as it is written.
+class Report:
+    """The measurements.
 
     Attributes:
-        device: what it was measured on.
-        rows: ``what``, ``value`` and ``unit``; of some also what ``beside`` it was measured, and that one's ``ratio``.
-        skipped: ``what`` and ``why``.
-        seconds: that it took.
+        device: The device and the machine.
+        rows: ``measurement``, ``value`` and ``unit``; some with a ``reference`` and the ``ratio`` to it.
+        skipped: ``measurement`` and ``reason``.
+        seconds: Duration of the benchmark.
     """
 
     device: dict[str, Any]
@@ -235,21 +244,27 @@ class Found:
     seconds: float = 0.0
 
     def add(
-        self, label: str, value: float, unit: str, comparison: str = "", ratio: float | None = None
+        self, label: str, value: float, unit: str, reference: str = "", ratio: float | None = None
     ) -> None:
         self.rows.append(
-            {"what": label, "value": value, "unit": unit, "beside": comparison, "ratio": ratio}
+            {
+                "measurement": label,
+                "value": value,
+                "unit": unit,
+                "reference": reference,
+                "ratio": ratio,
+            }
         )
-        comparison = f", {ratio:.3g} x {comparison}" if ratio else ""
-        print(f"  {label}: {value:.4g} {unit}{comparison}", file=sys.stderr, flush=True)
+        text = f", {ratio:.3g} x {reference}" if ratio else ""
+        print(f"  {label}: {value:.4g} {unit}{text}", file=sys.stderr, flush=True)
 
     def skip(self, label: str, reason: str) -> None:
-        self.skipped.append({"what": label, "why": reason})
+        self.skipped.append({"measurement": label, "reason": reason})
         print(f"  {label}: skipped: {reason}", file=sys.stderr, flush=True)
 
     def markdown(self) -> str:
-        """A page: the device, a table of rows, and what was skipped."""
-        keys = ["what", "value", "unit", "beside", "ratio"]
+        """Format a page: the device, a table of rows, and the skipped parts."""
+        keys = ["measurement", "value", "unit", "reference", "ratio"]
         rows = table(
             keys,
             [
@@ -259,28 +274,33 @@ class Found:
         )
         device = ", ".join(f"{name}: {value}" for name, value in self.device.items())
         skipped = (
-            "\n".join(f"- {entry['what']}: {entry['why']}" for entry in self.skipped) or "Nothing."
+            "\n".join(f"- {entry['measurement']}: {entry['reason']}" for entry in self.skipped)
+            or "Nothing."
         )
-        return (
-            f"# On a GPU\n\n{device}; {self.seconds:.0f} s.\n\n{rows}\n\n## Skipped\n\n{skipped}\n"
-        )
+        return f"# GPU benchmarks\n\n{device}; {self.seconds:.0f} s.\n\n{rows}\n\n## Skipped\n\n{skipped}\n"
 
 
 class Bench:
-    """All parts, within a time.
+    """All parts, within a time limit.
 
     Args:
-        gpus: that this process is shown; none with ``--cpu``.
+        gpus: The visible GPUs; none with ``--cpu``.
+        seconds: Limit of all parts.
+        folder: Receives runs and caches.
     """
 
     def __init__(self, gpus: tuple[str, ...], seconds: float, folder: Path) -> None:
-        self.gpus, self._folder = gpus, folder
-        self._ends, self._most_s = time.monotonic() + seconds, seconds / 4
+        self.gpus = gpus
+        self._folder = folder
+        self._deadline_s = time.monotonic() + seconds
+        self._max_part_s = seconds / 4
         self._first: dict[tuple[str, str], float] = {}
-        self.samples, self.epochs, self.filters = (32768, 5, [32, 64]) if gpus else (1024, 3, [8])
+        self.samples = 32768 if gpus else 1024
+        self.epochs = 5 if gpus else 3
+        self.filters = [32, 64] if gpus else [8]
         memory = memory_mib(gpus[0]) if gpus else None
         self.memory = memory
-        self.found = Found(
+        self.report = Report(
             {
                 "GPUs": len(gpus),
                 "memory_mib": memory,
@@ -292,61 +312,60 @@ class Bench:
         )
 
     @property
-    def left_s(self) -> float:
-        return self._ends - time.monotonic()
+    def remaining_s(self) -> float:
+        return self._deadline_s - time.monotonic()
 
-    def part(self, label: str, measure: Callable[[], None]) -> None:
-        """A part, which may fail, or have no time left, without the others."""
+    def run_part(self, label: str, measure: Callable[[], None]) -> None:
+        """Run one part, which may fail or lack time without affecting the others."""
         print(label, file=sys.stderr, flush=True)
         try:
-            if self.left_s < _LEAST_S:
-                raise Skipped("there is no time left: --seconds")
+            if self.remaining_s < _MIN_PART_S:
+                raise Skipped("no time left; increase --seconds")
             measure()
-        except Skipped as why:
-            self.found.skip(label, str(why))
+        except Skipped as reason:
+            self.report.skip(label, str(reason))
         except subprocess.TimeoutExpired:
-            self.found.skip(label, "it did not end in the time that was left: --seconds")
-        except Exception as error:  # a page with the other parts is worth more
-            self.found.skip(
-                label, f"it failed: {type(error).__name__}: {' '.join(str(error).split())[-400:]}"
+            self.report.skip(label, "not finished in the remaining time; increase --seconds")
+        except Exception as error:  # the other parts still go to the page
+            self.report.skip(
+                label, f"failed: {type(error).__name__}: {' '.join(str(error).split())[-400:]}"
             )
 
-    # ---- what the parts do ----
+    # ---- helpers ----
 
     def call(
         self, command: list[str], status: int = 0, environment: dict[str, str] | None = None
     ) -> str:
-        """Run a command in the time that is left; returns what it prints."""
-        displayed = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}  # with --cpu none
-        done = subprocess.run(
+        """Run a command in the remaining time; return its output."""
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}  # none with --cpu
+        process = subprocess.run(
             command,
             cwd=ROOT,
             env=os.environ
-            | displayed
+            | visible
             | {
                 "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
                 "XDG_CACHE_HOME": str(self._folder / "cache"),
                 **(environment or {}),
             },
-            timeout=min(self.left_s, self._most_s),
+            timeout=min(self.remaining_s, self._max_part_s),
             text=True,
             capture_output=True,
             check=False,
         )
-        if done.returncode != status:
+        if process.returncode != status:
             raise RuntimeError(
-                f"status {done.returncode}: {done.stdout[-300:]} {done.stderr[-600:]}"
+                f"status {process.returncode}: {process.stdout[-300:]} {process.stderr[-600:]}"
             )
-        return done.stdout
+        return process.stdout
 
     def python(self, script: str, *arguments: str) -> Any:
-        """The object that a script prints last."""
+        """Return the object in the last line of a script's output."""
         return json.loads(self.call([sys.executable, "-c", script, *arguments]).splitlines()[-1])
 
     def run(
-        self, name: str, ranks: int, models: list[dict[str, Any]], status: int = 0, **parts: Any
+        self, name: str, ranks: int, models: list[dict[str, Any]], status: int = 0, **sections: Any
     ) -> RunPaths:
-        """Run a spec."""
         folder = self._folder / name.replace(" ", "-")
         folder.mkdir()
         content = {
@@ -361,7 +380,7 @@ class Bench:
                 "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
             },
             "train": TRAIN | {"stopping": {"monitor": "loss", "max_epochs": self.epochs}},
-            **parts,
+            **sections,
         }
         (folder / "spec.yaml").write_text(yaml.safe_dump(content))
         self.call([*mpirun(ranks), "-m", "fleet.run", str(folder / "spec.yaml"), "--plain"], status)
@@ -369,44 +388,41 @@ class Bench:
 
     # ---- the parts ----
 
-    def alone(self, name: str) -> None:
-        """One network alone, whose samples are kept, beside a plain loop over the same ones in memory."""
+    def measure_one(self, name: str) -> None:
+        """Measure one network with cached samples, and a plain loop over the same samples in memory."""
         model = {"family": "cnn", "name": "cnn", "args": {"filters": self.filters, "dense": [64]}}
-        paths = self.run(f"alone {name}", 2, [model], resources=self.one_gpu(name))
-        records = [event.record for event in events_of(paths.events, EpochEnded)][
-            1:
-        ]  # the first one compiles
-        local_part = statistics.median(record.samples / record.seconds for record in records)
+        paths = self.run(f"alone {name}", 2, [model], resources=self.resources(name))
+        records = [event.record for event in events_of(paths.events, EpochEnded)]
+        del records[0]  # the first epoch compiles
+        rate = statistics.median(record.samples / record.seconds for record in records)
         rates = self.python(
             ENGINES[name].loop, json.dumps([self.samples, 32, self.epochs, BATCH, self.filters])
         )[1:]
-        self.found.add(
-            f"{name}: one network alone",
-            local_part,
+        self.report.add(
+            f"{name}: one network",
+            rate,
             "samples/s",
             ENGINES[name].rival,
-            local_part / statistics.median(rates),
+            rate / statistics.median(rates),
         )
-        self.found.add(
-            f"{name}: waits of one network alone for samples",
+        self.report.add(
+            f"{name}: time that one network waits for samples",
             100
             * sum(record.waited_s for record in records)
             / sum(record.seconds for record in records),
             "%",
         )
 
-    def one_gpu(self, name: str) -> dict[str, Any]:
-        """The resources of a run on one GPU, or on cores."""
+    def resources(self, name: str) -> dict[str, Any]:
+        """Return the resources of a run on one GPU, or on cores."""
         return {"engine": name, "preprocessors": 1} | ({"gpus_per_node": 1} if self.gpus else {})
 
-    def together(self, name: str, slots: int) -> None:
-        """So many networks on the first GPU; where there is MPS, with it."""
-        options = (
-            ["--epochs=6", f"--samples={2 * self.samples}"]
-            if self.gpus
-            else ["--epochs=6", "--samples=8192", "--filters", "8"]
-        )
-        account = json.loads(
+    def measure_sharing(self, name: str, slots: int) -> None:
+        """Measure ``slots`` networks on the first GPU, with MPS if available."""
+        options = ["--epochs=6", "--samples=8192", "--filters", "8"]
+        if self.gpus:
+            options = ["--epochs=6", f"--samples={2 * self.samples}"]
+        results = json.loads(
             self.call(
                 [
                     sys.executable,
@@ -421,42 +437,41 @@ class Bench:
                 ]
             )
         )
-        [network] = account["rounds"][str(slots)]
-        for key, unit in (("together", "samples/s"), ("finished", "networks/min")):
+        [network] = results["rounds"][str(slots)]
+        for key, unit in (("samples_per_s", "samples/s"), ("networks_per_min", "networks/min")):
             first = self._first.setdefault((name, key), network[key])
-            self.found.add(
-                f"{name}: {slots} on {account['device']}",
+            self.report.add(
+                f"{name}: {slots} on {results['device']}",
                 network[key],
                 unit,
-                "the first of these",
+                "the fewest networks",
                 network[key] / first,
             )
 
-    def copies(self, name: str) -> None:
-        """How fast inputs go to the device, and what it takes to have the state of a network."""
+    def measure_copies(self, name: str) -> None:
+        """Measure the transfer of inputs to the device, and of a network's state to the host."""
         results = self.python(
             ENGINES[name].copies,
             json.dumps({} if self.gpus else {"blocks": [1, 1], "width": 16}),
             name,
         )
         for label, rate in results["copies"].items():
-            self.found.add(f"{name}: inputs to the device: {label}", rate, "GB/s")
-        self.found.add(
+            self.report.add(f"{name}: inputs to the device: {label}", rate, "GB/s")
+        self.report.add(
             f"{name}: state of a network of {results['state_mb']:.3g} MB to the host",
             results["state_ms"],
             "ms",
         )
-        if results["said"]:
-            self.found.skip(f"{name}: inputs from registered memory", results["said"][0])
+        if results["warnings"]:
+            self.report.skip(f"{name}: inputs from registered memory", results["warnings"][0])
 
-    def regroup(self, name: str) -> None:
-        """What checkpoints and changes of a group take; groups have a GPU for each rank."""
-        ranks = 4 if len(self.gpus) >= 4 or not self.gpus else 0
-        if not ranks:
-            raise Skipped(f"groups of 1, 2 and 4 ranks want 4 GPUs, and there are {len(self.gpus)}")
+    def measure_regroup(self, name: str) -> None:
+        """Measure checkpoints and changes of a group; groups need a GPU per rank."""
+        if 0 < len(self.gpus) < 4:
+            raise Skipped(f"groups of 1, 2 and 4 ranks need 4 GPUs; found {len(self.gpus)}")
         text = self.call(
             [
-                *mpirun(ranks),
+                *mpirun(4),
                 "benchmarks/regroup.py",
                 "--exchange=mpi",
                 "--repeat=2",
@@ -466,31 +481,31 @@ class Bench:
         )
         for row in json.loads(text[text.index("[") :]):
             for way in ("regroup", "restart"):
-                self.found.add(
+                self.report.add(
                     f"{name}: a group from {row['before']} to {row['after']} ranks, by {way}",
                     row[way],
                     "ms",
                 )
 
-    def limit(self, name: str) -> None:
-        """Whether a slot that is not the first of its GPU stays within its share."""
+    def measure_limit(self, name: str) -> None:
+        """Check that the second slot of a GPU stays within its share."""
         if self.memory is None:
             raise Skipped(
-                "the memory of a GPU is not known" if self.gpus else "cores have no limit of memory"
+                "the memory of the GPU is unknown" if self.gpus else "cores have no limit"
             )
         limit, took = self.python(ENGINES[name].limit, str(self.memory))
-        self.found.add(
-            f"{name}: a second slot, held to {limit} MiB, could take",
+        self.report.add(
+            f"{name}: a second slot, limited to {limit} MiB, allocated",
             took,
             "MiB",
             "its limit",
             took / limit,
         )
 
-    def too_large(self, name: str) -> None:
-        """What becomes of a network that needs more memory than there is, and of the one beside it."""
+    def check_too_large(self, name: str) -> None:
+        """Check what happens to a network that does not fit into memory, and to the next one."""
         if not self.gpus:
-            raise Skipped("it would take the memory of the machine")
+            raise Skipped("it would exhaust the memory of the machine")
         fits = {"family": "cnn", "name": "fits", "args": {"filters": [8], "dense": [16]}}
         large = {
             "family": "cnn",
@@ -499,59 +514,58 @@ class Bench:
             "train": {"batch": {"size": self.samples}},
         }
         paths = self.run(
-            f"too large {name}", 2, [large, fits], status=3, resources=self.one_gpu(name)
+            f"too large {name}", 2, [large, fits], status=3, resources=self.resources(name)
         )
         reasons = [event.reason for event in events_of(paths.events, NetworkFailed)]
         done = {event.network for event in events_of(paths.events, EpochEnded)}
-        self.found.add(
-            f"{name}: a network too large failed for lack of memory",
+        self.report.add(
+            f"{name}: a network that is too large failed: out of memory",
             float(len(reasons) == 1 and reasons[0].startswith("out of memory")),
             "(1: yes)",
         )
-        self.found.add(
-            f"{name}: and the one after it on its GPU trained to its end",
+        self.report.add(
+            f"{name}: the next network on that GPU trained to its end",
             float(done == {"fits"}),
             "(1: yes)",
         )
 
-    def all(self) -> Found:
-        """Measure everything."""
+    def run_all(self) -> Report:
+        """Run all parts."""
         began = time.monotonic()
         parts: dict[str, Callable[[str], None]] = {
-            "one network alone, beside a plain loop": self.alone,
-            "inputs and checkpoints": self.copies,
-            "limits of memory": self.limit,
-            "out of memory": self.too_large,
-            "changes of a group": self.regroup,
+            "one network, and a plain loop": self.measure_one,
+            "inputs and checkpoints": self.measure_copies,
+            "memory limits": self.measure_limit,
+            "out of memory": self.check_too_large,
+            "changes of a group": self.measure_regroup,
         }
         for slots in (1, 2, 4, 8) if self.gpus else (1, 2):
-            parts[f"{slots} on one device"] = partial(self.together, slots=slots)
+            parts[f"{slots} on one device"] = partial(self.measure_sharing, slots=slots)
         for name, engine in ENGINES.items():
             if importlib.util.find_spec(engine.library) is None:
-                self.found.skip(name, f"{engine.library} is not installed")
+                self.report.skip(name, f"{engine.library} is not installed")
                 continue
             for label, measure in parts.items():
-                self.part(f"{name}: {label}", partial(measure, name))
-        if not self.found.device["mps"]:
-            self.found.skip("networks on one GPU with MPS", f"{CONTROL} is not installed")
-        self.found.seconds = time.monotonic() - began
-        return self.found
+                self.run_part(f"{name}: {label}", partial(measure, name))
+        if not self.report.device["mps"]:
+            self.report.skip("networks on one GPU with MPS", f"{CONTROL} is not installed")
+        self.report.seconds = time.monotonic() - began
+        return self.report
 
 
 def main() -> None:
-    """Measure and write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", default="gpu", help="the files without their suffixes")
-    parser.add_argument("--seconds", type=float, default=480.0, help="at most")
-    parser.add_argument("--cpu", action="store_true", help="use no GPU: to try the script")
+    parser.add_argument("--out", default="gpu", help="path of the files, without suffix")
+    parser.add_argument("--seconds", type=float, default=480.0, help="time limit")
+    parser.add_argument("--cpu", action="store_true", help="use no GPU, to test the script")
     args = parser.parse_args()
     gpus = () if args.cpu else visible_gpus(os.environ, os.listdir("/dev"))
     if not gpus and not args.cpu:
-        parser.error("no GPU is at hand; --cpu tries the script without one")
+        parser.error("no GPU found; --cpu tests the script without one")
     with tempfile.TemporaryDirectory() as folder:
-        results = Bench(gpus, args.seconds, Path(folder)).all()
+        results = Bench(gpus, args.seconds, Path(folder)).run_all()
     out = Path(args.out)
     out.with_suffix(".json").write_text(json.dumps(asdict(results), indent=1))
     out.with_suffix(".md").write_text(results.markdown())
