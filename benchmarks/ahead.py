@@ -54,10 +54,11 @@ def begin_recorded(self, stride, stop):
     return finish
 steps.Steps._begin = begin_recorded
 def write_times():
-    kept = recorded[len(recorded) // 4:]
-    if kept:
+    later = recorded[len(recorded) // 4:]
+    if later:
         with open(f"{os.environ['RECORDS']}/{os.getpid()}", "w") as file:
-            json.dump([sum(idle for idle, _ in kept), sum(step for _, step in kept), len(kept)], file)
+            json.dump([sum(idle for idle, _ in later), sum(step for _, step in later), len(later)],
+                      file)
 atexit.register(write_times)
 from fleet.run import main
 raise SystemExit(main())

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def run_within(limit_s: float, work: Callable[..., None], *args: Any) -> Any:
-    """Return what ``work(*args, answer)`` sends to ``answer``, or None after ``limit_s`` seconds."""
+    """Return what ``work(*args, answer)`` sends to ``answer``; None after ``limit_s`` seconds."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(target=work, args=(*args, sender))
     process.start()

@@ -3,10 +3,11 @@
     python benchmarks/between_nodes.py [--leaders 2 4 8 16] [--json]
 
 Leaders only poll for chunks, a few of which are in flight (--in-flight), as in the stream. The root
-rotates with every chunk (--one-root: always the first leader). Both ways take turns; medians of five
-turns. Columns: how often a leader polls until a chunk has arrived (with --pause seconds between two
-polls, as if samples were decoded); MB/s per leader; MB/s of a copy in memory. For the tree also the
-bytes that the busiest leader receives and sends per chunk, as Open MPI's monitoring counts them.
+rotates with every chunk (--one-root: always the first leader). Both ways take turns; medians of
+five turns. Columns: how often a leader polls until a chunk has arrived (with --pause seconds
+between two polls, as if samples were decoded); MB/s per leader; MB/s of a copy in memory. For the
+tree also the bytes that the busiest leader receives and sends per chunk, as Open MPI's monitoring
+counts them.
 """
 
 from __future__ import annotations

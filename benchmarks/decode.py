@@ -4,7 +4,8 @@
 
 The first run makes JPEG files of 256 x 256 pixels from CIFAR-10. Each way then processes the same
 files in the same order, five times. Prints medians by CPU time of the process (all its threads).
-TensorFlow runs in its own process with one thread and no GPU; without TensorFlow its rows are absent.
+TensorFlow runs in its own process with one thread and no GPU; without TensorFlow its rows are
+absent.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/elastic.py [--seeds 3] [--solver-limit 60] [--docs docs] [--json]
 
-Prints the time of one decision for 2,000 jobs on 10,000 GPUs with its target and the time of HiGHS, and
-the paper's Tables III and IV and its comparisons with jobs of one category, each next to our
-simulation. With --docs it also runs everything else on docs/measured/elastic.md, and writes that page
-and its figures. Times are CPU seconds of one process, medians of 5; the solver runs in its own process
-and is stopped after the limit.
+Prints the time of one decision for 2,000 jobs on 10,000 GPUs with its target and the time of HiGHS,
+and the paper's Tables III and IV and its comparisons with jobs of one category, each next to our
+simulation. With --docs it also runs everything else on docs/measured/elastic.md, and writes that
+page and its figures. Times are CPU seconds of one process, medians of 5; the solver runs in its own
+process and is stopped after the limit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.oracles.elastic import dynamic_programme, integer_programme
 
 @dataclass(frozen=True)
 class Speed:
-    """The time of one decision: milliseconds with new and with known curves, seconds of other methods."""
+    """The time of one decision: ms with new and with known curves, and seconds of other methods."""
 
     curves: str
     jobs: int
@@ -48,7 +48,7 @@ class Speed:
     method: str
     new_ms: float
     known_ms: float
-    programme_s: float
+    program_s: float
     solver_s: str
     is_same: bool
 
@@ -102,11 +102,11 @@ def speeds(limit_s: float) -> list[Speed]:
     rows = []
     for name, jobs, gpus, solve in ROWS:
         allocation = allocate(instance(name, jobs, 0), gpus)
-        programme = dynamic_programme(instance(name, jobs, 0), gpus)
+        program = dynamic_programme(instance(name, jobs, 0), gpus)
         assert allocation is not None
-        assert programme is not None
+        assert program is not None
         solver = timed_solver(name, jobs, gpus, limit_s) if solve else None
-        throughputs = [programme.throughput]
+        throughputs = [program.throughput]
         solver_s = ""
         if solver is not None:
             throughputs.append(solver[1])
@@ -134,8 +134,8 @@ def speeds(limit_s: float) -> list[Speed]:
 def decisions_ms(name: str, jobs: int, gpus: int) -> tuple[float, float]:
     """Return median CPU milliseconds over five instances, with new and with known curves.
 
-    With new curves the time includes making them. With known curves it is that of a live caller, who has
-    decided before: one job has left, and another one with its own curve has arrived.
+    With new curves the time includes making them. With known curves it is that of a live caller,
+    who has decided before: one job has left, and another one with its own curve has arrived.
     """
     new, known_curves = [], []
     for seed in range(5):
@@ -298,7 +298,7 @@ def simulate_table(table: Table, seeds: int) -> list[RowResult]:
 
 @dataclass(frozen=True)
 class Case:
-    """A comparison of the paper with jobs of one category (Figs. 5 and 8), on 40 GPUs, with drops."""
+    """A comparison of the paper with jobs of one category (Figs. 5 and 8): 40 GPUs, with drops."""
 
     name: str
     category: int
@@ -443,7 +443,8 @@ def main() -> None:
         print_table(
             TABLE_HEADERS,
             [row.cells for row in rows],
-            title=f"{table.title}: {table.gpus} GPUs, load {table.load}, {args.seeds} seeds: mean (range)",
+            title=f"{table.title}: {table.gpus} GPUs, load {table.load}, mean (range) of "
+            f"{args.seeds} seeds",
         )
     print_table(
         CASE_HEADERS,
@@ -479,7 +480,7 @@ def speed_cells(row: Speed) -> list[str | int]:
         _compare(row.new_ms, NEW_MS) if has_target else "",
         f"{row.known_ms:.2f}",
         _compare(row.known_ms, KNOWN_MS) if has_target else "",
-        f"{row.programme_s:.3f}",
+        f"{row.program_s:.3f}",
         row.solver_s,
         "yes" if row.is_same else "NO",
     ]

@@ -136,7 +136,7 @@ RESCALE_HEADERS = (
 
 
 def rescales() -> Iterable[list[object]]:
-    """Yield rows of elastic jobs like Table IV's with costs of a resize, with and without the hold."""
+    """Yield rows of elastic jobs like Table IV's whose resizes cost time, with and without hold."""
     jobs = generate(GPUS, MINUTES, "bursty", "elastic", seed=0)
     for interval in (0.0, 10.0):
         for cost, hold in (

@@ -1,15 +1,16 @@
-"""Train batches that follow the GPUs with TensorFlow, compare them with fixed ones, and replay them.
+"""Train networks whose batches follow the GPUs, compare them with fixed ones, and replay them.
 
     python benchmarks/elastic_keras.py [--trainers 3] [--epochs 6 12 18 24] [--batch 64]
 
-A convolutional network per number of epochs trains on handwritten digits under the policy `elastic`:
-with a range of batches, from the capacity of one trainer to that of all of them; with the smallest;
-and with the largest. The rates file declares the times of steps and exchanges, because a CPU has no
-such capacity; everything else is real. The script checks every row of every history: the batch is at
-most the capacity of its trainers, and the learning rate is the spec's times the ratio to the smallest
-batch. It then replays each network with a range on one trainer, with the batches of its history, and
-shows the largest difference of a loss or an accuracy. The networks have neither batch normalization
-nor dropout, so splitting a batch only changes the order of sums.
+A convolutional network per number of epochs trains on handwritten digits under the policy
+`elastic`: with a range of batches, from the capacity of one trainer to that of all of them; with
+the smallest; and with the largest. The rates file declares the times of steps and exchanges,
+because a CPU has no such capacity; everything else is real. The script checks every row of every
+history: the batch is at most the capacity of its trainers, and the learning rate is the spec's
+times the ratio to the smallest batch. It then replays each network with a range on one trainer,
+with the batches of its history, and shows the largest difference of a loss or an accuracy. The
+networks have neither batch normalization nor dropout, so splitting a batch only changes the order
+of sums.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LEARNING_RATE = 0.01  # with the smallest batch
 
 
 def rates(args: argparse.Namespace) -> dict[str, Any]:
-    """Return a rates file: steps of up to the smallest batch per trainer, and exchanges a tenth as long."""
+    """Return a rates file: steps up to the smallest batch per trainer; exchanges a tenth as long."""
     steps = [{"batch": args.batch // 2, "seconds": 0.02}, {"batch": args.batch, "seconds": 0.035}]
     return {
         "samples_per_epoch": 1442,
@@ -198,8 +199,8 @@ def main() -> None:
     print("\n".join(replays))
     print(f"\n{changes} changes of a batch; {args.trainers} trainers\n")
     print(
-        "| batch | from the first step to the last epoch, s | validation accuracy, mean of the best "
-        "epochs |\n| --- | ---: | ---: |"
+        "| batch | from the first step to the last epoch, s | "
+        "validation accuracy, mean of the best epochs |\n| --- | ---: | ---: |"
     )
     print("\n".join(lines))
     print(f"The load of the machine was {os.getloadavg()[2]:.1f} at the end.")

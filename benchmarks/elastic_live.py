@@ -1,19 +1,19 @@
-"""Train networks that arrive over time on emulated GPUs: batches that follow the GPUs, and fixed ones.
+"""Train networks that arrive over time on emulated GPUs, with elastic and with fixed batches.
 
     python benchmarks/elastic_live.py [--gpus 8] [--minutes 60] [--time-scale 0.02]
         [--patterns low high bursty] [--seeds 1 2 3]
 
-Jobs are drawn as in `fleet simulate autoscale`: the paper's categories and arrival patterns. Each is a
-network that is added to a run when it arrives; the policy `elastic` gives it GPUs and a batch from its
-range, or GPUs for its drawn batch. The whole runtime runs; only steps sleep. Busy and quiet times take
-half of the minutes each. An emulated step stands for several of the paper's, so that it is longer than
-the overhead of this machine; scaling factors are the same.
+Jobs are drawn as in `fleet simulate autoscale`: the paper's categories and arrival patterns. Each
+is a network that is added to a run when it arrives; the policy `elastic` gives it GPUs and a batch
+from its range, or GPUs for its drawn batch. The whole runtime runs; only steps sleep. Busy and
+quiet times take half of the minutes each. An emulated step stands for several of the paper's, so
+that it is longer than the overhead of this machine; scaling factors are the same.
 
-Two simulations get the same jobs with their actual arrival times. The autoscaler's simulation is the
-paper's: jobs change at any moment, without costs. The ensemble simulation models a run: GPUs are
-released and batches change at the end of epochs, and the last step of an epoch has the remaining
-samples. It uses the measured costs of the run: to form a group, to change it, to decide, between two
-epochs.
+Two simulations get the same jobs with their actual arrival times. The autoscaler's simulation is
+the paper's: jobs change at any moment, without costs. The ensemble simulation models a run: GPUs
+are released and batches change at the end of epochs, and the last step of an epoch has the
+remaining samples. It uses the measured costs of the run: to form a group, to change it, to decide,
+between two epochs.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _table(
 def simulate_autoscaler(
     jobs: Sequence[Job], comm: tuple[CommTime, ...], arrival_min: Mapping[str, float], gpus: int
 ) -> dict[str, tuple[float, float]]:
-    """Simulate the autoscaler with the actual arrivals; return the same as :func:`live`."""
+    """Simulate the autoscaler with the actual arrivals; return as :func:`live`."""
     twins = []
     for job in jobs:
         curve = curve_of(job.network, comm, gpus)
@@ -222,7 +222,7 @@ def simulate_ensemble(
     costs: Costs,
     args: argparse.Namespace,
 ) -> dict[str, tuple[float, float]]:
-    """Simulate the ensemble with the actual arrivals and measured costs; return the same as :func:`live`."""
+    """Simulate the ensemble with actual arrivals and measured costs; return as :func:`live`."""
     first = min(arrival_min.values())
     schedule = simulate(
         _table([job.network for job in jobs], comm, args),
@@ -251,7 +251,7 @@ def measure_costs(folder: Path, time_scale: float) -> Costs:
 
 
 def mean_and_last(done: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
-    """Return the mean minutes from arrival to end, and the minutes from first arrival to last end."""
+    """Return the mean minutes from arrival to end, and those from first arrival to last end."""
     return (
         statistics.mean(end - start for start, end in done.values()),
         max(end for _, end in done.values()) - min(start for start, _ in done.values()),
@@ -261,7 +261,7 @@ def mean_and_last(done: Mapping[str, tuple[float, float]]) -> tuple[float, float
 def measure(
     args: argparse.Namespace, pattern: str, policy: str, seed: int
 ) -> tuple[int, list[float]]:
-    """Return the number of jobs, then mean and end: live, and the excess over both simulations in %."""
+    """Return the number of jobs; mean and end live; and their excess over the simulations in %."""
     jobs, comm = draw(args, pattern, policy, seed)
     with tempfile.TemporaryDirectory() as folder:
         done = live(jobs, comm, Path(folder), args)
@@ -338,8 +338,8 @@ def main() -> None:
     print("\n".join(lines))
     print(
         f"{args.gpus} emulated GPUs, jobs arrive for {args.minutes:g} min, time scale "
-        f"{args.time_scale:g}, seeds {', '.join(map(str, args.seeds))}; the load of the machine was "
-        f"{os.getloadavg()[2]:.1f} at the end"
+        f"{args.time_scale:g}, seeds {', '.join(map(str, args.seeds))}; "
+        f"load at the end {os.getloadavg()[2]:.1f}"
     )
 
 

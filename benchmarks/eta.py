@@ -1,7 +1,7 @@
 """Compare the estimates of a run's end with its actual end: python -m benchmarks.eta RUN...
 
-Each RUN is the folder of a run whose last launch has finished. The script replays the events of that
-launch and asks an estimator at each of them. It prints a table of docs/measured/benchmarks.md.
+Each RUN is the folder of a run whose last launch has finished. The script replays the events of
+that launch and asks an estimator at each of them. It prints a table of docs/measured/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIRST = 0.2  # share of a run after which the width of a range counts
 
 
 class TimeEstimate(NamedTuple):
-    """An estimate: its time as a share of the launch, and its range as multiples of the actual rest."""
+    """An estimate: its time as a share of the launch, its range as multiples of the actual time."""
 
     at: float
     low: float

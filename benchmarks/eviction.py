@@ -2,9 +2,9 @@
 
     python benchmarks/eviction.py [--draws 5] [--json]
 
-Prints CPU milliseconds with the targets: medians over randomly drawn machines, and over several runs on
-each. A time covers everything from the list of jobs to the list of plans, with the actions of every
-job for every deadline.
+Prints CPU milliseconds with the targets: medians over randomly drawn machines, and over several
+runs on each. A time covers everything from the list of jobs to the list of plans, with the actions
+of every job for every deadline.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def medians(draws: Sequence[Mapping[str, Curve]]) -> dict[str, Curve]:
 
 
 def loss_block(figure: Path, draws: int) -> str:
-    """Draw Fig. 8 and return its table: the minimum loss and the excess of greedy, in node-hours."""
+    """Draw Fig. 8 and return its table: the minimum loss and greedy's excess, in node-hours."""
     losses = {
         (count, nodes): np.array(
             [losses_of(costs(theta_like(count, seed)), nodes) for seed in range(draws)]

@@ -4,14 +4,16 @@
     python benchmarks/files.py --delay 5 [--epoch-s 2]
     python benchmarks/files.py --resume 10000
 
-The first command counts the count_operations of emulated networks below the run's folder, by strace or,
-without it, by a preloaded build_library (files.c, compiled here). Three runs separate the count_operations per
-network and epoch, per network and per launch: the second has twice the epochs, the third twice the
-networks. Each epoch is better than those before it, so each also writes a best checkpoint.
+The first command counts the count_operations of emulated networks below the run's folder, by strace
+or, without it, by a preloaded build_library (files.c, compiled here). Three runs separate the
+count_operations per network and epoch, per network and per launch: the second has twice the epochs,
+the third twice the networks. Each epoch is better than those before it, so each also writes a best
+checkpoint.
 
-With --delay each operation takes that many milliseconds longer; the run is timed from its first step
-to its last, with and without the delay, in turns. With --resume a launch resumes that many networks,
-half of which have finished, and stops immediately: `reads_s` is the time to read and check them.
+With --delay each operation takes that many milliseconds longer; the run is timed from its first
+step to its last, with and without the delay, in turns. With --resume a launch resumes that many
+networks, half of which have finished, and stops immediately: `reads_s` is the time to read and
+check them.
 """
 
 from __future__ import annotations

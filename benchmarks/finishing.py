@@ -9,8 +9,8 @@ Uint8 images in batches of 64, on one core. All ways take turns; the best round 
 - `random_resized_crop 224`: of 256 x 256.
 
 `per_sample` processes one sample after another. It is the reference: both ways must give the same
-bits. Rivals are `tf.data` with one thread (if TensorFlow is installed), `Pillow` in a plain loop, and
-`memcpy` of the bytes that are written.
+bits. Rivals are `tf.data` with one thread (if TensorFlow is installed), `Pillow` in a plain loop,
+and `memcpy` of the bytes that are written.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Images(RandomAccess):
 
 
 def fleet_way(pipeline: Pipeline, kernels: object) -> Callable[[], np.ndarray]:
-    """Return a way that prepares batches of successive epochs; without kernels, sample by sample."""
+    """Return a way that prepares batches of successive epochs; sample by sample without kernels."""
     indices, epoch = np.arange(BATCH), 0
     stored, batch = pipeline.empty_stored(BATCH), pipeline.empty(BATCH)
     pipeline.load_stored(indices, *stored)

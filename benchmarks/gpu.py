@@ -2,12 +2,12 @@
 
     python benchmarks/gpu.py [--out gpu] [--seconds 480] [--cpu]
 
-For each installed engine (keras, torch) it measures: one network, compared with plain Keras or a plain
-PyTorch loop on the same samples; K = 1, 2, 4 and 8 networks on one GPU; the transfer rate of inputs;
-the time of checkpoints and of changes of a group; whether memory limits hold; and what happens to a
-network that is too large. It writes `gpu.json` and `gpu.md`: a row per number, and the skipped parts
-with reasons. With `--cpu` everything is small and runs on cores: that tests the script, and says
-nothing about GPUs.
+For each installed engine (keras, torch) it measures: one network, compared with plain Keras or a
+plain PyTorch loop on the same samples; K = 1, 2, 4 and 8 networks on one GPU; the transfer rate of
+inputs; the time of checkpoints and of changes of a group; whether memory limits hold; and what
+happens to a network that is too large. It writes `gpu.json` and `gpu.md`: a row per number, and the
+skipped parts with reasons. With `--cpu` everything is small and runs on cores: that tests the
+script, and says nothing about GPUs.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ print(json.dumps(rates))
 """
 )
 
-# Transfer rates of arrays to the device, from registered and from other memory; and of a state back.
+# Transfer rates of arrays from registered and other memory to the device, and of a state back.
 _ENGINE = """
 import json, sys, time
 import numpy as np
@@ -231,10 +231,8 @@ class Skipped(Exception):
 class Report:
     """The measurements.
 
-    Attributes:
-        device: The device and the machine.
-        rows: ``measurement``, ``value`` and ``unit``; some with a ``reference`` and the ``ratio`` to it.
-        skipped: ``measurement`` and ``reason``.
+    Attributes: device: The device and the machine. rows: ``measurement``, ``value`` and ``unit``;
+        some with a ``reference`` and the ``ratio`` to it. skipped: ``measurement`` and ``reason``.
         seconds: Duration of the benchmark.
     """
 
@@ -277,7 +275,8 @@ class Report:
             "\n".join(f"- {entry['measurement']}: {entry['reason']}" for entry in self.skipped)
             or "Nothing."
         )
-        return f"# GPU benchmarks\n\n{device}; {self.seconds:.0f} s.\n\n{rows}\n\n## Skipped\n\n{skipped}\n"
+        title = f"# GPU benchmarks\n\n{device}; {self.seconds:.0f} s."
+        return f"{title}\n\n{rows}\n\n## Skipped\n\n{skipped}\n"
 
 
 class Bench:
@@ -389,7 +388,7 @@ class Bench:
     # ---- the parts ----
 
     def measure_one(self, name: str) -> None:
-        """Measure one network with cached samples, and a plain loop over the same samples in memory."""
+        """Measure one network with cached samples, and a plain loop over samples in memory."""
         model = {"family": "cnn", "name": "cnn", "args": {"filters": self.filters, "dense": [64]}}
         paths = self.run(f"alone {name}", 2, [model], resources=self.resources(name))
         records = [event.record for event in events_of(paths.events, EpochEnded)]

@@ -1,12 +1,12 @@
-"""Idle nodes: how good and how fast.
+"""Measure the efficiency and the speed of trainers on idle nodes.
 
     python benchmarks/idle_nodes.py --data FOLDER [--solver-limit 120] [--json]
 
-FOLDER holds the Summit trace, its node names and the ShuffleNet trials, in the formats of
-``fleet simulate idle-nodes``. Prints three tables, each measured beside its target: efficiency on the paper's
-week; the whole two weeks; the time of one decision, beside HiGHS on the published program over nodes and on the
-program over counts. Times are CPU seconds of one process, medians; the solver runs in a process of its own and is
-ended after the limit.
+FOLDER holds the Summit trace, its node names and the ShuffleNet trials, in the formats of ``fleet
+simulate idle-nodes``. Prints three tables of measurements and targets: efficiency in the paper's
+week; the whole two weeks; the time of one decision, with HiGHS on the published program over nodes
+and on the program over counts. Times are median CPU seconds of one process; the solver runs in its
+own process and is stopped after the limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from apart import within
+from apart import run_within
 
 from fleet.commands.output import print_json
 from fleet.terminal import print_table
@@ -53,7 +53,7 @@ WEEK_S, NODES = 168 * 3600.0, 1024
 
 @dataclass(frozen=True)
 class Data:
-    """The trace, and the same arranged by node names."""
+    """The trace, and the same trace arranged by node names."""
 
     by_index: Trace
     by_name: Trace
@@ -76,12 +76,12 @@ class Data:
         )
 
 
-# --- How good -----------------------------------------------------------------------------------
+# --- Efficiency ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Target:
-    """A replay of the week whose efficiency is known."""
+    """A replay of the week, with its target efficiency."""
 
     name: str
     settings: Settings
@@ -110,7 +110,7 @@ TARGETS = (
 
 
 def efficiencies(data: Data) -> list[tuple[Target, Summary]]:
-    """The week with 1000 ShuffleNet trials, ten at a time."""
+    """Replay the week with 1000 ShuffleNet trials, ten at a time."""
     rows = []
     for target in TARGETS:
         jobs = data.jobs(rescale_factor=target.rescale_factor)
@@ -120,7 +120,7 @@ def efficiencies(data: Data) -> list[tuple[Target, Summary]]:
     return rows
 
 
-# --- How fast -----------------------------------------------------------------------------------
+# --- Speed --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class TwoWeeks:
 
 
 def cpu(action: Callable[[], object], repeat: int) -> float:
-    """Median CPU seconds."""
+    """Return the median CPU seconds of an action."""
     times = []
     for _ in range(repeat):
         start = time.process_time()
@@ -145,12 +145,12 @@ def cpu(action: Callable[[], object], repeat: int) -> float:
 
 
 def two_weeks(folder: Path, repeat: int = 3) -> list[TwoWeeks]:
-    """The trace with trials as they are, which are all done early, and with so much to do that none runs out."""
+    """Replay the whole trace with the trials, which end early, and with trials 20 times as long."""
     data = Data.read(folder, None, None)
     read_s = cpu(lambda: Data.read(folder, None, None), repeat)
-    endless = tuple(replace(job, total_samples=20 * job.total_samples) for job in data.jobs())
+    longer_jobs = tuple(replace(job, total_samples=20 * job.total_samples) for job in data.jobs())
     rows = []
-    for trials, jobs in (("as they are", data.jobs()), ("20 times as long", endless)):
+    for trials, jobs in (("as published", data.jobs()), ("20 times as long", longer_jobs)):
         settings = Settings(placement=place_in_order)
         replay_s = cpu(partial(replay, data.by_name, jobs, settings), repeat)
         replayed = replay(data.by_name, jobs, settings)
@@ -162,84 +162,89 @@ def two_weeks(folder: Path, repeat: int = 3) -> list[TwoWeeks]:
 
 @dataclass(frozen=True)
 class Decision:
-    """Seconds that one decision takes; None where the solver was ended at its limit."""
+    """The seconds of one decision; None if the solver reached its limit."""
 
     trainers: int
     nodes: int
     n_max: int
-    programme_s: float
+    program_s: float
     counts_s: float | None
     nodes_s: float | None
-    same: bool
+    is_same: bool
 
 
 SIZES = ((5, 50, 64), (10, 100, 64), (10, 400, 64), (30, 800, 64), (30, 800, 256), (30, 800, 800))
 
 
 def instance(trainers: int, nodes: int, n_max: int, seed: int) -> tuple[list[Trainer], list[int]]:
-    """Trainers like those of the paper's Table 2, each on some nodes."""
+    """Draw trainers like those of the paper's Table 2, each on some nodes."""
     rng = np.random.default_rng(seed)
-    bends = [bend for bend in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 800) if bend <= n_max]
-    team: list[Trainer] = []
+    counts = [bend for bend in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 800) if bend <= n_max]
+    trainer_list: list[Trainer] = []
     current: list[int] = []
     for _ in range(trainers):
-        speeds = rng.uniform(1000, 7000) * np.array(bends) ** rng.uniform(0.85, 1.0)
-        team.append(Trainer(RateCurve(tuple(bends), tuple(speeds.tolist())), 1, n_max, 18.0, 12.0))
+        speeds = rng.uniform(1000, 7000) * np.array(counts) ** rng.uniform(0.85, 1.0)
+        trainer_list.append(
+            Trainer(RateCurve(tuple(counts), tuple(speeds.tolist())), 1, n_max, 18.0, 12.0)
+        )
         current.append(
             int(rng.integers(0, min(n_max, nodes - sum(current), 2 * nodes // trainers) + 1))
         )
-    return team, current
+    return trainer_list, current
 
 
 def decisions(limit_s: float, repeat: int = 9) -> list[Decision]:
-    """One decision, by the dynamic programme and by the solver on both programs."""
+    """Time one decision, by the dynamic program and by the solver on both programs."""
     rows = []
     for size in SIZES:
-        # What trainers gain is worked out in each of them, as if all had other nodes than at the decision before.
+        # Gains are computed each time, as if all trainers had changed nodes.
         times = [cpu(partial(allocate, *problem(size, seed)), 1) for seed in range(repeat)]
         best = objective_value(*problem(size, 0)[:2], allocate(*problem(size, 0)), 120.0)
         counts, nodes = (timed_solver(solver, size, limit_s) for solver in ("counts", "nodes"))
-        same = all(abs(results[1] - best) <= 1e-9 * best for results in (counts, nodes) if results)
+        is_same = all(abs(answer[1] - best) <= 1e-9 * best for answer in (counts, nodes) if answer)
         rows.append(
             Decision(
-                *size, statistics.median(times), counts and counts[0], nodes and nodes[0], same
+                *size, statistics.median(times), counts and counts[0], nodes and nodes[0], is_same
             )
         )
     return rows
 
 
 def problem(size: tuple[int, int, int], seed: int) -> tuple[list[Trainer], list[int], int, float]:
-    team, current = instance(*size, seed)
-    for trainer in team:
-        _ = trainer.rates  # tabulated once in a trainer's life, not at each decision
-    return team, current, size[1], 120.0
+    trainer_list, current = instance(*size, seed)
+    for trainer in trainer_list:
+        _ = trainer.rates  # tabulated once per trainer, not at each decision
+    return trainer_list, current, size[1], 120.0
 
 
 def timed_solver(
     solver: str, size: tuple[int, int, int], limit_s: float
 ) -> tuple[float, float] | None:
-    """CPU seconds and objective of HiGHS on instance 0; None where it took longer than the limit."""
-    results: tuple[float, float] | None = within(limit_s, _solve, solver, size)
-    return results
+    """Return the CPU seconds and the objective of HiGHS on instance 0, or None after the limit."""
+    answer: tuple[float, float] | None = run_within(limit_s, _solve, solver, size)
+    return answer
 
 
 def _solve(solver: str, size: tuple[int, int, int], answer: Connection) -> None:
     from scipy.optimize import milp  # noqa: F401 - loaded before the clock starts
 
-    team, current, nodes, horizon_s = problem(size, 0)
+    trainer_list, current, nodes, horizon_s = problem(size, 0)
     start = time.process_time()
     if solver == "counts":
-        solution = allocate_counts(team, current, nodes, horizon_s)
+        solution = allocate_counts(trainer_list, current, nodes, horizon_s)
     else:
         ends = np.cumsum([0, *current]).tolist()
         held_nodes = [
-            frozenset(range(end - had, end)) for end, had in zip(ends[1:], current, strict=True)
+            frozenset(range(end - count, end)) for end, count in zip(ends[1:], current, strict=True)
         ]
-        results = allocate_nodes(team, held_nodes, nodes, horizon_s)
-        assert results is not None
-        solution = results
+        solution_or_none = allocate_nodes(trainer_list, held_nodes, nodes, horizon_s)
+        assert solution_or_none is not None
+        solution = solution_or_none
     answer.send(
-        (time.process_time() - start, objective_value(team, current, solution.counts, horizon_s))
+        (
+            time.process_time() - start,
+            objective_value(trainer_list, current, solution.counts, horizon_s),
+        )
     )
 
 
@@ -249,7 +254,7 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
     parser.add_argument(
-        "--solver-limit", type=float, default=120.0, metavar="S", help="wall seconds (120)"
+        "--solver-limit", type=float, default=120.0, metavar="S", help="wall seconds (default: 120)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
@@ -302,7 +307,7 @@ def main() -> None:
             "trainers",
             "nodes",
             "n_max",
-            "programme ms",
+            "program ms",
             "target ms",
             "HiGHS, counts s",
             "HiGHS, nodes s",
@@ -313,11 +318,11 @@ def main() -> None:
                 row.trainers,
                 row.nodes,
                 row.n_max,
-                1000 * row.programme_s,
+                1000 * row.program_s,
                 8 if (row.trainers, row.nodes) == (30, 800) else None,
                 row.counts_s,
                 row.nodes_s if row.nodes_s is not None else f"> {args.solver_limit:g}",
-                "yes" if row.same else "NO",
+                "yes" if row.is_same else "NO",
             ]
             for row in speed
         ],

@@ -1,10 +1,12 @@
-"""BFTrainer's figures and tables, again: fills in the measured parts of docs/measured/idle-nodes.md.
+"""Reproduce BFTrainer's figures and tables: update the blocks of docs/measured/idle-nodes.md.
 
-    python benchmarks/idle_nodes_paper.py --data FOLDER [--docs docs] [--solver-limit 120] [--only NAME ...]
+    python benchmarks/idle_nodes_paper.py --data FOLDER [--docs docs] [--solver-limit 120]
+        [--only NAME ...]
 
-FOLDER holds the Summit trace, its node names, and the ShuffleNet and ImageNet trainers, in the formats of
-``fleet simulate idle-nodes``. What stands in ``DOCS/measured/idle-nodes.md`` between ``<!-- measured: NAME -->`` and
-``<!-- end -->`` is written anew, and the figures in ``DOCS/figures/``; the words around stay. A quarter of an hour.
+FOLDER holds the Summit trace, its node names, and the ShuffleNet and ImageNet trainers, in the
+formats of ``fleet simulate idle-nodes``. Replaces the blocks of ``DOCS/measured/idle-nodes.md``
+between ``<!-- measured: NAME -->`` and ``<!-- end -->``, and the figures in ``DOCS/figures/``; the
+prose stays. Takes 15 minutes.
 """
 
 from __future__ import annotations
@@ -28,16 +30,15 @@ from scheduler.idle.allocate import allocate_equally_as_published, place_in_orde
 from scheduler.simulation.idle_nodes import Settings, Summary, efficiency, replay, static_outcome
 from scheduler.simulation.idle_trace import Trace, TrainerJob
 
-PUBLISHED = (
-    Settings()
-)  # decisions at changes of the trace only, nodes by index, T = 120 s, ten at a time
+# Decisions at changes of the trace only, nodes by index, T = 120 s, ten at a time.
+PUBLISHED = Settings()
 SHARED = Settings(policy=allocate_equally_as_published)
 BEST = Settings(completions_are_events=True, placement=place_in_order)
 HORIZONS_S = (5, 10, 20, 40, 60, 80, 120, 160, 200, 240, 300)
 PARALLEL = (5, 10, 15, 20, 25, 30, 35)
 FACTORS = tuple(range(1, 11))
 
-# Average trainer hours for each of PARALLEL, as the paper prints them.
+# Average trainer hours in the paper, for each of PARALLEL.
 TABLE_3 = {  # objective: samples per second
     "AlexNet": (0.5, 0.6, 0.5, 0.6, 0.5, 0.5, 0.6),
     "resnet18": (0.4, 0.4, 0.4, 0.4, 0.5, 0.5, 0.5),
@@ -63,7 +64,7 @@ OBJECTIVES = {"samples": "samples/s", "efficiency": "scaling efficiency"}
 
 
 def share(trace: Trace, jobs: Sequence[TrainerJob], settings: Settings) -> float:
-    """Efficiency of one replay."""
+    """Return the efficiency of one replay."""
     return efficiency(trace, jobs, replay(trace, jobs, settings), settings.max_parallel)
 
 
@@ -72,15 +73,15 @@ def trace_for(data: Data, settings: Settings) -> Trace:
 
 
 def horizons(data: Data, jobs: Sequence[TrainerJob], settings: Settings) -> list[float]:
-    """Figs. 9 and 13: efficiency against the forward-looking time."""
+    """Return the efficiencies for all forward-looking times (Figs. 9 and 13)."""
     return [
         share(trace_for(data, settings), jobs, replace(settings, horizon_s=horizon))
         for horizon in HORIZONS_S
     ]
 
 
-def in_speed_up(data: Data) -> list[float]:
-    """Fig. 13 again: objective samples/s, but what is done counted in speed-up, each network by its own measure."""
+def speed_up_efficiencies(data: Data) -> list[float]:
+    """Return the efficiencies of objective samples/s, in speed-up of each network (Fig. 13)."""
     jobs, normal = data.jobs(IMAGENET, "samples"), data.jobs(IMAGENET, "efficiency")
     seconds = data.by_index.end_s
     best = static_outcome(
@@ -97,30 +98,30 @@ def in_speed_up(data: Data) -> list[float]:
 
 
 def six_hours(data: Data, jobs: Sequence[TrainerJob], settings: Settings) -> list[float]:
-    """Fig. 10: efficiency of each six hours of the week, against as many dedicated nodes as were idle in them."""
+    """Return the efficiency of each six hours, relative to as many dedicated nodes (Fig. 10)."""
     trace = trace_for(data, settings)
     ends = np.arange(0, trace.end_s + 1, 6 * 3600)
-    did = np.diff(replay(trace, jobs, settings).outcome_until(ends))
+    outcomes = np.diff(replay(trace, jobs, settings).outcome_until(ends))
     nodes = np.diff([trace.node_seconds(end) for end in ends]) / (6 * 3600)
-    at_once = tuple(replace(job, submit_s=0.0) for job in jobs)
+    initial_jobs = tuple(replace(job, submit_s=0.0) for job in jobs)
     return [
-        float(done) / static_outcome(at_once, idle, 6 * 3600, settings.max_parallel)
-        for done, idle in zip(did, nodes.tolist(), strict=True)
+        float(done) / static_outcome(initial_jobs, idle, 6 * 3600, settings.max_parallel)
+        for done, idle in zip(outcomes, nodes.tolist(), strict=True)
     ]
 
 
 @dataclass(frozen=True)
-class ToTheEnd:
-    """A replay until all trainers are done: one column of Table 3 or 4, one point of each part of Fig. 14."""
+class FullReplay:
+    """A replay until all trainers are done: a column of Table 3 or 4, and a point of Fig. 14."""
 
     node_hours: float
     mean_hours: float
     efficiency: float
     hours: dict[str, float]
-    left: int
+    unfinished: int
 
     @staticmethod
-    def of(trace: Trace, jobs: Sequence[TrainerJob], settings: Settings) -> ToTheEnd:
+    def of(trace: Trace, jobs: Sequence[TrainerJob], settings: Settings) -> FullReplay:
         done = replay(trace, jobs, settings)
         hours: dict[str, list[float]] = {}
         for record in done.trainers:
@@ -129,7 +130,7 @@ class ToTheEnd:
                     (record.ended_s - record.started_s) / 3600
                 )
         end_s = max(record.ended_s or 0.0 for record in done.trainers)
-        return ToTheEnd(
+        return FullReplay(
             trace.node_seconds(end_s) / 3600,
             done.mean_trainer_hours,
             efficiency(trace, jobs, done, settings.max_parallel),
@@ -141,7 +142,7 @@ class ToTheEnd:
 def trials_of(
     jobs: Sequence[TrainerJob], like: Sequence[TrainerJob]
 ) -> dict[str, tuple[TrainerJob, ...]]:
-    """Fig. 15: as many trials of each network of ``jobs`` as there are of ShuffleNet in ``like``."""
+    """Return as many trials of each network of ``jobs`` as ``like`` has of ShuffleNet (Fig. 15)."""
     models = {job.curve: job for job in jobs}
     return {
         curve: tuple(
@@ -157,7 +158,7 @@ def trials_of(
     }
 
 
-# --- What is written ----------------------------------------------------------------------------
+# --- The blocks ---------------------------------------------------------------------------------
 
 
 def picture(path: Path, size: tuple[float, float], columns: int, draw: Callable[..., None]) -> None:
@@ -193,7 +194,7 @@ def targets_block(data: Data) -> str:
 
 def speed_block(folder: Path, limit_s: float) -> str:
     weeks = table(
-        ["trials", "events", "node-hours", "reading, s", "replay, s", "A_s, s", "together, s"],
+        ["trials", "events", "node-hours", "reading, s", "replay, s", "A_s, s", "total, s"],
         [
             [
                 row.trials,
@@ -212,7 +213,7 @@ def speed_block(folder: Path, limit_s: float) -> str:
             "trainers",
             "nodes",
             "n_max",
-            "programme, ms",
+            "program, ms",
             "HiGHS over counts, ms",
             "HiGHS over nodes, ms",
             "same optimum",
@@ -222,7 +223,7 @@ def speed_block(folder: Path, limit_s: float) -> str:
                 row.trainers,
                 row.nodes,
                 row.n_max,
-                f"{1e3 * row.programme_s:.2f}",
+                f"{1e3 * row.program_s:.2f}",
                 _ms(row.counts_s, limit_s),
                 _ms(row.nodes_s, limit_s),
                 "yes" if row.same else "no",
@@ -238,40 +239,40 @@ def _ms(seconds: float | None, limit_s: float) -> str:
 
 
 def departures_block(folder: Path) -> str:
-    """How the batch system takes nodes: is a departing node's neighbour in line taken with it, and from where?"""
+    """Return how often the node after a departing one leaves too, and where departures are."""
     rows, data = [], Data.read(folder, None, None)
     for name, trace in (("by index", data.by_index), ("by name", data.by_name)):
-        together, first_tenth = _departures(trace)
-        rows.append([name, f"{together:.0%}", f"{first_tenth:.0%}"])
+        pairs, first_tenth = _departures(trace)
+        rows.append([name, f"{pairs:.0%}", f"{first_tenth:.0%}"])
     return table(
-        ["idle nodes in line", "next in line leaves too", "departures from the first tenth"], rows
+        ["order of idle nodes", "next node leaves too", "departures from the first tenth"], rows
     )
 
 
 def _departures(trace: Trace) -> tuple[float, float]:
-    idle, together, places = np.zeros(trace.size, dtype=bool), [], []
+    idle, pairs, positions = np.zeros(trace.size, dtype=bool), [], []
     for first, last in zip(trace.starts, trace.starts[1:], strict=False):
         nodes, joined = trace.nodes[first:last], trace.joined[first:last]
-        leaving, line = np.sort(nodes[~joined]), np.flatnonzero(idle)
-        if 2 <= len(leaving) < len(line):  # one that leaves alone, or with all, tells nothing
-            rank = np.searchsorted(line, leaving)
-            together.append(np.mean(np.diff(rank) == 1))
-            places.extend((rank / len(line)).tolist())
+        leaving, idle_nodes = np.sort(nodes[~joined]), np.flatnonzero(idle)
+        if 2 <= len(leaving) < len(idle_nodes):  # departures of one or of all say nothing
+            rank = np.searchsorted(idle_nodes, leaving)
+            pairs.append(np.mean(np.diff(rank) == 1))
+            positions.extend((rank / len(idle_nodes)).tolist())
         idle[leaving], idle[nodes[joined]] = False, True
-    return float(np.mean(together)), float(np.mean(np.array(places) < 0.1))
+    return float(np.mean(pairs)), float(np.mean(np.array(positions) < 0.1))
 
 
 def horizon_block(data: Data, figure: Path) -> str:
     trials = data.jobs()
     lines = {
         "ShuffleNet, published convention": horizons(data, trials, PUBLISHED),
-        "ShuffleNet, at completions too, in order": horizons(data, trials, BEST),
+        "ShuffleNet, also at completions, in order": horizons(data, trials, BEST),
         "ShuffleNet, equal": [share(data.by_index, trials, SHARED)] * len(HORIZONS_S),
         **{
             f"ImageNet, {text}": horizons(data, data.jobs(IMAGENET, objective), PUBLISHED)
             for objective, text in OBJECTIVES.items()
         },
-        "ImageNet, samples/s, counted in speed-up": in_speed_up(data),
+        "ImageNet, samples/s, measured in speed-up": speed_up_efficiencies(data),
     }
 
     def draw(axes_left: Any, right: Any) -> None:
@@ -294,7 +295,7 @@ def week_block(data: Data, figure: Path) -> str:
     lines = {
         "equal": six_hours(data, trials, SHARED),
         "exact": six_hours(data, trials, PUBLISHED),
-        "exact, at completions too, in order": six_hours(data, trials, BEST),
+        "exact, also at completions, in order": six_hours(data, trials, BEST),
     }
     hours = 6 * np.arange(1, len(lines["equal"]) + 1)
 
@@ -312,7 +313,7 @@ def week_block(data: Data, figure: Path) -> str:
     picture(figure, (10, 3.2), 1, draw)
     ratio = np.array(lines["exact"]) / np.array(lines["equal"])
     return table(
-        ["", "mean", "least", "greatest", "six hours of 90 % or more"],
+        ["", "mean", "min", "max", "six hours of 90 % or more"],
         [
             [
                 name,
@@ -339,7 +340,7 @@ def parallel_block(folder: Path, figure: Path) -> str:
     data = Data.read(folder, end_s=None)
     runs = {
         objective: [
-            ToTheEnd.of(
+            FullReplay.of(
                 data.by_index,
                 data.jobs(IMAGENET, objective),
                 replace(PUBLISHED, max_parallel=parallel),
@@ -361,7 +362,7 @@ def parallel_block(folder: Path, figure: Path) -> str:
         for part, name in zip(
             axes, ("node-hours until all are done", "mean trainer hours", "efficiency"), strict=True
         ):
-            part.set(title=name, xlabel="trainers at once")
+            part.set(title=name, xlabel="concurrent trainers")
         axes[0].legend(fontsize="small")
 
     picture(figure, (10, 3.2), 3, draw)
@@ -374,7 +375,8 @@ def parallel_block(folder: Path, figure: Path) -> str:
         ],
     )
     tables = [
-        f"Mean trainer hours, objective {OBJECTIVES[objective]} (Table {number}); the paper's in brackets.\n\n"
+        f"Mean trainer hours, objective {OBJECTIVES[objective]} (Table {number}); the paper's in "
+        "parentheses.\n\n"
         + table(
             ["network", *PARALLEL],
             [
@@ -393,11 +395,11 @@ def parallel_block(folder: Path, figure: Path) -> str:
     return "\n\n".join([all_hours, *tables])
 
 
-ENDS: dict[str, Callable[[ToTheEnd], str]] = {
+ENDS: dict[str, Callable[[FullReplay], str]] = {
     "node-hours": lambda run: f"{run.node_hours:.0f}",
     "mean trainer hours": lambda run: f"{run.mean_hours:.2f}",
     "efficiency": lambda run: f"{run.efficiency:.3f}",
-    "not done when the trace ends": lambda run: str(run.left),
+    "unfinished at the end of the trace": lambda run: str(run.unfinished),
 }
 
 
@@ -409,7 +411,7 @@ def costs_block(data: Data, folder: Path, figure: Path) -> str:
         name: [share(trace_for(sixty, settings), trials[curve], settings) for curve in order]
         for name, settings in (
             ("published convention", PUBLISHED),
-            ("at completions too, in order", BEST),
+            ("also at completions, in order", BEST),
         )
     }
     factors = {
@@ -419,21 +421,21 @@ def costs_block(data: Data, folder: Path, figure: Path) -> str:
         ]
         for name, settings in (
             ("published convention", PUBLISHED),
-            ("at completions too, in order", BEST),
+            ("also at completions, in order", BEST),
         )
     }
 
     def draw(axes_left: Any, right: Any) -> None:
-        places = np.arange(len(order))
+        positions = np.arange(len(order))
         for shift, (name, values) in zip((-0.2, 0.2), networks.items(), strict=True):
-            axes_left.bar(places + shift, 100 * np.array(values), 0.4, label=name)
+            axes_left.bar(positions + shift, 100 * np.array(values), 0.4, label=name)
         axes_left.set(
-            title="Fig. 15: which network", ylabel="efficiency, %", xticks=places, ylim=(50, 100)
+            title="Fig. 15: which network", ylabel="efficiency, %", xticks=positions, ylim=(50, 100)
         )
         axes_left.set_xticklabels(order, rotation=20, fontsize="small")
         for name, values in factors.items():
             right.plot(FACTORS, 100 * np.array(values), marker=".", label=name)
-        right.set(title="Fig. 16: dearer rescaling", xlabel="times as dear", ylim=(50, 100))
+        right.set(title="Fig. 16: more expensive rescaling", xlabel="cost factor", ylim=(50, 100))
         right.legend(fontsize="small")
 
     picture(figure, (10, 3.6), 2, draw)
@@ -457,10 +459,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     parser.add_argument(
-        "--solver-limit", type=float, default=120.0, metavar="S", help="wall seconds (120)"
+        "--solver-limit", type=float, default=120.0, metavar="S", help="wall seconds (default: 120)"
     )
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help="measure these parts anew (all)"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="measure only these blocks (default: all)",
     )
     args = parser.parse_args()
     data, figures = Data.read(args.data), args.docs / "figures"

@@ -14,7 +14,7 @@ from PIL import Image
 
 
 def make_jpegs(tar: str, folder: Path, count: int = 4000, size: int = 256, seed: int = 0) -> Path:
-    """Write ``count`` JPEG files, ``size`` pixels square, to ``folder/<class>/``, unless they exist.
+    """Write ``count`` square JPEG files to ``folder/<class>/``, unless they exist.
 
     Args:
         tar: An archive of JPEG files ``train/<class>/<number>.jpg``.

@@ -2,10 +2,10 @@
 
     python benchmarks/large.py [--repeat 3] [--only NAME ...]
 
-Each command runs in its own process on new files, so imports and first calls count. Prints medians of
-wall and CPU seconds and the peak memory, with the target. Replaying the trace would take hours and
-is omitted: it is read and validated. All takes five minutes of CPU time; each command writes a line
-of progress to standard error.
+Each command runs in its own process on new files, so imports and first calls count. Prints medians
+of wall and CPU seconds and the peak memory, with the target. Replaying the trace would take hours
+and is omitted: it is read and validated. All takes five minutes of CPU time; each command writes a
+line of progress to standard error.
 """
 
 from __future__ import annotations

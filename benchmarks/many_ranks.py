@@ -5,8 +5,9 @@
     python benchmarks/many_ranks.py --model --ms-per-epoch 1.5 --us-per-pace 28
 
 The first command prints the messages and the CPU of rank 0, the times of the first step and of the
-end, and delays: of messages until rank 0 receives them, and of groups from the end of an epoch until
-they receive their orders. All ranks share the cores of this machine, unlike those of a cluster.
+end, and delays: of messages until rank 0 receives them, and of groups from the end of an epoch
+until they receive their orders. All ranks share the cores of this machine, unlike those of a
+cluster.
 
 The second measures nothing. It is a model of rank 0: one server, Poisson arrivals, first come first
 served, a fixed service time per kind of message (as benchmarks/search_coordinator.py measures it),

@@ -4,10 +4,10 @@
         [--of trainer check] [--json]
 
 Each network has a different architecture. A trainer trains them one after another for one epoch, as
-rank 1 of two ranks. The process in which ``fleet check`` tries networks builds each and takes a step.
-RSS is read whenever a network is done. *Added* is the median of the last ten networks minus that of
-the eleventh to the twentieth: by then libraries are loaded and caches filled. The goal is 10 MB for
-200 networks.
+rank 1 of two ranks. The process in which ``fleet check`` tries networks builds each and takes a
+step. RSS is read whenever a network is done. *Added* is the median of the last ten networks minus
+that of the eleventh to the twentieth: by then libraries are loaded and caches filled. The goal is
+10 MB for 200 networks.
 """
 
 from __future__ import annotations

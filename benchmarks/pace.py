@@ -1,8 +1,8 @@
 """Compute the throughput of consumers from the times at which they received their batches.
 
-Uses only the standard library, so that it works in any environment. All processes of a machine share
-one monotonic clock: their records can be compared. A measurement is the time after a warm-up in which
-all consumers were active.
+Uses only the standard library, so that it works in any environment. All processes of a machine
+share one monotonic clock: their records can be compared. A measurement is the time after a warm-up
+in which all consumers were active.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WARM_UP_S = 1.0
 
 
 def record(batches: Iterable[object], seconds: float) -> list[float]:
-    """Take batches for ``seconds`` after the first one and the warm-up; return their arrival times."""
+    """Take batches for ``seconds`` after the first one and the warm-up; return arrival times."""
     times: list[float] = []
     for _ in batches:
         times.append(time.monotonic())
@@ -26,7 +26,7 @@ def record(batches: Iterable[object], seconds: float) -> list[float]:
 
 
 def span_of(records: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the begin and the end of the time when all consumers were active, after the warm-up."""
+    """Return the begin and the end of the time when all consumers were active, without warm-up."""
     begin, end = max(times[0] for times in records) + WARM_UP_S, min(times[-1] for times in records)
     if end <= begin:
         raise RuntimeError("the consumers were not active at the same time: increase --seconds")

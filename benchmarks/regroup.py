@@ -1,11 +1,11 @@
-"""Measure how long a group takes to change its ranks: while it trains, and by checkpoint and restart.
+"""Measure how long a group takes to change its ranks: live, and by checkpoint and restart.
 
     mpirun -n 4 python benchmarks/regroup.py [--engine keras] [--exchange horovod]
         [--filters 32 64]
 
 Medians in milliseconds for each change of the group's size: `regroup`, the pause of the group
-(communicator, exchange, broadcast of the network); `restart`, the same via a checkpoint (write, build,
-read, broadcast); the `first` step after either, including tracing; and any other `step`.
+(communicator, exchange, broadcast of the network); `restart`, the same via a checkpoint (write,
+build, read, broadcast); the `first` step after either, including tracing; and any other `step`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Bench:
         return 1e3 * (time.perf_counter() - began)
 
     def regroup(self, before: int, size: int) -> list[float]:
-        """Change the group as a trainer does; return the milliseconds of regroup, first step and step."""
+        """Change the group as a trainer does; return the ms of regroup, first step and step."""
         alone = self.world.group((self.world.rank,), 1)
         if before <= self.world.rank < size:
             self.trainable = self.engine.build(self.network, alone)
@@ -84,7 +84,7 @@ class Bench:
         return [took, self.step(self.trainable, group), self.step(self.trainable, group)]
 
     def restart(self, before: int, size: int) -> list[float]:
-        """Change the group via a checkpoint; return the milliseconds of restart, first step and step."""
+        """Change the group via a checkpoint; return the ms of restart, first step and step."""
         if self.world.rank == 0:
             assert self.trainable is not None
             state = TrainingState(arrays=self.trainable.state(), identity="")
@@ -176,7 +176,8 @@ def main() -> None:
                     [f"{before} to {size}", *(f"{number:.1f}" for number in (*regroup, *restart))]
                     for before, size, regroup, restart in medians
                 ],
-                title=f"{arguments.engine}, {arguments.exchange}, medians of {arguments.repeat}, ms",
+                title=f"{arguments.engine}, {arguments.exchange}, medians of "
+                f"{arguments.repeat}, ms",
             )
     world.finish()
 

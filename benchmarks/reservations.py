@@ -1,9 +1,9 @@
-"""How fast walltime requests are computed, and a batch queue simulated.
+"""Measure how fast walltime requests are computed and a batch queue is simulated.
 
     python benchmarks/reservations.py
 
-Medians of several runs, in milliseconds: of the clock, and of the processor, which other programs on the
-machine disturb less (one thread works). The first call of a process is measured in a process of its own.
+Medians of several runs, in milliseconds of wall-clock and of CPU time (one thread), which other
+programs disturb less. The first call in a process is measured in new processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REPEATS = 9
 
 @dataclass(frozen=True)
 class Speed:
-    """Medians beside the target, in milliseconds."""
+    """Median times and the target, in milliseconds."""
 
     label: str
     clock_ms: float
@@ -41,10 +41,10 @@ class Speed:
     target_ms: float | None = None
 
 
-def timed(
+def measure_work(
     label: str, work: Callable[[], object], target_ms: float | None = None, repeats: int = REPEATS
 ) -> Speed:
-    """Median times of a few calls."""
+    """Return the median times of a few calls."""
     clock, processor = [], []
     for _ in range(repeats):
         start = time.perf_counter(), time.process_time()
@@ -55,10 +55,10 @@ def timed(
 
 
 def first_call() -> Speed:
-    """TOptimal where nothing has been called before, imports apart; medians over processes."""
+    """Measure the first TOptimal of a process, without imports; medians over processes."""
     code = (
         "from functools import partial; from benchmarks.reservations import *; "
-        "speed = timed('', partial(t_optimal, discretize(LAW, 10 ** 6)), repeats=1); "
+        "speed = measure_work('', partial(t_optimal, discretize(LAW, 10 ** 6)), repeats=1); "
         "print(speed.clock_ms, speed.processor_ms)"
     )
     root = Path(__file__).parents[1]
@@ -79,7 +79,7 @@ def first_call() -> Speed:
     ]
     clock, processor = zip(*times, strict=True)
     return Speed(
-        "TOptimal, 10^6 points, first call of a process",
+        "TOptimal, 10^6 points, first call in a process",
         statistics.median(clock),
         statistics.median(processor),
         150,
@@ -87,19 +87,19 @@ def first_call() -> Speed:
 
 
 def measure() -> list[Speed]:
-    """Everything there is a target for, and what else a user waits for."""
+    """Measure everything that has a target, and everything else that a user waits for."""
     million, thousand = discretize(LAW, 10**6), discretize(LAW, 1000)
     heavy = discretize(make_law("pareto", alpha=1.1, low=1, high=1000), 1000)
     jobs = draw_jobs(LAW, 100, 100, Sizes.BETA, Rule.TOPTIMAL, np.random.default_rng(0))
     speeds = [
-        timed("TOptimal, 10^6 points", partial(t_optimal, million), 150),
+        measure_work("TOptimal, 10^6 points", partial(t_optimal, million), 150),
         first_call(),
-        timed("TOptimal, 200 points", lambda: t_optimal(discretize(LAW, 200))),
+        measure_work("TOptimal, 200 points", lambda: t_optimal(discretize(LAW, 200))),
     ]
     for name, law in {"": thousand, " of a bounded Pareto": heavy}.items():
         for rate in (0.1, 0.5, 0.9):
             speeds.append(
-                timed(
+                measure_work(
                     f"ATOptimal, 1000 points{name}, rate {rate}",
                     partial(at_optimal, law, rate),
                     100,
@@ -107,7 +107,9 @@ def measure() -> list[Speed]:
             )
     for convention in Convention:
         speeds.append(
-            timed(f"batch queue, 100 jobs, {convention}", partial(simulate, jobs, 100, convention))
+            measure_work(
+                f"batch queue, 100 jobs, {convention}", partial(simulate, jobs, 100, convention)
+            )
         )
     return speeds
 

@@ -1,11 +1,12 @@
-"""Write docs/measured/reservations.md: Table 1, the speeds, logs of real runs, and Scenarios 1 to 4, all measured anew.
+"""Write docs/measured/reservations.md: speeds, logs of real runs, Table 1 and Scenarios 1 to 4.
 
-    python benchmarks/reservations_document.py --logs FOLDER [--seeds 20] [--out docs/measured/reservations.md]
+    python benchmarks/reservations_document.py --logs FOLDER [--seeds 20]
+        [--out docs/measured/reservations.md]
+    python benchmarks/reservations_document.py --speeds          # only that section
 
-    python benchmarks/reservations_document.py --speeds          only that section, on a quiet machine
-
-FOLDER holds logs of run times in seconds, ``*.log``, one number a line. Takes ten minutes of processor time; the
-figures go to ``../figures/`` from there. What the words mean is in docs/reservations.md.
+FOLDER holds logs of run times in seconds, ``*.log``, one number per line. Takes ten minutes of
+processor time; run it on a quiet machine. Figures go to ``../figures/``, relative to the page.
+docs/reservations.md defines the terms.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper found, and whether it was found here under one convention."""
+    """A finding of the paper, and whether it holds here under one convention."""
 
     text: str
     convention: Convention
@@ -97,9 +98,7 @@ def main() -> None:
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--logs", type=Path, metavar="FOLDER")
     mode.add_argument("--speeds", action="store_true")
-    parser.add_argument(
-        "--seeds", type=int, default=20, help="simulations averaged in each cell (20)"
-    )
+    parser.add_argument("--seeds", type=int, default=20, help="simulations per cell (default: 20)")
     parser.add_argument("--out", type=Path, default=Path("docs/measured/reservations.md"))
     args = parser.parse_args()
     if args.speeds:
@@ -142,11 +141,14 @@ def saving(cost: float, reference: float) -> str:
 def introduction(seeds: int) -> str:
     return f"""# Reservations, measured
 
-`python benchmarks/reservations_document.py --logs FOLDER` writes this page and measures every number on it; `--speeds`
-measures the first section alone, without logs. FOLDER holds run times of real applications, NAME.log with one number a
-line; they are not part of this repository. [The method](../reservations.md) says what the words and conventions mean.
-The paper is Gainaru et al., ICPP 2019. Simulations are means over {seeds} seeds (Scenario 3: {max(seeds // 4, 1)}).
-Utilisation counts only runs that complete; responses are in hours from arrival to completion."""
+How much do optimal walltime requests gain, and how fast are they computed?
+
+`python benchmarks/reservations_document.py --logs FOLDER` reproduces this page; `--speeds`
+reproduces only the first section, without logs. FOLDER holds run times of real applications, one
+number per line in NAME.log; they are not part of this repository. [The method](../reservations.md)
+defines the terms and conventions. The paper is Gainaru et al., ICPP 2019. Simulations are means
+over {seeds} seeds (Scenario 3: {max(seeds // 4, 1)}). Utilization counts only runs that complete;
+responses are hours from arrival to completion."""
 
 
 def table_1() -> str:
@@ -162,12 +164,14 @@ def table_1() -> str:
         requests = ", ".join(f"{_cut(request, digits):.{digits}f}" for request in sequence.requests)
         rows.append([name, published, requests, f"{sequence.expected_makespan:.4f}"])
     return (
-        "## The paper's figures\n\n### Table 1\n\nTruncated normal, mean 8 h, deviation 2 h, from 0 to 20 h. The "
-        "paper's ATOptimal requests are those of n = 46 cut to two decimals.\n\n"
-        + table(["algorithm", "the paper", "found", "expected makespan, h"], rows)
-        + "\n\nOne request for 20 h costs 20 h without backfill. In the tests, the literal dynamic programme of "
-        "the paper's Theorem 2 and brute force give the same costs. As printed, the programme starts at the "
-        "first value and so ignores the probability of that value; here it starts before it."
+        "## The paper's figures\n\n### Table 1\n\nTruncated normal, mean 8 h, deviation 2 h, from "
+        "0 to 20 h. The paper's ATOptimal requests are ours for n = 46, truncated to two "
+        "decimals.\n\n"
+        + table(["algorithm", "paper", "here", "expected makespan, h"], rows)
+        + "\n\nOne request for 20 h costs 20 h without backfill. The tests check these costs "
+        "against the literal dynamic program of the paper's Theorem 2 and against brute force. The "
+        "printed program starts at the first value and ignores its probability; ours starts before "
+        "it."
     )
 
 
@@ -187,9 +191,9 @@ def speeds() -> str:
     ]
     load = f"{os.cpu_count()} cores with a load of {os.getloadavg()[0]:.1f}"
     return (
-        "## Speed\n\nMedians of nine calls, in milliseconds of wall-clock and of CPU time (one thread), on "
-        f"{load}. If the load is above the number of cores, wall-clock time includes waiting for others.\n\n"
-        + table(["", "clock", "processor", "target"], rows)
+        "## Speed\n\nMedians of nine calls, in milliseconds of wall-clock and CPU time (one "
+        f"thread), on {load}. If the load exceeds the number of cores, wall-clock time includes "
+        "waiting.\n\n" + table(["", "wall-clock", "CPU", "target"], rows)
     )
 
 
@@ -209,8 +213,8 @@ def cost_by_count(logs: dict[str, Any], figures: Path) -> str:
     plot(figures / "reservations-count.png", [draw])
     rows = [[name, *(f"{cost / costs[0]:.4f}" for cost in costs)] for name, costs in curves.items()]
     return (
-        "## What one more request saves\n\nLeast expected makespan with exactly this many requests, relative to "
-        "one.\n\n"
+        "## What one more request saves\n\nMinimum expected makespan with exactly this many "
+        "requests, relative to one.\n\n"
         "![cost by number of requests](../figures/reservations-count.png)\n\n"
         + table(["law", *map(str, range(1, 7))], rows)
     )
@@ -258,8 +262,9 @@ def real_logs(logs: dict[str, Any]) -> str:
             )
         )
         parts.append(
-            "Learnt from k of these runs and tried on another one (1,000 draws): mean time until success "
-            "over the mean run time, and in parentheses the mean number of submissions.\n\n"
+            "Requests computed from k of these runs and tested on another one (1,000 draws): mean "
+            "time until success divided by the mean run time; in parentheses the mean number of "
+            "submissions.\n\n"
             + table(
                 ["k", "optimal for the k runs", "longest of the k", "longest of the last ten"],
                 [
@@ -270,15 +275,15 @@ def real_logs(logs: dict[str, Any]) -> str:
             )
         )
     return (
-        "## Logs of real runs\n\nTwo medical-imaging applications; the observed times are the support of the law."
-        "\n\n"
+        "## Logs of real runs\n\nTwo medical-imaging applications; the observed times are the "
+        "support of the law.\n\n"
         + "\n\n".join(parts)
-        + "\n\nA log flatters itself: savings computed on the runs from which a "
-        "sequence was learnt are larger than on new runs. With few runs, asking for the longest of them is as good "
-        "or better: an optimal sequence stops where the log happens to have a gap, and a job that outlives the log "
-        "pays for a request twice as long. If the law is wide, the sequence pays off from about 40 runs on. If it "
-        "is narrow, it hardly ever does, since the longest run is close to all others. With fewer than 5 runs "
-        "`fleet reserve` does not optimise."
+        + "\n\nSavings on the runs from which a sequence was computed are larger than on new runs. "
+        "With few runs, requesting the longest of them is as good or better: an optimal sequence "
+        "stops at accidental gaps of the log, and a job longer than all logged runs pays for a "
+        "request twice as long. With a wide law the sequence pays off from about 40 runs on; with "
+        "a narrow one hardly ever, because the longest run is close to all others. `fleet reserve` "
+        "does not optimize with fewer than 5 runs."
     )
 
 
@@ -286,8 +291,8 @@ def _on_new_runs(runs: Any, k: int) -> list[tuple[float, float]]:
     rng = np.random.default_rng(k)
     outcomes: list[list[tuple[float, int]]] = [[], [], []]
     for _ in range(1000):
-        picked = rng.permutation(len(runs))[: k + 1]
-        past, new = runs[picked[:k]], float(runs[picked[k]])
+        chosen = rng.permutation(len(runs))[: k + 1]
+        past, new = runs[chosen[:k]], float(runs[chosen[k]])
         sequences = (
             requests_from_runs(past),
             RequestSequence((float(past.max()),), 0.0),
@@ -307,12 +312,10 @@ def _on_new_runs(runs: Any, k: int) -> list[tuple[float, float]]:
 def _until_success(requests: list[float], run: float) -> tuple[float, int]:
     spent, tries = 0.0, 0
     while True:
-        request = (
-            requests[tries]
-            if tries < len(requests)
-            else 2 * requests[-1] * 2 ** (tries - len(requests))
-        )
-        spent, tries = spent + request, tries + 1
+        request = requests[min(tries, len(requests) - 1)]
+        request *= 2 ** max(0, tries - len(requests) + 1)
+        spent += request
+        tries += 1
         if run <= request:
             return spent, tries
 
@@ -322,7 +325,7 @@ def _until_success(requests: list[float], run: float) -> tuple[float, int]:
 
 def claims_table(claims: Iterable[Claim]) -> str:
     return table(
-        ["what the paper found", "convention", "here", "measured"], [claim.row for claim in claims]
+        ["the paper's finding", "convention", "here", "measured"], [claim.row for claim in claims]
     )
 
 
@@ -341,7 +344,7 @@ def section_1(seeds: int, figures: Path) -> str:
                 convention,
                 sizes,
                 name,
-                *(percent(mean.utilisation) for mean in means.values()),
+                *(percent(mean.utilization) for mean in means.values()),
                 *(f"{mean.response:.4g}" for mean in means.values()),
             ]
         )
@@ -353,19 +356,20 @@ def section_1(seeds: int, figures: Path) -> str:
         ]
         claims += [
             Claim(
-                "TOptimal beats the best of the other two on normal and beta laws, in utilisation and response",
+                "TOptimal beats both other rules on normal and beta laws, in utilization and "
+                "response",
                 convention,
                 min(min(gain) for gain in mild) > 1,
                 ranges(mild),
             ),
             Claim(
-                "... by 10 to 11 % in utilisation and 12 to 14 % in response",
+                "... by 10 to 11 % in utilization and 12 to 14 % in response",
                 convention,
                 all(gain[0] > 1.09 and gain[1] > 1.1 for gain in mild),
                 ranges(mild),
             ),
             Claim(
-                "... on exponential and Pareto laws by over 1.5 times in utilisation",
+                "... on exponential and Pareto laws by over 1.5 times in utilization",
                 convention,
                 min(gain[0] for gain in heavy) > 1.5,
                 ranges(heavy),
@@ -377,17 +381,17 @@ def section_1(seeds: int, figures: Path) -> str:
                 ranges(heavy),
             ),
             Claim(
-                "asking for the longest of the last ten runs beats the classical upper bound",
+                "requesting the longest of the last ten runs beats the classical upper bound",
                 convention,
                 all(
-                    means[Rule.RECENT].utilisation > means[Rule.CLASSICAL].utilisation
+                    means[Rule.RECENT].utilization > means[Rule.CLASSICAL].utilization
                     for key, means in results.items()
                     if key[0] is convention
                 ),
                 ranges(
                     [
                         (
-                            means[Rule.RECENT].utilisation / means[Rule.CLASSICAL].utilisation,
+                            means[Rule.RECENT].utilization / means[Rule.CLASSICAL].utilization,
                             means[Rule.CLASSICAL].response / means[Rule.RECENT].response,
                         )
                         for key, means in results.items()
@@ -400,13 +404,13 @@ def section_1(seeds: int, figures: Path) -> str:
     def panel(convention: Convention) -> Callable[[Any], None]:
         def draw(axes: Any) -> None:
             for index, rule in enumerate((Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL)):
-                heights = [results[convention, Sizes.FULL, name][rule].utilisation for name in LAWS]
+                heights = [results[convention, Sizes.FULL, name][rule].utilization for name in LAWS]
                 axes.bar(
                     np.arange(len(LAWS)) + 0.27 * (index - 1), heights, 0.27, label=NAMES[rule]
                 )
             axes.set(title=convention, ylim=(0, 1.05), xticks=range(len(LAWS)))
             axes.set_xticklabels([name.replace(" ", "\n") for name in LAWS], fontsize=7)
-            axes.set_ylabel("utilisation")
+            axes.set_ylabel("utilization")
             axes.legend(fontsize=6)
 
         return draw
@@ -414,10 +418,11 @@ def section_1(seeds: int, figures: Path) -> str:
     plot(figures / "reservations-scenario1.png", [panel(convention) for convention in Convention])
     names = ["classical", "last ten", "TOptimal"]
     return (
-        "### Scenario 1: requests at submission\n\n100 jobs on 100 processors arrive at once. Their sizes are "
-        "`full` (the whole machine), `half`, or drawn (`truncnorm`, `beta`). Gains are those of TOptimal over the "
-        "better of the other two, as factors of utilisation and of response (above 1 is better).\n\n"
-        "![utilisation in Scenario 1](../figures/reservations-scenario1.png)\n\n"
+        "### Scenario 1: requests at submission\n\n100 jobs on 100 processors arrive together. "
+        "Their sizes are `full` (the whole machine), `half`, or random (`truncnorm`, `beta`). "
+        "Gains compare TOptimal with the better of the other two rules, as factors of utilization "
+        "and response (above 1 is better).\n\n"
+        "![utilization in Scenario 1](../figures/reservations-scenario1.png)\n\n"
         + claims_table(claims)
         + "\n\n"
         + table(
@@ -425,7 +430,7 @@ def section_1(seeds: int, figures: Path) -> str:
                 "convention",
                 "sizes",
                 "law",
-                *(f"utilisation, {name}" for name in names),
+                *(f"utilization, {name}" for name in names),
                 *(f"response h, {name}" for name in names),
             ],
             rows,
@@ -436,35 +441,35 @@ def section_1(seeds: int, figures: Path) -> str:
 def gain_1(means: dict[Rule, Mean]) -> tuple[float, float]:
     baselines = (means[Rule.CLASSICAL], means[Rule.RECENT])
     return (
-        means[Rule.TOPTIMAL].utilisation / max(mean.utilisation for mean in baselines),
+        means[Rule.TOPTIMAL].utilization / max(mean.utilization for mean in baselines),
         min(mean.response for mean in baselines) / means[Rule.TOPTIMAL].response,
     )
 
 
 def ranges(gains: Sequence[tuple[float, float]]) -> str:
-    """The range of some gains in utilisation and response."""
+    """Format the range of some gains in utilization and response."""
     spans = []
-    for name, column in zip(("utilisation", "response"), zip(*gains, strict=True), strict=True):
+    for name, column in zip(("utilization", "response"), zip(*gains, strict=True), strict=True):
         low, high = f"{min(column):.2f}", f"{max(column):.2f}"
         spans.append(f"{name} x {low}" + (f" to {high}" if high != low else ""))
     return ", ".join(spans)
 
 
 def section_past_runs(seeds: int) -> str:
-    """Fig. 4: how many past runs the longest is taken of."""
+    """Return Fig. 4: the number of past runs whose longest is requested."""
     rows, claims = [], []
     for convention in Convention:
         bests, nearer = [], []
         for name, law in LAWS.items():
             results = {past: past_runs(convention, law, past, seeds) for past in PAST_RUNS}
             baselines = scenario_1(convention, Sizes.FULL, law, seeds)
-            used = [mean.utilisation for mean in results.values()]
+            used = [mean.utilization for mean in results.values()]
             bests.append(PAST_RUNS[int(np.argmax(used))])
-            apart = [
-                abs(results[past].utilisation - baselines[Rule.CLASSICAL].utilisation)
+            distances = [
+                abs(results[past].utilization - baselines[Rule.CLASSICAL].utilization)
                 for past in (10, PAST_RUNS[-1])
             ]
-            nearer.append(apart[1] < apart[0])
+            nearer.append(distances[1] < distances[0])
             rows += [
                 [
                     convention,
@@ -480,30 +485,30 @@ def section_past_runs(seeds: int) -> str:
                     ),
                 ]
                 for quantity, text in (
-                    ("utilisation", lambda mean: percent(mean.utilisation)),
+                    ("utilization", lambda mean: percent(mean.utilization)),
                     ("response, h", lambda mean: f"{mean.response:.4g}"),
                 )
             ]
         claims += [
             Claim(
-                "about 10 past runs are best (utilisation)",
+                "about 10 past runs are best (utilization)",
                 convention,
                 all(5 <= best <= 20 for best in bests),
                 "best of "
                 + ", ".join(f"{best} ({name})" for best, name in zip(bests, LAWS, strict=True)),
             ),
             Claim(
-                "with more of them, results approach the classical ones",
+                "with more runs, results approach the classical ones",
                 convention,
                 all(nearer),
-                f"with {PAST_RUNS[-1]} nearer than with 10 on {sum(nearer)} of {len(nearer)} laws",
+                f"nearer with {PAST_RUNS[-1]} than with 10 on {sum(nearer)} of {len(nearer)} laws",
             ),
         ]
     return (
-        "### How many past runs to look at (the paper's Fig. 4)\n\nJobs of Scenario 1 that take the whole machine "
-        "ask for the longest of their last runs, and for the upper bound if that was too short. By number of past "
-        "runs; beside them, classical requests and TOptimal. The paper's text says that about 10 are best, and not "
-        "for which law.\n\n"
+        "### How many past runs to use (the paper's Fig. 4)\n\nJobs of Scenario 1 that take the "
+        "whole machine request the longest of their last runs, and the upper bound if that was too "
+        "short. Columns: number of past runs, classical requests, TOptimal. The paper says that "
+        "about 10 are best, but not for which law.\n\n"
         + claims_table(claims)
         + "\n\n"
         + table(["convention", "law", "", *map(str, PAST_RUNS), "classical", "TOptimal"], rows)
@@ -524,33 +529,33 @@ def section_2(seeds: int) -> str:
                 [
                     convention,
                     percent(share),
-                    *(percent(means[key].utilisation) for key in keys),
+                    *(percent(means[key].utilization) for key in keys),
                     *(f"{means[key].response:.4g}" for key in keys),
                 ]
             )
         raised = {
             rule: [
-                means[rule, True].utilisation / means[rule, False].utilisation
+                means[rule, True].utilization / means[rule, False].utilization
                 for means in results.values()
             ]
             for rule in (Rule.CLASSICAL, Rule.TOPTIMAL)
         }
-        displayed = {
-            rule: f"utilisation x {min(raised[rule]):.2f} to {max(raised[rule]):.2f}"
+        raised_text = {
+            rule: f"utilization x {min(raised[rule]):.2f} to {max(raised[rule]):.2f}"
             for rule in raised
         }
         gained = [
-            (means[Rule.TOPTIMAL, True].utilisation / means[Rule.TOPTIMAL, False].utilisation - 1)
+            (means[Rule.TOPTIMAL, True].utilization / means[Rule.TOPTIMAL, False].utilization - 1)
             / (
-                means[Rule.CLASSICAL, True].utilisation / means[Rule.CLASSICAL, False].utilisation
+                means[Rule.CLASSICAL, True].utilization / means[Rule.CLASSICAL, False].utilization
                 - 1
                 or 1e-9
             )
             for means in results.values()
         ]
-        against = [
-            results[share][Rule.CLASSICAL, True].utilisation
-            / results[share][Rule.TOPTIMAL, False].utilisation
+        relative = [
+            results[share][Rule.CLASSICAL, True].utilization
+            / results[share][Rule.TOPTIMAL, False].utilization
             for share in SHARES
             if share >= 0.5
         ]
@@ -561,35 +566,36 @@ def section_2(seeds: int) -> str:
                 "speculative backfilling helps classical requests drastically",
                 convention,
                 min(raised[Rule.CLASSICAL]) > 1.2,
-                displayed[Rule.CLASSICAL],
+                raised_text[Rule.CLASSICAL],
             ),
             Claim(
                 "... and TOptimal much less (less than half as much at every share)",
                 convention,
                 min(raised[Rule.CLASSICAL]) > 1 and max(gained) < 0.5,
-                displayed[Rule.TOPTIMAL],
+                raised_text[Rule.TOPTIMAL],
             ),
             Claim(
-                "from half small jobs on, classical requests with it do as well as TOptimal",
+                "with half small jobs or more, it makes classical requests as good as TOptimal",
                 convention,
-                min(against) >= 0.98,
-                f"x {min(against):.2f} to {max(against):.2f} of TOptimal's utilisation",
+                min(relative) >= 0.98,
+                f"x {min(relative):.2f} to {max(relative):.2f} of TOptimal's utilization",
             ),
         ]
     names = [
         f"{NAMES[rule]}{' + speculation' if speculative else ''}" for rule, speculative in keys
     ]
     return (
-        "### Scenario 2: speculative backfilling\n\n200 jobs on 100 processors (sizes `beta`). A share of them is "
-        "small: 0 to 4 h instead of 1 to 8 h. Under `planned` a job with a reservation is never tried before it, "
-        "and classical requests never fail, so there is nothing to speculate with.\n\n"
+        "### Scenario 2: speculative backfilling\n\n200 jobs on 100 processors (sizes `beta`). A "
+        "share of them is small: 0 to 4 h instead of 1 to 8 h. Under `planned` a job with a "
+        "reservation never starts before it, and classical requests never fail, so there is "
+        "nothing to speculate with.\n\n"
         + claims_table(claims)
         + "\n\n"
         + table(
             [
                 "convention",
                 "small",
-                *(f"utilisation, {name}" for name in names),
+                *(f"utilization, {name}" for name in names),
                 *(f"response h, {name}" for name in names),
             ],
             rows,
@@ -609,7 +615,7 @@ def section_3(seeds: int, figures: Path) -> str:
         [
             convention,
             rate,
-            *(percent(means[rule].utilisation) for rule in rules),
+            *(percent(means[rule].utilization) for rule in rules),
             *(f"{means[rule].response:.4g}" for rule in rules),
             *(f"{means[rule].all_response:.4g}" for rule in rules),
         ]
@@ -620,9 +626,9 @@ def section_3(seeds: int, figures: Path) -> str:
         means = [results[convention, rate] for rate in WORK_RATES]
         adaptive = [mean[Rule.ATOPTIMAL] for mean in means]
         best = [
-            max(mean[Rule.CLASSICAL].utilisation, mean[Rule.TOPTIMAL].utilisation) for mean in means
+            max(mean[Rule.CLASSICAL].utilization, mean[Rule.TOPTIMAL].utilization) for mean in means
         ]
-        apart = [mean.utilisation / top for mean, top in zip(adaptive, best, strict=True)]
+        distances = [mean.utilization / top for mean, top in zip(adaptive, best, strict=True)]
         order = [
             mean[Rule.TOPTIMAL].response
             <= mean[Rule.ATOPTIMAL].response
@@ -639,19 +645,20 @@ def section_3(seeds: int, figures: Path) -> str:
         ]
         claims += [
             Claim(
-                "utilisation of ATOptimal rises with the work rate",
+                "utilization of ATOptimal rises with the work rate",
                 convention,
-                all(low.utilisation <= high.utilisation + 1e-3 for low, high in pairwise(adaptive)),
-                f"{percent(adaptive[0].utilisation)} to {percent(adaptive[-1].utilisation)}",
+                all(low.utilization <= high.utilization + 1e-3 for low, high in pairwise(adaptive)),
+                f"{percent(adaptive[0].utilization)} to {percent(adaptive[-1].utilization)}",
             ),
             Claim(
                 "... and is always the highest",
                 convention,
-                min(apart) >= 0.999,
-                f"x {min(apart):.3f} to {max(apart):.3f} of the better of the other two",
+                min(distances) >= 0.999,
+                f"x {min(distances):.3f} to {max(distances):.3f} of the better of the other two",
             ),
             Claim(
-                "response of the large jobs: classical longest, TOptimal shortest, ATOptimal between",
+                "response of the large jobs: classical longest, TOptimal shortest, ATOptimal "
+                "between",
                 convention,
                 all(order),
                 f"at {sum(order)} of {len(order)} work rates",
@@ -669,14 +676,14 @@ def section_3(seeds: int, figures: Path) -> str:
             for rule in rules:
                 axes.plot(
                     WORK_RATES,
-                    [results[convention, rate][rule].utilisation for rate in WORK_RATES],
+                    [results[convention, rate][rule].utilization for rate in WORK_RATES],
                     marker="o",
                     label=NAMES[rule],
                 )
             axes.set(
                 title=convention,
                 xlabel="work rate of the small jobs",
-                ylabel="utilisation",
+                ylabel="utilization",
                 ylim=(0.3, 1.02),
             )
             axes.legend(fontsize=7)
@@ -685,22 +692,23 @@ def section_3(seeds: int, figures: Path) -> str:
 
     plot(figures / "reservations-scenario3.png", [panel(convention) for convention in conventions])
     sequences = ", ".join(
-        f"{rate}: {_listed(at_optimal(discretize(STREAMED, 200), rate).requests)}"
+        f"{rate}: {_format_requests(at_optimal(discretize(STREAMED, 200), rate).requests)}"
         for rate in WORK_RATES
     )
     return (
-        f"### Scenario 3: a stream of small jobs\n\n30 jobs that take a machine of {STREAM_PROCESSORS} processors, "
-        "8 h on average. Sequential jobs that are a hundred times shorter fill the gaps; the work rate is the "
-        f"share of the machine that they need. ATOptimal asks for (by work rate, h) {sequences}; TOptimal asks for "
-        f"{_listed(t_optimal(discretize(STREAMED, 200)).requests)}.\n\n"
-        "![utilisation in Scenario 3](../figures/reservations-scenario3.png)\n\n"
+        "### Scenario 3: a stream of small jobs\n\n30 jobs that take a machine of "
+        f"{STREAM_PROCESSORS} processors, 8 h on average. Sequential jobs that are a hundred times "
+        "shorter fill the gaps; the work rate is the share of the machine that they need. "
+        f"ATOptimal requests (by work rate, h) {sequences}; TOptimal requests "
+        f"{_format_requests(t_optimal(discretize(STREAMED, 200)).requests)}.\n\n"
+        "![utilization in Scenario 3](../figures/reservations-scenario3.png)\n\n"
         + claims_table(claims)
         + "\n\n"
         + table(
             [
                 "convention",
                 "work rate",
-                *(f"utilisation, {NAMES[rule]}" for rule in rules),
+                *(f"utilization, {NAMES[rule]}" for rule in rules),
                 *(f"large response h, {NAMES[rule]}" for rule in rules),
                 *(f"all h, {NAMES[rule]}" for rule in rules),
             ],
@@ -709,7 +717,7 @@ def section_3(seeds: int, figures: Path) -> str:
     )
 
 
-def _listed(requests: Sequence[float]) -> str:
+def _format_requests(requests: Sequence[float]) -> str:
     return " / ".join(f"{request:.1f}" for request in requests)
 
 
@@ -724,7 +732,7 @@ def section_4(seeds: int) -> str:
                     short,
                     convention,
                     NAMES[rule] + (" + speculation" if speculative else ""),
-                    percent(mean.utilisation),
+                    percent(mean.utilization),
                     f"{mean.response:.4g}",
                     f"{mean.all_response:.4g}",
                     f"{mean.makespan:.4g}",
@@ -769,13 +777,14 @@ def section_4(seeds: int) -> str:
                 ]
             )
     return (
-        "### Scenario 4: two weeks of neuroscience applications\n\n10 jobs of 11 to 31 h and 90 of 1.5 to 3 h on "
-        "40,960 nodes arrive at once, and 300 of 10 to 35 min; sizes `beta`. The short jobs either fill gaps and "
-        f"arrive evenly, so fast that they need {INTREPID_RATE} of the machine (*gaps*), or they arrive at once "
-        "and hold reservations like the others (*queue*).\n\n"
+        "### Scenario 4: two weeks of neuroscience applications\n\n10 jobs of 11 to 31 h and 90 of "
+        "1.5 to 3 h arrive together on 40,960 nodes, with 300 of 10 to 35 min; sizes `beta`. The "
+        "short jobs either fill gaps and arrive evenly, at a rate that needs "
+        f"{INTREPID_RATE} of the machine (*gaps*), or they arrive together with the others and "
+        "hold reservations (*queue*).\n\n"
         + claims_table(claims)
-        + "\n\nBy the paper's own cost, these three laws cannot give a gain of 20 %. This is the most that any "
-        "sequence saves on each of them:\n\n"
+        + "\n\nBy the paper's own cost, these three laws cannot gain 20 %. The maximum savings of "
+        "any sequence:\n\n"
         + table(
             [
                 "application",
@@ -793,8 +802,8 @@ def section_4(seeds: int) -> str:
                 "short jobs",
                 "convention",
                 "requests",
-                "utilisation",
-                "response h, not gap fillers",
+                "utilization",
+                "response h, without gap fillers",
                 "response h, all",
                 "makespan, h",
             ],
@@ -804,9 +813,9 @@ def section_4(seeds: int) -> str:
 
 
 def _gain_4(results: dict[tuple[Rule, bool], Mean], speculative: bool) -> tuple[float, float]:
-    """Of ATOptimal over classical requests with classical backfilling, in utilisation and response."""
+    """Return the gain of ATOptimal over classical requests, in utilization and response."""
     mean, classical = results[Rule.ATOPTIMAL, speculative], results[Rule.CLASSICAL, False]
-    return mean.utilisation / classical.utilisation, classical.response / mean.response
+    return mean.utilization / classical.utilization, classical.response / mean.response
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Scenarios 1 to 4 of the reservations' paper, simulated under every convention.
+"""Simulate Scenarios 1 to 4 of the reservations' paper under every convention.
 
 [SPEC] Gainaru et al., Speculative Scheduling for Stochastic HPC Applications, ICPP 2019, section 5.
 Times are in hours. Every rule sees the same jobs of a seed.
@@ -39,15 +39,15 @@ Draw = Callable[[Rule, np.random.Generator], list[QueueJob]]
 
 @dataclass(frozen=True)
 class Mean:
-    """Means over the seeds; ``response`` is of the jobs that are not small, ``all_response`` of all."""
+    """Means over the seeds; ``response`` is of the large jobs, ``all_response`` of all jobs."""
 
-    utilisation: float
+    utilization: float
     response: float
     all_response: float
     makespan: float
 
 
-def averaged(
+def simulate_seeds(
     draw: Draw,
     rule: Rule,
     seeds: int,
@@ -59,7 +59,7 @@ def averaged(
 ) -> Mean:
     """Simulate a rule on the jobs of each seed."""
 
-    def one(seed: int) -> Schedule:
+    def simulate_seed(seed: int) -> Schedule:
         return simulate(
             draw(rule, np.random.default_rng(seed)),
             processors,
@@ -71,8 +71,8 @@ def averaged(
 
     return _mean(
         [
-            (results.utilisation, results.response(small=False), results.response(), results.end)
-            for results in map(one, range(seeds))
+            (results.utilization, results.response(small=False), results.response(), results.end)
+            for results in map(simulate_seed, range(seeds))
         ]
     )
 
@@ -82,28 +82,28 @@ def _mean(rows: Iterable[Sequence[float]]) -> Mean:
 
 
 def scenario_1(convention: Convention, sizes: Sizes, law: Law, seeds: int) -> dict[Rule, Mean]:
-    """100 jobs of one law, all there at once: classical requests, the last ten runs, TOptimal."""
+    """Simulate 100 jobs of one law that arrive together: classical, the last ten runs, TOptimal."""
 
     def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         return draw_jobs(law, 100, PROCESSORS, sizes, rule, rng)
 
     return {
-        rule: averaged(draw, rule, seeds, convention)
+        rule: simulate_seeds(draw, rule, seeds, convention)
         for rule in (Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL)
     }
 
 
 def past_runs(convention: Convention, law: Law, past: int, seeds: int) -> Mean:
-    """100 jobs that take the whole machine, as in Fig. 4, and ask for the longest of so many past runs."""
+    """Simulate 100 jobs of the whole machine that request the longest of ``past`` runs (Fig. 4)."""
 
     def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         return draw_jobs(law, 100, PROCESSORS, Sizes.FULL, rule, rng, past=past)
 
-    return averaged(draw, Rule.RECENT, seeds, convention)
+    return simulate_seeds(draw, Rule.RECENT, seeds, convention)
 
 
 def scenario_2(convention: Convention, share: float, seeds: int) -> dict[tuple[Rule, bool], Mean]:
-    """200 jobs of which a share is shorter, with and without speculative backfilling."""
+    """Simulate 200 jobs, some of them shorter, with and without speculative backfilling."""
 
     def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         short = round(200 * share)
@@ -115,7 +115,7 @@ def scenario_2(convention: Convention, share: float, seeds: int) -> dict[tuple[R
         ]
 
     return {
-        (rule, speculative): averaged(draw, rule, seeds, convention, speculative=speculative)
+        (rule, speculative): simulate_seeds(draw, rule, seeds, convention, speculative=speculative)
         for rule in (Rule.CLASSICAL, Rule.TOPTIMAL)
         for speculative in (False, True)
     }
@@ -128,14 +128,14 @@ def scenario_3(
     jobs: int = 30,
     processors: int = STREAM_PROCESSORS,
 ) -> dict[Rule, Mean]:
-    """Jobs that take the whole machine, and a stream of sequential jobs a hundred times shorter."""
+    """Simulate jobs of the whole machine, and a stream of jobs a hundred times shorter."""
 
     def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         return draw_jobs(STREAMED, jobs, processors, Sizes.FULL, rule, rng, backfill_rate=work_rate)
 
     stream = small_stream(STREAMED, work_rate, processors)
     return {
-        rule: averaged(draw, rule, seeds, convention, processors=processors, stream=stream)
+        rule: simulate_seeds(draw, rule, seeds, convention, processors=processors, stream=stream)
         for rule in (Rule.CLASSICAL, Rule.TOPTIMAL, Rule.ATOPTIMAL)
     }
 
@@ -143,18 +143,19 @@ def scenario_3(
 def scenario_4(
     convention: Convention, seeds: int, *, gaps_only: bool
 ) -> dict[tuple[Rule, bool], Mean]:
-    """Three neuroscience applications on Intrepid.
+    """Simulate three neuroscience applications on Intrepid.
 
-    The jobs of the shortest arrive over time and fill gaps, or (not ``gaps_only``) are there at once like the others.
+    Jobs of the shortest one arrive over time and fill gaps, or (not ``gaps_only``) arrive together
+    with the others.
     """
 
     def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
-        def some(law: Law, count: int) -> list[QueueJob]:
+        def draw_law(law: Law, count: int) -> list[QueueJob]:
             return draw_jobs(
                 law, count, INTREPID_NODES, Sizes.BETA, rule, rng, backfill_rate=INTREPID_RATE
             )
 
-        large, small = some(ORGANS, 10) + some(CRUISE, 90), some(FSL, 300)
+        large, small = draw_law(ORGANS, 10) + draw_law(CRUISE, 90), draw_law(FSL, 300)
         if not gaps_only:
             return large + small
         work = sum(job.processors * job.run_time for job in small)
@@ -165,7 +166,7 @@ def scenario_4(
         ]
 
     return {
-        (rule, speculative): averaged(
+        (rule, speculative): simulate_seeds(
             draw, rule, seeds, convention, processors=INTREPID_NODES, speculative=speculative
         )
         for rule in (Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL, Rule.ATOPTIMAL)

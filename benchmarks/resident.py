@@ -1,7 +1,7 @@
 """Measure the memory of the ranks of a run, as the kernel counts it.
 
-RSS counts a page for every process that has touched it; PSS divides it by their number. So the PSS of
-all ranks together is the memory that they use.
+RSS counts a page for every process that has touched it; PSS divides it by their number. So the PSS
+of all ranks together is the memory that they use.
 """
 
 from __future__ import annotations

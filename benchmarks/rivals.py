@@ -41,12 +41,10 @@ def measure_consumers(
 ) -> list[list[float]]:
     """Return the times at which each consumer received each batch; see :func:`pace.record`.
 
-    Args:
-        python: The interpreter.
-        program: A script in this folder. It prints `ready`, then waits for a line; a consumer then prints
-            its record. Servers are killed after all consumers have finished.
-        servers: The arguments of each server process.
-        consumers: The arguments of each consumer process.
+    Args: python: The interpreter. program: A script in this folder. It prints `ready`, then waits
+        for a line; a consumer then prints its record. Servers are killed after all consumers have
+        finished. servers: The arguments of each server process. consumers: The arguments of each
+        consumer process.
     """
     request = json.dumps([python, program, servers, consumers])
     process = subprocess.run(

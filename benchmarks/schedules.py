@@ -1,9 +1,11 @@
-"""Every policy simulated beside the paper's figures and tables: writes docs/measured/schedules.md and a figure.
+"""Simulate every policy, with the paper's figures and tables: writes docs/measured/schedules.md.
 
-    python benchmarks/schedules.py ENSEMBLE.json --out docs/measured/schedules.md [--seeds 20] [--few 6] [--jobs 1]
+    python benchmarks/schedules.py ENSEMBLE.json --out docs/measured/schedules.md [--seeds 20]
+        [--few 6] [--jobs 1]
 
-ENSEMBLE.json has the keys images_per_epoch, gpus_per_node and dnns ({id, r, epochs, params_mb}). Main tables are over
---seeds draws of the epochs, the others over --few. About 15 minutes of one core; progress goes to standard error.
+ENSEMBLE.json has the keys images_per_epoch, gpus_per_node and dnns ({id, r, epochs, params_mb}).
+Main tables are over --seeds draws of the epochs, the others over --few. Takes 15 minutes of one
+core; progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from scheduler.simulation.learning import Learning
 GPUS = (20, 40, 60, 80, 100, 120, 140, 160)
 FEW_GPUS = (20, 60, 100, 160)
 PAPER = Options(delta=Delta(20.0, relative=False))
-LETTER = replace(PAPER, peak_limited=False)
+LITERAL = replace(PAPER, peak_limited=False)
 FREE_OF_COST = Costs()
 
-# [FLEET] Table 4: GPUs -> total s, scheduling s, checkpointing s; divided by 34 s the last gives the flotillas.
+# [FLEET] Table 4: GPUs -> total s, scheduling s, checkpointing s (34 s per flotilla).
 TABLE_4 = {
     20: (55200.1, 20.1, 1496.0),
     40: (30204.8, 15.8, 1156.0),
@@ -63,37 +65,39 @@ TARGETS = (1.03, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.09)  # adaptive over the 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train the ensemble: a policy and what is assumed."""
+    """A way to train the ensemble: a policy and its assumptions."""
 
     policy: str
     options: Options = PAPER
     costs: Costs = FREE_OF_COST
     stream: Stream = FREE
-    rate_error: float = 0.0  # of the rates that the policy is told
+    rate_error: float = 0.0  # of the rates that the policy receives
     heavy_tail: bool = False  # of the epochs
-    most_gpus: int | None = None  # beyond which no network becomes faster
-    prior_factor: float | None = (
-        None  # by which guesses are wrong, where rates are learned in the run
-    )
-    slots: int = 1  # of each GPU
-    sharing: tuple[float, ...] = (1.0,)  # what networks that share one train together
+    max_gpus: int | None = None  # beyond which no network becomes faster
+    prior_factor: float | None = None  # error of guesses if the run learns rates
+    slots: int = 1  # per GPU
+    sharing: tuple[float, ...] = (1.0,)  # total rate of networks that share a GPU
 
     def run(self, table: RateTable, gpus: int, seed: int | None) -> Simulated:
-        """Simulate one draw of the epochs; None: those of the table."""
+        """Simulate one draw of the epochs, or (None) the epochs of the table."""
         if seed is not None:
             table = redraw_epochs(table, seed, self.heavy_tail)
-        if self.most_gpus is not None:
+        if self.max_gpus is not None:
             table = replace(
-                table, models=tuple(replace(n, max_gpus=self.most_gpus) for n in table.models)
+                table, models=tuple(replace(n, max_gpus=self.max_gpus) for n in table.models)
             )
         table = replace(table, sharing=self.sharing)
-        options, learning, told_rates = replace(self.options, seed=seed or 0), None, table
+        seed_or_zero = seed or 0
+        options = replace(self.options, seed=seed_or_zero)
+        learning, policy_rates = None, table
         if self.prior_factor is not None:
             learning = Learning(
-                math.log(self.prior_factor), self.rate_error, seed=1000 + (seed or 0)
+                math.log(self.prior_factor), self.rate_error, seed=1000 + seed_or_zero
             )
         elif self.rate_error:
-            told_rates = smooth_rates(with_errors(table, self.rate_error, 1000 + (seed or 0)), gpus)
+            policy_rates = smooth_rates(
+                with_errors(table, self.rate_error, 1000 + seed_or_zero), gpus
+            )
         return simulate(
             table,
             Cluster.of(gpus, table.gpus_per_node, self.slots),
@@ -101,7 +105,7 @@ class Variant:
             options,
             self.costs,
             self.stream,
-            told_rates,
+            policy_rates,
             learning,
         )
 
@@ -111,7 +115,7 @@ MAIN = {
     "`baseline`": BASELINE,
     "`homogeneous`": Variant("homogeneous"),
     "`local`": Variant("local", costs=PAPER_COSTS),
-    "`global` to the letter": Variant("global", LETTER, PAPER_COSTS, LOCKSTEP),
+    "`global`, literal": Variant("global", LITERAL, PAPER_COSTS, LOCKSTEP),
     "`global`": Variant("global", PAPER, PAPER_COSTS, LOCKSTEP),
     "`adaptive`": Variant("adaptive", costs=REGROUPING_COSTS, rate_error=0.05),
     "`adaptive`, exact rates, free moves": Variant("adaptive"),
@@ -122,7 +126,7 @@ REALISTIC = MAIN["`adaptive`"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tables need of one simulation."""
+    """The numbers of one simulation that the tables need."""
 
     makespan_s: float
     bound_s: float
@@ -130,34 +134,37 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """Makespan over the lower bound."""
+        """Return the makespan divided by the lower bound."""
         return self.makespan_s / self.bound_s
 
 
 Results = dict[tuple[Variant, int], list[Outcome]]
 
 
-class Laboratory:
-    """Runs simulations, each once, on several cores if asked."""
+class Simulator:
+    """Runs each simulation once, on several cores if requested."""
 
     def __init__(self, table: RateTable, jobs: int) -> None:
-        self.table, self.jobs = table, jobs
-        self.known: dict[tuple[Variant, int, int], Outcome] = {}
+        self.table = table
+        self.jobs = jobs
+        self._outcomes: dict[tuple[Variant, int, int], Outcome] = {}
 
     def run(self, variants: Iterable[Variant], gpus: Sequence[int], seeds: int) -> Results:
-        """All variants on all clusters with all draws of the epochs."""
+        """Run all variants on all clusters with all draws of the epochs."""
         variants = list(variants)
-        targets = [key for key in product(variants, gpus, range(seeds)) if key not in self.known]
+        targets = [
+            key for key in product(variants, gpus, range(seeds)) if key not in self._outcomes
+        ]
         with ProcessPoolExecutor(self.jobs) as pool:
             for key, outcome in zip(
                 targets,
                 pool.map(_outcome, [(self.table, *key) for key in targets], chunksize=4),
                 strict=True,
             ):
-                self.known[key] = outcome
+                self._outcomes[key] = outcome
         print(f"{len(targets)} simulations", file=sys.stderr, flush=True)
         return {
-            (variant, count): [self.known[variant, count, seed] for seed in range(seeds)]
+            (variant, count): [self._outcomes[variant, count, seed] for seed in range(seeds)]
             for variant, count in product(variants, gpus)
         }
 
@@ -172,7 +179,7 @@ def _outcome(job: tuple[RateTable, Variant, int, int]) -> Outcome:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
+    """Format a table."""
     lines = [
         "| " + " | ".join(row) + " |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows)
     ]
@@ -180,14 +187,14 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean and standard deviation."""
+    """Format the mean and the standard deviation."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     mean = round(statistics.mean(values), digits) + 0.0  # no minus zero
     return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
 def by_gpus(first: str, gpus: Sequence[int], rows: dict[str, Callable[[int], str]]) -> str:
-    """A table with a column for every size of the cluster."""
+    """Format a table with a column per cluster size."""
     return markdown(
         [first, *map(str, gpus)],
         [[name, *(cell(count) for count in gpus)] for name, cell in rows.items()],
@@ -195,7 +202,7 @@ def by_gpus(first: str, gpus: Sequence[int], rows: dict[str, Callable[[int], str
 
 
 def speed_ups(results: Results) -> str:
-    """The paper's Figure 5."""
+    """Return the table of the paper's Figure 5."""
 
     def cell(variant: Variant) -> Callable[[int], str]:
         return lambda gpus: spread(
@@ -211,10 +218,10 @@ def speed_ups(results: Results) -> str:
 
 
 def over_homogeneous(table: RateTable, results: Results) -> str:
-    """The paper's abstract: 1.23 to 1.97 over homogeneous training."""
-    fleets = {name: MAIN[name] for name in ("`local`", "`global` to the letter", "`global`")}
+    """Return the speed-ups over homogeneous training; the paper's abstract has 1.23 to 1.97."""
+    variants = {name: MAIN[name] for name in ("`local`", "`global`, literal", "`global`")}
 
-    def drawn(variant: Variant) -> Callable[[int], str]:
+    def cell_of_draws(variant: Variant) -> Callable[[int], str]:
         return lambda gpus: spread(
             [
                 rival.makespan_s / run.makespan_s
@@ -224,7 +231,7 @@ def over_homogeneous(table: RateTable, results: Results) -> str:
             ]
         )
 
-    def own(variant: Variant) -> Callable[[int], str]:
+    def cell_of_ensemble(variant: Variant) -> Callable[[int], str]:
         return lambda gpus: f"{homogeneous_s[gpus] / variant.run(table, gpus, None).makespan_s:.2f}"
 
     homogeneous_s = {gpus: HOMOGENEOUS.run(table, gpus, None).makespan_s for gpus in GPUS}
@@ -232,17 +239,17 @@ def over_homogeneous(table: RateTable, results: Results) -> str:
         "GPUs",
         GPUS,
         {
-            **{name: drawn(variant) for name, variant in fleets.items()},
+            **{name: cell_of_draws(variant) for name, variant in variants.items()},
             **{
-                f"{name}, the ensemble's own epochs": own(variant)
-                for name, variant in fleets.items()
+                f"{name}, the ensemble's own epochs": cell_of_ensemble(variant)
+                for name, variant in variants.items()
             },
         },
     )
 
 
 def ratios(results: Results, variants: dict[str, Variant], gpus: Sequence[int]) -> str:
-    """Makespans over the lower bound."""
+    """Return the makespans over the lower bound."""
 
     def cell(variant: Variant) -> Callable[[int], str]:
         return lambda count: spread([run.ratio for run in results[variant, count]], 3)
@@ -251,7 +258,7 @@ def ratios(results: Results, variants: dict[str, Variant], gpus: Sequence[int]) 
 
 
 def waiting(results: Results) -> str:
-    """The paper's Figure 6."""
+    """Return the table of the paper's Figure 6."""
 
     def cell(variant: Variant) -> Callable[[int], str]:
         return lambda gpus: spread([run.waiting_s for run in results[variant, gpus]], 0)
@@ -260,10 +267,13 @@ def waiting(results: Results) -> str:
 
 
 def targets(results: Results) -> str:
-    """adaptive beside its targets, and beside the other policies."""
+    """Return `adaptive` with its targets, and the other policies."""
 
     def mean(variant: Variant, gpus: int) -> float:
         return statistics.mean(run.ratio for run in results[variant, gpus])
+
+    def worst(gpus: int) -> float:
+        return max(run.ratio for run in results[REALISTIC, gpus])
 
     def faster(variant: Variant) -> Callable[[int], str]:
         return lambda gpus: f"{mean(variant, gpus) / mean(REALISTIC, gpus):.2f}"
@@ -275,15 +285,15 @@ def targets(results: Results) -> str:
         {
             "target, at most": lambda gpus: f"{target[gpus]:.2f}",
             "`adaptive`, mean": lambda gpus: f"{mean(REALISTIC, gpus):.3f}",
-            "`adaptive`, worst draw": lambda gpus: f"{max(run.ratio for run in results[REALISTIC, gpus]):.3f}",
-            "`baseline` takes times as long": faster(BASELINE),
-            "`global` takes times as long": faster(MAIN["`global`"]),
+            "`adaptive`, worst draw": lambda gpus: f"{worst(gpus):.3f}",
+            "`baseline`, times as long": faster(BASELINE),
+            "`global`, times as long": faster(MAIN["`global`"]),
         },
     )
 
 
 def price(results: Results, pairs: Mapping[str, tuple[Variant, ...]], gpus: Sequence[int]) -> str:
-    """Mean makespans over those of the same policy with exact rates."""
+    """Return mean makespans, divided by those of the same policy with exact rates."""
 
     def mean(variant: Variant, count: int) -> float:
         return statistics.mean(run.makespan_s for run in results[variant, count])
@@ -295,7 +305,7 @@ def price(results: Results, pairs: Mapping[str, tuple[Variant, ...]], gpus: Sequ
 
 
 def draw(results: Results, file: Path) -> None:
-    """Speed-ups over baseline, and makespans over the bound, against GPUs."""
+    """Draw speed-ups over baseline, and makespans over the bound, against GPUs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -330,7 +340,7 @@ def draw(results: Results, file: Path) -> None:
 
 
 def running_lengths(table: RateTable) -> str:
-    """The paper's Table 3: how much running lengths differ, on 80 GPUs."""
+    """Return the paper's Table 3: the variation of running lengths on 80 GPUs."""
 
     def lengths(
         run: Simulated, start: float = 0.0, end: float = float("inf")
@@ -349,10 +359,10 @@ def running_lengths(table: RateTable) -> str:
         row(f"`{policy}`", "", paper, lengths(MAIN[f"`{policy}`"].run(table, 80, None)))
         for policy, paper in TABLE_3.items()
     ]
-    run = MAIN["`global` to the letter"].run(table, 80, None)
+    run = MAIN["`global`, literal"].run(table, 80, None)
     rows += [
         row(
-            "`global` to the letter",
+            "`global`, literal",
             str(number),
             paper,
             lengths(run, run_stint.start_s, run_stint.end_s),
@@ -368,30 +378,34 @@ def running_lengths(table: RateTable) -> str:
 
 
 def overheads(table: RateTable) -> str:
-    """The paper's Table 4, and how the choices beyond the peak of Eq. 5 matter."""
-    letter = {gpus: MAIN["`global` to the letter"].run(table, gpus, None) for gpus in GPUS}
+    """Return the paper's Table 4, and the effect of choices beyond the peak of Eq. 5."""
+    literal = {gpus: MAIN["`global`, literal"].run(table, gpus, None) for gpus in GPUS}
     limited = {gpus: MAIN["`global`"].run(table, gpus, None) for gpus in GPUS}
     return by_gpus(
         "GPUs",
         GPUS,
         {
             "paper: total, s": lambda gpus: f"{TABLE_4[gpus][0]:.0f}",
-            "here, to the letter": lambda gpus: f"{letter[gpus].makespan_s:.0f}",
-            "here / paper": lambda gpus: f"{letter[gpus].makespan_s / TABLE_4[gpus][0]:.3f}",
-            "peak-limited / paper": lambda gpus: f"{limited[gpus].makespan_s / TABLE_4[gpus][0]:.3f}",
+            "here, literal": lambda gpus: f"{literal[gpus].makespan_s:.0f}",
+            "here / paper": lambda gpus: f"{literal[gpus].makespan_s / TABLE_4[gpus][0]:.3f}",
+            "peak-limited / paper": lambda gpus: (
+                f"{limited[gpus].makespan_s / TABLE_4[gpus][0]:.3f}"
+            ),
             "paper: flotillas": lambda gpus: f"{TABLE_4[gpus][2] / 34:.0f}",
-            "here: rounds": lambda gpus: f"{len(letter[gpus].rounds)}",
+            "here: rounds": lambda gpus: f"{len(literal[gpus].rounds)}",
             "paper: checkpointing, s": lambda gpus: f"{TABLE_4[gpus][2]:.0f}",
-            "here (34 s a round)": lambda gpus: f"{letter[gpus].checkpoint_s:.0f}",
+            "here (34 s per round)": lambda gpus: f"{literal[gpus].checkpoint_s:.0f}",
             "paper: scheduling, s": lambda gpus: f"{TABLE_4[gpus][1]:.1f}",
-            "here (0.46 s a round)": lambda gpus: f"{letter[gpus].scheduling_s:.1f}",
-            "steps with a group beyond its peak": lambda gpus: f"{_beyond_peak(table, letter[gpus], gpus)}",
+            "here (0.46 s per round)": lambda gpus: f"{literal[gpus].scheduling_s:.1f}",
+            "rounds with a group beyond its peak": lambda gpus: str(
+                _beyond_peak(table, literal[gpus], gpus)
+            ),
         },
     )
 
 
 def _beyond_peak(table: RateTable, run: Simulated, gpus: int) -> int:
-    """In how many rounds a network has more GPUs than it has its best rate on."""
+    """Count the rounds in which a network has more GPUs than at its best rate."""
     peak = {network.name: 1 + int(curve(network, gpus).argmax()) for network in table.models}
     return sum(
         any(member.gpus > peak[member.name] for member in group.members) for group in run.rounds
@@ -418,12 +432,12 @@ STREAMS = {
 SENSITIVITY = {
     "`adaptive`": REALISTIC,
     "`adaptive`, exact rates": replace(REALISTIC, rate_error=0.0),
-    "`adaptive`, 34 s a move": replace(REALISTIC, costs=Costs(checkpoint_s=34.0, regroup_s=34.0)),
+    "`adaptive`, 34 s per move": replace(REALISTIC, costs=Costs(checkpoint_s=34.0, regroup_s=34.0)),
     "`global`, delta 15 %": replace(MAIN["`global`"], options=Options()),
     "`homogeneous` in lockstep": replace(HOMOGENEOUS, stream=LOCKSTEP),
 }
 EXACT = SENSITIVITY["`adaptive`, exact rates"]
-# A policy with exact rates, and with rates that it learns in the run.
+# A policy with exact rates, and with rates that the run learns.
 ONLINE = {
     name: (exact, replace(exact, rate_error=0.05, prior_factor=2.0))
     for name, exact in {
@@ -432,7 +446,7 @@ ONLINE = {
         "`local`": MAIN["`local`"],
     }.items()
 }
-# The same beside it with GPUs that are shared: by networks that gain from it, and by some that do not.
+# Exact rates, and shared GPUs: with networks that gain from sharing, and with some that do not.
 GAIN, NO_GAIN = (1.0, 1.6, 2.1, 2.4), (1.0, 1.0, 1.0, 1.0)
 SHARED = {
     "two slots": (EXACT, replace(EXACT, slots=2, sharing=GAIN)),
@@ -441,34 +455,32 @@ SHARED = {
         EXACT,
         replace(ONLINE["`adaptive`"][1], slots=4, sharing=GAIN),
     ),
-    "four slots that gain nothing, learned": (
+    "four slots without gain, learned": (
         EXACT,
         replace(ONLINE["`adaptive`"][1], slots=4, sharing=NO_GAIN),
     ),
 }
-# An input of 150 samples/s; plans to the letter do not know it.
+# An input of 150 samples/s, which literal plans do not consider.
 SLOW = {
     f"`{policy}`": tuple(
         replace(
             MAIN[f"`{policy}`"],
             stream=replace(stream, rate=150.0),
             rate_error=0.0,
-            options=replace(PAPER, peak_limited=knows),
+            options=replace(PAPER, peak_limited=peak_limited),
         )
-        for knows in (False, True)
+        for peak_limited in (False, True)
     )
     for policy, stream in (("adaptive", FREE), ("global", LOCKSTEP))
 }
 HEAVY = {
     name: replace(MAIN[name], heavy_tail=True) for name in ("`baseline`", "`global`", "`adaptive`")
 }
-SMALL = {
-    name: replace(MAIN[name], most_gpus=8) for name in ("`baseline`", "`global`", "`adaptive`")
-}
+SMALL = {name: replace(MAIN[name], max_gpus=8) for name in ("`baseline`", "`global`", "`adaptive`")}
 
 
 def placement() -> str:
-    """Algorithm 3 beside the optimum, on groups that it places badly."""
+    """Return Algorithm 3 and the optimum, on groups that Algorithm 3 places badly."""
     rows = []
     for sizes in ((3, 3, 3, 3, 11, 11, 11, 11), (3, 3, 3, 3, 8), (1, 2, 3, 5, 6, 7)):
         groups = {str(i): size for i, size in enumerate(sizes)}
@@ -486,14 +498,14 @@ def placement() -> str:
 
 
 def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) -> str:
-    """The whole of docs/measured/schedules.md; its figure is drawn beside it."""
-    laboratory = Laboratory(table, jobs)
-    main = laboratory.run(MAIN.values(), GPUS, seeds)
+    """Return the text of docs/measured/schedules.md, and draw its figure."""
+    simulator = Simulator(table, jobs)
+    main = simulator.run(MAIN.values(), GPUS, seeds)
     draw(main, figure)
-    sections = laboratory.run(
+    sections = simulator.run(
         [*STREAMS.values(), *SENSITIVITY.values(), *HEAVY.values(), *SMALL.values()], FEW_GPUS, few
     )
-    pairs = laboratory.run(
+    pairs = simulator.run(
         [
             variant
             for pair in [*ONLINE.values(), *SHARED.values(), *SLOW.values()]
@@ -526,7 +538,6 @@ def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) ->
 
 
 def main() -> None:
-    """Simulate and write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

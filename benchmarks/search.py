@@ -2,17 +2,19 @@
 
     python benchmarks/search.py [--seeds 20] [--without-ray]
 
-Networks are emulated: their learning curves come from a seeded law (`search_curves.py`). Curves cross,
-measurements are noisy, and large networks take longer. Sixteen GPUs train one network each, for at most
-27 epochs. All programs train the same 200 random networks; TPE proposes as many of its own:
+Networks are emulated: their learning curves come from a seeded law (`search_curves.py`). Curves
+cross, measurements are noisy, and large networks take longer. Sixteen GPUs train one network each,
+for at most 27 epochs. All programs train the same 200 random networks; TPE proposes as many of its
+own:
 
 - FLEET: its own rules, by the object that decides in a run
-  (`fleet.search.controller.SearchController`), with the searcher of `examples/optuna_searcher.py` for
-  TPE;
+  (`fleet.search.controller.SearchController`), with the searcher of `examples/optuna_searcher.py`
+  for TPE;
 - Optuna alone: its samplers and pruners, by ask, report, should_prune and tell;
 - Ray Tune: its ASHA scheduler, in its own environment.
 
-Finally: the CPU time of the coordinator per finished epoch, in a run of 10,000 networks of one epoch.
+Finally: the CPU time of the coordinator per finished epoch, in a run of 10,000 networks of one
+epoch.
 """
 
 from __future__ import annotations
@@ -281,8 +283,8 @@ def main() -> None:
             "best, % of the best",
         ],
         [_line(name, costs, full_gpu_hours) for name, costs in results.items()],
-        title=f"{NETWORKS} networks of {EPOCHS} epochs on {GPUS} GPUs, {arguments.seeds} seeds: median "
-        "(quartiles)",
+        title=f"{NETWORKS} networks of {EPOCHS} epochs on {GPUS} GPUs, {arguments.seeds} seeds: "
+        "median (quartiles)",
     )
     print(
         f"coordinator: {cpu_ms:.2f} ms of CPU per finished epoch, {arguments.networks} networks of "

@@ -4,12 +4,14 @@
         --paces 20 --json
     python benchmarks/search_coordinator.py --networks 300 1000 10000 --search none asha --epochs 9
 
-A coordinator with its log, its results and its live view receives the messages of emulated trainers of
-networks with one epoch each, and acts on them. The trainers answer immediately, so rank 0 never idles.
-Each combination is measured in its own process, with given rates and with rates that are learned.
+A coordinator with its log, its results and its live view receives the messages of emulated trainers
+of networks with one epoch each, and acts on them. The trainers answer immediately, so rank 0 never
+idles. Each combination is measured in its own process, with given rates and with rates that are
+learned.
 
-With --search a sampler proposes networks one by one and the rule prunes them. The coordinator is then
-that of a run, including the searcher, the admission of networks, TensorBoard files and cached rates.
+With --search a sampler proposes networks one by one and the rule prunes them. The coordinator is
+then that of a run, including the searcher, the admission of networks, TensorBoard files and cached
+rates.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ class CoordinatorCost:
 
 
 class EmulatedTrainers:
-    """Ranks that answer immediately: the part of `World` (fleet.comm.protocols) that a coordinator needs.
+    """Ranks that answer immediately: the part of `fleet.comm.protocols.World` for a coordinator.
 
     Args:
         roles: Roles of the ranks.

@@ -1,6 +1,7 @@
 """Define a seeded law of learning curves, and simulate GPUs that train networks by it.
 
-`search.py` and `search_ray.py` share it. It imports nothing of FLEET, which Ray's environment lacks.
+`search.py` and `search_ray.py` share it. It imports nothing of FLEET, which Ray's environment
+lacks.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class Curve:
 def make_curve(values: Mapping[str, float], seed: int) -> Curve:
     """Return the curve of a network, which depends only on its values and the seed.
 
-    A network ends with a higher accuracy, the nearer its values are to an optimum that the seed draws; some
-    of it is random. Most of the gap to its end is closed after 1 to 8 epochs: later in networks that end
-    high, with small learning rates and with many layers. So curves cross. An epoch of the largest network
-    takes 60 times as long as one of the smallest.
+    A network ends with a higher accuracy, the nearer its values are to an optimum that the seed
+    draws; some of it is random. Most of the gap to its end is closed after 1 to 8 epochs: later in
+    networks that end high, with small learning rates and with many layers. So curves cross. An
+    epoch of the largest network takes 60 times as long as one of the smallest.
     """
     position = {name: _share(name, values[name]) for name in SPACE}
     world, rng = random.Random(seed), random.Random(f"{seed} {sorted(position.items())}")
@@ -96,7 +97,7 @@ class Search(Protocol):
     """Decides which network a GPU trains next, and when a network stops."""
 
     def next_network(self) -> tuple[int, Mapping[str, float]] | None:
-        """Return the number and the values of the next network to train, or None if there is none now."""
+        """Return the number and the values of the next network to train; None if there is none."""
 
     def end_epoch(self, number: int, epoch: int, accuracy: float) -> bool:
         """Report an epoch, except the last one; return whether the network continues now."""
@@ -109,11 +110,9 @@ class Search(Protocol):
 class SearchCost:
     """The cost of a search.
 
-    Attributes:
-        until_near: GPU hours until a network reaches ``NEAR`` of the best random one; else infinite.
-        total: Total GPU hours.
-        hours: Duration of the search.
-        best: Accuracy of the best network, as a share of that of the best random one.
+    Attributes: until_near: GPU hours until a network reaches ``NEAR`` of the best random one; else
+        infinite. total: Total GPU hours. hours: Duration of the search. best: Accuracy of the best
+        network, as a share of that of the best random one.
     """
 
     until_near: float

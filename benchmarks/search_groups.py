@@ -2,15 +2,16 @@
 
     python benchmarks/search_groups.py [--gpus 64 256 1024] [--seeds 3] [--loss 0.02] [--json]
 
-RASDA (Aach et al., arXiv:2412.02729) doubles the GPUs of a trial at each rung of ASHA that it passes.
-Here it does so once they are free, and starts no new trial while one waits for more. All allocations
-have the same networks, twice as many as GPUs, the same rule (asha: one in three continues after 1, 3,
-9 epochs of 27) and the learning curves of `search_curves.py`, which cross and are noisy. On g GPUs a
-network is g / (1 + LOSS (g - 1)) times as fast, independent of nodes, and its curve is the same; a group
-that changes loses a second. Groups of `adaptive` also grow inside an epoch.
+RASDA (Aach et al., arXiv:2412.02729) doubles the GPUs of a trial at each rung of ASHA that it
+passes. Here it does so once they are free, and starts no new trial while one waits for more. All
+allocations have the same networks, twice as many as GPUs, the same rule (asha: one in three
+continues after 1, 3, 9 epochs of 27) and the learning curves of `search_curves.py`, which cross and
+are noisy. On g GPUs a network is g / (1 + LOSS (g - 1)) times as fast, independent of nodes, and
+its curve is the same; a group that changes loses a second. Groups of `adaptive` also grow inside an
+epoch.
 
-Medians over seeds: hours until a network is within 1 % of the best, hours until the end, the GPU hours
-trained until then, and hours until every network has trained one epoch.
+Medians over seeds: hours until a network is within 1 % of the best, hours until the end, the GPU
+hours trained until then, and hours until every network has trained one epoch.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class Trials:
             self.waiting[number] = None
 
     def epochs(self) -> Iterator[float]:
-        """Yield the accuracy of a network after each epoch, until none trains; then continuing trials wait."""
+        """Yield the accuracy of a network after each epoch; continuing trials then wait."""
         while self._ends:
             self.now, number, version = heapq.heappop(self._ends)
             trial = self.all[number]

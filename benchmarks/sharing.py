@@ -1,16 +1,16 @@
-"""Compare K networks on one device with one: K = 1, 2, 4, 8. The goal is three times the throughput.
+"""Compare the throughput of K = 1, 2, 4 and 8 networks on one device; the goal is a factor of 3.
 
     python benchmarks/sharing.py [--slots 1 2 4 8] [--rounds 3] [--epochs 4] [--engine keras]
 
 Equal small CNNs, as many as the largest K, train on one device that K trainers share
-(`resources.networks_per_gpu: K`), fed by one preprocessor that caches decoded samples. The device is
-the first visible GPU; if NVIDIA's Multi-Process Service is installed, the run uses it. Without a GPU
-all ranks share one core: that tests the script, and says nothing about GPUs.
+(`resources.networks_per_gpu: K`), fed by one preprocessor that caches decoded samples. The device
+is the first visible GPU; if NVIDIA's Multi-Process Service is installed, the run uses it. Without a
+GPU all ranks share one core: that tests the script, and says nothing about GPUs.
 
 All K take turns; the numbers are medians of the rounds. *Samples/s* is the total throughput while K
-networks train and all are beyond their first epochs, in which they are traced. *Networks/min* counts
-from the first group's start to the last one's end, builds and traces included. Let nothing else run
-meanwhile: K processes get a larger share of a busy machine than one does.
+networks train and all are beyond their first epochs, in which they are traced. *Networks/min*
+counts from the first group's start to the last one's end, builds and traces included. Let nothing
+else run meanwhile: K processes get a larger share of a busy machine than one does.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def read_throughput(log: Sequence[LoggedEvent], slots: int) -> Throughput:
     start = next(event for _, event in log if isinstance(event, LaunchStarted))
     if (maximum, start.cluster.whole_gpus) != (slots, 1):
         raise RuntimeError(
-            f"{maximum} networks were on {start.cluster.whole_gpus} devices instead of {slots} on one"
+            f"found {maximum} networks on {start.cluster.whole_gpus} devices instead of {slots} on "
+            "one"
         )
     epochs = [(at, event.record) for at, event in log if isinstance(event, EpochEnded)]
     networks = len({event.network for _, event in log if isinstance(event, EpochEnded)})
@@ -170,7 +171,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.epochs < 2:
         parser.error(
-            f"--epochs is {args.epochs}; it must be at least 2, because the first one does not count"
+            f"--epochs is {args.epochs}; it must be at least 2, because the first does not count"
         )
     gpu = next(iter(visible_gpus(os.environ, os.listdir("/dev"))), None)
     if gpu is None:
@@ -194,7 +195,7 @@ def main() -> None:
 
 
 def show(measured: dict[int, list[Throughput]], device: str, args: argparse.Namespace) -> None:
-    """Print the medians, relative to the fewest networks on the device, and the distance from the goal."""
+    """Print the medians, relative to the fewest networks on the device, and the gap to the goal."""
     if args.json:
         print_json({"device": device, "goal": GOAL, "rounds": measured})
         return

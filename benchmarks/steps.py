@@ -1,11 +1,11 @@
-"""Measure the overhead of a training step of a small network: one step per TensorFlow call, or several.
+"""Measure the overhead of a training step, with one step per TensorFlow call and with several.
 
     python benchmarks/steps.py [SPEC] [--networks cnn-1 plain] [--rounds 12] [--batch 512]
 
-One rank trains each network of the spec (default: the digits) on random samples, 16 steps at a time, in
-calls of 1, 2, 4, 8 and 16 steps, in turns. The minimum CPU time per step counts. A line is fitted
-through these times over calls per step: its slope is the overhead of a call, its intercept the
-arithmetic of a step.
+One rank trains each network of the spec (default: the digits) on random samples, 16 steps at a
+time, in calls of 1, 2, 4, 8 and 16 steps, in turns. The minimum CPU time per step counts. A line is
+fitted through these times over calls per step: its slope is the overhead of a call, its intercept
+the arithmetic of a step.
 """
 
 from __future__ import annotations

@@ -4,19 +4,20 @@
         [--tensorsocket-python PYTHON]
 
 1. CPU seconds of preprocessing per epoch, for 1, 2, 4 and 8 consumers.
-2. Samples/s of each of 4 consumers, which only read, compared with 4 independent `tf.data` pipelines,
-   `tf.data` service with a cache that its consumers share, and TensorSocket over a PyTorch loader.
+2. Samples/s of each of 4 consumers, which only read, compared with 4 independent `tf.data`
+   pipelines, `tf.data` service with a cache that its consumers share, and TensorSocket over a
+   PyTorch loader.
 3. Bytes/s from the ring to 4 readers, of samples that need no preparation, compared with numpy's
    memcpy in one process.
 4. Images/s per core of decode, crop and flip, compared with `tf.data` and plain Pillow.
 5. How long trainers wait for data in a real run.
 6. How much memory the ranks of that run use.
 
-The images are 256 x 256 JPEGs made from CIFAR-10; the work is decode, random crop to 224, flip, scale.
-Consumers copy each batch into their own memory. With float32, tf.data and TensorSocket scale where
-they decode; FLEET's consumers scale, like its trainers. All loaders take turns, --rounds times for
---seconds after a second of warm-up, because the speed of a shared machine varies. Numbers and ratios
-are medians over the rounds.
+The images are 256 x 256 JPEGs made from CIFAR-10; the work is decode, random crop to 224, flip,
+scale. Consumers copy each batch into their own memory. With float32, tf.data and TensorSocket scale
+where they decode; FLEET's consumers scale, like its trainers. All loaders take turns, --rounds
+times for --seconds after a second of warm-up, because the speed of a shared machine varies. Numbers
+and ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Bench:
             rows.append(
                 Row(
                     2,
-                    f"samples/s of each of {CONSUMERS} consumers, {dtype}; reference: {rival.label}",
+                    f"samples/s of {CONSUMERS} consumers each, {dtype}; reference: {rival.label}",
                     statistics.median(fleet_rate),
                     _median(results),
                     ratio,
@@ -306,8 +307,8 @@ class Bench:
         with tempfile.TemporaryDirectory() as name:
             largest, stall, bottleneck = train(self._folder, Path(name))
         self.notes.append(
-            f"training: the bottleneck of the run is {bottleneck}; {largest.processes} ranks; total RSS "
-            f"{largest.rss / 1e6:.0f} MB, PSS {largest.pss / 1e6:.0f} MB"
+            f"training: the bottleneck of the run is {bottleneck}; {largest.processes} ranks; "
+            f"total RSS {largest.rss / 1e6:.0f} MB, PSS {largest.pss / 1e6:.0f} MB"
         )
         copies = largest.window_pss / largest.window
         return [
@@ -389,9 +390,8 @@ def memcpy(sample_bytes: int, total: int = WINDOW) -> float:
 def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float, str]:
     """Train one small CNN four times, side by side; one preprocessor is enough for them.
 
-    Returns:
-        The memory when the window was fullest, the share of all epochs that trainers waited for data, and
-        the bottleneck that the run reported.
+    Returns: The memory when the window was fullest, the share of all epochs that trainers waited
+        for data, and the bottleneck that the run reported.
     """
     spec = folder / "spec.yaml"
     spec.write_text(

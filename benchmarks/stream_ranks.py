@@ -1,7 +1,7 @@
 """Run the stream by itself: ranks that prepare images, and ranks that only read them.
 
-stream.py starts it: mpirun -n PREPROCESSORS+READERS python benchmarks/stream_ranks.py JOB, where JOB
-is a :class:`Job` in JSON. Prints one :class:`Outcome` in JSON.
+stream.py starts it: mpirun -n PREPROCESSORS+READERS python benchmarks/stream_ranks.py JOB, where
+JOB is a :class:`Job` in JSON. Prints one :class:`Outcome` in JSON.
 """
 
 from __future__ import annotations
@@ -65,10 +65,9 @@ class Job:
 class Outcome:
     """The measurements of all ranks.
 
-    Attributes:
-        sample_bytes: Bytes of a sample in the window.
-        reads: The times at which each reader received each batch, in seconds of the machine's clock.
-        work: Records of each preprocessor: (time, its CPU seconds, samples that all have prepared).
+    Attributes: sample_bytes: Bytes of a sample in the window. reads: The times at which each reader
+        received each batch, in seconds of the machine's clock. work: Records of each preprocessor:
+        (time, its CPU seconds, samples that all have prepared).
     """
 
     sample_bytes: int
@@ -190,7 +189,7 @@ def serve(
 
 
 def read(world: World, roles: Roles, window: Window, pipeline: Pipeline, job: Job) -> list[float]:
-    """A trainer that only reads."""
+    """Run a trainer that only reads; return the arrival times of its batches."""
     stream = Reader(
         window,
         roles.trainers.index(world.rank),
@@ -215,7 +214,7 @@ def read(world: World, roles: Roles, window: Window, pipeline: Pipeline, job: Jo
 
 
 def take(images: np.ndarray, private: np.ndarray, affine: Affine | None) -> None:
-    """What a framework does first: copy, or scale, into memory of its own."""
+    """Copy or scale images into private memory, like the first operation of a framework."""
     if private.dtype == images.dtype:
         np.copyto(private[: len(images)], images)
         return

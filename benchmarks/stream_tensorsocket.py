@@ -2,10 +2,10 @@
 
     python benchmarks/stream_tensorsocket.py serve|consume FOLDER uint8|float32 BATCH SECONDS
 
-The environment needs torch, tensorsocket, simplejpeg and Pillow. stream.py starts this script in each
-role; `rivals.py` synchronizes them. TensorSocket pickles the memory of CPU tensors into every message,
-once per consumer. So its hooks `pack_fn` and `unpack_fn` send tensors as PyTorch sends them between
-processes: by the name of their shared memory.
+The environment needs torch, tensorsocket, simplejpeg and Pillow. stream.py starts this script in
+each role; `rivals.py` synchronizes them. TensorSocket pickles the memory of CPU tensors into every
+message, once per consumer. So its hooks `pack_fn` and `unpack_fn` send tensors as PyTorch sends
+them between processes: by the name of their shared memory.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def consume(data: tf.data.Dataset, seconds: float) -> None:
 
 
 def shared(data: tf.data.Dataset, consumer: str) -> tf.data.Dataset:
-    """Serve the same batches to all consumers; the service caches them until all have received them."""
+    """Serve the same batches to all consumers; the service caches them for the slowest one."""
     return data.apply(
         SERVICE.distribute(
             SERVICE.ShardingPolicy.OFF,

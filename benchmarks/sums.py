@@ -1,4 +1,4 @@
-"""Compare sums of a group with MPI's own calls, in turns, on ranks of this machine that share memory.
+"""Compare sums of a group with MPI's own calls, on ranks of this machine that share memory.
 
     python benchmarks/sums.py --json
     python benchmarks/sums.py --ranks 2 --mb 1 10

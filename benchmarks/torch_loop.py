@@ -3,11 +3,11 @@
     python benchmarks/torch_loop.py [--json] [--pairs 9]
         [--what small middle "two ranks" "ten networks"]
 
-- small, middle: steps of a CNN on one rank and of the same module in a loop, on the same uint8 batches
-  and with the same threads, in turns.
+- small, middle: steps of a CNN on one rank and of the same module in a loop, on the same uint8
+  batches and with the same threads, in turns.
 - two ranks: the same on two ranks, with MPI and with DistributedDataParallel over gloo.
-- ten networks: a whole run on two trainers, from the command to the prompt, and a script that trains
-  the same ten networks one after another.
+- ten networks: a whole run on two trainers, from the command to the prompt, and a script that
+  trains the same ten networks one after another.
 
 FLEET is imported in functions, because that script must not import it.
 """
@@ -128,7 +128,7 @@ def compare(
     pairs: int,
     barrier: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """Return the ratio of each pair of turns: seconds of the second step over those of the first."""
+    """Return the ratio of each pair of turns: seconds of the second step / seconds of the first."""
     batches, count = make_batches(title), SIZES[title][-1]
     results = []
     for step in steps:

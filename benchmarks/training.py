@@ -2,12 +2,12 @@
 
     python benchmarks/training.py [--repeat 5] [--ensembles 3] [--groups 3]
 
-1. Samples/s of one network under FLEET (1 preprocessor, 1 trainer) and with Keras' `model.fit`, on the
-   same decoded samples: same network, batch, optimizer, validation.
+1. Samples/s of one network under FLEET (1 preprocessor, 1 trainer) and with Keras' `model.fit`, on
+   the same decoded samples: same network, batch, optimizer, validation.
 2. The demo's ensemble with its own policy and with `baseline` (one network per core, each of which
    prepares its own samples): seconds from the first group's start to the end.
-3. Steps/s of a small and of a middle network on two ranks with Horovod, with as many steps per call of
-   TensorFlow as FLEET takes and with one step per call: alternating epochs of the same launches.
+3. Steps/s of a small and of a middle network on two ranks with Horovod, with as many steps per call
+   of TensorFlow as FLEET takes and with one step per call: alternating epochs of the same launches.
 """
 
 from __future__ import annotations

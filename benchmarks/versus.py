@@ -4,17 +4,17 @@
         [--without-ray]
 
 Six small CNNs on 2,400 JPEG files of 256 x 256 pixels, decoded, resized to 64 and flipped. With
-`--transforms crop` images are decoded, randomly cropped to 224, flipped and resized to 64, so that each
-epoch has more work. The programs are:
+`--transforms crop` images are decoded, randomly cropped to 224, flipped and resized to 64, so that
+each epoch has more work. The programs are:
 
 - FLEET: `mpirun -n 3`, and `-n 7`, with a default spec and no cached rates;
 - a loop over Keras' `model.fit`, on one `tf.data` pipeline that caches decoded images in memory;
-- Ray Tune, with one CPU and one such pipeline per trial. It has its own environment, which shares the
-  TensorFlow of this one, and its own network namespace, because it listens on all addresses.
+- Ray Tune, with one CPU and one such pipeline per trial. It has its own environment, which shares
+  the TensorFlow of this one, and its own network namespace, because it listens on all addresses.
 
-All programs take turns; the numbers are medians. Every program must train all networks. The table also
-has accuracies, the CPU seconds of each program and its descendants, and *waits*: the share of FLEET's
-epochs in which trainers wait for samples.
+All programs take turns; the numbers are medians. Every program must train all networks. The table
+also has accuracies, the CPU seconds of each program and its descendants, and *waits*: the share of
+FLEET's epochs in which trainers wait for samples.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def ray_program(jpegs: Path, python: Path, cpus: int, transforms: str = "resize"
 
 
 def install_ray(folder: Path) -> Path:
-    """Install Ray into its own environment, which sees this one's TensorFlow; return its interpreter."""
+    """Install Ray into its own environment, which sees our TensorFlow; return its interpreter."""
     python = folder / "bin/python"
     # An interrupted installation is repeated.
     if not list(folder.glob("lib/python*/site-packages/ray")):
@@ -194,7 +194,7 @@ class Measured:
 
 
 def waits_of(run: Path) -> float | None:
-    """Return the share of epochs in which trainers waited for samples; None without a run of FLEET."""
+    """Return the share of epochs in which trainers waited for samples; None without a FLEET run."""
     records = [event.record for event in events_of(RunPaths(run).events, EpochEnded)]
     if not records:
         return None
@@ -270,7 +270,8 @@ def main() -> None:
     if not arguments.without_ray:
         if not can_isolate():
             raise SystemExit(
-                "Ray requires its own network namespace (unshare --net): permit it, or use --without-ray"
+                "Ray requires its own network namespace (unshare --net): permit it, or use "
+                "--without-ray"
             )
         programs[TUNE] = ray_program(
             jpegs,

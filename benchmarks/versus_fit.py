@@ -1,4 +1,4 @@
-"""Train the networks of `versus.py` with Keras' `model.fit`, on a `tf.data` pipeline cached in memory.
+"""Train the networks of `versus.py` with Keras' `model.fit`, on a cached `tf.data` pipeline.
 
 python benchmarks/versus_fit.py FOLDER EPOCHS [crop]     # all of them, one after another
 """
