@@ -41,7 +41,7 @@ LEARNING_RATE = 0.01  # with the smallest batch
 
 
 def rates(args: argparse.Namespace) -> dict[str, Any]:
-    """Return a rates file: steps up to the smallest batch per trainer; exchanges a tenth as long."""
+    """Return a rates file: steps up to the smallest batch; exchanges a tenth as long."""
     steps = [{"batch": args.batch // 2, "seconds": 0.02}, {"batch": args.batch, "seconds": 0.035}]
     return {
         "samples_per_epoch": 1442,
