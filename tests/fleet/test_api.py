@@ -1,4 +1,4 @@
-"""What search scripts use."""
+"""The Python API."""
 
 import sys
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_write_spec_writes_yaml_that_parses_to_the_same_networks(tmp_path):
     assert load(path) == spec
 
 
-def test_a_mapping_with_the_keys_of_a_file_will_do_too(tmp_path):
+def test_write_spec_accepts_a_mapping(tmp_path):
     content = {"models": [{"family": "softmax"}], "data": {"validation": None}, "seed": 4}
     assert write_spec(content, tmp_path / "search.yaml") == load(tmp_path / "search.yaml")
     assert yaml.safe_load((tmp_path / "search.yaml").read_text()) == content
@@ -48,7 +48,7 @@ def test_a_mapping_with_the_keys_of_a_file_will_do_too(tmp_path):
 @pytest.mark.parametrize(
     "wrong", [replace(DOCUMENT, name="../x"), {"models": [{"family": "resnte"}]}, {"nmae": "x"}]
 )
-def test_a_spec_that_is_wrong_is_not_written(tmp_path, wrong):
+def test_write_spec_refuses_an_invalid_spec(tmp_path, wrong):
     (tmp_path / "search.yaml").write_text("old")
     with pytest.raises(SpecError):
         write_spec(wrong, tmp_path / "search.yaml")
@@ -56,7 +56,7 @@ def test_a_spec_that_is_wrong_is_not_written(tmp_path, wrong):
 
 
 def ends_with(status, *, end=None, log=None):
-    """A launcher whose program ends with a status, whatever it is told; before, it logs another as the run's end."""
+    """Return a launcher that logs an end of the run with status ``end``, and exits with another."""
     logs = (
         ""
         if end is None
@@ -67,7 +67,7 @@ def ends_with(status, *, end=None, log=None):
 
 @pytest.fixture
 def path(tmp_path):
-    """A spec, of which an earlier launch has come to its end."""
+    """Return the path of a spec with an earlier launch that has ended."""
     path = tmp_path / "spec.yaml"
     write_spec({"models": [{"family": "softmax"}], "output": str(tmp_path / "run")}, path)
     log = EventLog(RunPaths(tmp_path / "run").events)
@@ -77,7 +77,7 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize("status", [ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE])
-def test_a_run_says_how_it_ended_and_is_given_its_arguments(status, path, tmp_path, capfd):
+def test_run_returns_the_status_and_passes_arguments(status, path, tmp_path, capfd):
     ended = ends_with(status, end=status, log=RunPaths(tmp_path / "run").events)
     assert run(path, 3, "--fresh", launcher=ended) is status
     assert capfd.readouterr().out == f"['-m', 'fleet.run', '{path}', '--fresh']\n"
@@ -96,7 +96,7 @@ def test_run_prefers_the_logged_status_to_the_launchers(path, tmp_path):
     assert run(path, 3, launcher=ended) is ExitStatus.RESUMABLE
 
 
-def test_a_wrong_spec_and_a_breakdown_are_raised(path):
+def test_run_raises_invalid_specs_and_failures(path):
     with pytest.raises(SpecError, match="cannot be read"):
         run("spec.yaml", 3, launcher=ends_with(2))
     with pytest.raises(UserError, match=r"spec.yaml cannot be run"):
@@ -120,5 +120,5 @@ def test_mpirun_is_found_next_to_python_or_on_the_path(tmp_path, monkeypatch):
     assert mpirun(3)[-1] == str(tmp_path / "python")
 
 
-def test_all_that_is_offered_is_there():
+def test_api_exports_exist():
     assert [name for name in api.__all__ if not hasattr(api, name)] == []

@@ -1,10 +1,10 @@
-"""Whatever stands on a command line, in a spec or in a file: a message and status 2, never a traceback.
+"""Any command line, spec or file causes a message and status 2, never a traceback.
 
-Each command is called with something that works, of which parts are changed: an argument is replaced or added, a
-file is torn, overwritten, emptied, missing, a folder, or what is in it is replaced by what nobody would write.
+Each command is called with valid arguments and files, of which parts are changed: an argument is
+replaced or added; a file is truncated, overwritten, emptied, missing, a folder, or has absurd values.
 """
 
-# ruff: noqa: E501 - tables of what people and accidents write
+# ruff: noqa: E501 - tables of invalid input
 
 import argparse
 import contextlib
@@ -109,7 +109,7 @@ FILES = {
     "site.json": json.dumps({"aggregate_gbps": 1, "node_gbps": 1}),
 }
 
-# What works, for each command; the last word of "job" is what it starts.
+# valid arguments of each command; the last word of "job" is the command that it starts
 WORKING = {
     "check": "spec.yaml",
     "schema": "",
@@ -305,17 +305,17 @@ quick = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
-    report_multiple_bugs=False,
-)  # shrinking takes minutes
+    report_multiple_bugs=False,  # shrinking takes minutes
+)
 
 
 class _TooLongError(BaseException):
-    """Nobody may catch it by accident."""
+    """Not an Exception, so that it is not caught by accident."""
 
 
 @contextlib.contextmanager
 def within(seconds=10, gigabytes=4):
-    """Let no call take long, or fill the memory: a slip of the keyboard should not, either."""
+    """Limit the time and memory of a call."""
 
     def stop(*_):
         raise _TooLongError(f"more than {seconds} s of computing")
@@ -335,7 +335,7 @@ def within(seconds=10, gigabytes=4):
 
 @pytest.fixture(scope="module", autouse=True)
 def sandbox(tmp_path_factory):
-    """A working folder with all files, two levels below what may not be touched; no batch system, no editor."""
+    """Work in a folder two levels below one that must not change, without a batch system or editor."""
     top = tmp_path_factory.mktemp("top")
     with pytest.MonkeyPatch.context() as patch:
         (top / "a/work").mkdir(parents=True)
@@ -346,7 +346,7 @@ def sandbox(tmp_path_factory):
 
 
 class _NoSession:
-    """A spec that is right after all is not trained."""
+    """Trains nothing, in case that a spec is valid."""
 
     def __init__(self, *_):
         pass
@@ -356,7 +356,7 @@ class _NoSession:
 
 
 def fill():
-    """Put everything where it was."""
+    """Restore all files."""
     for path in [*Path().iterdir(), *Path("../..").glob("escaped*")]:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     for name, text in FILES.items():
@@ -372,7 +372,7 @@ def fill():
 
 
 def call(function, *arguments):
-    """Status, standard output and standard error of a call that may exit."""
+    """Return the status, standard output and standard error of a call that may exit."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), within():
         try:
@@ -383,25 +383,23 @@ def call(function, *arguments):
 
 
 def train(path):
-    """``fleet.run`` up to where it would train."""
+    """Run ``fleet.run`` up to training."""
     request = fleet_run.parse_arguments([path])
     with fleet_run._lease(World(), request) as lease:
         return fleet_run._run(World(), request, None, Interruption(None), lease, StartupTimer())
 
 
-def is_told(status, out, err, most_lines=30):
-    assert status in (0, 2) or err.startswith("fleet job: "), (
-        status,
-        err,
-    )  # a job tells how its command ended
+def check_message(status, out, err, max_lines=30):
+    # a job prints how its command ended
+    assert status in (0, 2) or err.startswith("fleet job: "), (status, err)
     assert "Traceback" not in out + err
     if status == 2:
         assert err.strip()
-        assert len(err.splitlines()) <= most_lines, err
+        assert len(err.splitlines()) <= max_lines, err
         assert all(len(line) <= 3000 for line in err.splitlines())
 
 
-def nothing_escaped(top):
+def check_no_escape(top):
     assert (
         sorted(
             path.name
@@ -430,7 +428,7 @@ def options(name):
 
 @st.composite
 def lines(draw, name):
-    """A command line: one that works, of which up to three words are others, with up to two options more."""
+    """Draw a command line: a valid one with up to three words replaced, removed or added."""
     words = draw(st.sampled_from([WORKING[name], *OTHERS.get(name, [])])).split()
     for _ in range(draw(st.integers(0, 3))):
         kind = draw(st.sampled_from(["replace", "add", "drop"]))
@@ -447,12 +445,12 @@ def lines(draw, name):
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name in WORKING])
-def test_no_command_line_makes_a_traceback(sandbox, name):
+def test_command_lines_cause_no_traceback(sandbox, name):
     @quick
     @given(lines(name))
     def check(words):
         fill()
-        is_told(*call(main, [*name.split(), *words]))
+        check_message(*call(main, [*name.split(), *words]))
 
     check()
 
@@ -472,7 +470,7 @@ def trainers(nodes, rates, job):
     )
 
 
-# (a command line, a file of it, what stands there instead): numbers that are no floats, or would fill time and memory.
+# (command line, one of its files, other content of that file): numbers that are not floats, or would take too long.
 HUGE = [
     ("simulate batch-queue --distribution uniform --low 1 --high 2 --seed -1", None, None),
     *[
@@ -552,12 +550,12 @@ HUGE = [
 
 
 @pytest.mark.parametrize(("words", "file", "content"), HUGE, ids=range(len(HUGE)))
-def test_a_number_that_is_no_float_or_costs_too_much_is_refused(words, file, content):
+def test_huge_numbers_are_refused(words, file, content):
     fill()
     if file:
         Path(file).write_bytes(content if isinstance(content, bytes) else content.encode())
     status, out, err = call(main, words.split())
-    is_told(status, out, err)
+    check_message(status, out, err)
     assert status == 2
 
 
@@ -569,23 +567,23 @@ def test_evict_sums_losses_of_very_different_sizes():
 
 
 @pytest.mark.parametrize("path", ["", ".", "/", "photos"])
-def test_a_page_that_would_be_a_folder_is_refused(path):
+def test_report_refuses_a_folder_as_page(path):
     fill()
     status, out, err = call(main, ["report", "done", "--html", path])
-    is_told(status, out, err)
+    check_message(status, out, err)
     assert (status, "is a folder; name a file" in err) == (2, True)
 
 
-def test_every_command_is_tried_that_does_not_start_ranks():
+def test_fuzzing_covers_all_commands_without_ranks():
     assert set(WORKING) == set(COMMANDS) - {"dry-run", "doctor"}
 
 
 @pytest.mark.parametrize("name", sorted(WORKING))
-def test_what_is_changed_worked_before(name):
+def test_fuzzing_starts_from_valid_command_lines(name):
     for words in (WORKING[name], *OTHERS.get(name, [])):
         fill()
         status, _, err = call(main, [*name.split(), *words.split()])
-        # What some want is not there: rates of networks, what a job has done, networks that a run has exported.
+        # Some inputs are missing: rates of networks, a job's launch, exports of a run.
         assert (
             (status, err) == (0, "")
             or (name, status) == ("job", 1)
@@ -604,7 +602,7 @@ def test_what_is_changed_worked_before(name):
 @pytest.mark.parametrize(
     "name", sorted(set(WORKING) - {"job", "schema", "stop", "pause", "resume"})
 )
-def test_json_of_a_command_is_one_value_and_nothing_else(name):
+def test_json_output_is_one_value(name):
     for words in (WORKING[name], *OTHERS.get(name, [])):
         fill()
         status, out, err = call(main, [*name.split(), *words.split(), "--json"])
@@ -616,7 +614,7 @@ def test_json_of_a_command_is_one_value_and_nothing_else(name):
 
 @st.composite
 def torn(draw, content):
-    """A file of which something is wrong, as bytes; None for one that is not there, "folder" for a folder."""
+    """Draw a damaged file, as bytes; None for a missing one, "folder" for a folder."""
     kind = draw(st.sampled_from(["other", "none", "folder", "cut", "flip", "insert", "repeat"]))
     if kind == "other":
         return draw(st.sampled_from(CONTENTS))
@@ -653,7 +651,7 @@ READERS = [
 
 
 @pytest.mark.parametrize(("name", "words"), READERS)
-def test_no_torn_file_makes_a_traceback(sandbox, name, words):
+def test_damaged_files_cause_no_traceback(sandbox, name, words):
     file = next(word for word in words.split() if word in FILES)
 
     @quick
@@ -661,14 +659,14 @@ def test_no_torn_file_makes_a_traceback(sandbox, name, words):
     def check(content):
         fill()
         put(file, content)
-        is_told(*call(main, [*name.split(), *words.split()]))
+        check_message(*call(main, [*name.split(), *words.split()]))
 
     check()
 
 
 @st.composite
 def bent(draw, content):
-    """The same content with up to three values replaced, removed, renamed or put into lists."""
+    """Draw the content with up to three values replaced, removed, renamed or put into lists."""
     content = json.loads(json.dumps(content))
     for _ in range(draw(st.integers(1, 3))):
         index = content
@@ -700,7 +698,7 @@ def bent(draw, content):
     ("name", "words"),
     [(name, words) for name, words in READERS if ".json" in words and "spec.yaml" not in words],
 )
-def test_no_json_makes_a_traceback(sandbox, name, words):
+def test_invalid_json_causes_no_traceback(sandbox, name, words):
     file = next(word for word in words.split() if word.endswith(".json"))
 
     @quick
@@ -708,7 +706,7 @@ def test_no_json_makes_a_traceback(sandbox, name, words):
     def check(content):
         fill()
         Path(file).write_text(json.dumps(content))
-        is_told(*call(main, [*name.split(), *words.split()]))
+        check_message(*call(main, [*name.split(), *words.split()]))
 
     check()
 
@@ -721,24 +719,24 @@ def test_no_json_makes_a_traceback(sandbox, name, words):
         )
     )
 )
-def test_no_torn_run_makes_a_traceback(sandbox, change):
+def test_damaged_runs_cause_no_traceback(sandbox, change):
     fill()
     put(f"done/{change[0]}", change[1])
-    is_told(*call(main, ["report", "done"]))
+    check_message(*call(main, ["report", "done"]))
 
 
 @quick
 @given(bent(as_lines(LOG)))
-def test_no_log_makes_a_traceback(sandbox, events):
+def test_invalid_logs_cause_no_traceback(sandbox, events):
     fill()
     Path("done/events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    is_told(*call(main, ["report", "done"]))
+    check_message(*call(main, ["report", "done"]))
 
 
 # ---- specs -------------------------------------------------------------------------------------
 
 
-def every_reader_of_specs(top):
+def check_readers_of_specs(top):
     output = [
         call(main, ["check", "spec.yaml"]),
         call(main, ["plan", "spec.yaml", "--rates", "rates.json", "--gpus", "2"]),
@@ -746,22 +744,22 @@ def every_reader_of_specs(top):
         call(train, "spec.yaml"),
     ]
     for entry in output:
-        is_told(*entry)
-    nothing_escaped(top)
+        check_message(*entry)
+    check_no_escape(top)
 
 
 @settings(quick, max_examples=examples(60))
 @given(bent(SPEC))
-def test_no_spec_makes_a_traceback_or_writes_outside_its_run(sandbox, content):
+def test_specs_cause_no_traceback_or_files_elsewhere(sandbox, content):
     fill()
     Path("spec.yaml").write_text(yaml.safe_dump(content, allow_unicode=True))
     content["output"] = "run" if not isinstance(content.get("output"), str) else content["output"]
-    every_reader_of_specs(sandbox)
+    check_readers_of_specs(sandbox)
 
 
 @quick
 @given(torn(FILES["spec.yaml"].encode()))
-def test_no_torn_spec_makes_a_traceback(sandbox, content):
+def test_damaged_specs_cause_no_traceback(sandbox, content):
     fill()
     put("spec.yaml", content)
-    every_reader_of_specs(sandbox)
+    check_readers_of_specs(sandbox)

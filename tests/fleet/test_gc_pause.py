@@ -1,11 +1,11 @@
-"""Work without looking for garbage."""
+"""Pauses of garbage collection."""
 
 import gc
 
 from fleet.gc_pause import paused_collection
 
 
-def test_nothing_is_collected_meanwhile():
+def test_paused_collection_restores_the_state():
     with paused_collection():
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -14,4 +14,4 @@ def test_nothing_is_collected_meanwhile():
         pass
     was_on = gc.isenabled()
     gc.enable()
-    assert not was_on  # who had switched it off finds it so
+    assert not was_on  # it stays off

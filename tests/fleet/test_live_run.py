@@ -1,4 +1,4 @@
-"""A run that is going on, seen from outside."""
+"""Commands to running launches, and reports from them."""
 
 import itertools
 import json
@@ -36,14 +36,14 @@ def paths(tmp_path):
 
 @pytest.fixture
 def lease_held(paths):
-    """The run's folder, in which a launch is at work."""
+    """Hold the lease of the run's folder."""
     around = Process()
     with Lease(around, around.me, Times(renew=60)) as lease:
         lease.take(paths.lease)
         yield paths
 
 
-def test_a_folder_is_held_until_its_launch_lets_go(paths):
+def test_is_held_until_the_launch_releases_the_folder(paths):
     around = Process()
     assert not is_held(paths.lease)
     with Lease(around, around.me, Times(renew=60)) as lease:
@@ -53,7 +53,7 @@ def test_a_folder_is_held_until_its_launch_lets_go(paths):
 
 
 def answering(paths, answer):
-    """A launch that answers the first command in another thread; returns what it was."""
+    """Answer the first command in a thread; return a list that receives its content."""
     result = []
 
     def serve():
@@ -73,13 +73,13 @@ def test_command_returns_the_networks_it_concerns(lease_held):
     assert result == [{"do": "add", "entry": {"family": "cnn"}}]
 
 
-def test_what_the_launch_refuses_is_raised(lease_held):
+def test_command_raises_refusals_of_the_launch(lease_held):
     answering(lease_held, {"error": "a is over: 2 epochs", "is_over": True})
     with pytest.raises(UserError, match="a is over: 2 epochs"):
         command(lease_held.root, {"do": "stop", "network": "a"})
 
 
-def test_a_run_that_has_ended_refuses_and_so_does_what_is_no_run(paths, tmp_path):
+def test_command_is_refused_without_a_running_launch(paths, tmp_path):
     with pytest.raises(UserError, match="no launch is running"):
         command(paths.root, {"do": "stop", "network": "a"})
     with pytest.raises(UserError, match="not the folder of a run"):
@@ -89,7 +89,7 @@ def test_a_run_that_has_ended_refuses_and_so_does_what_is_no_run(paths, tmp_path
 
 @pytest.fixture
 def shared(paths):
-    """A run of which a launch has a network, but not the folder; and what lets go."""
+    """Hold the lease of a network, but not of the folder; return a function that releases it."""
     paths.spec.write_text(
         dump(parse({"models": [{"family": "softmax", "name": name} for name in "ab"]}).document)
     )
@@ -101,19 +101,19 @@ def shared(paths):
 
 
 def test_command_is_refused_by_launches_that_share_a_run(shared):
-    paths, let_go = shared
+    paths, release = shared
     with pytest.raises(
         UserError, match=r"several launches share its networks .*end one of their jobs"
     ):
         request_nodes(paths.root, 1, 60.0)
-    let_go()
+    release()
     with pytest.raises(UserError, match="no launch is running"):
         command(paths.root, {"do": "stop", "network": "a"})
     assert not paths.mailbox.exists()
 
 
 def test_watch_follows_all_launches_that_share_a_run(shared, monkeypatch, capsys):
-    paths, let_go = shared
+    paths, release = shared
 
     def log(launch, network, epoch):
         entry = EventLog(RunPaths(paths.root, launch).events)
@@ -121,10 +121,10 @@ def test_watch_follows_all_launches_that_share_a_run(shared, monkeypatch, capsys
         entry.close()
 
     def work(seconds):
-        """While nobody looks, one launch goes on, and another comes."""
+        """Continue one launch between two polls, and start another."""
         log("17", "a", 2)
         log("18", "b", 1)
-        let_go()
+        release()
 
     log("17", "a", 1)
 
@@ -134,8 +134,8 @@ def test_watch_follows_all_launches_that_share_a_run(shared, monkeypatch, capsys
     assert [(entry["network"], entry["epoch"]) for entry in seen] == [("a", 2), ("b", 1)]
 
 
-def commands_seen(run, event):
-    """The report of an event that a run takes in."""
+def apply_and_report(run, event):
+    """Apply an event; return its report."""
     run.apply(0.0, event)
     return report_of(event, run)
 
@@ -166,17 +166,17 @@ def test_replay_networks_skips_unreadable_lines(paths):
         file.write('{"event": "added", "network"')
     run = live_run.new_run_state(paths)
     live_run.replay_networks(run, [paths.events, paths.root / "none"])
-    ends = [commands_seen(run, EpochEnded(name, record(9))) for name in ("late", "b-3")]
+    ends = [apply_and_report(run, EpochEnded(name, record(9))) for name in ("late", "b-3")]
     assert [(entry.number, entry.is_last) for entry in ends] == [(0, False), (3, True)]
 
 
-def test_a_command_that_nobody_answers_is_taken_back(lease_held):
+def test_command_without_an_answer_is_withdrawn(lease_held):
     with pytest.raises(UserError, match="did not answer within 0 s; the command was withdrawn"):
         command(lease_held.root, {"do": "stop", "network": "a"}, patience_s=0.1)
     assert list(CommandQueue(lease_held.mailbox).commands()) == []
 
 
-def test_a_report_has_the_monitored_value_and_all_metrics():
+def test_report_has_the_monitored_value_and_all_metrics():
     spec = parse(
         {
             "models": [
@@ -193,7 +193,7 @@ def test_a_report_has_the_monitored_value_and_all_metrics():
     )
     run = RunState(spec)
     assert (
-        commands_seen(
+        apply_and_report(
             run,
             CommandReceived(
                 "c",
@@ -213,9 +213,9 @@ def test_a_report_has_the_monitored_value_and_all_metrics():
         NetworkAdded("late", "", -1, {}, (1, None), 60),
         NetworkAdded("b-3", "b", 3, {}, (1, None), 9),
     ):
-        assert commands_seen(run, added) is None
+        assert apply_and_report(run, added) is None
     ended = record(2, val_loss=0.25, val_accuracy=0.75)
-    result = [commands_seen(run, EpochEnded(name, ended)) for name in ("a", "late", "b-3")]
+    result = [apply_and_report(run, EpochEnded(name, ended)) for name in ("a", "late", "b-3")]
     assert [(entry.network, entry.number, entry.epoch, entry.value) for entry in result] == [
         ("a", 0, 2, 0.25),
         ("late", 1, 2, 0.75),
@@ -232,7 +232,7 @@ def test_a_report_has_the_monitored_value_and_all_metrics():
 @pytest.mark.parametrize(
     "entry", [[1], "cnn", None, 3, {"family": object()}, {"args": {"rate": float("nan")}}]
 )
-def test_what_is_no_entry_is_refused_in_words(paths, entry):
+def test_add_refuses_other_objects(paths, entry):
     launch = Running(Launcher(), paths, 0, ExitStatus)
     for add in (launch.add, launch.add_all, lambda entry: live_run.add(paths.root, entry)):
         with pytest.raises(
@@ -241,20 +241,20 @@ def test_what_is_no_entry_is_refused_in_words(paths, entry):
             add(entry)
 
 
-def test_an_entry_may_be_one_of_the_api(lease_held):
+def test_add_accepts_an_entry_of_the_api(lease_held):
     result = answering(lease_held, {"networks": ["cnn"]})
     live_run.add(lease_held.root, ModelEntry(family="cnn", args={"filters": (8, 16)}))
     assert result == [{"do": "add", "entry": {"family": "cnn", "args": {"filters": [8, 16]}}}]
 
 
 @pytest.mark.parametrize("do", ["stop", "pause", "resume"])
-def test_what_is_no_name_of_a_network_is_refused_in_words(paths, do):
+def test_running_refuses_names_that_are_not_strings(paths, do):
     with pytest.raises(UserError, match=rf"^{do}: the name of a network is a string, .* not \[1\]"):
         getattr(Running(Launcher(), paths, 0, ExitStatus), do)([1])
 
 
 class Launcher:
-    """A process that ends when it is told so."""
+    """A process whose end tests set."""
 
     status = None
 
@@ -281,9 +281,7 @@ def test_running_reports_only_its_own_launch_after_fresh(paths, monkeypatch):
     monkeypatch.setattr(live_run.time, "sleep", go_on)
     entry = Running(launcher, paths, 0, lambda status: status, old[0].encode())
     assert [report.epoch for report in entry.reports()] == [1, 2]
-    paths.events.write_text(
-        "".join(old)
-    )  # and where the launch is refused, before it deletes anything
+    paths.events.write_text("".join(old))  # as if the launch failed before it deleted the log
     assert list(entry.reports()) == []
 
 
@@ -304,7 +302,7 @@ def test_follow_yields_whole_lines_until_the_launch_ends(paths, monkeypatch):
 
 
 class Cell:
-    """A place in a notebook that keeps what is shown there."""
+    """The output of a notebook cell, which records its contents."""
 
     def __init__(self):
         self.contents = []
@@ -314,7 +312,7 @@ class Cell:
 
 
 def test_show_table_ends_with_the_results_in_a_notebook(tmp_path, monkeypatch):
-    paths, cell, launcher, looks = made_up_run(tmp_path), Cell(), Launcher(), []
+    paths, cell, launcher, polls = made_up_run(tmp_path), Cell(), Launcher(), []
     paths.spec.write_text(
         "models: [{family: softmax, name: a}, {family: softmax, name: b}]\n"
         "data: {source: image_folder, path: images}\n"
@@ -323,8 +321,8 @@ def test_show_table_ends_with_the_results_in_a_notebook(tmp_path, monkeypatch):
     paths.events.write_text("".join(log[:5]))
 
     def go_on(seconds):
-        looks.append(seconds)
-        if len(looks) == 3:
+        polls.append(seconds)
+        if len(polls) == 3:
             paths.events.write_text("".join(log))
             launcher.status = 0
 
@@ -345,7 +343,7 @@ def test_show_table_ends_with_the_results_in_a_notebook(tmp_path, monkeypatch):
     ("shell", "expected"),
     [(SimpleNamespace(kernel=1), True), (SimpleNamespace(), False), (None, False)],
 )
-def test_a_notebook_is_known_by_its_kernel(shell, expected, monkeypatch):
+def test_is_notebook_recognizes_the_kernel(shell, expected, monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert not NotebookView.is_notebook()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))

@@ -1,4 +1,4 @@
-"""Policies of users' own, by import path."""
+"""User-defined policies, by import path."""
 
 import pickle
 import sys
@@ -50,11 +50,11 @@ def ask(name):
     return find_policy(name).decide(RATES, Progress(), Cluster.of(2, 2), Options())
 
 
-def test_a_name_is_looked_up_in_the_table():
+def test_find_policy_returns_built_in_policies():
     assert find_policy("local") is POLICIES["local"]
 
 
-def test_a_function_becomes_a_policy_with_the_defaults_of_a_row():
+def test_find_policy_makes_a_policy_of_a_function():
     policy = find_policy("own_policies:alphabetical")
     assert policy.name == "own_policies:alphabetical"
     assert policy.reads == {"alpha", "delta", "peak_limited", "seed"}
@@ -77,8 +77,8 @@ def test_find_policy_names_a_custom_policy_by_its_path():
     [
         (
             "best",
-            "no policy is named 'best'; use one of adaptive, baseline, elastic, global, homogeneous, local, or an import "
-            "path",
+            "no policy is named 'best'; use one of adaptive, baseline, elastic, global, "
+            "homogeneous, local, or an import path",
         ),
         ("own_policies:", "policy 'own_policies:' is not an import path module:policy"),
         (
@@ -98,11 +98,12 @@ def test_find_policy_names_a_custom_policy_by_its_path():
         ),
         (
             "own_policies:three",
-            "is the function three(rates, progress, cluster); it should be a Policy, or a function of",
+            "is the function three(rates, progress, cluster); it should be a Policy, or a function "
+            "of",
         ),
     ],
 )
-def test_what_leads_to_no_policy_is_refused_in_a_line(name, message):
+def test_find_policy_refuses_other_objects_in_one_line(name, message):
     with pytest.raises(UserError) as refusal:
         find_policy(name)
     assert message in str(refusal.value)
@@ -115,17 +116,18 @@ def test_what_leads_to_no_policy_is_refused_in_a_line(name, message):
         ("own_policies:raises", r"the policy own_policies:raises failed: KeyError: 'a\nb'"),
         (
             "own_policies:wrong",
-            "the policy own_policies:wrong assigns the devices [7]; it can assign each of [0, 1] once",
+            "the policy own_policies:wrong assigns the devices [7]; it can assign each of [0, 1] "
+            "once",
         ),
     ],
 )
-def test_a_policy_that_fails_or_answers_nonsense_is_named(name, message):
+def test_policy_that_fails_or_answers_wrongly_is_named(name, message):
     with pytest.raises(UserError) as refusal:
         ask(name)
     assert str(refusal.value) == message
 
 
-def test_an_object_may_be_of_any_type():
+def test_load_object_returns_any_type():
     assert load_object("own_policies:number", "number") == 3
 
 

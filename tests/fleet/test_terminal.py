@@ -1,4 +1,4 @@
-"""What commands print beside tables: how far long work is."""
+"""Tables and progress lines on terminals and in logs."""
 
 import io
 
@@ -13,7 +13,7 @@ def clock():
     return Clock()
 
 
-def test_short_work_passes_without_a_word(clock, capsys):
+def test_progress_line_is_silent_for_short_work(clock, capsys):
     pace = ProgressLine("fleet", "read", "rows", clock)
     clock.now = 1.9
     pace(50, 100)
@@ -32,21 +32,21 @@ def test_progress_line_is_printed_less_and_less_often(clock, capsys):
     assert 6 < len(lines) < 15
 
 
-def test_work_that_has_not_begun_has_no_rate(clock, capsys):
+def test_progress_line_without_progress_has_no_estimate(clock, capsys):
     pace = ProgressLine("fleet", "read", "rows", clock)
     clock.now = 5.0
     pace(0, 10)
     assert capsys.readouterr().err == "fleet: read 0 of 10 rows (0%), 0/s, nothing yet\n"
 
 
-def test_a_table_in_a_log_is_as_wide_as_it_has_to_be(capsys):
+def test_print_table_never_folds_in_a_log(capsys):
     print_table(["network", *map(str, range(40))], [["net-0-fold0", *["0.1234 ± 0.5678"] * 40]])
     _, _, row = (text.rstrip() for text in capsys.readouterr().out.splitlines() if text.strip())
     assert row.split()[0] == "net-0-fold0"
     assert row.count("±") == 40
 
 
-def test_names_are_printed_as_they_are_in_any_encoding(monkeypatch):
+def test_print_any_name_escapes_in_any_encoding(monkeypatch):
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", stdout)
     print_any_name()

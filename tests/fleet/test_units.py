@@ -1,4 +1,4 @@
-"""Sizes, durations and shares as people write them."""
+"""Sizes, durations and shares with units."""
 
 import re
 
@@ -30,7 +30,7 @@ PARSERS = [units.parse_size, units.parse_duration, units.parse_share]
         (" 12 B ", 12),
     ],
 )
-def test_a_size_is_bytes(text, count):
+def test_parse_size_returns_bytes(text, count):
     assert units.parse_size(text) == count
 
 
@@ -48,7 +48,7 @@ def test_a_size_is_bytes(text, count):
         ("3 sec", 3),
     ],
 )
-def test_a_duration_is_seconds(text, seconds):
+def test_parse_duration_returns_seconds(text, seconds):
     assert units.parse_duration(text) == seconds
 
 
@@ -56,7 +56,7 @@ def test_a_duration_is_seconds(text, seconds):
     ("text", "share"),
     [("15%", 0.15), (" 100 % ", 1), ("0.25", 0.25), (0.01, 0.01), ("0%", 0), ("57%", 0.57)],
 )
-def test_a_share_is_a_part_of_one(text, share):
+def test_parse_share_returns_a_fraction(text, share):
     assert units.parse_share(text) == share
 
 
@@ -71,20 +71,20 @@ def test_a_share_is_a_part_of_one(text, share):
         ("0/s", Delta(0, relative=False)),
     ],
 )
-def test_a_delta_is_a_share_or_samples_per_second(text, delta):
+def test_parse_delta_returns_a_share_or_samples_per_s(text, delta):
     assert units.parse_delta(text) == delta
 
 
 @pytest.mark.parametrize(
     "value", [0.15, 20, 0, "0.15", "20", "0", "", "%", "/s", "nan%", "inf/s", "-1%", "1/min", None]
 )
-def test_a_number_without_a_unit_is_no_delta(value):
+def test_parse_delta_refuses_numbers_without_a_unit(value):
     with pytest.raises(ValueError, match="15% .of the fastest rate. or 20/s .samples per second."):
         units.parse_delta(value)
 
 
 @given(st.floats(0, 1e6), st.booleans())
-def test_a_delta_that_is_shown_reads_back_as_about_the_same(value, relative):
+def test_parse_delta_reads_formatted_values(value, relative):
     read = units.parse_delta(str(Delta(value, relative)))
     assert (read.relative, read.value) == (relative, pytest.approx(value, rel=1e-11))
 
@@ -101,14 +101,14 @@ def test_a_delta_that_is_shown_reads_back_as_about_the_same(value, relative):
         ("ring:12.50%", Stream(ring=Ring(window=0.125))),
     ],
 )
-def test_a_stream_is_read_from_a_word(text, stream):
+def test_parse_stream_returns_a_stream(text, stream):
     assert units.parse_stream(text) == stream
 
 
 @pytest.mark.parametrize(
     "text", ["fast", "-1", "ring:", "ring:0%", "ring:x%", "ring:2", "4:10%", "", "1.5", "Free"]
 )
-def test_a_word_that_names_no_stream_is_refused(text):
+def test_parse_stream_refuses_other_text(text):
     with pytest.raises(ValueError, match="ring|should be"):
         units.parse_stream(text)
 
@@ -142,7 +142,7 @@ def test_a_word_that_names_no_stream_is_refused(text):
     ],
     ids=lambda value: repr(value)[:12],
 )
-def test_what_is_none_is_refused_with_an_example(parser, value):
+def test_parsers_refuse_other_text_with_an_example(parser, value):
     with pytest.raises(ValueError, match=r"should be written like \S+"):
         parser(value)
 
@@ -156,7 +156,7 @@ TEXTS = st.one_of(
 
 @settings(max_examples=examples(300))
 @given(st.one_of(TEXTS, st.integers(), st.floats()))
-def test_whatever_is_written_is_a_finite_number_or_refused(value):
+def test_parsers_return_finite_numbers_or_refuse(value):
     for parser in PARSERS:
         try:
             number = parser(value)
@@ -174,14 +174,16 @@ def test_whatever_is_written_is_a_finite_number_or_refused(value):
         (units.DELTA, units.parse_delta),
     ],
 )
-def test_an_editor_accepts_the_text_that_can_be_read(notation, parser):
+def test_notation_pattern_agrees_with_the_parser(notation, parser):
     @settings(max_examples=examples(300))
     @given(TEXTS)
     def check(text):
         try:
             parser(text)
         except ValueError:
-            assert not re.search(notation.pattern, text) or "e" in text.lower()  # beyond all floats
+            assert (
+                not re.search(notation.pattern, text) or "e" in text.lower()
+            )  # above the largest float
         else:
             assert re.search(notation.pattern, text)
 
@@ -200,7 +202,7 @@ def test_an_editor_accepts_the_text_that_can_be_read(notation, parser):
         (90061, "25 h 1 min"),
     ],
 )
-def test_a_duration_is_shown_in_the_units_that_matter(seconds, text):
+def test_format_duration_uses_two_units(seconds, text):
     assert units.format_duration(seconds) == text
 
 
@@ -217,18 +219,18 @@ def test_a_duration_is_shown_in_the_units_that_matter(seconds, text):
         (5 * 10**15, "5000 TB"),
     ],
 )
-def test_a_size_is_shown_with_three_digits(count, text):
+def test_format_size_uses_three_digits(count, text):
     assert units.format_size(count) == text
 
 
 @given(st.integers(0, 10**16))
-def test_a_size_that_is_shown_reads_back_as_about_the_same(count):
+def test_parse_size_reads_formatted_values(count):
     visible = units.format_size(count)
     assert re.fullmatch(r"[0-9.]+ [kMGT]?B", visible)
     assert units.parse_size(visible) == pytest.approx(count, rel=0.006)
 
 
-def test_reasons_to_stop_use_the_singular_for_one():
+def test_stopping_reasons_use_the_singular_for_one():
     history = tuple(
         EpochRecord(number, number - 1, 0.5, 0.5, 0.5, 0.5, 0.1, 8, 1, 1.0, 0.0)
         for number in (1, 2)

@@ -31,7 +31,7 @@ def custom_system(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_a_name_is_looked_up_in_the_table():
+def test_find_policy_returns_built_in_policies():
     assert find_system("pbs") is SYSTEMS["pbs"]
 
 

@@ -231,7 +231,7 @@ def test_values_are_averaged_and_judged_by_their_error(paths):
     assert math.isnan(greedy.accuracy)
 
 
-def test_the_table_reads_back_as_it_was_written(paths):
+def test_read_results_returns_what_was_written(paths):
     rows = library(paths)
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep(paths, name, *logits(right, rows=9), part="test")

@@ -54,7 +54,7 @@ def check(*values, monitor="val_accuracy", **stopping):
         ),
     ],
 )
-def test_a_network_has_converged_for_a_reason(values, stopping, best_epoch, reason):
+def test_check_convergence_returns_best_epoch_and_reason(values, stopping, best_epoch, reason):
     verdict = check(*values, **stopping)
     assert (verdict.best_epoch, verdict.best, verdict.reason) == (
         best_epoch,
@@ -63,7 +63,7 @@ def test_a_network_has_converged_for_a_reason(values, stopping, best_epoch, reas
     )
 
 
-def test_without_an_epoch_none_is_the_best():
+def test_check_convergence_without_epochs():
     verdict = check()
     assert (verdict.best_epoch, verdict.reason) == (0, "")
     assert math.isnan(verdict.best)
@@ -83,7 +83,7 @@ def test_best_epoch_breaks_ties_by_loss():
         record(epoch, val_accuracy=0.9, val_loss=loss) for epoch, loss in enumerate(losses, start=1)
     ]
     assert check_convergence(tied, Stopping()).best_epoch == 3
-    # A loss that falls is no better accuracy, for which patience waits.
+    # Patience waits for a better accuracy, not for a better loss.
     assert (
         check_convergence(tied[:3], Stopping(patience=2)).reason
         == "no better val_accuracy for 2 epochs"
@@ -91,7 +91,7 @@ def test_best_epoch_breaks_ties_by_loss():
 
 
 def test_best_epoch_ignores_epochs_before_data_changed():
-    """Until one after the change is over, they are all that there is."""
+    """Until the first epoch after the change has ended, the earlier ones count."""
     before = (*history(0.6, 0.9), record(3, val_accuracy=0.8, accepted="a.py data"))
     assert check_convergence(before, Stopping()).best_epoch == 2
     after = (*before, record(4, val_accuracy=0.3))
@@ -114,7 +114,7 @@ def test_best_epoch_breaks_ties_by_validation(val_accuracy, best_epoch):
     assert check_convergence(epochs, Stopping(monitor="accuracy")).best_epoch == best_epoch
 
 
-def test_a_loss_that_is_no_number_breaks_no_tie():
+def test_best_epoch_breaks_no_ties_by_nan():
     tied = [
         record(epoch, val_loss=loss)
         for epoch, loss in enumerate((math.nan, 2.0, math.nan), start=1)
@@ -137,7 +137,7 @@ def test_a_loss_that_is_no_number_breaks_no_tie():
         ((0.5, 0.9), {"max_epochs": 9, "stop_at": 0.9}, (0, 0)),
     ],
 )
-def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, stopping, bounds):
+def test_remaining_epochs_follow_from_rule_and_history(values, stopping, bounds):
     assert remaining_epochs(history(*values), Stopping(**stopping)) == bounds
 
 
@@ -153,7 +153,7 @@ def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, stopping, b
         st.one_of(st.none(), st.integers(0, 8)),
     ),
 )
-def test_training_ends_within_epochs_that_may_follow(values, stopping):
+def test_remaining_epochs_bound_training(values, stopping):
     epochs = history(*values)
     end = next(done for done in range(1, 13) if check_convergence(epochs[:done], stopping).reason)
     for done in range(end):
@@ -162,7 +162,7 @@ def test_training_ends_within_epochs_that_may_follow(values, stopping):
 
 
 class EarlyStopping:
-    """The textbook's early stopping, which remembers what it has seen: the oracle of one that does not."""
+    """Early stopping with a state, as in textbooks: the reference for the one without a state."""
 
     def __init__(self, stopping):
         self.stopping, self.sign = stopping, 1 if stopping.monitor.endswith("accuracy") else -1
@@ -204,7 +204,7 @@ def test_resumed_network_stops_at_same_epoch(values, stopping):
     for epoch, (value, loss) in enumerate(values, start=1):
         epochs.append(record(epoch, **{"val_loss": loss, stopping.monitor: value}))
         oracle.see(value, epochs[-1].val_loss)
-        verdict = check_convergence(epochs, stopping)  # all that a resumed run has is the history
+        verdict = check_convergence(epochs, stopping)  # a resumed run only has the history
         assert (verdict.best_epoch, verdict.best, bool(verdict.reason)) == (
             oracle.best_epoch,
             oracle.best,
@@ -236,11 +236,11 @@ states = st.builds(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(states)
-def test_a_state_reads_back_as_it_was_written(tmp_path_factory, state):
+def test_read_state_returns_what_was_written(tmp_path_factory, state):
     path = tmp_path_factory.mktemp("checkpoints") / "last.h5"
     checkpoint.write_state(path, state)
     read = checkpoint.read_state(path)
-    assert repr(read) == repr(state)  # by text, for NaN is not NaN; arrays are not in it
+    assert repr(read) == repr(state)  # as text, because NaN differs from NaN; without arrays
     assert set(read.arrays) == set(state.arrays)
     for name, array in state.arrays.items():
         assert read.arrays[name].dtype == array.dtype
@@ -254,7 +254,7 @@ STATE = TrainingState(
 )
 
 
-def test_a_training_of_a_thousand_epochs_has_room(tmp_path):
+def test_read_state_returns_a_thousand_epochs(tmp_path):
     state = TrainingState(
         arrays={}, identity="i", history=history(*np.linspace(0, 1, 1000).tolist())
     )
@@ -276,7 +276,7 @@ def test_a_training_of_a_thousand_epochs_has_room(tmp_path):
         {"history": [], "sums": [], "identity": "i", "more": 1},
     ],
 )
-def test_a_record_of_another_form_is_an_error(tmp_path, record):
+def test_read_state_refuses_records_of_another_format(tmp_path, record):
     path = tmp_path / "last.h5"
     write_verified(path, {}, record)
     with pytest.raises(CheckpointError, match="cannot be read: its record has another format"):
@@ -298,7 +298,7 @@ def test_read_state_accepts_old_checkpoint_without_seconds(tmp_path):
     assert (state.position, state.seconds, state.waited_s) == (8, 0.0, 0.0)
 
 
-def test_what_is_no_checkpoint_is_an_error(tmp_path):
+def test_read_state_refuses_other_files(tmp_path):
     (tmp_path / "text.h5").write_text("hello")
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["x"] = 1
@@ -307,8 +307,8 @@ def test_what_is_no_checkpoint_is_an_error(tmp_path):
             checkpoint.read_state(tmp_path / name)
 
 
-def test_nothing_is_unpickled(tmp_path):
-    """An object array, which NumPy would pickle, cannot even be written."""
+def test_write_state_refuses_object_arrays(tmp_path):
+    """Object arrays, which NumPy would pickle, cannot be written."""
     with pytest.raises((TypeError, CheckpointError)):
         checkpoint.write_state(
             tmp_path / "last.h5", TrainingState(arrays={"a": np.array([object()])}, identity="i")
@@ -316,7 +316,7 @@ def test_nothing_is_unpickled(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_history_is_a_table(tmp_path):
+def test_write_history_writes_a_table(tmp_path):
     checkpoint.write_history(tmp_path / "history.csv", history(0.5, 0.75))
     with open(tmp_path / "history.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -358,7 +358,7 @@ def test_best_is_written_before_last(paths, monkeypatch):
     assert written == [paths.best("net"), paths.last("net")]
 
 
-def test_the_best_is_not_kept_where_only_the_last_is_wanted(paths):
+def test_keep_last_deletes_the_best(paths):
     writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", TrainingState({}, "i", history(0.7)), is_best=True)
     writer.close()
@@ -404,7 +404,7 @@ def test_storage_error_is_raised_in_training_thread(paths):
     writer.save("net", STATE, is_best=False)
     with pytest.raises(StorageError, match=r"last.h5 cannot be written: Not a directory"):
         writer.flush()
-    writer.flush()  # it is said once
+    writer.flush()  # reported once
 
 
 def test_other_error_is_raised_at_next_save(paths, monkeypatch):
@@ -454,9 +454,7 @@ def test_replacement_of_lost_best_respects_quota(paths):
     writer.close()
     damage(paths.best("net"))
     size = paths.last("net").stat().st_size
-    writer = CheckpointWriter(
-        paths, Checkpoint(quota=2 * size + 5000)
-    )  # for the two that lie there
+    writer = CheckpointWriter(paths, Checkpoint(quota=2 * size + 5000))  # for the existing two
     with pytest.raises(StorageError, match=r"best.h5 cannot be written: .* checkpoint.quota is"):
         writer.export("net", Stopping(max_epochs=2), lambda arrays, path: None)
     writer.close()
@@ -467,7 +465,7 @@ def test_replacement_of_lost_best_respects_quota(paths):
 
 @pytest.fixture
 def saved(paths):
-    """Three epochs of a network were saved, one after another."""
+    """Save three epochs of a network, one after another."""
     writer = CheckpointWriter(paths, Checkpoint())
     for epochs in (1, 2, 3):
         writer.save(
@@ -489,7 +487,7 @@ MISSING = "last.h5 is missing, though 3 epochs had been saved"
 
 
 @pytest.mark.parametrize(
-    ("hurt", "names", "epoch", "message"),
+    ("damage_file", "names", "epoch", "message"),
     [
         (damage, [], 3, ""),
         (damage, ["last"], 2, "last.h5 cannot be read"),
@@ -512,23 +510,22 @@ MISSING = "last.h5 is missing, though 3 epochs had been saved"
         ),
     ],
 )
-def test_find_newest_reports_damage_once(saved, hurt, names, epoch, message):
-    places = {
+def test_find_newest_reports_damage_once(saved, damage_file, names, epoch, message):
+    intact = {
         "last": saved.last("net"),
         "previous": saved.previous("net"),
         "best": saved.best("net"),
     }
     for name in names:
-        hurt(places.pop(name))
+        damage_file(intact.pop(name))
     lookup = checkpoint.find_newest(saved, "net")
     assert message in lookup.damage if message else not lookup.damage
-    assert checkpoint.find_newest(saved, "another").damage == ""  # that has trained nothing
+    assert checkpoint.find_newest(saved, "another").damage == ""  # it has trained nothing
     if epoch:
-        assert (lookup.path, lookup.state.epoch) == (next(iter(places.values())), epoch)
+        assert (lookup.path, lookup.state.epoch) == (next(iter(intact.values())), epoch)
         assert lookup.state.arrays["w"].tolist() == (epoch * np.arange(4)).tolist()
-        assert (
-            lookup.history == history(0.5, 0.7, 0.6)[: 3 if len(places) == 1 else epoch]
-        )  # the table tells of more
+        # if only the best is left, the table has more epochs
+        assert lookup.history == history(0.5, 0.7, 0.6)[: 3 if len(intact) == 1 else epoch]
     if message:
         checkpoint.promote_previous(saved, "net", lookup)
         assert not saved.previous("net").exists()
@@ -545,7 +542,7 @@ def test_find_newest_reports_damage_once(saved, hurt, names, epoch, message):
 
 
 @pytest.mark.parametrize("table", [b"", b"epoch,loss\n1,0.5\n", b"\xff\n", None])
-def test_a_table_of_epochs_that_is_no_such_table_tells_nothing(saved, table):
+def test_find_newest_ignores_an_invalid_table_of_epochs(saved, table):
     damage(saved.last("net"))
     saved.previous("net").unlink()
     if table is None:
@@ -584,9 +581,9 @@ def refuse(path, number):
     )
 
 
-@pytest.mark.parametrize("hurt", [damage, os.unlink])
-def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
-    hurt(saved.best("net"))
+@pytest.mark.parametrize("damage_file", [damage, os.unlink])
+def test_find_best_replaces_a_lost_best_by_the_last_epoch(saved, damage_file):
+    damage_file(saved.best("net"))
     lookup = checkpoint.find_best(saved, "net", Stopping(max_epochs=3), "best+last")
     assert lookup.state.epoch == 3
     assert "best.h5 cannot be read" in lookup.damage
@@ -594,7 +591,7 @@ def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
 
 
 def test_find_best_ignores_best_outside_history(saved):
-    """Its checkpoint was lost, so the network was trained on other epochs of the stream from the one before on."""
+    """After a checkpoint is lost, the network is trained on other epochs of the stream."""
     checkpoint.write_state(
         saved.last("net"),
         TrainingState({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8))),

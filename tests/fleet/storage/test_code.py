@@ -1,4 +1,4 @@
-"""Which files decide what a network is."""
+"""Hashes of the source files that define a network."""
 
 import pytest
 
@@ -9,7 +9,7 @@ MODEL = "def build(input_shape, classes): return None\n"
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes modules into a folder in which Python looks, and says which files decide ``models:build`` then."""
+    """Return a function that writes importable modules, and hashes the sources of a target."""
     monkeypatch.syspath_prepend(tmp_path / "here")
 
     def written(target="models:build", spec_folder="here", **texts):
@@ -22,7 +22,7 @@ def write(tmp_path, monkeypatch):
     return written
 
 
-def test_the_file_of_the_function_decides(write):
+def test_hash_sources_covers_the_file_of_the_function(write):
     first = write(models=MODEL)
     assert list(first) == ["models.py"]
     assert write(models=MODEL) == first
@@ -59,7 +59,7 @@ def test_hash_sources_follows_local_imports(write, line):
         "from zoo import layers",
     ],
 )
-def test_packages_are_followed(write, line):
+def test_hash_sources_follows_packages(write, line):
     code = write(
         "zoo.nets:build", zoo__in____init__="", zoo__in__nets=line, zoo__in__layers="size = 3"
     )
@@ -78,7 +78,7 @@ def test_hash_sources_finds_modules_in_spec_folder(write, tmp_path):
     assert list(write(models="import sizes", spec_folder="specs")) == ["models.py", "sizes.py"]
 
 
-def test_modules_that_import_each_other_come_to_an_end(write):
+def test_hash_sources_ends_with_circular_imports(write):
     assert list(write(models="import layers", layers="import models")) == ["layers.py", "models.py"]
 
 

@@ -44,7 +44,7 @@ def test_read_events_returns_order_and_times(path):
     assert list(read_events(path)) == [(1.5, LOST), (3.25, SKIPPED)]
 
 
-def test_a_line_holds_the_time_the_kind_and_its_fields(path):
+def test_event_log_writes_time_type_and_fields(path):
     written(path, SKIPPED)
     assert path.read_text() == (
         '{"t_s": 0.0, "event": "bad_sample", "name": "x.png", "reason": "torn", "training": true}\n'
@@ -52,7 +52,7 @@ def test_a_line_holds_the_time_the_kind_and_its_fields(path):
 
 
 def test_read_events_skips_other_kinds_unparsed(path, monkeypatch):
-    assert events_of(path, RankDied) == []  # there is no log
+    assert events_of(path, RankDied) == []  # without a log
     named = SampleSkipped("lost", "a file of this name", training=True)
     written(path, LOST, SKIPPED, named, LOST)
     read, events = [], event_log.event_from_json
@@ -60,10 +60,10 @@ def test_read_events_skips_other_kinds_unparsed(path, monkeypatch):
         event_log, "event_from_json", lambda record: read.append(record) or events(record)
     )
     assert events_of(path, RankDied) == [LOST, LOST]
-    assert len(read) == 3  # and not that of another kind
+    assert len(read) == 3  # the other kind was not parsed
 
 
-def test_an_event_can_be_read_as_soon_as_it_is_added(path):
+def test_event_log_is_unbuffered(path):
     log = EventLog(path)
     log.add(LOST)
     assert list(read_events(path)) == [(pytest.approx(0.0, abs=60), LOST)]
@@ -75,7 +75,7 @@ def test_read_events_skips_incomplete_line(path, cut):
     written(path, LOST, SKIPPED)
     path.write_bytes(path.read_bytes()[:-cut])
     written(path, LaunchEnded(0))
-    # A line that lacks nothing but its end is whole.
+    # A line that only lacks its end is complete.
     assert [event for _, event in read_events(path)] == [
         LOST,
         *[SKIPPED] * (cut == 1),
@@ -98,7 +98,7 @@ def test_read_events_skips_incomplete_line(path, cut):
         "\\x00",
     ],
 )
-def test_what_is_no_event_is_passed_over(path, line):
+def test_read_events_skips_invalid_lines(path, line):
     written(path, SKIPPED)
     tail = RunTail(RunPaths(path.parent))
     assert [dated.event for dated in tail.poll()] == [SKIPPED]
@@ -135,7 +135,7 @@ def test_event_log_writes_nan_as_null(path):
 
 
 def ranks_of(paths):
-    """The launches of a run as they are read: the rank that each has lost."""
+    """Return the dead rank of each launch of a run, in the order of reading."""
     return [event.rank for _, event in read_run(paths) if isinstance(event, RankDied)]
 
 
@@ -161,7 +161,7 @@ def test_read_run_keeps_order_if_clock_goes_back(tmp_path):
     assert ranks_of(RunPaths(tmp_path)) == [3, 1, 2, 4]
 
 
-def test_a_launch_is_dated_by_the_file_system(path):
+def test_event_log_is_dated_by_the_file_system(path):
     log = EventLog(path)
     assert log.date() == os.stat(path).st_mtime
     log.close()

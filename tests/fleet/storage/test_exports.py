@@ -1,4 +1,4 @@
-"""Of which checkpoint an export is."""
+"""Notes on exports: which checkpoint was exported."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def saved(paths, *accuracies, keep="best+last"):
 
 
 def exported(paths, *accuracies, keep="best+last"):
-    """Save it, and export it."""
+    """Save and export a network."""
     saved(paths, *accuracies, keep=keep)
     writer = CheckpointWriter(paths, Checkpoint(keep=keep))
     writer.export(
@@ -37,7 +37,7 @@ def exported(paths, *accuracies, keep="best+last"):
 
 
 @pytest.mark.parametrize("keep", ["best+last", "last"])
-def test_a_network_is_exported_until_there_is_another_to_export(paths, keep):
+def test_export_is_current_until_a_better_epoch(paths, keep):
     saved(paths, 0.5, keep=keep)
     assert not is_exported(paths, "net", keep, ".keras")
     exported(paths, 0.5, 0.6, keep=keep)
@@ -54,20 +54,20 @@ def test_export_stays_current_without_better_epoch(paths):
     assert not is_exported(paths, "net", "last", ".keras")
 
 
-def test_an_export_of_an_older_version_is_taken_as_it_is(paths):
+def test_export_without_a_note_is_accepted(paths):
     exported(paths, 0.5)
     paths.export_note("net").unlink()
     assert is_exported(paths, "net", "best+last", ".keras")
 
 
-def test_an_export_whose_checkpoint_is_lost_is_all_that_there_is(paths):
+def test_export_without_its_checkpoint_is_accepted(paths):
     exported(paths, 0.5)
     paths.best("net").write_bytes(b"damaged")
     assert is_exported(paths, "net", "best+last", ".keras")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"history": 3}'])
-def test_a_note_that_is_damaged_has_the_network_exported_again(paths, content):
+def test_export_with_a_damaged_note_is_repeated(paths, content):
     exported(paths, 0.5)
     paths.export_note("net").write_bytes(content)
     assert not is_exported(paths, "net", "best+last", ".keras")

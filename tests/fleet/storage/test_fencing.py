@@ -1,4 +1,4 @@
-"""A launch that was stopped and goes on may lose what it writes; it destroys nothing of its successor."""
+"""Fencing: a launch that was suspended and continues destroys no file of its successor."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +43,7 @@ def save(run, fence, *accuracies):
     write_state(run.last("a"), state(*accuracies), run.previous("a"), fence)
 
 
-def test_a_checkpoint_says_which_launch_wrote_it(run):
+def test_checkpoint_has_the_generation_of_its_launch(run):
     first = lease(run, "launch0")
     save(run, first, 0.5)
     save(run, lease(run, "launch1"), 0.5, 0.6)
@@ -54,7 +54,7 @@ def test_a_checkpoint_says_which_launch_wrote_it(run):
     assert newest_written_generation(run) == 2
 
 
-def test_a_launch_that_was_followed_writes_nothing_more(run):
+def test_fenced_launch_writes_nothing_more(run):
     first = lease(run, "launch0")
     save(run, first, 0.5)
     second = lease(run, "launch1")
@@ -87,7 +87,7 @@ MOMENTS = ("open", "replace", "fsync", "listdir")
 @settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_stopped_launch_destroys_nothing_of_the_next(tmp_path_factory, kind, data):
-    """The next launch takes over, and writes two epochs, at some call of the operating system inside a write."""
+    """The next launch takes over and writes two epochs during a system call of a write."""
     run = RunPaths(tmp_path_factory.mktemp("fencing") / "run")
     first = lease(run, "launch0")
     for count in range(1, 4):
@@ -102,9 +102,7 @@ def test_stopped_launch_destroys_nothing_of_the_next(tmp_path_factory, kind, dat
     def stopped(*arguments, **options):
         calls.append(name)
         if len(calls) == skip + 1:
-            with (
-                ThreadPoolExecutor() as pool
-            ):  # what a thread holds of the folder is not of another launch
+            with ThreadPoolExecutor() as pool:  # folders are pinned per thread
                 pool.submit(follow, run).result()
         return plain(*arguments, **options)
 
@@ -125,7 +123,7 @@ def test_stopped_launch_destroys_nothing_of_the_next(tmp_path_factory, kind, dat
 
 
 def write(run, kind, fence):
-    """What a rank of the first launch is about to write: its fourth epoch."""
+    """Write a file of the fourth epoch, as a rank of the first launch."""
     if kind == "last":
         save(run, fence, *[0.5] * 4)
     elif kind == "best":
@@ -145,10 +143,10 @@ def write(run, kind, fence):
 
 
 def follow(run):
-    """Another launch takes the run over, and trains two epochs from what it finds."""
+    """Take over the run as another launch, and train two epochs."""
     second = lease(run, "launch1")
     fence_out(run)
-    assert find_newest(run, "a").state.epoch >= 3  # nothing that was saved is lost
+    assert find_newest(run, "a").state.epoch >= 3  # all saved epochs
     for count in (4, 5):
         save(run, second, *[0.9] * count)
     write_state(run.best("a"), state(*[0.9] * 5), fence=second)
@@ -159,7 +157,7 @@ def follow(run):
 
 
 @pytest.mark.parametrize("moment", range(12))
-def test_shutting_out_may_be_killed_at_any_moment(run, monkeypatch, moment):
+def test_fence_out_may_be_killed_at_any_moment(run, monkeypatch, moment):
     for name in ("a", "b"):
         write_state(run.last(name), state(0.5))
         write_state(run.best(name), state(0.5))
@@ -190,13 +188,13 @@ def test_shutting_out_may_be_killed_at_any_moment(run, monkeypatch, moment):
     assert sorted(path.name for path in run.models.iterdir()) == ["a", "b"]
 
 
-def test_a_run_without_networks_has_nobody_to_shut_out(run):
+def test_fence_out_of_a_run_without_networks(run):
     run.root.mkdir()
     fence_out(run)
     assert newest_written_generation(run) == 0
 
 
-def test_a_writer_that_was_followed_says_so_at_its_next_save(run):
+def test_fenced_writer_raises_at_its_next_save(run):
     writer = CheckpointWriter(run, Checkpoint(), lease(run, "launch0"))
     writer.save("a", state(0.5), is_best=True)
     writer.flush()

@@ -1,4 +1,4 @@
-"""What makes two networks the same to a checkpoint and to a cache of rates."""
+"""Identities of networks, for checkpoints and for the cache of rates."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ MODEL = {"family": "cnn", "name": "net", "args": {"filters": [4]}}
 
 
 def identities(model=None, sample=SAMPLE, hardware="cpu", ranks_per_core=1.0, codes=None, **parts):
-    """(to a checkpoint, to the cache of rates)"""
+    """Return the training identity and the speed identity of a network."""
     document = spec({**MODEL, **(model or {})}, **{"resources": {"engine": "keras"}, **parts})
     (network,) = document.networks
     return training_identity(network, document, sample), speed_identity(
@@ -43,7 +43,7 @@ SAME = identities()
         {"checkpoint": {"every": "1h"}},
     ],
 )
-def test_what_does_not_shape_training_changes_nothing(change):
+def test_identities_ignore_irrelevant_settings(change):
     assert identities(**change) == SAME
 
 
@@ -62,7 +62,7 @@ def test_what_does_not_shape_training_changes_nothing(change):
     ],
     ids=str,
 )
-def test_what_shapes_both_speed_and_training_changes_both(change):
+def test_identities_cover_speed_and_training(change):
     checkpoint, speed = identities(**change)
     assert checkpoint != SAME[0]
     assert speed != SAME[1]
@@ -96,13 +96,13 @@ def test_speed_identity_ignores_training_only_settings(change):
         {"resources": {"exchange": "mpi"}},
     ],
 )
-def test_what_shapes_speed_alone_leaves_checkpoints_good(change):
+def test_training_identity_ignores_speed_only_settings(change):
     checkpoint, speed = identities(**change)
     assert checkpoint == SAME[0]
     assert speed != SAME[1]
 
 
-def test_another_engine_has_other_checkpoints_and_another_speed():
+def test_identities_cover_the_engine():
     model = {"family": "softmax", "args": {}}
     keras, numpy = (
         identities(model, resources={"engine": engine}) for engine in ("keras", "numpy")
@@ -126,7 +126,7 @@ def test_trial_identity_covers_settings_gpus_and_code(tmp_path, monkeypatch):
     assert len({first, *changed, trial()}) == 5
 
 
-def test_checkpoints_of_earlier_versions_stay_good():
+def test_training_identity_is_that_of_earlier_versions():
     colour = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 3, Affine((0.5, 0.1, 0.2), 0.25))
     assert identities()[0] == "bb935d41a2410224"
     assert identities(sample=colour) == identities(
@@ -134,7 +134,7 @@ def test_checkpoints_of_earlier_versions_stay_good():
     )
 
 
-def test_a_changed_model_function_asks_for_another_measurement(tmp_path, monkeypatch):
+def test_speed_identity_covers_the_build_function(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = tmp_path / "speeds.py"
     model, speeds = {"family": None, "args": {}, "build": "speeds:build"}, []

@@ -1,4 +1,4 @@
-"""One launch at a time, whatever stops, dies or wakes up again; leases are held in real folders, by made-up clocks."""
+"""Leases in real folders, with simulated clocks: one launch at a time, whatever stops or dies."""
 
 import dataclasses
 import errno
@@ -44,7 +44,7 @@ time.sleep(60)
 
 
 class FakeProcess:
-    """What a process sees, as a test sets it; its clock goes where it is told to."""
+    """The observations of a process, with a clock that tests set."""
 
     def __init__(self, knows=None, has_ended=False):
         self.knows, self.has_ended, self.time = knows, has_ended, 0.0
@@ -66,7 +66,7 @@ def make(name="a", around=None, **me):
 
 
 def hold(folder, name="a", floor=0, **me):
-    """A lease that is held, and that nobody renews."""
+    """Return a held lease that is not renewed."""
     folder.mkdir(exist_ok=True)
     lease = make(name, **me)
     assert not list(filter(None, lease.steps(folder, floor)))
@@ -74,7 +74,7 @@ def hold(folder, name="a", floor=0, **me):
 
 
 def taking(lease, folder, until=1e9):
-    """Let a lease look, second after second; how long it took to get it."""
+    """Acquire a lease step by step; return the seconds that it took, None after ``until``."""
     for pause in lease.steps(folder):
         lease._process.time += pause
         if lease._process.time > until:
@@ -92,7 +92,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def holder(folder):
-    """Another process that holds the lease, and has started one of its own."""
+    """Start another process that holds the lease and has a child process."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
     )
@@ -108,7 +108,7 @@ def real(times=QUICK):
     return Lease(around, around.me, times, say=lambda text: None)
 
 
-def test_a_second_launch_is_told_who_is_there(folder, holder):
+def test_lease_error_names_the_holder(folder, holder):
     with pytest.raises(
         UserError, match=rf"another launch is running in this folder \(process {holder.pid} on "
     ):
@@ -116,15 +116,14 @@ def test_a_second_launch_is_told_who_is_there(folder, holder):
 
 
 def test_lease_ends_with_killed_process_despite_children(folder, holder):
-    holder.kill()  # and nobody has waited for it: there is still an entry of it in the table of processes
+    holder.kill()  # without waiting, so it remains a zombie
     with real(dataclasses.replace(QUICK, stale=60)) as lease:
         lease.take(folder)
         assert lease.took_over
         with pytest.raises(UserError, match=f"process {os.getpid()} on "):
             real(dataclasses.replace(QUICK, stale=60)).take(folder)
-    with real(
-        dataclasses.replace(QUICK, stale=60, dying=60)
-    ) as lease:  # it was let go: there is nothing to wait for
+    # it was released, so nothing is waited for
+    with real(dataclasses.replace(QUICK, stale=60, dying=60)) as lease:
         lease.take(folder)
         assert not lease.took_over
 
@@ -132,7 +131,7 @@ def test_lease_ends_with_killed_process_despite_children(folder, holder):
 def test_stopped_holder_loses_lease_and_notices(folder):
     first, second = real(), real()
     first.take(folder)
-    first._ended.set()  # as if its process were stopped: nothing is renewed
+    first._ended.set()  # as if its process were suspended
     first._thread.join()
     first.check()
     second.take(folder)
@@ -142,12 +141,12 @@ def test_stopped_holder_loses_lease_and_notices(folder):
         match=r"has been taken over by another launch \(process .*ends and writes nothing",
     ):
         first.check()
-    first.release()  # is no harm to the other one
+    first.release()  # does not affect the other one
     second.check()
     second.release()
 
 
-def test_a_lease_is_renewed_while_it_is_held(folder):
+def test_lease_is_renewed_while_it_is_held(folder):
     with real() as lease:
         lease.take(folder)
         before = read_generation(folder, 1)
@@ -162,7 +161,7 @@ def test_lease_waits_for_dying_ranks_of_dead_launch(folder):
     assert not parse_lease(read_generation(folder, 1)).is_free
 
 
-def test_a_process_is_gone_where_its_number_is_anothers():
+def test_has_died_recognizes_reused_process_ids():
     around = Process()
     dead = [
         dataclasses.replace(around.me, started="1"),
@@ -185,7 +184,7 @@ def test_a_process_is_gone_where_its_number_is_anothers():
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_links_will_do(folder, monkeypatch, number):
+def test_lease_works_without_links(folder, monkeypatch, number):
     def refuse(source, target):
         raise OSError(number, os.strerror(number))
 
@@ -194,7 +193,7 @@ def test_a_file_system_without_links_will_do(folder, monkeypatch, number):
     assert not lease_module.create_generation(folder, 1, Holder("b", "node", 2))
 
 
-def test_a_link_whose_answer_was_lost_was_made(folder, monkeypatch):
+def test_lease_works_if_the_reply_to_a_link_is_lost(folder, monkeypatch):
     link = os.link
 
     def twice(source, target):
@@ -205,7 +204,7 @@ def test_a_link_whose_answer_was_lost_was_made(folder, monkeypatch):
     hold(folder).check()
 
 
-def test_a_folder_that_cannot_be_written_is_told_of(tmp_path):
+def test_lease_raises_if_the_folder_is_unwritable(tmp_path):
     (tmp_path / "run").touch()
     with pytest.raises(StorageError, match="cannot be written"):
         real().take(tmp_path / "run" / ".fleet-lease")
@@ -220,7 +219,7 @@ def test_incomplete_generation_is_held_until_stale(folder, content):
     assert taking(make(), folder) == pytest.approx(60, abs=1)
 
 
-def test_files_of_long_ago_are_deleted_and_generations_go_on(folder):
+def test_lease_deletes_old_generations(folder):
     for number in range(1, 21):
         lease = hold(folder, f"launch{number}")
         lease.release()
@@ -229,7 +228,7 @@ def test_files_of_long_ago_are_deleted_and_generations_go_on(folder):
     assert hold(folder, floor=30).fence.generation == 31
 
 
-def test_a_lease_whose_folder_was_deleted_is_lost(folder):
+def test_lease_is_lost_with_its_folder(folder):
     lease = hold(folder)
     for path in folder.iterdir():
         path.unlink()
@@ -237,13 +236,13 @@ def test_a_lease_whose_folder_was_deleted_is_lost(folder):
         lease.check()
 
 
-def test_a_fence_can_be_sent_to_other_ranks(folder):
+def test_fence_can_be_pickled(folder):
     fence = pickle.loads(pickle.dumps(hold(folder).fence))
     fence.check()
     assert fence == Fence(folder, 1, "a")
 
 
-def test_times_come_from_a_variable():
+def test_times_are_read_from_the_environment():
     assert Times.of({}) == Times()
     assert Times.of({"FLEET_LEASE": "5min"}) == Times(stale=300)
     assert Times.of({"FLEET_LEASE": "2s"}).renew < 1
@@ -264,20 +263,15 @@ JOB = {"system": "slurm", "job": "17"}
         ({}, {}, {"has_ended": True}, 3),
         (JOB, {}, {"knows": False}, 60),
         (JOB, {}, {"knows": None}, 60),
-        (
-            JOB,
-            {**JOB, "restarts": 1},
-            {"knows": True},
-            0,
-        ),  # this very job was put back into the queue
+        # the same job was requeued
+        (JOB, {**JOB, "restarts": 1}, {"knows": True}, 0),
         ({**JOB, "restarts": 1}, {**JOB, "restarts": 2}, {"knows": True}, 0),
+        # another launch in the same job, which is known
         (JOB, JOB, {"knows": True}, 60),
     ],
     ids=str,
-)  # another launch in this job: that the job is known says nothing
-def test_a_lease_is_taken_over_when_its_holder_cannot_be_alive(
-    folder, first, second, around, seconds
-):
+)
+def test_lease_of_a_dead_holder_is_taken_over(folder, first, second, around, seconds):
     first_lease = hold(folder, "first", **first)
     lease = make("second", FakeProcess(**around), **second)
     assert taking(lease, folder) == pytest.approx(seconds, abs=0.5)
@@ -293,14 +287,14 @@ def test_a_lease_is_taken_over_when_its_holder_cannot_be_alive(
         ({}, "slurm still knows its job"),
     ],
 )
-def test_a_job_that_is_suspended_keeps_its_lease(folder, second, words):
+def test_lease_of_a_suspended_job_is_kept(folder, second, words):
     lease = hold(folder, **JOB)
     with pytest.raises(UserError, match=words):
         taking(make("second", FakeProcess(knows=True), **second), folder)
     lease.check()
 
 
-def test_a_launch_that_ends_within_some_seconds_is_waited_for(folder):
+def test_lease_waits_for_a_launch_that_is_ending(folder):
     first, second = hold(folder), make("b")
     for pause in second.steps(folder):
         second._process.time += pause
@@ -316,7 +310,7 @@ def test_a_launch_that_ends_within_some_seconds_is_waited_for(folder):
 
 
 class Machine:
-    """What a launch of the model sees: a clock of its own, deaths on its own host, a batch system that knows all."""
+    """The observations of a simulated launch: its own clock, deaths on its host, all jobs."""
 
     def __init__(self, world, offset, speed):
         self._world, self._offset, self._speed = world, offset, speed
@@ -332,17 +326,17 @@ class Machine:
 
 
 class Leases(RuleBasedStateMachine):
-    """Launches that look, take, renew, write, stop for any time, and die, between any two of their looks at files.
+    """Launches that acquire, renew, write, are suspended, and die between any accesses to files.
 
-    A launch that does nothing is stopped. What it has checked before it stopped, it may act on when it goes on: the
-    write is then of an older generation, and fencing (see test_fencing.py) loses it.
+    A launch that does nothing is suspended. It may act on an old check when it continues: its write
+    then has an older generation, and fencing discards it (see test_fencing.py).
     """
 
     launches = Bundle("launches")
 
     def __init__(self):
         super().__init__()
-        self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")  # no disk is waited for
+        self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")  # no waits for the disk
         self.folder = Path(self._folder.name)
         self.time, self.answers, self.count = 0.0, True, 0
         self.dead_here, self.ended_jobs, self.written = set(), set(), []
@@ -374,7 +368,7 @@ class Leases(RuleBasedStateMachine):
 
     @rule(launch=launches, looks=st.integers(1, 6))
     def go_on(self, launch, looks):
-        """Some looks at files; of one that has the lease, signs of life."""
+        """Make some steps of acquiring the lease; renew it if it is held."""
         lease, steps = launch
         for _ in range(looks):
             try:
@@ -411,7 +405,7 @@ class Leases(RuleBasedStateMachine):
 
     @rule(launch=launches)
     def lose_the_job(self, launch):
-        """A node that the batch system gives up for dead may go on."""
+        """Let the batch system declare the node of a job dead, although it may be alive."""
         self.ended_jobs.add(launch[0].me.launch)
 
     @invariant()
@@ -419,7 +413,7 @@ class Leases(RuleBasedStateMachine):
         may = [lease for lease in self.leases if lease.fence is not None and _passes(lease.fence)]
         assert len(may) <= 1
         self.written += [lease.fence.generation for lease in may]
-        assert self.written == sorted(self.written)  # what was written last is of the newest launch
+        assert self.written == sorted(self.written)  # the last write is the newest launch's
 
 
 def _passes(fence):

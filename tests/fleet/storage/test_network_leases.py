@@ -1,4 +1,4 @@
-"""Several launches in one folder: each network has one holder, and a launch that is alone has all."""
+"""Leases of networks: several launches share a run, or one has all networks."""
 
 import threading
 import time
@@ -26,14 +26,14 @@ def launch(run, name, around=None, **me):
 
 
 def got(leases, names, max_held=9):
-    """The networks that a launch takes when it looks once."""
+    """Request networks, poll once, and return the acquired ones."""
     leases.request(names, max_held)
     leases.poll()
     return leases.pop_acquired()
 
 
 def wait(leases, seconds):
-    """Let a launch look, second after second."""
+    """Poll every second; return the acquired networks, and whether they were taken over."""
     for _ in range(seconds):
         leases._lease._process.time += 1
         leases.poll()
@@ -61,13 +61,13 @@ def test_network_lease_of_killed_launch_is_taken_over(run):
         )
     )
     assert got(new_job, "a") == got(ended, "a") == []
-    assert wait(new_job, 200) == []  # the batch system still knows that job
-    assert got(same, "b") == ["b"]  # which is this one, put back into the queue
+    assert wait(new_job, 200) == []  # the batch system still knows the holder's job
+    assert got(same, "b") == ["b"]  # the same job, requeued
     assert wait(ended, 58) == []
     assert wait(ended, 4) == [("a", True)]
 
 
-def test_a_launch_that_is_alive_keeps_its_networks(run):
+def test_network_lease_of_a_living_launch_is_kept(run):
     first, second = launch(run, "first"), launch(run, "second")
     got(first, "a")
     got(second, "a")
@@ -87,7 +87,7 @@ def test_network_lease_fences_out_stopped_launch(run):
         write_state(run.last("a"), TrainingState({}, "net", history(0.5, 0.6)), fence=fence)
     with pytest.raises(LeaseLost):
         first.check()
-    first.renew()  # finds it out as well, and is no harm
+    first.renew()  # notices the loss, and does not affect the other one
     first.close()
     second.check()
     write_state(
@@ -96,7 +96,7 @@ def test_network_lease_fences_out_stopped_launch(run):
     assert find_newest(run, "a").state.generation == 2
 
 
-def test_nothing_is_taken_while_somebody_is_in_the_door(run):
+def test_network_leases_wait_while_the_run_is_held(run):
     door = run.lease
     door.mkdir(parents=True)
     alone = hold(door, "alone")
@@ -107,7 +107,7 @@ def test_nothing_is_taken_while_somebody_is_in_the_door(run):
     assert got(first, "ab") == ["a", "b"]
 
 
-def test_one_who_steps_into_the_door_at_the_same_moment_is_seen(run):
+def test_network_lease_is_released_if_the_run_is_held(run):
     run.lease.mkdir(parents=True)
     run.network_lease("a").mkdir(parents=True)
     first = launch(run, "first")
@@ -122,7 +122,7 @@ def test_one_who_steps_into_the_door_at_the_same_moment_is_seen(run):
     assert not read_holders(run)
 
 
-def test_one_who_died_in_the_door_is_shut_out(run):
+def test_network_leases_fence_out_a_dead_holder_of_the_run(run):
     run.lease.mkdir(parents=True)
     hold(run.lease, "dead")
     first = launch(run, "first", FakeProcess(knows=None))
@@ -140,7 +140,7 @@ def test_generations_rise_across_single_and_shared_launches(run):
     assert read_holders(run)
 
 
-def test_a_launch_that_wants_to_be_alone_is_told_who_is_there(run):
+def test_reclaim_networks_is_refused_while_one_is_held(run):
     first, alone = (
         launch(run, "first"),
         Lease(
@@ -168,7 +168,7 @@ def test_a_launch_that_wants_to_be_alone_is_told_who_is_there(run):
     assert not read_holders(run)
 
 
-def test_a_folder_that_cannot_be_written_ends_the_launch(run):
+def test_network_leases_raise_if_the_folder_is_unwritable(run):
     run.root.mkdir()
     run.network_leases.touch()
     leases = launch(run, "first")

@@ -1,4 +1,4 @@
-"""Files never half exist."""
+"""Paths of a run, and atomic writes."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from fleet.storage.paths import RunPaths
 
 
 class Torn(Exception):
-    """Something goes wrong in the middle."""
+    """An error in the middle of a write."""
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def path(tmp_path):
     return path
 
 
-def test_a_file_appears_whole_and_its_folders_are_made(tmp_path):
+def test_atomic_write_creates_folders(tmp_path):
     path = tmp_path / "a" / "b" / "file.txt"
     with atomic_write(path) as file:
         file.write("new")
@@ -60,7 +60,7 @@ def test_atomic_write_keeps_old_file_on_exception(path, write, error):
     assert os.listdir(path.parent) == ["file.txt"]
 
 
-def test_bytes_can_be_written_too(path):
+def test_atomic_write_writes_bytes(path):
     with atomic_write(path, "wb") as file:
         file.write(b"\xff")
     assert path.read_bytes() == b"\xff"
@@ -79,7 +79,7 @@ def test_atomic_write_with_keeps_suffix(path):
     assert os.listdir(path.parent) == ["file.txt"]
 
 
-def test_all_files_of_a_run_lie_in_its_folder_and_no_two_are_one(tmp_path):
+def test_run_paths_are_distinct_and_in_the_folder(tmp_path):
     run = RunPaths(tmp_path)
     named = [path for name in vars(RunPaths) if isinstance(path := getattr(run, name), Path)]
     per_network = [

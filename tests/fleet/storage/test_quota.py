@@ -1,4 +1,4 @@
-"""What the checkpoints of a run may take."""
+"""The quota of checkpoints."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tests.fleet.histories import record
 
 @pytest.fixture
 def paths(tmp_path):
-    """Two networks with 100 bytes for each of their three checkpoints."""
+    """Write two networks with three checkpoints of 100 bytes each."""
     paths = RunPaths(tmp_path)
     for name in ("a", "b"):
         paths.model(name).mkdir(parents=True)
@@ -64,7 +64,7 @@ def test_make_room_keeps_previous_without_last(
     assert remaining_files(paths) == {"a/previous", "a/best", "b/last", "b/best"}
 
 
-def test_what_a_child_begins_with_counts_and_is_never_dropped(paths):
+def test_make_room_keeps_the_first_checkpoint_of_a_child(paths):
     state = TrainingState(
         {"weights": np.zeros(25)}, "", (record(1),), architecture="softmax"
     )  # 200 bytes
@@ -79,5 +79,5 @@ def test_what_a_child_begins_with_counts_and_is_never_dropped(paths):
     assert paths.first("c").exists()
 
 
-def test_a_run_without_checkpoints_takes_nothing(tmp_path):
+def test_quota_of_a_run_without_checkpoints(tmp_path):
     assert Quota(RunPaths(tmp_path / "none"), Checkpoint()).used() == 0

@@ -1,4 +1,4 @@
-"""Where ranks died, and to which network that is laid."""
+"""Deaths of ranks, and the networks that they are attributed to."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def mark(paths, rank, network):
     return marker
 
 
-def taken_in(paths, *names, epochs=0):
+def collect_deaths(paths, *names, epochs=0):
     deaths = RankDeaths(paths, 2)
     deaths.collect()
     assert not list(paths.training.iterdir())
@@ -28,41 +28,41 @@ def test_claimed_death_blames_one_network(paths):
     mark(paths, 1, "a")
     mark(paths, 2, "b")
     assert (claim_death(paths, 2), claim_death(paths, 2), claim_death(paths, 3)) == ("b", "", "")
-    assert taken_in(paths, "a", "b") == {"a": [], "b": ["rank 2 on node died"]}
+    assert collect_deaths(paths, "a", "b") == {"a": [], "b": ["rank 2 on node died"]}
 
 
-def test_ranks_of_one_group_that_die_together_are_one_death(paths):
+def test_deaths_of_one_group_count_once(paths):
     for rank in (1, 2):
         mark(paths, rank, "a")
         claim_death(paths, rank)
-    assert taken_in(paths, "a") == {"a": ["rank 1 on node and rank 2 on node died"]}
+    assert collect_deaths(paths, "a") == {"a": ["rank 1 on node and rank 2 on node died"]}
 
 
 @pytest.mark.parametrize(("networks", "deaths"), [(["a"], 1), (["a", "a"], 1), (["a", "b"], 0)])
 def test_unclaimed_deaths_count_for_single_network(paths, networks, deaths):
     for rank, network in enumerate(networks):
         mark(paths, rank, network)
-    assert len(taken_in(paths, "a")["a"]) == deaths
+    assert len(collect_deaths(paths, "a")["a"]) == deaths
 
 
 def test_launch_killed_with_rank_zero_blames_no_network(paths):
     RankMarker(paths, 0, "node").set_no_network()
     mark(paths, 1, "a")
-    assert taken_in(paths, "a") == {"a": []}
+    assert collect_deaths(paths, "a") == {"a": []}
 
 
-def test_a_rank_that_is_told_of_the_end_leaves_no_mark(paths):
+def test_closed_marker_leaves_no_file(paths):
     marker = mark(paths, 1, "a")
     marker.close()
     marker.set("b")
     paths.training.mkdir(exist_ok=True)
-    assert taken_in(paths, "a", "b") == {"a": [], "b": []}
+    assert collect_deaths(paths, "a", "b") == {"a": [], "b": []}
 
 
 def test_death_counts_until_next_finished_epoch(paths):
     for _ in range(2):
         mark(paths, 1, "a")
-        result = taken_in(paths, "a", epochs=3)
+        result = collect_deaths(paths, "a", epochs=3)
     assert len(result["a"]) == 2
     deaths = RankDeaths(paths, 2)
     assert "max_deaths: 2" in deaths.reason(deaths.deaths_of("a", 3))

@@ -1,4 +1,4 @@
-"""Rates that earlier runs have found out."""
+"""The cache of rates."""
 
 import json
 from dataclasses import asdict, replace
@@ -17,7 +17,7 @@ def of(rate):
 
 
 def make_book(path, *rates, remeasure=False):
-    """A launch that measures some: (key, GPUs, samples/s)."""
+    """Write the rates of a launch: (key, GPUs, samples/s)."""
     book = RateBook(path, remeasure)
     for key, gpus, rate in rates:
         book.add(key, gpus, of(rate))
@@ -29,14 +29,14 @@ def path(tmp_path):
     return tmp_path / "fleet" / "rates.json"
 
 
-def test_a_rate_is_kept_with_all_that_is_known_of_it(path):
+def test_rate_cache_returns_what_was_written(path):
     book = RateBook(path)
     book.add("a", 2, ONE)
     book.write()
     assert read_cache(path) == {"a": {2: ONE}}
 
 
-def test_the_steps_of_a_network_whose_batch_is_chosen_are_kept(path):
+def test_rate_cache_keeps_timed_steps(path):
     timed = replace(ONE, timed=(StepTime(8, 0.5), StepTime(16, 0.9)), parameters=1000)
     book = RateBook(path)
     book.add("a", 1, timed)
@@ -46,7 +46,7 @@ def test_the_steps_of_a_network_whose_batch_is_chosen_are_kept(path):
     assert timings(read_cache(path)) == {"a": StepTimings({1: timed.timed}, 1000)}
 
 
-def test_the_cache_keeps_what_other_runs_have_measured_meanwhile(path):
+def test_rate_cache_keeps_rates_of_concurrent_runs(path):
     book = RateBook(path)
     make_book(path, ("a", 1, 10.0), ("b", 1, 5.0))
     book.add("a", 2, of(18.0))
@@ -66,7 +66,7 @@ def test_correct_drops_untrained_rates_of_network(path):
 def test_correct_keeps_trained_rates(path):
     make_book(path, ("a", 1, 238.0), ("a", 4, 400.0))
     book = RateBook(path)
-    book.add("a", 3, of(700.0))  # measured on made-up samples
+    book.add("a", 3, of(700.0))  # measured on synthetic samples
     book.add("a", 2, replace(of(900.0), how="trained"))
     book.correct("a", 1, replace(of(500.0), how="trained"))
     book.write()
@@ -82,12 +82,12 @@ def test_remeasure_ignores_and_replaces_cache(path):
     assert rates_of(read_cache(path)) == {"a": {1: 1348.0}, "b": {1: 5.0}}
 
 
-def test_who_finds_out_nothing_writes_nothing(path):
+def test_rate_book_without_rates_writes_nothing(path):
     RateBook(path).write()
     assert not path.exists()
 
 
-def test_what_is_not_new_is_not_written_again(path):
+def test_rate_book_writes_only_new_rates(path):
     book = RateBook(path)
     book.add("a", 1, ONE)
     book.write_if_due()
@@ -117,14 +117,14 @@ def test_what_is_not_new_is_not_written_again(path):
         "[" * 100_000,
     ],
 )
-def test_a_damaged_cache_and_one_of_bare_numbers_are_empty(tmp_path, text):
+def test_read_cache_ignores_damage_and_bare_numbers(tmp_path, text):
     path = tmp_path / "rates.json"
     path.write_text(text, errors="surrogatepass")
     assert read_cache(path) == {}
     assert read_cache(tmp_path / "none.json") == {}
 
 
-def test_rates_that_cannot_be_are_passed_over(tmp_path):
+def test_read_cache_ignores_impossible_rates(tmp_path):
     path = tmp_path / "rates.json"
     rates = [0.0, float("nan"), -1, float("inf"), 2]
     path.write_text(
@@ -133,6 +133,6 @@ def test_rates_that_cannot_be_are_passed_over(tmp_path):
     assert rates_of(read_cache(path)) == {"a": {5: 2.0}}
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
+def test_rate_book_ignores_an_unwritable_cache(tmp_path):
     (tmp_path / "file").touch()
     make_book(tmp_path / "file" / "rates.json", ("a", 1, 10.0))

@@ -1,4 +1,4 @@
-"""What became of each network."""
+"""The table of results, and the files of outcomes."""
 
 import csv
 import math
@@ -38,7 +38,7 @@ def names(results):
     return [row.name for row in results.rows()]
 
 
-def test_a_network_waits_trains_and_finishes_or_fails(results):
+def test_rows_have_the_status_of_each_network(results):
     assert {row.status for row in results.rows()} == {Status.WAITING}
     come_to(results, "a", NetworkStatus((record(1),), Outcome("3 epochs")))
     come_to(results, "b", NetworkStatus((record(1),), FAILURE))
@@ -50,7 +50,7 @@ def test_a_network_waits_trains_and_finishes_or_fails(results):
     ]
 
 
-def test_a_row_tells_of_the_best_epoch_and_of_all_seconds(results):
+def test_row_has_the_best_epoch_and_all_seconds(results):
     come_to(results, "a", NetworkStatus(history(0.5, 0.9, 0.8)))
     row = results.rows()[0]
     assert (
@@ -94,7 +94,7 @@ def test_a_row_tells_of_the_best_epoch_and_of_all_seconds(results):
             "bac",
         ),
         ({"c": {"val_accuracy": 0.01}}, "cab"),
-        # These have diverged, in a run of a version that did not say so.
+        # diverged networks in a run of a version that did not detect this
         (
             {
                 "a": {"val_accuracy": 0.9, "val_loss": 1e28},
@@ -112,7 +112,7 @@ def test_a_row_tells_of_the_best_epoch_and_of_all_seconds(results):
         "diverged last",
     ],
 )
-def test_the_best_network_is_first(results, scores, order):
+def test_rows_begin_with_the_best_network(results, scores, order):
     for name, score in scores.items():
         come_to(
             results,
@@ -126,7 +126,7 @@ def test_the_best_network_is_first(results, scores, order):
 
 
 def ranked(tmp_path, monitor, rows, **trains):
-    """The names of networks with one epoch each, in the order of the table."""
+    """Return the names of networks with one epoch each, in the order of the table."""
     models = [{"family": "softmax", "name": name, "train": trains.get(name, {})} for name in rows]
     direction = {"direction": "max"} if "own" in monitor else {}
     train = {
@@ -145,7 +145,7 @@ def ranked(tmp_path, monitor, rows, **trains):
     ("monitor", "expected"),
     [("val_mae", "cab"), ("val_own", "bac"), ("accuracy", "acb"), ("val_binary_accuracy", "cba")],
 )
-def test_what_is_monitored_ranks_whatever_the_losses_are(tmp_path, monitor, expected):
+def test_rows_are_ranked_by_the_monitored_value(tmp_path, monitor, expected):
     rows = {
         "a": (
             {"val_mae": 2.0, "val_own": 2.0, "val_binary_accuracy": 0.1},
@@ -163,7 +163,7 @@ def test_what_is_monitored_ranks_whatever_the_losses_are(tmp_path, monitor, expe
     assert "".join(ranked(tmp_path, monitor, rows, a={"loss": "huber"})) == expected
 
 
-def test_no_loss_that_is_another_breaks_a_tie(tmp_path):
+def test_rows_break_no_ties_by_different_losses(tmp_path):
     rows = {
         name: ({"val_mae": 1.0}, {"val_loss": loss})
         for name, loss in (("a", 0.3), ("b", 0.1), ("c", -3805.0))
@@ -201,7 +201,7 @@ def test_diverged_loss_marks_network_as_diverged(losses, val_loss, score):
         st.text(max_size=4), st.one_of(st.integers(), st.text(max_size=4), st.lists(st.integers()))
     ),
 )
-def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reason, drawn):
+def test_read_results_returns_what_was_written(tmp_path_factory, records, reason, drawn):
     content = spec(*MODELS)
     content.by_name["a"].parameters.update(drawn)
     results = results_of(content, RunPaths(tmp_path_factory.mktemp("run")), parameters={"b": 7})
@@ -212,17 +212,16 @@ def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reaso
             NetworkStatus((entry,), Outcome(reason, is_failure=True) if name == "b" else None),
         )
     read = read_results(results.paths.root)
-    assert [repr(row) for row in read] == [
-        repr(row) for row in results.rows()
-    ]  # by text, for NaN is not NaN
+    # as text, because NaN differs from NaN
+    assert [repr(row) for row in read] == [repr(row) for row in results.rows()]
 
 
 def test_table_is_rewritten_when_cheap_or_after_a_minute():
     now = Clock()
     pacing = WriteThrottle(now)
-    assert pacing.is_due(changes=1)  # there is none yet
+    assert pacing.is_due(changes=1)  # the first time
     with pacing.writing():
-        now.now += 0.15  # as of 10,000 networks
+        now.now += 0.15  # as for 10,000 networks
     assert not pacing.is_due(changes=2999)
     assert pacing.is_due(changes=3001)
     now.now += 59.0
@@ -234,9 +233,8 @@ def test_table_is_rewritten_when_cheap_or_after_a_minute():
 
 def test_cached_lines_match_current_table(results):
     come_to(results, "a", NetworkStatus((record(1, val_accuracy=0.5),)))
-    come_to(
-        results, "b", NetworkStatus((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),))
-    )  # all have a column more
+    # adds a column to all rows
+    come_to(results, "b", NetworkStatus((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),)))
     come_to(results, "a", NetworkStatus((record(1, val_accuracy=0.5), record(2, val_accuracy=0.7))))
     results.set_parameters("c", 7)
     assert [
@@ -250,7 +248,7 @@ def test_added_network_has_row_immediately(results):
     assert "late,waiting,,7,0" in results.paths.results.read_text()
 
 
-def test_a_table_is_not_written_again_for_what_changes_no_row(results):
+def test_table_is_not_rewritten_without_changes(results):
     come_to(results, "a", NetworkStatus((record(1),)))
     results.paths.results.unlink()
     for event in (
@@ -262,7 +260,7 @@ def test_a_table_is_not_written_again_for_what_changes_no_row(results):
     assert not results.paths.results.exists()
 
 
-def test_bad_samples_are_listed(results):
+def test_unreadable_samples_are_listed(results):
     results.add_unreadable("one.png", "torn, at byte 7")
     results.add_unreadable("two.png", "empty")
     with open(results.paths.unreadable_samples, newline="") as file:
@@ -273,7 +271,7 @@ def test_bad_samples_are_listed(results):
         ]
 
 
-def test_a_bad_sample_may_have_a_name_of_any_bytes(results):
+def test_unreadable_sample_may_have_a_name_of_any_bytes(results):
     results.add_unreadable("caf\udce9.png", "torn")
     assert results.paths.unreadable_samples.read_text(encoding="utf-8").count("torn") == 1
 
@@ -282,14 +280,14 @@ def test_a_bad_sample_may_have_a_name_of_any_bytes(results):
     "content",
     ["name\nx\n", "name,status\na,flying\n", "name\na,beyond\n", "name\n" + "x" * 200_000 + "\n"],
 )
-def test_a_damaged_table_is_said_to_be_one(tmp_path, content):
+def test_read_results_refuses_a_damaged_table(tmp_path, content):
     with atomic_write(RunPaths(tmp_path).results) as file:
         file.write(content)
     with pytest.raises(UserError, match="results.csv is not a table of results"):
         read_results(tmp_path)
 
 
-def test_a_folder_without_a_table_and_a_file_hold_no_run(tmp_path):
+def test_read_results_refuses_folders_without_a_run(tmp_path):
     with pytest.raises(
         UserError, match="is not the folder of a run that can be read: results.csv: No such file"
     ):
@@ -299,18 +297,18 @@ def test_a_folder_without_a_table_and_a_file_hold_no_run(tmp_path):
         read_results(tmp_path / "file")
 
 
-# ---- taking up an earlier launch ---------------------------------------------------------------
+# ---- resuming ------------------------------------------------------------------------------------
 
 
 def recovered(results):
-    """Take up what a launch has left; returns the checkpoints."""
+    """Restore the state of a run from its files; return the checkpoints."""
     statuses, states = recover(results)
     results.run.restore(statuses)
     return states
 
 
 def leave_network(results, name, epochs, best=True, **fields):
-    """Write what a launch leaves of a network."""
+    """Write the checkpoints of a network."""
     state = TrainingState(arrays={}, identity="i", history=epochs, **fields)
     write_state(results.paths.last(name), state)
     if best:
@@ -318,7 +316,7 @@ def leave_network(results, name, epochs, best=True, **fields):
     return state
 
 
-def test_a_network_goes_on_where_its_checkpoint_is(results):
+def test_network_resumes_from_its_checkpoint(results):
     leave_network(results, "a", history(0.5, 0.6))
     states = recovered(results)
     assert (list(states), results.network_status("a")) == (["a"], NetworkStatus(history(0.5, 0.6)))
@@ -331,7 +329,7 @@ def test_parameters_are_kept_for_launches_without_building(results):
     assert {row.name: row.parameters for row in again.rows()} == {"a": 52, "b": 7, "c": None}
 
 
-def test_a_network_that_had_converged_is_finished(results):
+def test_network_that_had_converged_is_finished(results):
     leave_network(results, "a", history(0.5, 0.6, 0.7))
     recovered(results)
     assert results.network_status("a").outcome == Outcome("3 epochs")
@@ -364,7 +362,7 @@ def test_longer_training_resumes_from_best_if_last_damaged(tmp_path):
     assert longer.network_status("a") == NetworkStatus(history(0.5, 0.7))
 
 
-def test_a_longer_training_is_judged_anew(tmp_path):
+def test_network_resumes_with_a_longer_rule(tmp_path):
     short = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 1}}), RunPaths(tmp_path))
     leave_network(short, "a", history(0.5), final="1 epoch")
     longer = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 9}}), RunPaths(tmp_path))
@@ -381,22 +379,22 @@ def test_a_longer_training_is_judged_anew(tmp_path):
         {"max_epochs": 9, "stop_at": 0.5},
     ],
 )
-def test_a_network_that_was_done_stays_so_for_the_reason_of_then(tmp_path, rule):
-    """Fewer epochs, less patience, or another rule that does not let it go on."""
+def test_finished_network_keeps_its_reason(tmp_path, rule):
+    """Fewer epochs, less patience, or another rule that does not let it continue."""
     results = results_of(spec(*MODELS, train={"stopping": rule}), RunPaths(tmp_path))
     leave_network(results, "a", history(0.7, 0.6, 0.5), final="no better val_accuracy for 2 epochs")
     recovered(results)
     assert results.network_status("a").outcome == Outcome("no better val_accuracy for 2 epochs")
 
 
-def test_a_network_in_the_middle_of_an_epoch_is_not_finished(results):
+def test_network_inside_an_epoch_is_not_finished(results):
     leave_network(results, "a", history(0.5, 0.6, 0.7), position=16, stream_epoch=3)
     assert recovered(results)["a"].position == 16
     assert results.network_status("a").outcome is None
 
 
-def taken_up(results, **changes):
-    """What the next launch makes of what this one has left."""
+def resumed(results, **changes):
+    """Return the results of the next launch."""
     again = results_of(results.spec, results.paths, **changes)
     recovered(again)
     return again
@@ -414,7 +412,7 @@ def test_failed_network_stays_failed_unless_transient(results):
         NetworkStatus((), Outcome("Stale file handle", is_failure=True, may_pass=True)),
     )
     assert failed(results) == {"b": "out of memory", "c": "Stale file handle"}
-    assert failed(taken_up(results)) == {"b": "out of memory"}
+    assert failed(resumed(results)) == {"b": "out of memory"}
 
 
 def test_failed_network_is_retried_if_attempt_differs(
@@ -422,12 +420,12 @@ def test_failed_network_is_retried_if_attempt_differs(
 ):
     come_to(results, "b", NetworkStatus((), FAILURE))
     come_to(results, "c", NetworkStatus((), FAILURE))
-    again = taken_up(results, attempt_id=lambda network: f"another {network.name}")
+    again = resumed(results, attempt_id=lambda network: f"another {network.name}")
     assert failed(again) == {}
     come_to(again, "c", NetworkStatus((), Outcome("the loss became inf", is_failure=True)))
     come_to(again, "b", NetworkStatus((), Outcome("3 epochs")))
     assert not results.paths.failure("b").exists()
-    assert failed(taken_up(results, attempt_id=again.attempt_id)) == {"c": "the loss became inf"}
+    assert failed(resumed(results, attempt_id=again.attempt_id)) == {"c": "the loss became inf"}
 
 
 def test_failure_is_written_once_and_row_each_time(results):
@@ -507,7 +505,7 @@ def test_leaderboard_has_varied_parameters():
     assert "same" not in headers
 
 
-def test_the_table_has_no_more_parameters_than_it_has_room_for():
+def test_leaderboard_limits_the_varied_parameters():
     drawn = [
         {
             "train.batch.size": number,
@@ -522,7 +520,7 @@ def test_the_table_has_no_more_parameters_than_it_has_room_for():
     assert left_out == "Networks also differ in p4, p5: see `drawn` in results.csv."
 
 
-def test_what_is_missing_is_an_empty_cell_and_was_nan_before(results):
+def test_table_has_empty_cells_and_reads_nan(results):
     come_to(results, "a", NetworkStatus(history(0.5)))
     results.write()
     with open(results.paths.results, newline="") as file:
@@ -538,7 +536,7 @@ def test_what_is_missing_is_an_empty_cell_and_was_nan_before(results):
         assert rows["a"].val_accuracy == 0.5
 
 
-def test_a_history_reads_back_with_empty_cells_and_with_nan(tmp_path):
+def test_read_history_accepts_empty_cells_and_nan(tmp_path):
     path, epochs = tmp_path / "history.csv", history(0.5, math.nan)
     write_history(path, epochs)
     text = path.read_text()

@@ -1,4 +1,4 @@
-"""How large checkpoints will be, as far as that is known before."""
+"""Estimated sizes of checkpoints, before a run."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SOFTMAX = (4 * 4 + 1) * 3 * 2 * 8  # weights and velocities of the networks belo
 
 
 @pytest.mark.parametrize(("keep", "min_size"), [("best+last", 5 * SOFTMAX), ("last", 3 * SOFTMAX)])
-def test_a_quota_that_cannot_be_enough_is_refused_before_the_run(keep, min_size):
+def test_check_quota_refuses_a_small_quota(keep, min_size):
     models = [{"family": "softmax", "name": name} for name in ("a", "b")]
     check_quota(spec(*models, checkpoint={"quota": min_size, "keep": keep}), SAMPLE)
     with pytest.raises(
@@ -26,7 +26,7 @@ def test_a_quota_that_cannot_be_enough_is_refused_before_the_run(keep, min_size)
     ("optimizer", "copies"),
     [({"name": "sgd"}, 1), ({"name": "sgd", "momentum": 0.9}, 2), ({"name": "adamw"}, 3)],
 )
-def test_what_the_optimizer_keeps_counts(optimizer, copies):
+def test_check_quota_counts_the_optimizer_state(optimizer, copies):
     def make_spec(quota):
         return spec(
             {"family": "cnn"},
@@ -47,7 +47,7 @@ def test_check_quota_ignores_networks_of_unknown_size():
     check_quota(spec({"build": "tests.sources:zeros"}, checkpoint={"quota": 1}), SAMPLE)
 
 
-def test_engines_that_keep_nothing_need_no_quota(tmp_path):
+def test_check_quota_ignores_emulated_engines(tmp_path):
     (tmp_path / "rates.json").touch()
     check_quota(
         spec(

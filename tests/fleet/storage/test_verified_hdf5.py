@@ -1,4 +1,4 @@
-"""Files of which every byte is verified."""
+"""HDF5 files with checksums."""
 
 import fcntl
 import json
@@ -39,21 +39,20 @@ def is_refused(path, content, with_arrays=True):
     return False
 
 
-def test_hdf5_reads_the_arrays_and_everybody_the_record(path):
+def test_write_verified_writes_hdf5_and_a_json_record(path):
     with h5py.File(path) as file:
         assert file["arrays/weights"][49] == 49.0
     record = path.read_bytes().splitlines()[1].partition(b"\0")[0]
     assert json.loads(record) == RECORD
 
 
-def test_no_flipped_byte_is_missed(path, original):
+def test_read_verified_detects_any_flipped_byte(path, original):
     copy = path.with_name("copy.h5")
     missed = []
     for offset in range(len(original)):
         content = bytearray(original)
-        content[offset] ^= (
-            0x20 if offset < 100 else 1 << offset % 8
-        )  # 0x20 makes a capital of a letter
+        # 0x20 changes the case of letters
+        content[offset] ^= 0x20 if offset < 100 else 1 << offset % 8
         if not is_refused(copy, content):
             missed.append(offset)
     assert not missed
@@ -61,7 +60,7 @@ def test_no_flipped_byte_is_missed(path, original):
 
 @settings(max_examples=examples(100))
 @given(st.data())
-def test_no_torn_overwritten_or_grown_file_is_taken_for_whole(path, original, data):
+def test_read_verified_detects_torn_or_grown_files(path, original, data):
     copy = path.with_name("copy.h5")
     start = data.draw(st.integers(0, len(original) - 1))
     length = data.draw(st.integers(1, 5000))
@@ -73,7 +72,7 @@ def test_no_torn_overwritten_or_grown_file_is_taken_for_whole(path, original, da
     assert is_refused(copy, zeroed) or zeroed == original
 
 
-def test_the_record_alone_is_verified_alone(path, original):
+def test_read_verified_checks_the_record_separately(path, original):
     copy = path.with_name("copy.h5")
     block = original.index(b"\x89HDF")
     for offset in range(0, block, 7):
@@ -86,14 +85,14 @@ def test_the_record_alone_is_verified_alone(path, original):
     assert is_refused(copy, original[:-1], with_arrays=False)
 
 
-def test_damage_never_reaches_the_library(path, original, monkeypatch):
+def test_read_verified_checks_before_h5py_reads(path, original, monkeypatch):
     copy = path.with_name("copy.h5")
     monkeypatch.setattr(h5py, "File", None)
     assert is_refused(copy, original[:-1] + bytes([original[-1] ^ 1]))
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89HDF\r\n\x1a\n" + bytes(100)])
-def test_what_is_no_such_file_is_damaged(tmp_path, content):
+def test_read_verified_refuses_other_files(tmp_path, content):
     assert is_refused(tmp_path / "file.h5", content)
 
 
@@ -107,12 +106,12 @@ def test_read_verified_distinguishes_missing_from_damaged(tmp_path):
 def test_read_verified_needs_no_lock(path, original):
     path.write_bytes(original)
     with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the library would get no lock, as if there were none
+        fcntl.flock(file, fcntl.LOCK_EX)  # the library could not lock the file
         arrays, record = read_verified(path)
     assert (record, arrays["weights"].tolist()) == (RECORD, ARRAYS["weights"].tolist())
 
 
-def test_the_file_before_is_kept_under_another_name(tmp_path):
+def test_write_verified_keeps_the_previous_file(tmp_path):
     last, previous = tmp_path / "last.h5", tmp_path / "previous.h5"
     for number in range(3):
         write_verified(last, {}, {"number": number}, previous)
@@ -135,7 +134,7 @@ def test_full_disk_error_names_wanted_and_free_space(full_disk):
 def test_full_disk_anywhere_keeps_old_file_intact(
     full_disk,
 ):
-    """HDF5's library, where it was told of that itself, crashed in some of these."""
+    """The HDF5 library crashed in some of these cases when it met the error itself."""
     path, previous, written = full_disk / "file.h5", full_disk / "previous.h5", []
     for number in range(60):
         arrays = {str(k): np.zeros(5003 * number + k) for k in range(1 + number % 5)}
