@@ -49,7 +49,7 @@ from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first, launched_ranks, local_rank
 from launch.memory import free_shared_memory
 from launch.processes import end_children
-from launch.stale_files import remove_leftovers, take_own_folder
+from launch.stale_files import remove_leftovers, use_separate_folder
 from launch.systems import this_job
 from launch.walltime import seconds_left
 
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse_to_run_alone()
     if not local_rank(os.environ):
         remove_leftovers()
-    take_own_folder()
+    use_separate_folder()
     timer.end("MPI")
     try:
         with _lease(world, request) as lease:

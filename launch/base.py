@@ -1,4 +1,4 @@
-"""What the modules of this package share: their error, how texts are checked and read, and calls of commands."""
+"""Shared helpers: the error of this package, checks and parsing of text, and calls of commands."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ TIMEOUT_S = 120  # of a command of a batch system
 
 
 class InputError(ValueError):
-    """A batch system, or what it or the user said, that cannot be worked with; the message says what would be right."""
+    """Unusable input from a user or a batch system; the message says what is expected."""
 
 
 def check_fields(text: str, allowed: Set[str], source: str) -> None:
-    """Refuse braces that are not around one of the words that are filled in.
+    """Refuse braces around anything but the given fields.
 
     Raises:
-        InputError: they are around something else; the message names the place.
+        InputError: another field is in braces.
 
     >>> check_fields("--nodes={count}", {"nodes"}, "my site")
     Traceback (most recent call last):
@@ -43,14 +43,14 @@ def check_fields(text: str, allowed: Set[str], source: str) -> None:
 def ask(
     command: Sequence[str], text: str | None = None, timeout_s: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of a batch system, whatever it says.
+    """Run a command of a batch system and return its result, also if it fails.
 
     Args:
-        text: its input.
-        timeout_s: for how long it is waited for; :data:`TIMEOUT_S` where nothing is said.
+        text: the command's input.
+        timeout_s: timeout in seconds; :data:`TIMEOUT_S` by default.
 
     Raises:
-        InputError: it is not there, or does not answer.
+        InputError: the command is missing or does not answer.
     """
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
     try:
@@ -81,11 +81,12 @@ def call(
 
     Args:
         text, timeout_s: see :func:`ask`.
-        missing_pattern: a regular expression for what it says where it fails only since there is no such job
-            any more; then it prints nothing.
+        missing_pattern: a regular expression for the error of an unknown job; the output is then
+            empty.
 
     Raises:
-        InputError: it is not there, did not answer, or failed; then the message has its last words.
+        InputError: the command is missing, did not answer, or failed; the message ends with its
+            last line.
     """
     done = ask(command, text, timeout_s)
     if not done.returncode:
@@ -98,10 +99,10 @@ def call(
 
 
 def read_records(command: str, text: str, part: str, *keys: str) -> dict[str, dict[str, Any]]:
-    """Read the records of a command's JSON output, by name; each has the given keys.
+    """Parse the records of a command's JSON output, by name; each has the given keys.
 
     Raises:
-        InputError: it is something else.
+        InputError: the output has another format.
     """
     try:
         records = json.loads(text).get(part, {})
@@ -109,13 +110,11 @@ def read_records(command: str, text: str, part: str, *keys: str) -> dict[str, di
             return records
     except (ValueError, AttributeError, TypeError):
         pass
-    raise InputError(
-        f"{command} printed {text[:80]!r}, which is not in the format that was asked for"
-    )
+    raise InputError(f"{command} printed {text[:80]!r}, which has an unexpected format")
 
 
 def clock_s(text: str) -> float | None:
-    """Seconds of ``[[days-]hours:]minutes:seconds``; None where it is something else.
+    """Convert ``[[days-]hours:]minutes:seconds`` to seconds; None if it has another format.
 
     >>> clock_s("0:10"), clock_s("01:00:05"), clock_s("2-00:00:01"), clock_s("UNLIMITED")
     (10.0, 3605.0, 172801.0, None)

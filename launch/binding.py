@@ -1,4 +1,4 @@
-"""Which cores a rank may use, and whether that is fewer than there are (pure, but for looking at this process)."""
+"""Find out which cores ranks may use, and detect a wrong binding to cores."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 @dataclass(frozen=True)
 class Cores:
-    """The cores of a process: those it may use, and how many its node has."""
+    """The cores that a process may use, and the number of cores of its node."""
 
     usable: frozenset[int]
     of_node: int
 
 
 def process_cores() -> Cores:
-    """Of this process; the hardware threads of a core count as one."""
+    """Return the cores of this process; the hardware threads of a core count as one."""
     return Cores(
         frozenset(map(_core, os.sched_getaffinity(0))),
         len(set(map(_core, range(os.cpu_count() or 1)))),
@@ -53,21 +53,20 @@ def by_node(values: Sequence[T], node_of: Sequence[int]) -> list[list[T]]:
     ]
 
 
-def _together(cores: Sequence[Cores]) -> int:
-    """Return how many cores some ranks may use together."""
+def _count_usable(cores: Sequence[Cores]) -> int:
+    """Return the number of cores that ranks may use together."""
     return len(frozenset().union(*(rank_cores.usable for rank_cores in cores)))
 
 
 def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
-    """Describe what is wrong with the binding of ranks to cores; "" if nothing is.
+    """Describe a wrong binding of ranks to cores; "" if the binding is fine.
 
-    A rank with one core of its own is fine beside others that have more: so a job script places
-    those that prepare samples. It is not where every rank of a node has one core and others lie
-    idle, as after ``mpirun -n 2``, nor where ranks have to share the one core that each of them
-    has.
+    A rank with a single core is fine beside ranks with more: a job script places preprocessors so.
+    The binding is wrong if every rank of a node has one core while other cores are idle, as after
+    ``mpirun -n 2``, or if ranks share the only core that each of them has.
 
     Args:
-        cores: of each rank.
+        cores: the cores of each rank.
         node_of: the node of each rank.
 
     >>> binding_problem([Cores(frozenset({0}), 64), Cores(frozenset({1}), 64)], [0, 0])
@@ -80,7 +79,9 @@ def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
             continue
         if len(bound) == len(ranks) < node_cores:
             subject = f"ranks {format_numbers(ranks, ', ')} have one core each"
-            return f"{subject if len(ranks) > 1 else f'rank {ranks[0]} has one core'}, and node {node} has {node_cores}"
+            if len(ranks) == 1:
+                subject = f"rank {ranks[0]} has one core"
+            return f"{subject}, and node {node} has {node_cores}"
         shared = Counter(core for rank in bound for core in cores[rank].usable)
         core, count = max(shared.items(), key=lambda item: item[1], default=(0, 0))
         if count > 1:
@@ -89,29 +90,31 @@ def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
 
 
 def ranks_per_core(cores: Sequence[Cores], node_of: Sequence[int]) -> float:
-    """Return how many ranks share a core, on the node where most do.
+    """Return the number of ranks per core, on the node where it is largest.
 
     Args:
-        cores: of each rank.
+        cores: the cores of each rank.
         node_of: the node of each rank.
 
-    >>> ranks_per_core([Cores(frozenset({0, 1}), 8), Cores(frozenset({0, 1}), 8), Cores(frozenset({2}), 8)], [0, 0, 0])
+    >>> first, second = Cores(frozenset({0, 1}), 8), Cores(frozenset({2}), 8)
+    >>> ranks_per_core([first, first, second], [0, 0, 0])
     1.0
     """
-    return max(len(of_node) / _together(of_node) for of_node in by_node(cores, node_of))
+    return max(len(of_node) / _count_usable(of_node) for of_node in by_node(cores, node_of))
 
 
 def cores_per_node(cores: Sequence[Cores], node_of: Sequence[int]) -> int:
-    """Return how many cores the ranks of a node may use together, on the node where they are most.
+    """Return the number of cores that a node's ranks may use, on the node where it is largest.
 
     Args:
-        cores: of each rank.
+        cores: the cores of each rank.
         node_of: the node of each rank.
 
-    >>> cores_per_node([Cores(frozenset({0, 1}), 8), Cores(frozenset({1, 2}), 8), Cores(frozenset({2}), 8)], [0, 0, 1])
+    >>> first, second = Cores(frozenset({0, 1}), 8), Cores(frozenset({1, 2}), 8)
+    >>> cores_per_node([first, second, Cores(frozenset({2}), 8)], [0, 0, 1])
     3
     """
-    return max(map(_together, by_node(cores, node_of)))
+    return max(map(_count_usable, by_node(cores, node_of)))
 
 
 BINDING_REMEDY = (

@@ -1,4 +1,4 @@
-"""Which GPUs a rank is shown: by the launcher's environment, or else all that the node has (pure)."""
+"""Find the GPUs that a rank may use: from the environment, or all GPUs of the node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from launch.base import InputError, call
 from launch.binding import by_node
 
-# What launchers and users set to choose GPUs: NVIDIA, AMD (two names), Intel.
+# Variables by which launchers and users choose GPUs: NVIDIA, AMD (two names), Intel.
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
@@ -18,10 +18,10 @@ VARIABLES = (
 
 
 def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) -> tuple[str, ...]:
-    """Return the GPUs that this rank may use, by the names that the system gives them.
+    """Return the GPUs that this rank may use, by the system's names.
 
     Args:
-        environment: of the process.
+        environment: the variables of the process.
         device_files: names in ``/dev``.
 
     >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}, ["nvidia0", "nvidia1", "nvidia2", "nvidia3"])
@@ -32,7 +32,7 @@ def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) ->
     for variable in VARIABLES:
         if variable in environment:
             names = [name.strip() for name in environment[variable].split(",")]
-            # CUDA stops at the first name that is none: -1 and an empty list hide all.
+            # CUDA stops at the first invalid name: -1 and an empty list hide all GPUs.
             cut = next(
                 (index for index, name in enumerate(names) if name in ("", "-1")), len(names)
             )
@@ -42,14 +42,15 @@ def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) ->
 
 
 def memory_mib(gpu: str, ask: Callable[[list[str]], str] = call) -> int | None:
-    """MiB of memory of a GPU; None where its driver does not say.
+    """Return the memory of a GPU in MiB; None if its driver does not report it.
 
     Args:
-        gpu: its name, as :func:`visible_gpus` has it.
-        ask: runs a command, and returns what it prints.
+        gpu: the name of the GPU, as returned by :func:`visible_gpus`.
+        ask: runs a command and returns its output.
 
-    >>> memory_mib("1", ask=lambda command: "81559\\n"), memory_mib("0", ask=lambda command: "[N/A]")
-    (81559, None)
+    >>> memory_mib("1", ask=lambda command: "81559\\n")
+    81559
+    >>> memory_mib("0", ask=lambda command: "[N/A]")
     """
     try:
         text = ask(

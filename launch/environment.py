@@ -1,4 +1,4 @@
-"""What launchers say to the ranks they start, in their environment."""
+"""Read the variables that launchers set in the environment of ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ class Launcher:
     """The variables of one launcher.
 
     Args:
-        name: as users call it.
-        size, rank, local_rank: the variables that hold the number of ranks, a rank's number among
-            all, and its place on its node.
+        name: the launcher's name for users.
+        size: the variable that holds the number of ranks.
+        rank: the variable that holds the number of the rank.
+        local_rank: the variable that holds the rank's number on its node.
     """
 
     name: str
@@ -22,8 +23,8 @@ class Launcher:
     local_rank: str
 
 
-# In this order: mpirun starts its daemons by srun, and what srun tells those is left in the
-# environment of the ranks.
+# The order matters: mpirun starts its daemons by srun, whose variables remain in the environment of
+# the ranks.
 LAUNCHERS = (
     Launcher(
         "mpirun of Open MPI",
@@ -45,7 +46,7 @@ LAUNCHERS = (
 
 
 def find_launcher(environment: Mapping[str, str]) -> Launcher | None:
-    """Who started this process; None where it was nobody that is known.
+    """Find the launcher that started this process; None if it is unknown.
 
     >>> find_launcher({"PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}).name
     'mpiexec of MPICH'
@@ -57,7 +58,7 @@ def find_launcher(environment: Mapping[str, str]) -> Launcher | None:
 
 
 def launched_ranks(environment: Mapping[str, str]) -> int | None:
-    """Return how many ranks the launcher started.
+    """Return the number of ranks that the launcher started.
 
     >>> launched_ranks({"OMPI_COMM_WORLD_SIZE": "8"})
     8
@@ -69,9 +70,10 @@ def launched_ranks(environment: Mapping[str, str]) -> int | None:
 
 
 def is_first(environment: Mapping[str, str]) -> bool:
-    """Return True if this process is rank 0, or may be for all that is known before MPI starts.
+    """Return True if this process is rank 0, or no launcher says otherwise before MPI starts.
 
-    >>> is_first({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "3", "SLURM_PROCID": "0"}), is_first({})
+    >>> mpirun = {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "3"}
+    >>> is_first({**mpirun, "SLURM_PROCID": "0"}), is_first({})
     (False, True)
     """
     launcher = find_launcher(environment)
@@ -81,7 +83,8 @@ def is_first(environment: Mapping[str, str]) -> bool:
 def local_rank(environment: Mapping[str, str]) -> int | None:
     """Return the number of this rank on its node.
 
-    >>> local_rank({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "SLURM_LOCALID": "0"})
+    >>> mpirun = {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
+    >>> local_rank({**mpirun, "SLURM_LOCALID": "0"})
     3
     """
     ranks = (_number(environment, launcher.local_rank) for launcher in LAUNCHERS)

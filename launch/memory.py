@@ -1,4 +1,4 @@
-"""How much memory this machine has left."""
+"""Measure the free memory of this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHARED = "/dev/shm"
 
 
 def free_memory() -> int:
-    """Bytes of this machine's memory that nobody uses."""
+    """Return the available memory of this machine in bytes."""
     with open("/proc/meminfo", encoding="ascii") as file:
         match = re.search(r"MemAvailable:\s+(\d+) kB", file.read())
     if match:
@@ -18,6 +18,6 @@ def free_memory() -> int:
 
 
 def free_shared_memory() -> int:
-    """Bytes that processes of this machine can still share: what the folder for that may hold, and memory has."""
+    """Return the bytes that processes can still share: free in the folder and in memory."""
     room = os.statvfs(SHARED)
     return min(room.f_bavail * room.f_frsize, free_memory())

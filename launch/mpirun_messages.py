@@ -1,8 +1,8 @@
-"""What Open MPI's mpirun says of a rank that ends with a status, and how a launch is shown without it.
+"""Start a launch and hide messages of Open MPI's mpirun about statuses that the program explains.
 
-mpirun takes every status but 0 for an abort, and says so in a box of eight lines or more. Where the status is one of
-which the program has spoken already, the box has nothing to add. All other boxes stay: of ranks
-that were killed, that crashed, or that ended with another status.
+mpirun reports every status but 0 as an abort, in a box of eight lines or more. If the program has
+already explained the status, the box is dropped. All other boxes are shown: of ranks that were
+killed, that crashed, or that ended with another status.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from launch.stale_files import remove_leftovers
 
 _RULE = re.compile(rb"-{70,}\s*")
 _STATUS = re.compile(rb"Exit code: +(\d+)\s*$|Errorcode: (\d+)\s*$", re.MULTILINE)
-# How boxes begin that tell of a status; the last one of an abort that the one before has told of.
+# The first lines of boxes about a status; the last one repeats the abort of the box before.
 _OF_A_STATUS = (
     b"prterun detected that one or more processes exited with non-zero status",
     b"MPI_ABORT was invoked",
 )
 _OF_AN_ABORT = b"prterun has exited due to process rank"
-# What mpirun says of ranks and daemons that a batch system ends; it advises to debug them.
+# Boxes about ranks and daemons that a batch system ended; mpirun advises to debug them.
 _OF_AN_END = (
     b"srun returned non-zero exit status",
     b"prterun noticed that process rank",
     b"PRTE has lost communication with a remote daemon",
 )
 _MOST_LINES = 20  # of a box
-PATIENCE_S = 5.0  # for the last that a launch has written: something that it left behind may hold its output open
+# For the end of a launch's output, which a process that it left behind may keep open.
+PATIENCE_S = 5.0
 
 
 class Notices:
-    """Takes what a launch writes, piece by piece, and gives back what is to be shown.
+    """Filters the output of a launch, which arrives in pieces.
 
     Args:
-        explained: the statuses of which the program itself speaks.
-        is_ended: whether the batch system is ending the job now, which explains all ends.
+        explained: the statuses that the program itself explains.
+        is_ended: returns True if the batch system is ending the job, which explains all ends.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Notices:
         self._was_dropped = False  # the last box that told of a status
 
     def feed(self, data: bytes) -> bytes:
-        """Take data; return the text to show now."""
+        """Add data and return the text to show now."""
         *lines, partial_line = (self._partial_line + data).split(b"\n")
         self._partial_line = b""
         text = b"".join(self._line(line + b"\n") for line in lines)
@@ -90,7 +91,7 @@ class Notices:
         if is_rule:
             box = b"".join(self._box)
             self._box = []
-            if self._tells_nothing_new(box):
+            if self._is_redundant(box):
                 return b""
             return box
         if len(self._box) > _MOST_LINES:
@@ -98,12 +99,12 @@ class Notices:
         return b""
 
     def _open(self, begins_another: bool = False) -> bytes:
-        """No box of mpirun's: what was held back of it, but for a rule that may begin one."""
+        """Return the lines held back, which are no box, except a last rule that may begin one."""
         text = b"".join(self._box[:-1] if begins_another else self._box)
         self._box = self._box[-1:] if begins_another else []
         return text
 
-    def _tells_nothing_new(self, box: bytes) -> bool:
+    def _is_redundant(self, box: bytes) -> bool:
         if box.split(b"\n")[1].startswith(_OF_AN_END):
             return self._is_ended()
         if _OF_AN_ABORT in box:
@@ -131,14 +132,14 @@ def run_quietly(
 def wait(
     process: subprocess.Popen[bytes], explained: Sequence[int], stop: Callable[[], object]
 ) -> int:
-    """Wait for a launch, and return how it ended. Ctrl-C stops it with everything saved; a second one ends it at once.
+    """Wait for a launch and return its status. Ctrl-C saves and stops it; a second one kills it.
 
     Args:
-        explained: the statuses of which the program itself speaks.
-        stop: has the launch save everything and end.
+        explained: the statuses that the program itself explains.
+        stop: makes the launch save everything and end.
 
     Raises:
-        KeyboardInterrupt: the launch was ended at once, or before it had begun.
+        KeyboardInterrupt: the launch was killed, or stopped before it had started.
     """
     try:
         try:
@@ -155,7 +156,7 @@ def wait(
 
 
 def end_at_once(process: subprocess.Popen[bytes]) -> None:
-    """End a launch, and save nothing."""
+    """End a launch without saving."""
     process.send_signal(signal.SIGINT)  # mpirun ends its ranks, too
     try:
         process.wait(PATIENCE_S)
@@ -168,27 +169,28 @@ def start(
     explained: Sequence[int],
     out: IO[str] | None = None,
     environment: Mapping[str, str] | None = None,
-    on_output: Callable[[bytes], None] = lambda said: None,
+    on_output: Callable[[bytes], None] = lambda data: None,
     is_ended: Callable[[], bool] = lambda: False,
 ) -> tuple[subprocess.Popen[bytes], threading.Thread]:
-    """Start a launch whose notices of explained statuses are not shown.
+    """Start a launch without mpirun's notices of explained statuses.
 
-    It has a session of its own, for mpirun would end its ranks at once upon Ctrl-C; :func:`wait`
-    passes that on. If this process dies, the launch saves everything and ends.
+    The launch runs in a new session, since mpirun would kill its ranks upon Ctrl-C; :func:`wait`
+    passes Ctrl-C on. If this process dies, the launch saves everything and ends.
 
     Args:
-        explained, is_ended: see :class:`Notices`.
-        out: where it prints; here, where that is None.
-        environment: its variables; those of this process, where that is None.
+        explained: see :class:`Notices`.
+        is_ended: see :class:`Notices`.
+        out: receives the output; standard output by default.
+        environment: the variables of the launch; those of this process by default.
         on_output: called with all output, in a thread.
 
     Returns:
-        The process, and the thread to join after it has ended: by then all that it wrote is shown.
+        The process, and the thread to join after its end: all output has then been shown.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the launch cannot be started.
     """
-    # Linux takes the end of the thread that starts a process for the end of its parent.
+    # For Linux, a process loses its parent when the thread that started it ends.
     is_main = threading.current_thread() is threading.main_thread()
     process = subprocess.Popen(
         command,
@@ -228,7 +230,7 @@ def _pass_on(
 
 
 def _write(target: int, data: bytes) -> None:
-    """All of it; a full disk, or a reader that is gone, is no reason to let the launch stand still."""
+    """Write all data; a full disk or a closed reader must not stop the launch."""
     with suppress(OSError):
         while data:
             data = data[os.write(target, data) :]

@@ -1,8 +1,7 @@
-"""NVIDIA's Multi-Process Service: a daemon for each GPU that several processes share, so that their kernels overlap.
+"""Start NVIDIA's Multi-Process Service, so that kernels of processes on a shared GPU overlap.
 
-Without it, processes on one GPU take turns: all is right, and little is gained. A daemon needs no
-rights beyond those of the user. (Tried with a made-up ``nvidia-cuda-mps-control`` only, not on a
-GPU yet.)
+Without it, processes on one GPU take turns, and little is gained. Each shared GPU has a daemon,
+which needs no privileges. (Tested with a fake ``nvidia-cuda-mps-control`` only, not on a GPU yet.)
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ CONTROL = "nvidia-cuda-mps-control"
 _PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 _LOG = "CUDA_MPS_LOG_DIRECTORY"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_START_S = 30  # a daemon may take as long
+_START_S = 30  # a daemon may take this long to start
 
-# A daemon ends when its clients have: the process that says so may be one of them, and does not
+# A daemon ends after its clients. The process that stops it may be one of them, so it does not
 # wait.
 _QUIT = (
-    f'folder=$1; shift; (for pipe; do echo quit | {_PIPE}="$pipe" {CONTROL}; done; rm -rf "$folder") '
+    f'folder=$1; shift; (for pipe; do echo quit | {_PIPE}="$pipe" {CONTROL}; done; rm -rf '
+    '"$folder") '
     "</dev/null >/dev/null 2>&1 &"
 )
 
@@ -33,17 +33,17 @@ class Daemons:
     """The daemons of a node.
 
     Attributes:
-        folder: of their pipes and logs, short enough for the name of a socket.
-        gpus: their GPUs, by the names that the system gives them, one daemon each.
+        folder: holds their pipes and logs; its path is short enough for a socket.
+        gpus: the GPUs, by the system's names, one daemon each.
     """
 
     folder: Path
     gpus: tuple[str, ...]
 
     def environment(self, gpu: str) -> dict[str, str]:
-        """Return the variables that a process must set to train on a GPU through its daemon.
+        """Return the variables that a process must set to use a GPU through its daemon.
 
-        A daemon shows its clients its own GPU alone, which is their number 0.
+        A daemon shows its clients only its GPU, as number 0.
 
         >>> Daemons(Path("/tmp/mps"), ("4", "5")).environment("5")
         {'CUDA_MPS_PIPE_DIRECTORY': '/tmp/mps/1', 'CUDA_VISIBLE_DEVICES': '0'}
@@ -51,7 +51,7 @@ class Daemons:
         return {_PIPE: str(self._pipe(gpu)), _VISIBLE: "0"}
 
     def stop(self, environment: Mapping[str, str]) -> None:
-        """Have them end as soon as nobody uses them; their logs go, too. Returns at once."""
+        """Stop the daemons once no process uses them, and delete their logs; do not wait."""
         pipes = [str(self._pipe(gpu)) for gpu in self.gpus]
         subprocess.run(
             ["sh", "-c", _QUIT, CONTROL, str(self.folder), *pipes],
@@ -68,12 +68,13 @@ def start(gpus: Iterable[str], environment: Mapping[str, str]) -> tuple[Daemons 
     """Start a daemon for each of some GPUs.
 
     Args:
-        gpus: by the names that the system gives them.
-        environment: of this process.
+        gpus: by the system's names.
+        environment: the variables of this process.
 
     Returns:
-        The daemons, and why there are none: they are not installed, the user's own are to be used
-        (``CUDA_MPS_PIPE_DIRECTORY`` is set), or one did not start, and then none is left.
+        The daemons, or None and the reason: MPS is not installed, the user runs it already
+        (``CUDA_MPS_PIPE_DIRECTORY`` is set), or a daemon did not start, and the others were
+        stopped.
     """
     names = tuple(sorted(set(gpus)))
     if _PIPE in environment:
@@ -92,9 +93,9 @@ def start(gpus: Iterable[str], environment: Mapping[str, str]) -> tuple[Daemons 
 
 
 def _start(environment: Mapping[str, str]) -> str:
-    """Start a daemon; returns what went wrong."""
+    """Start a daemon; return the error, or "" if it started."""
     try:
-        # What it prints is not read: the daemon would hold the pipe open.
+        # Its output is not read, because the daemon would keep the pipe open.
         ended = subprocess.run(
             [CONTROL, "-d"],
             env=dict(environment),

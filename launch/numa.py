@@ -1,4 +1,4 @@
-"""Which cores are near which GPU: what the kernel says of the NUMA nodes of a machine, in ``/sys``."""
+"""Find the cores near a GPU from the NUMA nodes of the machine, in ``/sys``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from launch.place import parse_cpus
 
 SYS = Path("/sys")
 _VENDORS = ("0x10de", "0x1002")  # NVIDIA, AMD
-_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # what shows, draws or accelerates
+_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # displays, 3D controllers and accelerators
 
 
 @dataclass(frozen=True)
 class GpuNode:
-    """Where a GPU hangs.
+    """The NUMA node of a GPU.
 
     Attributes:
-        gpu: its name, as :func:`launch.devices.visible_gpus` has it.
-        node: of memory and cores.
-        cores: of that node, by the numbers of their hardware threads.
+        gpu: the name of the GPU, as returned by :func:`launch.devices.visible_gpus`.
+        node: the number of the NUMA node.
+        cores: the numbers of the node's hardware threads.
     """
 
     gpu: str
@@ -31,30 +31,30 @@ class GpuNode:
 
 
 def find_gpu_nodes(gpus: Sequence[str], root: Path | None = None) -> list[GpuNode]:
-    """Where some GPUs hang, as far as the machine says so, and has more than one node.
+    """Return the NUMA nodes of GPUs; none if the machine does not report several nodes.
 
-    GPUs have the order of their places on the bus, as drivers number them; one that is named
-    otherwise is not found.
+    GPUs are numbered by their order on the bus, as by drivers; a GPU with another name is not
+    found.
     """
     root = SYS if root is None else root
-    cores = {
-        node.name.removeprefix("node"): frozenset(parse_cpus(cpus))
-        for node in (root / "devices/system/node").glob("node[0-9]*")
-        if (cpus := _text(node / "cpulist"))
-    }
+    cores = {}
+    for folder in (root / "devices/system/node").glob("node[0-9]*"):
+        cpus = _text(folder / "cpulist")
+        if cpus:
+            cores[folder.name.removeprefix("node")] = frozenset(parse_cpus(cpus))
     if len(cores) < 2:
         return []
-    of_gpu = {str(index): _text(device / "numa_node") for index, device in enumerate(_gpus(root))}
+    nodes = {str(index): _text(device / "numa_node") for index, device in enumerate(_gpus(root))}
     return [
-        GpuNode(gpu, int(node), cores[node])
+        GpuNode(gpu, int(nodes[gpu]), cores[nodes[gpu]])
         for gpu in gpus
-        if (node := of_gpu.get(gpu, "")) in cores
+        if nodes.get(gpu, "") in cores
     ]
 
 
 @contextmanager
 def on_gpu_node(gpu_nodes: Sequence[GpuNode]) -> Iterator[None]:
-    """On cores of the node that these GPUs hang on, where it is one: what is touched first meanwhile is put there."""
+    """Run on the NUMA node of these GPUs if they share one: new memory is allocated there."""
     before = os.sched_getaffinity(0)
     bind(gpu_nodes)
     try:
@@ -64,7 +64,7 @@ def on_gpu_node(gpu_nodes: Sequence[GpuNode]) -> Iterator[None]:
 
 
 def bind(gpu_nodes: Sequence[GpuNode]) -> None:
-    """Keep this process to those of its cores that are on the node of all these GPUs, where it has some there."""
+    """Restrict this process to its cores on the NUMA node of these GPUs, if it has any there."""
     if len({gpu_node.node for gpu_node in gpu_nodes}) == 1:
         cores = os.sched_getaffinity(0) & gpu_nodes[0].cores
     else:
@@ -77,14 +77,11 @@ def _gpus(root: Path) -> list[Path]:
     """Return the GPUs of one vendor on the bus, in order."""
     devices = sorted((root / "bus/pci/devices").glob("*"))
     displays = [device for device in devices if _text(device / "class")[:6] in _CLASSES]
-    return next(
-        (
-            of_vendor
-            for vendor in _VENDORS
-            if (of_vendor := [device for device in displays if _text(device / "vendor") == vendor])
-        ),
-        [],
-    )
+    for vendor in _VENDORS:
+        of_vendor = [device for device in displays if _text(device / "vendor") == vendor]
+        if of_vendor:
+            return of_vendor
+    return []
 
 
 def _text(path: Path) -> str:

@@ -1,6 +1,6 @@
-"""Memory that a GPU's driver knows of: it stays where it is, and goes to the GPU without another copy of it.
+"""Pin host memory, so that a GPU's driver transfers it without another copy.
 
-(Tried with a made-up library only, not on a GPU yet.)
+(Tested with a fake library only, not on a GPU yet.)
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-# What may offer it, and how its functions begin. An engine that uses the GPU has loaded one of them
-# before.
+# The libraries that can pin memory, and the prefixes of their functions. An engine that uses the
+# GPU has already loaded one of them.
 LIBRARIES = (
     *((f"libcudart.so{version}", "cuda") for version in ("", ".13", ".12", ".11.0")),
     *((f"libamdhip64.so{version}", "hip") for version in ("", ".7", ".6", ".5")),
 )
-_PORTABLE = 1  # for every context of this process
-_ALREADY = 712  # it is registered: of CUDA and of HIP
+_PORTABLE = 1  # for all contexts of this process
+_ALREADY = 712  # already registered: of CUDA and of HIP
 
 
 class Pinning:
-    """Registers memory with the driver of a process's GPU; that it cannot be said is no error.
+    """Pins memory for the GPU of this process; a failure is only a warning.
 
     Args:
-        device: the number that the GPU has for this process; a context on another would take memory
-            there.
-        warn: is told once what is wrong, in words.
-        libraries: that are tried, by name and by how their functions begin.
+        device: the GPU's number for this process; a context on another GPU would use memory there.
+        warn: called once with a message if memory cannot be pinned.
+        libraries: the libraries to try, each with the prefix of its functions.
     """
 
     def __init__(
@@ -41,11 +40,11 @@ class Pinning:
         self._warn = warn
         self._has_warned = False
         self._libraries = LIBRARIES if libraries is None else libraries
-        self._registered: list[Any] = []  # it stays registered, so it must stay
+        self._registered: list[Any] = []  # pinned memory must not be freed
 
     @cached_property
     def _register_function(self) -> tuple[str, Any]:
-        """The function that registers, and its name; None where no library has it. Looked for when it is needed."""
+        """The pinning function and its name, looked up on first use; None if no library has it."""
         for name, begins in self._libraries:
             with suppress(OSError, AttributeError):
                 library = ctypes.CDLL(name)
@@ -56,14 +55,14 @@ class Pinning:
         return "", None
 
     def __call__(self, memory: Any) -> None:
-        """Register memory, which stays as long as this process.
+        """Pin memory for the lifetime of this process.
 
         Args:
-            memory: one contiguous piece that may be written, and begins with a page.
+            memory: contiguous and writable, and starts at a page boundary.
         """
         name, register = self._register_function
         if register is None:
-            return self._say("neither cudaHostRegister nor hipHostRegister is there")
+            return self._warn_once("neither cudaHostRegister nor hipHostRegister is there")
         size = memoryview(memory).nbytes
         if not size:
             return None
@@ -75,9 +74,9 @@ class Pinning:
         )
         if status in (0, _ALREADY):
             return self._registered.append(buffer)
-        return self._say(f"{name} gives error {status}")
+        return self._warn_once(f"{name} gives error {status}")
 
-    def _say(self, problem: str) -> None:
+    def _warn_once(self, problem: str) -> None:
         if not self._has_warned:
             self._has_warned = True
             self._warn(problem)

@@ -1,11 +1,10 @@
-"""Put a rank on its CPUs, then become its program: what job scripts start under the launcher.
+"""Bind a rank to its CPUs, then replace this process by its program; job scripts start it.
 
     srun ... python -m launch.place 60:61:48-59:32-47 python -m fleet.run spec.yaml
 
-Launchers differ in how they are told which CPUs a rank gets (and jsrun and PALS are not told at all
-that a preprocessor wants one core and a trainer twelve), so they are told to bind nothing. The list
-is that of the ranks of a node, in order, as PALS writes it: CPU numbers with commas and dashes,
-colons between the ranks.
+Launchers differ in how they bind ranks to CPUs (jsrun and PALS cannot give a preprocessor one core
+and a trainer twelve), so job scripts switch their binding off. The list has the CPUs of a node's
+ranks in order, in the syntax of PALS: CPU numbers with commas and dashes, and colons between ranks.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from collections.abc import Sequence
 from launch.base import InputError
 from launch.environment import local_rank
 
-_MOST = 2**16  # CPUs of a node; no Linux has more
+_MAX_CPUS = 2**16  # of a node; no Linux has more
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """CPU numbers from a list, where ``/`` gives the step of a range.
+    """Parse CPU numbers from a list, in which ``/`` gives the step of a range.
 
     Raises:
-        InputError: it is no such list.
+        InputError: the text has another format.
 
     >>> parse_cpus("0-2,9"), parse_cpus("88-112/8")
     ((0, 1, 2, 9), (88, 96, 104, 112))
@@ -34,10 +33,15 @@ def parse_cpus(text: str) -> tuple[int, ...]:
         for part in text.split(","):
             span, _, step = part.partition("/")
             first, _, last = span.partition("-")
-            numbers += range(int(first), min(int(last or first), _MOST) + 1, int(step or 1))
+            numbers += range(int(first), min(int(last or first), _MAX_CPUS) + 1, int(step or 1))
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 0 or max(numbers) >= _MOST or len(numbers) > len(set(numbers)):
+    if (
+        not numbers
+        or min(numbers) < 0
+        or max(numbers) >= _MAX_CPUS
+        or len(numbers) > len(set(numbers))
+    ):
         raise InputError(
             f"{text!r} is not a list of CPUs; it should be written like 0-7,64-71 or 0-24/4"
         )
@@ -45,7 +49,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def format_numbers(numbers: Sequence[int], separator: str = ",") -> str:
-    """Numbers of CPUs, or of ranks, with dashes where they follow one another.
+    """Format numbers of CPUs or ranks, with a dash for consecutive ones.
 
     >>> format_numbers([0, 1, 2, 9])
     '0-2,9'
@@ -62,13 +66,12 @@ def format_numbers(numbers: Sequence[int], separator: str = ",") -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Bind this process, where the launcher says which rank it is, and start the program in its place."""
+    """Bind this process if the launcher reports its rank, and replace it by the program."""
     lists, *command = arguments
     ranks = lists.split(":")
     rank = local_rank(os.environ)
     if rank is not None and rank < len(ranks):
-        # A job that was given a part of a node only may not have these CPUs; then it stays where it
-        # is.
+        # A job that has only a part of the node may lack these CPUs; then its binding stays.
         allowed = os.sched_getaffinity(0) & set(parse_cpus(ranks[rank]))
         if allowed:
             os.sched_setaffinity(0, allowed)

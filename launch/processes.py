@@ -1,4 +1,4 @@
-"""What the kernel says of processes, and does to them: when they began, under which command, and that one ends."""
+"""Inspect and end processes: their start times, commands, parents and children."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-# What stands between a command and its ranks; what is above them (a shell, a batch system's daemon)
-# began long before.
+# Programs between a command and its ranks; those above them (a shell, a batch system's daemon)
+# started long before.
 _LAUNCHERS = frozenset(
     {
         "mpirun",
@@ -29,7 +29,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class _Process(NamedTuple):
-    """A process: its name, who started it, and when, in seconds since the machine did."""
+    """A process: its name, its parent, and its start in seconds since the machine booted."""
 
     name: str
     parent: int
@@ -37,18 +37,21 @@ class _Process(NamedTuple):
 
 
 def command_began_s(pid: int, proc: Path = Path("/proc")) -> tuple[float, float] | None:
-    """Return when the launcher of a process began, and when the process itself did.
+    """Return when the launcher of a process and the process itself started.
 
     Args:
-        proc: where the kernel tells of processes.
+        proc: the folder ``/proc``.
 
     Returns:
-        Both in seconds of the clock ``CLOCK_BOOTTIME``, to a hundredth; they are equal where no
-        launcher is known. None where the kernel does not say.
+        Both in seconds of the clock ``CLOCK_BOOTTIME``, to a hundredth; equal if no launcher is
+        known. None if the kernel does not report them.
     """
     try:
         process = began = _stat(proc, pid)
-        while began.parent and (parent := _stat(proc, began.parent)).name in _LAUNCHERS:
+        while began.parent:
+            parent = _stat(proc, began.parent)
+            if parent.name not in _LAUNCHERS:
+                break
             began = parent
     except (OSError, ValueError, IndexError):
         return None
@@ -56,7 +59,7 @@ def command_began_s(pid: int, proc: Path = Path("/proc")) -> tuple[float, float]
 
 
 def started(pid: int) -> str | None:
-    """Return when a process of this machine began, in ticks of the kernel; None if there is none, or only its exit status."""
+    """Return a process's start in ticks of the kernel; None if it does not exist or is a zombie."""
     try:
         _, fields = _fields(Path("/proc"), pid)
     except OSError:
@@ -67,24 +70,24 @@ def started(pid: int) -> str | None:
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have Linux send this process a signal when the thread that started it is gone."""
+    """Ask Linux to send this process a signal when the thread that started it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, number)
 
 
 def end_children(patience_s: float = 1.0) -> None:
-    """End the processes that this one has started and left, which would keep what it shows its output to waiting.
+    """End the remaining children of this process, which would keep its output open.
 
-    Those whose output goes elsewhere are left alone, and so is what Python has started to tidy up
-    after this process.
+    Children with another output are left alone, and so are Python's helpers that clean up after
+    this process.
 
     Args:
-        patience_s: seconds for them to end after SIGTERM, before SIGKILL.
+        patience_s: seconds between SIGTERM and SIGKILL.
     """
     outputs = {_output(os.getpid(), number) for number in (1, 2)} - {""}
     pids = [
         pid
-        for pid in _left_by(os.getpid())
-        if {_output(pid, 1), _output(pid, 2)} & outputs and not _is_tidying(pid)
+        for pid in _remaining_children(os.getpid())
+        if {_output(pid, 1), _output(pid, 2)} & outputs and not _is_python_helper(pid)
     ]
     until = time.monotonic() + patience_s
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -96,8 +99,8 @@ def end_children(patience_s: float = 1.0) -> None:
         pids = [pid for pid in pids if started(pid)]
 
 
-def _left_by(owner: int) -> list[int]:
-    """Return the processes below one, and under Open MPI's mpirun those of its process group."""
+def _remaining_children(owner: int) -> list[int]:
+    """Return the descendants of a process, and under Open MPI's mpirun its process group."""
     children: dict[int, list[int]] = {}
     in_group = []
     for entry in os.scandir("/proc"):
@@ -114,14 +117,14 @@ def _left_by(owner: int) -> list[int]:
 
 
 def _output(pid: int, number: int) -> str:
-    """Where a process writes to."""
+    """Return the files that a process writes its output to."""
     try:
         return os.readlink(f"/proc/{pid}/fd/{number}")
     except OSError:
         return ""
 
 
-def _is_tidying(pid: int) -> bool:
+def _is_python_helper(pid: int) -> bool:
     try:
         return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -132,14 +135,15 @@ def _stat(proc: Path, pid: int) -> _Process:
     """Read name, parent and start of a process.
 
     Raises:
-        OSError, ValueError, IndexError: nothing, or something else.
+        OSError: the process does not exist.
+        ValueError, IndexError: its status has another format.
     """
     name, fields = _fields(proc, pid)
     return _Process(name, int(fields[1]), int(fields[19]) / os.sysconf("SC_CLK_TCK"))
 
 
 def _fields(proc: Path, pid: int) -> tuple[str, list[str]]:
-    """Read the name of a process, and the fields that follow it in its status."""
+    """Read the name of a process and the fields after it in its status."""
     before, _, after = (
         (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
     )

@@ -1,4 +1,4 @@
-"""Job scripts: a job, a batch system and a site in, a text out."""
+"""Render the script of a job for a batch system and a site."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from launch.sites import Site, places
 from launch.systems import TEMPLATES, System
 
 _WORD = re.compile(r"[A-Za-z0-9][\w.@:+-]*")
-_PLAIN_PATH = re.compile(r"/[\w./+-]*")  # directives have no quoting that all systems agree on
+_PLAIN_PATH = re.compile(r"/[\w./+-]*")  # batch systems quote differently in directives
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run, and what to ask for.
+    """A job: what it runs and what it requests.
 
     Args:
-        name: of the job.
-        spec: the spec, as the user named it.
-        folder: where it is named from; all nodes see it.
-        python: the interpreter; where there is an mpirun beside it, that one is meant.
+        name: the name of the job.
+        spec: the path of the spec, as the user gave it.
+        folder: the folder to which that path is relative; all nodes see it.
+        python: the interpreter; an mpirun in the same folder starts the ranks.
         run: the folder of the run.
-        outputs: the folder for what jobs print.
-        nodes: how many.
-        ranks: of a node; None for the site's number.
-        trainers: among them; None for one on each GPU.
-        walltime: seconds; a batch system counts whole minutes, and wants to know it.
-        warning: seconds before the end of the walltime at which everything is saved.
-        jobs, retries: at most so many jobs after one another, and so many after a failure of the
-            machine.
-        account, queue: where the site wants them.
-        once: words behind the spec, until a launch has started with them.
-        harvest: a file that says how the job is one of several that share the run; then no other
-            follows it.
-        words: behind the spec, in any case.
-        image: in which ranks run, by Apptainer; None for the interpreter.
-        broadcast: copy it to a disk of each node first.
-        binds: further folders that ranks read, which the image has to be shown.
-        requests: seconds that the jobs of a chain ask for, one after the other; none: each the
-            walltime.
+        outputs: the folder for the output of jobs.
+        nodes: number of nodes.
+        ranks: ranks per node; None for the site's number.
+        trainers: trainers among them; None for one per GPU.
+        walltime: in seconds; required by batch systems, which count whole minutes.
+        warning: seconds before the end of the walltime at which the launch saves and stops.
+        jobs: maximum number of jobs in the chain.
+        retries: maximum number of jobs after failures of the machine.
+        account: the account to charge, if the site requires one.
+        queue: the queue, if the site requires one.
+        once: options after the spec, until a launch has started with them.
+        harvest: a file that describes the harvest the job belongs to; no other job follows it.
+        words: options after the spec in every launch.
+        image: the Apptainer image in which ranks run; None to use the interpreter.
+        broadcast: whether to copy the image to a local disk of each node first.
+        binds: further folders that the image must show to ranks.
+        requests: walltimes in seconds of the jobs of a chain, in order; empty to request
+            ``walltime`` each time.
     """
 
     name: str
@@ -75,20 +75,21 @@ def render(job: Job, system: System, site: Site) -> str:
     """Render the script of a job.
 
     Raises:
-        InputError: something cannot be said in a script.
+        InputError: an option cannot be expressed in a script.
     """
     for option, word in (("--account", job.account), ("--queue", job.queue)):
         if word is not None and not _WORD.fullmatch(word):
             raise InputError(f"{option} is {word!r}; it should be one word")
     if system.directive and not _PLAIN_PATH.fullmatch(str(job.outputs)):
         raise InputError(
-            f"{str(job.outputs)!r}: batch systems need a folder whose path has only letters, digits, '.', "
+            f"{str(job.outputs)!r}: batch systems need a folder whose path has only letters, "
+            "digits, '.', "
             "'_', '+' and '-'"
         )
     if job.broadcast and not system.broadcast:
         raise InputError(
-            f"--broadcast: {system.name} has no command that copies a file to all nodes of a job; leave "
-            "it out, and ranks read the image from where it is"
+            f"--broadcast: {system.name} has no command that copies a file to all nodes of a job; "
+            "without the option, ranks read the image from its present path"
         )
     ranks = job.ranks or site.ranks
     counts = {
@@ -114,7 +115,7 @@ def render(job: Job, system: System, site: Site) -> str:
     }
     body = (TEMPLATES / "body.sh").read_text(encoding="utf-8")
     script = _fill(system.script, {**values, "body": _fill(body, values)})
-    return re.sub(r"\n{2,}", "\n", script)  # of parts that a job has nothing for
+    return re.sub(r"\n{2,}", "\n", script)  # left by empty parts
 
 
 def _fill(template: str, values: dict[str, str]) -> str:
@@ -146,7 +147,7 @@ def _setup(site: Site) -> Sequence[str]:
 
 
 def _image(job: Job, system: System) -> list[str]:
-    """Where ranks find the image: on their node's own disk, or, where that cannot be, where it is."""
+    """Return shell lines that copy the image to the node's disk, or else use it in place."""
     if job.image is None:
         return []
     lines = [f"image={shlex.quote(str(job.image))}"]
@@ -172,8 +173,8 @@ def _rank(job: Job, site: Site) -> list[str]:
 def _command(
     job: Job, system: System, site: Site, ranks: int, counts: dict[str, int]
 ) -> list[list[str]]:
-    """Return the words of the launch, a list for each line."""
-    python = shlex.quote(str(job.python))  # modules of the site bring others into PATH
+    """Return the command of the launch, a list of words per line."""
+    python = shlex.quote(str(job.python))  # the site's modules may put another one into PATH
     keeper = [
         python,
         "-m",

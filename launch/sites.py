@@ -1,10 +1,10 @@
-"""The machines that are known by name, and those that users describe.
+"""Sites: known machines, and machines that users describe.
 
-None of the named machines was at hand. What is assumed of them:
+FLEET was not tested on the known machines. It assumes:
 
 - Summit: cores are numbered by hardware thread, 0-83 and 88-171; the last core of each socket
   belongs to the system (OLCF, *ERF CPU indexing*); GPUs 0-2 are on the first socket. The machine is
-  retired; it stands for its kind of node.
+  retired; the entry serves as an example of its kind of node.
 - Frontier: the order of dies over L3 regions, and the first core of each region, which is left to
   the system, are those of the OLCF guide (and of LUMI-G, which has the same nodes). Low-noise mode
   is on, as it is by default.
@@ -13,13 +13,13 @@ None of the named machines was at hand. What is assumed of them:
 - Aurora: cores 0 and 52 belong to the system; CPU lists and ``ZE_FLAT_DEVICE_HIERARCHY=FLAT``,
   which makes each tile a device, are those of ALCF's *Running jobs on Aurora*. TensorFlow there is
   Intel's extension.
-- File systems such as ``home:eagle`` (Polaris) and ``home:flare`` (Aurora) are those of the
-  documents' examples. Name others in a file with ``base: polaris``.
+- File systems such as ``home:eagle`` (Polaris) and ``home:flare`` (Aurora) are from the sites'
+  documentation. Name others in a file with ``base: polaris``.
 - ``srun``, ``jsrun`` and PALS pass SIGUSR2 on to the ranks and return a rank's 75. If one does not,
-  the launch breaks off after the warning: another job follows, and up to an epoch of each network
-  is trained again.
-- LSF counts the warning in minutes. Nodes where jobs run may submit jobs; where that is forbidden
-  the chain ends, and ``stops.jsonl`` says so.
+  the launch is killed after the warning: another job follows, and up to an epoch of each network is
+  trained again.
+- LSF counts the warning in minutes. Compute nodes may submit jobs; if the site forbids that, the
+  chain ends with a note in ``stops.jsonl``.
 """
 
 from __future__ import annotations
@@ -38,22 +38,20 @@ MPIRUN = "mpirun -n {ranks} --map-by ppr:{ranks_per_node}:node:oversubscribe --b
 
 @dataclass(frozen=True)
 class Site:
-    """The nodes of one machine, and how its batch system is spoken to there.
+    """The nodes of one machine, and the options of its batch system.
 
     Args:
-        system: its batch system, or the import path of one; None leaves that to the user.
-        gpus: of a node, as its runtime counts them (MI250X dies, tiles of Intel GPUs): one rank
-            trains on each.
-        ranks: of a node; those that are not needed for GPUs prepare samples.
-        cpus: for each GPU the CPUs near it, one hardware thread of each core; nothing leaves ranks
-            unbound.
-        visible: the variable that shows GPUs, where they cannot be found in ``/dev`` (those of AMD
-            and Intel).
-        launcher: starts the ranks and binds nothing; has ``{nodes}``, ``{ranks}``,
-            ``{ranks_per_node}`` and ``{gpus}``.
-        queue: where jobs go that name none.
-        queue_option: names it, instead of the system's own, with ``{}``.
-        resources: options that ask for the nodes, instead of the system's own, with the same words.
+        system: the batch system, or the import path of one; None leaves the choice to the user.
+        gpus: GPUs per node, as its runtime counts them (MI250X dies, tiles of Intel GPUs), with one
+            trainer each.
+        ranks: ranks per node; ranks without a GPU are preprocessors.
+        cpus: the CPUs near each GPU, one hardware thread per core; empty leaves ranks unbound.
+        visible: the variable that lists GPUs which ``/dev`` does not show (AMD and Intel).
+        launcher: the command that starts ranks without binding them; may contain ``{nodes}``,
+            ``{ranks}``, ``{ranks_per_node}`` and ``{gpus}``.
+        queue: the default queue.
+        queue_option: the option that names the queue, with ``{}``, instead of the system's.
+        resources: options that request nodes, with the same fields, instead of the system's.
         directives: further options of every job.
         setup: shell lines before the launch.
     """
@@ -72,7 +70,8 @@ class Site:
 
 
 _SRUN = (
-    "srun --nodes={nodes} --ntasks-per-node={ranks_per_node} --gpus-per-node={gpus} --gpu-bind=none "
+    "srun --nodes={nodes} --ntasks-per-node={ranks_per_node} --gpus-per-node={gpus} "
+    "--gpu-bind=none "
     "--cpu-bind=none --kill-on-bad-exit=1"
 )
 _SLURM = (
@@ -98,7 +97,7 @@ SITES = {
         resources=("-nnodes {nodes}", "-alloc_flags smt4"),
     ),
     # HPE EX235a: 64 cores in 8 L3 regions (the first of each is the system's); 4 MI250X of 2 dies,
-    # which are nearest to the regions in an order of their own.
+    # whose nearest regions are in another order.
     "frontier": Site(
         "slurm",
         gpus=8,
@@ -108,7 +107,7 @@ SITES = {
         launcher=_SRUN,
         resources=_SLURM,
     ),
-    # HPE EX235n: 64 cores in 4 NUMA domains; 4 A100, numbered the other way round.
+    # HPE EX235n: 64 cores in 4 NUMA domains; 4 A100, numbered in reverse.
     "perlmutter": Site(
         "slurm",
         gpus=4,
@@ -120,7 +119,7 @@ SITES = {
         resources=_SLURM,
         directives=("--constraint=gpu",),
     ),
-    # HPE Apollo 6500: 32 cores in 4 NUMA domains; 4 A100, numbered the other way round.
+    # HPE Apollo 6500: 32 cores in 4 NUMA domains; 4 A100, numbered in reverse.
     "polaris": Site(
         "pbs",
         gpus=4,
@@ -164,14 +163,14 @@ SITES = {
 
 
 def parse_site(content: Mapping[str, Any], source: str) -> Site:
-    """Read a site that a user has described, with the keys of :class:`Site`.
+    """Parse a site that a user describes, with the keys of :class:`Site`.
 
     Args:
-        content: what the file holds; ``base`` names a known site, from which the rest is taken.
+        content: the content of the file; ``base`` names a known site with the defaults.
         source: the file, for messages.
 
     Raises:
-        InputError: something is unknown or of the wrong type; the message says what there is.
+        InputError: a key or value is unknown or of the wrong type.
     """
     base_name = content.get("base", "generic")
     if not isinstance(base_name, str) or base_name not in SITES:
@@ -193,7 +192,8 @@ def parse_site(content: Mapping[str, Any], source: str) -> Site:
     )
     if site.system is not None and site.system not in SYSTEMS and ":" not in site.system:
         raise InputError(
-            f"{source}: system: {site.system!r} is unknown; there are {', '.join(SYSTEMS)}, or an import "
+            f"{source}: system: {site.system!r} is unknown; there are {', '.join(SYSTEMS)}, or an "
+            "import "
             "path module:system"
         )
     check_fields(site.queue_option, {""}, source)
@@ -206,13 +206,14 @@ def parse_site(content: Mapping[str, Any], source: str) -> Site:
 def places(site: Site, ranks: int, source: str, trainers: int | None = None) -> tuple[str, ...]:
     """Return the CPUs of each rank of a node: preprocessors first, then trainers by GPU.
 
-    A rank that prepares does one thing at a time and gets one core; those ranks are dealt out over
-    the GPUs' neighbourhoods, and the trainers of a GPU keep the rest of its own, together.
+    A preprocessor is single-threaded and gets one core. Preprocessors are spread over the CPUs near
+    the GPUs; the trainers of a GPU share its remaining CPUs.
 
     Args:
-        ranks: of a node.
+        site: the site, whose CPUs are divided.
+        ranks: ranks per node.
         source: the file, for messages.
-        trainers: among them; None for one on each GPU.
+        trainers: trainers per node; None for one per GPU.
 
     Raises:
         InputError: there are fewer cores than ranks.
@@ -224,17 +225,20 @@ def places(site: Site, ranks: int, source: str, trainers: int | None = None) -> 
     """
     if site.gpus and ranks <= site.gpus:
         raise InputError(
-            f"{source}: ranks: {ranks} on a node of {site.gpus} GPUs leave none to prepare samples; "
+            f"{source}: ranks: {ranks} on a node of {site.gpus} GPUs leave none to prepare "
+            "samples; "
             f"it should be {site.gpus + 1} at least"
         )
     if not site.cpus:
         return ()
     if len(site.cpus) != site.gpus:
         raise InputError(
-            f"{source}: cpus should have a list for each of its GPUs, {site.gpus}, not {len(site.cpus)}"
+            f"{source}: cpus should have a list for each of its GPUs, {site.gpus}, not "
+            f"{len(site.cpus)}"
         )
     near = [list(parse_cpus(text)) for text in site.cpus]
-    if len({cpu for cpus in near for cpu in cpus}) < (cores_of_node := sum(map(len, near))):
+    cores_of_node = sum(map(len, near))
+    if len({cpu for cpus in near for cpu in cpus}) < cores_of_node:
         raise InputError(f"{source}: cpus: a CPU is in two lists")
     trainers = trainers or site.gpus
     preparing = []
@@ -262,15 +266,15 @@ def _checked(key: str, value: Any, source: str) -> Any:
     if key in ("cpus", "resources", "directives", "setup"):
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise InputError(
-                f"{source}: {key}: {value!r} should be a list of texts (numbers in quotes)"
+                f"{source}: {key}: {value!r} should be a list of strings (numbers in quotes)"
             )
         lines = value
     elif not isinstance(value, str):
-        raise InputError(f"{source}: {key}: {value!r} should be a text")
+        raise InputError(f"{source}: {key}: {value!r} should be a string")
     else:
         lines = [value]
     if any("\n" in line for line in lines):
-        raise InputError(f"{source}: {key}: {value!r} should not have line breaks in it")
+        raise InputError(f"{source}: {key}: {value!r} should not contain line breaks")
     if isinstance(value, list):
         return tuple(value)
     return value

@@ -1,7 +1,7 @@
-"""What is done to jobs of Slurm: told to save, put back into the queue, held there, cancelled; and who may do so.
+"""Control jobs of Slurm: signal, requeue, hold, release, shrink and cancel them, if permitted.
 
-Slurm itself lets nobody touch another user's job but its operators; the owner is looked at here all
-the same, right before each act, so that nothing is even asked for that was not meant.
+Slurm itself lets only operators change another user's job. Callers also check the owner right
+before each action, so that no unintended request is sent.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from launch.slurm_jobs import find_jobs
 REQUEUED = "requeued, held"
 
 
-def tell_to_save(job: str, signal: str) -> None:
-    """Send a job the signal upon which it saves; ``B:USR2`` goes to its batch script alone, as for ``sbatch``.
+def signal_to_save(job: str, signal: str) -> None:
+    """Send a job the signal to save; as for ``sbatch``, ``B:USR2`` goes to its batch script only.
 
     Raises:
-        InputError: Slurm refuses, or does not answer.
+        InputError: Slurm refuses or does not answer.
     """
     to_script, _, name = signal.rpartition(":")
     call(["scancel", *(["--batch"] if to_script else []), f"--signal={name}", job])
 
 
 def requeue_or_cancel(job: str) -> str:
-    """Put a job back into the queue, held, or cancel it where Slurm refuses that: what was done, in words.
+    """Requeue and hold a job, or cancel it if Slurm refuses; return a description of the action.
 
-    Held, for it would be the first to take its nodes back: it has been waiting for longer than
-    others.
+    The job is held because it would otherwise be the first to get its nodes back, as it has waited
+    longest.
 
     Raises:
-        InputError: Slurm refuses both, or does not answer.
+        InputError: Slurm refuses both or does not answer.
     """
     if ask(["scontrol", "requeuehold", job]).returncode == 0:
         return REQUEUED
@@ -43,36 +43,36 @@ def requeue_or_cancel(job: str) -> str:
 
 
 def hold(job: str) -> None:
-    """Have a job that waits go on waiting until it is released.
+    """Hold a waiting job until it is released.
 
     Raises:
-        InputError: Slurm refuses, or does not answer.
+        InputError: Slurm refuses or does not answer.
     """
     call(["scontrol", "hold", job])
 
 
 def release(job: str) -> None:
-    """Let a job that was held start when its turn comes.
+    """Release a held job.
 
     Raises:
-        InputError: Slurm refuses, or does not answer.
+        InputError: Slurm refuses or does not answer.
     """
     call(["scontrol", "release", job])
 
 
 def shrink(job: str, nodes: Sequence[str]) -> list[str]:
-    """Make a running job smaller by some of its nodes; returns those that it keeps.
+    """Take nodes away from a running job; return the nodes that it keeps.
 
-    Slurm kills what it has started there, and ends job steps that have processes there, unless they
-    were started with ``srun --no-kill``. The job cannot do without its first node, on which its
-    script runs.
+    Slurm kills the processes that it started there, and ends job steps with processes there unless
+    they were started with ``srun --no-kill``. The job always keeps its first node, where its script
+    runs.
 
     Args:
-        nodes: by the names that Slurm has for them, or those of the hosts, with or without their
-            domain.
+        job: the id of the job.
+        nodes: Slurm's names of the nodes, or their host names with or without the domain.
 
     Raises:
-        InputError: Slurm refuses, or does not answer, or the job has no such nodes.
+        InputError: Slurm refuses or does not answer, or the job does not have these nodes.
     """
     current = find_jobs(f"--jobs={job}").get(job)
     hosts = () if current is None else current.hosts
@@ -80,8 +80,8 @@ def shrink(job: str, nodes: Sequence[str]) -> list[str]:
     unknown = released.difference(hosts[1:])
     if unknown:
         raise InputError(
-            f"job {job} cannot give back {', '.join(sorted(unknown))}: Slurm's names for its nodes are "
-            f"{', '.join(hosts)}, and the first stays"
+            f"job {job} cannot release {', '.join(sorted(unknown))}: its nodes are "
+            f"{', '.join(hosts)}, and it must keep the first"
         )
     remaining = [node for node in hosts if node not in released]
     call(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(remaining)}"])
@@ -97,9 +97,10 @@ def current_user() -> str:
 
 
 def is_operator() -> bool:
-    """Return True if this user may act on the jobs of others: root, Slurm's own user, an operator or an administrator.
+    """Return True if this user may change other users' jobs.
 
-    Where accounting is switched off, only the first two are known.
+    Root, Slurm's own user, operators and administrators may. Without accounting, only the first two
+    are known.
 
     Raises:
         InputError: Slurm does not answer.

@@ -1,22 +1,22 @@
-"""The jobs of a Slurm cluster, as ``squeue`` tells them.
+"""Read the jobs of a Slurm cluster from ``squeue``.
 
-A job may say in its comment what its checkpoints are like, and say so anew
-while it runs (this is a line of its batch script or of its program):
+A job may describe its checkpoints in its comment, and update it while it runs (by a line of its
+batch script or of its program):
 
     #SBATCH --comment="fleet:interval_min=60,critical_gb=12.5,memory_gb=96"
     scontrol update JobId=$SLURM_JOB_ID Comment="fleet:last_checkpoint=$(date +%s)"
 
-and, where it saves and ends upon a signal, which one and how many minutes that takes:
+A job that saves and ends upon a signal names the signal and the minutes that saving takes:
 
     #SBATCH --comment="fleet:signal=B:USR2,app_time=2"
 
-A job that can do with fewer nodes while it goes on, since it is a run of FLEET whose launch
-survives that, names the run's folder:
+A job that can release nodes, because it is a run of FLEET whose launch survives that, names the
+run's folder:
 
     #SBATCH --comment="fleet:signal=B:USR2,app_time=2,yields=/scratch/me/runs/photos"
 
-What follows ``fleet:`` up to the next blank is read, whatever else the comment
-holds. Which names mean something is not decided here.
+Only the text from ``fleet:`` to the next blank is read; the comment may contain other text. This
+module does not check the names.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from launch.base import InputError, call, clock_s
 
+# States in which a job has nodes.
 HOLDING = frozenset(
     {
         "RUNNING",
@@ -41,7 +42,8 @@ HOLDING = frozenset(
         "STAGE_OUT",
         "RESIZING",
     }
-)  # states in which a job has nodes
+)
+# States of a waiting job.
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 # Job id, nodes, time used, partition, name, comment, user, state, start, names of nodes, reason,
 # script.
@@ -51,24 +53,23 @@ _TIMES = {"": 1, "K": 1024, "M": 1024**2}  # 1,024 nodes may be 1K
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job, and how it stands.
+    """A job and its state.
 
     Args:
         id: as ``scancel`` takes it, with the index of an array's task.
-        nodes: that it has, or asks for.
-        elapsed_s: since it started; None where ``squeue`` does not know.
-        partition: of it; of one that waits there may be several.
-        checkpoint: the numbers that its comment says after ``fleet:``.
-        signal: upon which it saves and ends, by its comment, such as ``USR2``; ``B:USR2`` for its
-            batch script alone.
-        yields: the folder of the run that gives nodes back, by its comment; None where it cannot.
-        unread: why that could not be read; it is its user's word, and stops nobody else.
-        state: Slurm's word for it.
-        start: when it started this time.
-        listed: the names of its nodes, in Slurm's short form; empty where it has none, or that is
-            not told.
-        reason: Slurm's word for why it waits.
-        script: its batch script as it was handed in; empty where Slurm knows no path.
+        nodes: number of nodes that the job has or requests.
+        elapsed_s: seconds since its start; None if ``squeue`` does not report it.
+        partition: its partition; a waiting job may have several.
+        checkpoint: the numbers in its comment after ``fleet:``.
+        signal: the signal to save and end, from its comment, such as ``USR2``, or ``B:USR2`` for
+            the batch script only.
+        yields: the folder of a run that can release nodes, from its comment; None if it cannot.
+        unread: why the comment could not be read; an invalid comment affects only its job.
+        state: the state according to Slurm.
+        start: when the job last started.
+        listed: its nodes in Slurm's short form; empty if it has none, or they are not reported.
+        reason: why it waits, according to Slurm.
+        script: the submitted batch script; empty if Slurm knows no path.
     """
 
     id: str
@@ -88,34 +89,34 @@ class SlurmJob:
     script: str = ""
 
     @property
-    def is_patient(self) -> bool:
-        """Return True if it runs or waits, and can do so later: its comment speaks to FLEET, as those of FLEET's scripts."""
+    def is_resumable(self) -> bool:
+        """Return True if its comment, like that of FLEET's scripts, says that it can resume."""
         speaks = self.checkpoint or self.signal or self.yields or self.unread
         return bool(speaks) and self.state in ("RUNNING", "PENDING")
 
     @property
-    def holds(self) -> bool:
-        """Return True if it has nodes."""
+    def has_nodes(self) -> bool:
+        """Return True if the job has nodes."""
         return self.state in HOLDING
 
     @property
-    def waits(self) -> bool:
-        """Return True if it has none yet, or none any more, and Slurm may start it."""
+    def is_waiting(self) -> bool:
+        """Return True if the job has no nodes and Slurm may start it."""
         return self.state in WAITING
 
     @property
     def is_held(self) -> bool:
-        """Return True if it waits because somebody holds it."""
-        return self.waits and self.reason.startswith("JobHeld")
+        """Return True if the job is held."""
+        return self.is_waiting and self.reason.startswith("JobHeld")
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names of its nodes, in order.
+        """Return the names of its nodes, in order.
 
         Raises:
             InputError: Slurm does not answer.
         """
-        if self.holds and self.listed:
+        if self.has_nodes and self.listed:
             return _hostnames(self.listed)
         return ()
 
@@ -126,16 +127,16 @@ def _hostnames(listed: str) -> tuple[str, ...]:
 
 
 def find_jobs(*options: str) -> dict[str, SlurmJob]:
-    """Return the jobs that Slurm knows by their ids; tasks of an array count as jobs.
+    """Return job id -> job for Slurm's jobs; tasks of an array count as jobs.
 
     Args:
-        options: of ``squeue``, where not all are wanted.
+        options: options of ``squeue`` that select jobs.
 
     Raises:
-        InputError: there is no ``squeue``, it failed, or what it printed cannot be read.
+        InputError: ``squeue`` is missing or failed, or its output has an unexpected format.
     """
-    # What parts the fields is drawn anew each time: a name or a comment may hold tabs, newlines and
-    # any line that its user thought of, but not this.
+    # The separator of fields is random: a name or a comment may contain tabs, newlines and any line
+    # that its user chose, but not this.
     mark = f"<{secrets.token_hex(8)}>"
     width = len(_FIELDS)
     text = call(
@@ -151,12 +152,11 @@ def find_jobs(*options: str) -> dict[str, SlurmJob]:
     )
     if text.strip() and mark not in text:
         raise InputError(
-            f"squeue printed {text.strip().splitlines()[0][:80]!r}, which is not in the format that was "
-            "asked for"
+            f"squeue printed {text.strip().splitlines()[0][:80]!r}, which has an unexpected format"
         )
     fields = text.split(mark)
-    # A job is a mark, its fields with marks between, a mark; between two jobs there is a newline,
-    # or a wrapper's word.
+    # A job is its fields with separators before, between and after them; between two jobs there is
+    # a newline or a wrapper's text.
     jobs = [
         _job(*fields[start : start + width])
         for start in range(1, len(fields) - width, width + 1)
@@ -166,10 +166,10 @@ def find_jobs(*options: str) -> dict[str, SlurmJob]:
 
 
 def running_jobs(partition: str | None = None) -> list[SlurmJob]:
-    """Return the jobs that run now.
+    """Return the running jobs.
 
     Args:
-        partition: only the jobs of this one.
+        partition: select only jobs of this partition.
 
     Raises:
         InputError: as for :func:`find_jobs`.
@@ -192,7 +192,7 @@ def _job(
     reason: str,
     script: str,
 ) -> SlurmJob:
-    # The time is INVALID where the clocks of a cluster differ.
+    # The time is INVALID if the clocks of the cluster differ.
     job = SlurmJob(
         id_,
         int(nodes.rstrip("KM")) * _TIMES[nodes.lstrip("0123456789")],
@@ -213,7 +213,7 @@ def _job(
 
 
 class CommentSettings(NamedTuple):
-    """What a job's comment says: numbers about its checkpoints, the signal upon which it saves, the run that yields."""
+    """The settings in a job's comment: checkpoints, signal to save, run that can release nodes."""
 
     checkpoint: dict[str, float]
     signal: str | None = None
@@ -224,8 +224,8 @@ def parse_comment(job: str, comment: str) -> CommentSettings:
     """Read the FLEET settings of a job's comment; empty if it does not mention FLEET.
 
     Raises:
-        InputError: it does, but not as ``fleet:name=number,name=number``, or with something that is
-            no signal.
+        InputError: the settings are not ``fleet:name=number,name=number``, or the signal is
+            invalid.
 
     >>> parse_comment("17", "asked by me fleet:interval_min=60,signal=B:USR2 thanks")
     CommentSettings(checkpoint={'interval_min': 60.0}, signal='B:USR2', yields=None)
@@ -248,7 +248,7 @@ def parse_comment(job: str, comment: str) -> CommentSettings:
         ) from None
     if signal is not None and not re.fullmatch(r"(B:)?([A-Z]{3,6}[12]?|[1-9][0-9]?)", signal):
         raise InputError(
-            f"the comment of job {job} says signal={signal[:20]!r}; it should be one such as "
-            "USR2, or B:USR2 for the batch script alone"
+            f"the comment of job {job} says signal={signal[:20]!r}; it should be a signal such as "
+            "USR2, or B:USR2 for the batch script only"
         )
     return CommentSettings(numbers, signal, yields)

@@ -1,11 +1,11 @@
-"""What processes that are dead have left on this node, and a folder for what those that live need for a while.
+"""Delete files that dead processes left on this node, and give each rank a temporary folder.
 
 Open MPI's launchers and daemons make folders named after their process, and remove them unless they
 are killed. Its ranks share memory in files that they unlink as they finalize MPI. TensorFlow writes
-the functions that it has generated into files, and removes them when Python ends by itself. So each
-rank has a folder of its own for temporary files, and whoever comes next on a node takes away what
-is left of the dead: the launch that begins there, or the job whose launch has ended. Names say of
-which node and which process all of that is; what another user owns is left alone.
+generated functions into files and removes them when Python exits normally. So each rank has its own
+folder for temporary files, and the next launch on a node, or the job whose launch has ended,
+deletes the files of dead processes. Names tell the node and the process; files of other users are
+left alone.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ _LEAST_AGE_S = (
 _OF_A_LAUNCHER = re.compile(r"(?:ompi|prted|prterun)\.(\d+)")
 
 
-def take_own_folder() -> None:
-    """From now on this process has a folder of its own for temporary files, which goes when Python ends."""
+def use_separate_folder() -> None:
+    """Give this process a separate folder for temporary files, deleted when Python exits."""
     owner = os.getpid()
     folder = Path(tempfile.gettempdir(), f"fleet.{_host(os.environ)}.{owner}")
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier process of the same number
     try:
         folder.mkdir(mode=0o700)
-    except OSError:  # the disk is full: who needs a temporary file will say so
+    except OSError:  # the disk is full: code that needs a temporary file will report it
         return
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
 
     def remove() -> None:
-        if os.getpid() == owner:  # no process that was forked
+        if os.getpid() == owner:  # not in a forked process
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
 
 
 def remove_leftovers(temporary: Path | None = None, shared: Path = Path(SHARED)) -> list[Path]:
-    """Take away what dead processes of this user have left on this node; returns what that was.
+    """Delete files that dead processes of this user left on this node; return their paths.
 
     Args:
-        temporary: where temporary files are, if not where this process has them.
-        shared: where memory that processes share has its names.
+        temporary: the folder for temporary files; that of this process by default.
+        shared: the folder of shared memory.
     """
     host = _host(os.environ)
     temporary = temporary or Path(tempfile.gettempdir())
@@ -73,7 +73,7 @@ def _host(environment: Mapping[str, str]) -> str:
 
 
 def _folders(temporary: Path, host: str) -> Iterator[Path]:
-    """Folders of dead launchers and ranks."""
+    """Yield the folders of dead launchers and ranks."""
     rank_folder = re.compile(rf"fleet\.{re.escape(host)}\.(\d+)")
     for entry in _own_entries(temporary):
         match = rank_folder.fullmatch(entry.name) or _OF_A_LAUNCHER.fullmatch(entry.name)
@@ -81,9 +81,8 @@ def _folders(temporary: Path, host: str) -> Iterator[Path]:
             is_here = match.re is rank_folder or os.path.exists(f"{entry.path}/pmix.{host}.tool")
             if is_here and not started(int(match[1])):
                 yield Path(entry.path)
-        elif (
-            entry.name == f"ompi.{host}.{os.getuid()}"
-        ):  # what ranks leave that outlive their launcher: empty folders
+        elif entry.name == f"ompi.{host}.{os.getuid()}":
+            # Ranks that outlive their launcher leave empty folders.
             if not any(
                 files or _age_s(Path(folder)) < _LEAST_AGE_S
                 for folder, _, files in os.walk(entry.path)
@@ -92,7 +91,7 @@ def _folders(temporary: Path, host: str) -> Iterator[Path]:
 
 
 def _segments(shared: Path, host: str) -> Iterator[Path]:
-    """Memory that ranks have shared, and that no process maps any more."""
+    """Yield files of shared memory that no process maps any more."""
     beginnings = (f"sm_segment.{host}.{os.getuid()}.", f"fleet-{os.getuid()}-")
     named = [
         Path(entry.path) for entry in _own_entries(shared) if entry.name.startswith(beginnings)
@@ -113,7 +112,7 @@ def _own_entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 def _age_s(path: Path) -> float:
     try:
         return time.time() - path.stat().st_mtime
-    except OSError:  # it has gone just now
+    except OSError:  # it has just been deleted
         return 0.0
 
 

@@ -1,8 +1,8 @@
-"""The batch systems: one vocabulary, a table row and a template each.
+"""The batch systems: a table row and a script template each.
 
-What a job script says in its directives stands in ``launch/templates/<name>.sh``; what is said on
-command lines, and what differs in a word or two, stands here. ``local`` is this machine without a
-batch system. A :class:`System` of one's own does all that one of the table does.
+``launch/templates/<name>.sh`` has the directives of a job script; this module has the command lines
+and small differences. ``local`` is this machine without a batch system. A custom :class:`System`
+can do everything that one of the table can.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import NamedTuple
 from launch.base import InputError, call, check_fields, clock_s, read_records
 
 TEMPLATES = Path(__file__).with_name("templates")
-# What a template may say as <<word>>: the job's name; the folder for what it prints; its walltime
-# as hours:minutes; seconds and whole minutes before its end at which it is warned; the options of
-# all kinds; what it does.
+# The fields of a template, written <<word>>: the job's name; the folder for its output; its
+# walltime as hours:minutes; the warning before its end in seconds and in minutes; all options; the
+# commands.
 WORDS = frozenset({"name", "outputs", "hh_mm", "warning", "warning_minutes", "directives", "body"})
 COUNTS = frozenset({"nodes", "ranks", "ranks_per_node", "gpus"})
 
@@ -31,46 +31,44 @@ class System:
     """One batch system.
 
     Args:
-        name: as users call it.
-        directive: what a line of options begins with in a script.
-        account, queue: the options for them.
-        resources, gpu_resources: the options that ask for whole nodes without and with GPUs, where
-            a site says nothing else, with ``{nodes}``, ``{ranks}``, ``{ranks_per_node}`` and
-            ``{gpus}``.
-        rerun: the options that let it start a job again whose node has died, and that forbid it.
-        warns: whether it can be asked for a signal before the walltime ends; otherwise FLEET keeps
+        name: the system's name for users.
+        directive: the start of a line of options in a script.
+        account: the option for the account.
+        queue: the option for the queue.
+        resources: the options that request whole nodes without GPUs, unless a site has others, with
+            ``{nodes}``, ``{ranks}``, ``{ranks_per_node}`` and ``{gpus}``.
+        gpu_resources: the same for nodes with GPUs.
+        rerun: the options that allow and forbid restarting a job after its node died.
+        warns: whether the system can send a signal before the walltime ends; if not, FLEET keeps
             the time.
-        job_variable: holds the id of a job in its environment.
+        job_variable: the variable that holds the id of a job.
         submit: the command that takes a script, as its last argument or as its input.
-        by_input: the latter.
-        id_pattern: finds the id in what the command prints.
-        walltime: further options for a job whose walltime is not that of its script, with
-            ``{minutes}``.
-        past: the command that tells id, state and seconds of the runs of past jobs, with ``|``
-            between them, of a ``{name}`` and a ``{user}``; or their ids alone, where there is
-        past_records: the command that tells about the jobs whose ids follow, as ``qstat -f -F
-            json`` does.
-        after: further options for a job that begins when another, ``{job}``, has ended in whatever
-            way.
-        begin: further options for a job that begins in ``{seconds}`` at the earliest.
-        tell: the command that sends SIGUSR2 to the running ``{job}``, upon which its launch saves
-            and ends.
+        by_input: whether the script is its input.
+        id_pattern: finds the id in the output of the command.
+        walltime: options for a job whose walltime differs from its script's, with ``{minutes}``.
+        past: the command that prints id, state and seconds of past jobs' runs, separated by ``|``,
+            for a ``{name}`` and a ``{user}``; or only their ids if there is ``past_records``.
+        past_records: the command that prints the records of the jobs whose ids follow, like
+            ``qstat -f -F json``.
+        after: options for a job that starts after ``{job}`` has ended in any way.
+        begin: options for a job that starts in ``{seconds}`` at the earliest.
+        tell: the command that sends SIGUSR2 to the running ``{job}``, whose launch then saves and
+            ends.
         broadcast: the command that, within a job, copies a file ``{source}`` to ``{target}`` on
-            each of its nodes, as words for a shell; none where there is none.
-        requeue: the command that puts the running ``{job}`` into the queue again; none where users
-            cannot.
-        state: the command that tells about ``{job}``.
-        preempted: a regular expression for what it says of a job that is being preempted while it
-            may still end by itself; none where such a job is not told, or simply killed.
-        over: the same of a job that has ended, or that the system does not know any more.
-        restarts: holds in a job's environment how often it has been put back into the queue.
-        queue_commands: the command that lists one's jobs, and with its fellows tells of idle nodes:
-            one of :data:`launch.queues.QUEUES`; none where there is none.
-        template: of its scripts, with :data:`WORDS` in ``<<`` and ``>>``; ``templates/<name>.sh``
-            of this package unless given.
+            each of its nodes, as shell words; empty if there is none.
+        requeue: the command that requeues the running ``{job}``; empty if users cannot.
+        state: the command that prints the state of ``{job}``.
+        preempted: a regular expression for the state of a job that is being preempted and may still
+            end by itself; empty if such a job is not informed, or simply killed.
+        over: the same for a job that has ended or is no longer known.
+        restarts: the variable that holds how often a job has been requeued.
+        queue_commands: the command that lists the user's jobs, a key of
+            :data:`launch.queues.QUEUES`; empty if there is none.
+        template: the template of scripts, with :data:`WORDS` in ``<<`` and ``>>``;
+            ``templates/<name>.sh`` of this package by default.
 
     Raises:
-        InputError: a part is missing, or has words that nobody fills in.
+        InputError: a part is missing or has unknown fields.
     """
 
     name: str
@@ -125,7 +123,8 @@ class System:
             )
         if self.has_queue and _groups(self.id_pattern) != 1:
             raise InputError(
-                f"{source}: id_pattern: {self.id_pattern!r} should be a regular expression with one group, "
+                f"{source}: id_pattern: {self.id_pattern!r} should be a regular expression with "
+                "one group, "
                 "the id of a job"
             )
         for part in ("preempted", "over"):
@@ -146,7 +145,7 @@ class System:
 
     @property
     def has_queue(self) -> bool:
-        """Return True if jobs are handed in, and wait; otherwise a script runs on this machine, now."""
+        """Return True if jobs are queued; otherwise a script runs immediately on this machine."""
         return bool(self.submit)
 
 
@@ -180,7 +179,7 @@ SYSTEMS = {
             ("scontrol", "requeue", "{job}"),
             ("scontrol", "show", "job", "{job}"),
             r"\bPreemptTime=\d",
-            # One that waits has been put back into the queue, with no process left.
+            # A waiting job has been requeued and has no process.
             r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED"
             r"|TIMEOUT)\b|Invalid job id",
             "SLURM_RESTART_COUNT",
@@ -265,18 +264,18 @@ def submit(
     walltime_s: float | None = None,
     more: Sequence[str] = (),
 ) -> str:
-    """Hand a job script in.
+    """Submit a job script.
 
     Args:
-        after: the id of a job that must have ended before this one begins.
-        walltime_s: to ask for instead of the script's.
-        more: options.
+        after: the id of a job that must end before this one starts.
+        walltime_s: a walltime in seconds, instead of the script's.
+        more: further options.
 
     Returns:
         The id of the job.
 
     Raises:
-        InputError: the system is not there, or refused it; the message has its words.
+        InputError: the system is missing or refused the job; the message has its error.
     """
     if after is not None:
         options = [option.format(job=after) for option in system.after]
@@ -290,9 +289,7 @@ def submit(
     output = call(command, script.read_text(encoding="utf-8") if system.by_input else None)
     match = re.search(system.id_pattern, output.strip(), re.MULTILINE)
     if match is None:
-        raise InputError(
-            f"{system.submit[0]} printed {output.strip()!r}, in which there is no job id"
-        )
+        raise InputError(f"{system.submit[0]} printed {output.strip()!r}, which contains no job id")
     return match[1]
 
 
@@ -303,15 +300,15 @@ def continue_job(
     walltime_s: float | None = None,
     more: Sequence[str] = (),
 ) -> str:
-    """See to it that a running job is followed by another run of its script; returns the id of that one.
+    """Make the script of a running job run again afterwards; return the id of that job.
 
-    It is put into the queue again, under the same id, where the system and the site let users do
-    that, and otherwise its script is handed in anew, to begin when the job has ended.
+    The job is requeued under the same id if the system and the site allow it. If not, its script is
+    submitted again, to start when the job has ended.
 
     Args:
-        walltime_s: to ask for; then it is another job, since one that is queued again keeps its
+        walltime_s: another walltime in seconds; it needs a new job, since a requeued one keeps its
             walltime.
-        more: options of another job.
+        more: options of a new job.
 
     Raises:
         InputError: the system refused both.
@@ -324,10 +321,10 @@ def continue_job(
 
 
 def is_preempted(system: System, job: str) -> bool:
-    """Return True if a running job is being preempted, as far as its system says.
+    """Return True if a running job is being preempted, as far as its system reports it.
 
-    Slurm, when it preempts a job, ends its steps first (the ranks) and its script, which knows
-    nothing, last.
+    When Slurm preempts a job, it first ends its steps (the ranks), and last its script, which is
+    not informed.
     """
     if not (system.state and system.preempted):
         return False
@@ -336,17 +333,17 @@ def is_preempted(system: System, job: str) -> bool:
             re.search(system.preempted, call([word.format(job=job) for word in system.state]))
             is not None
         )
-    except InputError:  # then it does not say
+    except InputError:  # unknown
         return False
 
 
 class CurrentJob(NamedTuple):
-    """The batch job that a process is in.
+    """The batch job of a process.
 
     Attributes:
-        system: its name; empty outside of a job.
-        id: of the job.
-        restarts: how often it has been put back into the queue, where the system says so.
+        system: the name of the batch system; empty outside of a job.
+        id: the id of the job.
+        restarts: how often the job has been requeued, if the system reports it.
     """
 
     system: str = ""
@@ -363,24 +360,25 @@ def this_job(environment: Mapping[str, str], systems: Mapping[str, System] = SYS
     CurrentJob(system='', id='', restarts=0)
     """
     for system in systems.values():
-        if system.job_variable and (job := environment.get(system.job_variable)):
+        job = environment.get(system.job_variable) if system.job_variable else None
+        if job:
             count = environment.get(system.restarts, "")
-            return CurrentJob(
-                system.name, job, int(count) if count.isascii() and count.isdecimal() else 0
-            )
+            if not (count.isascii() and count.isdecimal()):
+                count = "0"
+            return CurrentJob(system.name, job, int(count))
     return CurrentJob()
 
 
 def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> bool | None:
-    """Return True if a batch system still knows a job that may have processes; None if it does not answer.
+    """Return True if a job may still have processes; None if its batch system does not answer.
 
-    One that runs or is suspended does. One that waits does not, if the system puts jobs back into
-    the queue only when all of them have ended.
+    A running or suspended job may. A waiting job has none if the system requeues jobs only after
+    all their processes have ended.
 
     Args:
-        name: of the system.
-        job: its id.
-        systems: that can be asked, by their names.
+        name: the name of the system.
+        job: the id of the job.
+        systems: name -> known system.
     """
     system = systems.get(name)
     if system is None or not (system.state and system.over):
@@ -400,33 +398,33 @@ def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> b
 
 # ---- how long past jobs took ---------------------------------------------------------------------
 
-_MOST = 1000  # jobs, the newest, that are asked for one by one
+_MAX_JOBS = 1000  # the newest jobs, which are queried one by one
 _SECONDS = re.compile(r"([0-9]+)(?: second\(s\))?")
-_COMPLETED = ("COMPLETED", "DONE")  # as Slurm and LSF say it
+_COMPLETED = ("COMPLETED", "DONE")  # in Slurm and LSF
 
 
 def past_runs(system: System, name: str, user: str) -> list[float]:
-    """Seconds for which completed jobs of a name held their nodes; a job that was requeued counts with all its runs.
+    """Return the seconds that completed jobs of a name held their nodes, over all their runs.
 
-    Accounting is asked, or the server for what it remembers. LSF and PBS are asked by their
-    manuals; there was neither to try it on.
+    The times come from accounting, or from the server's memory. The commands of LSF and PBS follow
+    their manuals and were not tested on a real system.
 
     Raises:
-        InputError: nobody can be asked, accounting is switched off, or it does not answer.
+        InputError: the system keeps no record, accounting is switched off, or it does not answer.
     """
     if not system.past:
-        raise InputError(f"{system.name} is not asked for past jobs")
+        raise InputError(f"FLEET cannot read past jobs of {system.name}")
     output = call([word.format(name=name, user=user) for word in system.past])
     if not system.past_records:
         return parse_past(output)
-    ids = output.split()[-_MOST:]
+    ids = output.split()[-_MAX_JOBS:]
     if not ids:
         return []
     return parse_records(call([*system.past_records, *ids]))
 
 
 def parse_past(text: str) -> list[float]:
-    """Read what it printed: id, state and seconds of each run of each job; all else is passed over.
+    """Parse id, state and seconds of each run of each job; other lines are skipped.
 
     >>> parse_past("17|REQUEUED|600\\n17|COMPLETED|300\\n18|TIMEOUT|60\\n19|COMPLETED|500\\n")
     [900.0, 500.0]
@@ -437,21 +435,26 @@ def parse_past(text: str) -> list[float]:
     completed = []
     for line in text.splitlines():
         fields = line.split("|")
-        if len(fields) == 3 and (ran := _SECONDS.fullmatch(fields[2])):
-            seconds[fields[0]] += float(ran[1])
-            if fields[1] in _COMPLETED:
-                completed.append(fields[0])
+        if len(fields) != 3:
+            continue
+        job, state, duration = fields
+        match = _SECONDS.fullmatch(duration)
+        if match:
+            seconds[job] += float(match[1])
+            if state in _COMPLETED:
+                completed.append(job)
     return [seconds[job] for job in dict.fromkeys(completed) if seconds[job] > 0]
 
 
 def parse_records(text: str) -> list[float]:
-    """Read what ``qstat -x -f -F json`` printed: of each job that ended well, for how long it ran the last time.
+    """Parse ``qstat -x -f -F json``: the duration of the last run of each successful job.
 
     Raises:
-        InputError: it is something else.
+        InputError: the output has another format.
 
-    >>> parse_records('{"Jobs": {"17.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": '
-    ...               '{"walltime": "00:05:00"}}, "18.pbs": {"job_state": "F", "Exit_status": 75}}}')
+    >>> parse_records('{"Jobs": {"18.pbs": {"job_state": "F", "Exit_status": 75}, '
+    ...               '"17.pbs": {"job_state": "F", "Exit_status": 0, '
+    ...               '"resources_used": {"walltime": "00:05:00"}}}}')
     [300.0]
     """
     jobs = read_records("qstat", text, "Jobs", "job_state").values()

@@ -1,4 +1,4 @@
-"""How long the batch system lets this job go on, asked from inside the job."""
+"""Ask the batch system, from inside a job, how much of the walltime is left."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ TIMEOUT_S = 20
 
 
 def seconds_left(environment: Mapping[str, str]) -> float | None:
-    """Seconds until the batch system ends this job; None where there is none, or it does not say.
+    """Return the seconds until the batch system ends this job; None if unknown.
 
-    A batch system that does not answer is no reason not to train: the run then goes on without an
-    end in sight.
+    If the batch system does not answer, the run trains without a known end.
 
     Args:
-        environment: of a process of the job.
+        environment: the variables of a process of the job.
     """
     if "SLURM_JOB_ID" in environment:
         return _ask_slurm(environment)
@@ -42,7 +41,7 @@ def _ask_slurm(environment: Mapping[str, str]) -> float | None:
     )
     if end is not None:
         remaining_s = max(0.0, end - time.time())
-        # Slurm dates by the clock of its server, and that of this node may be minutes behind.
+        # Slurm uses the clock of its server; this node's clock may differ by minutes.
         if start is None:
             return remaining_s
         return min(remaining_s, end - start)
@@ -52,9 +51,9 @@ def _ask_slurm(environment: Mapping[str, str]) -> float | None:
 
 
 def parse_bjobs(text: str) -> float | None:
-    """Read what ``bjobs -o time_left`` printed: hours and minutes, and where they come from.
+    """Parse ``bjobs -o time_left``: hours and minutes, and their kind.
 
-    ``L`` is a limit; ``E`` and ``X`` speak of an estimate, for which LSF ends no job.
+    ``L`` is a limit; ``E`` and ``X`` mark an estimate, at which LSF ends no job.
 
     >>> parse_bjobs("1:30 L\\n"), parse_bjobs("0:12 E\\n"), parse_bjobs("-\\n")
     (5400.0, None, None)
@@ -66,15 +65,15 @@ def parse_bjobs(text: str) -> float | None:
 
 
 def parse_qstat(text: str, now: float) -> float | None:
-    """Read what ``qstat -f`` printed of one job.
+    """Parse the remaining seconds of one job from ``qstat -f``.
 
-    What a job has used is noted now and then only, so the time at which it started is believed
-    before it.
+    The used walltime is updated only now and then, so the start time is preferred.
 
     Args:
-        now: seconds of the epoch.
+        now: seconds since 1970.
 
-    >>> parse_qstat("    Resource_List.walltime = 01:00:00\\n    resources_used.walltime = 00:10:00\\n", 0.0)
+    >>> parse_qstat("    Resource_List.walltime = 01:00:00\\n"
+    ...             "    resources_used.walltime = 00:10:00\\n", 0.0)
     3000.0
     """
     fields = dict(re.findall(r"^\s*([\w.]+) = (.*?)\s*$", text, re.MULTILINE))

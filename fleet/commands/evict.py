@@ -201,7 +201,7 @@ def _carry_out(args: argparse.Namespace) -> int:
     user = None if slurm_control.is_operator() else slurm_control.current_user()
     if args.urgent is not None:
         urgent = slurm_jobs.find_jobs(f"--jobs={args.urgent}").get(args.urgent)
-        if urgent is None or not urgent.waits:
+        if urgent is None or not urgent.is_waiting:
             raise UserError(f"--for {args.urgent}: no waiting job has this id")
     machine = eviction.ClusterView(
         args.partition, user, _costs(args, _storage(args)), _release_nodes

@@ -84,7 +84,9 @@ class ClusterView:
         """
         queue = slurm_jobs.find_jobs()
         holding = [
-            job for job in queue.values() if job.holds and self.partition in (None, job.partition)
+            job
+            for job in queue.values()
+            if job.has_nodes and self.partition in (None, job.partition)
         ]
         for job in holding:
             self.seen.setdefault(job.id, job)
@@ -327,7 +329,7 @@ class _Course:
         self.room.add_jobs(
             (job.script, job.user)
             for job in snapshot.queue.values()
-            if job.is_patient and must_wait(job, self.keeping.job, self.machine)
+            if job.is_resumable and must_wait(job, self.keeping.job, self.machine)
         )
         self.room.touch()
         self.holding.hold_waiting(
@@ -412,7 +414,7 @@ class _Course:
                 return (True, f"the nodes are no longer kept free, after {minute:.1f} min")
             return None
         now = None if snapshot is None else snapshot.queue.get(job)
-        if snapshot is None or (now is not None and now.waits):
+        if snapshot is None or (now is not None and now.is_waiting):
             return self._waits(job, now.reason if now else "", minute, given_up if late else "")
         return (
             True,
@@ -488,7 +490,7 @@ class _Course:
         signal = snapshot.signals.get(step.job)
         if signal is None:
             return "it saves by itself"
-        slurm_control.tell_to_save(step.job, signal)
+        slurm_control.signal_to_save(step.job, signal)
         return f"signal {signal}"
 
 
@@ -499,7 +501,7 @@ def must_wait(job: SlurmJob, urgent: str | None, machine: ClusterView) -> bool:
     urgent job is known: then other jobs of the same user wait for it.
     """
     is_own = urgent is not None and job.user == slurm_control.current_user()
-    return job.id != urgent and machine.may_touch(job.user) and (job.is_patient or is_own)
+    return job.id != urgent and machine.may_touch(job.user) and (job.is_resumable or is_own)
 
 
 def competing_jobs(
@@ -509,7 +511,7 @@ def competing_jobs(
     return sorted(
         job.id
         for job in snapshot.queue.values()
-        if job.waits and not job.is_held and must_wait(job, urgent, machine)
+        if job.is_waiting and not job.is_held and must_wait(job, urgent, machine)
     )
 
 
@@ -520,7 +522,10 @@ def jobs_held_elsewhere(
     return sorted(
         job.id
         for job in snapshot.queue.values()
-        if job.is_patient and job.is_held and job.id not in job_ids and machine.may_touch(job.user)
+        if job.is_resumable
+        and job.is_held
+        and job.id not in job_ids
+        and machine.may_touch(job.user)
     )
 
 

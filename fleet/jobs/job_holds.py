@@ -54,7 +54,12 @@ class HeldJobs:
         """
         for job in sorted(self._watched.union(rivals).difference(self._job_ids)):
             now = queue.get(job)
-            if now is not None and now.waits and not now.is_held and self._is_allowed(now.user):
+            if (
+                now is not None
+                and now.is_waiting
+                and not now.is_held
+                and self._is_allowed(now.user)
+            ):
                 self._hold(job)
 
     def put_back(self, job: str) -> str:
@@ -97,7 +102,7 @@ class HeldJobs:
             slurm_control.release(job)
         except InputError:
             now = find_jobs(f"--jobs={job}").get(job)
-            if now is None or not now.waits:
+            if now is None or not now.is_waiting:
                 return f"it is {now.state if now else 'no longer in the queue'}"
             raise
         return "Slurm may start it"

@@ -1,4 +1,4 @@
-"""What batch systems show to those who hand in one job after the other: their own jobs, and the nodes that are idle.
+"""List a user's jobs and the idle nodes of batch systems.
 
 It imports the rest of ``launch``.
 """
@@ -6,10 +6,11 @@ It imports the rest of ``launch``.
 from launch.queues import lsf, pbs, slurm
 from launch.queues.queue import Queue, QueuedJob
 
+# The command that lists jobs -> the queue.
 QUEUES = {
     "squeue": slurm.QUEUE,
     "bjobs": lsf.QUEUE,
     "qstat": pbs.QUEUE,
-}  # by the command that lists jobs
+}
 
 __all__ = ["QUEUES", "Queue", "QueuedJob"]

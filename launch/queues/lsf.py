@@ -1,7 +1,7 @@
 """The queue of LSF.
 
-Written by the manual of LSF 10.1 (``bjobs``, ``bqueues``, ``bhosts``, ``bkill``), and tested with
-what that shows they print; there was no LSF to try it on.
+Written from the manual of LSF 10.1 (``bjobs``, ``bqueues``, ``bhosts``, ``bkill``) and tested with
+the output shown there, not on a real LSF.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from launch.base import InputError, call
 from launch.queues.queue import Queue, QueuedJob
 
 _WAITING = ("PEND", "PSUSP", "WAIT")
-_RUNNING = ("RUN", "USUSP", "SSUSP", "UNKWN", "PROV")  # suspended ones have their processes still
+_RUNNING = ("RUN", "USUSP", "SSUSP", "UNKWN", "PROV")  # suspended jobs still have their processes
 _NO_JOB = "No (unfinished )?job found|is not found"
 
 
 def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
-    """Return this user's waiting and running jobs that have one of some names.
+    """Return this user's waiting and running jobs with one of these names.
 
     Raises:
-        InputError: LSF does not answer, or not in the format that was asked for.
+        InputError: LSF does not answer, or in an unexpected format.
     """
     command = [
         "bjobs",
@@ -36,12 +36,12 @@ def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
 
 
 def parse_jobs(text: str) -> list[QueuedJob]:
-    """Read what ``bjobs`` printed, a job a line: id, state, name.
+    """Parse ``bjobs``, one job per line: id, state, name.
 
-    How many nodes a job asks for is not told, only slots.
+    LSF reports slots, but not the number of requested nodes.
 
     Raises:
-        InputError: it is something else.
+        InputError: the output has another format.
 
     >>> parse_jobs("17|RUN|fleet-1a\\n18|PEND|fleet-1a\\n16|EXIT|fleet-1a\\n")[1]
     QueuedJob(id='18', name='fleet-1a', nodes=0, runs=False)
@@ -62,13 +62,13 @@ def parse_jobs(text: str) -> list[QueuedJob]:
 
 
 def idle_nodes(queue: str | None) -> int:
-    """Return how many hosts have no job now.
+    """Return the number of hosts without a job.
 
     Args:
-        queue: of which; of all, if that is None.
+        queue: count only hosts of this queue; None counts all.
 
     Raises:
-        InputError: LSF does not answer, or there is no such queue.
+        InputError: LSF does not answer, or does not know the queue.
     """
     if queue is None:
         hosts = []
@@ -78,7 +78,7 @@ def idle_nodes(queue: str | None) -> int:
 
 
 def parse_hosts(text: str) -> list[str]:
-    """Read the hosts and host groups of a queue from ``bqueues``; none if it may use all.
+    """Parse the hosts and host groups of a queue from ``bqueues``; empty if it may use all.
 
     >>> parse_hosts("batch_nodes/ h17+2 \\n"), parse_hosts("all \\n")
     (['batch_nodes', 'h17'], [])
@@ -90,7 +90,7 @@ def parse_hosts(text: str) -> list[str]:
 
 
 def parse_idle(text: str) -> int:
-    """Read what ``bhosts -w`` printed: hosts that take jobs, have room for some, and have none.
+    """Count the idle hosts in the output of ``bhosts -w``: open, with slots, and without jobs.
 
     >>> parse_idle('''HOST_NAME STATUS JL/U MAX NJOBS RUN SSUSP USUSP RSV
     ... h1 ok - 42 0 0 0 0 0
@@ -100,7 +100,7 @@ def parse_idle(text: str) -> int:
     ... ''')
     1
     """
-    lines = [words for line in text.splitlines() if len(words := line.split()) == 9]
+    lines = [words for words in map(str.split, text.splitlines()) if len(words) == 9]
     return len(
         {
             host
@@ -111,7 +111,7 @@ def parse_idle(text: str) -> int:
 
 
 def cancel(job: str) -> None:
-    """Take back a job that waits.
+    """Cancel a waiting job.
 
     Raises:
         InputError: LSF does not answer.

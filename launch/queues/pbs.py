@@ -1,7 +1,7 @@
 """The queue of PBS.
 
-Written by the manual of PBS Professional 2021 and OpenPBS (``qselect``, ``qstat``, ``pbsnodes``,
-``qdel``), and tested with what that shows they print; there was no PBS to try it on.
+Written from the manuals of PBS Professional 2021 and OpenPBS (``qselect``, ``qstat``, ``pbsnodes``,
+``qdel``) and tested with the output shown there, not on a real PBS.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from launch.base import call, read_records
 from launch.queues.queue import Queue, QueuedJob
 
-# suspended ones have their processes still, and arrays that have begun some
+# Suspended jobs still have their processes, and so do arrays that have started.
 _WAITING = "QHWT"
 _RUNNING = "RESUB"
 
 
 def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
-    """Return this user's waiting and running jobs that have one of some names.
+    """Return this user's waiting and running jobs with one of these names.
 
     Raises:
-        InputError: PBS does not answer, or not in the format that was asked for.
+        InputError: PBS does not answer, or in an unexpected format.
     """
     ids = call(["qselect", "-u", getpass.getuser()]).split()
     jobs = parse_jobs(call(["qstat", "-f", "-F", "json", *ids])) if ids else []
@@ -29,12 +29,13 @@ def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
 
 
 def parse_jobs(text: str) -> list[QueuedJob]:
-    """Read what ``qstat -f -F json`` printed.
+    """Parse ``qstat -f -F json``.
 
     Raises:
-        InputError: it is something else.
+        InputError: the output has another format.
 
-    >>> parse_jobs('{"Jobs": {"18.pbs": {"Job_Name": "fleet-1a", "job_state": "Q", "Resource_List": {"nodect": 2}}}}')
+    >>> parse_jobs('{"Jobs": {"18.pbs": {"Job_Name": "fleet-1a", "job_state": "Q", '
+    ...            '"Resource_List": {"nodect": 2}}}}')
     [QueuedJob(id='18.pbs', name='fleet-1a', nodes=2, runs=False)]
     """
     return [
@@ -50,14 +51,13 @@ def parse_jobs(text: str) -> list[QueuedJob]:
 
 
 def idle_nodes(queue: str | None) -> int:
-    """Return how many nodes have no job now.
+    """Return the number of nodes without a job.
 
     Args:
-        queue: nodes that belong to another one do not count, where that is not None.
+        queue: do not count nodes that belong to another queue; None counts all.
 
     Raises:
-        InputError: PBS does not answer, or not in the format that was asked for, or there is no
-            such queue.
+        InputError: PBS does not answer, or in an unexpected format, or does not know the queue.
     """
     if queue is not None:
         call(["qstat", "-Q", queue])
@@ -65,13 +65,14 @@ def idle_nodes(queue: str | None) -> int:
 
 
 def parse_idle(text: str, queue: str | None = None) -> int:
-    """Read what ``pbsnodes -a -F json`` printed.
+    """Count the idle nodes in the output of ``pbsnodes -a -F json``.
 
     Raises:
-        InputError: it is something else.
+        InputError: the output has another format.
 
-    >>> parse_idle('{"nodes": {"n1": {"state": "free"}, "n2": {"state": "free", "jobs": ["17.pbs"]}, '
-    ...            '"n3": {"state": "job-exclusive", "jobs": ["18.pbs"]}, "n4": {"state": "down"}, '
+    >>> parse_idle('{"nodes": {"n1": {"state": "free"}, "n4": {"state": "down"}, '
+    ...            '"n2": {"state": "free", "jobs": ["17.pbs"]}, '
+    ...            '"n3": {"state": "job-exclusive", "jobs": ["18.pbs"]}, '
     ...            '"n5": {"state": "free", "queue": "debug"}}}', "workq")
     1
     """
@@ -84,7 +85,7 @@ def parse_idle(text: str, queue: str | None = None) -> int:
 
 
 def cancel(job: str) -> None:
-    """Take back a job that waits.
+    """Cancel a waiting job.
 
     Raises:
         InputError: PBS does not answer.

@@ -1,4 +1,4 @@
-"""What is asked of a batch system's queue, whichever it is."""
+"""The interface of a batch system's queue."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 
 class QueuedJob(NamedTuple):
-    """A job of this user's.
+    """A job of this user.
 
     Attributes:
-        name: of the job.
-        nodes: that it has, or asks for; 0 where its system does not say.
-        runs: whether it does, or waits.
+        name: the name of the job.
+        nodes: number of nodes that it has or requests; 0 if unknown.
+        runs: True if the job runs, False if it waits.
     """
 
     id: str
@@ -25,13 +25,13 @@ class QueuedJob(NamedTuple):
 
 @dataclass(frozen=True)
 class Queue:
-    """The queue of a batch system, by its commands; each raises InputError where the system does not answer.
+    """The commands of a batch system's queue; each raises InputError if the system does not answer.
 
     Args:
-        own_jobs: the jobs of this user that have one of some names, and wait or run.
-        idle_nodes: how many nodes of a queue (the default one, for None) have no job.
-        cancel: takes a job back that waits, by its id.
-        options: with which a submission names a queue, the short one first.
+        own_jobs: returns the waiting and running jobs of this user with one of some names.
+        idle_nodes: returns the number of nodes of a queue (None: the default one) without a job.
+        cancel: cancels a waiting job by its id.
+        options: the options by which a submission names a queue, the short one first.
     """
 
     own_jobs: Callable[[Sequence[str]], list[QueuedJob]]

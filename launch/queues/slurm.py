@@ -11,28 +11,30 @@ from launch.slurm_jobs import find_jobs
 
 
 def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
-    """Return this user's waiting and running jobs that have one of some names.
+    """Return this user's waiting and running jobs with one of these names.
 
     Raises:
-        InputError: Slurm does not answer, or not in the format that was asked for.
+        InputError: Slurm does not answer, or in an unexpected format.
     """
     jobs = find_jobs(f"--user={getpass.getuser()}", f"--name={','.join(names)}").values()
-    # One that is being set up has no process yet; suspended and stopped ones have theirs still.
+    # A job that is being configured has no process yet; suspended and stopped ones still have
+    # theirs.
     return [
-        QueuedJob(job.id, job.name, job.nodes, job.holds and job.state != "CONFIGURING")
+        QueuedJob(job.id, job.name, job.nodes, job.has_nodes and job.state != "CONFIGURING")
         for job in jobs
-        if (job.waits or job.holds) and job.state != "COMPLETING"
+        if (job.is_waiting or job.has_nodes) and job.state != "COMPLETING"
     ]
 
 
 def idle_nodes(partition: str | None) -> int:
-    """Return how many nodes have no job now.
+    """Return the number of nodes without a job.
 
     Args:
-        partition: of which; of the default one, or of all where there is none, if that is None.
+        partition: count nodes of this partition; None counts those of the default one, or all
+            nodes if there is no default.
 
     Raises:
-        InputError: Slurm does not answer, or there is no such partition.
+        InputError: Slurm does not answer, or does not know the partition.
     """
     command = ["sinfo", "--noheader", "--Node", "--responding", "--states=idle", "--format=%N %P"]
     return parse_idle(
@@ -42,21 +44,21 @@ def idle_nodes(partition: str | None) -> int:
 
 
 def parse_idle(text: str, everywhere: bool = False) -> int:
-    """Read what ``sinfo`` printed, a node and a partition a line; the default partition has a star.
+    """Count idle nodes in ``sinfo``: a node and a partition per line, a star for the default.
 
     Args:
-        everywhere: nodes of all partitions count, even where one is the default.
+        everywhere: count nodes of all partitions even if one is the default.
 
     >>> parse_idle("n1 low*\\nn1 high\\nn2 high\\n"), parse_idle("n1 low\\nn1 high\\nn2 high\\n")
     (1, 2)
     """
-    lines = [words for line in text.splitlines() if len(words := line.split()) == 2]
+    lines = [words for words in map(str.split, text.splitlines()) if len(words) == 2]
     default = {node for node, partition in lines if partition.endswith("*")}
     return len({node for node, _ in lines} if everywhere or not default else default)
 
 
 def cancel(job: str) -> None:
-    """Take back a job that waits; one that has begun meanwhile, or is over, is left alone.
+    """Cancel a waiting job; a job that has started meanwhile, or has ended, is left alone.
 
     Raises:
         InputError: Slurm does not answer.

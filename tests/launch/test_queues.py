@@ -5,6 +5,7 @@ import pytest
 from launch.base import InputError
 from launch.queues import QUEUES, lsf, pbs
 from tests.fakes import put_programs
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -17,8 +18,8 @@ from tests.fakes import put_programs
         (pbs.parse_idle, "no"),
     ],
 )
-def test_what_is_in_no_format_that_was_asked_for_is_shown(read, text):
-    with pytest.raises(InputError, match="not in the format that was asked for"):
+def test_parsers_quote_an_unexpected_format(read, text):
+    with refused(InputError, "printed", text):
         read(text)
 
 

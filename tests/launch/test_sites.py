@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from launch.base import InputError
 from launch.place import parse_cpus
 from launch.sites import SITES, Site, parse_site, places
+from tests.refusals import refused
 
 CORES = {"summit": 42, "frontier": 56, "perlmutter": 64, "polaris": 32, "aurora": 96}
 
@@ -89,7 +90,7 @@ def test_parse_site_lists_keys_and_defaults_for_an_unknown_key():
         ({"gpus": "4"}, "gpus: '4' should be a whole number from 0 to 1024"),
         ({"ranks": True}, "ranks: True should be a whole number from 1"),
         ({"gpus": 4, "ranks": 4}, "it should be 5 at least"),
-        ({"launcher": 3}, "launcher: 3 should be a text"),
+        ({"launcher": 3}, "launcher: 3 should be a string"),
         ({"launcher": "srun -n {rank}"}, "may have braces only around {gpus}, {nodes}, {ranks}"),
         ({"launcher": "srun -n {ranks:>9999999999}"}, "may have braces only around"),
         ({"launcher": "srun -n {ranks.__class__}"}, "may have braces only around"),
@@ -101,8 +102,8 @@ def test_parse_site_lists_keys_and_defaults_for_an_unknown_key():
             {"gpus": 1, "ranks": 2, "cpus": ["0-99999999999"]},
             "'0-99999999999' is not a list of CPUs",
         ),
-        ({"setup": "module load x"}, "setup: 'module load x' should be a list of texts"),
-        ({"setup": ["a\nb"]}, "should not have line breaks"),
+        ({"setup": "module load x"}, "setup: 'module load x' should be a list of strings"),
+        ({"setup": ["a\nb"]}, "should not contain line breaks"),
         (
             {"gpus": 2, "ranks": 3, "cpus": ["0-3"]},
             "cpus should have a list for each of its GPUs, 2, not 1",
@@ -113,10 +114,9 @@ def test_parse_site_lists_keys_and_defaults_for_an_unknown_key():
     ],
     ids=str,
 )
-def test_what_is_wrong_in_a_site_is_named(content, message):
-    with pytest.raises(InputError) as caught:
+def test_parse_site_names_what_is_wrong(content, message):
+    with refused(InputError, message):
         parse_site(content, "own.yaml")
-    assert message in str(caught.value)
 
 
 values = st.recursive(

@@ -13,14 +13,15 @@ from launch.slurm_control import (
     release,
     requeue_or_cancel,
     shrink,
-    tell_to_save,
+    signal_to_save,
 )
+from tests.refusals import refused
 
 
 def test_a_job_is_told_as_its_comment_says(made_up):
     made_up.set({"17": {}, "18": {}})
-    tell_to_save("17", "USR2")
-    tell_to_save("18", "B:USR1")
+    signal_to_save("17", "USR2")
+    signal_to_save("18", "B:USR1")
     assert made_up.acts == ["scancel --signal=USR2 17", "scancel --batch --signal=USR1 18"]
 
 
@@ -41,11 +42,7 @@ def test_a_job_is_made_smaller_by_some_of_its_nodes(made_up):
 @pytest.mark.parametrize("node", ["n1", "n4"])
 def test_shrink_refuses_the_first_node_and_unknown_nodes(made_up, node):
     made_up.set({"17": {"hosts": "n1,n2,n3"}})
-    with pytest.raises(
-        InputError,
-        match=f"job 17 cannot give back {node}: Slurm's names for its nodes are n1, n2, n3, "
-        "and the first stays",
-    ):
+    with refused(InputError, "job 17", f"release {node}:", "n1, n2, n3"):
         shrink("17", ["n2", node])
     assert made_up.acts == []
 

@@ -4,6 +4,7 @@ import pytest
 
 from launch.base import InputError, clock_s
 from launch.slurm_jobs import SlurmJob, find_jobs, parse_comment, running_jobs
+from tests.refusals import refused
 
 START = "2026-11-22T10:00:00"
 
@@ -36,8 +37,8 @@ def test_jobs_stand_as_slurm_says(made_up):
         "3_1", 1, 10, "high", "job", user="you", state="COMPLETING", start=START
     )
     assert (jobs["18"].nodes, jobs["18"].reason, jobs["18"].is_held) == (2048, "JobHeldUser", True)
-    assert [id_ for id_, job in jobs.items() if job.holds] == ["17", "3_1"]
-    assert [id_ for id_, job in jobs.items() if job.waits] == ["18"]
+    assert [id_ for id_, job in jobs.items() if job.has_nodes] == ["17", "3_1"]
+    assert [id_ for id_, job in jobs.items() if job.is_waiting] == ["18"]
     assert (jobs["17"].hosts, jobs["3_1"].hosts) == (("n2", "n1"), ())
     assert find_jobs("--jobs=3_1").keys() == {"3_1"}
     assert find_jobs("--jobs=4") == {}
@@ -72,7 +73,7 @@ def test_a_slurm_that_does_not_answer_is_quoted(made_up, monkeypatch):
 
 def test_text_without_any_job_is_refused(made_up):
     (made_up.folder / "squeue").write_text("#!/bin/sh\necho no jobs\n")
-    with pytest.raises(InputError, match="squeue printed 'no jobs', which is not in the format"):
+    with refused(InputError, "squeue printed 'no jobs'"):
         find_jobs()
 
 

@@ -94,8 +94,8 @@ def test_empty_folders_of_jobs_go_once_they_are_old(tmp_path, file, age_s, goes)
 
 CODE = """
 import os, signal, sys, tempfile
-from launch.stale_files import take_own_folder
-take_own_folder()
+from launch.stale_files import use_separate_folder
+use_separate_folder()
 file = tempfile.NamedTemporaryFile(prefix="__autograph_generated_file", delete=False)
 print(file.name, flush=True)
 if os.fork() == 0:
