@@ -108,7 +108,7 @@ if sys.argv[1] == "killed":
 
 
 @pytest.mark.parametrize("how", ["ended", "killed"])
-def test_take_own_folder_is_removed_at_exit_or_by_the_next(tmp_path, how):
+def test_separate_folder_is_removed_at_exit_or_by_the_next(tmp_path, how):
     done = subprocess.run(
         [sys.executable, "-c", CODE, how],
         env={**os.environ, "TMPDIR": str(tmp_path)},
