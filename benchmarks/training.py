@@ -78,9 +78,9 @@ IN_TURNS = """
 from fleet.run import main
 from fleet.runtime.training import steps
 from fleet.runtime.training.loop import TrainingLoop
-several, consume = steps._MOST_STEPS, TrainingLoop._consume
+several, consume = steps._MAX_STEPS, TrainingLoop._consume
 def in_turns(self, training, state, *rest):
-    steps._MOST_STEPS = several if state.epoch % 4 < 2 else 1
+    steps._MAX_STEPS = several if state.epoch % 4 < 2 else 1
     return consume(self, training, state, *rest)
 TrainingLoop._consume = in_turns
 raise SystemExit(main())

@@ -223,7 +223,7 @@ def _run(
     timer: StartupTimer,
 ) -> int:
     from fleet.comm.roles import describe_missing_slots
-    from fleet.runtime.engine_import import Ahead, Announcement, EngineImport
+    from fleet.runtime.engine_import import Announcement, EngineImport, ImportPlan
     from fleet.runtime.launch import Ranks
     from fleet.runtime.session import Session
     from fleet.spec import allow_imports_beside
@@ -248,10 +248,10 @@ def _run(
     loading = EngineImport()
     announcement = Announcement(world)
     if world.rank:
-        loading.hear(world)
+        loading.receive(world)
     else:
         launch, problem, status = _prepared(request, ranks, lease, announcement)
-        announcement.give(Ahead())
+        announcement.send(ImportPlan())
     problem, status = world.broadcast_value((problem, status))
     if problem:
         if world.rank == 0:
@@ -290,7 +290,7 @@ def _prepared(
 
     try:
         name = _name() if request.shares_run else ""
-        return prepare(request, ranks, lease, announcement.give, name), "", ExitStatus.OK
+        return prepare(request, ranks, lease, announcement.send, name), "", ExitStatus.OK
     except (FleetError, ValueError) as error:
         status = _status_of(error)
         if status is None:

@@ -128,7 +128,7 @@ def _print(report: RunReport, over: HarvestEnded | None) -> None:
     if report.data_changes:
         print(report.data_changes)
     if report.ensembles:
-        print_table(*make_table(report.ensembles), title="The best networks together")
+        print_table(*make_table(report.ensembles), title="Ensembles of the best networks")
         print(TOGETHER)
     for search in report.searches:
         if search.trials:

@@ -1,4 +1,4 @@
-"""Networks added while a launch runs, validated as those of a spec are."""
+"""Networks that are added while a launch runs, validated like those of a spec."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from fleet.storage.quota import Quota
 from fleet.storage.results import Results, known_parameters
 from scheduler.base import Network
 
-_LOOK_S = 0.1  # between two looks whether a parent is saved
+_CHECK_EVERY_S = 0.1  # for saved parents
 
 
 class Admission:
     """Admits networks to a run.
 
     Args:
-        results: of the run; networks are added to them.
-        keys: of networks: equal ones train at equal speed; those that come are added.
-        prior_rates: key -> {GPUs: samples/s}, of earlier runs.
+        results: the run's results, to which networks are added.
+        keys: network -> speed key, to which networks are added; networks with equal keys train at
+            equal speed.
+        prior_rates: key -> {GPUs: samples/s}, from earlier runs.
         learns: whether rates are learned from training.
     """
 
@@ -59,13 +60,11 @@ class Admission:
         self._prior_rates = prior_rates
         self._spec = launch.spec  # with all entries that were added
         self._quota = Quota(launch.paths, launch.spec.checkpoint)
-        self._waiting: dict[
-            str, tuple[AddNetwork, int]
-        ] = {}  # network -> who asks, and the epoch of its parent that it needs
-        self._looks_s = -math.inf  # when it is next seen whether parents are saved
-        self._comparable: list[
-            NetworkSpec
-        ] = []  # of the spec, and those that were added: judged by what others are
+        # network -> request, and the number of its parent's epochs that must be saved
+        self._waiting: dict[str, tuple[AddNetwork, int]] = {}
+        self._next_check_s = -math.inf
+        # networks of the spec and added ones, whose selection criteria must agree
+        self._comparable: list[NetworkSpec] = []
         if launch.spec.schedule.rates is None:
             self._table = None
         else:
@@ -73,24 +72,25 @@ class Admission:
 
     def request(self, add: AddNetwork) -> None:
         """Queue a trial that a search proposed."""
-        self._waiting[add.network] = (
-            add,
-            0 if add.parent is None else len(self._results.network_status(add.parent).history),
-        )
-        self._looks_s = -math.inf
+        epochs = 0
+        if add.parent is not None:
+            epochs = len(self._results.network_status(add.parent).history)
+        self._waiting[add.network] = (add, epochs)
+        self._next_check_s = -math.inf
 
     def pop_ready(self, training: Collection[str], now_s: float) -> list[NetworkAdmitted]:
         """Return requested networks that can be added: their parents have been saved.
 
-        What a parent has last said of itself is what its child was asked for by; the checkpoint of
-        that epoch is written a moment later. Once a parent has no group, all of it is.
+        A search proposes a child once its parent reports an epoch; the checkpoint of that epoch is
+        written a moment later. Once a parent has no group, all of its epochs are saved.
 
         Args:
             training: the networks that have a group.
+            now_s: the time by the coordinator's clock.
         """
-        if not self._waiting or now_s < self._looks_s:
+        if not self._waiting or now_s < self._next_check_s:
             return []
-        self._looks_s = now_s + _LOOK_S
+        self._next_check_s = now_s + _CHECK_EVERY_S
         ready = [
             add
             for add, epochs in self._waiting.values()
@@ -110,18 +110,18 @@ class Admission:
         network = invalid_network(spec, index, add.number, add.values)
         if not wrong:
             try:
-                pop_ready = self._check(proposed_network(spec, index, add.number, add.values))
+                trial = self._check(proposed_network(spec, index, add.number, add.values))
                 if add.parent:
                     epoch = copy_parent(
                         self._launch.paths,
-                        pop_ready.name,
+                        trial.name,
                         add.parent,
-                        pop_ready.architecture.key,
+                        trial.architecture.key,
                         self._quota.make_room,
                         self._launch.fence,
                     )
-                    pop_ready = replace(pop_ready, parent=add.parent, parent_epoch=epoch)
-                network = pop_ready
+                    trial = replace(trial, parent=add.parent, parent_epoch=epoch)
+                network = trial
             except UserError as error:
                 wrong = " ".join(str(error).split())
         return self._admit(
@@ -149,7 +149,7 @@ class Admission:
             The entry with its name, the number of entries before it, and its networks.
 
         Raises:
-            UserError: the entry is wrong.
+            UserError: the entry is invalid.
         """
         before = self._spec
         self._spec, networks = with_entry(before, entry, self._results.networks)
@@ -159,17 +159,14 @@ class Admission:
             self._spec = before
             raise
         name = self._spec.document.models[-1].name
-        return (
-            {**entry, **({} if name is None else {"name": name})},
-            len(before.document.models),
-            networks,
-        )
+        content = dict(entry) if name is None else {**entry, "name": name}
+        return content, len(before.document.models), networks
 
     def restore_entry(self, command: CommandReceived) -> tuple[NetworkSpec, ...]:
         """Return the networks of an entry that an earlier launch accepted but did not add.
 
         Raises:
-            UserError: the entry does not fit the spec as it is now.
+            UserError: the entry does not fit the present spec.
         """
         self._spec, networks = with_entry(self._spec, command.given, (), command.place)
         return networks
@@ -199,10 +196,10 @@ class Admission:
         """Return a network completed from the data.
 
         Raises:
-            UserError: it cannot be trained here.
+            UserError: the network cannot be trained here.
         """
         launch = self._launch
-        end = next(
+        extreme = next(
             (
                 network_spec
                 for network_spec in launch.search_extremes.networks
@@ -210,16 +207,15 @@ class Admission:
             ),
             None,
         )
-        if (
-            network.train.class_weights == "balanced" and end is not None
-        ):  # they were counted before the launch
+        # Classes were counted before the launch.
+        if network.train.class_weights == "balanced" and extreme is not None:
             network = replace(
-                network, train=replace(network.train, class_weights=end.train.class_weights)
+                network, train=replace(network.train, class_weights=extreme.train.class_weights)
             )
-        [settled] = resolve_with_data(launch.inputs, replace(self._spec, networks=(network,)))
-        alone = with_epochs_from_rates(settled)
+        [resolved] = resolve_with_data(launch.inputs, replace(self._spec, networks=(network,)))
+        spec = with_epochs_from_rates(resolved)
         problems = find_misfits(
-            alone,
+            spec,
             launch.sample,
             launch.inputs.data,
             launch.epoch_samples,
@@ -231,35 +227,36 @@ class Admission:
                     f"{wrong}; {right}" if right else wrong for _, _, wrong, right in problems
                 )
             )
-        layout = plan_memory(alone, launch.inputs.data, launch.sample, launch.roles, 0.0)
+        layout = plan_memory(spec, launch.inputs.data, launch.sample, launch.roles, 0.0)
         if (
             layout is not None
             and launch.layout is not None
             and layout.lookahead > launch.layout.lookahead
         ):
             raise UserError(
-                f"train.batch.size: {network.train.batch.bounds[1]} is more than the stream of this launch "
-                "has room for: name a smaller one, or put the network into the spec and resume the run"
+                f"train.batch.size: {network.train.batch.bounds[1]} does not fit into the stream "
+                "of this launch: use a smaller batch, or add the network to the spec and resume "
+                "the run"
             )
-        self._rates_of(alone.networks[0])  # there are some
-        return alone.networks[0]
+        self._rates_of(spec.networks[0])  # raises if the file lacks them
+        return spec.networks[0]
 
     def _compare(self, networks: Sequence[NetworkSpec]) -> None:
         """Check that networks have the selection criteria of the spec.
 
         Raises:
-            SpecError: they are not.
+            SpecError: their criteria differ.
         """
         if not self._comparable:
             spec = self._launch.spec
-            standing = self._results.network_status
+            status_of = self._results.network_status
             self._comparable = [
                 *variants(spec),
                 *(
                     network
                     for network in spec.networks
                     if network.number is None
-                    and (standing(network.name).outcome is None or standing(network.name).history)
+                    and (status_of(network.name).outcome is None or status_of(network.name).history)
                 ),
             ]
         check_comparable(
@@ -271,7 +268,7 @@ class Admission:
         """Return the rates of a network from a file, if there is one.
 
         Raises:
-            UserError: it says too little.
+            UserError: the file lacks rates that the network needs.
         """
         launch = self._launch
         return make_late_policy_network(
@@ -285,12 +282,10 @@ class Admission:
         codes = hash_all_sources(replace(launch.spec, networks=(network,)), launch.spec_folder)
         key = speed_identity(network, launch.spec.resources, sample, launch.machine, codes)
         self._keys[network.name] = key
-        is_learned = self._learns and not added.wrong
-        seen = sample.for_pipeline(network.pipeline)
-        if is_learned:
-            traits = traits_of(network, key, seen.image.shape, seen.classes)
-        else:
-            traits = None
+        traits = None
+        if self._learns and not added.wrong:
+            own_sample = sample.for_pipeline(network.pipeline)
+            traits = traits_of(network, key, own_sample.image.shape, own_sample.classes)
         return NetworkAdmitted(
             network,
             added,

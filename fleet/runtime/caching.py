@@ -17,15 +17,15 @@ from preprocess.sample import SampleSpec
 from preprocess.transforms.on_device import split_device
 
 _ROOM = 0.75  # share of a window, of free memory and of a free disk that samples may take
-_SLOW_S = 1e-3  # random transforms of a sample that take less hold no network back
-# To read a decoded sample from a file: each, and its bytes at the speed of a plain disk.
+_SLOW_S = 1e-3  # faster random transforms of a sample do not slow down training
+# Time to read a decoded sample from a file: overhead, plus its bytes at the speed of a plain disk.
 _ROW_S = 1e-4
 _BYTES_PER_S = 5e8
-_AS_BEFORE = "as in the launch before"
-# Shares of the time that preparing samples takes if they are decoded in every epoch: what decoding
-# once, before training, may take; and it all, with a file.
-_BEFORE = 0.25
-_IN_ALL = 0.5
+_AS_BEFORE = "as in the previous launch"
+# Largest shares of the preparation time without a file: of decoding once, before training; and of
+# the total time with a file.
+_MAX_DECODING = 0.25
+_MAX_TOTAL = 0.5
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class HostResources:
     """The resources of a launch for preparing and storing samples.
 
     Attributes:
-        preprocessors: ranks that prepare samples for all; 0 where each trainer prepares its own.
-        trainers: on the node that has most.
+        preprocessors: number of preprocessors; 0 if each trainer prepares its own samples.
+        trainers: number of trainers of the node that has most of them.
         is_crowded: whether ranks share cores.
-        shared_free: bytes of shared memory that are free on the node that has least.
-        disk_free: bytes that are free where the run's folder is.
+        shared_free: free bytes of shared memory, on the node that has least.
+        disk_free: free bytes on the disk of the run's folder.
     """
 
     preprocessors: int
@@ -53,8 +53,8 @@ def choose_cache(
     """Choose how decoded samples are cached.
 
     Args:
-        resources: of the launch.
-        earlier: what a launch of this run has chosen before; it holds as long as it is possible.
+        resources: the launch's resources.
+        earlier: the choice of an earlier launch of this run, which is kept if it is still possible.
     """
     before = None if earlier is None else earlier.cache
     requested = spec.data.cache
@@ -69,22 +69,20 @@ def choose_cache(
     if opened.pipelines and not resources.preprocessors and "file" not in (requested, before):
         return choice(
             "none",
-            "networks are fed with different samples, which each trainer prepares for itself",
+            "networks train on different samples, which each trainer prepares for itself",
         )
-    if (
-        requested == "memory"
-        and not resources.preprocessors
-        and (lacking := _impossible_in_memory(spec, opened, resources, 1.0))
-    ):
-        return choice("none", lacking)  # no rank keeps samples for others, so it only takes longer
+    if requested == "memory" and not resources.preprocessors:
+        obstacle = _impossible_in_memory(spec, opened, resources, 1.0)
+        if obstacle:
+            return choice("none", obstacle)
     if requested != "auto":
-        return choice(requested, "as the spec says")
+        return choice(requested, "as requested by the spec")
     if before == "file" and not _impossible_in_file(spec, opened, resources):
         return choice("file", _AS_BEFORE)
-    if before == "memory":  # a file may lack samples that could not be read, which memory does not
-        lacking = _impossible_in_memory(spec, opened, resources, 1.0)
-        if lacking:
-            return choice("none", lacking)
+    if before == "memory":  # not a file, which lacks samples that could not be read
+        obstacle = _impossible_in_memory(spec, opened, resources, 1.0)
+        if obstacle:
+            return choice("none", obstacle)
         return choice("memory", _AS_BEFORE)
     if before == "none":
         return choice("none", _AS_BEFORE)
@@ -103,8 +101,8 @@ def choose_cache(
     if not in_file:
         return choice(
             "file",
-            f"{in_memory}; in a file they take {format_size(sizes['file'])}, and "
-            f"{_describe_decoding(opened)} would be spent in every epoch",
+            f"{in_memory}; in a file they take {format_size(sizes['file'])}, which saves "
+            f"{_describe_decoding(opened)} in every epoch",
         )
     return choice("none", in_memory if in_file == in_memory else f"{in_memory}; {in_file}")
 
@@ -112,13 +110,13 @@ def choose_cache(
 def memory_bytes(opened: Inputs, resources: HostResources) -> int:
     """Return the bytes of all stored training samples per node; 0 if they cannot be stored."""
     copies = 1 if resources.preprocessors else resources.trainers
-    return copies * len(opened.data.train) * _kept_row(opened, "train")
+    return copies * len(opened.data.train) * _stored_row_bytes(opened, "train")
 
 
 def file_bytes(opened: Inputs) -> int:
-    """Return the bytes of a file with the samples of all splits; 0 if there can be none."""
+    """Return the bytes of a file with the samples of all splits; 0 if it is impossible."""
     rows = {
-        name: (len(source), _kept_row(opened, name))
+        name: (len(source), _stored_row_bytes(opened, name))
         for name, source in opened.data.splits().items()
     }
     if all(size for _, size in rows.values()):
@@ -126,12 +124,11 @@ def file_bytes(opened: Inputs) -> int:
     return 0
 
 
-def _kept_row(opened: Inputs, part: str) -> int:
-    look = opened.probes[part]
-    if look.stored is None:
+def _stored_row_bytes(opened: Inputs, split: str) -> int:
+    probe = opened.probes[split]
+    if probe.stored is None:
         return 0
-    stored = look.with_stored()
-    return row_bytes(look.stored, stored.stored_target.wire)
+    return row_bytes(probe.stored, probe.with_stored().stored_target.wire)
 
 
 def _count_samples(opened: Inputs) -> str:
@@ -139,7 +136,7 @@ def _count_samples(opened: Inputs) -> str:
 
 
 def _describe_decoding(opened: Inputs) -> str:
-    return f"{1000 * opened.probes['train'].fixed_s:.2g} ms to decode each"
+    return f"{1000 * opened.probes['train'].fixed_s:.2g} ms of decoding per sample"
 
 
 # ---- in memory ---------------------------------------------------------------------------------
@@ -151,21 +148,20 @@ def _impossible_in_memory(
     """Return why samples cannot stay in memory; empty if they can.
 
     Args:
-        share: of the window, and of the memory that is free, that they may take.
+        share: share of the window, and of free memory, that samples may take.
     """
     if spec.data.order == "ring":
         return "order: ring is for data sets larger than the memory"
-    unkept = opened.probes["train"].not_stored_reason
-    if unkept:
-        return f"samples differ: {unkept}"
+    obstacle = opened.probes["train"].not_stored_reason
+    if obstacle:
+        return f"samples differ: {obstacle}"
     needed = memory_bytes(opened, resources) + validation_bytes(opened)
-    takes = f"{_count_samples(opened)} take {format_size(needed)} decoded" + (
-        ", with those for validation" if validation_bytes(opened) else ""
-    )
+    validation = " with validation samples" if validation_bytes(opened) else ""
+    size = f"{_count_samples(opened)} decoded take {format_size(needed)}{validation}"
     if needed > share * spec.data.shared_memory:
-        return f"{takes}, too much for a window of {format_size(spec.data.shared_memory)}"
+        return f"{size}, too much for a window of {format_size(spec.data.shared_memory)}"
     if needed > share * resources.shared_free:
-        return f"{takes}, too much for {format_size(resources.shared_free)} of free memory"
+        return f"{size}, too much for {format_size(resources.shared_free)} of free memory"
     return ""
 
 
@@ -182,40 +178,37 @@ def count_shared_epochs(spec: Spec, opened: Inputs, used_bytes: int, shared_free
 
     Args:
         used_bytes: bytes that other samples take there.
-        shared_free: bytes of shared memory that are free on the node that has least.
+        shared_free: free bytes of shared memory, on the node that has least.
     """
-    host_transforms = split_scale(split_device(opened.transforms)[0])[
-        0
-    ]  # what the device does is not kept
+    host_transforms = split_scale(split_device(opened.transforms)[0])[0]
     if opened.pipelines or count_fixed(host_transforms) == len(host_transforms):
-        return 0  # each network finishes its own, or nothing is left to do
+        return 0  # each network augments its own samples, or there are no random transforms
     row = row_bytes(opened.sample.wire, opened.sample.target.wire) + 1
     room = min(spec.data.shared_memory - used_bytes, shared_free / 2 - used_bytes) / (
         len(opened.data.train) * row
     )
-    return max(0, int(min(_most_epochs(spec), room)))
+    return max(0, int(min(_max_epochs(spec), room)))
 
 
 def _costly_in_memory(spec: Spec, opened: Inputs, resources: HostResources) -> str:
     """Return why all networks should share slow random transforms; empty if they need not.
 
-    A network supplies itself then, with one rank. Of preprocessors there may be many; and where
-    ranks share cores, what networks do each for itself is done instead of training. What a node has
-    room to keep, one does for all.
+    With samples in memory, each trainer applies random transforms itself, while there may be many
+    preprocessors. If ranks share cores, this work also takes time from training, except for
+    augmented epochs that a node has room to share.
     """
-    look = opened.probes["train"]
+    probe = opened.probes["train"]
     sharers = float(resources.preprocessors)
     if resources.is_crowded and resources.preprocessors:
         used_bytes = memory_bytes(opened, resources) + validation_bytes(opened)
-        alone = 1 - count_shared_epochs(spec, opened, used_bytes, resources.shared_free) / max(
-            _most_epochs(spec), 1
-        )
-        sharers = max(sharers, 1 + (resources.trainers - 1) * alone)
-    if look.varying_s < _SLOW_S or (sharers - 1) * look.varying_s <= look.fixed_s:
+        shared_epochs = count_shared_epochs(spec, opened, used_bytes, resources.shared_free)
+        unshared = 1 - shared_epochs / max(_max_epochs(spec), 1)
+        sharers = max(sharers, 1 + (resources.trainers - 1) * unshared)
+    if probe.varying_s < _SLOW_S or (sharers - 1) * probe.varying_s <= probe.fixed_s:
         return ""
     return (
-        f"random transforms take {1000 * look.varying_s:.2g} ms a sample, which each network would do for itself "
-        "if samples stayed in memory"
+        f"random transforms take {1000 * probe.varying_s:.2g} ms per sample, which each network "
+        "would repeat if samples stayed in memory"
     )
 
 
@@ -225,21 +218,21 @@ def _costly_in_memory(spec: Spec, opened: Inputs, resources: HostResources) -> s
 def _impossible_in_file(spec: Spec, opened: Inputs, resources: HostResources) -> str:
     """Return why samples cannot be decoded into a file; empty if they can."""
     if opened.pipelines and (spec.policy.own_samples or not have_same_target(opened.pipelines)):
-        return "networks are fed with different samples"
+        return "networks train on different samples"
     if opened.probes["train"].is_raw:
-        return "nothing is done to samples that is the same in every epoch"
-    for look in opened.probes.values():
-        if look.not_stored_reason:
-            return f"samples differ: {look.not_stored_reason}"
+        return "no transform is the same in every epoch"
+    for probe in opened.probes.values():
+        if probe.not_stored_reason:
+            return f"samples differ: {probe.not_stored_reason}"
     needed = file_bytes(opened)
     checkpoints = _checkpoint_bytes(spec, opened.sample)
     quota = spec.checkpoint.quota
     in_file = f"in a file they would take {format_size(needed)}"
     if quota is not None and checkpoints is None:
-        return f"{in_file}, and nobody knows what checkpoint.quota leaves of the disk"
+        return f"{in_file}, and it is unknown how much of checkpoint.quota the checkpoints take"
     if quota is not None and needed + (checkpoints or 0) > quota:
         return (
-            f"{in_file}, too much beside the checkpoints for checkpoint.quota: {format_size(quota)}"
+            f"{in_file}, too much with the checkpoints for checkpoint.quota: {format_size(quota)}"
         )
     if needed + (checkpoints or 0) > _ROOM * resources.disk_free:
         return f"{in_file}, too much for {format_size(resources.disk_free)} of free disk"
@@ -261,21 +254,20 @@ def _checkpoint_bytes(spec: Spec, sample: SampleSpec) -> int | None:
 
 def _costly_in_file(spec: Spec, opened: Inputs, resources: HostResources) -> str:
     """Return why decoding once would not pay off; empty if it would."""
-    look = opened.probes["train"]
+    probe = opened.probes["train"]
     counts = [len(source) for source in opened.data.splits().values()]
-    hands = resources.preprocessors or resources.trainers
-    samples = _most_epochs(spec) * len(opened.data.train)
-    once_s = sum(counts) * look.fixed_s
-    from_file_s = (
-        samples / hands * (_ROW_S + _kept_row(opened, "train") / _BYTES_PER_S + look.varying_s)
-    )
-    always_s = samples / hands * (look.fixed_s + look.varying_s)
-    if once_s <= _BEFORE * always_s and once_s + from_file_s <= _IN_ALL * always_s:
+    ranks = resources.preprocessors or resources.trainers
+    samples = _max_epochs(spec) * len(opened.data.train)
+    once_s = sum(counts) * probe.fixed_s
+    read_s = _ROW_S + _stored_row_bytes(opened, "train") / _BYTES_PER_S
+    from_file_s = samples / ranks * (read_s + probe.varying_s)
+    always_s = samples / ranks * (probe.fixed_s + probe.varying_s)
+    if once_s <= _MAX_DECODING * always_s and once_s + from_file_s <= _MAX_TOTAL * always_s:
         return ""
-    return f"{_describe_decoding(opened)} is not so much that a file would pay"
+    return f"{_describe_decoding(opened)} is too little for a file to pay off"
 
 
-def _most_epochs(spec: Spec) -> int:
+def _max_epochs(spec: Spec) -> int:
     return max(
         (network.train.stopping.max_epochs for network in spec.networks),
         default=spec.document.train.stopping.max_epochs,

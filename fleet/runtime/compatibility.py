@@ -33,7 +33,7 @@ from preprocess.fingerprint import (
 )
 from preprocess.sample import SampleSpec
 
-_MOST_FILES = 20_000  # of which a report sees whether they are newer
+_MAX_FILES = 20_000  # whose times a report checks
 
 
 def check_fresh(spec: Spec, fresh_networks: Sequence[str]) -> None:
@@ -45,7 +45,8 @@ def check_fresh(spec: Spec, fresh_networks: Sequence[str]) -> None:
     for name in fresh_networks:
         if name not in spec.by_name:
             raise UserError(
-                f"--fresh-network {name}: the spec has no such network; it has {', '.join(spec.by_name)}"
+                f"--fresh-network {name}: the spec has no network of this name; it has "
+                f"{', '.join(spec.by_name)}"
             )
 
 
@@ -59,7 +60,7 @@ class _Saved:
 
     @property
     def state(self) -> TrainingState:
-        """Of a checkpoint that is there."""
+        """The state of the existing checkpoint."""
         assert self.lookup.state is not None
         return self.lookup.state
 
@@ -77,10 +78,10 @@ def read_known_fingerprint(
     """Read the fingerprint of the data on which a run was trained.
 
     Args:
-        fresh_networks: of them nothing counts any more.
+        fresh_networks: networks that start over, whose checkpoints are ignored.
 
     Returns:
-        None where nothing was trained, or FLEET 0.1.0 has trained it.
+        None if nothing was trained, or if FLEET 0.1.0 trained it.
     """
     is_trained = any(path.parent.name not in fresh_networks for path in paths.models.glob("*/*.h5"))
     if is_trained:
@@ -89,14 +90,14 @@ def read_known_fingerprint(
 
 
 def describe_data_changes(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[str]:
-    """Describe changes of the data, with the path of each split; empty if there are none."""
+    """Describe changes of the data, with the path of each split; empty without changes."""
     split_paths = {"validation": spec.data.validation, "test": spec.data.test}
     changes = []
-    for part, words in compare_fingerprints(before, now).items():
-        split_path = split_paths.get(part)
+    for split, words in compare_fingerprints(before, now).items():
+        split_path = split_paths.get(split)
         path = split_path if isinstance(split_path, str) else spec.data.path or spec.data.source
-        if part in split_paths and not isinstance(split_path, str):
-            held_out = f" ({part})"
+        if split in split_paths and not isinstance(split_path, str):
+            held_out = f" ({split})"
         else:
             held_out = ""
         changes.append(f"{path}{held_out}: {', '.join(words)}")
@@ -106,17 +107,17 @@ def describe_data_changes(spec: Spec, before: Fingerprint, now: Fingerprint) -> 
 def find_data_changes(paths: RunPaths) -> list[str]:
     """Describe changes of a run's data as far as they are cheap to detect.
 
-    The data is not looked at where no file of it was touched since it was noted, where it is not
-    there, and where code of the user's own reads it.
+    The data is not checked if none of its files was touched since its fingerprint was saved, if it
+    is missing, or if a custom source reads it.
     """
     try:
         spec = load_run_spec(paths)
         before = read_known_fingerprint(paths)
         if before is None or ":" in spec.data.source:
             return []
-        places = (spec.data.path, spec.data.validation, spec.data.test)
-        noted_s = paths.data.stat().st_mtime
-        if not any(isinstance(path, str) and _is_newer(Path(path), noted_s) for path in places):
+        data_paths = (spec.data.path, spec.data.validation, spec.data.test)
+        saved_s = paths.data.stat().st_mtime
+        if not any(isinstance(path, str) and _is_newer(Path(path), saved_s) for path in data_paths):
             return []
         return describe_data_changes(spec, before, fingerprint_data(spec, before)[1])
     except (UserError, InputError, OSError):
@@ -124,29 +125,31 @@ def find_data_changes(paths: RunPaths) -> list[str]:
 
 
 def _is_newer(path: Path, moment_s: float) -> bool:
-    """Return True if a file, or something in a folder, was changed later."""
+    """Return True if a file, or a file of a folder, was changed later."""
     paths = itertools.chain([path], path.rglob("*") if path.is_dir() else ())
-    return any(entry.stat().st_ctime > moment_s for entry in itertools.islice(paths, _MOST_FILES))
+    return any(entry.stat().st_ctime > moment_s for entry in itertools.islice(paths, _MAX_FILES))
 
 
 def check_data_unchanged(
     paths: RunPaths, before: Fingerprint | None, again: Fingerprint | None, now: Fingerprint
 ) -> None:
-    """Refuse data that another launch has found changed in the meantime.
+    """Refuse to continue if another launch has changed the fingerprint in the meantime.
 
     Args:
-        before, again: what the data was known by before it was opened, and when this launch had
-            entered the folder.
+        before, again: the saved fingerprint before the data was opened, and after this launch had
+            acquired the folder.
+        now: the fingerprint of the opened data.
 
     Raises:
-        UserError: another launch has been at work between the two.
+        UserError: another launch has changed the fingerprint between the two.
     """
     if again is not None and all(
         fingerprint is None or _division_key(fingerprint) != _division_key(again)
         for fingerprint in (before, now)
     ):
         raise UserError(
-            f"{paths.root}: another launch has trained on other data in the meantime; start this one again"
+            f"{paths.root}: another launch has trained on other data in the meantime; start this "
+            "launch again"
         )
 
 
@@ -160,13 +163,13 @@ def save_fingerprint(
     """Save the data's fingerprint and division if they differ from the saved ones.
 
     Args:
-        folds: of the training samples.
-        rows: their places in the fingerprint.
+        folds: (samples,) int, the fold of each training sample; None without folds.
+        rows: (samples,) int64, the rows of the training samples in the fingerprint.
     """
     if folds is not None:
-        of_all = np.full(len(now.sides), -1, np.int16)
-        of_all[rows] = folds
-        now = replace(now, folds=of_all)
+        all_folds = np.full(len(now.sides), -1, np.int16)
+        all_folds[rows] = folds
+        now = replace(now, folds=all_folds)
     saved = read_fingerprint(paths.data)
     if saved is None or _fingerprint_key(saved) != _fingerprint_key(now):
         with atomic_write(paths.data, "wb", check=fence_check(fence)) as file:
@@ -206,19 +209,18 @@ def check_saved_networks(
     """Check that all checkpoints of a run belong to the networks of the spec.
 
     Args:
-        codes: as :func:`read_codes` has them.
-        request: which networks start over, and whether the others go on where they, or the data,
-            have changed. Where other launches may be at work, nothing is written.
-        fence: this launch's right to write.
-        data: what has changed of the data, as :func:`describe_data_changes` says it.
+        codes: see :func:`read_codes`.
+        request: says which networks start over, and whether changes are accepted. If the run is
+            shared with other launches, nothing is written.
+        fence: the fence of this launch's lease.
+        data: changes of the data, from :func:`describe_data_changes`.
 
     Returns:
-        What was done to networks, for the event log; and of the networks that nothing was done to,
-        what was found.
+        Events about changed networks, for the event log; and the checkpoints of unchanged networks.
 
     Raises:
-        UserError: a network, or the data, has changed, and nothing was said of it; nothing was
-            touched.
+        UserError: a network, or the data, has changed, and the change was not accepted; nothing was
+            written.
     """
     saved = map_in_threads(
         lambda network: _read_saved(
@@ -281,9 +283,10 @@ def _read_saved(
     if changed is None:
         prefix = f"the data has changed: {'; '.join(data)}. And " if data else ""
         raise UserError(
-            f"{prefix}{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
-            "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
-            f"output, or start over: this network with --fresh-network {network.name}, all with --fresh"
+            f"{prefix}{paths.root} holds a checkpoint of {network.name} that was trained with "
+            "other settings (model, data, transforms, batch, optimizer, engine or seed): restore "
+            "the settings, use another output, or start over: this network with "
+            f"--fresh-network {network.name}, all networks with --fresh"
         )
     return _Saved(network, lookup, [*changed, *([DATA] if data else [])])
 
@@ -298,9 +301,9 @@ def _explain_refusal(paths: RunPaths, changed: Sequence[_Saved], data: Sequence[
     ]
     code = f". {_explain_code_change(paths, code_changes)}" if code_changes else ""
     return (
-        f"the data is not what the networks in {paths.root} were trained on: {'; '.join(data)}: go back to what it "
-        "was, start over with --fresh, or go on from what was trained with --accept-changes, which the history "
-        f"will say{code}"
+        f"the data has changed since the networks in {paths.root} were trained: {'; '.join(data)}: "
+        "restore the data, start over with --fresh, or continue training with --accept-changes, "
+        f"which the history records{code}"
     )
 
 
@@ -309,10 +312,11 @@ def _explain_code_change(paths: RunPaths, changed: Sequence[_Saved]) -> str:
     details = ", ".join(
         f"{checkpoint.network.name} ({', '.join(checkpoint.changed)})" for checkpoint in changed
     )
-    over = " ".join(f"--fresh-network {name}" for name in names)
+    options = " ".join(f"--fresh-network {name}" for name in names)
     return (
-        f"{paths.root} holds checkpoints of networks whose code has changed since: {details}: train them from the "
-        f"start with {over}, or go on from what was trained with --accept-changes, which the history will say"
+        f"{paths.root} holds checkpoints of networks whose code has changed since: {details}: "
+        f"start them over with {options}, or continue training with --accept-changes, which the "
+        "history records"
     )
 
 
@@ -328,8 +332,9 @@ def _warn_of_unknown_code(unknown: Sequence[_Saved], codes: Mapping[str, Code]) 
         )
     )
     return (
-        f"fleet: WARNING: FLEET 0.1.0 wrote the checkpoints of {names}, and did not note the code of networks: "
-        f"they go on as if {files} had not changed since then; from now on it is noted"
+        f"fleet: WARNING: FLEET 0.1.0 wrote the checkpoints of {names} and did not record the code "
+        f"of networks: training continues as if {files} had not changed since; from now on the "
+        "code is recorded"
     )
 
 
@@ -345,7 +350,7 @@ def _amend(
     new_identity = training_identity(checkpoint.network, spec, sample)
     key = checkpoint.network.architecture.key
 
-    def now(state: TrainingState) -> TrainingState:
+    def amended(state: TrainingState) -> TrainingState:
         state = replace(
             state.at_epoch_start() if DATA in checkpoint.changed else state,
             identity=new_identity,
@@ -356,24 +361,25 @@ def _amend(
             return state.with_accepted_changes(" ".join(checkpoint.changed))
         return state
 
-    rewrite_states(paths, checkpoint.network.name, now, fence)
+    rewrite_states(paths, checkpoint.network.name, amended, fence)
 
 
 def _start_over(paths: RunPaths, name: str) -> bool:
-    """Delete what was trained of a network; returns whether there was anything.
+    """Delete the checkpoints and results of a network; returns whether there were any.
 
     Raises:
-        UserError: there are files beside it that FLEET did not write.
+        UserError: its folders hold files that FLEET did not write.
     """
     folders = [folder for folder in (paths.model(name), paths.tensorboard(name)) if folder.exists()]
     for path in paths.foreign_files() if folders else ():
         if any(folder in path.parents for folder in folders):
             raise UserError(
-                f"--fresh-network {name}: {path} is no file that FLEET wrote; move it away"
+                f"--fresh-network {name}: FLEET did not write {path}; move it elsewhere"
             )
     for folder in folders:
         with storage_errors(folder):
-            for path in set(folder.iterdir()) - {paths.first(name)}:  # it begins there again
+            # It starts again from its initial weights.
+            for path in set(folder.iterdir()) - {paths.first(name)}:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             if not any(folder.iterdir()):
                 folder.rmdir()

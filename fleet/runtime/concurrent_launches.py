@@ -1,8 +1,8 @@
-"""One of several launches that share a run: its leases, and the progress of others.
+"""One of several launches that share a run: its leases, and the progress of the others.
 
-What is wanted is decided by :class:`fleet.control.lease_requests.LeaseRequests`, and taken by
-:class:`fleet.storage.network_leases.NetworkLeases` in a thread of its own. Here the two meet,
-between two steps of the coordinator.
+:class:`fleet.control.lease_requests.LeaseRequests` decides which leases to request, and
+:class:`fleet.storage.network_leases.NetworkLeases` acquires them in a thread. This module connects
+the two, between two steps of the coordinator.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from fleet.storage.network_leases import NetworkLeases, find_held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, restore_network
 
-# between two looks at the logs of others, and how much longer than a look that is
-_EVERY_S = 1.0
-_SHARE = 200
+# Other logs are read after this time, and after this many times the duration of the last read.
+_READ_EVERY_S = 1.0
+_READ_SHARE = 200
 
 
 class ConcurrentLaunches:
     """The networks that this launch holds, and the logs of other launches.
 
     Args:
-        results: of the run; how far a network is of which others tell is looked up when it is
-            taken.
-        tail: of the logs, from before the results were recovered.
+        leases: acquires and releases the leases of networks.
+        claims: decides which leases to request.
+        results: the run's results.
+        tail: reads the logs from a moment before the results were recovered.
 
     Attributes:
-        leases: of the networks.
-        is_beside: whether others were at work when it began.
+        leases: the leases of networks.
+        has_others: whether other launches were active when this one started.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class ConcurrentLaunches:
         self._claims = claims
         self._results = results
         self._tail = tail
-        self._follow_at = 0.0
+        self._next_read_s = 0.0
         self._run = RunState()
         self.has_others = find_held_lease(paths) is not None
 
@@ -64,17 +65,18 @@ class ConcurrentLaunches:
         """Check the leases and the networks that are held.
 
         Args:
-            now_s: by the clock of the coordinator.
+            now_s: the time by the coordinator's clock.
             training: the networks that have a group.
             ends: whether the launch is about to end.
 
         Returns:
-            What the ensemble is to hear.
+            Inputs for the controller.
         """
         began = time.monotonic()
-        if began >= self._follow_at:
+        if began >= self._next_read_s:
             self.read_other_logs()
-            self._follow_at = (now := time.monotonic()) + max(_EVERY_S, _SHARE * (now - began))
+            now = time.monotonic()
+            self._next_read_s = now + max(_READ_EVERY_S, _READ_SHARE * (now - began))
         inputs: list[LeaseGranted | EndRequested] = []
         for name in self.leases.pop_acquired():
             leased = self._read(name)
@@ -92,8 +94,8 @@ class ConcurrentLaunches:
         ]
         for effect in self._claims.decide(now_s, paused):
             match effect:
-                case RequestLeases(names, most):
-                    self.leases.request(names, most)
+                case RequestLeases(names, max_leases):
+                    self.leases.request(names, max_leases)
                 case ReleaseLease(network):
                     self.leases.release(network)
                 case LeaveRun(reason):
@@ -101,18 +103,16 @@ class ConcurrentLaunches:
         return inputs
 
     def read_other_logs(self) -> None:
-        """Read the progress of networks held elsewhere from the other logs."""
-        with suppress(OSError):  # a file server that does not answer; the next time
-            for name, standing in self._find_changes(self._tail.poll()):
+        """Read the progress of networks held by other launches from their logs."""
+        with suppress(OSError):  # a file server that does not answer; read again later
+            for name, status in self._find_changes(self._tail.poll()):
                 if name in self._claims.leased or name not in self._results.networks:
                     continue
-                if (
-                    not has_full_history(standing) or standing.outcome == FINISHED_UNLOGGED
-                ):  # it was saved, and never logged
-                    standing = restore_network(self._results, self._results.networks[name])[
-                        0
-                    ].with_logged_pruning(standing)
-                self._results.update_from_launch(name, standing)
+                # It may have been saved but not logged.
+                if not has_full_history(status) or status.outcome == FINISHED_UNLOGGED:
+                    restored, _ = restore_network(self._results, self._results.networks[name])
+                    status = restored.with_logged_pruning(status)
+                self._results.update_from_launch(name, status)
 
     def _find_changes(self, events: list[DatedEvent]) -> list[tuple[str, NetworkStatus]]:
         """Return the networks that events have changed, with their new status."""
@@ -152,30 +152,30 @@ class ConcurrentLaunches:
                         self._results.network_status(network.name)
                     ),
                 )
-        self.read_other_logs()  # with many networks that took a while
+        self.read_other_logs()  # again, because restoring many networks takes a while
 
     def _read(self, name: str) -> LeaseGranted:
         """Read the status of a network whose lease was just acquired."""
-        self.read_other_logs()  # it may just have been logged that it is over, or was pruned
+        self.read_other_logs()  # another launch may just have logged its end or its pruning
         before = self._results.network_status(name)
         lease = self.leases.lease_of(name)
         assert lease.fence is not None
         self._results.deaths.collect_for(name)
-        standing, state = restore_network(self._results, self._results.spec.by_name[name])
-        # What was saved by a launch that was killed, it may not have come to log.
+        status, state = restore_network(self._results, self._results.spec.by_name[name])
+        # A launch that was killed may have saved epochs without logging them.
         if not lease.took_over:
             unlogged: tuple[EpochRecord, ...] = ()
         else:
             unlogged = replay_log(read_run(self._paths, (EpochEnded,))).find_unlogged(
-                name, standing.history
+                name, status.history
             )
         return LeaseGranted(
             name,
-            standing.with_logged_pruning(before),
+            status.with_logged_pruning(before),
             lease.fence.generation,
             0 if state is None else state.position,
             lease.took_over,
             unlogged,
             before.outcome is None,
-            tuple(self._results.deaths.deaths_of(name, len(standing.history))),
+            tuple(self._results.deaths.deaths_of(name, len(status.history))),
         )

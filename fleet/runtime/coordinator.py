@@ -1,9 +1,9 @@
 """The coordinator, on rank 0: receive, decide, send.
 
-All that decides is an :class:`fleet.control.controller.Ensemble`, which only returns what is to be
-done. Here it is told what MPI, the clock and signals bring, and what it wants is done: messages are
-sent, events logged and shown, and results written. The coordinator never blocks:
-:meth:`Coordinator.step` does a bounded piece of work, so that rank 0 can prepare samples, or train.
+A :class:`fleet.control.controller.Controller` makes all decisions and returns them as effects. The
+coordinator passes it what MPI, the clock and signals report, and carries out its effects: it sends
+messages, logs and displays events, and writes results. It never blocks: :meth:`Coordinator.step`
+does a bounded amount of work, so that rank 0 can prepare samples, or train.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from scheduler.ensemble.probing import Probes, find_probes_of_plan
 
 log = logging.getLogger("fleet.runtime.coordinator")
 
-_LEASE_S = 1.0  # between two looks at the lease; checkpoints look for themselves
-_TURN_S = 0.01  # for messages, before rank 0 does something else
+_LEASE_CHECK_S = 1.0  # between two checks of the lease; writers of checkpoints check it themselves
+_RECEIVE_S = 0.01  # longest time for messages before rank 0 does other work
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class SearchParts:
 
     Attributes:
         controller: the search controller, before any input.
-        searchers: that are called.
-        admission: looks at networks that come.
-        log: of earlier launches.
-        command_handler: handles commands from outside; None if there can be none.
+        searchers: calls the searchers.
+        admission: admits networks that are added.
+        log: the events of earlier launches.
+        command_handler: handles users' commands; None if the launch takes none.
         first_events: events about searchers, logged before they are called.
     """
 
@@ -74,11 +74,11 @@ class Files:
     """The files that a launch writes.
 
     Attributes:
-        results: of the networks, by the state of the run, which takes in the events of this launch.
-        log: of events; its clock is the one by which is decided.
-        profile: where rates are written that are found out.
-        fence: this launch's right to write.
-        tracking: what writes the run for trackers.
+        results: the run's results and state, which the events of this launch update.
+        log: the event log, whose clock the controller uses.
+        profile: the file of measured rates.
+        fence: the fence of this launch's lease.
+        tracking: the process that writes the run to trackers.
     """
 
     results: Results
@@ -93,12 +93,12 @@ class StartupEvents:
     """Events about earlier launches and the start-up, logged first.
 
     Attributes:
-        unlogged: epochs of earlier launches that are in checkpoints and not in the event log.
-        remembered: the rates of earlier launches that are used.
-        statuses: status of networks by their checkpoints, where logs differ.
-        changes: what was done, and chosen, before this launch.
-        timer: of the start-up, which ends when the launch is logged.
-        folders: where modules that the spec names are looked for.
+        unlogged: epochs of earlier launches that checkpoints have, but not the event log.
+        remembered: the cached rates that are used.
+        statuses: status of networks by their checkpoints, where it differs from the logs.
+        changes: changes and choices made before this launch.
+        timer: durations of the start-up, which ends when the launch is logged.
+        folders: folders from which the spec's modules are imported.
     """
 
     unlogged: Sequence[events.EpochEnded]
@@ -112,20 +112,23 @@ class StartupEvents:
 class Coordinator:
     """Runs the controller on rank 0; see the module.
 
-    What the ensemble wants is done in the order in which it says it. What is heard meanwhile (the
-    answer to something that it wanted, as how far a checkpoint is) waits until all of that is done.
+    Effects are carried out in order. Inputs that arise meanwhile, such as the state of a checkpoint
+    that an effect asked for, wait until all effects are done.
 
     Args:
-        speeds: what is known of how fast networks are.
+        setup: the configuration of the launch.
+        speeds: the known rates of networks.
+        files: the files that this launch writes.
         show: functions that receive every logged event.
         show_pace: receives a group's network, samples of the epoch, and samples/s.
-        interruption: says when to stop before the end.
-        search: what asks for networks and prunes them.
+        interruption: says when to stop early.
+        past: events to log first.
+        search: proposes and prunes networks.
         concurrent: the networks that this launch holds, if several launches share the run.
 
     Attributes:
-        status: how the launch ends, once it is over.
-        is_cut: whether ranks are left then that do not listen.
+        status: the exit status of the launch; None before its end.
+        is_cut: whether unresponsive ranks are left at the end.
     """
 
     def __init__(
@@ -145,12 +148,10 @@ class Coordinator:
         self._config = setup
         self._files = files
         self._startup = past
-        self._file_rates, self._show, self._show_pace, self._interruption = (
-            speeds.table,
-            show,
-            show_pace,
-            interruption,
-        )
+        self._file_rates = speeds.table
+        self._show = show
+        self._show_pace = show_pace
+        self._interruption = interruption
         self._results = files.results
         self._log = files.log
         self._concurrent = concurrent
@@ -172,12 +173,13 @@ class Coordinator:
             statuses,
         )
         self._controller = Controller(
-            setup, statuses, speeds, self._ask, self._search.controller, restored
+            setup, statuses, speeds, self._call_policy, self._search.controller, restored
         )
-        self._queue: deque[e.Input] = deque()  # what was heard, and the ensemble has not
+        self._queue: deque[e.Input] = deque()  # inputs that the controller has not handled
         self._handled_deaths: frozenset[int] = frozenset()  # deaths that the controller has handled
         self._is_interrupted = False
-        self._before_s = 0.0 if run.launch is None else run.launch.ended_s  # of earlier launches
+        # Duration of earlier launches.
+        self._before_s = 0.0 if run.launch is None else run.launch.ended_s
         self._estimator = Estimator(setup.spec, self._results.networks, run)
         self._estimate_times = EstimateSchedule()
         self.status: ExitStatus | None = None
@@ -187,17 +189,15 @@ class Coordinator:
 
     def start(self) -> None:
         """Log the start of the launch and what earlier launches did not log."""
-        if 0 not in self._config.roles.trainers:  # what networks leave is large
+        if 0 not in self._config.roles.trainers:  # networks leave large garbage
             collect_rarely()
-        spec, roles, options, past = (
-            self._config.spec,
-            self._config.roles,
-            self._config.spec.options,
-            self._startup,
-        )
+        spec = self._config.spec
+        roles = self._config.roles
+        options = spec.options
+        past = self._startup
         past.timer.end("setting up")
-        over = (name for name in self._results.networks if self._run.status_of(name).is_final)
-        self._note(
+        finished = (name for name in self._results.networks if self._run.status_of(name).is_final)
+        self._log_event(
             events.LaunchStarted(
                 networks=len(spec.networks),
                 trainers=len(roles.trainers),
@@ -205,7 +205,7 @@ class Coordinator:
                 nodes=roles.nodes,
                 gpus_per_node=roles.gpus_per_node,
                 policy=spec.schedule.policy,
-                finished=tuple(sorted(over)),
+                finished=tuple(sorted(finished)),
                 first_stream_epoch=self._config.first_epoch,
                 samples=self._config.samples,
                 devices=tuple(sorted(roles.rank_of)),
@@ -228,7 +228,7 @@ class Coordinator:
             )
         )
         if spec.schedule.rates is not None and self._file_rates is not None:
-            self._note(
+            self._log_event(
                 events.RatesLoaded(
                     {network.name: network.rates for network in self._file_rates.models}
                 )
@@ -242,7 +242,7 @@ class Coordinator:
         )
         for event in first:
             if event is not None:
-                self._note(event)
+                self._log_event(event)
 
     def step(self) -> bool:
         """Receive waiting messages, decide, send; returns whether anything happened."""
@@ -252,7 +252,7 @@ class Coordinator:
         self._results.write_if_due()
         self._files.profile.write_if_due()
         for failed in self._files.tracking.failures():
-            self._note(failed)
+            self._log_event(failed)
         if not self._is_interrupted and (reason := self._interruption.reason()):
             self._is_interrupted = True
             self._handle(e.EndRequested(reason, self._interruption.patience_s))
@@ -265,47 +265,46 @@ class Coordinator:
                 self._handle(message)
         if self._search.command_handler is not None and not self._is_interrupted:
             self._search.command_handler.handle_commands(
-                self._note, self._handle, lambda: self.status is None, self._offer
+                self._log_event, self._handle, lambda: self.status is None, self._offer_nodes
             )
         for admitted in self._admitted():
             self._handle(admitted)
         answer = self._search.searchers.poll_answer()
         if answer is not None:
             self._handle(answer)
-        has_heard, is_all = self._hear_messages()
-        if (
-            is_all and self._world.dead_ranks > self._handled_deaths
-        ):  # when all that the dead have said is heard
+        has_received, is_all = self._receive_messages()
+        # Deaths are handled after all messages of the dead ranks.
+        if is_all and self._world.dead_ranks > self._handled_deaths:
             died = self._world.dead_ranks - self._handled_deaths
             self._handled_deaths = self._world.dead_ranks
             self._handle(e.RanksDied(tuple(sorted(died))))
         else:
             self._handle(None, more_wait=not is_all)
-        return has_heard or answer is not None
+        return has_received or answer is not None
 
-    def _hear_messages(self) -> tuple[bool, bool]:
+    def _receive_messages(self) -> tuple[bool, bool]:
         """Receive waiting messages for a limited time.
 
         Returns:
-            Whether there were any, and whether these are all.
+            Whether there were any, and whether none is left.
         """
-        has_heard = False
-        until_s = time.monotonic() + _TURN_S
-        while self.status is None and not (has_heard and time.monotonic() >= until_s):
+        has_received = False
+        until_s = time.monotonic() + _RECEIVE_S
+        while self.status is None and not (has_received and time.monotonic() >= until_s):
             message = self._world.receive(Tag.COORDINATOR)
             if message is None:
-                return has_heard, True
-            has_heard = True
+                return has_received, True
+            has_received = True
             if isinstance(message, Pace):
                 self._show_pace(message.network, message.samples, message.samples_per_s)
             self._handle(message, more_wait=True)
-        return has_heard, False
+        return has_received, False
 
     def stop(self) -> None:
         """Log the end of the launch.
 
         Raises:
-            LeaseLost: another launch says it instead.
+            LeaseLost: another launch has taken over and logs it instead.
         """
         self._search.searchers.close()
         if self._search.command_handler is not None:
@@ -315,7 +314,7 @@ class Coordinator:
                 else "the run has ended"
             )
         self._check_rights()
-        self._note(self._launch.make_end_event(int(self.status or 0), self._log.now()))
+        self._log_event(self._launch.make_end_event(int(self.status or 0), self._log.now()))
 
     def summary(self) -> str:
         """Return the run's duration and the shares of overheads ([FLEET] Table 4)."""
@@ -338,12 +337,12 @@ class Coordinator:
         try:
             effects = self._controller.handle(self._log.now(), message, more_wait)
         except ProtocolViolation as error:
-            log.critical("all that was heard, and what was done about it:\n%s", error.report())
+            log.critical("inputs and effects of the controller:\n%s", error.report())
             raise
         for effect in effects:
             self._carry_out(effect)
 
-    def _ask(
+    def _call_policy(
         self, rates: RateTable, progress: Progress, cluster: Cluster, min_steps: RateFloor | None
     ) -> PolicyAnswer:
         began = time.perf_counter()
@@ -358,41 +357,37 @@ class Coordinator:
             )
         return PolicyAnswer(answer, time.perf_counter() - began, probes)
 
-    def _offer(self, nodes: int, within_s: float) -> e.NodeOffer:
+    def _offer_nodes(self, nodes: int, within_s: float) -> e.NodeOffer:
         return self._controller.offer_nodes(nodes, within_s, self._log.now())
 
     def _check_lease(self) -> None:
         """Check regularly that this launch still holds its lease.
 
         Raises:
-            LeaseLost: it was stopped for so long that another has taken over.
+            LeaseLost: the lease expired, and another launch has taken over.
         """
         now = time.monotonic()
-        if now >= self._checked_s + _LEASE_S:
+        if now >= self._checked_s + _LEASE_CHECK_S:
             self._checked_s = now
             self._check_rights()
 
     def _check_rights(self) -> None:
-        for right in (
-            self._files.fence,
-            None if self._concurrent is None else self._concurrent.leases,
-        ):
-            if right is not None:
-                right.check()
+        if self._files.fence is not None:
+            self._files.fence.check()
+        if self._concurrent is not None:
+            self._concurrent.leases.check()
 
-    # ---- do ----
+    # ---- effects ----
 
     def _carry_out(self, effect: e.Effect) -> None:
         self._check_lease()
         match effect:
             case e.SendMessage(rank, tag, message):
-                self._world.send(
-                    rank,
-                    tag,
-                    message if self._concurrent is None else self._concurrent.with_fence(message),
-                )
+                if self._concurrent is not None:
+                    message = self._concurrent.with_fence(message)
+                self._world.send(rank, tag, message)
             case e.LogEvent(event):
-                self._note(event)
+                self._log_event(event)
             case e.SaveParameterCount(network, parameters):
                 self._results.set_parameters(network, parameters)
             case e.SaveRates(rates):
@@ -400,12 +395,9 @@ class Coordinator:
             case e.SaveDeath(network, death):
                 self._results.deaths.record(network, death)
             case e.ReadCheckpoint(network):
-                standing, state = read_network_status(
-                    self._results, self._results.networks[network]
-                )
-                self._queue.append(
-                    e.CheckpointRead(network, standing, 0 if state is None else state.position)
-                )
+                status, state = read_network_status(self._results, self._results.networks[network])
+                position = 0 if state is None else state.position
+                self._queue.append(e.CheckpointRead(network, status, position))
             case e.CallSearcher(entry, call):
                 self._search.searchers.consult(entry, call)
             case e.AddNetwork():
@@ -413,16 +405,16 @@ class Coordinator:
                 self._queue += self._admitted()
             case e.AbortLaunch(error):
                 raise error
-            case e.EndLaunch(status, is_cut):
+            case e.EndLaunch(exit_status, is_cut):
                 self._files.profile.write()
-                self.status = status
+                self.status = exit_status
                 self.is_cut = is_cut
 
     def _admitted(self) -> Sequence[e.NetworkAdmitted]:
         """Return requested networks that were admitted."""
         return self._search.admission.pop_ready(self._controller.training, self._log.now())
 
-    def _note(self, event: events.Event) -> None:
+    def _log_event(self, event: events.Event) -> None:
         self._run.apply(self._before_s + self._log.now(), event)
         self._results.on_event(event)
         self._log.add(event)
@@ -441,4 +433,4 @@ class Coordinator:
         estimated = self._estimator.estimate(self._before_s + now, self._controller.remaining_work)
         self._estimate_times.record(now, time.perf_counter() - began, estimated)
         if estimated is not None:
-            self._note(estimated)
+            self._log_event(estimated)

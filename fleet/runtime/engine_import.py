@@ -1,8 +1,8 @@
 """Import of an engine while rank 0 reads the data: TensorFlow takes seconds.
 
-Rank 0 says which ranks will train, and with which engine, as soon as it has read the spec. They
-import the engine in a thread and wait for what rank 0 has prepared meanwhile. A rank that will have
-nothing to train imports nothing.
+Rank 0 announces which ranks will train, and with which engine, as soon as it has read the spec.
+These ranks import the engine in a thread while they wait for rank 0. A rank that will not train
+imports nothing.
 """
 
 from __future__ import annotations
@@ -29,44 +29,43 @@ log = logging.getLogger("fleet.runtime.engine_import")
 
 
 @dataclass(frozen=True)
-class Ahead:
+class ImportPlan:
     """An engine that can be imported early, and the ranks that will train.
 
     Attributes:
-        engine: its name; empty where it is one of the user's own, whose imports are unknown: what
-            it imports.
-        ranks: that will train.
+        engine: the engine's name; empty for a custom engine, whose imports are unknown.
+        ranks: the ranks that will train.
     """
 
     engine: str = ""
     ranks: frozenset[int] = frozenset()
 
 
-def plan_import(spec: Spec, roles: Roles, fresh: bool) -> Ahead:
+def plan_import(spec: Spec, roles: Roles, fresh: bool) -> ImportPlan:
     """Plan the import of an engine from the unfinished networks in the results table.
 
     Args:
-        fresh: nothing counts that an earlier launch has left.
+        fresh: whether results of earlier launches are ignored.
     """
     done = set[str]() if fresh else ended_in_table(RunPaths(spec.output))
     unfinished = [network for network in spec.networks if network.name not in done]
-    ranks = frozenset(busy(unfinished, roles, bool(spec.searches)))
-    return Ahead(spec.engine.name if spec.engine.name in ENGINES else "", ranks)
+    ranks = frozenset(find_busy_trainers(unfinished, roles, bool(spec.searches)))
+    return ImportPlan(spec.engine.name if spec.engine.name in ENGINES else "", ranks)
 
 
-def busy(
-    networks: Iterable[NetworkSpec], roles: Roles, grows: bool = False, together: int = 1
+def find_busy_trainers(
+    networks: Iterable[NetworkSpec], roles: Roles, grows: bool = False, networks_per_gpu: int = 1
 ) -> tuple[int, ...]:
-    """Return the first trainers, as many as these networks can use at once.
+    """Return the first trainers, as many as these networks can use at the same time.
 
-    Policies give out devices in this order; should one of the others get work all the same, it
-    loads its engine then.
+    Policies assign devices in this order. A trainer that gets work nevertheless loads its engine
+    then.
 
     Args:
-        grows: whether further networks are asked for while the run goes on.
-        together: networks on a GPU that are known to pay, where only as many share it.
+        grows: whether searches will add networks.
+        networks_per_gpu: number of networks that are known to train faster on a shared GPU.
     """
-    slots = roles.slots if roles.fills else together
+    slots = roles.slots if roles.fills else networks_per_gpu
     trainers = tuple(
         rank
         for rank in roles.trainers
@@ -84,13 +83,13 @@ class Announcement:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._is_given = False
+        self._is_sent = False
 
-    def give(self, ahead: Ahead) -> None:
-        """Announce once; collective, with :meth:`EngineImport.hear`."""
-        if not self._is_given:
-            self._is_given = True
-            self._world.broadcast_value(ahead)
+    def send(self, import_plan: ImportPlan) -> None:
+        """Announce once; collective, with :meth:`EngineImport.receive`."""
+        if not self._is_sent:
+            self._is_sent = True
+            self._world.broadcast_value(import_plan)
 
 
 class EngineImport:
@@ -99,16 +98,16 @@ class EngineImport:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
-    def hear(self, world: World) -> None:
+    def receive(self, world: World) -> None:
         """Receive rank 0's announcement and start importing if needed; collective."""
-        no_plan: Ahead | None = None
-        ahead = world.broadcast_value(no_plan)
-        if world.rank in ahead.ranks and ahead.engine:
-            self._thread = threading.Thread(target=_import, args=(ahead.engine,), name="loading")
+        no_plan: ImportPlan | None = None
+        plan = world.broadcast_value(no_plan)
+        if world.rank in plan.ranks and plan.engine:
+            self._thread = threading.Thread(target=_import, args=(plan.engine,), name="loading")
             self._thread.start()
 
     def finish(self) -> None:
-        """Wait for the import; errors appear again when the engine is made."""
+        """Wait for the import; its errors are raised when the engine is made."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -116,22 +115,22 @@ class EngineImport:
     def unpack(self, packed: bytes) -> Any:
         """Unpickle an object of rank 0, importing missing modules safely.
 
-        Such a module of the user's may import TensorFlow, too, and two threads that import a
-        package with circles find it half made: so it is imported when the thread is done.
+        A user's module may import TensorFlow, too, and two threads that import a package with
+        circular imports may see it half imported. So it is imported after the thread has finished.
         """
         with restoring_process():
             return _Unpickler(packed, self).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles; waits for the import before it imports anything itself."""
+    """An unpickler that waits for the engine's import before it imports a module."""
 
     def __init__(self, packed: bytes, loading: EngineImport) -> None:
         super().__init__(io.BytesIO(packed))
         self._loading = loading
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the class or function of a name."""
+        """Return a class or function of a module."""
         if module not in sys.modules:
             self._loading.finish()
             import_user_module(module)
@@ -141,5 +140,5 @@ class _Unpickler(pickle.Unpickler):
 def _import(engine: str) -> None:
     try:
         import_engine(ENGINES[engine])
-    except Exception:  # it says so when it is made
-        log.info("%s could not be imported ahead", engine, exc_info=True)
+    except Exception:  # it is raised again when the engine is made
+        log.info("%s could not be imported early", engine, exc_info=True)

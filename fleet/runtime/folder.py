@@ -17,38 +17,37 @@ from fleet.storage.network_leases import read_holders, reclaim_networks
 from fleet.storage.paths import RunPaths
 from fleet.units import listed
 
-_DOOR_S = (
-    300.0  # for those before to begin: they read all checkpoints, and perhaps decode all samples
-)
-_KNOCK_S = 1.0
+# How long to wait while another launch starts, which reads all checkpoints and may decode samples.
+_ENTER_TIMEOUT_S = 300.0
+_RETRY_S = 1.0
 
 
 def check_folder(paths: RunPaths) -> None:
     """Refuse a folder that FLEET did not create.
 
     Raises:
-        UserError: it is.
+        UserError: the folder is a file, or holds files that FLEET did not write.
     """
     root = paths.root
     if root.exists() and not root.is_dir():
-        raise UserError(f"output: {root} is a file; it should be a folder, or nothing yet")
+        raise UserError(f"output: {root} is a file; it should be a folder or not exist yet")
     if root.exists() and any(root.iterdir()) and not paths.marker.exists():
-        raise UserError(f"output: {root} holds files that FLEET did not write; name another folder")
+        raise UserError(f"output: {root} holds files that FLEET did not write; use another folder")
 
 
 def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
     """Acquire a run's folder for this launch.
 
     Args:
-        fresh: delete what earlier launches have left.
-        lease: keeps other launches out from now on.
+        fresh: delete the files of earlier launches.
+        lease: locks the folder for other launches from now on.
 
     Raises:
-        UserError: it is somebody else's, or another launch is at work there.
+        UserError: FLEET did not create the folder, or another launch is using it.
     """
     check_folder(paths)
-    # What is put into the mailbox once this launch has the lease is for this launch.
-    letters = list(paths.mailbox.glob("*"))
+    # Commands that arrive after the lease was acquired are for this launch.
+    stale_commands = list(paths.mailbox.glob("*"))
     if lease is not None:
         with writing_into(paths):
             lease.take(paths.lease, floor=newest_written_generation(paths))
@@ -56,7 +55,7 @@ def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
             if reclaim_networks(paths, lease) or took_over:
                 fence_out(paths)
     if fresh and paths.root.exists():
-        _empty(paths, letters)
+        _empty(paths, stale_commands)
 
 
 def check_shareable(spec: Spec, option: str) -> None:
@@ -66,17 +65,17 @@ def check_shareable(spec: Spec, option: str) -> None:
         option: the option that the user gave, for the message.
 
     Raises:
-        UserError: its networks come while it goes on, to the one launch that asks for them.
+        UserError: the spec has searches or keep_open, which need a launch of their own.
     """
     if spec.searches:
         raise UserError(
-            f"{option}: a search is of one launch, which asks for networks; start it alone, as with "
-            "fleet submit --chain, which goes on with it job after job"
+            f"{option}: a search cannot be shared by several launches; run one launch at a time, "
+            "for example with fleet submit --chain"
         )
     if spec.document.keep_open is not None:
         raise UserError(
-            f"{option}: keep_open waits for networks that are added, and launches that share those of a run "
-            "take none; leave it out"
+            f"{option}: keep_open waits for added networks, which launches that share a run do not "
+            "accept; remove keep_open"
         )
 
 
@@ -84,11 +83,11 @@ def enter_folder(paths: RunPaths, lease: Lease) -> None:
     """Enter a run's folder together with other launches; see :mod:`network_leases`.
 
     Raises:
-        UserError: it is somebody else's, or a launch that wants to be alone is at work there.
+        UserError: FLEET did not create the folder, or a launch that does not share is using it.
     """
     check_folder(paths)
     with writing_into(paths):
-        until = time.monotonic() + _DOOR_S
+        until = time.monotonic() + _ENTER_TIMEOUT_S
         while True:
             try:
                 lease.take(paths.lease, floor=newest_written_generation(paths))
@@ -96,8 +95,9 @@ def enter_folder(paths: RunPaths, lease: Lease) -> None:
             except UserError:
                 if time.monotonic() >= until:
                     raise
-                time.sleep(_KNOCK_S)
-        if lease.took_over and not read_holders(paths):  # it may have been a launch that was alone
+                time.sleep(_RETRY_S)
+        # The previous launch may not have shared the run.
+        if lease.took_over and not read_holders(paths):
             fence_out(paths)
 
 
@@ -123,7 +123,7 @@ def writing_into(paths: RunPaths) -> Iterator[None]:
     """Create a run's folder and guard writing its first file.
 
     Raises:
-        UserError: its name cannot be a folder's.
+        UserError: a folder of this name cannot be created.
         StorageError: the disk is full, ...
     """
     try:
@@ -137,17 +137,17 @@ def writing_into(paths: RunPaths) -> Iterator[None]:
         raise UserError(f"output: {error}") from None
 
 
-def _empty(paths: RunPaths, letters: Iterable[Path]) -> None:
-    """Delete what earlier launches have written, and nothing else."""
+def _empty(paths: RunPaths, stale_commands: Iterable[Path]) -> None:
+    """Delete the files of earlier launches and nothing else."""
     foreign = paths.foreign_files()
     if foreign:
         listing = listed([str(path.relative_to(paths.root)) for path in foreign], 5)
         raise UserError(
-            f"--fresh: {paths.root} also holds what FLEET did not write: {listing}; move it away, or name "
-            "another output"
+            f"--fresh: {paths.root} also holds files that FLEET did not write: {listing}; move "
+            "them elsewhere, or use another output"
         )
     try:
-        # They say whose it is, and who is in it.
+        # These record the owner of the folder and the launches that use it.
         preserved = {
             paths.marker,
             paths.lease,
@@ -155,8 +155,8 @@ def _empty(paths: RunPaths, letters: Iterable[Path]) -> None:
             paths.jobs_lease,
             paths.mailbox,
         }
-        for letter in letters:
-            letter.unlink(missing_ok=True)
+        for path in stale_commands:
+            path.unlink(missing_ok=True)
         for path in set(paths.root.iterdir()) - preserved:
             if path.is_dir():
                 shutil.rmtree(path)

@@ -1,9 +1,9 @@
 """Networks with different transforms or targets on one shared stream.
 
-What the transforms of all networks have in common at their beginning, up to the first random one,
-is done once, and the stream carries what comes out. Where they differ in how a file is decoded, it
-carries what each of them makes, side by side. Each network does the rest to its own samples as it
-reads them; see docs/design/stream.md.
+The first transforms that all networks share, up to the first random one, are applied once, and the
+stream carries the results. If networks decode files differently, the stream carries the results of
+each, packed into one sample. Each network applies its remaining transforms as it reads samples; see
+docs/design/stream.md.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ class InputPipeline:
 
     Attributes:
         data: the samples, with the targets of these networks.
-        transforms: all that is done to them.
-        samples: what a sample of each part is then.
-        shared_count: number of transforms that the stream has applied; 0 where there is none, or
-            all are fed with the same.
-        stream_target: the target of a sample of the stream; None where there is none, and each
-            network prepares its own, or where all are fed with the same.
-        packed_slice: where in a sample of the stream these have left what they made; None where it
-            carries nothing else.
+        transforms: all transforms.
+        samples: split -> specification of a transformed sample.
+        shared_count: number of transforms that the stream has applied; 0 without a stream, or if
+            all networks have the same pipeline.
+        stream_target: target of a sample of the stream; None without a stream, or if all networks
+            have the same pipeline.
+        packed_slice: this pipeline's part of a sample of the stream; None if it is not packed.
     """
 
     data: DataSet
@@ -63,9 +62,9 @@ class InputPipeline:
             and self.samples["train"].target == self.stream_target
         )
 
-    def pipeline(self, part: str, seed: int) -> Pipeline | None:
-        """Return the pipeline of a split for these networks; None if there is no such split."""
-        source = self.data.splits().get(part)
+    def pipeline(self, split: str, seed: int) -> Pipeline | None:
+        """Return the pipeline of a split for these networks; None if the data lacks the split."""
+        source = self.data.splits().get(split)
         if source is None:
             return None
         fixed = None if self.is_input_done or self.stream_target is None else self.shared_count
@@ -73,7 +72,7 @@ class InputPipeline:
             source,
             self.transforms,
             seed,
-            self.samples[part],
+            self.samples[split],
             fixed,
             self.stream_target,
             self.packed_slice,
@@ -101,10 +100,9 @@ class SharedTransforms:
     """The transforms that are applied once for all networks.
 
     Attributes:
-        transforms: which ones; none of them random, unless all networks have the same.
-        shared_count: how many of the transforms of each feed these are.
-        packed_slices: where in a sample what was made for each feed is; empty where the same was
-            made for all.
+        transforms: the shared transforms, none of them random unless all networks have the same.
+        shared_count: pipeline key -> number of its transforms that are shared.
+        packed_slices: pipeline key -> its part of a packed sample; empty if samples are not packed.
     """
 
     transforms: tuple[Transform, ...]
@@ -136,11 +134,10 @@ def find_shared_transforms(
     """Find the transforms that input pipelines can share, probing samples if necessary.
 
     Args:
-        data, transforms_by_key: the data and the transforms of each feed.
+        data, transforms_by_key: the data and the transforms of each pipeline.
 
     Raises:
-        UserError: what one of them makes before its first random transform differs from sample to
-            sample.
+        UserError: before its first random transform, a pipeline yields samples of several shapes.
     """
     lists = list(transforms_by_key.values())
     shared_count = count_common(lists)
@@ -159,14 +156,14 @@ def find_shared_transforms(
     for key, transforms in fixed.items():
         if transforms not in shapes:
             try:
-                shapes[transforms] = probe_splits(data[key], transforms, spec.seed)[0][
-                    "train"
-                ].image.shape
+                samples, _ = probe_splits(data[key], transforms, spec.seed)
             except (InputError, UserError) as error:
                 raise UserError(
-                    f"{_locate(spec, key)}: networks share what each makes of a file before its first "
-                    f"random transform: {str(error).removeprefix('data: ')}; {_suggest_own_samples(spec)}"
+                    f"{_locate(spec, key)}: all samples must have one shape before their first "
+                    "random transform, because that part is computed once for all networks: "
+                    f"{str(error).removeprefix('data: ')}; {_suggest_own_samples(spec)}"
                 ) from error
+            shapes[transforms] = samples["train"].image.shape
     variants = PackedVariants(tuple(shapes), tuple(shapes.values()))
     packed_slices = dict(zip(shapes, variants.slices(), strict=True))
     return SharedTransforms(
@@ -182,14 +179,15 @@ def probe_shared_samples(
     """Probe the samples that the stream carries for several input pipelines.
 
     Raises:
-        UserError: it differs from sample to sample, so that it cannot be carried.
+        UserError: samples differ in shape, so that the stream cannot carry them.
     """
     try:
         return probe_splits(data, shared.transforms, spec.seed)
     except (InputError, UserError) as error:
         raise UserError(
-            f"data: networks share what the first {pluralize(len(shared.transforms), 'transform')} of all of "
-            f"them make: {str(error).removeprefix('data: ')}, the same one in all entries; "
+            f"data: all samples must have one shape after the first "
+            f"{pluralize(len(shared.transforms), 'transform')}, which all networks share: "
+            f"{str(error).removeprefix('data: ')}, the same one in all entries; "
             f"{_suggest_own_samples(spec)}"
         ) from error
 
@@ -197,10 +195,10 @@ def probe_shared_samples(
 def _suggest_own_samples(spec: Spec) -> str:
     """Suggest what to change if samples cannot be shared."""
     if spec.policy.own_samples:
-        how = "data.cache: none"
+        setting = "data.cache: none"
     else:
-        how = "schedule.policy: baseline"
-    return f"or let each network prepare its own samples ({how})"
+        setting = "schedule.policy: baseline"
+    return f"or let each network prepare its own samples ({setting})"
 
 
 def make_pipelines(
@@ -213,13 +211,13 @@ def make_pipelines(
     """Make the input pipelines of a spec that has several, probing samples for each.
 
     Args:
-        data, transforms_by_key: the data and the transforms of each feed.
-        shared: what is done for all of them.
-        stream: what the stream carries of each part; None where there is none, and each network
-            prepares its own.
+        data, transforms_by_key: the data and the transforms of each pipeline.
+        shared: the transforms that are applied once for all.
+        stream: split -> specification of a sample of the stream; None if each network prepares its
+            own samples.
 
     Raises:
-        UserError: the targets cannot differ as they do.
+        UserError: the targets of pipelines cannot be combined.
     """
     stream_target = None if stream is None else stream["train"].target
     pipelines = {}
@@ -246,97 +244,107 @@ def probe_splits(
     """Probe the samples of each split; see :func:`preprocess.probe.probe_samples`.
 
     Raises:
-        InputError, UserError: they are not alike.
+        InputError, UserError: samples differ in shape or dtype.
     """
     probes = {
         name: probe_samples(source, transforms, seed) for name, source in data.splits().items()
     }
-    weighted = any(
-        probe.sample.target.weighted for probe in probes.values()
-    )  # what travels is the same of all parts
+    # The targets of all splits have the same dtype in the stream.
+    weighted = any(probe.sample.target.weighted for probe in probes.values())
     samples = {
         name: replace(probe.sample, target=replace(probe.sample.target, weighted=weighted))
         for name, probe in probes.items()
     }
-    for part, sample in samples.items():
+    training_image = samples["train"].deferred_input or samples["train"].image
+    for split, sample in samples.items():
         image = sample.deferred_input or sample.image
-        if image != (first := samples["train"].deferred_input or samples["train"].image):
+        if image != training_image:
             raise UserError(
-                f"data: training samples are {first} and {part} samples {image}; add a resize or a crop"
+                f"data: training samples are {training_image} and {split} samples {image}; add a "
+                "resize or a crop"
             )
     return samples, probes
 
 
 def _check_targets(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> None:
-    targets = {
-        key: replace(feed.samples["train"].target, size=None) for key, feed in pipelines.items()
-    }
+    targets = {key: _sizeless_target(pipeline) for key, pipeline in pipelines.items()}
     kinds = {target.kind for target in targets.values()}
     if len(set(targets.values())) == 1:
         return
-    odd = next(key for key, target in targets.items() if target != next(iter(targets.values())))
+    first = next(iter(targets.values()))
+    differing = next(key for key, target in targets.items() if target != first)
     if "mask" in kinds:
         raise UserError(
-            f"{_locate(spec, odd)}: a mask goes through the transforms with its image, so all networks of a "
-            f"run must have the same ones, not {' and '.join(map(str, targets.values()))}; make it another "
-            "run"
+            f"{_locate(spec, differing)}: a mask is transformed with its image, so all networks of "
+            f"a run must have the same masks, not {' and '.join(map(str, targets.values()))}; use "
+            "another run"
         )
     if spec.data.cache == "file":
         raise UserError(
-            f"{_locate(spec, odd)}: data.cache: file keeps one target of each sample; where networks "
-            "have different ones it should be memory or none"
+            f"{_locate(spec, differing)}: data.cache: file stores one target per sample; if "
+            "networks have different targets, use memory or none"
         )
+
+
+def _sizeless_target(pipeline: InputPipeline) -> TargetSpec:
+    return replace(pipeline.samples["train"].target, size=None)
 
 
 def _locate(spec: Spec, key: str) -> str:
     """Return the place in the spec of an input pipeline's data settings."""
     if not key:
         return "data"
-    entries = enumerate(spec.document.models)
-    return f"models[{next(index for index, entry in entries if spec.document.pipeline_of(entry) == key)}].data"
+    keys = list(map(spec.document.pipeline_of, spec.document.models))
+    return f"models[{keys.index(key)}].data"
 
 
 def have_same_target(pipelines: Mapping[str, InputPipeline]) -> bool:
     """Return True if all networks have the same target."""
-    return (
-        len({replace(feed.samples["train"].target, size=None) for feed in pipelines.values()}) < 2
-    )
+    return len(set(map(_sizeless_target, pipelines.values()))) < 2
 
 
 def describe_sharing(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> str:
     """Describe which preparation is shared, in one line; empty if all of it is."""
-    if len({network.pipeline for network in spec.networks}) < 2:  # a replay trains but one
+    # A replay has several pipelines, but trains only one network.
+    if len({network.pipeline for network in spec.networks}) < 2:
         return ""
     names: dict[str, list[str]] = {key: [] for key in pipelines}
     for network in spec.networks:
         names[network.pipeline].append(network.name)
-    shared_count = {
-        key: len(inline_device_transforms(feed.transforms[: feed.shared_count]))
-        for key, feed in pipelines.items()
+    count_of = {
+        key: len(inline_device_transforms(pipeline.transforms[: pipeline.shared_count]))
+        for key, pipeline in pipelines.items()
     }
-    rests = "; ".join(
-        f"{listed(names[key])}: {_list_names(spec.data_by_pipeline[key].transforms[shared_count[key] :]) or 'nothing more'}"
-        f", {feed.samples['train'].target}"
-        for key, feed in pipelines.items()
+    shared = {
+        key: _list_names(spec.data_by_pipeline[key].transforms[:count])
+        for key, count in count_of.items()
+    }
+    remaining = {
+        key: _list_names(spec.data_by_pipeline[key].transforms[count:]) or "nothing more"
+        for key, count in count_of.items()
+    }
+    by_network = "; ".join(
+        f"{listed(names[key])}: {remaining[key]}, {pipeline.samples['train'].target}"
+        for key, pipeline in pipelines.items()
         if names[key]
     )
     if spec.policy.own_samples:
-        return f"data: entries have data of their own, and each trainer prepares its samples alone: {rests}"
+        return (
+            "data: entries have different data, and each trainer prepares its own samples: "
+            f"{by_network}"
+        )
+    networks = pluralize(len(spec.networks), "network")
     key, first = next(iter(pipelines.items()))
     if first.packed_slice is not None:
         prepared = "; ".join(
-            f"{listed(names[key])}: {_list_names(spec.data_by_pipeline[key].transforms[: shared_count[key]])}"
-            for key in pipelines
-            if names[key]
+            f"{listed(names[key])}: {shared[key]}" for key in pipelines if names[key]
         )
         return (
-            f"data: read once for all {pluralize(len(spec.networks), 'network')}, and prepared for {prepared}; by each "
-            f"network for itself: {rests}"
+            f"data: read once for all {networks}, prepared for {prepared}; by network: {by_network}"
         )
-    shared = spec.data_by_pipeline[key].transforms[: shared_count[key]]
     return (
-        f"data: prepared once for all {pluralize(len(spec.networks), 'network')}: {_list_names(shared) or 'reading'}; by "
-        f"each network for itself: {rests}"
+        f"data: prepared once for all {networks}: {shared[key] or 'reading'}; by network: "
+        f"{by_network}"
     )
 
 
@@ -346,16 +354,18 @@ def describe_device_transforms(
     """Describe which transforms run on the device, one line per case."""
     lines = dict[str, None]()
     for key, transforms in transforms_by_key.items():
-        items = spec.data_by_pipeline[key].transforms
+        settings = spec.data_by_pipeline[key].transforms
         (host, on_device) = split_device(transforms)
         if on_device is not None:
             first = len(split_scale(host)[0])
             lines[
-                f"data: on the device: {_list_names(items[first:])}; on the host, before: "
-                f"{_list_names(items[:first]) or 'reading'}"
+                f"data: on the device: {_list_names(settings[first:])}; on the host, before: "
+                f"{_list_names(settings[:first]) or 'reading'}"
             ] = None
     return "\n".join(lines)
 
 
-def _list_names(items: tuple[str | dict, ...]) -> str:
-    return ", ".join(item if isinstance(item, str) else next(iter(item)) for item in items)
+def _list_names(settings: tuple[str | dict, ...]) -> str:
+    return ", ".join(
+        setting if isinstance(setting, str) else next(iter(setting)) for setting in settings
+    )

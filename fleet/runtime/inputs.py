@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.errors import UserError
-from fleet.runtime import input_pipelines as feeding
+from fleet.runtime import input_pipelines
 from fleet.runtime.input_pipelines import InputPipeline
 from fleet.spec import Spec
 from fleet.spec.criteria import with_data_defaults
@@ -33,7 +33,7 @@ from preprocess.transforms import Transform
 from preprocess.transforms.color import Standardize
 from preprocess.transforms.on_device import inline_device_transforms
 
-_CHANNELS = 4  # of an image, at most, where its last number is not taken for them
+_MAX_CHANNELS = 4  # a first axis of this length or less may be the channels of an image
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,16 @@ class Inputs:
     """The data that networks train on and are evaluated on.
 
     Attributes:
-        data: the samples as they lie there.
-        transforms: what is done to them.
-        samples: what a sample of each part is then, by the names of :meth:`DataSet.splits`; they
-            may differ in what is kept of them alone.
-        probes: the probes of each split.
-        left_out: the samples that could not be decoded when they were, once and for all.
-        pipelines: what networks are fed with, by their keys, where it is not the same for all;
-            ``data``, ``transforms`` and ``samples`` are then of the stream, which carries what all
-            have in common.
-        fingerprint: what the data is known by; None if it was not requested.
-        rows: the places of the training samples among those of ``train`` in the fingerprint, before
-            any are taken.
+        data: the samples in their source.
+        transforms: the transforms.
+        samples: split -> specification of a transformed sample, by the names of
+            :meth:`DataSet.splits`; they differ at most in how samples are stored.
+        probes: split -> probe.
+        left_out: the samples that could not be decoded into a file.
+        pipelines: the input pipelines by key, if there are several; ``data``, ``transforms`` and
+            ``samples`` then describe the stream that they share.
+        fingerprint: the data's fingerprint; None if it was not requested.
+        rows: (samples,) int64, the rows of the training samples in the fingerprint.
     """
 
     data: DataSet
@@ -66,28 +64,28 @@ class Inputs:
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
-        """The names of the classes, labels or values, by feed; empty where they have none."""
-        return {key: feed.data.classes for key, feed in self.pipelines.items()} or {
+        """Pipeline key -> names of its classes, labels or values; empty if they have none."""
+        return {key: pipeline.data.classes for key, pipeline in self.pipelines.items()} or {
             "": self.data.classes
         }
 
     @property
     def sample(self) -> SampleSpec:
-        """A training sample."""
+        """The specification of a training sample."""
         return self.samples["train"]
 
     def for_ranks(self) -> Inputs:
-        """Return the inputs without what only rank 0 needs."""
+        """Return the inputs without the parts that only rank 0 needs."""
         return replace(self, probes={}, fingerprint=None, rows=np.empty(0, np.int64))
 
     def keeping(self, cache: str) -> Inputs:
         """Return the inputs with stored samples: training ones in memory, or all in a file.
 
         Args:
-            cache: as in ``data.cache``.
+            cache: a value of ``data.cache``.
 
         Raises:
-            InputError: they are not alike before the first random transform.
+            InputError: samples differ in shape before the first random transform.
         """
         parts = {"none": (), "memory": ("train",), "file": tuple(self.samples)}[cache]
         stored = {
@@ -97,8 +95,8 @@ class Inputs:
         pipelines = self.pipelines
         if "train" in stored and cache == "memory":
             pipelines = {
-                key: replace(feed, stream_target=stored["train"].stored_target)
-                for key, feed in pipelines.items()
+                key: replace(pipeline, stream_target=stored["train"].stored_target)
+                for key, pipeline in pipelines.items()
             }
         return replace(self, samples={**self.samples, **stored}, pipelines=pipelines)
 
@@ -106,14 +104,15 @@ class Inputs:
 def open_inputs_with_fingerprint(
     spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()
 ) -> Inputs:
-    """Open the data as :func:`open_inputs` does, with its fingerprint and old division.
+    """Open the data as :func:`open_inputs` does, with its fingerprint and earlier division.
 
     Args:
-        before: what it was known by, and how it was divided; None to divide it anew.
+        before: the fingerprint of an earlier launch, with its division into splits; None to divide
+            the data anew.
         features: see :func:`~preprocess.source.open_per_target`.
 
     Raises:
-        InputError, UserError: as there; or all samples of a side have gone.
+        InputError, UserError: see :func:`open_inputs`; or all samples of a split have been removed.
     """
     data_sets, fingerprint = fingerprint_data(spec, before, features)
     return replace(
@@ -153,7 +152,7 @@ def open_inputs(spec: Spec) -> Inputs:
     """Open the data of a spec and probe a few of its samples.
 
     Raises:
-        InputError, UserError: the data is not there, or not what it should be.
+        InputError, UserError: the data is missing or invalid.
     """
     settings = spec.data
     data_sets, _ = open_per_target(
@@ -172,32 +171,33 @@ def _probe(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
     settings = spec.data
     data = next(iter(data_of.values()))
     try:
-        pickle.dumps(data)  # all ranks get it from rank 0, by MPI
-    except Exception as error:  # the user's classes may raise anything
+        pickle.dumps(data)  # rank 0 broadcasts it
+    except Exception as error:  # users' classes may raise anything
         raise UserError(
-            f"data.source: {settings.source} cannot be sent to the other ranks: {error}; it should "
-            "hold plain values, and open its files when it reads"
+            f"data.source: {settings.source} cannot be sent to the other ranks: {error}; store "
+            "only picklable attributes, and open files when samples are read"
         ) from None
-    transforms_by_key = feeding.parse_pipeline_transforms(spec, data_of)
+    transforms_by_key = input_pipelines.parse_pipeline_transforms(spec, data_of)
     transforms = next(iter(transforms_by_key.values()))
     pipelines = dict[str, InputPipeline]()
     prepares_own = spec.policy.own_samples and spec.data.cache != "file"
     if len(transforms_by_key) == 1 or prepares_own:
-        samples, probes = feeding.probe_splits(data, transforms, spec.seed)
-        shared = feeding.SharedTransforms((), dict.fromkeys(transforms_by_key, 0), {})
+        samples, probes = input_pipelines.probe_splits(data, transforms, spec.seed)
+        shared = input_pipelines.SharedTransforms((), dict.fromkeys(transforms_by_key, 0), {})
     else:
-        shared = feeding.find_shared_transforms(spec, data_of, transforms_by_key)
+        shared = input_pipelines.find_shared_transforms(spec, data_of, transforms_by_key)
         transforms = shared.transforms
-        samples, probes = feeding.probe_shared_samples(data, shared, spec)
+        samples, probes = input_pipelines.probe_shared_samples(data, shared, spec)
     if len(transforms_by_key) > 1:
-        pipelines = feeding.make_pipelines(
+        pipelines = input_pipelines.make_pipelines(
             spec, data_of, transforms_by_key, shared, None if prepares_own else samples
         )
         samples = {
-            part: replace(
-                sample, per_pipeline={key: feed.samples[part] for key, feed in pipelines.items()}
+            split: replace(
+                sample,
+                per_pipeline={key: pipeline.samples[split] for key, pipeline in pipelines.items()},
             )
-            for part, sample in samples.items()
+            for split, sample in samples.items()
         }
     remark = "\n".join(
         filter(
@@ -205,10 +205,10 @@ def _probe(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
             (
                 data.remark,
                 probes["train"].remark,
-                feeding.describe_sharing(spec, pipelines),
+                input_pipelines.describe_sharing(spec, pipelines),
                 _describe_channels(samples),
                 _describe_standardizing(spec, transforms_by_key),
-                feeding.describe_device_transforms(spec, transforms_by_key),
+                input_pipelines.describe_device_transforms(spec, transforms_by_key),
             ),
         )
     )
@@ -220,12 +220,12 @@ def _describe_channels(samples: Mapping[str, SampleSpec]) -> str:
     for sample in samples.values():
         for variant in (sample, *sample.per_pipeline.values()):
             shape = variant.image.shape
-            if len(shape) == 3 and shape[0] <= _CHANNELS < min(shape[1:]):
+            if len(shape) == 3 and shape[0] <= _MAX_CHANNELS < min(shape[1:]):
                 height, width, channels = shape
                 return (
-                    f"data: inputs of {variant.image} are taken for images of height {height} and width {width} with "
-                    f"{channels} channels; if their channels come first, move these to the end: "
-                    f"({width}, {channels}, {height})"
+                    f"data: inputs of {variant.image} are read as images of height {height} and "
+                    f"width {width} with {channels} channels; if their first axis is the channels, "
+                    f"move it to the end: ({width}, {channels}, {height})"
                 )
     return ""
 
@@ -244,14 +244,14 @@ def _describe_standardizing(
     else:
         samples = "the training samples"
     return (
-        f"data: standardize takes means and deviations from {samples} before anything is trained; they are exported "
-        "with the networks"
+        f"data: standardize uses means and deviations of {samples}, computed before training; they "
+        "are exported with the networks"
     )
 
 
 def _list_targets(spec: Spec) -> list[Target | str | None]:
     """Return the distinct targets of all input pipelines."""
-    targets = [feed.target for feed in spec.data_by_pipeline.values()]
+    targets = [settings.target for settings in spec.data_by_pipeline.values()]
     return [target for index, target in enumerate(targets) if target not in targets[:index]]
 
 
@@ -266,7 +266,8 @@ def _split_by_pipeline(spec: Spec, data_sets: tuple[DataSet, ...]) -> dict[str, 
     if spec.data.folds is not None:
         data_sets = tuple(_use_folds(data, spec.data.folds, spec.seed) for data in data_sets)
     return {
-        key: data_sets[targets.index(feed.target)] for key, feed in spec.data_by_pipeline.items()
+        key: data_sets[targets.index(settings.target)]
+        for key, settings in spec.data_by_pipeline.items()
     }
 
 
@@ -275,15 +276,15 @@ def _parse_target(target: str | Target | None) -> TargetWish | None:
     if target is None:
         return None
     if isinstance(target, str):
-        target = Target(kind=target)  # type: ignore[arg-type] # the schema has seen to it
+        target = Target(kind=target)  # type: ignore[arg-type] # the schema has checked it
     return TargetWish(target.kind, target.outputs, target.names, target.ignore)
 
 
 def resolve_with_data(opened: Inputs, *specs: Spec) -> list[Spec]:
-    """Resolve specs with what the data decides: monitored metric and class weights.
+    """Resolve the settings of specs that depend on the data: monitored metric, class weights.
 
     Raises:
-        UserError: there are no such classes.
+        UserError: class weights do not fit the classes of the data.
     """
     target_counts: dict[str, tuple[TargetSpec, tuple[int, ...]]] = {}
     networks = [network for spec in specs for network in spec.networks]
@@ -322,19 +323,19 @@ def _count_class_pixels(source: Source, target: TargetSpec) -> tuple[int, ...]:
 
 def _use_folds(data: DataSet, folds: int, seed: int) -> DataSet:
     """Return data whose training samples also evaluate the networks of their folds."""
-    assign_folds(data.train, folds, seed)  # says what is wrong before anything else is done
+    assign_folds(data.train, folds, seed)  # raises early if the data cannot be divided
     if data.validation is None:
         remark = data.remark
     else:
         remark = (
-            f"data: with data.folds: {folds} each network is judged by a fold of the training samples; the validation part "
-            "of the data is not used, unless data.test names it"
+            f"data: with data.folds: {folds}, each network is evaluated on one fold of the "
+            "training samples; the validation split is not used, unless data.test names it"
         )
     return replace(data, validation=data.train, remark=remark)
 
 
 def find_folds(spec: Spec, opened: Inputs) -> np.ndarray | None:
-    """Return the fold of each training sample, (samples,); None without folds."""
+    """Return the fold of each training sample, (samples,) int; None without folds."""
     if spec.data.folds is None:
         return None
     if opened.fingerprint is None or not len(opened.fingerprint.folds):
@@ -345,7 +346,7 @@ def find_folds(spec: Spec, opened: Inputs) -> np.ndarray | None:
 
 
 def count_epoch_samples(data: DataSet, folds: np.ndarray | None) -> int:
-    """Return the samples of a network's epoch; with folds, those of the smallest."""
+    """Return the number of samples of a network's epoch; with folds, the smallest."""
     return len(data.train) - (0 if folds is None else int(np.bincount(folds).max()))
 
 
@@ -355,45 +356,47 @@ def standardize(
     """Return the inputs with means and deviations of the training samples.
 
     Args:
-        before: what earlier launches have found, by feed; it holds as long as the spec asks for the
-            same, also where data was added since.
+        before: pipeline key -> standardization of earlier launches, which is kept if the spec still
+            has the same transforms, even if data was added.
 
     Returns:
-        The inputs, and what was found, by feed.
+        The inputs, and pipeline key -> standardization.
 
     Raises:
         InputError: no sample can be read.
     """
     results = dict[str, Standardization]()
     for key, settings in spec.data_by_pipeline.items():
-        feed = inputs.pipelines.get(key) or InputPipeline(
+        input_pipeline = inputs.pipelines.get(key) or InputPipeline(
             inputs.data, inputs.transforms, inputs.samples, 0
         )
-        how = split_scale(feed.transforms)[1]
-        if not isinstance(how, Standardize):
+        transform = split_scale(input_pipeline.transforms)[1]
+        if not isinstance(transform, Standardize):
             continue
+        sample = input_pipeline.samples["train"]
         settings_key = json.dumps(settings.transforms, default=str)
         folds = find_folds(spec, inputs)
         earlier = before.get(key)
-        features = how.features(feed.samples["train"].image.shape)
-        if earlier is not None and (
-            earlier.transforms,
-            len(earlier.folds),
-            np.size(earlier.affine.mean),
-        ) == (
-            settings_key,
-            spec.data.folds or 0,
-            features,
+        features = transform.features(sample.image.shape)
+        if (
+            earlier is not None
+            and earlier.transforms == settings_key
+            and len(earlier.folds) == (spec.data.folds or 0)
+            and np.size(earlier.affine.mean) == features
         ):
             results[key] = earlier
             continue
-        on_host = replace(feed.samples["train"], deferred_input=None).as_float64()
         pipeline = Pipeline(
-            feed.data.train, inline_device_transforms(feed.transforms), spec.seed, on_host
+            input_pipeline.data.train,
+            inline_device_transforms(input_pipeline.transforms),
+            spec.seed,
+            replace(sample, deferred_input=None).as_float64(),
         )
         with progress_bar(pipeline.samples, "means and deviations") as advance:
-            results[key] = compute_standardization(settings_key, pipeline, how, folds, advance)
-        if inputs.pipelines or feed.samples["train"].deferred_input is not None:
+            results[key] = compute_standardization(
+                settings_key, pipeline, transform, folds, advance
+            )
+        if inputs.pipelines or sample.deferred_input is not None:
             _check_float32(results[key].affine)
 
     def with_affine(sample: SampleSpec, key: str) -> SampleSpec:
@@ -406,15 +409,15 @@ def standardize(
             folds=results[key].folds,
         )
 
-    alone = "" if inputs.pipelines else next(iter(spec.data_by_pipeline))
+    single_key = "" if inputs.pipelines else next(iter(spec.data_by_pipeline))
     samples = {
-        part: replace(
-            sample if inputs.pipelines else with_affine(sample, alone),
+        split: replace(
+            sample if inputs.pipelines else with_affine(sample, single_key),
             per_pipeline={
                 key: with_affine(variant, key) for key, variant in sample.per_pipeline.items()
             },
         )
-        for part, sample in inputs.samples.items()
+        for split, sample in inputs.samples.items()
     }
     return replace(inputs, samples=samples), results
 
@@ -423,13 +426,13 @@ def _check_float32(affine: Affine) -> None:
     """Check that float32 can represent standardized inputs.
 
     Raises:
-        InputError: it cannot.
+        InputError: float32 is not precise enough.
     """
     if affine.precise:
         raise InputError(
-            "transforms: standardize: the mean of a feature is thousands of its deviations away from 0, so that "
-            "float32 cannot tell its numbers apart; subtract what they have in common in the data, or give all "
-            "entries of models the same data, with data.augment_on: host"
+            "transforms: standardize: the mean of a feature is thousands of standard deviations "
+            "away from 0, too far for the precision of float32; subtract an offset from the data, "
+            "or use the same data for all entries of models and data.augment_on: host"
         )
 
 
@@ -446,8 +449,9 @@ def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:
         decoded = decode_once(data, inputs.transforms, inputs.samples, path, advance)
     if len(decoded.unreadable) > spec.data.max_unreadable * len(data.train):
         raise UserError(
-            f"{len(decoded.unreadable)} of {total} samples cannot be decoded, more than data.max_unreadable: "
-            f"{spec.data.max_unreadable:.2%}; the first: {decoded.unreadable[0]}"
+            f"{len(decoded.unreadable)} of {total} samples cannot be decoded, more than "
+            f"data.max_unreadable: {spec.data.max_unreadable:.2%}; the first: "
+            f"{decoded.unreadable[0]}"
         )
     done = len(inputs.transforms) - len(decoded.transforms)
     return replace(
@@ -456,6 +460,7 @@ def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:
         transforms=decoded.transforms,
         left_out=tuple(decoded.unreadable),
         pipelines={
-            key: feed.after_decoding(decoded.data, done) for key, feed in inputs.pipelines.items()
+            key: pipeline.after_decoding(decoded.data, done)
+            for key, pipeline in inputs.pipelines.items()
         },
     )

@@ -14,37 +14,37 @@ from types import FrameType
 from fleet.control.effects import PATIENCE_S
 from fleet.units import format_duration
 
-# SIGTERM is what batch systems send; SIGUSR2 is what mpirun passes on to the ranks (SIGTERM it does
-# not wait for); SIGINT is Ctrl-C, where the terminal or the launcher gives it to the ranks.
+# Batch systems send SIGTERM; mpirun forwards SIGUSR2 to the ranks (after SIGTERM it does not wait);
+# SIGINT is Ctrl-C, if the terminal or the launcher forwards it to the ranks.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
-# What is kept of the walltime for finishing the step and writing checkpoints: a minute, less of a
-# short one.
+# Time reserved at the end of the walltime for the last step and checkpoints: a minute, or a share
+# of a short walltime.
 RESERVE_S = 60.0
 _RESERVE_SHARE = 0.1
 
-# Of that, what is kept for writing what came out when groups do not answer; and for how long these
-# are waited for at least.
+# Part of it that is reserved for writing results when groups are unresponsive; and the shortest
+# wait for these.
 _LAST_S = 10.0
-_LEAST_PATIENCE_S = 3.0
+_MIN_PATIENCE_S = 3.0
 
-INTERRUPTED = 128 + signal.SIGINT  # how a process ends at once upon Ctrl-C
+INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C
 
 
 class Interruption:
-    """The reason why this run should stop, if there is one.
+    """The reason to stop this run early, if there is one.
 
-    Signals reach every rank; rank 0 decides, and the others only must not die of them.
+    Signals reach every rank; rank 0 decides, and the others must only survive them.
 
     Args:
-        walltime: seconds that this launch may take from now on; None for no limit.
-        clock: seconds, from any origin; a test may give its own.
+        walltime: how long this launch may take from now on, in seconds; None for no limit.
+        clock: returns seconds from any origin.
 
     Attributes:
-        on_signal: is called with the number of each signal that has come, in any thread. SIGCONT is
-            among them, which Open MPI's mpirun sends first when it is about to kill all ranks.
-        cause: why the signal came, where that is known.
-        end_at_once: is called upon a second Ctrl-C, in any thread.
+        on_signal: is called with the number of each signal, in any thread, also for SIGCONT, which
+            Open MPI's mpirun sends before it kills all ranks.
+        cause: the reason for the signal, if it is known.
+        end_at_once: is called after a second Ctrl-C, in any thread.
     """
 
     def __init__(self, walltime: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,8 +67,8 @@ class Interruption:
         """Handle signals from now on."""
         for number in (*SIGNALS, signal.SIGCONT):
             signal.signal(number, self._note)
-        # While a library computes Python calls no handler. It writes into this pipe, which another
-        # thread may read.
+        # Python calls no handler while a library computes, but it writes into this pipe, which
+        # another thread reads.
         self._pipe, write_end = os.pipe()
         for end in (self._pipe, write_end):
             os.set_blocking(end, False)
@@ -111,7 +111,7 @@ class Interruption:
         """Return why to stop, or an empty string."""
         self._read()
         if self._signal is not None:
-            return self.cause or f"{signal.Signals(self._signal).name} came"
+            return self.cause or f"received {signal.Signals(self._signal).name}"
         if self._walltime is not None and self.seconds_left() == 0:
             return f"the walltime of {format_duration(self._walltime)} is nearly over"
         return ""
@@ -128,7 +128,7 @@ class Interruption:
         """Seconds to wait for unresponsive groups once there is a reason to stop."""
         if self._signal is not None or self.reserve_s is None:
             return PATIENCE_S
-        return max(_LEAST_PATIENCE_S, self.reserve_s - min(_LAST_S, self.reserve_s / 3))
+        return max(_MIN_PATIENCE_S, self.reserve_s - min(_LAST_S, self.reserve_s / 3))
 
     def seconds_left(self) -> float | None:
         """Return the seconds until the walltime is a reason to stop; None without one."""

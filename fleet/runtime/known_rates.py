@@ -1,7 +1,4 @@
-"""Rates from a file that a spec names, and the file of rates that a run leaves.
-
-For the cache: what decides speed here.
-"""
+"""The rates file of a spec, and the file of measured rates that a run writes."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
 
     Raises:
         UserError: the file lacks a network.
-        InputError: it is no rates file.
+        InputError: the file is not a rates file.
     """
     table = read_rates(path)
     by_name = {network.name: network for network in table.models}
@@ -51,15 +48,15 @@ def make_policy_network(network: NetworkSpec, spec: Spec, table: RateTable) -> N
     """Combine the rates of a file with the settings of a network, for policies.
 
     Raises:
-        UserError: the policy chooses its batch, and the file does not say by what.
+        UserError: the policy chooses the batch, and the file has no rates for several batches.
     """
     batch = network.train.batch
     rates = find_rates(network, spec, table)
     if batch.is_elastic and (rates.params_mb is None or len(rates.step_s) < 2):
         raise UserError(
-            f"train.batch.size: {list(batch.bounds)}: {spec.schedule.rates} does not say how the speed of "
-            f"{network.name} depends on its batch; it should have its params_mb, and step_s for two "
-            "batches or more"
+            f"train.batch.size: {list(batch.bounds)}: {spec.schedule.rates} lacks rates of "
+            f"{network.name} for several batch sizes; add its params_mb, and step_s for two or "
+            "more batch sizes"
         )
     return dataclasses.replace(
         rates,
@@ -76,11 +73,11 @@ def make_late_policy_network(
     """Return a policy's view of a network added during a launch; None without a file.
 
     Args:
-        table: of the engine; None where rates are found out.
-        gpus: of the launch.
+        table: the engine's rates; None if rates are measured.
+        gpus: number of GPUs of the launch.
 
     Raises:
-        UserError: as :func:`make_policy_network`; or no batch fits, by what the file says.
+        UserError: see :func:`make_policy_network`; or no batch fits according to the file.
     """
     if table is None:
         return None
@@ -88,15 +85,15 @@ def make_late_policy_network(
         return with_best_batches(
             dataclasses.replace(table, models=(make_policy_network(network, spec, table),)), gpus
         ).models[0]
-    except InputError as error:  # the network has failed; the run goes on
+    except InputError as error:  # the network fails, and the run continues
         raise UserError(f"{spec.schedule.rates}: {error}") from None
 
 
 def find_rates(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     """Find the rates of a network in a file.
 
-    Networks of a search have no names beforehand: the rates of a network that has the name of their
-    entry are theirs, or else those in the middle of all.
+    The names of trials are not known in advance, so a trial has the rates of a network with the
+    name of its entry, or otherwise the median rates.
     """
     if network.number is None:
         names = [network.name]
@@ -107,7 +104,7 @@ def find_rates(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
 
 
 def make_engine_rates(path: str | Path, table: RateTable) -> RateTable:
-    """Return an engine's rates, with those of networks that may still be added."""
+    """Return an engine's rates, including networks of the file that may still be added."""
     names = {network.name for network in table.models}
     return dataclasses.replace(
         table,
@@ -119,28 +116,24 @@ def make_engine_rates(path: str | Path, table: RateTable) -> RateTable:
 
 
 def find_rates_file(spec: Spec, path: str | None) -> str | None:
-    """Return the rates file: the given one, that of the spec, or the run's profile."""
+    """Return the rates file: ``path``, or that of the spec, or the run's profile."""
     profile = RunPaths(spec.output).profile
     return path or spec.schedule.rates or (str(profile) if profile.exists() else None)
 
 
 class ProfileFile:
-    """The file of the rates that a run has measured, written with pauses.
-
-    Args:
-        path: of the file.
-    """
+    """The file of the rates that a run has measured, written at intervals."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._pacing = WriteThrottle()
-        self._rates: Callable[[], RateTable] | None = None  # that are not written yet
+        self._rates: Callable[[], RateTable] | None = None  # not written yet
 
     def keep(self, rates: Callable[[], RateTable]) -> None:
         """Store new rates.
 
         Args:
-            rates: gives them when they are written.
+            rates: returns the rates when they are written.
         """
         self._rates = rates
         self.write_if_due()
@@ -151,7 +144,7 @@ class ProfileFile:
             self.write()
 
     def write(self) -> None:
-        """Write the newest rates, if they are not written yet.
+        """Write the newest rates if they are not written yet.
 
         Raises:
             StorageError: the disk is full, ...
@@ -164,7 +157,7 @@ class ProfileFile:
 
 
 def check_remeasuring(spec: Spec, replays: bool = False) -> None:
-    """Refuse `--remeasure` where no rates are measured.
+    """Refuse `--remeasure` if no rates are measured.
 
     Raises:
         UserError: rates are read from a file, or are not used.
@@ -176,9 +169,9 @@ def check_remeasuring(spec: Spec, replays: bool = False) -> None:
     elif spec.policy.needs_rates:
         reason = ""
     else:
-        reason = f"the policy {spec.schedule.policy} looks at no rates"
+        reason = f"the policy {spec.schedule.policy} does not use rates"
     if reason:
-        raise UserError(f"--remeasure: {reason}; leave it out")
+        raise UserError(f"--remeasure: {reason}; remove this option")
 
 
 def hardware() -> str:

@@ -1,4 +1,4 @@
-"""A launch: its ranks, and what each of them needs for its role."""
+"""A launch: its ranks, and the data that each of them needs for its role."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Ranks:
 
     Attributes:
         node_of: the node of each rank.
-        gpus_per_node: as the nodes show them, None without GPUs.
-        per_core: how many ranks share a core.
-        shared_free: bytes of shared memory that are free on the node that has least.
-        cores: of a node, that its ranks may use.
+        gpus_per_node: number of visible GPUs of a node; None without GPUs.
+        per_core: number of ranks that share a core.
+        shared_free: free bytes of shared memory, on the node that has least.
+        cores: number of cores of a node that its ranks may use.
     """
 
     node_of: Sequence[int]
@@ -54,26 +54,23 @@ class Launch:
     """The data that every rank needs for its role.
 
     Attributes:
-        request: what was asked for.
-        spec: ``spec.data.cache`` is what was chosen.
-        search_extremes: the spec with the networks that stand for those of its searches, instead of
-            its own; of none in a replay.
-        inputs: what networks learn from; no rank looks at a sample to find out what it is.
-        layout: of the stream; None where every trainer prepares its own samples, or finishes kept
-            ones.
-        folds: the fold of each training sample, (samples,); None where there are no folds.
+        request: the options of the command line.
+        spec: the resolved spec; ``spec.data.cache`` is the chosen cache.
+        search_extremes: the spec with the extreme networks of its searches in place of its own
+            networks; without networks in a replay.
+        inputs: the opened and probed data, so that no rank has to probe samples.
+        layout: the stream's layout; None if every trainer prepares its own samples or augments
+            stored ones.
+        folds: (samples,) int, the fold of each training sample; None without folds.
         cache: how decoded samples are cached, and why.
-        rates: where they need not be measured.
-        machine: on which it trains.
+        rates: known rates; None if they are measured.
+        machine: the hardware on which it trains.
         codes: import path of a ``build:`` function -> its files.
-        changes: what was done to networks before the launch, for the event log.
-        checkpoints: by network: what rank 0 has read, and need not read again; for it
-            alone.
-        fence: this launch's right to write into the run's folder; None where it has one for each
-            network, and in a test that needs none.
-        replayed: the history to train again, of the one network that there is.
-        finished_epochs: of training samples that the trainers of a node share as they go into
-            training.
+        changes: changes of networks before the launch, for the event log.
+        checkpoints: network -> checkpoint that rank 0 has read; on rank 0 only.
+        fence: the fence of the run's lease; None if each network has a lease.
+        replayed: the history to train again, in a replay of one network.
+        augmented_epochs: number of augmented epochs that the trainers of a node share.
     """
 
     request: Request
@@ -114,13 +111,14 @@ class Launch:
         if not unlisted:
             return ""
         return (
-            f"{self.paths.root} also holds {listed(unlisted, 5)}, which this spec lacks: they stay there, and are left "
-            "out of the tables; for a run of its own, give another `output` or `name`"
+            f"{self.paths.root} also holds networks that this spec lacks: {listed(unlisted, 5)}; "
+            "they are kept, but not listed in tables. For a separate run, use another `output` or "
+            "`name`"
         )
 
     @property
     def engine_rates(self) -> RateTable | None:
-        """The rates by which an engine trains that needs some."""
+        """The rates for an engine that needs them to train."""
         file = self.spec.schedule.rates
         if self.rates is None or file is None:
             return self.rates
@@ -128,12 +126,12 @@ class Launch:
 
     @property
     def epoch_samples(self) -> int:
-        """Samples of a network's epoch; with folds, those of the smallest."""
+        """Number of samples of a network's epoch; with folds, the smallest."""
         return count_epoch_samples(self.inputs.data, self.folds)
 
     @property
     def store(self) -> Store:
-        """The store from which trainers take samples."""
+        """The store from which trainers read samples."""
         if self.roles.shared:
             if self.kept_image is None:
                 return "window"
@@ -145,8 +143,8 @@ class Launch:
     @property
     def stream(self) -> InputPipeline:
         """The input pipeline that is shared by all networks."""
-        same = dict.fromkeys(self.inputs.data.splits(), self.sample)
-        return InputPipeline(self.inputs.data, self.inputs.transforms, same, 0)
+        samples = dict.fromkeys(self.inputs.data.splits(), self.sample)
+        return InputPipeline(self.inputs.data, self.inputs.transforms, samples, 0)
 
     @property
     def pipelines(self) -> Mapping[str, InputPipeline]:
@@ -155,7 +153,7 @@ class Launch:
 
     @property
     def kept_image(self) -> ImageSpec | None:
-        """A sample in the stored sample set; None if none is kept in memory."""
+        """Shape and dtype of a sample stored in memory; None if none is stored."""
         if self.spec.data.cache == "memory":
             return self.sample.stored
         return None
@@ -165,9 +163,9 @@ class Launch:
         """True if there is test data and this is no replay."""
         return self.inputs.data.test is not None and not self.replayed
 
-    def pipeline(self, part: str) -> Pipeline | None:
-        """Return the shared pipeline of a split; None if there is no such split."""
-        return self.stream.pipeline(part, self.spec.seed)
+    def pipeline(self, split: str) -> Pipeline | None:
+        """Return the shared pipeline of a split; None if the data lacks the split."""
+        return self.stream.pipeline(split, self.spec.seed)
 
     def order(self, training: Pipeline) -> Order:
         """Return the order of the training samples."""

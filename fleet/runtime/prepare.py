@@ -1,4 +1,4 @@
-"""Checks before any rank waits: the spec, the data, the ranks and the run's folder."""
+"""Preparation of a launch on rank 0: the spec, the data, the ranks and the run's folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fleet.prediction.sample_file import (
 )
 from fleet.runtime import compatibility, inputs
 from fleet.runtime.caching import HostResources, choose_cache, count_shared_epochs, validation_bytes
-from fleet.runtime.engine_import import Ahead, plan_import
+from fleet.runtime.engine_import import ImportPlan, plan_import
 from fleet.runtime.folder import (
     check_shareable,
     enter_folder,
@@ -64,25 +64,25 @@ def prepare(
     request: Request,
     ranks: Ranks,
     lease: Lease | None = None,
-    announce: Callable[[Ahead], None] = lambda ahead: None,
+    announce: Callable[[ImportPlan], None] = lambda import_plan: None,
     name: str = "",
 ) -> Launch:
     """Read and validate the whole launch before anything is written.
 
     Args:
-        lease: keeps other launches out of the run's folder from now on; beside others, until all is
-            read and checked.
-        announce: receives what can be imported ahead, as soon as that is known.
-        name: of this launch among others.
+        lease: locks the run's folder for other launches from now on; if the run is shared, only
+            until everything is read and checked.
+        announce: receives the engine import that can start early, as soon as it is known.
+        name: name of this launch among the launches that share the run.
 
     Raises:
-        UserError, InputError: what is wrong, and what would be right.
+        UserError, InputError: the input is wrong; the message says what would be right.
     """
     plan = _make_plan(request, ranks, name)
-    ahead = plan_import(plan.trained, plan.roles, plan.earlier_paths is not plan.paths)
-    if ahead.ranks:
+    import_plan = plan_import(plan.trained, plan.roles, plan.earlier_paths is not plan.paths)
+    if import_plan.ranks:
         check_installed(plan.trained.engine)
-    announce(ahead)
+    announce(import_plan)
     replay = plan.replay
     paths = plan.paths
     roles = plan.roles
@@ -94,7 +94,7 @@ def prepare(
     opened = inputs.open_inputs_with_fingerprint(
         plan.trained, before, _read_features(earlier_paths)
     )
-    means = HostResources(
+    resources = HostResources(
         len(roles.preprocessors),
         roles.gpus_per_node,
         ranks.per_core > 1,
@@ -102,7 +102,7 @@ def prepare(
         free_disk(paths),
     )
     cache = choose_cache(
-        _with_extremes(plan.trained, plan.ends), opened, means, plan.run_state.cache
+        _with_extremes(plan.trained, plan.extremes), opened, resources, plan.run_state.cache
     )
     opened, standardized = inputs.standardize(
         opened.keeping(cache.cache),
@@ -110,16 +110,16 @@ def prepare(
         {} if earlier_paths is None else read_standardized(earlier_paths),
     )
     epoch_samples = inputs.count_epoch_samples(opened.data, inputs.find_folds(plan.trained, opened))
-    spec, ends, full_spec = _resolve_specs(plan, opened, cache, epoch_samples)
+    spec, extremes, full_spec = _resolve_specs(plan, opened, cache, epoch_samples)
     layout = plan_memory(
-        _with_extremes(spec, ends), opened.data, opened.sample, roles, ranks.shared_free
+        _with_extremes(spec, extremes), opened.data, opened.sample, roles, ranks.shared_free
     )
     if request.remeasure:
         check_remeasuring(spec, replay is not None)
     launch = Launch(
         request,
         spec,
-        ends,
+        extremes,
         paths,
         roles,
         opened,
@@ -158,9 +158,12 @@ def prepare(
 
 
 def _read_features(earlier_paths: RunPaths | None) -> tuple[str, ...]:
-    """Return a table's columns in the order that earlier launches have read them."""
-    with suppress(UserError):  # it is missing or damaged, and written anew
-        if earlier_paths is not None and (columns := read_columns(earlier_paths)) is not None:
+    """Return a table's columns in the order in which earlier launches have read them."""
+    if earlier_paths is None:
+        return ()
+    with suppress(UserError):  # the file is missing or damaged, and will be written anew
+        columns = read_columns(earlier_paths)
+        if columns is not None:
             return columns.inputs
     return ()
 
@@ -170,18 +173,18 @@ class _Plan:
     """A launch's specs and paths, before the data is known.
 
     Attributes:
-        trained: what the spec says, with the networks that this launch is to train.
-        full_spec: with the networks that came while earlier launches went on; each is to be trained
-            as the spec says.
-        ends: the same, with the networks that stand for those of its searches, instead of its own.
-        written: the networks that the spec says.
-        earlier_paths: where earlier launches have left what counts here; None where nothing does.
-        run_state: what these have logged of networks that came, of samples, and of earlier runs.
+        trained: the spec with the networks that this launch trains.
+        full_spec: the spec with networks that were added in earlier launches, without the limits of
+            emulated networks.
+        extremes: the spec with the extreme networks of its searches in place of its own networks.
+        written: the networks of the spec's file.
+        earlier_paths: the folder with results of earlier launches that are used; None without any.
+        run_state: the logged state of earlier launches: added networks, cache, and earlier runs.
     """
 
     trained: Spec
     full_spec: Spec
-    ends: Spec
+    extremes: Spec
     written: tuple[NetworkSpec, ...]
     roles: Roles
     paths: RunPaths
@@ -199,7 +202,7 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
     for line in filter(None, (remark, *spec.notices)):
         print(f"fleet: {line}", file=sys.stderr, flush=True)
     written = spec.networks
-    paths = RunPaths(spec.output.absolute(), name)  # wherever users' code may go
+    paths = RunPaths(spec.output.absolute(), name)  # users' code may change the working folder
     earlier_paths = replayed or (None if request.fresh else paths)
     run_state = replay_log(
         ()
@@ -245,23 +248,26 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
 def _resolve_specs(
     plan: _Plan, opened: inputs.Inputs, cache: CacheChosen, epoch_samples: int
 ) -> tuple[Spec, Spec, Spec]:
-    """Resolve and check the specs of a launch with what the data decides.
+    """Resolve the settings of a launch's specs that depend on the data, and check the specs.
+
+    Returns:
+        The resolved ``trained``, ``extremes`` and ``full_spec`` of the plan.
 
     Raises:
-        UserError: networks cannot be trained on it, or compared.
+        UserError: networks cannot be trained on the data, or cannot be compared.
     """
-    spec, full_spec, ends = inputs.resolve_with_data(
-        opened, with_cache(plan.trained, cache.cache), plan.full_spec, plan.ends
+    spec, full_spec, extremes = inputs.resolve_with_data(
+        opened, with_cache(plan.trained, cache.cache), plan.full_spec, plan.extremes
     )
     sample = opened.sample
     drawn = dataclasses.replace(full_spec, networks=() if plan.replay else variants(full_spec))
     check_comparable(full_spec, (*plan.written, *drawn.networks), target_kinds(sample))
-    ends = with_epochs_from_rates(ends)
-    for candidate in (spec, ends, drawn):
+    extremes = with_epochs_from_rates(extremes)
+    for candidate in (spec, extremes, drawn):
         check_networks(candidate, sample, opened.data, epoch_samples, plan.roles.cluster.whole_gpus)
-    make_searchers(ends, plan.run_state)  # says what is wrong with one before anything is written
+    make_searchers(extremes, plan.run_state)  # raises before anything is written
     check_quota(spec, sample)
-    return spec, ends, full_spec
+    return spec, extremes, full_spec
 
 
 def _enter(
@@ -274,7 +280,7 @@ def _enter(
     """Acquire the run's folder, and check that its checkpoints fit this spec and data.
 
     Raises:
-        UserError: it is not, or the folder is not to be had.
+        UserError: they do not fit, or the folder cannot be acquired.
     """
     request = launch.request
     paths = launch.paths
@@ -314,17 +320,17 @@ def _write_run_metadata(
     write_standardized(launch.paths, standardized)
 
 
-def _with_extremes(spec: Spec, ends: Spec) -> Spec:
-    """Return a spec with the networks that represent its searches."""
-    return dataclasses.replace(spec, networks=(*spec.networks, *ends.networks))
+def _with_extremes(spec: Spec, extremes: Spec) -> Spec:
+    """Return a spec with the extreme networks of its searches added."""
+    return dataclasses.replace(spec, networks=(*spec.networks, *extremes.networks))
 
 
 def _find_decoded_file(cache: CacheChosen, paths: RunPaths, earlier_paths: RunPaths | None) -> Path:
     """Return the path of decoded samples; a replay uses the file of its run."""
-    of_run = paths if earlier_paths is None else earlier_paths
-    if cache.is_temporary and not of_run.decoded.exists():
+    run_paths = paths if earlier_paths is None else earlier_paths
+    if cache.is_temporary and not run_paths.decoded.exists():
         return paths.decoded
-    return of_run.decoded
+    return run_paths.decoded
 
 
 def plan_memory(
@@ -333,10 +339,10 @@ def plan_memory(
     """Plan the window of the stream on a node; None if no window is needed.
 
     Args:
-        shared_free: bytes of shared memory that are free on the node that has least.
+        shared_free: free bytes of shared memory, on the node that has least.
 
     Raises:
-        UserError: the window is too small for it.
+        UserError: the window is too small.
     """
     if not roles.shared:
         return None
@@ -345,18 +351,19 @@ def plan_memory(
     needed = samples * (sample.wire.nbytes + sample.target.nbytes)
     if settings.folds is not None and needed > settings.shared_memory:
         raise UserError(
-            f"data.shared_memory: {format_size(settings.shared_memory)} is too small for data.folds: "
-            f"networks are judged by all {pluralize(samples, 'sample')}, which would take "
-            f"{format_size(needed)} on each node; give that much"
+            f"data.shared_memory: {format_size(settings.shared_memory)} is too small for "
+            f"data.folds: evaluation needs all {pluralize(samples, 'sample')} in memory; set it to at least "
+            f"{format_size(needed)}"
         )
     if settings.cache == "memory":
         assert sample.stored is not None
         needed = samples * row_bytes(sample.stored, sample.stored_target.wire)
         if needed > settings.shared_memory:
             raise UserError(
-                f"data.shared_memory: {format_size(settings.shared_memory)} is too small for data.cache: memory: "
-                f"{pluralize(samples, 'decoded sample')} would take {format_size(needed)} on each node; "
-                "give that much, or use data.order: ring"
+                f"data.shared_memory: {format_size(settings.shared_memory)} is too small for "
+                f"data.cache: memory: {pluralize(samples, 'decoded sample')} take "
+                f"{format_size(needed)} on each node; set it to at least that, or use "
+                "data.order: ring"
             )
         return None
     if settings.order == "ring":
@@ -379,8 +386,8 @@ def plan_memory(
         ),
         default=spec.document.train.batch.bounds[1],
     )
-    # Networks can be as far apart as all epochs of the run: one trains its first while others come
-    # and go.
+    # Networks can be as far apart as all epochs of the run: one may still train its first epoch
+    # while others start and end.
     total_epochs = sum(network.train.stopping.max_epochs for network in spec.networks)
     fitting_epochs = shared_free / 2 / (samples * row_bytes(sample.wire, sample.target.wire))
     return plan_layout(
@@ -395,10 +402,10 @@ def plan_memory(
 
 
 def plan_augmented_epochs(launch: Launch, shared_free: float) -> int:
-    """Return how many augmented epochs fit beside the decoded samples of a node.
+    """Return how many augmented epochs fit into memory together with a node's decoded samples.
 
     Args:
-        shared_free: bytes of shared memory that are free on the node that has least.
+        shared_free: free bytes of shared memory, on the node that has least.
     """
     if launch.kept_image is None or not launch.roles.shared:
         return 0
@@ -414,11 +421,11 @@ def shared_bytes(spec: Spec, opened: inputs.Inputs, roles: Roles, shared_free: f
     """Return the bytes of the samples that the ranks of a node share.
 
     Args:
-        spec: with what was chosen for ``data.cache``.
-        shared_free: bytes of shared memory that are free on the node that has least.
+        spec: the spec with the chosen ``data.cache``.
+        shared_free: free bytes of shared memory, on the node that has least.
 
     Raises:
-        UserError: the window is too small for it.
+        UserError: the window is too small.
     """
     if not roles.shared:
         return 0
@@ -432,7 +439,7 @@ def shared_bytes(spec: Spec, opened: inputs.Inputs, roles: Roles, shared_free: f
 
 
 def target_kinds(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
-    """Return a function for the kind of each network's target."""
+    """Return a function that returns the kind of a network's target."""
     return lambda network: (sample.for_pipeline(network.pipeline).target.kind,)
 
 
@@ -442,10 +449,10 @@ def check_networks(
     """Refuse networks that cannot be trained on this data or with these trainers.
 
     Args:
-        samples: of an epoch.
+        samples: number of samples of an epoch.
 
     Raises:
-        UserError: all that is wrong with any.
+        UserError: some networks cannot be trained; the message lists all of them.
     """
     problems = find_misfits(spec, sample, data, samples, trainers)
     if problems:
@@ -453,7 +460,7 @@ def check_networks(
         raise UserError(
             "\n  ".join(
                 [
-                    f"{count} of the networks cannot be trained as the spec says",
+                    f"{pluralize(count, 'network')} cannot be trained as specified:",
                     *map(str, merge_misfits(spec, problems)),
                 ]
             )
@@ -483,7 +490,7 @@ def find_misfits(
 
 
 def _rates(spec: Spec, epoch_samples: int, roles: Roles, replays: bool) -> RateTable | None:
-    """Return the rates of a file, with the spec's bounds; None if they are to be measured."""
+    """Return the rates of a file, with the spec's bounds; None if rates must be measured."""
     if spec.schedule.rates is not None:
         table = with_best_batches(
             read_rates_of(spec, spec.schedule.rates), roles.cluster.whole_gpus
@@ -493,7 +500,7 @@ def _rates(spec: Spec, epoch_samples: int, roles: Roles, replays: bool) -> RateT
         )
     if spec.policy.needs_rates and not replays:
         return None
-    # For a network alone, and for the policy that looks at no rates: nothing is measured.
+    # A replay, and a policy that does not use rates, need no measurement.
     return RateTable(
         1,
         roles.physical_gpus_per_node,
@@ -514,11 +521,11 @@ def with_epochs_from_rates(spec: Spec) -> Spec:
         epochs = find_rates(network, spec, table).epochs
         if epochs is None:
             return network
-        converge = dataclasses.replace(
+        stopping = dataclasses.replace(
             network.train.stopping, max_epochs=epochs, patience=None, stop_at=None
         )
         return dataclasses.replace(
-            network, train=dataclasses.replace(network.train, stopping=converge)
+            network, train=dataclasses.replace(network.train, stopping=stopping)
         )
 
     return dataclasses.replace(spec, networks=tuple(map(limited, spec.networks)))

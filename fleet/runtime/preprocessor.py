@@ -1,7 +1,7 @@
 """The preprocessor rank: read, transform, write.
 
-A preprocessor never blocks: :meth:`Preprocessor.step` does a bounded piece of work, so that rank 0
-can coordinate in between. It imports neither TensorFlow nor any model.
+A preprocessor never blocks: :meth:`Preprocessor.step` does a bounded amount of work, so that rank 0
+can coordinate in between. It imports neither an engine nor models.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ class Preprocessor:
 
     Args:
         shared: the memory of this node.
-        order: of the training samples.
-        training, evaluation: how samples are prepared.
+        order: the order of the training samples.
+        training, evaluation: prepare training and validation samples.
+
+    Attributes:
+        is_done: whether the coordinator has ended the run.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Preprocessor:
             )
         self._decoded_filler: SetFiller | None = None
         if shared.decoded is not None:
-            kept_order = training.order(0)
+            stored_order = training.order(0)
             self._decoded_filler = SetFiller(
                 world,
                 roles,
@@ -85,19 +88,19 @@ class Preprocessor:
                 2,
                 True,
                 lambda rows, images, targets: training.load_stored(
-                    kept_order[rows.start : rows.stop], images, targets
+                    stored_order[rows.start : rows.stop], images, targets
                 ),
             )
         self.is_done = False
 
-    # ---- the four steps of a role's life ----
+    # ---- start, step, stop ----
 
     def start(self) -> None:
-        """Tell the coordinator how fast this rank prepares samples."""
+        """Report to the coordinator how fast this rank prepares samples."""
         self._world.send(0, Tag.COORDINATOR, Throughput(self._world.rank, self._measure()))
 
     def step(self) -> bool:
-        """Do a bounded piece of work; returns whether there was any."""
+        """Do a bounded amount of work; returns whether there was any."""
         message = self._world.receive(Tag.PREPROCESSOR)
         if isinstance(message, Exit):
             self.is_done = True
@@ -107,17 +110,15 @@ class Preprocessor:
         if self._world.dead_ranks.intersection(self._turns):
             return message is not None  # trainers prepare their samples themselves now
         try:
-            self._follow(message)
+            self._handle(message)
             worked = self._window is not None and self._window.step()
             for filler in self._sets:
                 worked |= filler.step()
-        except (
-            GroupFailed
-        ):  # a leader that relayed, or was to, has died, which all will know in a moment
+        except GroupFailed:  # a leader has died; `dead_ranks` will show it on all ranks
             return message is not None
         return worked | (message is not None)
 
-    def _follow(self, message: Message | None) -> None:
+    def _handle(self, message: Message | None) -> None:
         """Handle a message of the coordinator or of another node's preprocessor."""
         if isinstance(message, Produce):
             if self._window is not None:

@@ -1,4 +1,4 @@
-"""The parts of rank 0 besides its roles: the coordinator and all that observes it."""
+"""Rank 0: the coordinator with its views, logs and results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fleet.prediction.ensembles import (
 from fleet.runtime.admission import Admission
 from fleet.runtime.concurrent_launches import ConcurrentLaunches
 from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
-from fleet.runtime.engine_import import busy
+from fleet.runtime.engine_import import find_busy_trainers
 from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.command_queue import CommandQueue
 from fleet.runtime.external.tracking import Tracking
@@ -55,36 +55,39 @@ from fleet.units import pluralize
 from launch.environment import find_launcher
 from scheduler.ensemble.sharing import Sharing, useful_networks_per_gpu
 
-# For trackers, when all else is done: their libraries take seconds to load. Little of a walltime
-# may be left.
-_PATIENCE_S = 60.0
-_HURRIED_S = 10.0
-_LAST_S = 10.0  # for all that is written in the end by a launch that is stuck
+# Longest wait for trackers at the end, whose libraries take seconds to load; and if the walltime
+# may be nearly over.
+_TRACKING_S = 60.0
+_SHORT_TRACKING_S = 10.0
+_END_S = 10.0  # longest time for writing the results of a stuck launch
 
 
 def explain_status(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
-    """Explain an exit status that launchers report as an abort; else empty.
+    """Explain an exit status that launchers report as an abort; empty for other statuses.
 
     >>> explain_status(ExitStatus.NETWORK_FAILED, [])
-    'a searcher is not called again, and a warning above says why'
+    'a searcher failed; see the warning above'
     """
     if status is ExitStatus.RESUMABLE:
-        return "networks are left, and the same command goes on with them"
+        return "some networks have not finished; the same command resumes the run"
     if status is not ExitStatus.NETWORK_FAILED:
         return ""
     if any(row.status is Status.FAILED for row in rows):
-        return "some networks have failed, and the table says why"
-    return "a searcher is not called again, and a warning above says why"
+        return "some networks failed; see the reasons in the table"
+    return "a searcher failed; see the warning above"
 
 
 class RankZero:
     """The coordinator of a launch with its views, logs and results.
 
     Args:
-        lease: of this process, where several launches work at a time.
+        launch: the prepared launch.
+        interruption: says when to stop early.
+        lease: the lease of this process, if several launches share the run.
+        timer: durations of the start-up.
 
     Attributes:
-        first_epoch: of the stream, in this launch.
+        first_epoch: the stream's first epoch in this launch.
     """
 
     def __init__(
@@ -97,7 +100,8 @@ class RankZero:
     ) -> None:
         spec = launch.spec
         paths = launch.paths
-        tail = RunTail(paths, from_end=True)  # before: what is logged meanwhile is heard afterwards
+        # Before the run is resumed, so that no event of another launch is missed.
+        tail = RunTail(paths, from_end=True)
         self._launch = launch
         self._resumed = resume(launch)
         self.results = self._resumed.results
@@ -107,13 +111,11 @@ class RankZero:
             network
             for network in spec.networks
             if self._run.status_of(network.name).outcome is None
-        ]  # when the launch begins
+        ]
         self._rates = RateMemory(launch, self._unfinished)
         self._concurrent = self._make_concurrent(lease, tail)
-        self._events, self._view = (
-            EventLog(paths.events),
-            make_view(self._run, launch.request.plain),
-        )
+        self._events = EventLog(paths.events)
+        self._view = make_view(self._run, launch.request.plain)
         self._tracking = Tracking(
             [] if launch.replayed else target_paths(spec.document.trackers, paths.root),
             paths,
@@ -156,10 +158,14 @@ class RankZero:
         """Make the configuration of the launch.
 
         Args:
-            left_s: seconds to its end, where that is known.
+            left_s: seconds until its walltime ends; None without a walltime.
         """
         launch = self._launch
-        elsewhere = () if self._concurrent is None else self._epochs_left
+        elsewhere = () if self._concurrent is None else self._unfinished_epochs
+        deaths = {
+            name: self.results.deaths.deaths_of(name, epochs)
+            for name, epochs in self._unfinished_epochs.items()
+        }
         return LaunchConfig(
             launch.spec,
             launch.roles,
@@ -175,38 +181,36 @@ class RankZero:
             sharing=self._rates.sharing,
             alone=self._rates.alone,
             hosts=world.hosts,
-            deaths={
-                name: deaths
-                for name, epochs in self._epochs_left.items()
-                if (deaths := self.results.deaths.deaths_of(name, epochs))
-            },
+            deaths={name: records for name, records in deaths.items() if records},
         )
 
     @property
-    def busy(self) -> tuple[int, ...]:
-        """Trainers that can be busy at once with the unfinished networks."""
-        together = max(1, useful_networks_per_gpu(Sharing(self._rates.sharing).curve))
-        return busy(
-            self._unfinished, self._launch.roles, bool(self._launch.spec.searches), together
+    def busy_trainers(self) -> tuple[int, ...]:
+        """Trainers that the unfinished networks can use at the same time."""
+        networks_per_gpu = max(1, useful_networks_per_gpu(Sharing(self._rates.sharing).curve))
+        return find_busy_trainers(
+            self._unfinished,
+            self._launch.roles,
+            bool(self._launch.spec.searches),
+            networks_per_gpu,
         )
 
     @property
-    def _epochs_left(self) -> dict[str, int]:
-        """Network that is not over -> epochs that it has been trained."""
+    def _unfinished_epochs(self) -> dict[str, int]:
+        """Unfinished network -> number of its epochs so far."""
+        statuses = {name: self._run.status_of(name) for name in self.results.networks}
         return {
-            name: len(standing.history)
-            for name in self.results.networks
-            if (standing := self._run.status_of(name)).outcome is None
+            name: len(status.history) for name, status in statuses.items() if status.outcome is None
         }
 
     def _make_concurrent(self, lease: Lease | None, tail: RunTail) -> ConcurrentLaunches | None:
-        """Make the networks that this launch holds; None if it holds all."""
+        """Make the leases of single networks; None if this launch holds the whole run."""
         launch = self._launch
         if not launch.request.shares_run or lease is None:
             return None
         largest = max((network.min_gpus for network in launch.spec.networks), default=1)
         claims = LeaseRequests(
-            self._epochs_left,
+            self._unfinished_epochs,
             max(1, len(launch.roles.trainers) // largest),
             launch.request.idle_timeout,
         )
@@ -218,42 +222,39 @@ class RankZero:
         """Make the search components of the launch."""
         launch = self._launch
         searchers = make_searchers(launch.search_extremes, self._run)
-        earlier = dict[str, list[AddPriorTrial]]()
-        begins = list[ev.SearcherStarted | ev.EarlierRunRead]()
+        prior_trials = dict[str, list[AddPriorTrial]]()
+        first_events = list[ev.SearcherStarted | ev.EarlierRunRead]()
         calls = dict[str, Sequence[ev.SearcherCalled]]()
         for entry in entries_of(launch.search_extremes).values():
             search = self._run.search(entry.name)
-            knows = isinstance(searchers[entry.name], AcceptsPriorTrials)
-            began = describe_start(entry, search, knows)
-            if began is not None:
-                begins.append(began)
-                # all else is another's
-                if began.is_another:
+            accepts_trials = isinstance(searchers[entry.name], AcceptsPriorTrials)
+            start = describe_start(entry, search, accepts_trials)
+            if start is not None:
+                first_events.append(start)
+                if start.is_another:  # a new searcher replays no calls of the previous one
                     search = RunSearch(read=search.read)
-                else:
-                    search = search
-            earlier[entry.name] = []
+            prior_trials[entry.name] = []
             calls[entry.name] = tuple(search.calls)
             for run in entry.settings.warm_start:
-                trials, read = read_earlier_run(entry, run, search, knows)
-                earlier[entry.name] += trials
-                begins += [] if read is None else [read]
-        mind = make_controller(
+                trials, read = read_earlier_run(entry, run, search, accepts_trials)
+                prior_trials[entry.name] += trials
+                first_events += [] if read is None else [read]
+        controller = make_controller(
             launch.spec,
             launch.search_extremes,
             searchers,
             len(launch.roles.trainers),
             judges=not launch.replayed,
             parameters=self.results.parameters,
-            earlier=earlier,
+            earlier=prior_trials,
         )
         admission = Admission(
             launch, self.results, self._rates.keys, self._rates.prior_rates, learns
         )
         if launch.replayed or launch.request.shares_run:
-            clerk = None
+            command_handler = None
         else:
-            clerk = CommandHandler(
+            command_handler = CommandHandler(
                 CommandQueue(launch.paths.mailbox), self.results, admission, self._run.commands
             )
         patience_s = {
@@ -262,12 +263,12 @@ class RankZero:
             if entry.search is not None
         }
         return SearchParts(
-            mind,
+            controller,
             Searchers(searchers, calls, patience_s),
             admission,
             self._resumed.log,
-            clerk,
-            tuple(begins),
+            command_handler,
+            tuple(first_events),
         )
 
     def close(self) -> None:
@@ -278,14 +279,14 @@ class RankZero:
         """End a stuck launch from another thread, within seconds; returns the exit status.
 
         Args:
-            reason: why all ranks have to be ended, in words.
+            reason: why all ranks have to be ended.
         """
         print(f"fleet: {reason}", file=sys.stderr, flush=True)
         status = self.coordinator.status or ExitStatus.RESUMABLE
         self.coordinator.status = status
         ending = threading.Thread(target=self.end, name="ending", daemon=True)
         ending.start()
-        ending.join(_LAST_S)
+        ending.join(_END_S)
         return int(status)
 
     def end(self) -> int:
@@ -299,20 +300,19 @@ class RankZero:
         self._events.close()
         self._tensorboard.close()
         status = ExitStatus(self.coordinator.status or 0)
-        if (
-            self._launch.cache.is_temporary and not self._epochs_left
-        ):  # no launch of this run wants it any more
+        # No later launch of this run needs the file.
+        if self._launch.cache.is_temporary and not self._unfinished_epochs:
             self._launch.paths.decoded.unlink(missing_ok=True)
+        patience_s = _SHORT_TRACKING_S if status is ExitStatus.RESUMABLE else _TRACKING_S
         with storage_errors(STDOUT):
             self._print()
-            for failed in self._tracking.close(
-                _HURRIED_S if status is ExitStatus.RESUMABLE else _PATIENCE_S
-            ):
+            for failed in self._tracking.close(patience_s):
                 print(describe_event(failed, {}), flush=True)
             explanation = explain_status(status, self.results.rows())
             if explanation and find_launcher(os.environ) is not None:
                 print(
-                    f"Status {status.value}: {explanation}. Launchers take it for an abort; no rank has crashed.",
+                    f"Status {status.value}: {explanation}. The launcher reports it as an abort, "
+                    "but no rank has crashed.",
                     flush=True,
                 )
         return int(status)
@@ -325,43 +325,41 @@ class RankZero:
         )
         if left_out:
             print(left_out)
-        together = self._judge_ensembles(rows)
-        if together:
-            print_table(*make_table(together), title="The best networks together")
+        ensembles = self._evaluate_ensembles(rows)
+        if ensembles:
+            print_table(*make_table(ensembles), title="Ensembles of the best networks")
         print(self.coordinator.summary())
+        recorded = self._launch.replayed
         replayed = self.results.network_status(rows[0].name).history if rows else ()
-        if self._launch.replayed and len(replayed) == len(
-            self._launch.replayed
-        ):  # otherwise it failed
+        if recorded and len(replayed) == len(recorded):  # otherwise it failed
             (network,) = self._launch.spec.networks
-            print(compare(self._launch.replayed, replayed, network.train.deterministic))
+            print(compare(recorded, replayed, network.train.deterministic))
         if self.results.unreadable:
             print(
-                f"{pluralize(len(self.results.unreadable), 'sample')} could not be read: {self._launch.paths.unreadable_samples}"
+                f"{pluralize(len(self.results.unreadable), 'sample')} could not be read: "
+                f"{self._launch.paths.unreadable_samples}"
             )
-        report_note = "report.html shows it"
+        report_note = "see report.html there"
         try:
             report = read_report(self._launch.paths)
             for search in report.searches:
                 if not search.trials:
                     print(search.summary)
             write_report(self._launch.paths.report, report, skip_slow=True)
-        except (
-            UserError
-        ) as error:  # a log that was damaged is no reason to fail after all else went well
-            report_note = f"without a report, because {error}"
-        print(f"Everything is in {self._launch.spec.output}; {report_note}.", flush=True)
+        except UserError as error:  # a damaged log does not make a successful launch fail
+            report_note = f"there is no report: {error}"
+        print(f"Results are in {self._launch.spec.output}; {report_note}.", flush=True)
 
-    def _judge_ensembles(self, rows: Sequence[NetworkResult]) -> list[EnsembleResult]:
+    def _evaluate_ensembles(self, rows: Sequence[NetworkResult]) -> list[EnsembleResult]:
         """Evaluate ensembles of the best networks once all networks have ended."""
         if self._launch.replayed or any(
             row.status in (Status.WAITING, Status.TRAINING) for row in rows
         ):
             return []
-        feed, candidates = find_joinable(self._launch.spec, rows)
-        together = score_ensembles(
-            self._launch.paths, candidates, self._launch.sample.for_pipeline(feed).target.kind
+        pipeline, candidates = find_joinable(self._launch.spec, rows)
+        ensembles = score_ensembles(
+            self._launch.paths, candidates, self._launch.sample.for_pipeline(pipeline).target.kind
         )
-        if together:
-            write_ensembles(self._launch.paths, together)
-        return together
+        if ensembles:
+            write_ensembles(self._launch.paths, ensembles)
+        return ensembles

@@ -1,4 +1,4 @@
-"""Rates from earlier runs, and rates kept for later ones."""
+"""Rates from the cache of earlier runs, and rates that are stored for later ones."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from fleet.storage.identity import hash_all_sources, speed_identity
 from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.sharing import Sharing
 
-_LEAST_S = 1e-6  # in the cache of rates
+_MIN_S = 1e-6  # shortest duration in the cache of rates
 
 
 class RateMemory:
-    """The rates that a launch knows and keeps; see the module.
+    """The rates that a launch knows and stores; see the module.
 
     Args:
-        unfinished: the networks that are not done when the launch begins.
+        unfinished: the networks that have not ended when the launch begins.
 
     Attributes:
-        keys: of each network, also of those that come: equal ones train at equal speed.
-        prior_rates: key -> GPUs -> samples/s, of earlier runs.
+        keys: network -> speed key, including added networks; networks with equal keys train at
+            equal speed.
+        prior_rates: key -> GPUs -> samples/s, from earlier runs.
     """
 
     def __init__(self, launch: Launch, unfinished: Sequence[NetworkSpec]) -> None:
@@ -46,7 +47,7 @@ class RateMemory:
             for network in unfinished
         }
         self.prior_rates = rate_cache.rates_of(self._book.rates)
-        # What networks train together that share a GPU holds for an engine on one kind of machine.
+        # The throughput of a shared GPU depends on the engine and the hardware.
         self._sharing_key = rate_cache.sharing_key(spec.resources.engine, launch.machine.hardware)
         self._machine = f"{socket.gethostname()}: {launch.machine.hardware}"
 
@@ -54,7 +55,7 @@ class RateMemory:
 
     @property
     def sharing(self) -> dict[int, float]:
-        """Throughput of networks that share a GPU, by their number."""
+        """Number of networks that share a GPU -> their total throughput."""
         rates = self._launch.rates
         if rates is not None and len(rates.sharing) > 1:
             return dict(enumerate(rates.sharing[1:], start=2))
@@ -69,7 +70,7 @@ class RateMemory:
 
     @property
     def remembered(self) -> ev.CachedRatesUsed | None:
-        """Rates of earlier launches that this one uses; None if there are none."""
+        """Cached rates that this launch uses; None without any."""
         if self._launch.rates is not None:
             return None
         now = time.time()
@@ -95,7 +96,7 @@ class RateMemory:
     def speeds(self) -> PriorRates:
         """Return known rates, missing measurements and the online learner."""
         roles = self._launch.roles
-        survey = RateMeasurement(
+        measurement = RateMeasurement(
             self._unfinished,
             self.keys,
             self._launch.spec.profile,
@@ -104,14 +105,15 @@ class RateMemory:
             self.prior_rates,
             rate_cache.timings(self._book.rates),
         )
-        return PriorRates(survey, self._launch.rates, self._online())
+        return PriorRates(measurement, self._launch.rates, self._online())
 
     def _online(self) -> OnlineRates | None:
-        """Return the online learner of rates; None if rates are given or measured before."""
+        """Return the online learner of rates; None if rates are read or measured offline."""
         launch = self._launch
+        # The rate of an elastic batch is not a function of the number of GPUs.
         is_measured = launch.spec.profile.when == "offline" or any(
             network.train.batch.is_elastic for network in self._unfinished
-        )  # no number for each number of GPUs says its rate
+        )
         if launch.rates is not None or is_measured:
             return None
         samples = [launch.sample.for_pipeline(network.pipeline) for network in self._unfinished]
@@ -131,10 +133,10 @@ class RateMemory:
             roles.idle_slots,
         )
 
-    # ---- for later ones ----
+    # ---- for later runs ----
 
     def on_event(self, event: ev.Event) -> None:
-        """Keep measured or learned rates soon after the event."""
+        """Store measured or learned rates."""
         match event:
             case ev.RateLearned():
                 self._book.add(
@@ -157,7 +159,7 @@ class RateMemory:
                 self._book.write()
             case ev.SharingLearned() if (
                 self._launch.spec.engine.learns and event.speedups != Sharing(self.sharing).curve
-            ):  # else it is what earlier runs have shown
+            ):  # otherwise it is the cached curve
                 for count, speedup in enumerate(event.speedups[1:], start=2):
                     self._book.add(
                         self._sharing_key,
@@ -177,27 +179,26 @@ class RateMemory:
                 self._book.write_if_due()
 
     def close(self, run_launch: RunLaunch | None) -> None:
-        """Keep overheads and observed rates, and write the cache.
+        """Store overheads and observed rates, and write the cache.
 
         Args:
-            run_launch: the launch, as it is now.
+            run_launch: the state of the launch; None if it never started.
         """
         spec = self._launch.spec
         data = self._launch.inputs.data
         if run_launch is not None and spec.engine.learns and not self._launch.replayed:
-            judging = 0 if data.validation is None else len(data.validation)
-            for name, rates in (
-                {} if spec.policy.needs_rates else observed_rates(run_launch, judging).items()
-            ):
-                for gpus, rate in rates.items():
-                    self._book.add(self.keys[name], gpus, self._make_note(rate, name))
-            overheads = measure_overheads(run_launch, judging)
+            validation_samples = 0 if data.validation is None else len(data.validation)
+            if not spec.policy.needs_rates:
+                for name, rates in observed_rates(run_launch, validation_samples).items():
+                    for gpus, rate in rates.items():
+                        self._book.add(self.keys[name], gpus, self._make_note(rate, name))
+            overheads = measure_overheads(run_launch, validation_samples)
             if overheads is not None:
                 key = rate_cache.beside_steps_key(
                     spec.resources.engine, self._launch.machine.hardware
                 )
                 for number, (name, seconds) in enumerate(vars(overheads).items(), start=1):
-                    self._book.add(key, number, self._make_note(max(seconds, _LEAST_S), name))
+                    self._book.add(key, number, self._make_note(max(seconds, _MIN_S), name))
         self._book.write()
 
     def _make_rate(

@@ -32,10 +32,10 @@ def largest_difference(recorded: Sequence[EpochRecord], replayed: Sequence[Epoch
         recorded, replayed: two histories of one network.
 
     Raises:
-        ValueError: they are not of the same stream epochs.
+        ValueError: the histories differ in their stream epochs.
     """
     if [record.stream_epoch for record in recorded] != [record.stream_epoch for record in replayed]:
-        raise ValueError("these histories are not of the same stream epochs")
+        raise ValueError("the histories differ in their stream epochs")
     largest = 0.0
     for old, new in zip(recorded, replayed, strict=True):
         for name in _list_compared(recorded):
@@ -59,7 +59,7 @@ def compare(
 
     Args:
         recorded, replayed: two histories of one network.
-        deterministic: whether the second was made so.
+        deterministic: whether the network was replayed with ``train.deterministic``.
     """
     lines = ["epoch  stream epoch  loss recorded  replayed   val recorded  replayed"]
     lines += [
@@ -82,32 +82,37 @@ def _describe_agreement(
         (old.value(name), new.value(name)) for old, new in zip(recorded, replayed, strict=True)
     ]
     if all(math.isnan(old) and math.isnan(new) for old, new in pairs):
-        return f"{name}: not judged, neither then nor now"
+        return f"{name}: not evaluated in either training"
     equal = sum(_difference(*pair) == 0 for pair in pairs)
     if equal == len(pairs):
-        return f"{name}: equal to the last bit in all of {pluralize(len(pairs), 'epoch')}"
-    furthest = max(range(len(pairs)), key=lambda place: _difference(*pairs[place]))
-    old, new = pairs[furthest]
+        return f"{name}: bitwise equal in all of {pluralize(len(pairs), 'epoch')}"
+    largest = max(range(len(pairs)), key=lambda index: _difference(*pairs[index]))
+    old, new = pairs[largest]
     return (
-        f"{name}: equal in {equal} of {pluralize(len(pairs), 'epoch')}, furthest apart in epoch "
-        f"{recorded[furthest].epoch}: {old:.6g} and {new:.6g} (by {abs(old - new):.1e}, or "
-        f"{_difference(old, new):.1e} of it)"
+        f"{name}: bitwise equal in {equal} of {pluralize(len(pairs), 'epoch')}; largest difference "
+        f"in epoch {recorded[largest].epoch}: {old:.6g} and {new:.6g} (absolute "
+        f"{abs(old - new):.1e}, relative {_difference(old, new):.1e})"
     )
 
 
 def _describe_scope(
     recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], deterministic: bool
 ) -> str:
-    """Describe what was equal in both trainings, and what may differ."""
-    before, now = ({record.gpus for record in history} for history in (recorded, replayed))
-    sizes = f"on groups of {' and '.join(map(str, sorted(before)))}, replayed on {' and '.join(map(str, sorted(now)))}"
+    """Describe what was equal in both trainings, and why results may differ."""
+    before, now = (
+        " and ".join(map(str, sorted({record.gpus for record in history})))
+        for history in (recorded, replayed)
+    )
+    sizes = f"trained on groups of {before}, replayed on {now}"
     if before != now:
-        return f"trained {sizes}: sums over other groups are added up in another order"
+        return f"{sizes}: groups of another size sum in another order"
     if not deterministic:
-        return f"trained {sizes}, without train.deterministic: its engine may add up in another order each time"
+        return (
+            f"{sizes}, without train.deterministic: the engine may sum in another order each time"
+        )
     return (
-        f"trained {sizes}, with train.deterministic: equal on the same machine and version of its engine, if the "
-        "run was trained so too"
+        f"{sizes}, with train.deterministic: bitwise equal on the same machine and version of the "
+        "engine, if the run also used train.deterministic"
     )
 
 
@@ -116,9 +121,9 @@ class Replay:
     """A network to train again.
 
     Attributes:
-        run: of which.
-        name: of the network.
-        history: that it has there.
+        run: the folder of the run.
+        name: the network's name.
+        history: the network's history in this run.
     """
 
     run: RunPaths
@@ -136,18 +141,21 @@ class Replay:
         """Refuse to replay if data, code or settings have changed.
 
         Args:
-            changed: what has changed of the data, in words.
-            accepts_changes: whether other data and other code are asked for.
+            spec: the spec of the replay.
+            sample: the specification of a training sample.
+            codes: import path of a ``build:`` function -> its files.
+            changed: descriptions of changes of the data.
+            accepts_changes: whether changes of data and code are accepted.
 
         Raises:
             UserError: data, code or settings have changed.
         """
+        remedy = "restore it, or compare nevertheless with --accept-changes"
         network = spec.by_name[self.name]
         if changed and not accepts_changes:
             raise UserError(
-                f"--replay {self.run.root}: the data has changed since networks were trained there: "
-                f"{'; '.join(changed)}: go back to what it was, or compare all the same with "
-                "--accept-changes"
+                f"--replay {self.run.root}: the data has changed since this run: "
+                f"{'; '.join(changed)}: {remedy}"
             )
         files = find_changes(
             network,
@@ -158,9 +166,8 @@ class Replay:
         )
         if files and not accepts_changes:
             raise UserError(
-                f"--replay {self.run.root}: the code of {self.name} ({', '.join(files)}) has changed since "
-                "it was trained there: go back to what it was, or compare all the same with "
-                "--accept-changes"
+                f"--replay {self.run.root}: the code of {self.name} ({', '.join(files)}) has "
+                f"changed since this run: {remedy}"
             )
         start = network.train.initial_weights
         if (
@@ -170,14 +177,13 @@ class Replay:
             and (file_checksum(Path(start.file)) != self.history[0].start)
         ):
             raise UserError(
-                f"--replay {self.run.root}: {start.file}, with whose weights {self.name} began there, has "
-                "changed since, or is gone: go back to what it was, or compare all the same with "
-                "--accept-changes"
+                f"--replay {self.run.root}: {start.file}, the initial weights of {self.name}, has "
+                f"changed since this run or is missing: {remedy}"
             )
         if files is None:
             raise UserError(
-                f"--replay {self.run.root}: {self.name} was trained there with other settings than this "
-                f"spec has; the spec of that run is {self.run.spec}"
+                f"--replay {self.run.root}: {self.name} was trained with other settings than in "
+                f"this spec; the spec of the run is {self.run.spec}"
             )
 
     def copy_initial_weights(self, paths: RunPaths) -> None:
@@ -193,19 +199,25 @@ class Replay:
 def make_replay(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Spec, Replay]:
     """Make the spec of one network with as many epochs as its history has.
 
-    On as many GPUs as it had, if that number did not change and there are so many; otherwise on
-    one.
+    It is trained on the same number of GPUs as in the run, if that number did not change and there
+    are enough trainers; otherwise on one.
 
     Args:
-        trainers: how many there are.
+        spec: the spec of the run.
+        paths: the folder of the run.
+        name: the network's name.
+        trainers: number of trainers.
+
+    Raises:
+        UserError: the network cannot be replayed.
     """
     if name not in spec.by_name:
         raise UserError(
-            f"--only {name}: the spec has no such network; it has {', '.join(spec.by_name)}"
+            f"--only {name}: the spec has no network of this name; it has {', '.join(spec.by_name)}"
         )
     history = _read_history(name, paths).history
     if not history:
-        raise UserError(f"--replay {paths.root}: {name} has not finished an epoch there")
+        raise UserError(f"--replay {paths.root}: {name} has not finished an epoch in this run")
     network = spec.by_name[name]
     batch = network.train.batch
     optimizer = network.train.optimizer
@@ -213,22 +225,22 @@ def make_replay(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[
         gpus = {record.gpus for record in history}
         if len(gpus) > 1 or not isinstance(optimizer.learning_rate, float):
             raise UserError(
-                f"{name} cannot be replayed: its batch followed the GPUs (when_scaled: per_gpu), and their "
-                f"number changed ({sorted(gpus)}) or its learning rate is not a number in the spec"
+                f"--only {name}: {name} cannot be replayed: its batch depended on the number of "
+                f"GPUs (when_scaled: per_gpu), and that number changed ({sorted(gpus)}) or its "
+                "learning rate is not a number in the spec"
             )
         scale = gpus.pop()
         batch = Batch(batch.bounds[0] * scale)
         optimizer = dataclasses.replace(optimizer, learning_rate=optimizer.learning_rate * scale)
-    converge = dataclasses.replace(
+    stopping = dataclasses.replace(
         network.train.stopping, max_epochs=len(history), patience=None, stop_at=None
     )
-    train = dataclasses.replace(network.train, batch=batch, optimizer=optimizer, stopping=converge)
+    train = dataclasses.replace(network.train, batch=batch, optimizer=optimizer, stopping=stopping)
     sizes = {record.gpus for record in history}
     size = max(sizes) if len(sizes) == 1 and max(sizes) <= trainers else 1
-    alone = dataclasses.replace(network, train=train, min_gpus=size, max_gpus=size)
-    return dataclasses.replace(with_output(spec, paths.replay(name)), networks=(alone,)), Replay(
-        paths, name, history
-    )
+    network = dataclasses.replace(network, train=train, min_gpus=size, max_gpus=size)
+    spec = dataclasses.replace(with_output(spec, paths.replay(name)), networks=(network,))
+    return spec, Replay(paths, name, history)
 
 
 def _read_history(name: str, paths: RunPaths) -> TrainingState:
@@ -236,6 +248,6 @@ def _read_history(name: str, paths: RunPaths) -> TrainingState:
     lookup = find_newest(paths, name, with_arrays=False)
     if lookup.state is None:
         raise UserError(
-            f"--replay {paths.root}: {lookup.damage or f'{name} has no checkpoint there'}"
+            f"--replay {paths.root}: {lookup.damage or f'{name} has no checkpoint in this run'}"
         )
     return dataclasses.replace(lookup.state, history=lookup.history)

@@ -23,14 +23,13 @@ class Resumed:
     """The state that earlier launches of a run have left.
 
     Attributes:
-        results: of the run as it is by all that.
-        log: of the launches whose log this one goes on with.
-        unlogged: epochs that are in checkpoints and in no log. Among launches that work at the same
-            time that is seen when a network is taken: the others may be about to log what they have
-            saved.
-        statuses: how far networks are by their checkpoints, where logs say otherwise.
-        changes: to be logged of checkpoints that are damaged or gone, and of ranks that died.
-        first_epoch: of the stream that no launch has consumed.
+        results: the run's results and state.
+        log: the events of earlier launches in the log that this launch continues.
+        unlogged: epochs that checkpoints have, but no log. Empty for launches that share a run,
+            which detect them when they acquire a network: the others may be about to log them.
+        statuses: status of networks by their checkpoints, where it differs from the logs.
+        changes: events to log about damaged and missing checkpoints, and about dead ranks.
+        first_epoch: the stream's first epoch that no launch has consumed.
     """
 
     results: Results
@@ -42,7 +41,7 @@ class Resumed:
 
 
 def resume(launch: Launch) -> Resumed:
-    """Resume a run, and write the table of its results.
+    """Resume a run, and write its table of results.
 
     Raises:
         StorageError: the disk is full, ...
@@ -65,32 +64,32 @@ def resume(launch: Launch) -> Resumed:
     )
     if is_alone:
         results.deaths.collect()
-    standings, states = recover(results, launch.checkpoints)
+    statuses, states = recover(results, launch.checkpoints)
     if launch.replayed:
         missing = []
     else:
-        missing = _find_missing(run, standings, states, launch.changes)
-    # What this launch says by an event, or does itself, no log needs to be told beside that.
-    is_own = {name for name, standing in standings.items() if _is_of_this_launch(standing)}
+        missing = _find_missing(run, statuses, states, launch.changes)
+    # Changes by this launch get an event of their own.
+    own_changes = {name for name, status in statuses.items() if _is_of_this_launch(status)}
     differing = {
-        name: standing
-        for name, standing in logged_state.find_differences(standings).items()
-        if name not in is_own
+        name: status
+        for name, status in logged_state.find_differences(statuses).items()
+        if name not in own_changes
     }
     if not is_alone:
-        standings = {
-            name: standing.with_logged_pruning(logged_state.status_of(name))
-            for name, standing in standings.items()
+        statuses = {
+            name: status.with_logged_pruning(logged_state.status_of(name))
+            for name, status in statuses.items()
         }
-        # Why a network is done is told by nobody where its launch was killed; the rest others may
-        # yet log
+        # A launch that was killed did not log why its networks ended. Other launches may still log
+        # all other differences.
         differing = {
-            name: standing
-            for name, standing in differing.items()
-            if standing.reason and logged_state.status_of(name).outcome in (None, FINISHED_UNLOGGED)
+            name: status
+            for name, status in differing.items()
+            if status.reason and logged_state.status_of(name).outcome in (None, FINISHED_UNLOGGED)
         }
     run.restore(
-        standings,
+        statuses,
         {
             change.network
             for change in launch.changes
@@ -102,50 +101,52 @@ def resume(launch: Launch) -> Resumed:
     results.write()
     unlogged = [
         ev.EpochEnded(name, record)
-        for name, standing in standings.items()
-        for record in logged_state.find_unlogged(name, standing.history)
+        for name, status in statuses.items()
+        for record in logged_state.find_unlogged(name, status.history)
         if is_alone
     ]
+    # Networks with a damaged checkpoint stay finished.
     damaged = [
         ev.NetworkRolledBack(
             name, damage, len(run.status_of(name).history), position=0, finished=True
         )
         for name, damage in results.damaged.items()
-    ]  # networks that stay finished
-    consumed = [
-        record.stream_epoch for standing in standings.values() for record in standing.history
     ]
+    consumed = [record.stream_epoch for status in statuses.values() for record in status.history]
     consumed += [state.stream_epoch for state in states.values()]
     return Resumed(
         results,
         tuple(logged.event for logged in logs.get(paths.events, ())),
         unlogged,
         differing,
-        [*damaged, *missing, *(_describe_deaths(results, standings) if is_alone else ())],
+        [*damaged, *missing, *(_describe_deaths(results, statuses) if is_alone else ())],
         1 + max(consumed, default=-1),
     )
 
 
-def _is_of_this_launch(standing: NetworkStatus) -> bool:
-    outcome = standing.outcome
+def _is_of_this_launch(status: NetworkStatus) -> bool:
+    outcome = status.outcome
     return outcome is not None and (outcome.is_skipped or outcome.deaths > 0)
 
 
 def _describe_deaths(
-    results: Results, standings: Mapping[str, NetworkStatus]
+    results: Results, statuses: Mapping[str, NetworkStatus]
 ) -> list[ev.NetworkFailed | ev.NetworkWarned]:
     """Return events for networks whose ranks died: they fail or are trained last."""
     events: list[ev.NetworkFailed | ev.NetworkWarned] = []
-    for name, standing in standings.items():
-        outcome = standing.outcome
-        if outcome is not None and outcome.deaths:
-            events.append(ev.NetworkFailed(name, outcome.reason, deaths=outcome.deaths))
-        elif outcome is None and (deaths := results.deaths.deaths_of(name, len(standing.history))):
+    for name, status in statuses.items():
+        outcome = status.outcome
+        if outcome is not None:
+            if outcome.deaths:
+                events.append(ev.NetworkFailed(name, outcome.reason, deaths=outcome.deaths))
+            continue
+        deaths = results.deaths.deaths_of(name, len(status.history))
+        if deaths:
             events.append(
                 ev.NetworkWarned(
                     name,
-                    f"{deaths[-1].how} while it was trained ({len(deaths)} of max_deaths: "
-                    f"{results.deaths.max_deaths}); it is trained last",
+                    f"{deaths[-1].how} while training it ({len(deaths)} of max_deaths: "
+                    f"{results.deaths.max_deaths}); it will be trained last",
                 )
             )
     return events
@@ -153,23 +154,23 @@ def _describe_deaths(
 
 def _find_missing(
     run: RunState,
-    standings: Mapping[str, NetworkStatus],
+    statuses: Mapping[str, NetworkStatus],
     saved: Container[str],
     changes: Sequence[ev.Event],
 ) -> list[ev.NetworkRolledBack]:
     """Find networks that start over because their checkpoints are missing.
 
     Args:
-        run: by the log alone.
-        standings: by the checkpoints.
-        saved: the networks that have one.
-        changes: what is said already.
+        run: the state by the log alone.
+        statuses: status of networks by their checkpoints.
+        saved: networks that have a checkpoint.
+        changes: events that are logged anyway.
     """
     reported = {event.network for event in changes if isinstance(event, ev.NetworkRolledBack)}
     return [
         ev.NetworkRolledBack(
             name,
-            f"no checkpoint of it is left, and the log has {pluralize(epochs, 'epoch')} of it",
+            f"its checkpoint is missing; the log has {pluralize(epochs, 'epoch')} of it",
             epochs=0,
             position=0,
         )
@@ -178,8 +179,8 @@ def _find_missing(
         and not before.is_pruned
         and name not in saved
         and name not in reported
-        and name in standings
-        and standings[name].outcome is None
+        and name in statuses
+        and statuses[name].outcome is None
     ]
 
 

@@ -1,9 +1,9 @@
 """Searchers, called in a thread of rank 0, one call at a time, with a time limit.
 
-A searcher may think for seconds, while MPI, messages and the lease cannot wait. So the coordinator
-hands over a call (:meth:`Searchers.consult`) and looks at each of its steps whether the answer is
-there (:meth:`Searchers.poll_answer`). A searcher that raises or hangs is never called again; a
-thread that hangs is left behind, and the next call has another.
+A searcher may compute for seconds, while MPI, messages and the lease cannot wait. So the
+coordinator passes a call to the thread (:meth:`Searchers.consult`) and polls for the answer in each
+of its steps (:meth:`Searchers.poll_answer`). A searcher that raises or hangs is never called again;
+a thread that hangs is abandoned, and the next call gets a new one.
 """
 
 from __future__ import annotations
@@ -36,28 +36,30 @@ _PATIENCE_S = 60.0  # for one call, if no limit is set
 Answer: TypeAlias = SearcherAnswered | SearcherCallFailed
 
 
-def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
+def make_searchers(extremes: Spec, run: RunState) -> dict[str, Searcher]:
     """Make the searchers of a spec, by the names of their entries.
 
     Args:
-        ends: the spec, with the networks that stand for those of its searches.
-        run: as earlier launches have left it.
+        extremes: the spec with the extreme networks of its searches.
+        run: the state that earlier launches have left.
 
     Raises:
-        SpecError: one cannot be made, or the rule of pruning; or an earlier run cannot be read. The
-            message says which, and why.
+        SpecError: a searcher or the pruning rule cannot be made, or an earlier run cannot be read;
+            the message says which and why.
     """
     searchers = {}
-    with _locating_mistakes(ends, ("prune", "rule")):
-        make_pruner(ends.document.prune, 1, ends.seed)
-    for index, entry in entries_of(ends).items():
-        with _locating_mistakes(ends, ("models", index, "search", "sampler")):
+    with _locating_mistakes(extremes, ("prune", "rule")):
+        make_pruner(extremes.document.prune, 1, extremes.seed)
+    for index, entry in entries_of(extremes).items():
+        with _locating_mistakes(extremes, ("models", index, "search", "sampler")):
             searchers[entry.name] = _make_in_time(entry)
         for position, source in enumerate(entry.settings.warm_start):
-            with _locating_mistakes(ends, ("models", index, "search", "warm_start", position)):
-                if os.path.realpath(source) == os.path.realpath(ends.output):
+            path = ("models", index, "search", "warm_start", position)
+            with _locating_mistakes(extremes, path):
+                if os.path.realpath(source) == os.path.realpath(extremes.output):
                     raise UserError(
-                        f"{source} is the folder of this run, of which a search knows anyway; left out"
+                        f"{source} is the folder of this run, whose trials the search uses anyway; "
+                        "remove it"
                     )
                 read_earlier_run(
                     entry,
@@ -82,7 +84,7 @@ def _make_in_time(entry: Entry) -> Searcher:
     """Make a searcher in a thread within the time limit of its calls.
 
     Raises:
-        UserError: it cannot be made, or not in time.
+        UserError: the searcher cannot be made, or takes too long.
     """
     search = entry.settings
     results: queue.SimpleQueue[Searcher | BaseException] = queue.SimpleQueue()
@@ -102,26 +104,26 @@ def _make_in_time(entry: Entry) -> Searcher:
     except queue.Empty:
         user_code.abandon(thread)
         raise UserError(
-            f"{search.sampler} was not made within {format_duration(search.timeout)}; what takes long "
-            "should wait until it is asked, or search.timeout be more"
+            f"{search.sampler} was not constructed within {format_duration(search.timeout)}; move "
+            "slow work from the constructor to the first call, or raise search.timeout"
         ) from None
     if isinstance(result, BaseException):
         raise result
     return result
 
 
-class _Work:
-    """The work of the thread for one entry; ignored once abandoned."""
+class _Task:
+    """A call in the thread, preceded by replayed calls; ignored once abandoned."""
 
-    def __init__(self, entry: str, name: str) -> None:
+    def __init__(self, entry: str, call: str) -> None:
         self.entry = entry
-        self.doing = name
+        self.call = call
         self.since_s = time.monotonic()
-        self.done: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
 
     def begin(self, call: Call) -> None:
         """Start the time of a call."""
-        self.doing = str(call)
+        self.call = str(call)
         self.since_s = time.monotonic()
 
 
@@ -129,9 +131,9 @@ class Searchers:
     """The searchers of a run.
 
     Args:
-        searchers: by the names of their entries.
-        logged: the calls of earlier launches, by entry.
-        patience_s: how long one call may take, in seconds, by entry.
+        searchers: entry -> searcher.
+        logged: entry -> calls of earlier launches.
+        patience_s: entry -> longest time of one call, in seconds.
     """
 
     def __init__(
@@ -143,8 +145,8 @@ class Searchers:
         self._searchers = dict(searchers)
         self._logged = dict(logged or {})
         self._patience_s = dict(patience_s or {})
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] | None = None
-        self._work: _Work | None = None
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] | None = None
+        self._task: _Task | None = None
         self._thread: threading.Thread | None = None
 
     def consult(self, entry: str, call: Call) -> None:
@@ -152,64 +154,62 @@ class Searchers:
         searcher = self._searchers[entry]
         logged = self._logged.pop(entry, ())
 
-        def do(work: _Work) -> Answer:
-            difference = replay(searcher, logged, work.begin)
-            work.begin(call)
+        def call_searcher(task: _Task) -> Answer:
+            difference = replay(searcher, logged, task.begin)
+            task.begin(call)
             return SearcherAnswered(entry, call, make_call(searcher, call), difference)
 
-        self._start(entry, str(call), do)
+        self._start(entry, str(call), call_searcher)
 
     def poll_answer(self) -> Answer | None:
         """Return the answer once there is one or its time is over; never blocks."""
-        work = self._work
-        if work is None:
+        task = self._task
+        if task is None:
             return None
         try:
-            answer = work.done.get_nowait()
+            answer = task.answers.get_nowait()
         except queue.Empty:
-            patience_s = self._patience_s.get(work.entry, _PATIENCE_S)
-            if time.monotonic() < work.since_s + patience_s:
+            patience_s = self._patience_s.get(task.entry, _PATIENCE_S)
+            if time.monotonic() < task.since_s + patience_s:
                 return None
-            self._orders = None  # its thread may come back, and finds nothing more to do
+            self._tasks = None  # if its thread ever returns, it finds no further task
             if self._thread is not None:
                 user_code.abandon(self._thread)
             answer = SearcherCallFailed(
-                work.entry,
-                f"{work.doing} took longer than {format_duration(patience_s)} (search.timeout)",
+                task.entry,
+                f"{task.call} took longer than {format_duration(patience_s)} (search.timeout)",
             )
-        self._work = None
+        self._task = None
         return answer
 
     def close(self) -> None:
         """Let the thread end, if it can."""
-        if self._orders is not None:
-            self._orders.put(None)
-            self._orders = None
+        if self._tasks is not None:
+            self._tasks.put(None)
+            self._tasks = None
 
     # ---- the thread ----
 
-    def _start(self, entry: str, name: str, do: Callable[[_Work], Answer]) -> None:
-        assert self._work is None, "calls never overlap"
-        self._work = work = _Work(entry, name)
+    def _start(self, entry: str, call: str, call_searcher: Callable[[_Task], Answer]) -> None:
+        assert self._task is None, "calls never overlap"
+        self._task = task = _Task(entry, call)
 
-        def order() -> None:
+        def run() -> None:
             try:
-                answer = do(work)
-            except (
-                BaseException
-            ) as error:  # a searcher of a user's may raise anything, SystemExit as well
-                answer = SearcherCallFailed(entry, f"{work.doing} failed: {one_line(error)}")
-            work.done.put(answer)
+                answer = call_searcher(task)
+            except BaseException as error:  # users' searchers may raise anything, even SystemExit
+                answer = SearcherCallFailed(entry, f"{task.call} failed: {one_line(error)}")
+            task.answers.put(answer)
 
-        if self._orders is None:
-            self._orders = queue.SimpleQueue()
+        if self._tasks is None:
+            self._tasks = queue.SimpleQueue()
             self._thread = threading.Thread(
-                target=_serve, args=(self._orders,), name="searcher", daemon=True
+                target=_run_tasks, args=(self._tasks,), name="searcher", daemon=True
             )
             self._thread.start()
-        self._orders.put(order)
+        self._tasks.put(run)
 
 
-def _serve(orders: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (order := orders.get()) is not None:
-        order()
+def _run_tasks(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (task := tasks.get()) is not None:
+        task()

@@ -13,6 +13,7 @@ from fleet.comm.segment import Segment
 from fleet.engines.base import Engine, Slot
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
+from fleet.runtime.death_detector import DeathDetector
 from fleet.runtime.engine_import import EngineImport
 from fleet.runtime.interrupt import INTERRUPTED, Interruption
 from fleet.runtime.launch import Launch
@@ -22,7 +23,6 @@ from fleet.runtime.training.shared_gpus import SharedGpus
 from fleet.runtime.training.sources import make_sources
 from fleet.runtime.training.trainer import Trainer
 from fleet.runtime.watchdog import Watchdog
-from fleet.runtime.witness import Witness
 from fleet.storage.lease import Lease
 from fleet.stream.active_slots import ActiveSlots
 from fleet.stream.augment import NodeEpochs
@@ -47,11 +47,11 @@ class Session:
     """This rank's roles in one run.
 
     Args:
-        launch: what rank 0 has read and checked.
-        interruption: says when to stop before the end.
-        lease: of rank 0, where several launches work on the networks of the run.
-        loading: of the engine, which may have begun.
-        timer: of this start-up, on rank 0.
+        launch: the launch that rank 0 has prepared.
+        interruption: says when to stop early.
+        lease: rank 0's lease, if several launches share the run.
+        loading: the import of the engine, which may be in progress.
+        timer: durations of the start-up, on rank 0.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class Session:
         self._timer = timer or StartupTimer()
         self._roles = launch.roles
         self._shared = NodeMemory()
-        self._first_epoch = 0  # of the stream, in this launch
-        self._memory_mib: int | None = None  # of this trainer's GPU, where GPUs are shared
+        self._first_epoch = 0  # the stream's first epoch in this launch
+        self._memory_mib: int | None = None  # of this trainer's GPU, if GPUs are shared
 
     def run(self) -> int:
         """Run this rank's roles; returns its exit status."""
         log.info("%s; JPEG by %s", self._world.library_name(), decoder_name())
-        witness = self._witness = Witness(self._world, self._launch.paths)
+        self._death_detector = DeathDetector(self._world, self._launch.paths)
         self._interruption.on_signal = self._on_signal
         self._interruption.end_at_once = lambda: self._world.end_all_ranks(INTERRUPTED)
-        self._world.before_end = witness.leave
+        self._world.before_end = self._death_detector.prepare_end
         if self._roles.shared or self._roles.slots > 1:
             self._map_memory()
-        gpu = self._gpu()  # by the name it has without MPS
+        gpu = self._gpu()  # before MPS renames it
         if gpu is not None:
             bind(find_gpu_nodes([gpu]))
         shared = gpu if self._shares_gpus else None
@@ -96,12 +96,14 @@ class Session:
         watchdog = None
         if rank_zero is not None and self._interruption.is_watched:
             watchdog = self._watchdog(rank_zero)
-        busy, self._first_epoch = self._world.broadcast_value(
-            None if rank_zero is None else (frozenset(rank_zero.busy), rank_zero.first_epoch)
+        busy_trainers, self._first_epoch = self._world.broadcast_value(
+            None
+            if rank_zero is None
+            else (frozenset(rank_zero.busy_trainers), rank_zero.first_epoch)
         )
         try:
             if self._world.rank in self._roles.trainers:
-                self._train(rank_zero, self._world.rank in busy)
+                self._train(rank_zero, self._world.rank in busy_trainers)
             else:
                 self._run_without_training(rank_zero)
         finally:
@@ -117,14 +119,13 @@ class Session:
         return int(ExitStatus.OK)
 
     def _on_signal(self, number: int) -> None:
-        death = self._witness.on_signal(number)
+        death = self._death_detector.on_signal(number)
         if death:
             self._interruption.cause = death
 
     def _make_rank_zero(self) -> RankZero:
-        from fleet.runtime.rank_zero import (
-            RankZero,
-        )  # what only rank 0 needs takes a tenth of a second to import
+        # Imported on rank 0 only, because it takes a tenth of a second.
+        from fleet.runtime.rank_zero import RankZero
 
         return RankZero(self._world, self._launch, self._interruption, self._lease, self._timer)
 
@@ -146,12 +147,12 @@ class Session:
         """Run a trainer; a single rank also coordinates while it waits.
 
         Args:
-            is_busy: whether there will be something to train here.
+            is_busy: whether this rank is expected to train.
         """
         if rank_zero is not None:
             self._world.background_tasks.append(partial(self._coordinate, rank_zero))
             rank_zero.coordinator.start()
-        self._loading.finish()  # before anything else is imported here
+        self._loading.finish()  # before this thread imports anything else
         active_slots = ActiveSlots(self._world, self._roles, self._shared.active_slots)
         sources = make_sources(self._world, self._launch, self._shared, self._first_epoch)
         trainer = Trainer(
@@ -164,7 +165,7 @@ class Session:
             self._launch.codes,
             self._launch.fence,
             active_slots,
-            self._witness.mark,
+            self._death_detector.marker,
         )
         trainer.start(is_busy)
         trainer.run()
@@ -179,7 +180,7 @@ class Session:
         if preprocessor is not None:
             preprocessor.start()
         if rank_zero is not None:
-            self._witness.mark.set_no_network()
+            self._death_detector.marker.set_no_network()
             rank_zero.coordinator.start()
             self._world.background_tasks.append(partial(self._coordinate, rank_zero))
         if preprocessor is not None:
@@ -192,7 +193,7 @@ class Session:
             or None
         )
         self._world.background_tasks.clear()
-        self._witness.mark.clear()
+        self._death_detector.marker.clear()
         if preprocessor is not None:
             preprocessor.stop()
 
@@ -204,10 +205,10 @@ class Session:
             self._world.end_all_ranks(rank_zero.end())
         return worked
 
-    # ---- what the roles stand on ----
+    # ---- memory, engine and GPUs ----
 
     def _map_memory(self) -> None:
-        """Make and map this node's shared memory; collective over all ranks."""
+        """Create and map this node's shared memory; collective over all ranks."""
         launch = self._launch
         roles = self._roles
         rank = self._world.rank
@@ -215,7 +216,7 @@ class Session:
         leads = rank == roles.leader(node)
         evaluation = launch.inputs.data.validation
         name = f"{launch.paths.segment_name}-{node}"
-        shares = roles.shared  # samples, too
+        shares = roles.shared  # whether ranks share samples
 
         def mapped(create: bool) -> NodeMemory:
             return NodeMemory(
@@ -258,9 +259,8 @@ class Session:
 
         for create in (True, False):
             if leads == create:
-                with on_gpu_node(
-                    find_gpu_nodes(self._gpus())
-                ):  # the kernel takes memory of the node where it is made
+                # The kernel allocates memory on the NUMA node of the process that creates it.
+                with on_gpu_node(find_gpu_nodes(self._gpus())):
                     self._shared = mapped(create)
             self._world.allgather(None)  # the leader first, then all others
         if leads:
@@ -297,9 +297,8 @@ class Session:
             Slot(slot, roles.slots, active_slots.count, self._memory_mib),
             pin,
         )
-        for segment in (
-            self._shared.sample_segments()
-        ):  # once the engine has loaded what the driver is spoken to with
+        # After the engine has loaded the driver's library.
+        for segment in self._shared.sample_segments():
             pin(segment.memory)
         return engine
 
@@ -312,13 +311,9 @@ class Session:
         names = self._gpus()
         if not names or self._world.rank not in self._roles.trainers:
             return None
-        # A launcher that shows each rank its own GPU alone has chosen already.
-        return names[
-            min(
-                self._roles.local_index(self._world.rank) % self._roles.physical_gpus_per_node,
-                len(names) - 1,
-            )
-        ]
+        # The launcher may show each rank only its own GPU.
+        index = self._roles.local_index(self._world.rank) % self._roles.physical_gpus_per_node
+        return names[min(index, len(names) - 1)]
 
     def _gpus(self) -> tuple[str, ...]:
         """Return the GPUs that this rank sees; empty if the engine uses none."""
@@ -327,13 +322,13 @@ class Session:
         return ()
 
     def _warn_of_slow_copies(self, reason: str) -> None:
-        """Warn once that copies to GPUs use unregistered memory."""
-        log.warning("memory cannot be registered with the driver of the GPU: %s", reason)
+        """Warn that copies to GPUs use unregistered memory."""
+        log.warning("memory cannot be registered with the GPU driver: %s", reason)
         if self._gpus():
             self._world.send(
                 0,
                 Tag.COORDINATOR,
-                Warned(self._world.host, f"samples go to GPUs more slowly: {reason}"),
+                Warned(self._world.host, f"copying samples to GPUs is slower: {reason}"),
             )
 
 

@@ -18,16 +18,16 @@ class Request:
     """The options of the command line.
 
     Attributes:
-        spec: its path.
-        fresh: start over.
-        fresh_network: start these networks over.
-        accept_changes: go on where data or code have changed.
-        replay, only: train one network of a run again.
-        plain: print plain lines.
-        walltime: seconds.
-        remeasure: measure rates that earlier launches have measured.
-        shares_run: work on the networks of the run together with other launches.
-        idle_timeout: seconds without a network after which it then leaves.
+        spec: path of the spec.
+        fresh: whether to start over.
+        fresh_network: names of networks to start over.
+        accept_changes: whether to continue if data or code have changed.
+        replay, only: train one network of a run again: its folder, and the network's name.
+        plain: whether to print plain lines.
+        walltime: how long the launch may take, in seconds; None for no limit.
+        remeasure: whether to ignore cached rates.
+        shares_run: whether to share the run with other launches.
+        idle_timeout: seconds without a network after which a launch that shares its run ends.
     """
 
     spec: str
@@ -44,15 +44,15 @@ class Request:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Folders of modules that the spec names: the working folder and the spec's."""
+        """Folders from which the spec's modules are imported: the working folder, the spec's."""
         return tuple(dict.fromkeys(map(str, (Path.cwd(), Path(self.spec).absolute().parent))))
 
 
 class StartupTimer:
     """The durations of the parts of a start-up.
 
-    The first two are over when this is made: the launcher that starts this process, where one is
-    known, and Python with the first modules.
+    Two parts are over when the timer is made: the launcher, if there is one, and Python with the
+    first modules.
     """
 
     def __init__(self) -> None:
@@ -65,12 +65,12 @@ class StartupTimer:
         )
 
     def end(self, part: str) -> None:
-        """Record the end of a part, which began where the last one ended."""
+        """Record the end of a part, which began at the end of the last one."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._parts[part] = self._parts.get(part, 0.0) + now - self._now
         self._now = now
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Part -> seconds, to the millisecond."""
+        """Part -> seconds, rounded to milliseconds."""
         return {part: round(seconds, 3) for part, seconds in self._parts.items()}

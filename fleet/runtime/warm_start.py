@@ -36,30 +36,33 @@ def read_prior_trials(
     """Read the trials of a run that fit a search space.
 
     Args:
-        objectives: the names of what counts, and whether ``maximize`` or ``minimize``; the
-            monitored quantity first.
+        run: the folder of the run.
+        space: the search space.
+        objectives: (name, ``maximize`` or ``minimize``) of each objective, the monitored quantity
+            first.
 
     Returns:
-        The networks that are over and whose values fit the space, in the order of their numbers;
-        and why others are left out, each reason with how many.
+        The trials that have ended and whose values fit the space, in the order of their numbers;
+        and reason -> number of trials that were left out for it.
 
     Raises:
-        UserError: there is no run, or it cannot be read.
+        UserError: the run does not exist or cannot be read.
     """
     rows = without_fold_means(read_results(run))
     state = replay_log(read_run(RunPaths(Path(run))), None)
     trials = list[AddPriorTrial]()
     left_out = Counter[str]()
-    for row in sorted(
-        rows, key=lambda row: state.networks[row.name].number if row.name in state.networks else -1
-    ):
+
+    def number_of(row: NetworkResult) -> int:
+        return state.networks[row.name].number if row.name in state.networks else -1
+
+    for row in sorted(rows, key=number_of):
         try:
             trials.append(_make_prior_trial(row, space, objectives, state, str(run)))
         except UserError as error:
+            # One reason for all values of a key.
             key, _, value = str(error).partition(": ")
-            left_out[f"{key} is outside of the space" if value else key] += (
-                1  # of many values, one reason
-            )
+            left_out[f"{key} is outside of the space" if value else key] += 1
     return trials, dict(left_out)
 
 
@@ -71,13 +74,13 @@ def _make_prior_trial(
     run: str,
 ) -> AddPriorTrial:
     if row.status not in _ENDS:
-        raise UserError("not over yet")
+        raise UserError("not ended yet")
     member = member_of(space, row.drawn)
     (monitor, mode), *secondary = objectives
     network = state.networks.get(row.name)
     history: tuple[EpochRecord, ...] = () if network is None else network.status.history
-    converge = Stopping(monitor=monitor, direction="max" if mode == "maximize" else "min")
-    record = best_of(history, converge).record
+    stopping = Stopping(monitor=monitor, direction="max" if mode == "maximize" else "min")
+    record = best_of(history, stopping).record
     values = objective_values([name for name, _ in objectives], record, network_facts(row, state))
     is_valued = math.isfinite(values[0])
     if not is_valued and row.status is not Status.FAILED:
@@ -93,32 +96,31 @@ def _make_prior_trial(
 
 
 def read_earlier_run(
-    entry: Entry, run: str, search: RunSearch, knows: bool
+    entry: Entry, run: str, search: RunSearch, accepts_trials: bool
 ) -> tuple[list[AddPriorTrial], EarlierRunRead | None]:
-    """Read prior trials that a searcher has not received, and the event that says so.
+    """Read prior trials that a searcher has not received, and the event to log about them.
 
     Args:
-        search: what its searchers have heard in earlier launches of the run that it works for.
-        knows: whether it can be told.
+        entry: the entry of the search.
+        run: the folder of the earlier run.
+        search: the calls that the searcher received in earlier launches of the present run.
+        accepts_trials: whether the searcher accepts prior trials.
 
     Raises:
-        UserError: the run cannot be read, and never has been.
+        UserError: the run cannot be read, and no earlier launch has read it.
     """
     read = search.earlier.get(run)
-    if (
-        read is not None
-        and sum(call.call == "know" and call.source == run for call in search.calls) >= read.told
-    ):
+    received = sum(call.call == "know" and call.source == run for call in search.calls)
+    if read is not None and received >= read.told:
         return [], None
     try:
         trials, left_out = read_prior_trials(run, entry.space, entry.objectives)
     except UserError:
-        if run in search.read:  # what was found then is in the log
+        if run in search.read:  # its trials are in the log
             return [], None
         raise
-    if not knows:
-        trials, left_out = (
-            [],
-            {"the searcher has no method `add_prior_trial`": len(trials) + sum(left_out.values())},
-        )
+    if not accepts_trials:
+        count = len(trials) + sum(left_out.values())
+        trials = []
+        left_out = {"the searcher has no method `add_prior_trial`": count}
     return trials, EarlierRunRead(entry.name, run, len(trials), left_out) if read is None else None

@@ -134,7 +134,7 @@ def test_chain_continues_after_a_short_walltime(ensemble):
     assert all(stop["warned"] and stop["next"] == ensemble.job for stop in before), (
         ensemble.report()
     )
-    assert any((stop["status"], stop["why"]) == (75, "SIGUSR2 came") for stop in before), (
+    assert any((stop["status"], stop["why"]) == (75, "received SIGUSR2") for stop in before), (
         ensemble.report()
     )
     assert last["status"] == 0

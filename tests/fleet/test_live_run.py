@@ -74,8 +74,8 @@ def test_command_returns_the_networks_it_concerns(lease_held):
 
 
 def test_command_raises_refusals_of_the_launch(lease_held):
-    answering(lease_held, {"error": "a is over: 2 epochs", "is_over": True})
-    with pytest.raises(UserError, match="a is over: 2 epochs"):
+    answering(lease_held, {"error": "a has ended: 2 epochs", "is_over": True})
+    with pytest.raises(UserError, match="a has ended: 2 epochs"):
         command(lease_held.root, {"do": "stop", "network": "a"})
 
 

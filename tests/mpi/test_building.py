@@ -112,5 +112,5 @@ def test_signal_is_handled_while_a_function_hangs(launch, tmp_path, ranks, funct
     process.send_signal(signal.SIGUSR2)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 75, output
-    assert "SIGUSR2 came" in output
+    assert "received SIGUSR2" in output
     assert not session_members(process.pid)

@@ -40,7 +40,9 @@ def test_failed_network_is_a_row_and_the_others_go_on(launch, tmp_path, function
     assert rows["bad"].status == "failed"
     assert reason in rows["bad"].reason
     assert reason in run.output
-    assert "\nStatus 3: some networks have failed, and the table says why. Launchers" in run.output
+    assert (
+        "\nStatus 3: some networks failed; see the reasons in the table. The launcher" in run.output
+    )
 
 
 @pytest.mark.long

@@ -93,7 +93,7 @@ def histories(tmp_path_factory):
         run = launch(1 if case == "alone" else 4, content, timeout=240)
         assert run.status == 0, run.output
         if case != "alone":
-            messages = f"training on ranks (1, 2, 3) from stream epoch 0, gradients by {case}"
+            messages = f"training on ranks (1, 2, 3) from stream epoch 0; gradient exchange: {case}"
             assert messages in run.paths.log(1).read_text()
         matches[case] = {name: run.history(name) for name in NAMES}
     return matches
@@ -197,7 +197,7 @@ def test_keras_deterministic_group_is_replayed_exactly(launch, tmp_path):
     assert run.status == 0, run.output
     again = launch(3, content, "--replay", str(run.paths.root), "--only", "normalised", timeout=120)
     assert again.status == 0, again.output
-    assert "val_accuracy: equal to the last bit in all of 2 epochs" in again.output
+    assert "val_accuracy: bitwise equal in all of 2 epochs" in again.output
     assert "trained on groups of 2, replayed on 2, with train.deterministic" in again.output
     assert run.differs("normalised") == 0.0
 

@@ -85,7 +85,7 @@ def histories(tmp_path_factory):
         run = Launcher(tmp_path)(1 if case == "alone" else 4, content, timeout=240)
         assert run.status == 0, run.output
         if case != "alone":
-            messages = f"training on ranks (1, 2, 3) from stream epoch 0, gradients by {case}"
+            messages = f"training on ranks (1, 2, 3) from stream epoch 0; gradient exchange: {case}"
             assert messages in run.paths.log(1).read_text()
         assert not list(run.paths.root.glob(".exchange-*"))
         results[case] = {name: run.history(name) for name in NAMES}
@@ -273,7 +273,7 @@ def test_torch_deterministic_network_replays_exactly(tmp_path):
     )
     again = launch(3, content, "--replay", str(run.paths.root), "--only", "one", timeout=120)
     assert again.status == 0, again.output
-    assert "val_accuracy: equal to the last bit in all of 4 epochs" in again.output
+    assert "val_accuracy: bitwise equal in all of 4 epochs" in again.output
     replay = read_state(RunPaths(run.paths.replay("one")).last("one"))
     assert all(
         np.array_equal(array, replay.arrays[name]) for name, array in complete.arrays.items()

@@ -101,7 +101,7 @@ def test_training_checkpoints_within_epochs_limit_lost_steps(launch, tmp_path):
     assert position > 0
     run = launch(2, content)
     assert run.status == 0, run.output
-    assert f"one: goes on after epoch 0, sample {position}" in run.paths.log(1).read_text()
+    assert f"one: continues after epoch 0, sample {position}" in run.paths.log(1).read_text()
     assert replayed(launch, content, run, "one") < 1e-9
 
 
@@ -141,7 +141,7 @@ def test_training_signal_stops_within_a_step(launch, tmp_path, ranks):
     process.send_signal(signal.SIGUSR2)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 75, output
-    assert "SIGUSR2 came" in output
+    assert "received SIGUSR2" in output
     assert read_state(RunPaths(tmp_path / "run").last("one"), with_arrays=False).position > 0
 
     run = launch(ranks, content)

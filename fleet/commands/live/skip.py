@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     unknown = sorted(chosen - (before if args.undo else frozenset()) - set(names))
     if unknown:
         raise UserError(
-            f"no network of the run is named {unknown[0]!r}; there are {listed(names, 8) or 'none yet'}"
+            f"the run has no network named {unknown[0]!r}; it has {listed(names, 8) or 'none yet'}"
         )
     skipped = before - chosen if args.undo else before | chosen
     write_skipped(paths, skipped)

@@ -1,11 +1,11 @@
-"""Handler of the commands in a run's folder: runs and answers them one by one.
+"""Handler of the commands in a run's folder: carries them out and answers them one by one.
 
 A command is a mapping with the key ``do``: ``add`` with an ``entry``; ``stop``, ``pause`` and
 ``resume`` with a ``network``; or ``yield`` with a number of ``nodes`` and ``within_s``. The answer
-has ``networks``, the names that it is about, and for ``yield`` what :class:`CommandReceived` has as
-``release_details``; or ``error``, and ``is_over`` where the network is over by then. A line of the
-event log stands before anything that a command does. So a launch that is killed before it
-has answered does not act twice: the next one finds the line, does what is left, and answers.
+has ``networks``, the names of its networks, and for ``yield`` the details of
+:class:`CommandReceived`; or ``error``, and ``is_over`` if the network has already ended. The event
+log gets a line before a command is carried out. So if a launch is killed before it has answered,
+the next one finds the line, does not act twice, and answers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fleet.units import listed
 
 log = logging.getLogger("fleet.runtime.external.command_handler")
 
-_LOOK_S = 0.5  # between two looks into the mailbox
+_CHECK_EVERY_S = 0.5
 
-LONGEST_S = 1e7  # that somebody may leave for nodes to come free
+LONGEST_S = 1e7  # longest time to release nodes
 
 VERDICTS = {"stop": Verdict.STOP, "pause": Verdict.PAUSE, "resume": Verdict.GO_ON}
 
@@ -41,10 +41,11 @@ class CommandHandler:
     """Handles commands; see the module.
 
     Args:
-        results: of the run, which know all its networks.
-        admission: looks at networks that are added.
-        earlier: the commands that earlier launches have taken up.
-        clock: seconds.
+        mailbox: the commands.
+        results: the run's results, with all its networks.
+        admission: validates networks that are added.
+        earlier: the commands that earlier launches have carried out.
+        clock: returns seconds from any origin.
     """
 
     def __init__(
@@ -60,33 +61,33 @@ class CommandHandler:
         self._admission = admission
         self._clock = clock
         self._handled = {event.command: event for event in earlier}
-        self._looked_s = -_LOOK_S
+        self._checked_s = -_CHECK_EVERY_S
 
     def handle_commands(
         self,
-        note: Callable[[Event], None],
-        hear: Callable[[Input], None],
-        goes_on: Callable[[], bool],
-        offer: Callable[[int, float], NodeOffer],
+        log_event: Callable[[Event], None],
+        send_input: Callable[[Input], None],
+        is_running: Callable[[], bool],
+        offer_nodes: Callable[[int, float], NodeOffer],
     ) -> bool:
         """Handle waiting commands if a check is due; returns whether there were any.
 
         Args:
-            note: logs an event.
-            hear: has the ensemble hear something.
-            goes_on: whether it still does.
-            offer: which nodes, so many, the launch can give back within some seconds; raises
-                UserError where none.
+            log_event: logs an event.
+            send_input: passes an input to the controller.
+            is_running: returns False once the launch ends.
+            offer_nodes: (number of nodes, seconds) -> the nodes that the launch can release within
+                this time; raises UserError if it can release none.
         """
-        if self._clock() < self._looked_s + _LOOK_S:
+        if self._clock() < self._checked_s + _CHECK_EVERY_S:
             return False
-        self._looked_s = self._clock()
+        self._checked_s = self._clock()
         commands = list(self._mailbox.commands())
         for command in commands:
-            if not goes_on():
+            if not is_running():
                 break
             try:
-                event = self._handle(command, note, hear, offer)
+                event = self._handle(command, log_event, send_input, offer_nodes)
                 answer: dict[str, Any] = {"networks": list(event.networks)}
                 if event.do == "yield":
                     answer |= event.given
@@ -106,28 +107,26 @@ class CommandHandler:
     def _handle(
         self,
         command: Command,
-        note: Callable[[Event], None],
-        hear: Callable[[Input], None],
-        offer: Callable[[int, float], NodeOffer],
+        log_event: Callable[[Event], None],
+        send_input: Callable[[Input], None],
+        offer_nodes: Callable[[int, float], NodeOffer],
     ) -> CommandReceived:
         content = command.content or {}
         do = content.get("do")
         earlier = self._handled.get(command.name)
-        words: list[Input] = []
+        inputs: list[Input] = []
         if do == "add":
-            event, came = self._add(command.name, content.get("entry"), earlier)
-            words += came
+            event, admitted = self._add(command.name, content.get("entry"), earlier)
+            inputs += admitted
         elif isinstance(do, str) and do in VERDICTS:
             event = CommandReceived(
                 command.name, do, (self._check_unfinished(content.get("network")),)
             )
-            words.append(NetworkCommand(event.networks[0], VERDICTS[do]))
-        elif (
-            do == "yield" and earlier is not None
-        ):  # the launch that took it up has ended, with all its nodes
+            inputs.append(NetworkCommand(event.networks[0], VERDICTS[do]))
+        elif do == "yield" and earlier is not None:  # the earlier launch has released all nodes
             event = earlier
         elif do == "yield":
-            node_offer = offer(*_parse_release(content))
+            node_offer = offer_nodes(*_parse_release(content))
             event = CommandReceived(
                 command.name,
                 do,
@@ -139,14 +138,16 @@ class CommandHandler:
                     "ways": dict(node_offer.actions),
                 },
             )
-            words.append(NodesRequested(command.name, node_offer))
+            inputs.append(NodesRequested(command.name, node_offer))
         else:
-            raise UserError(f"{do!r} is no command; there are add, {', '.join(VERDICTS)}, yield")
+            raise UserError(
+                f"unknown command {do!r}; known commands are add, {', '.join(VERDICTS)}, yield"
+            )
         if earlier is None:
             self._handled[command.name] = event
-            note(event)
-        for word in words:
-            hear(word)
+            log_event(event)
+        for controller_input in inputs:
+            send_input(controller_input)
         return event
 
     def _add(
@@ -170,35 +171,37 @@ class CommandHandler:
         """Return the name of a network that has not ended.
 
         Raises:
-            UserError: there is none of that name, or, as NetworkEnded, it is over.
+            UserError: the run has no network of this name.
+            NetworkEnded: the network has ended.
         """
         if not isinstance(name, str) or name not in self._results.networks:
             raise UserError(
-                f"no network of the run is named {name!r}; there are "
+                f"the run has no network named {name!r}; it has "
                 f"{listed(list(self._results.networks), 8) or 'none yet'}"
             )
         outcome = self._results.network_status(name).outcome
         if outcome is not None:
-            raise NetworkEnded(f"{name} is over: {outcome.reason}")
+            raise NetworkEnded(f"{name} has ended: {outcome.reason}")
         return name
 
 
 def _parse_release(content: Mapping[str, Any]) -> tuple[int, float]:
-    """Parse the number of nodes to release, and the seconds to do so.
+    """Parse the number of nodes to release, and the time to do so in seconds.
 
     Raises:
-        UserError: it is not said.
+        UserError: a value is missing or invalid.
     """
     nodes = content.get("nodes")
     within_s = content.get("within_s")
     if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
-        raise UserError(f"nodes is {nodes!r}; it should be a whole number above 0")
+        raise UserError(f"nodes is {nodes!r}; it must be a positive integer")
     if (
         not isinstance(within_s, int | float)
         or isinstance(within_s, bool)
         or not 0 < within_s < LONGEST_S
     ):
         raise UserError(
-            f"within_s is {within_s!r}; it should be a number of seconds above 0 and below {LONGEST_S:.0e}"
+            f"within_s is {within_s!r}; it must be a number of seconds above 0 and below "
+            f"{LONGEST_S:.0e}"
         )
     return nodes, float(within_s)

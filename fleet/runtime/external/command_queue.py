@@ -1,9 +1,9 @@
 """Command files by which other processes control a launch, and its answers.
 
-There is no port and no server. A command is a file that is written whole, under a name that begins
-with its time; the launch reads the commands in the order of their names, and writes the answer
-beside them before it takes a command away. So a launch that is killed in between finds the command
-again, and whoever acts on it must know by its name whether it has acted (the event log says so).
+There is no port and no server. A command is a file that is written atomically, under a name that
+begins with the time. The launch reads the commands in the order of their names, and writes the
+answer before it removes a command. If a launch is killed in between, the next one reads the command
+again; the event log says whether it was carried out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from fleet.storage.files import remove, write_json
 from fleet.storage.json_lines import read_json_object
 
-_LOOK_S = 0.2  # between two looks for an answer
+_POLL_S = 0.2
 _COMMAND = ".command.json"
 _ANSWER = ".answer.json"
 
@@ -27,8 +27,8 @@ class Command(NamedTuple):
     """A command to a launch.
 
     Attributes:
-        name: no other command of the run has it.
-        content: None where the file is no JSON object; it is answered all the same.
+        name: the command's name, unique in the run.
+        content: None if the file is not a JSON object; the command is answered nevertheless.
     """
 
     name: str
@@ -39,13 +39,13 @@ class CommandQueue:
     """The commands to one run.
 
     Args:
-        folder: of the mailbox, in the run's folder; made when the first command is put into it.
+        folder: the folder of the commands; created with the first command.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    # ---- who wants something ----
+    # ---- in other processes ----
 
     def put(self, content: Mapping[str, Any]) -> str:
         """Write a command; returns its name.
@@ -58,7 +58,7 @@ class CommandQueue:
         return name
 
     def take_answer(self, name: str, timeout_s: float) -> dict[str, Any] | None:
-        """Wait for an answer and remove it; None if there is none in time."""
+        """Wait for an answer and remove it; returns None after the timeout."""
         until = time.monotonic() + timeout_s
         path = self._folder / f"{name}{_ANSWER}"
         while True:
@@ -68,23 +68,23 @@ class CommandQueue:
                 return answer
             if time.monotonic() >= until:
                 return None
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def withdraw(self, name: str) -> bool:
-        """Remove an unanswered command; returns whether it was still there."""
+        """Remove an unanswered command; returns False if it was answered already."""
         try:
             (self._folder / f"{name}{_COMMAND}").unlink()
         except FileNotFoundError:
             return False
         return True
 
-    # ---- the launch ----
+    # ---- in the launch ----
 
     def commands(self) -> Iterator[Command]:
         """Yield waiting commands, oldest first; incomplete files are ignored."""
         with suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(self._folder.glob(f"*{_COMMAND}")):
-                if not path.name.startswith("."):  # which another process is writing just now
+                if not path.name.startswith("."):  # another process is still writing it
                     yield Command(path.name.removesuffix(_COMMAND), read_json_object(path))
 
     def answer(self, name: str, content: Mapping[str, Any]) -> None:

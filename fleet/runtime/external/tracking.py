@@ -1,7 +1,7 @@
 """The process that writes trackers during a run (``trackers`` in a spec).
 
-Rank 0 only writes a byte into a pipe when something is new, and now and then looks for a complaint.
-It waits for the process at the very end alone, when all results are written, and not for long.
+Rank 0 only writes a byte into a pipe after new events, and regularly reads reported failures. It
+waits for the process only at the end, for a limited time, when all results are written.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from pathlib import Path
 from fleet.domain import events as ev
 from fleet.storage.paths import RunPaths
 
-_NEWS = (ev.EpochEnded, ev.NetworkFailed, ev.NetworkFinished, ev.NetworkVerdict, ev.NetworkTested)
-_LOOK_S = 1.0  # between two looks for complaints
+_TRACKED_EVENTS = (
+    ev.EpochEnded,
+    ev.NetworkFailed,
+    ev.NetworkFinished,
+    ev.NetworkVerdict,
+    ev.NetworkTested,
+)
+_READ_EVERY_S = 1.0
 
 log = logging.getLogger("fleet.runtime.external.tracking")
 
@@ -29,15 +35,16 @@ class Tracking:
     """The process that writes a run to trackers.
 
     Args:
-        trackers: each tracker with its file or folder; without any there is no process.
-        spec: the file of the spec, beside which modules are found.
+        trackers: (tracker, file or folder); no process is started without any.
+        paths: the run's folder.
+        spec: path of the spec, from whose folder modules are imported.
     """
 
     def __init__(self, trackers: Sequence[tuple[str, Path]], paths: RunPaths, spec: str) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._unreported = list[ev.TrackerFailed]()
         self._buffer = b""
-        self._looked_s = 0.0
+        self._read_s = 0.0
         if not trackers:
             return
         command = [
@@ -51,8 +58,8 @@ class Tracking:
         try:
             paths.track_log.parent.mkdir(parents=True, exist_ok=True)
             with open(paths.track_log, "ab") as errors:
-                # It is spawned, not forked: MPI may not like copies of its memory. A session of its
-                # own, so that what interrupts the launch leaves it time for the last epochs.
+                # Spawned, not forked, because MPI may not support copies of its memory. In a new
+                # session, so that signals to the launch leave it time for the last epochs.
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
@@ -71,13 +78,11 @@ class Tracking:
     def on_event(self, event: ev.Event) -> None:
         """Wake the process if an event matters to trackers."""
         if (
-            isinstance(event, _NEWS)
+            isinstance(event, _TRACKED_EVENTS)
             and self._process is not None
             and self._process.stdin is not None
         ):
-            with suppress(
-                OSError, ValueError
-            ):  # it has ended, or has enough calls that it has not heard
+            with suppress(OSError, ValueError):  # the process has ended, or the pipe is full
                 os.write(self._process.stdin.fileno(), b".")
 
     def failures(self) -> list[ev.TrackerFailed]:
@@ -85,8 +90,8 @@ class Tracking:
         if self._process is None and not self._unreported:
             return []
         now = time.monotonic()
-        if now >= self._looked_s + _LOOK_S:
-            self._looked_s = now
+        if now >= self._read_s + _READ_EVERY_S:
+            self._read_s = now
             self._read_failures()
         unreported = self._unreported
         self._unreported = []
@@ -95,7 +100,7 @@ class Tracking:
     def _read_failures(self) -> None:
         if self._process is None or self._process.stdout is None:
             return
-        with suppress(OSError, ValueError):  # nothing has come
+        with suppress(OSError, ValueError):  # there is nothing to read
             self._buffer += os.read(self._process.stdout.fileno(), 1 << 16)
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
@@ -109,10 +114,10 @@ class Tracking:
         """Let the process write the last epochs.
 
         Args:
-            patience_s: for which it is waited for; after that it is left alone, and ends by itself.
+            patience_s: longest time to wait; after that the process continues alone.
 
         Returns:
-            What has gone wrong, and has not been said.
+            Failures that have not been reported.
         """
         process = self._process
         if process is None:
@@ -123,7 +128,7 @@ class Tracking:
             process.wait(patience_s)
         except subprocess.TimeoutExpired:
             log.warning("the trackers have not ended within %.0f s", patience_s)
-            process.returncode = 0  # it is not waited for any more
+            process.returncode = 0  # do not wait for it any longer
             self._unreported.append(
                 ev.TrackerFailed("track", "", f"not ended within {patience_s:.0f} s")
             )

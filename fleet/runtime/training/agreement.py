@@ -1,4 +1,4 @@
-"""Failing together: an error on one rank of a group fails all, with one reason."""
+"""Agreement on failures: an error on one rank of a group fails all, with one reason."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class TrainingFailed(ModelError):
     """The network of this group failed; every rank of the group raises it, with the same reason.
 
     Attributes:
-        reason: in one line.
-        detail: a traceback, where there is one.
-        may_pass: whether trying again may help.
-        out_of_memory: whether it failed for that.
+        reason: the reason in one line.
+        detail: the traceback; empty without one.
+        may_pass: whether another attempt may succeed.
+        out_of_memory: whether it ran out of memory.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ def all_or_none(group: Group, action: Callable[[], T]) -> T:
 
     Raises:
         TrainingFailed: on every rank, with the reason of the first that failed.
-        InfrastructureError: this is no fault of the network, and ends the run.
+        InfrastructureError: the error is not the network's and ends the run.
     """
     error: Exception | SystemExit | None = None
     try:
         result = action()
     except InfrastructureError:
         raise
-    except PeersFailed as caught:  # all ranks know it
+    except PeersFailed as caught:  # raised on all ranks
         raise _make_failure(caught.reports) from caught
-    except (Exception, SystemExit) as caught:  # a user's function may have called sys.exit
+    except (Exception, SystemExit) as caught:  # users' functions may call sys.exit
         error = caught
     reports = group.allgather(
         None if error is None else (isinstance(error, PeerFailed), *_describe(error))

@@ -1,8 +1,8 @@
 """Building a network with a user's function within a time limit.
 
-A signal interrupts a function that is Python, or waits for something. One that computes in C for
-ever hears none; then the coordinator gives this rank up (:mod:`fleet.control.group_startup`), and
-the kernel ends the process, should nobody else come to it.
+A signal interrupts a function that runs Python code or waits. It cannot interrupt a function that
+computes in C forever; then the coordinator abandons this rank (:mod:`fleet.control.group_startup`),
+and in the end the kernel kills the process.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ log = logging.getLogger("fleet.runtime.training.building")
 
 T = TypeVar("T")
 
-_DUTIES_EVERY_S = 0.02
-_AGAIN_S = (
-    5.0  # after which a function is interrupted once more that has caught what interrupted it
-)
-_LAST_S = 120.0  # after which the kernel ends a process that the coordinator should have given up
-_OURS = str(Path(__file__).parents[2])
+_TASKS_EVERY_S = 0.02
+_INTERRUPT_AGAIN_S = 5.0  # for a function that has caught the first interruption
+_KILL_S = 120.0  # after which the kernel kills a process that the coordinator should have abandoned
+_FLEET_FOLDER = str(Path(__file__).parents[2])
 
 
 class _OutOfTime(BaseException):
@@ -47,20 +45,21 @@ def build_within(
     """Build a network within a time limit while background tasks run.
 
     Args:
-        limit_s: seconds that it may take.
-        background_tasks: those of the rank that coordinates, done in another thread meanwhile; None for
-            others.
+        limit_s: the time limit in seconds.
+        build: builds the network.
+        background_tasks: runs the coordinating rank's background tasks, in another thread; None on
+            other ranks.
 
     Raises:
-        ModelError: it took too long, it exited, or raised what is no Exception.
-        Exception: what the function raised.
-        InfrastructureError: a duty has failed.
+        ModelError: the function took too long, exited, or raised something that is no Exception.
+        Exception: any error of the function.
+        InfrastructureError: a background task has failed.
     """
     if threading.current_thread() is not threading.main_thread():
-        return build()  # signals are for the main thread alone
-    watch = _BuildGuard(limit_s, background_tasks)
+        return build()  # only the main thread receives signals
+    guard = _BuildGuard(limit_s, background_tasks)
     try:
-        with watch.running():
+        with guard.running():
             return build()
     except _OutOfTime as error:
         raise ModelError(
@@ -82,54 +81,54 @@ class _BuildGuard:
 
     def __init__(self, limit_s: float, background_tasks: Callable[[], object] | None) -> None:
         self._limit_s = limit_s
-        self._duties = background_tasks
+        self._background_tasks = background_tasks
         self._is_over = threading.Event()
-        self._error: BaseException | None = None  # of a duty
+        self._error: BaseException | None = None  # of a background task
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Guard the block with timers and background tasks."""
         before = signal.signal(signal.SIGALRM, self._stop)
-        # In a thread of its own, for this one may be deaf; and a handler may not print where a
-        # function prints.
-        thread = threading.Thread(target=self._do_duties, name="duties", daemon=True)
+        # In another thread, because this one may be blocked, and a signal handler may not print
+        # while the function prints.
+        thread = threading.Thread(target=self._run_tasks, name="background-tasks", daemon=True)
         try:
-            if self._duties is not None:
+            if self._background_tasks is not None:
                 thread.start()
-            signal.setitimer(signal.ITIMER_REAL, self._limit_s, _AGAIN_S)
-            with kill_after(self._limit_s + UNRESPONSIVE_S + _LAST_S):
+            signal.setitimer(signal.ITIMER_REAL, self._limit_s, _INTERRUPT_AGAIN_S)
+            with kill_after(self._limit_s + UNRESPONSIVE_S + _KILL_S):
                 yield
         finally:
             self._is_over.set()
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-            if self._duties is not None:
+            if self._background_tasks is not None:
                 thread.join()
-        if self._error is not None:  # not one of the network that was built
+        if self._error is not None:
             raise InfrastructureError(
-                f"while a network was built: {one_line(self._error)}"
+                f"coordinating while a network was built: {one_line(self._error)}"
             ) from self._error
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if not self._is_over.is_set():
             raise _OutOfTime
 
-    def _do_duties(self) -> None:
-        assert self._duties is not None
+    def _run_tasks(self) -> None:
+        assert self._background_tasks is not None
         try:
-            while not self._is_over.wait(_DUTIES_EVERY_S):
-                self._duties()
-        except BaseException as error:  # it ends the launch, and that is for the main thread to do
+            while not self._is_over.wait(_TASKS_EVERY_S):
+                self._background_tasks()
+        except BaseException as error:  # the main thread raises it, which ends the launch
             self._error = error
 
 
 def _describe_position(error: BaseException) -> str:
-    """Describe the line of the user's module at which a function was interrupted."""
+    """Describe the line of users' code at which a function was interrupted."""
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_OURS, "<", *libraries))
+        if not frame.filename.startswith((_FLEET_FOLDER, "<", *libraries))
     ]
     if frames:
         return f"; it was at {frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
@@ -137,13 +136,13 @@ def _describe_position(error: BaseException) -> str:
 
 
 class _Event(ctypes.Structure):
-    """The kernel's ``struct sigevent``: what a timer does."""
+    """The kernel's ``struct sigevent``, the action of a timer."""
 
     _fields_ = (
         ("value", ctypes.c_void_p),
         ("signal", ctypes.c_int),
         ("notify", ctypes.c_int),
-        ("rest", ctypes.c_char * 48),
+        ("padding", ctypes.c_char * 48),
     )
 
 
@@ -156,13 +155,12 @@ def kill_after(seconds: float) -> Iterator[None]:
     if libc.timer_create(
         ctypes.c_int(time.CLOCK_MONOTONIC), ctypes.byref(event), ctypes.byref(timer)
     ):
-        log.warning("there is no timer of the kernel's for a function that never comes back")
+        log.warning("a function that never returns cannot be killed: timer_create failed")
         yield
         return
     full_seconds, part = divmod(seconds, 1)
-    times = (ctypes.c_long * 4)(
-        0, 0, int(full_seconds), int(part * 1e9) or 1
-    )  # struct itimerspec: interval, first
+    # struct itimerspec: interval, first expiration
+    times = (ctypes.c_long * 4)(0, 0, int(full_seconds), int(part * 1e9) or 1)
     libc.timer_settime(timer, 0, ctypes.byref(times), None)
     try:
         yield

@@ -13,17 +13,17 @@ from fleet.runtime.training.sources import Sources
 from fleet.storage.writer import CheckpointWriter
 
 _PACE_EVERY_S = 1.0
-_PACES_A_SECOND = 1000  # that rank 0 receives at most: one takes it some 50 microseconds
-_MANY = 4  # times as many steps as before
-_SHARED_S = 0.25  # steps beside others, in less time, may all have been in one turn of this process
+_MAX_PACES_PER_S = 1000  # that rank 0 receives, each of which takes about 50 microseconds
+_REPORT_FACTOR = 4  # a rate is reported again after this many times as many steps
+_SHARED_S = 0.25  # on a shared GPU, shorter timings may lie within one time slice of this process
 
 
 class EpochClock:
     """The time of an epoch on this rank, over all parts in which it is trained.
 
     Args:
-        sources: know what this rank has waited for data.
-        writer: knows what training has waited for checkpoints.
+        sources: know for how long this rank has waited for data.
+        writer: knows for how long training has waited for checkpoints.
     """
 
     def __init__(self, sources: Sources, writer: CheckpointWriter) -> None:
@@ -66,21 +66,20 @@ class EpochClock:
 class StepClock:
     """The rate of a group's training steps, without waits, validation and checkpoints.
 
-    Where networks come to share the GPU, or leave it, it begins anew.
+    It restarts whenever the number of networks on the GPU changes.
 
     Args:
-        warm_up: so many steps are left out, the first ones: they trace and compile.
-        min_steps: fewer steps give no rate.
+        warm_up: number of first steps that are not timed, because they trace and compile.
+        min_steps: smallest number of steps that give a rate.
 
     Attributes:
-        steps_per_call: how many steps the ranks of the group take in their next call: what all have
-            read in the same sums.
+        steps_per_call: number of steps of the group's next call, equal on all ranks.
     """
 
     def __init__(self, warm_up: int = 3, min_steps: int = 1) -> None:
         self._warm_up = warm_up
         self._min_steps = min_steps
-        self._news_at = min_steps
+        self._report_at = min_steps
         self._steps = 0
         self._samples = 0
         self._seconds = 0.0
@@ -94,14 +93,14 @@ class StepClock:
         """Set the number of networks on the GPU; a new number resets the timing."""
         if networks_on_gpu != self._networks_on_gpu:
             self._networks_on_gpu = networks_on_gpu
-            self._news_at = self._min_steps
+            self._report_at = self._min_steps
             self._steps = 0
             self._samples = 0
             self._seconds = 0.0
             self._squares = 0.0
 
     def add(self, samples: int, seconds: float) -> None:
-        """Add the duration of a step on a whole batch."""
+        """Add the duration of a step on a full batch."""
         if self._warm_up > 0:
             self._warm_up -= 1
             return
@@ -123,17 +122,17 @@ class StepClock:
 
     def pop_is_new(self) -> bool:
         """Return True on the first call only."""
-        pop_is_new = self._is_new
+        is_new = self._is_new
         self._is_new = False
-        return pop_is_new
+        return is_new
 
     def pop_rate(self) -> StepRate:
-        """Return the rate if it rests on many more steps than the last one returned."""
-        if self._steps < self._news_at:
+        """Return the rate if it is based on many more steps than the last one returned."""
+        if self._steps < self._report_at:
             return StepRate()
         rate = self.rate
         if rate.rate:
-            self._news_at = _MANY * self._steps
+            self._report_at = _REPORT_FACTOR * self._steps
         return rate
 
     @property
@@ -154,23 +153,25 @@ class PaceReport:
     """Reports the progress of an epoch about once a second.
 
     Args:
-        position: samples of the epoch that are consumed already.
-        steps: of the group, as it is now; its first one is reported at once.
-        ranks: of the launch.
+        position: number of samples of the epoch that are already consumed.
+        steps: the clock of the group, whose first step is reported immediately.
+        ranks: number of ranks of the launch.
     """
 
     def __init__(self, network: str, position: int, steps: StepClock, ranks: int = 1) -> None:
         self._network = network
         self._position = position
         self._steps = steps
-        self._every_s = max(_PACE_EVERY_S, ranks / _PACES_A_SECOND)
+        self._every_s = max(_PACE_EVERY_S, ranks / _MAX_PACES_PER_S)
         self._time = time.perf_counter()
 
     def send_if_due(self, send: Callable[[Message], None], position: int, is_slowed: bool) -> None:
         """Send a report if one is due.
 
         Args:
-            is_slowed: whether steps are longer than they would be by themselves.
+            send: sends a message to the coordinator.
+            position: number of samples of the epoch that are consumed.
+            is_slowed: whether waits for data make steps longer.
         """
         now = time.perf_counter()
         if self._steps.pop_is_new() or now - self._time >= self._every_s:

@@ -1,4 +1,4 @@
-"""Evaluation of a network on samples shared by its group, and its predictions."""
+"""Evaluation and predictions of a network, divided among the ranks of its group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fleet.runtime.training.network import Training
 from fleet.stream.batch import split_rows
 from fleet.stream.validation import Validation
 
-_CHECK_EVERY_S = 1.0  # then a group looks whether the run ends
+_CHECK_EVERY_S = 1.0  # whether the run ends
 
 
 def evaluate(
@@ -23,14 +23,14 @@ def evaluate(
     """Return sums over all validation samples; collective over the group.
 
     Args:
-        validation: None where there is none; then the sums are 0.
-        ends: whether the run ends; the master is asked.
+        validation: the samples; None without validation data, then the sums are 0.
+        ends: returns whether the run ends; called on the master.
 
     Returns:
-        The same on every rank; None where the run ends before all is judged.
+        The sums, equal on every rank; None if the run ends before the evaluation does.
 
     Raises:
-        TrainingFailed: on all ranks, when judging failed on one.
+        TrainingFailed: on all ranks, when evaluation failed on one.
     """
     if validation is None:
         return StepTotals()
@@ -48,7 +48,7 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
     """Return sums, predictions and targets of samples; collective over the group.
 
     Returns:
-        The same on every rank.
+        The sums and outputs, equal on every rank.
 
     Raises:
         TrainingFailed: on all ranks, when it failed on one.
@@ -56,7 +56,7 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
     trainable = training.trainable
     target = training.target
     group = training.group
-    assert isinstance(trainable, SupportsPrediction)  # the caller has asked
+    assert isinstance(trainable, SupportsPrediction)  # see can_predict()
     predictions = Outputs(
         np.zeros((samples.samples, target.outputs), np.float32),
         np.zeros((samples.samples, *target.shape), target.dtype),
@@ -67,8 +67,10 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
     def fill(images: np.ndarray, targets: np.ndarray) -> StepTotals:
         nonlocal position
         values, weights = target.split(targets)
-        sums, outputs = trainable.predict(images, values, *([] if weights is None else [weights]))
-        rows = slice(position, position := position + len(targets))
+        arguments = [] if weights is None else [weights]
+        sums, outputs = trainable.predict(images, values, *arguments)
+        rows = slice(position, position + len(targets))
+        position += len(targets)
         predictions.outputs[rows] = outputs
         predictions.targets[rows] = values
         if predictions.weights is not None:
@@ -76,43 +78,43 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
         return sums
 
     summed = _sum_over(training, samples, fill, lambda: False)
-    assert summed is not None  # nothing ends it
-    for part in predictions.arrays.values():  # each row is 0 on all ranks but one
-        group.sum(part)
+    assert summed is not None
+    for array in predictions.arrays.values():  # each row is 0 on all ranks except one
+        group.sum(array)
     return summed, predictions
 
 
 def _sum_over(
     training: Training,
     samples: Validation,
-    look: Callable[[np.ndarray, np.ndarray], StepTotals],
+    evaluate_batch: Callable[[np.ndarray, np.ndarray], StepTotals],
     ends: Callable[[], bool],
 ) -> StepTotals | None:
-    """Sum over all samples, each rank its share; collective over the group.
+    """Sum over all samples, each rank over its share; collective over the group.
 
     Args:
-        look: at a batch of inputs and targets.
-        ends: whether the run ends; the master is asked.
+        evaluate_batch: (inputs, targets) of a batch -> sums.
+        ends: returns whether the run ends; called on the master.
 
     Returns:
-        The sums over all of them; None where the run ends before all are looked at.
+        The sums over all samples; None if the run ends before.
     """
     group = training.group
     local_sums = StepTotals()
     batches = samples.batches(training.network.train.batch.bounds[0], group.rank, group.size)
 
-    def go_on() -> bool:
-        """Evaluate for a while; returns True once this rank's share is done."""
+    def evaluate_for_a_while() -> bool:
+        """Evaluate some batches; returns True once this rank's share is done."""
         nonlocal local_sums
         began = time.perf_counter()
         for images, targets in batches:
-            local_sums += look(images, targets)
+            local_sums += evaluate_batch(images, targets)
             if time.perf_counter() - began >= _CHECK_EVERY_S:
                 return False
         return True
 
-    while True:  # as often on each rank: those that are done wait for the others
-        is_done = all_or_none(group, go_on)
+    while True:  # equally often on each rank
+        is_done = all_or_none(group, evaluate_for_a_while)
         is_ending = group.is_master and not is_done and ends()
         shares = group.allgather((local_sums, is_done, is_ending))
         if all(is_done for _, is_done, _ in shares):

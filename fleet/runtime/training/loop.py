@@ -1,7 +1,7 @@
 """The training loop: get a batch, step, report.
 
-:meth:`TrainingLoop.run` trains a network epoch after epoch; :meth:`TrainingLoop._train_part` is
-what it does with one.
+:meth:`TrainingLoop.run` trains a network epoch after epoch; :meth:`TrainingLoop._train_part` trains
+on one epoch or a part of it.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from fleet.stream.order import Epoch, format_path, parse_path
 
 log = logging.getLogger("fleet.runtime.training.loop")
 
-_WAITING = 0.1  # of an epoch: then the steps of a group are no measure of its rate
+_WAIT_SHARE = 0.1  # of an epoch; if waits for data take more, they distort the rate of a group
 
-Order: TypeAlias = (
-    m.Continue | m.Regroup | m.Stop
-)  # what a group waits for, between two epochs or inside one
+# The orders for which a group waits, between two epochs or inside one.
+Order: TypeAlias = m.Continue | m.Regroup | m.Stop
 
 
 class TrainingLoop:
     """Trains one network after another, as the coordinator orders.
 
     Args:
+        writer: writes the checkpoints.
         save_every: seconds between two checkpoints inside an epoch; None for none.
-        active_slots: of this rank's GPU.
+        active_slots: the networks on this rank's GPU.
     """
 
     def __init__(
@@ -69,31 +69,30 @@ class TrainingLoop:
         self._world = world
         self._sources = sources
         self._paths = paths
-        self._tenants = active_slots
+        self._active_slots = active_slots
         self._writer = writer
         self._save_every = save_every
         self._pauses = False  # whether the coordinator has asked this master's group to pause
         self._clock = EpochClock(sources, writer)
-        self._tell = partial(world.send, 0, m.Tag.COORDINATOR)
+        self._send = partial(world.send, 0, m.Tag.COORDINATOR)
 
     def run(self, training: Training, state: TrainingState, first: m.Start | m.Regroup) -> None:
         """Train a network, marked as active on its GPU; see :meth:`_run`."""
-        with self._tenants.present():
+        with self._active_slots.present():
             self._run(training, state, first)
 
     def _run(self, training: Training, state: TrainingState, first: m.Start | m.Regroup) -> None:
-        """Train epoch after epoch until the coordinator stops or regroups the group.
+        """Train epoch after epoch until the coordinator stops the group or removes this rank.
 
         Args:
-            state: of the network, the same on all ranks of the group.
+            state: the network's state, equal on all ranks of the group.
             first: says which stream epoch to train on next, and with which batch.
         """
         stream_epoch = first.stream_epoch
         chosen = first.batch
         sources = self._sources.of(training.network)
-        source: Batches = (
-            sources.stream.local
-        )  # of the rest of an epoch that this rank has not begun
+        # For the remaining epoch that another group or launch began.
+        source: Batches = sources.stream.local
         self._clock.restart()
         while True:
             epoch = Epoch(state.stream_epoch, state.path)
@@ -110,18 +109,17 @@ class TrainingLoop:
             if not is_over and is_group and not training.group.broadcast_value(self._pauses):
                 state = self._save_together(training, state)
                 continue
-            # What each rank gathered by itself must be one thing before it is judged, handed on, or
-            # saved. It is running means, hence linear: to average them within an epoch and again at
-            # its end is to do it once.
+            # Each rank's statistics must be averaged before the network is evaluated, saved or
+            # moved. They are running means, hence linear: averaging them within an epoch and again
+            # at its end is equal to averaging once.
             training.trainable.average_statistics()
+            totals = None
             if is_over:
-                judged = evaluate(training, sources.validation, self._should_end)
-            else:
-                judged = None
-            if judged is None:
+                totals = evaluate(training, sources.validation, self._should_end)
+            if totals is None:
                 state = self._pause(training, state)
             else:
-                state = self._end_epoch(training, state, judged, missed)
+                state = self._end_epoch(training, state, totals, missed)
 
             paused = time.perf_counter()
             order = self.next_order(training.group)
@@ -136,7 +134,7 @@ class TrainingLoop:
                     return
                 self.change_group(training, order, state)
                 if training.group.is_master:
-                    self._tell(
+                    self._send(
                         m.Regrouped(
                             training.network.name, state.position, time.perf_counter() - paused
                         )
@@ -147,21 +145,21 @@ class TrainingLoop:
     def _train_part(
         self, training: Training, state: TrainingState, source: Batches, epoch: Epoch
     ) -> tuple[TrainingState, bool, int]:
-        """Train on the rest of an epoch, or until the group is asked to pause.
+        """Train on the remaining epoch, or until the group has to pause.
 
         Returns:
-            The state of the network there; whether the epoch is over, or else the group pauses; and
-            how many chunks of a ring were missed, as in :class:`fleet.stream.batch.Batch`.
+            The network's state; whether the epoch is over (otherwise the group pauses); and the
+            number of missed chunks of a ring, see :class:`fleet.stream.batch.Batch`.
         """
         network = training.network
         group = training.group
         self._pauses = False
-        taken_before = {chunk for record in state.history for chunk in parse_path(record.path)}
+        consumed = {chunk for record in state.history for chunk in parse_path(record.path)}
         size = training.set_batch(state.batch)
         state = dataclasses.replace(state, batch=size)
         pace = PaceReport(network.name, state.position, training.steps, self._world.size)
         saved = time.perf_counter()
-        # nothing may be left: the launch before ended while the network was judged
+        # The epoch may have no samples left: the earlier launch ended during the evaluation.
         is_over = True
         missed = 0
 
@@ -172,23 +170,24 @@ class TrainingLoop:
                 and time.perf_counter() - saved > self._save_every
             )
 
-        def is_asked() -> bool:
+        def should_stop() -> bool:
             """Return True if the group stops here to pause or to save together."""
             self._pauses = group.is_master and self._should_pause()
             return self._pauses or (group.size > 1 and is_due())
 
-        steps = Steps(training, is_asked, is_due if group.size == 1 else lambda: False)
+        steps = Steps(training, should_stop, is_due if group.size == 1 else lambda: False)
         for finished in steps.run(
-            strides(training, source.batches(epoch, state.position, size, group, taken_before))
+            strides(training, source.batches(epoch, state.position, size, group, consumed))
         ):
             for batch, sums in zip(finished.batches, finished.sums, strict=True):
                 if batch.size == size:
                     training.steps.add(size, finished.seconds)
-                    training.steps.set_networks_on_gpu(self._tenants.count())
-                if not abs(loss := sums.loss / max(sums.count, 1)) <= LARGEST_LOSS:
+                    training.steps.set_networks_on_gpu(self._active_slots.count())
+                loss = sums.loss / max(sums.count, 1)
+                if not abs(loss) <= LARGEST_LOSS:
                     raise TrainingFailed(
-                        f"diverged: the loss became {loss:.4g} in epoch {state.epoch + 1}, within the "
-                        f"first {batch.position} samples"
+                        f"diverged: the loss became {loss:.4g} in epoch {state.epoch + 1}, within "
+                        f"the first {batch.position} samples"
                     )
                 state = dataclasses.replace(
                     state,
@@ -200,10 +199,9 @@ class TrainingLoop:
                 is_over = batch.is_last
                 missed = batch.missed
             if group.is_master and not (is_over or finished.stops):
-                # It is unknown where in steps ranks waited for others that lacked samples.
-                pace.send_if_due(
-                    self._tell, batch.position, group.size > 1 and self._clock.wait_share > _WAITING
-                )
+                # The time of a group's step includes waits for ranks that lack samples.
+                is_slowed = group.size > 1 and self._clock.wait_share > _WAIT_SHARE
+                pace.send_if_due(self._send, batch.position, is_slowed)
                 if group.size == 1 and finished.is_idle and is_due():
                     saved = time.perf_counter()
                     state = self._clock.add_elapsed(state)
@@ -213,55 +211,54 @@ class TrainingLoop:
     # ---- receiving orders ----
 
     def _should_pause(self) -> bool:
-        """Return True if the coordinator asked the group to pause."""
+        """Return True if the coordinator has ordered the group to pause."""
         return self._world.receive(m.Tag.TRAINER) is not None
 
     def _should_end(self) -> bool:
-        """Return True if the run ends; other pauses come too late here."""
-        self._world.run_background_tasks()  # this may be the rank that coordinates
+        """Return True if the run ends; other pauses are too late here."""
+        self._world.run_background_tasks()  # this may be rank 0
         message = self._world.receive(m.Tag.TRAINER)
         return isinstance(message, m.Pause) and message.run_ends
 
     def next_order(self, group: Group) -> Order:
         """Wait, as a group, for the coordinator's next order."""
 
-        def hear() -> m.Message | None:
-            # of a group that was struck the coordinator takes no epoch, and answers nothing
-            group.check()
+        def receive() -> m.Message | None:
+            group.check()  # the coordinator sends no orders to a failed group
             return self._world.receive(m.Tag.TRAINER)
 
         message = None
-        while group.is_master and not isinstance(message, Order):  # a Pause comes too late
-            message = self._world.wait(hear)
+        while group.is_master and not isinstance(message, Order):  # a Pause is too late
+            message = self._world.wait(receive)
         order = group.broadcast_value(message)
         if not isinstance(order, Order):
             raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
         return order
 
-    # ---- where an epoch stops ----
+    # ---- the end of an epoch, or a pause inside it ----
 
     def _pause(self, training: Training, state: TrainingState) -> TrainingState:
         """Report that the group pauses inside an epoch; returns its state there."""
         state = self._clock.add_elapsed(state)
         if training.group.is_master:
-            self._tell(m.Paused(training.network.name, state.stream_epoch))
+            self._send(m.Paused(training.network.name, state.stream_epoch))
         return state
 
     def _end_epoch(
-        self, training: Training, state: TrainingState, judged: StepTotals, missed: int
+        self, training: Training, state: TrainingState, totals: StepTotals, missed: int
     ) -> TrainingState:
         """Save the network and report the epoch; returns the state before the next."""
         state = self._clock.add_elapsed(state)
-        record = _record(training, state, judged)
+        record = _record(training, state, totals)
         history = (*state.history, record)
-        diverged = check_divergence(history, judged.count > 0)
-        if diverged:
-            raise TrainingFailed(diverged)
+        divergence = check_divergence(history, totals.count > 0)
+        if divergence:
+            raise TrainingFailed(divergence)
         verdict = check_convergence(history, training.network.train.stopping)
         state = state.next_epoch(record, verdict.reason)
         if training.group.is_master:
             self._save(training, state, is_best=verdict.best_epoch == record.epoch)
-            self._tell(
+            self._send(
                 m.EpochDone(
                     training.network.name,
                     record,
@@ -277,9 +274,8 @@ class TrainingLoop:
 
     def _hand_over(self, group: Group, order: m.Regroup, state: TrainingState) -> TrainingState:
         """Return the master's state for the next master."""
-        if (
-            group.is_master and order.ranks[0] != self._world.rank
-        ):  # the next one will write to the same files
+        # The next master will write to the same files.
+        if group.is_master and order.ranks[0] != self._world.rank:
             self._writer.flush()
         return group.broadcast_value(state)
 
@@ -294,7 +290,7 @@ class TrainingLoop:
         group = self._world.group(order.ranks, order.group)
         state = training.change_group(group, order.stay_count, state, failure)
         log.info(
-            "%s: goes on with ranks %s after epoch %d, sample %d",
+            "%s: continues on ranks %s after epoch %d, sample %d",
             training.network.name,
             order.ranks,
             state.epoch,
@@ -307,8 +303,8 @@ class TrainingLoop:
     def _save_together(self, training: Training, state: TrainingState) -> TrainingState:
         """Save a group's network within an epoch with averaged statistics; collective.
 
-        They go on with what each has, so that training does not depend on when it is saved.
-        Collective.
+        Afterwards each rank restores its own statistics, so that training does not depend on when
+        it is saved.
         """
         trainable = training.trainable
         state = self._clock.add_elapsed(state)
@@ -329,7 +325,7 @@ class TrainingLoop:
         """Write everything to disk before reporting that the ranks are free.
 
         Args:
-            final: export the network, too, and judge what is exported on the test data.
+            final: whether to export the network and evaluate it on the test data.
         """
         network = training.network
         group = training.group
@@ -348,7 +344,7 @@ class TrainingLoop:
         exported = time.perf_counter()
         tested = self._test(training) if final else None
         if group.is_master:
-            self._tell(
+            self._send(
                 m.Stopped(
                     network.name,
                     saved - began,
@@ -360,43 +356,44 @@ class TrainingLoop:
             )
 
     def _test(self, training: Training) -> EvaluationResult | None:
-        """Keep predictions of the exported network and test it; collective."""
+        """Save predictions of the exported network and test it; collective."""
         training.broadcast(None)
         sources = self._sources.of(training.network)
         test = sources.test
-        parts = dict(zip(PARTS, (sources.validation, test), strict=True))
-        judged = None
-        for part, samples in parts.items():
+        samples_of = dict(zip(PARTS, (sources.validation, test), strict=True))
+        totals = None
+        for split, samples in samples_of.items():
             if samples is not None and can_predict(training, samples):
-                judged, outputs = predict(training, samples)
+                totals, outputs = predict(training, samples)
                 if training.group.is_master:
                     save_outputs(
                         self._writer,
-                        self._paths.predictions(training.network.name, part),
+                        self._paths.predictions(training.network.name, split),
                         outputs,
-                        sources.rows[part],
+                        sources.rows[split],
                     )
             elif samples is not None and samples is test:
-                judged = evaluate(training, samples, lambda: False)
+                totals = evaluate(training, samples, lambda: False)
         if test is None:
             return None
-        assert judged is not None  # nothing ends it
+        assert totals is not None
         return EvaluationResult(
-            *_means(judged, training), int(judged.count), _metrics(judged, training)
+            *_means(totals, training), int(totals.count), _metrics(totals, training)
         )
 
 
-def _record(training: Training, state: TrainingState, judged: StepTotals) -> EpochRecord:
+def _record(training: Training, state: TrainingState, totals: StepTotals) -> EpochRecord:
     """Make the history record of a finished epoch."""
     sums = StepTotals.from_tuple(state.sums)
-    loss, accuracy = _means(
-        sums if sums.count else StepTotals(count=1), training
-    )  # 0 where no sample could be read
-    val_loss, val_accuracy = _means(judged, training)
-    metrics = {**_metrics(sums, training), **_metrics(judged, training, "val_")}
-    parent, parent_epoch = (
-        (training.network.parent, training.network.parent_epoch) if not state.epoch else ("", 0)
-    )
+    # 0 if no sample could be read
+    loss, accuracy = _means(sums if sums.count else StepTotals(count=1), training)
+    val_loss, val_accuracy = _means(totals, training)
+    metrics = {**_metrics(sums, training), **_metrics(totals, training, "val_")}
+    parent = ""
+    parent_epoch = 0
+    if not state.epoch:
+        parent = training.network.parent
+        parent_epoch = training.network.parent_epoch
     return EpochRecord(
         start="" if state.epoch else state.start,
         epoch=state.epoch + 1,
@@ -421,18 +418,19 @@ def _record(training: Training, state: TrainingState, judged: StepTotals) -> Epo
 
 def _rate(training: Training, record: EpochRecord) -> StepRate:
     """Return the group's rate; empty if waits for samples distort it."""
-    waits = training.group.size > 1 and record.waited_s > _WAITING * record.seconds
-    if waits:
+    if training.group.size > 1 and record.waited_s > _WAIT_SHARE * record.seconds:
         return StepRate()
     return training.steps.rate
 
 
-def _means(judged: StepTotals, training: Training) -> tuple[float, float]:
+def _means(totals: StepTotals, training: Training) -> tuple[float, float]:
     """Return loss and accuracy; NaN without samples or without classes."""
-    if not judged.count:
+    if not totals.count:
         return math.nan, math.nan
-    has_accuracy = training.target.kind != "value"
-    return judged.loss / judged.count, judged.correct / judged.count if has_accuracy else math.nan
+    accuracy = math.nan
+    if training.target.kind != "value":
+        accuracy = totals.correct / totals.count
+    return totals.loss / totals.count, accuracy
 
 
 def _metrics(sums: StepTotals, training: Training, prefix: str = "") -> dict[str, float | None]:

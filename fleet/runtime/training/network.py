@@ -1,4 +1,4 @@
-"""One network in training on this rank: its group's steps, and moving between groups."""
+"""One network in training on this rank: its group's steps, and changes of the group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from preprocess.target import TargetSpec, class_target
 
 T = TypeVar("T")
 
-MIN_STEPS = 10  # of a group tell how fast it is
+MIN_STEPS = 10  # smallest number of steps that give a group's rate
 
 
 @dataclass
@@ -37,11 +37,13 @@ class Training:
     """One network in training, on this rank.
 
     Attributes:
-        reads_stream_from: the epoch from which on this rank reads the stream; before it, it
-            prepares its own rows.
-        target: what a sample's target is; of how many classes does not matter here.
-        steps: how long those of this group take.
-        group: that this rank trains it in; it may be exchanged for another one.
+        reads_stream_from: the first stream epoch that this rank reads from the stream; until then
+            it prepares its own rows.
+        target: the specification of a sample's target; the number of classes does not matter here.
+        steps: times the group's steps.
+        group: the present group.
+        trainable: the network.
+        batch: the global batch of the epoch.
     """
 
     network: NetworkSpec
@@ -50,7 +52,7 @@ class Training:
     steps: StepClock = field(default_factory=lambda: StepClock(min_steps=MIN_STEPS))
     group: Group = field(init=False)
     trainable: Trainable = field(init=False)
-    batch: int = field(init=False, default=0)  # of the epoch
+    batch: int = field(init=False, default=0)
 
     def step(
         self, images: np.ndarray, targets: np.ndarray, size: int, stop: bool = False
@@ -58,7 +60,9 @@ class Training:
         """Train on one global batch; see :meth:`fleet.engines.base.Trainable.step`.
 
         Args:
-            targets: as they travel.
+            images, targets: this rank's rows of the batch, as the stream carries them.
+            size: number of rows of the global batch.
+            stop: whether this rank asks the group to stop after the step.
 
         Raises:
             TrainingFailed: on all ranks, when it failed on one.
@@ -80,16 +84,19 @@ class Training:
     ) -> Callable[[], StepResult]:
         """Begin one or several steps; see :meth:`SupportsAsyncGroupSteps.begin_together`.
 
-        Of an engine that cannot, they are over when this returns.
+        If the engine cannot compute asynchronously, the steps have finished when this returns.
 
         Args:
-            targets: as they travel.
+            images, targets: this rank's rows of all batches, as the stream carries them.
+            sizes: number of rows of each global batch.
+            rows: number of this rank's rows of each batch.
+            flags: this rank's flags; see :class:`fleet.engines.base.StepTotals`.
 
         Returns:
-            What waits for the sums.
+            A function that waits for the sums and returns them.
 
         Raises:
-            TrainingFailed: on all ranks, when it failed on one, now or when it is waited for.
+            TrainingFailed: on all ranks, when it failed on one, here or in the returned function.
         """
         values, weights = self.target.split(targets)
         with self._failing_together():
@@ -104,8 +111,8 @@ class Training:
                     self.trainable.begin(images, values, sizes, flags.stop, weights),
                 )
             if len(sizes) == 1:
-                more = [] if weights is None else [weights]  # an engine may know no weights
-                sums = [self.trainable.step(images, values, sizes[0], flags.stop, *more)]
+                arguments = [] if weights is None else [weights]  # optional for engines
+                sums = [self.trainable.step(images, values, sizes[0], flags.stop, *arguments)]
             else:
                 assert isinstance(self.trainable, SupportsMultiStep)
                 sums = self.trainable.stride(images, values, sizes, weights)
@@ -121,22 +128,21 @@ class Training:
         try:
             yield
         except (Exception, SystemExit) as error:
-            fail_together(
-                self.group, error
-            )  # an engine raises on all ranks or on none: so all of them are here
+            # An engine raises on all ranks or on none, so all ranks take part.
+            fail_together(self.group, error)
 
     def set_batch(self, chosen: int) -> int:
         """Set the global batch that the policy chose, and the matching learning rate.
 
         Args:
-            chosen: out of the range that the spec gives; 0 for the least. Nothing, where it gives
-                one size.
+            chosen: a batch size within the spec's range; 0 for the smallest. Ignored if the spec
+                has one size.
 
         Returns:
             The global batch.
 
         Raises:
-            TrainingFailed: its engine cannot change the learning rate.
+            TrainingFailed: the engine cannot change the learning rate.
         """
         batch = self.network.train.batch
         if not batch.is_elastic:
@@ -144,24 +150,24 @@ class Training:
         size = chosen or batch.bounds[0]
         if not isinstance(self.trainable, SupportsRateScaling):
             raise TrainingFailed(
-                f"train.batch.size: {list(batch.bounds)}: its engine cannot change learning rates "
-                "(scale_learning_rate); one size would be right"
+                f"train.batch.size: {list(batch.bounds)}: the engine cannot change learning rates "
+                "(scale_learning_rate); use one batch size instead of a range"
             )
         self.trainable.scale_learning_rate(batch.learning_rate_scale(size))
-        if size != self.batch:  # steps of others say nothing of these
+        if size != self.batch:  # the step time depends on the batch
             self.batch = size
             self.steps = StepClock(min_steps=MIN_STEPS)
         return size
 
     def evaluate(self, images: np.ndarray, targets: np.ndarray) -> StepTotals:
-        """Return sums over some samples of this rank, without training."""
+        """Return sums over a batch of this rank's samples, without training."""
         values, weights = self.target.split(targets)
         return self.trainable.evaluate(images, values, *([] if weights is None else [weights]))
 
     def broadcast(self, state: T) -> T:
         """Broadcast the master's network and state to the group; collective."""
         if self.group.size > 1:
-            arrays = self.trainable.state()  # of the same names, shapes and types on every rank
+            arrays = self.trainable.state()  # equal names, shapes and dtypes on every rank
             self.group.broadcast(list(arrays.values()))
             self.trainable.load(arrays)
         return self.group.broadcast_value(state)
@@ -172,13 +178,13 @@ class Training:
         """Move to another group; returns the network's state on all of its ranks.
 
         Args:
-            stay: so many of the group's ranks, the first ones, have the network already.
-            state: None on a rank that is new.
-            failure: why a rank that is new could not build the network, to raise on all ranks now
-                that they have met.
+            group: the new group.
+            stay: number of the group's first ranks that already have the network.
+            state: the network's state; None on a new rank.
+            failure: why a new rank could not build the network; raised on all ranks.
 
         Raises:
-            TrainingFailed: on all ranks, when one has brought a failure.
+            TrainingFailed: on all ranks, if one has a failure.
         """
         self.group.free()
         self.group = group

@@ -19,7 +19,7 @@ from preprocess.sample import SampleSpec
 
 log = logging.getLogger("fleet.runtime.training.rate_measurement")
 
-_LEAST_STEPS = 5  # say how much their durations differ
+_MIN_STEPS = 5  # smallest number of steps that give a spread
 
 
 def measure_batches(
@@ -27,13 +27,13 @@ def measure_batches(
 ) -> list[StepRate]:
     """Measure the rate with each batch size that fits; collective over the group.
 
-    A batch with which a step fails fits on no GPU of the group, and neither do larger ones.
+    If a step with a batch fails, this batch and larger ones do not fit into the GPUs' memory.
 
     Args:
-        batches: rising.
+        batches: batch sizes in ascending order.
 
     Raises:
-        TrainingFailed: on all ranks, when a step with the first failed on one.
+        TrainingFailed: on all ranks, when a step with the first batch failed on one.
     """
     rates: list[StepRate] = []
     for size in batches:
@@ -52,12 +52,12 @@ def measure_batches(
 def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size: int) -> StepRate:
     """Measure the rate of the whole group; collective over the group.
 
-    It takes as many steps as the settings say, and ends before that as soon as the rate is sure
-    enough, or has taken long enough: then the master says so with a step, so that all ranks take
-    the same last one.
+    It ends after the configured number of steps, or earlier once the rate is precise enough or the
+    time is over. The master announces the end with a step, so that all ranks take the same last
+    step.
 
     Args:
-        size: of the global batch.
+        size: number of rows of the global batch.
 
     Raises:
         TrainingFailed: on all ranks, when a step failed on one.
@@ -70,7 +70,7 @@ def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size:
         began = time.perf_counter()
         if began - start >= profile.seconds / 2:
             clock.end_warm_up()
-        is_over = began - start >= profile.seconds or _is_sure(clock.rate, profile.spread)
+        is_over = began - start >= profile.seconds or _is_precise(clock.rate, profile.spread)
         sums = training.step(images, targets, size, group.is_master and is_over)
         clock.add(size, time.perf_counter() - began)
         if sums.stop:
@@ -78,13 +78,13 @@ def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size:
     return clock.rate
 
 
-def _is_sure(rate: StepRate, spread: float) -> bool:
+def _is_precise(rate: StepRate, spread: float) -> bool:
     """Return True if more steps would hardly change a rate."""
-    return rate.steps >= _LEAST_STEPS and rate.spread / math.sqrt(rate.steps) <= spread
+    return rate.steps >= _MIN_STEPS and rate.spread / math.sqrt(rate.steps) <= spread
 
 
 def make_samples(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Make synthetic samples: inputs (rows, ...) and targets (rows,)."""
+    """Make synthetic samples: inputs (rows, ...) and targets (rows,), of the sample's dtypes."""
     image = sample.deferred_input or sample.image
     random = np.random.default_rng(0)
     images = image.random_inputs(random, rows)

@@ -16,9 +16,8 @@ class SharedGpus:
     """The MPS daemons of this rank's node; collective over all ranks.
 
     Args:
-        gpu: of this trainer, by the name that the system gives it; None for other ranks, and
-            without GPUs.
-        environment: of this process, which receives the path of its GPU's daemon.
+        gpu: this trainer's GPU, by its name in the system; None for other ranks and without GPUs.
+        environment: this process's environment, which receives the path of its GPU's daemon.
     """
 
     def __init__(
@@ -34,15 +33,14 @@ class SharedGpus:
             slots = [
                 (roles.cluster.gpu(roles.device_of[rank]), names[rank]) for rank in self._trainers
             ]
-            started, problem = (
-                mps.start((name for _, name in slots if name), environment)
-                if _agree(slots)
-                else (None, "the launcher does not show trainers of one GPU the same one")
-            )
-            log.info(
-                "GPUs are shared, %s",
-                f"without MPS: {problem}" if started is None else f"MPS: {started.folder}",
-            )
+            if _agree(slots):
+                started, problem = mps.start((name for _, name in slots if name), environment)
+            else:
+                problem = "the launcher shows different GPUs to trainers that should share one"
+            if started is None:
+                log.info("GPUs are shared without MPS: %s", problem)
+            else:
+                log.info("GPUs are shared with MPS: %s", started.folder)
         daemons = world.allgather(started)
         self._daemons = daemons[self._trainers[0]] if self._trainers else None
         if self._daemons is not None and gpu is not None:

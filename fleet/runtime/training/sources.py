@@ -26,10 +26,10 @@ class Source:
     """The streams of networks of one input pipeline and fold.
 
     Attributes:
-        stream: of training samples.
-        validation: None where there is no validation data.
-        test: None where there is no test data.
-        rows: where the samples of ``validation`` and ``test`` lie in the data set, by these names.
+        stream: the training samples.
+        validation: None without validation data.
+        test: None without test data.
+        rows: ``validation`` and ``test`` -> (samples,) int64, rows of the samples in the data set.
     """
 
     stream: Stream
@@ -69,40 +69,44 @@ def make_sources(world: World, launch: Launch, memory: NodeMemory, first_epoch: 
     """Make all sources of a trainer.
 
     Args:
-        memory: of its node.
-        first_epoch: of the stream, in this launch.
+        memory: the shared memory of its node.
+        first_epoch: the stream's first epoch in this launch.
     """
     waiting = Waiting(world, launch.spec.data.data_timeout, launch.roles.preprocessors)
     return Sources(
         {
             (key, fold): source
-            for key, feed in launch.pipelines.items()
+            for key, input_pipeline in launch.pipelines.items()
             for fold, source in _make_pipeline_sources(
-                waiting, launch, feed, memory, first_epoch
+                waiting, launch, input_pipeline, memory, first_epoch
             ).items()
         }
     )
 
 
 def _make_pipeline_sources(
-    waiting: Waiting, launch: Launch, feed: InputPipeline, memory: NodeMemory, first_epoch: int
+    waiting: Waiting,
+    launch: Launch,
+    input_pipeline: InputPipeline,
+    memory: NodeMemory,
+    first_epoch: int,
 ) -> dict[int | None, Source]:
     """Make the sources of each fold, and of all samples under None."""
     world = waiting.world
     folds = launch.folds
     seed = launch.spec.seed
-    training = feed.pipeline("train", seed)
-    evaluation = feed.pipeline("validation", seed)
+    training = input_pipeline.pipeline("train", seed)
+    evaluation = input_pipeline.pipeline("validation", seed)
     assert training is not None
     report_training = _make_reporter(world, training=True)
-    judging = _make_reporter(world, training=False)
+    report_evaluation = _make_reporter(world, training=False)
 
     def finish(
         pipeline: Pipeline, on_bad: Callable[[UnreadableSample], None]
     ) -> DeferredAugmentation | None:
-        if feed.matches_stream:
+        if input_pipeline.matches_stream:
             return None
-        return DeferredAugmentation(pipeline, feed.is_input_done, on_bad)
+        return DeferredAugmentation(pipeline, input_pipeline.is_input_done, on_bad)
 
     stream = compose(
         launch.store,
@@ -118,28 +122,31 @@ def _make_pipeline_sources(
     if memory.validation is None or evaluation is None:
         shared = None
     else:
-        shared = NodeValidation(memory.validation, waiting, finish(evaluation, judging))
-    test = feed.pipeline("test", seed) if launch.is_tested else None
-    tested = None if test is None else Validation(test, judging, keeps=False)
-    lies = {
-        part: row_numbers(source) for part, source in feed.data.splits().items() if part in PARTS
+        shared = NodeValidation(memory.validation, waiting, finish(evaluation, report_evaluation))
+    test_pipeline = input_pipeline.pipeline("test", seed) if launch.is_tested else None
+    test = None
+    if test_pipeline is not None:
+        test = Validation(test_pipeline, report_evaluation, keeps=False)
+    source_rows = {
+        split: row_numbers(source)
+        for split, source in input_pipeline.data.splits().items()
+        if split in PARTS
     }
 
-    def read(fold: int | None) -> Source:
-        of_fold = None if folds is None or fold is None else folds == fold
-        keeps, rows = (None, None) if of_fold is None else (~of_fold, np.flatnonzero(of_fold))
-        if evaluation is None:
-            judged = None
-        else:
-            judged = Validation(evaluation, judging, rows, shared)
-        return Source(
-            stream(keeps),
-            judged,
-            tested,
-            lies if rows is None else {**lies, PARTS[0]: lies[PARTS[0]][rows]},
-        )
+    def make_source(fold: int | None) -> Source:
+        keeps: np.ndarray | None = None
+        rows: np.ndarray | None = None
+        rows_of_fold = source_rows
+        if folds is not None and fold is not None:
+            keeps = folds != fold
+            rows = np.flatnonzero(folds == fold)
+            rows_of_fold = {**source_rows, PARTS[0]: source_rows[PARTS[0]][rows]}
+        validation = None
+        if evaluation is not None:
+            validation = Validation(evaluation, report_evaluation, rows, shared)
+        return Source(stream(keeps), validation, test, rows_of_fold)
 
-    return {fold: read(fold) for fold in (None, *range(launch.spec.data.folds or 0))}
+    return {fold: make_source(fold) for fold in (None, *range(launch.spec.data.folds or 0))}
 
 
 def _make_reporter(world: World, training: bool) -> Callable[[UnreadableSample], None]:

@@ -1,19 +1,18 @@
 """Training steps of a group: several per call if short, and computed ahead.
 
-Where steps are so short that calling for them would cost a good part of their time, several batches
-are taken at once, in a stride. Nothing is heard inside of it, so it is short: a pause, or the time
-of a checkpoint, comes after it. A rank alone takes those that are there. The ranks of a group take
-as many as their master has said with the call before last: they read that in the same sums, at the
-same place.
+If the overhead of a call is a large part of a short step, several batches are trained in one call,
+a stride. A stride cannot be interrupted, so it is short: pauses and checkpoints wait for its end. A
+single rank uses the batches that are ready. The ranks of a group use the number of batches that
+their master has announced with the call before last, which all ranks read from the same sums.
 
-An engine that can computes while this rank makes the next batch. What follows from the sums of a
-step comes one step later: the pause that a rank of the group asks for, and the failure of a network
-whose loss is no number. All ranks read the same sums at the same place, so they still stop after
-the same step. A rank alone knows at once that it is to stop. A checkpoint inside an epoch is of a
-network that stands still. So where one is due, sums are read before the next step has begun, with
-its batch at hand: what the ranks of a group do together keeps its order.
+An asynchronous engine computes while this rank prepares the next batch. Consequences of a step's
+sums therefore come one step later: a pause that a rank of the group requests, and the failure of a
+network whose loss is NaN. All ranks read the same sums at the same step, so they still stop after
+the same step. A single rank stops immediately. A checkpoint inside an epoch needs an idle network,
+so if one is due, the sums are read before the next step begins, after its batch was requested: so
+the collectives of a group keep their order.
 
-What is computed is the same as step by step.
+The results are the same as with single steps.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from fleet.engines.base import StepResult, StepTotals, SupportsAsyncGroupSteps, 
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import Batch
 
-_STRIDE_S = 0.04  # of its steps; half as long in groups, where a pause comes two calls late
-_PROMPT_S = 0.001  # in which a batch comes that was there; for others no step waits
-_MOST_STEPS = 16
-_MOST_BYTES = 2**24  # of inputs, which are copied
+_STRIDE_S = 0.04  # longest stride; half of it in groups, where a pause comes two calls later
+_PROMPT_S = 0.001  # a batch that arrives within this time was ready
+_MAX_STEPS = 16
+_MAX_BYTES = 2**24  # of inputs, which are copied
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,9 @@ class Stride:
     """Consecutive batches for one call.
 
     Attributes:
-        batches: whose own inputs and targets are valid no longer, where there are several.
-        images, targets: of all of them, one behind the other.
-        ready_count: how many of them were ready when requested.
+        batches: the batches; if there are several, their own inputs and targets are invalid.
+        images, targets: (rows, ...) of all batches, concatenated.
+        ready_count: number of batches that were ready when requested.
     """
 
     batches: Sequence[Batch]
@@ -56,9 +55,8 @@ class Stride:
         Args:
             stop: whether this rank asks the group to stop after it.
         """
-        flags = StepTotals(
-            stop=stop, steps=self._choose_count(training) if training.group.is_master else 0
-        )
+        steps = self._choose_count(training) if training.group.is_master else 0
+        flags = StepTotals(stop=stop, steps=steps)
         return training.begin(
             self.images,
             self.targets,
@@ -79,16 +77,17 @@ def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:
     """Group the batches of a stream into strides if steps are short."""
     arriving = _time_arrivals(batches)
     is_alone = training.group.size == 1
-    for batch, was_there in arriving:
-        if is_alone:
-            limit = _count_fitting(training, batch.images.nbytes) if was_there else 1
-        else:
+    for batch, was_ready in arriving:
+        if not is_alone:
             limit = training.steps.steps_per_call
-        yield (
-            Stride([batch], batch.images, batch.targets, int(was_there))
-            if limit == 1 or batch.is_last
-            else _gather(batch, was_there, arriving, limit, is_alone)
-        )
+        elif was_ready:
+            limit = _count_fitting(training, batch.images.nbytes)
+        else:
+            limit = 1
+        if limit == 1 or batch.is_last:
+            yield Stride([batch], batch.images, batch.targets, int(was_ready))
+        else:
+            yield _gather(batch, was_ready, arriving, limit, is_alone)
 
 
 def _time_arrivals(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
@@ -113,35 +112,37 @@ def _count_fitting(training: Training, nbytes: int) -> int:
         return 1
     stride_s = _STRIDE_S if is_alone else _STRIDE_S / 2
     return max(
-        1, min(training.steps.count_fitting(stride_s), _MOST_STEPS, _MOST_BYTES // max(nbytes, 1))
+        1, min(training.steps.count_fitting(stride_s), _MAX_STEPS, _MAX_BYTES // max(nbytes, 1))
     )
 
 
 def _gather(
     batch: Batch,
-    was_there: bool,
+    was_ready: bool,
     arriving: Iterator[tuple[Batch, bool]],
     limit: int,
     is_alone: bool,
 ) -> Stride:
-    """Gather a batch and those after it; a single rank waits for none."""
+    """Gather a batch and the next ones; a single rank waits for none."""
     rows = len(batch.targets)
     ready_count = 0
     images = np.empty((limit * rows, *batch.images.shape[1:]), batch.images.dtype)
     targets = np.empty(limit * rows, batch.targets.dtype)
     batches = [batch]
     filled = 0
-    while True:  # a batch is valid until the next
-        filled, first, ready_count = filled + len(batch.targets), filled, ready_count + was_there
+    while True:  # a batch is valid until the next is requested
+        first = filled
+        filled += len(batch.targets)
+        ready_count += was_ready
         images[first:filled] = batch.images
         targets[first:filled] = batch.targets
-        if len(batches) == limit or batch.is_last or (is_alone and not was_there):
+        if len(batches) == limit or batch.is_last or (is_alone and not was_ready):
             return Stride(batches, images[:filled], targets[:filled], ready_count)
-        batch, was_there = next(arriving)
+        batch, was_ready = next(arriving)
         batches.append(batch)
 
 
-# ---- taking them ---------------------------------------------------------------------------------
+# ---- steps ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,10 @@ class FinishedSteps:
     """Steps that have finished.
 
     Attributes:
-        batches: of each; their inputs and targets are valid no longer.
-        sums: over each.
-        seconds: that each took by itself.
-        stops: whether a rank of the group has asked to stop after them.
+        batches: the batch of each step; their inputs and targets are invalid.
+        sums: the sums of each step.
+        seconds: duration of each step.
+        stops: whether a rank of the group has requested to stop after these steps.
         is_idle: whether no later step has begun.
     """
 
@@ -167,45 +168,47 @@ class Steps:
     """The steps of a part of an epoch; see the module. Collective over the group.
 
     Args:
-        is_asked: whether this rank asks the group to stop.
-        is_due: whether this rank wants the network to stand still for a moment
-            (:attr:`FinishedSteps.is_idle`).
+        should_stop: returns whether this rank requests that the group stops.
+        is_due: returns whether this rank needs an idle network (:attr:`FinishedSteps.is_idle`).
     """
 
     def __init__(
-        self, training: Training, is_asked: Callable[[], bool], is_due: Callable[[], bool]
+        self, training: Training, should_stop: Callable[[], bool], is_due: Callable[[], bool]
     ) -> None:
         self._training = training
-        self._is_asked = is_asked
+        self._should_stop = should_stop
         self._is_due = is_due
-        self._ended = -math.inf  # the last one that is over
+        self._ended = -math.inf  # end of the latest step
 
     def run(self, strides: Iterable[Stride]) -> Iterator[FinishedSteps]:
-        """Train on strides up to the last, or until a rank of the group asks to stop.
+        """Train on strides up to the last, or until a rank of the group requests to stop.
 
         Raises:
             TrainingFailed: on all ranks, when a step failed on one.
         """
         pending: Callable[[bool], FinishedSteps] | None = None
         is_alone = self._training.group.size == 1
-        asks = stops = False
+        requests_stop = stops = False
         for stride in strides:
             if pending is not None and self._is_due():
-                yield (finished := pending(True))
-                # the other ranks learn it once they have begun with this one
+                finished = pending(True)
+                yield finished
+                # the other ranks learn of a stop once they have begun this stride
                 pending = None
                 stops = finished.stops
-            asks = asks or self._is_asked()
+            requests_stop = requests_stop or self._should_stop()
             before = pending
-            pending = self._begin(stride, asks)
+            pending = self._begin(stride, requests_stop)
             if before is not None:
-                yield (finished := before(False))
+                finished = before(False)
+                yield finished
                 stops = finished.stops
             if not self._training.is_async:
-                yield (finished := pending(True))
+                finished = pending(True)
+                yield finished
                 pending = None
                 stops = finished.stops
-            if stops or (asks and is_alone):
+            if stops or (requests_stop and is_alone):
                 break
         if pending is not None:
             yield pending(True)

@@ -1,6 +1,6 @@
 """The trainer rank: it carries out the coordinator's orders.
 
-Training itself is :mod:`fleet.runtime.training.loop`.
+:mod:`fleet.runtime.training.loop` has the training loop.
 """
 
 from __future__ import annotations
@@ -51,18 +51,21 @@ from scheduler.base import StepTime
 
 log = logging.getLogger("fleet.runtime.training.trainer")
 
-_PATIENCE = (
-    4.0  # of a trainer without work, to which each look for it costs what others could compute
-)
+_PATIENCE = 4.0  # of a trainer without work, whose polls take time from other ranks
 
 
 class Trainer:
     """A GPU, or a slot of one, that trains networks in one group after another.
 
     Args:
-        make_engine: makes what computes; called once, before the first network is built here.
-        active_slots: of the GPU.
-        mark: says in the run's folder which network this rank is at.
+        spec: the run's spec.
+        make_engine: makes the engine; called once, before the first network is built here.
+        sample: the specification of a training sample.
+        sources: the sources of samples.
+        codes: import path of a ``build:`` function -> its files.
+        fence: the fence of this launch's lease.
+        active_slots: the networks on the GPU.
+        marker: records in the run's folder which network this rank trains.
     """
 
     def __init__(
@@ -76,9 +79,9 @@ class Trainer:
         codes: Mapping[str, Code],
         fence: Fence | None,
         active_slots: ActiveSlots,
-        mark: RankMarker,
+        marker: RankMarker,
     ) -> None:
-        self._mark = mark
+        self._marker = marker
         self._world = world
         self._spec = spec
         self._paths = paths
@@ -90,41 +93,41 @@ class Trainer:
         self._loop = TrainingLoop(
             world, sources, paths, self._writer, spec.checkpoint.every, active_slots
         )
-        self._tell = partial(world.send, 0, m.Tag.COORDINATOR)
+        self._send = partial(world.send, 0, m.Tag.COORDINATOR)
 
-    # ---- the four steps of a role's life ----
+    # ---- start, run, stop ----
 
-    def start(self, loads: bool = True) -> None:
+    def start(self, loads_engine: bool = True) -> None:
         """Report to the coordinator that this rank is ready for work.
 
         Args:
-            loads: whether to load the engine before: there will be work. It may take seconds.
+            loads_engine: whether to load the engine before, which may take seconds.
         """
-        if loads:
+        if loads_engine:
             self._load_engine()
-        self._tell(m.Ready(self._world.rank))
+        self._send(m.Ready(self._world.rank))
 
     def run(self) -> None:
         """Carry out orders until the run is over."""
-        hear = partial(self._world.receive, m.Tag.TRAINER)
-        while not isinstance(order := self._world.wait(hear, _PATIENCE), m.Exit):
+        receive = partial(self._world.receive, m.Tag.TRAINER)
+        while not isinstance(order := self._world.wait(receive, _PATIENCE), m.Exit):
             if isinstance(order, m.LeaveLaunch):
                 self.stop()
                 self._world.end_rank()
             self._load_engine()
             if isinstance(order, m.Pause | m.Continue | m.Stop):
-                continue  # it came when the group had stopped already, or had been struck
+                continue  # it arrived after the group had stopped or failed
             if not isinstance(order, m.Measure | m.Start | m.Join):
                 raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
-            self._mark.set(order.network.name)
+            self._marker.set(order.network.name)
             if isinstance(order, m.Measure):
                 self._measure(order)
             elif isinstance(order, m.Start):
                 self._train(order)
             else:
                 self._join(order)
-            self._mark.clear()
-            self._tell(m.Ready(self._world.rank))
+            self._marker.clear()
+            self._send(m.Ready(self._world.rank))
 
     def stop(self) -> None:
         """Write everything that is not yet written."""
@@ -150,30 +153,29 @@ class Trainer:
         )
         with self._reporting_failures(training):
             training.group = group = self._world.group(order.ranks, order.group)
-            group.barrier()  # all its ranks have joined the stream
+            group.barrier()  # until all ranks have joined the stream
             if group.is_master:
-                self._tell(m.Joined(network.name))
+                self._send(m.Joined(network.name))
             log.info(
-                "%s: training on ranks %s from stream epoch %d, gradients by %s",
+                "%s: training on ranks %s from stream epoch %d; gradient exchange: %s",
                 network.name,
                 order.ranks,
                 order.stream_epoch,
-                self._engine.exchange_name if group.size > 1 else "nobody: one rank",
+                self._engine.exchange_name if group.size > 1 else "none, one rank",
             )
             with self._building(network, group) as training.trainable:
                 state = self._resume(training)
                 log.info(
-                    "%s: goes on after epoch %d, sample %d",
+                    "%s: continues after epoch %d, sample %d",
                     network.name,
                     state.epoch,
                     state.position,
                 )
-                if state.position:
-                    over = ""
-                else:
-                    over = finished_reason(state.history, state.final, network.train.stopping)
-                if over:
-                    self._finish_converged(training, over)
+                reason = ""
+                if not state.position:
+                    reason = finished_reason(state.history, state.final, network.train.stopping)
+                if reason:
+                    self._finish_converged(training, reason)
                 else:
                     self._loop.run(training, state, order)
 
@@ -189,11 +191,11 @@ class Trainer:
                 training.trainable = stack.enter_context(
                     closing(self._build(network, training.group))
                 )
-            except Exception as error:  # the network fails, on all ranks, once they have met
+            except Exception as error:  # raised on all ranks once they have formed the group
                 failure = error
-            self._tell(m.Built(network.name, self._world.rank))
+            self._send(m.Built(network.name, self._world.rank))
             message = self._world.wait_for_message(m.Tag.TRAINER)
-            if isinstance(message, m.Stop):  # it is wanted here no more
+            if isinstance(message, m.Stop):  # this rank is no longer needed
                 return
             if not isinstance(message, m.Regroup):
                 raise InfrastructureError(f"rank {self._world.rank} did not expect {message}")
@@ -204,14 +206,14 @@ class Trainer:
 
     @contextmanager
     def _reporting_failures(self, training: Training) -> Iterator[None]:
-        """Report a failure, and leave the stream and the group afterwards."""
+        """Report a failure; leave the stream and the group at the end."""
         try:
             yield
         except TrainingFailed as failure:
             log.error("%s failed: %s\n%s", training.network.name, failure.reason, failure.detail)
-            self._writer.flush()  # a retry, perhaps on other ranks, goes on from there
+            self._writer.flush()  # a retry, perhaps on other ranks, continues from the checkpoint
             if training.group.is_master:
-                self._tell(
+                self._send(
                     m.Failed(
                         training.network.name,
                         failure.reason,
@@ -220,16 +222,16 @@ class Trainer:
                         failure.out_of_memory,
                     )
                 )
-        except GroupFailed as strike:
+        except GroupFailed as group_failure:
             log.warning(
-                "%s: %s; it goes back to its last checkpoint", training.network.name, strike
+                "%s: %s; it returns to its last checkpoint", training.network.name, group_failure
             )
-            self._writer.flush()  # which is then what the coordinator reads
+            self._writer.flush()  # because the coordinator reads the checkpoint
             return
         except Stalled as stall:
             ranks = ", ".join(map(str, training.group.ranks))
             raise InfrastructureError(
-                f"{training.network.name}, on ranks {ranks}: {stall}"
+                f"{training.network.name} on ranks {ranks}: {stall}"
             ) from stall
         finally:
             self._sources.leave()
@@ -246,7 +248,7 @@ class Trainer:
                     parameters = trainable.count_parameters()
                 else:
                     parameters = None
-                self._tell(m.Built(network.name, self._world.rank, parameters))
+                self._send(m.Built(network.name, self._world.rank, parameters))
             yield trainable
 
     def _build(self, network: NetworkSpec, group: Group) -> Trainable:
@@ -263,7 +265,7 @@ class Trainer:
         if group.is_master:
             for warning in warnings:
                 log.warning("%s: %s", network.name, warning)
-                self._tell(m.Warned(network.name, warning))
+                self._send(m.Warned(network.name, warning))
         return trainable
 
     def _resume(self, training: Training) -> TrainingState:
@@ -280,44 +282,46 @@ class Trainer:
             group, lambda: self._load(training) if group.is_master else CheckpointLookup(None)
         )
         if lookup.state is not None:
+            # Changes were accepted before the launch.
             state = dataclasses.replace(
                 lookup.state,
                 identity=state.identity,
                 architecture=state.architecture,
                 code=state.code,
-            )  # what has changed was accepted before the launch
+            )
         state = dataclasses.replace(state, start=state.start or lookup.start)
         if lookup.damage:
             log.warning(
-                "%s goes on after epoch %d, sample %d: %s",
+                "%s: continues after epoch %d, sample %d: %s",
                 network.name,
                 state.epoch,
                 state.position,
                 lookup.damage,
             )
             promote_previous(self._paths, network.name, lookup, self._writer.fence(network.name))
-            self._tell(m.FellBack(network.name, lookup.damage, state.history, state.position))
+            self._send(m.FellBack(network.name, lookup.damage, state.history, state.position))
         return training.broadcast(dataclasses.replace(state, arrays={}))
 
     def _load(self, training: Training) -> CheckpointLookup:
         lookup = find_newest(self._paths, training.network.name)
+        trainable = training.trainable
+        inherited = self._paths.first(training.network.name)
+        start = training.network.train.initial_weights
         if lookup.state is not None:
-            training.trainable.load(lookup.state.arrays)
-        elif (first := self._paths.first(training.network.name)).exists():
-            trainable = training.trainable
+            trainable.load(lookup.state.arrays)
+        elif inherited.exists():
+            arrays = read_state(inherited).arrays
             own_arrays = self._spec.engine.own_arrays
-            trainable.load(merge_inherited(trainable.state(), read_state(first).arrays, own_arrays))
-        elif (start := training.network.train.initial_weights) and isinstance(
-            training.trainable, SupportsPretrained
-        ):
-            training.trainable.load_pretrained(Path(start.file), start.skip)
+            trainable.load(merge_inherited(trainable.state(), arrays, own_arrays))
+        elif start and isinstance(trainable, SupportsPretrained):
+            trainable.load_pretrained(Path(start.file), start.skip)
             return dataclasses.replace(lookup, start=file_checksum(Path(start.file)))
         return lookup
 
     def _finish_converged(self, training: Training, reason: str) -> None:
         """Export a network that had converged before its launch was killed."""
         if training.group.is_master:
-            self._tell(m.Converged(training.network.name, reason))
+            self._send(m.Converged(training.network.name, reason))
         self._loop.next_order(training.group)
         self._loop.finish(training, final=True)
 
@@ -329,7 +333,7 @@ class Trainer:
         began = time.perf_counter()
         rates = [StepRate()]
         reason = ""
-        passing = False
+        may_pass = False
         parameters = 0
         training = Training(network, 0, self._sample.for_pipeline(network.pipeline).target)
         try:
@@ -346,13 +350,13 @@ class Trainer:
                     parameters = training.trainable.count_parameters()
         except TrainingFailed as failure:
             reason = failure.reason
-            passing = failure.may_pass
+            may_pass = failure.may_pass
             log.error(
                 "%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail
             )
-        except GroupFailed as strike:
+        except GroupFailed as group_failure:
             log.warning(
-                "%s is not measured on %d ranks: %s", network.name, len(order.ranks), strike
+                "%s is not measured on %d ranks: %s", network.name, len(order.ranks), group_failure
             )
             return
         if group.is_master:
@@ -361,14 +365,14 @@ class Trainer:
                 for size, rate in zip(order.batches, rates, strict=False)
                 if rate.rate
             )
-            self._tell(
+            self._send(
                 m.Measured(
                     network.name,
                     group.size,
                     rates[0],
                     time.perf_counter() - began,
                     reason,
-                    passing,
+                    may_pass,
                     timed,
                     parameters,
                 )

@@ -247,12 +247,13 @@ def test_what_cannot_be_harvested_is_told_in_a_line(harvest, arguments, words):
     [
         (
             "models: [{family: softmax, name: x, space: {train.batch.size: [8, 16]}, search: {max_trials: 4}}]",
-            "a search is of one launch, which asks for networks; start it alone, as with fleet submit --chain, which goes on "
-            "with it job after job",
+            "a search cannot be shared by several launches; run one launch at a time, "
+            "for example with fleet submit --chain",
         ),
         (
             "models: [{family: softmax, name: x}]\nkeep_open: 1h",
-            "keep_open waits for networks that are added, and launches that share those of a run take none; leave it out",
+            "keep_open waits for added networks, which launches that share a run do not accept; "
+            "remove keep_open",
         ),
     ],
 )

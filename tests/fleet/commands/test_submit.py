@@ -295,7 +295,7 @@ def test_submit_suggests_one_more_slot_if_all_measured_pay(share, slots, would):
         (("--system", "slurm"), "--walltime (or walltime in the spec) says how long"),
         (
             ("--system", "local", "--fresh-network", "no"),
-            "--fresh-network no: the spec has no such network; it has soft",
+            "--fresh-network no: the spec has no network of this name; it has soft",
         ),
         (("--walltime", "1h"), "--system says which batch system there is: slurm, lsf, pbs, local"),
         (

@@ -101,8 +101,8 @@ EVENTS = [
         "decoded samples stay in memory: 60 samples take 1 kB",
     ),
     (
-        ev.CacheChosen("file", "file", "as the spec says", 960, "stream"),
-        "samples are decoded once, into a file: as the spec says",
+        ev.CacheChosen("file", "file", "as requested by the spec", 960, "stream"),
+        "samples are decoded once, into a file: as requested by the spec",
     ),
     (
         ev.CacheChosen(
@@ -291,12 +291,12 @@ EVENTS = [
     ),
     (ev.NetworkVerdict("a", 3, "go_on", ("user",)), "a continues after 3 epochs (by user)"),
     (
-        ev.LaunchInterrupted("SIGTERM came"),
-        "SIGTERM came: finishing the step, saving, and stopping; run the same command to resume",
+        ev.LaunchInterrupted("received SIGTERM"),
+        "received SIGTERM: finishing the step, saving, and stopping; run the same command to resume",
     ),
     (
-        ev.LaunchInterrupted("SIGTERM came", replay=True),
-        "SIGTERM came: stopping; a replay cannot be resumed, so the same command starts it over",
+        ev.LaunchInterrupted("received SIGTERM", replay=True),
+        "received SIGTERM: stopping; a replay cannot be resumed, so the same command starts it over",
     ),
     (ev.LaunchEnded(0, 1.0, 1), ""),
 ]

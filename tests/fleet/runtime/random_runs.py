@@ -1,6 +1,7 @@
-"""Launches in which everything happens that can, in any order: a real coordinator, and ranks that are a model.
+"""Random launches: a real coordinator, with a model of the ranks.
 
-A seed decides what is launched (policy, networks, searches, rule, rates, stream, slots, leases) and all that happens.
+A seed determines the launch (policy, networks, searches, rule, rates, stream, slots, leases) and
+all that happens in it.
 """
 
 from dataclasses import replace
@@ -35,7 +36,7 @@ from tests.fleet.control.trainers import Behavior, Ranks, Stuck
 from tests.fleet.histories import record, results_of, spec
 from tests.fleet.search.launches import LEARNING_RATE, curve
 
-LAPS = SimpleNamespace(end=lambda part: None, seconds={})  # of no start-up
+NO_TIMER = SimpleNamespace(end=lambda part: None, seconds={})
 
 RESTLESS = Policy("restless", restless)
 SEARCHERS = "tests.fleet.search.searchers"
@@ -51,8 +52,8 @@ RULES = [
 ]
 
 
-class Chance:
-    """What a seed decides of a launch."""
+class RandomOptions:
+    """The random options of a launch."""
 
     def __init__(self, seed):
         self.random = Random(f"launch {seed}")
@@ -63,7 +64,7 @@ class Chance:
         self.harvests = not self.searches and chance() < 0.15
         self.deaths = 0 if self.harvests else pick([0, 0, 0, 1, 2, 3])
         self.outlives = self.deaths > 0 or chance() < 0.3
-        self.asked_at = pick([None, None, None, None, None, self.random.randint(1, 200)])
+        self.end_at = pick([None, None, None, None, None, self.random.randint(1, 200)])
         self.ends_s = pick([None] * 7 + [self.random.uniform(1, 8)])
         self.rates = pick(["given", "measured", "learned", "learned"])
         if self.policy == "baseline":
@@ -73,7 +74,7 @@ class Chance:
             self.rates = "measured"
         self.slots = 1 if self.rates == "measured" or self.is_elastic else pick([1, 1, 2])
         self.nodes = pick([1, 1, 2, 3])
-        self.open_for = pick([None, None, 50.0])
+        self.keep_open = pick([None, None, 50.0])
         self.commands = sorted(
             self.random.randint(1, 200) for _ in range(0 if self.harvests else pick([0, 0, 2, 6]))
         )
@@ -85,28 +86,28 @@ class Chance:
 
 
 class World(fakes.World):
-    """What ranks are told is told to their model."""
+    """Sends the messages of the coordinator to the model of the ranks."""
 
     def __init__(self, run, outlives):
         super().__init__(outlives)
         self.run = run
 
     def send(self, rank, tag, message):
-        self.run.did += 1
+        self.run.actions += 1
         self.run.receive(rank, tag, message)
 
 
 class Interruption:
-    why = None
+    pending_reason = None
     patience_s = 30.0
     is_watched = False
 
     def reason(self):
-        return self.why
+        return self.pending_reason
 
 
 class Searchers:
-    """Searchers that answer when a seed says so."""
+    """Searchers that answer after a random number of polls."""
 
     def __init__(self, searchers, random):
         self._searchers, self._random, self._call = searchers, random, None
@@ -133,7 +134,7 @@ class Searchers:
 
 
 class Admission:
-    """Looks at networks that are asked for, or added: all are good that the spec can resolve."""
+    """Admits all requested or added networks that the spec can resolve."""
 
     def __init__(self, run):
         self._run, self._spec, self._waiting = run, run.spec, []
@@ -195,16 +196,16 @@ class Admission:
 
 
 class Mailbox:
-    """What somebody outside wants."""
+    """The commands of a user."""
 
     def __init__(self):
-        self.left, self.answers = [], []
+        self.waiting, self.answers = [], []
 
     def commands(self):
-        return list(self.left)
+        return list(self.waiting)
 
     def answer(self, name, content):
-        self.left = [command for command in self.left if command.name != name]
+        self.waiting = [command for command in self.waiting if command.name != name]
         self.answers.append((name, content))
 
 
@@ -214,12 +215,12 @@ class Harvest:
     has_others = False
 
     def __init__(self, names, run):
-        self._left, self._run, self.leases = list(names), run, self
+        self._names, self._run, self.leases = list(names), run, self
 
     def poll(self, now_s, training, ends):
-        if not self._left or ends or self._run.chance.random.random() < 0.9:
+        if not self._names or ends or self._run.chance.random.random() < 0.9:
             return []
-        name = self._left.pop(0)
+        name = self._names.pop(0)
         history = tuple(self._run.trained[name])
         return [
             do.LeaseGranted(
@@ -243,7 +244,7 @@ class RandomRun(Ranks):
     """One launch."""
 
     def __init__(self, seed, folder):
-        self.chance = chance = Chance(seed)
+        self.chance = chance = RandomOptions(seed)
         random, self.title = chance.random, str(chance)
         on_each = random.choice([3, 5, 4, 2])
         local = chance.policy == "baseline" or random.random() < 0.2
@@ -303,8 +304,8 @@ class RandomRun(Ranks):
         }
         if chance.prune:
             parts["prune"] = chance.prune
-        if chance.open_for:
-            parts["keep_open"] = chance.open_for
+        if chance.keep_open:
+            parts["keep_open"] = chance.keep_open
         self.spec = content = spec(*models, **parts)
         kind = "none" if local else random.choice(["lockstep", "whole", "ring", "none"])
         self.table = None
@@ -338,9 +339,9 @@ class RandomRun(Ranks):
             else frozenset(),
         )
         super().__init__(
-            lambda: None, setup, seed, behaviors, remaining, chance.deaths, chance.asked_at
+            lambda: None, setup, seed, behaviors, remaining, chance.deaths, chance.end_at
         )
-        self.did, self.paths = 0, RunPaths(folder)
+        self.actions, self.paths = 0, RunPaths(folder)
         self.world, self.interruption, self.mailbox = (
             World(self, chance.outlives),
             Interruption(),
@@ -383,12 +384,12 @@ class RandomRun(Ranks):
             [self.on_event],
             lambda *pace: None,
             self.interruption,
-            StartupEvents((), None, {}, (), LAPS),
+            StartupEvents((), None, {}, (), NO_TIMER),
             search,
             harvest,
         )
 
-    # ---- what the coordinator is told ----
+    # ---- inputs of the coordinator ----
 
     def run(self):
         with (
@@ -408,7 +409,7 @@ class RandomRun(Ranks):
             case None:
                 pass
             case do.EndRequested(reason):
-                self.interruption.why = reason
+                self.interruption.pending_reason = reason
             case do.RanksDied(ranks):
                 self.world.dead_ranks |= frozenset(ranks)
             case _:
@@ -421,7 +422,7 @@ class RandomRun(Ranks):
     def step(self):
         if self.chance.commands and self.steps >= self.chance.commands[0]:
             self.chance.commands.pop(0)
-            self.mailbox.left.append(Command(f"command {self.steps}", self.command()))
+            self.mailbox.waiting.append(Command(f"command {self.steps}", self.command()))
         super().step()
 
     def command(self):
@@ -445,33 +446,33 @@ class RandomRun(Ranks):
         return {"do": do, "network": random.choice(sorted(self.results.networks))}
 
     def let_time_pass(self):
-        before = self.did
+        before = self.actions
         for _ in range(200):
             self.now += 1000.0
             self.handle(None)
-            if self.did > before or self.status is not None:
+            if self.actions > before or self.status is not None:
                 return
         raise Stuck(self.locate())
 
     def ask_nodes(self, count, within_s):
-        raise AssertionError("that is a command here")
+        raise AssertionError("nodes are requested by a command here")
 
     def receive(self, rank, tag, message):
-        if isinstance(message, m.LeaveLaunch):  # a yield has let it go
+        if isinstance(message, m.LeaveLaunch):  # a command has released it
             self.released_ranks.add(rank)
         super().receive(rank, tag, message)
 
     def epoch_of(self, name, epoch, **more):
         return record(epoch, val_accuracy=curve(name, epoch), **more)
 
-    # ---- what it does ----
+    # ---- effects of the coordinator ----
 
     def on_event(self, event):
-        self.did += 1
+        self.actions += 1
         self.events.append(event)
 
     def admitted(self, network, added):
-        self.did += 1
+        self.actions += 1
         self.results.add(network, None)
         random = Random(f"fate of {network.name}")
         self.behaviors[network.name] = Behavior(

@@ -1,4 +1,4 @@
-"""Whole runs with all ranks in one process, which tests may interrupt."""
+"""Whole runs with all ranks in one process, which tests can interrupt."""
 
 from dataclasses import replace
 
@@ -25,54 +25,54 @@ def prepare(
     gpus=None,
     *,
     lease=None,
-    announce=lambda ahead: None,
+    announce=lambda import_plan: None,
     name="",
     ranks=None,
-    **asked,
+    **options,
 ):
-    """What rank 0 prepares for all.
+    """Prepare a launch as rank 0 does.
 
     Args:
-        ranks: what they have, by the names of :class:`fleet.runtime.launch.Ranks`.
-        asked: by the names of :class:`fleet.runtime.startup.Request`.
+        ranks: attributes of :class:`fleet.runtime.launch.Ranks`.
+        options: attributes of :class:`fleet.runtime.startup.Request`.
     """
     return prepare_launch(
-        Request(str(path), **asked), Ranks(node_of, gpus, **(ranks or {})), lease, announce, name
+        Request(str(path), **options), Ranks(node_of, gpus, **(ranks or {})), lease, announce, name
     )
 
 
 class Interruption:
-    """Comes after the coordinator has asked so many times."""
+    """An interruption after a number of checks by the coordinator."""
 
     patience_s = 30.0
     is_watched = False
 
     def __init__(self, after=None):
-        self._left = after
+        self._remaining_checks = after
 
     def reason(self):
-        if self._left is None:
+        if self._remaining_checks is None:
             return ""
-        self._left -= 1
-        return "SIGTERM came" if self._left < 0 else ""
+        self._remaining_checks -= 1
+        return "received SIGTERM" if self._remaining_checks < 0 else ""
 
     def seconds_left(self):
         return None
 
 
 class Signal(Interruption):
-    """Comes when a test says so."""
+    """An interruption that a test triggers by ``has_come``."""
 
     def __init__(self):
         super().__init__()
         self.has_come = False
 
     def reason(self):
-        return "SIGTERM came" if self.has_come else ""
+        return "received SIGTERM" if self.has_come else ""
 
 
 def write(folder, models=(), **parts):
-    """A spec of some networks, or of one, for the numpy engine, whose run comes to lie beside it; returns its path."""
+    """Write a spec for the numpy engine, of one network by default; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "spec.yaml").write_text(
         yaml.safe_dump(
@@ -89,11 +89,14 @@ def write(folder, models=(), **parts):
 
 
 def launch(path, ranks, after=None, interruption=None, seed=0, turns=None, **more):
-    """What rank 0 ended with, None where all were killed after so many turns; and what was prepared.
+    """Run a launch; return rank 0's exit status and the prepared launch.
+
+    The status is None if all ranks were killed after ``turns`` turns.
 
     Args:
-        after: so many looks of the coordinator the launch is interrupted, where no other interruption is given.
-        seed: of the order in which ranks run.
+        after: interrupt the launch after this number of checks by the coordinator.
+        interruption: another interruption.
+        seed: seed of the order in which ranks run.
     """
     prepared, statuses = prepare(str(path), [0] * ranks, None, plain=True, **more), {}
 
@@ -104,23 +107,23 @@ def launch(path, ranks, after=None, interruption=None, seed=0, turns=None, **mor
     return ExitStatus(statuses[0]) if ended else None, prepared
 
 
-def launch_in_parts(path, ranks, looks):
-    """A run that is interrupted again and again, each time later; returns what its last launch prepared.
+def launch_in_parts(path, ranks, checks):
+    """Interrupt a run repeatedly, each time later; return the prepared last launch.
 
     Args:
-        looks: of the coordinator, before the first interruption.
+        checks: number of the coordinator's checks before the first interruption.
     """
     status, launches = ExitStatus.RESUMABLE, 0
     while status is ExitStatus.RESUMABLE:
         launches += 1
         assert launches < 60
-        status, prepared = launch(path, ranks, after=looks * launches)
+        status, prepared = launch(path, ranks, after=checks * launches)
     assert launches > 1
     return prepared
 
 
 class Trained:
-    """A run's folder, and its spec, which may be changed before it is prepared for three ranks."""
+    """A run's folder and its spec, which tests can change before it is prepared."""
 
     def __init__(self, folder, models, data, **parts):
         self.folder, self.paths = folder, RunPaths(folder / "run")
@@ -130,7 +133,7 @@ class Trained:
         return prepare(write(self.folder, **self.content), (0, 0, 0), None, **options)
 
     def leave_checkpoints(self, epochs=history(0.5, 0.6), **more):
-        """As an earlier launch has left them."""
+        """Write checkpoints like those of an earlier launch."""
         prepared = self.prepare()
         for network in prepared.spec.networks:
             state = TrainingState(
@@ -146,7 +149,7 @@ class Trained:
         return prepared
 
     def refused(self, **options):
-        """The one line with which it is refused, and nothing is changed."""
+        """Check that preparation is refused without changes; return the message, one line."""
         before = self.files()
         with pytest.raises(UserError) as caught:
             self.prepare(**options)

@@ -146,8 +146,8 @@ def test_image_is_decoded_once_per_size(tmp_path, monkeypatch):
     InputPipeline(inputs.data, inputs.transforms, inputs.samples, 0).pipeline("train", 5).prepare(0)
     assert sorted(sizes) == [16, 32, 128]
     assert inputs.data.remark.startswith(
-        "data: read once for all 4 networks, and prepared for whole: decode; small: decode, resize; large: decode, "
-        "resize; cropped: decode, center_crop, resize; by each network for itself: whole: nothing more, 2 classes; "
+        "data: read once for all 4 networks, prepared for whole: decode; small: decode, resize; large: decode, "
+        "resize; cropped: decode, center_crop, resize; by network: whole: nothing more, 2 classes; "
     )
 
 

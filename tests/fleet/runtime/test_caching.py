@@ -74,7 +74,7 @@ def test_a_quarter_of_the_window_is_to_spare(window, cache):
     matches = chosen(data={"shared_memory": window})
     assert matches.cache == cache
     assert (
-        "3.84 kB decoded, with those for validation, too much for a window of 5.12 kB"
+        "decoded take 3.84 kB with validation samples, too much for a window of 5.12 kB"
         in matches.why
     ) == (cache == "none")
 
@@ -118,8 +118,7 @@ def test_slow_random_transforms_are_done_once_for_all_networks(means, varying_s,
     results = chosen(means, fixed_s=1e-3, varying_s=varying_s)
     assert results.cache == cache
     assert (
-        "random transforms take 5 ms a sample, which each network would do for itself"
-        in results.why
+        "random transforms take 5 ms per sample, which each network would repeat" in results.why
     ) == (cache == "none")
 
 
@@ -149,7 +148,7 @@ def test_cache_auto_chooses_file_for_slow_decoding():
     results = chosen(fixed_s=0.04, **WIDE)
     assert (results.cache, results.nbytes) == ("file", (SAMPLES + JUDGING) * ROW)
     assert results.why.endswith(
-        "in a file they take 3.84 kB, and 40 ms to decode each would be spent in every epoch"
+        "in a file they take 3.84 kB, which saves 40 ms of decoding per sample in every epoch"
     )
     assert results.is_temporary
 
@@ -157,14 +156,14 @@ def test_cache_auto_chooses_file_for_slow_decoding():
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"fixed_s": 1.5e-4}, "0.15 ms to decode each is not so much that a file would pay"),
+        ({"fixed_s": 1.5e-4}, "0.15 ms of decoding per sample is too little for a file"),
         (
             {"fixed_s": 0.04, "train": {"batch": {"size": 8}, "stopping": {"max_epochs": 4}}},
-            "40 ms to decode each is not",
+            "40 ms of decoding per sample is too little",
         ),
         (
             {"fixed_s": 0.04, "means": dataclasses.replace(HANDS, preprocessors=50)},
-            "40 ms to decode each is not",
+            "40 ms of decoding per sample is too little",
         ),
         (
             {"fixed_s": 0.04, "means": dataclasses.replace(HANDS, disk_free=1500)},
@@ -172,7 +171,7 @@ def test_cache_auto_chooses_file_for_slow_decoding():
         ),
         (
             {"fixed_s": 0.04, "checkpoint": {"quota": "1kB"}},
-            "too much beside the checkpoints for checkpoint.quota: 1 kB",
+            "too much with the checkpoints for checkpoint.quota: 1 kB",
         ),
         (
             {
@@ -180,14 +179,14 @@ def test_cache_auto_chooses_file_for_slow_decoding():
                 "models": [{"build": "tests.sources:zeros"}],
                 "checkpoint": {"quota": "1TB"},
             },
-            "nobody knows what checkpoint.quota leaves of the disk",
+            "it is unknown how much of checkpoint.quota the checkpoints take",
         ),
         (
             {
                 "fixed_s": 0.04,
                 "data": {"shared_memory": "1kB", "transforms": ["tests.sources:noise"]},
             },
-            "nothing is done to samples that is the same in every epoch",
+            "no transform is the same in every epoch",
         ),
     ],
 )
@@ -209,7 +208,7 @@ def test_what_the_spec_says_is_done(cache):
     assert (results.cache, results.asked, results.why, results.is_temporary) == (
         cache,
         cache,
-        "as the spec says",
+        "as requested by the spec",
         False,
     )
 
@@ -224,7 +223,7 @@ def test_cache_of_own_samples_needs_room():
 )
 def test_a_launch_goes_on_as_the_one_before(before, cache):
     results = chosen(before=before)
-    assert (results.cache, results.why) == (cache, "as in the launch before")
+    assert (results.cache, results.why) == (cache, "as in the previous launch")
 
 
 def test_cache_choice_is_dropped_once_impossible():

@@ -48,7 +48,7 @@ class Office:
         )
 
     def handle_commands(self):
-        self.clerk._looked_s = -1.0
+        self.clerk._checked_s = -1.0
         return self.clerk.handle_commands(
             self.said.append, self.said.append, lambda: self.goes_on, self.offer
         )
@@ -92,11 +92,14 @@ def test_command_add_is_logged_before_networks_come(office):
     [
         ({"do": "add"}, "needs a family"),
         ({"do": "add", "entry": [1]}, "needs a family"),
-        ({"do": "stop", "network": "b"}, "no network of the run is named 'b'; there are a"),
-        ({"do": "stop"}, "no network of the run is named None"),
-        ({"do": ["stop"]}, "is no command"),
-        ({"do": "explode"}, "'explode' is no command; there are add, stop, pause, resume, yield"),
-        ({}, "is no command"),
+        ({"do": "stop", "network": "b"}, "the run has no network named 'b'; it has a"),
+        ({"do": "stop"}, "the run has no network named None"),
+        ({"do": ["stop"]}, "unknown command"),
+        (
+            {"do": "explode"},
+            "unknown command 'explode'; known commands are add, stop, pause, resume, yield",
+        ),
+        ({}, "unknown command"),
     ],
 )
 def test_command_invalid_is_answered_with_reason(office, content, wrong):
@@ -141,7 +144,7 @@ def test_a_wish_for_nodes_that_cannot_be_is_refused(office, wish, wrong):
 def test_of_a_network_that_is_over_nothing_becomes_any_more(office):
     come_to(office.results, "a", NetworkStatus((), Outcome("4 epochs")))
     assert office.answer(do="stop", network="a") == {
-        "error": "a is over: 4 epochs",
+        "error": "a has ended: 4 epochs",
         "is_over": True,
     }
 

@@ -121,11 +121,11 @@ def test_a_network_may_start_over_alone(run):
 
 def test_what_cannot_start_over_is_said(run):
     run.leave_checkpoints()
-    assert "--fresh-network d: the spec has no such network; it has a, b, c" in run.refused(
+    assert "--fresh-network d: the spec has no network of this name; it has a, b, c" in run.refused(
         fresh_network=("d",)
     )
     (run.paths.model("a") / "plot.png").touch()
-    assert "plot.png is no file that FLEET wrote" in run.refused(fresh_network=("a",))
+    assert "FLEET did not write" in run.refused(fresh_network=("a",))
 
 
 def test_checkpoints_of_the_first_version_go_on_with_one_warning(run, capsys):

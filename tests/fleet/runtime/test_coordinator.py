@@ -1,4 +1,4 @@
-"""The hands of the coordinator: what comes in is heard, and what is wanted is done."""
+"""The coordinator: it receives inputs and carries out effects."""
 
 import logging
 from types import SimpleNamespace
@@ -28,9 +28,10 @@ from fleet.storage.results import read_results
 from scheduler.base import Network, RateTable
 from tests.fakes import World
 from tests.fleet.histories import history, record, results_of, spec
+from tests.refusals import refused
 
 
-class Watcher:
+class EventRecorder:
     def __init__(self):
         self.events, self.paces = [], []
 
@@ -44,10 +45,10 @@ class Watcher:
 class Launch:
     """A coordinator of one network, on the first of two trainers."""
 
-    def __init__(self, folder, **rest):
+    def __init__(self, folder, **config):
         content = spec({"family": "softmax", "name": "a"}, schedule={"policy": "baseline"})
         roles = assign((0, 0, 0), None, None, own_preprocessing=True)
-        self.world, self.watcher, self.paths = World(), Watcher(), RunPaths(folder)
+        self.world, self.recorder, self.paths = World(), EventRecorder(), RunPaths(folder)
         self.results = results_of(content, self.paths)
         self.log = EventLog(self.paths.events, clock=lambda: 0.0)
         search = SearchParts(
@@ -57,7 +58,7 @@ class Launch:
             (),
             None,
         )
-        setup = LaunchConfig(content, roles, None, samples=60, outlives=True, **rest)
+        setup = LaunchConfig(content, roles, None, samples=60, outlives=True, **config)
         self.coordinator = Coordinator(
             self.world,
             setup,
@@ -72,60 +73,61 @@ class Launch:
                 None,
                 Tracking([], self.paths, ""),
             ),
-            [self.watcher.on_event],
-            self.watcher.on_pace,
+            [self.recorder.on_event],
+            self.recorder.on_pace,
             Interruption(None),
             StartupEvents((), None, {}, (), StartupTimer()),
             search,
         )
         self.coordinator.start()
 
-    def hear(self, *words):
-        """Let the coordinator hear some words, and then that there are no more."""
-        self.world.said += words
+    def receive(self, *messages):
+        """Let the coordinator receive messages and handle all of them."""
+        self.world.inbox += messages
         while self.coordinator.step():
             pass
 
-    def told(self):
-        received, self.world.told = self.world.told, []
-        return [(rank, type(message)) for rank, _, message in received]
+    def pop_sent(self):
+        """Return (rank, type) of the messages that were sent since the last call."""
+        sent, self.world.sent = self.world.sent, []
+        return [(rank, type(message)) for rank, _, message in sent]
 
 
 @pytest.fixture
-def make(tmp_path):
-    """Makes a launch whose log is closed in the end."""
+def make_launch(tmp_path):
+    """Make launches and close their logs at the end."""
     launches = []
 
-    def make(**rest):
-        launches.append(Launch(tmp_path, **rest))
+    def make_launch(**config):
+        launches.append(Launch(tmp_path, **config))
         return launches[-1]
 
-    yield make
+    yield make_launch
     for launch in launches:
         launch.log.close()
 
 
 @pytest.fixture
-def launch(make):
-    return make()
+def launch(make_launch):
+    return make_launch()
 
 
 def test_coordinator_sends_logs_and_writes_results(launch):
-    launch.hear(Ready(1), Ready(2))
-    assert launch.told() == [(1, Start)]
-    launch.hear(
+    launch.receive(Ready(1), Ready(2))
+    assert launch.pop_sent() == [(1, Start)]
+    launch.receive(
         Joined("a"),
         Pace("a", 10, 5.0),
         EpochDone("a", record(1), 0.5, "1 epoch"),
         Stopped("a", 0.0),
     )
     launch.coordinator.stop()
-    assert launch.told()[-2:] == [(1, Exit), (2, Exit)]
+    assert launch.pop_sent()[-2:] == [(1, Exit), (2, Exit)]
     assert launch.coordinator.status is ExitStatus.OK
     assert [
         logged.event.word for logged in read_events(launch.paths.events)
-    ] == launch.watcher.events
-    assert launch.watcher.events == [
+    ] == launch.recorder.events
+    assert launch.recorder.events == [
         "start",
         "plan",
         "round",
@@ -138,48 +140,48 @@ def test_coordinator_sends_logs_and_writes_results(launch):
         "stopped",
         "end",
     ]
-    assert launch.watcher.paces == [("a", 10, 5.0)]
+    assert launch.recorder.paces == [("a", 10, 5.0)]
     assert [(row.name, row.epochs, row.reason) for row in read_results(launch.paths.root)] == [
         ("a", 1, "1 epoch")
     ]
 
 
-def test_a_death_is_heard_when_all_that_the_dead_have_said_is(launch):
-    launch.hear(Ready(1), Ready(2), Joined("a"))
+def test_coordinator_handles_deaths_after_messages_of_the_dead(launch):
+    launch.receive(Ready(1), Ready(2), Joined("a"))
     launch.world.dead_ranks = frozenset({1})
-    launch.hear(EpochDone("a", record(1), 0.5, ""))
-    assert launch.watcher.events.index("epoch") < launch.watcher.events.index("lost")
-    assert launch.watcher.events.count("lost") == 1
+    launch.receive(EpochDone("a", record(1), 0.5, ""))
+    assert launch.recorder.events.index("epoch") < launch.recorder.events.index("lost")
+    assert launch.recorder.events.count("lost") == 1
 
 
-def test_a_struck_network_is_as_far_as_its_checkpoint_on_disk(launch):
-    launch.hear(Ready(1), Ready(2), Joined("a"))
+def test_coordinator_restores_failed_network_from_checkpoint(launch):
+    launch.receive(Ready(1), Ready(2), Joined("a"))
     write_state(
         launch.paths.last("a"),
         TrainingState(arrays={}, identity="i", history=history(0.5, 0.6), position=7),
     )
     launch.world.dead_ranks = frozenset({1})
-    launch.hear()
+    launch.receive()
     assert GroupFailed("a", epochs=2, position=7) in [
         logged.event for logged in read_events(launch.paths.events)
     ]
     assert [row.epochs for row in read_results(launch.paths.root)] == [2]
-    assert launch.told()[-1] == (2, Start)
+    assert launch.pop_sent()[-1] == (2, Start)
 
 
-def test_what_ends_all_ranks_is_raised(make):
-    launch = make(replayed=(0,))
+def test_coordinator_raises_an_error_that_ends_the_launch(make_launch):
+    launch = make_launch(replayed=(0,))
     launch.world.dead_ranks = frozenset({2})
-    with pytest.raises(InfrastructureError, match="rank 2 has died"):
-        launch.hear()
+    with refused(InfrastructureError, "rank 2"):
+        launch.receive()
 
 
 def test_coordinator_reports_protocol_violation_with_history(launch, caplog):
-    launch.hear(Ready(1))
+    launch.receive(Ready(1))
     with (
         caplog.at_level(logging.CRITICAL, "fleet"),
         pytest.raises(ProtocolViolation, match="a is FORMING"),
     ):
-        launch.hear(Stopped("a", 0.0))
+        launch.receive(Stopped("a", 0.0))
     assert "Ready(rank=1)" in caplog.text
     assert "Stopped(network='a'" in caplog.text

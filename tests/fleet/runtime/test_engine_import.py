@@ -9,7 +9,13 @@ import pytest
 from fleet.comm.roles import assign
 from fleet.domain.network import NetworkStatus, Outcome
 from fleet.runtime import engine_import
-from fleet.runtime.engine_import import Ahead, Announcement, EngineImport, busy, plan_import
+from fleet.runtime.engine_import import (
+    Announcement,
+    EngineImport,
+    ImportPlan,
+    find_busy_trainers,
+    plan_import,
+)
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
 from tests.fakes import World
@@ -34,13 +40,13 @@ def spec(tmp_path):
 
 def test_as_many_trainers_load_the_engine_as_networks_can_have(spec):
     a, b = spec.networks
-    assert [busy(remaining, ROLES) for remaining in ((), (a,), (b,), (a, b))] == [
+    assert [find_busy_trainers(remaining, ROLES) for remaining in ((), (a,), (b,), (a, b))] == [
         (),
         (1,),
         (1, 2),
         (1, 2, 3),
     ]
-    assert busy((), ROLES, grows=True) == (1, 2, 3)
+    assert find_busy_trainers((), ROLES, grows=True) == (1, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +55,13 @@ def test_as_many_trainers_load_the_engine_as_networks_can_have(spec):
 )
 def test_engine_import_loads_where_sharing_pays(spec, slots, together, loading):
     roles = assign([0] * 5, 1, None, slots=slots, cores=2)
-    assert busy(spec.networks, roles, grows=True, together=together) == loading
+    assert (
+        find_busy_trainers(spec.networks, roles, grows=True, networks_per_gpu=together) == loading
+    )
 
 
 def test_what_is_done_by_the_table_of_results_needs_no_engine(spec, tmp_path):
-    assert plan_import(spec, ROLES, fresh=False) == Ahead("numpy", frozenset({1, 2, 3}))
+    assert plan_import(spec, ROLES, fresh=False) == ImportPlan("numpy", frozenset({1, 2, 3}))
     results = results_of(spec, RunPaths(tmp_path))
     come_to(results, "b", NetworkStatus((), Outcome("done")))
     assert plan_import(spec, ROLES, fresh=False).ranks == {1}
@@ -76,24 +84,24 @@ def test_an_engine_of_the_users_own_is_not_loaded_ahead(tmp_path, monkeypatch):
 def test_ahead_is_announced_once():
     world = World()
     announcement = Announcement(world)
-    announcement.give(Ahead("numpy", frozenset({1})))
-    announcement.give(Ahead())  # when all has been prepared, or something is wrong
-    assert world.shared == [Ahead("numpy", frozenset({1}))]
+    announcement.send(ImportPlan("numpy", frozenset({1})))
+    announcement.send(ImportPlan())  # when all has been prepared, or something is wrong
+    assert world.shared == [ImportPlan("numpy", frozenset({1}))]
 
 
 @pytest.mark.parametrize(
     ("told", "imported"),
     [
-        (Ahead("numpy", frozenset({1, 2})), ["numpy"]),
-        (Ahead("numpy", frozenset({2})), []),
-        (Ahead("", frozenset({1})), []),
+        (ImportPlan("numpy", frozenset({1, 2})), ["numpy"]),
+        (ImportPlan("numpy", frozenset({2})), []),
+        (ImportPlan("", frozenset({1})), []),
     ],
 )
 def test_a_rank_that_will_train_imports_the_engine(monkeypatch, told, imported):
     matches = []
     monkeypatch.setattr(engine_import, "import_engine", lambda engine: matches.append(engine.name))
     loading = EngineImport()
-    loading.hear(World(rank=1, answers=told))
+    loading.receive(World(rank=1, answers=told))
     loading.finish()
     loading.finish()
     assert matches == imported
@@ -102,7 +110,7 @@ def test_a_rank_that_will_train_imports_the_engine(monkeypatch, told, imported):
 def test_an_import_that_fails_is_left_to_who_makes_the_engine(monkeypatch):
     monkeypatch.setattr(engine_import, "import_engine", lambda engine: 1 / 0)
     loading = EngineImport()
-    loading.hear(World(rank=1, answers=Ahead("numpy", frozenset({1}))))
+    loading.receive(World(rank=1, answers=ImportPlan("numpy", frozenset({1}))))
     loading.finish()
 
 
@@ -122,7 +130,7 @@ def test_modules_are_imported_one_thread_after_the_other(monkeypatch, tmp_path):
 
     monkeypatch.setattr(engine_import, "import_engine", import_engine)
     loading = EngineImport()
-    loading.hear(World(rank=1, answers=Ahead("numpy", frozenset({1}))))
+    loading.receive(World(rank=1, answers=ImportPlan("numpy", frozenset({1}))))
     assert loading.unpack(plain) == {"a": 1}  # waits for nothing
     threading.Timer(0.05, go_on.set).start()
     assert type(loading.unpack(packed)).__name__ == "Thing"

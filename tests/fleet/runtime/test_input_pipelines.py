@@ -157,7 +157,7 @@ def test_a_replay_prepares_alone_what_was_shared(top, tmp_path):
 
 
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
-    parts = launch_in_parts(write(tmp_path / "parts", ["flipped", "value"], size=3), 3, looks=4)
+    parts = launch_in_parts(write(tmp_path / "parts", ["flipped", "value"], size=3), 3, checks=4)
     for name in ("flipped", "value"):
         assert_as_alone(parts, name, tmp_path / name, size=3)
 
@@ -173,7 +173,7 @@ def test_without_a_stream_each_trainer_prepares_its_own(tmp_path, capsys):
         ),
         2,
     )
-    assert "each trainer prepares its samples alone" in alone.inputs.data.remark
+    assert "each trainer prepares its own samples" in alone.inputs.data.remark
     for name in names:
         assert_as_alone(alone, name, tmp_path / name)
 
@@ -195,7 +195,7 @@ def test_pipeline_checkpoint_survives_other_entries_pipelines(
 def test_it_is_said_what_is_prepared_how_often(tmp_path):
     opened = open_inputs(load(write(tmp_path, ["plain", "flipped", "value"])))
     assert opened.data.remark == (
-        "data: prepared once for all 3 networks: center_crop; by each network for itself: plain: nothing more, 3 "
+        "data: prepared once for all 3 networks: center_crop; by network: plain: nothing more, 3 "
         "classes; flipped: flip, random_crop, 3 classes; value: nothing more, 1 value"
     )
     same = open_inputs(
@@ -251,13 +251,14 @@ def whole(path):
             ["plain", "wide"],
             {"path": "uneven"},
             {"plain": {"transforms": []}, "wide": {"transforms": WIDE}},
-            "networks share what the first 0 transforms of all of them make: .* add a resize or a crop, the same one in all",
+            "all samples must have one shape after the first 0 transforms, .* add a resize or a "
+            "crop, the same one in all",
         ),
         (
             ["plain", "value"],
             {"cache": "file"},
             NETWORKS,
-            r"models\[1\].data: data.cache: file keeps one target of each sample",
+            r"models\[1\].data: data.cache: file stores one target per sample",
         ),
         (
             ["plain", "bad"],
@@ -284,7 +285,7 @@ def test_pipelines_of_masks_may_differ_in_transforms_only(tmp_path):
     assert status is ExitStatus.OK
     for name in "ab":
         assert_as_alone(prepared, name, tmp_path / name, top={"path": "masks"}, networks=networks)
-    with pytest.raises(UserError, match="a mask goes through the transforms with its image"):
+    with pytest.raises(UserError, match="a mask is transformed with its image"):
         prepare(
             str(write(tmp_path / "other", ["a", "c"], {"path": "other"}, networks=networks)),
             [0, 0],

@@ -42,7 +42,7 @@ def test_a_signal_is_named(clock, number):
         interruption = Interruption(None, clock)
         interruption.watch()
         signal.raise_signal(number)
-        assert interruption.reason() == f"{signal.Signals(number).name} came"
+        assert interruption.reason() == f"received {signal.Signals(number).name}"
     finally:
         for per_rank, handler in before.items():
             signal.signal(per_rank, handler)
@@ -58,7 +58,7 @@ def test_signal_is_read_by_thread_without_handler(clock):
                 number, lambda *_: None
             )  # as if Python were deaf: it is the pipe that tells
         signal.raise_signal(signal.SIGUSR2)
-        assert interruption.reason() == "SIGUSR2 came"
+        assert interruption.reason() == "received SIGUSR2"
     finally:
         signal.set_wakeup_fd(-1)
         for number, handler in before.items():

@@ -119,7 +119,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(kind, tmp_path):
         [{"family": "softmax", "name": "one", "gpus": 2}],
         batch={"size": 3},
     )
-    prepared = launch_in_parts(path, 3, looks=6)
+    prepared = launch_in_parts(path, 3, checks=6)
     assert largest_difference(complete, history(prepared)) < 1e-12
 
 
@@ -130,7 +130,7 @@ def test_a_replay_gives_the_same_numbers(kind, tmp_path):
     _, again = launch(path, 2, replay=str(first.paths.root), only="one")
     assert largest_difference(history(first), history(again)) == 0
     output = compare(history(first), history(again))
-    assert "val_loss: equal to the last bit in all of 4 epochs" in output
+    assert "val_loss: bitwise equal in all of 4 epochs" in output
     assert ("val_mae: equal" in output) == (kind == "value")
 
 
@@ -265,7 +265,7 @@ def test_class_results_equal_recorded_ones(tmp_path):
         for record in history(prepared)
     ]
     [row] = read_results(prepared.paths.root)
-    # Another BLAS may add up in another order; on one machine they are equal to the last bit.
+    # Another BLAS may sum in another order; on one machine they are bitwise equal.
     np.testing.assert_allclose(matches, BEFORE, rtol=1e-9)
     np.testing.assert_allclose((row.test_loss, row.test_accuracy), BEFORE_TEST, rtol=1e-9)
 

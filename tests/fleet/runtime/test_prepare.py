@@ -81,7 +81,10 @@ def test_networks_of_another_spec_in_the_folder_are_named(asking):
     asking.leave_checkpoint()
     assert asking().describe_unlisted == ""
     asking.content["models"][0]["name"] = "b"
-    assert f"{asking.run.root} also holds a, which this spec lacks" in asking().describe_unlisted
+    assert (
+        f"{asking.run.root} also holds networks that this spec lacks: a;"
+        in asking().describe_unlisted
+    )
     assert asking(fresh=True).describe_unlisted == ""
 
 
@@ -191,7 +194,7 @@ def test_all_that_is_wrong_with_the_networks_is_said_at_once(asking):
         {"family": "softmax", "name": "b", "gpus": 7},
     ]
     message = asking.refused()
-    assert message.startswith("2 of the networks cannot be trained as the spec says")
+    assert message.startswith("2 networks cannot be trained as specified:")
     assert "a: train.batch.size: 100" in message
     assert "b: gpus: needs at least 7 trainers" in message
 
@@ -343,7 +346,7 @@ def test_fresh_deletes_nothing_with_foreign_files(asking, name):
     asking.leave_checkpoint()
     (asking.run.root / name).parent.mkdir(exist_ok=True)
     (asking.run.root / name).touch()
-    assert f"also holds what FLEET did not write: {name}" in asking.refused(fresh=True)
+    assert f"also holds files that FLEET did not write: {name}" in asking.refused(fresh=True)
     assert asking.run.last("a").exists()
     asking()  # going on is no harm
 
@@ -416,7 +419,7 @@ def test_replay_uses_recorded_per_gpu_batch(asking):
         0.5,
     )
     asking.leave_checkpoint(epochs=(record(1, gpus=2), record(2, gpus=1)))
-    assert "cannot be replayed: its batch followed the GPUs" in asking.refused(
+    assert "cannot be replayed: its batch depended on the number of GPUs" in asking.refused(
         replay=str(asking.run.root), only="a"
     )
 
@@ -434,15 +437,17 @@ def test_replay_uses_recorded_group_size_if_possible(asking, had, ranks, gets):
 
 def test_a_replay_of_what_is_not_there_is_refused(asking):
     asking()
-    assert "--only b: the spec has no such network; it has a" in asking.refused(
+    assert "--only b: the spec has no network of this name; it has a" in asking.refused(
         replay=str(asking.run.root), only="b"
     )
-    assert "a has no checkpoint there" in asking.refused(replay=str(asking.run.root), only="a")
+    assert "a has no checkpoint in this run" in asking.refused(
+        replay=str(asking.run.root), only="a"
+    )
     asking.run.last("a").parent.mkdir(parents=True)
     asking.run.last("a").touch()
     assert "last.h5 cannot be read" in asking.refused(replay=str(asking.run.root), only="a")
     asking.leave_checkpoint(epochs=())
-    assert "a has not finished an epoch there" in asking.refused(
+    assert "a has not finished an epoch in this run" in asking.refused(
         replay=str(asking.run.root), only="a"
     )
 
@@ -451,7 +456,7 @@ def test_a_replay_of_what_is_not_there_is_refused(asking):
 def test_a_replay_with_other_settings_than_the_runs_is_refused(asking, gpus):
     asking.leave_checkpoint(epochs=(record(1, gpus=gpus),))
     asking.content["train"]["batch"] = {"size": 4}
-    assert "was trained there with other settings than this spec" in asking.refused(
+    assert "was trained with other settings than in this spec" in asking.refused(
         replay=str(asking.run.root), only="a"
     )
 
@@ -515,7 +520,7 @@ def test_a_replay_from_a_file_that_is_another_by_now_is_refused(asking, tmp_path
     asking.leave_checkpoint(epochs=(record(1, start=file_checksum(file)),))
     replay(asking)
     file.write_bytes(b"others")
-    assert "with whose weights a began there, has changed since" in asking.refused(
+    assert "the initial weights of a, has changed since this run" in asking.refused(
         replay=str(asking.run.root), only="a"
     )
     asking(replay=str(asking.run.root), only="a", accept_changes=True)

@@ -55,7 +55,7 @@ def test_difference_is_symmetric_and_0_only_if_equal(a, b):
 
 @pytest.mark.parametrize("other", [[record(1)], [record(1), record(2, stream_epoch=7)]])
 def test_histories_of_other_stream_epochs_are_not_compared(other):
-    with pytest.raises(ValueError, match="not of the same stream epochs"):
+    with pytest.raises(ValueError, match="differ in their stream epochs"):
         largest_difference([record(1), record(2)], other)
 
 
@@ -71,11 +71,11 @@ def test_what_agreed_to_what_is_said_of_each_quantity():
     second = [entry[0], replace(entry[1], loss=1.5)]
     text = compare(entry, second)
     assert (
-        "\nloss: equal in 1 of 2 epochs, furthest apart in epoch 2: 2 and 1.5 (by 5.0e-01, or 2.5e-01 of it)\n"
+        "\nloss: bitwise equal in 1 of 2 epochs; largest difference in epoch 2: 2 and 1.5 (absolute 5.0e-01, relative 2.5e-01)\n"
         in text
     )
-    assert "\naccuracy: equal to the last bit in all of 2 epochs\n" in text
-    assert "\nval_loss: not judged, neither then nor now\n" in text
+    assert "\naccuracy: bitwise equal in all of 2 epochs\n" in text
+    assert "\nval_loss: not evaluated in either training\n" in text
 
 
 @pytest.mark.parametrize(
@@ -84,17 +84,17 @@ def test_what_agreed_to_what_is_said_of_each_quantity():
         (
             2,
             True,
-            "trained on groups of 1, replayed on 2: sums over other groups are added up in another order",
+            "trained on groups of 1, replayed on 2: groups of another size sum in another order",
         ),
         (
             1,
             False,
-            "on 1, without train.deterministic: its engine may add up in another order each time",
+            "on 1, without train.deterministic: the engine may sum in another order each time",
         ),
         (
             1,
             True,
-            "on 1, with train.deterministic: equal on the same machine and version of its engine",
+            "on 1, with train.deterministic: bitwise equal on the same machine and version of the engine",
         ),
     ],
 )

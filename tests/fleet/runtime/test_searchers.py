@@ -149,11 +149,11 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
                 source="runs/a",
             )
         )
-    assert read_earlier_run(entry, "runs/a", search, knows=True) == ([], None)
+    assert read_earlier_run(entry, "runs/a", search, accepts_trials=True) == ([], None)
     search.start_searcher(SearcherStarted("net", {}, "space", is_another=True))
-    assert read_earlier_run(entry, "runs/a", search, knows=True) == (results, read)
+    assert read_earlier_run(entry, "runs/a", search, accepts_trials=True) == (results, read)
     search.add_earlier_run(read)
-    assert read_earlier_run(entry, "runs/a", search, knows=True) == (
+    assert read_earlier_run(entry, "runs/a", search, accepts_trials=True) == (
         results,
         None,
     )  # killed before it was told

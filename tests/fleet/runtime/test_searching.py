@@ -371,7 +371,7 @@ def test_search_hanging_constructor_is_a_spec_mistake(tmp_path):
         {"sampler": "tests.fleet.search.searchers:Unmade", "max_trials": 5, "timeout": 0.2},
     )
     with pytest.raises(
-        SpecError, match=r"models\[0\].search.sampler: .*Unmade was not made within 0.2 s"
+        SpecError, match=r"models\[0\].search.sampler: .*Unmade was not constructed within 0.2 s"
     ):
         run.launch()
     assert not (tmp_path / "run").exists()

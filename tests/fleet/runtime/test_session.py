@@ -162,7 +162,7 @@ def test_session_deletes_decoded_file_when_done(launch, tmp_path):
     again = prepare(
         str(tmp_path / "spec.yaml"), [0, 0], None, replay=str(prepared.paths.root), only="softmax"
     )
-    assert (again.cache.cache, again.cache.why) == ("file", "as in the launch before")
+    assert (again.cache.cache, again.cache.why) == ("file", "as in the previous launch")
     assert again.paths.decoded.exists()
     assert not prepared.paths.decoded.exists()
 
@@ -242,7 +242,7 @@ def test_session_registers_memory_copied_to_gpus(
     if gpus:
         assert {number for subject, number in request if subject == "device"} == {0, 1}
     assert [event.warning for event in events_of(prepared.paths.events, NetworkWarned)] == (
-        [] if warning is None else [f"samples go to GPUs more slowly: {warning}"]
+        [] if warning is None else [f"copying samples to GPUs is slower: {warning}"]
     )
 
 

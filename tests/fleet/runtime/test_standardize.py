@@ -69,7 +69,7 @@ def test_standardize_trains_on_any_column_scale(tmp_path):
     assert results[0][-1][1] < 0.01
     assert all(single == results[0] for single in results)
     assert (
-        "standardize takes means and deviations from the training samples"
+        "standardize uses means and deviations of the training samples"
         in prepared.inputs.data.remark
     )
 
@@ -111,7 +111,7 @@ def test_standardize_per_entry_shares_earlier_transforms(tmp_path):
 
 def test_standardize_values_are_kept_for_later_launches(tmp_path, monkeypatch):
     _, complete = launch(write(tmp_path / "whole"), 1)
-    parts = launch_in_parts(write(tmp_path / "parts"), 1, looks=20)
+    parts = launch_in_parts(write(tmp_path / "parts"), 1, checks=20)
     assert history(parts) == history(complete)
     assert parts.paths.foreign_files() == []
     monkeypatch.setattr("fleet.runtime.inputs.compute_standardization", None)  # would be called

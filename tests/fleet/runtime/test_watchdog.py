@@ -32,7 +32,7 @@ class Asked:
 
 @pytest.fixture
 def watch(monkeypatch):
-    for name in ("_LOOK_S", "_LATE_S", "_MORE_S", "_LEAVING_S"):
+    for name in ("_CHECK_EVERY_S", "_LATE_S", "_GRACE_S", "_EXIT_S"):
         monkeypatch.setattr(watchdog, name, 0.05)
     started = []
 

@@ -15,15 +15,15 @@ import sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.witness import Witness
+from fleet.runtime.death_detector import DeathDetector
 from fleet.storage.paths import RunPaths
 
 world = SimpleNamespace(rank=1, host="node", is_fault_tolerant=sys.argv[2] == "outlives", allgather=lambda own: [own] * 2)
 interruption = Interruption(None)
 interruption.watch()
-witness = Witness(world, RunPaths(Path(sys.argv[1])))
-interruption.on_signal = witness.on_signal
-witness.mark.set("good")
+detector = DeathDetector(world, RunPaths(Path(sys.argv[1])))
+interruption.on_signal = detector.on_signal
+detector.marker.set("good")
 print("ready", flush=True)
 time.sleep(20)
 """

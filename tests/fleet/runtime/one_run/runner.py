@@ -1,4 +1,4 @@
-"""Whole runs, all ranks in one process: a case, who launches it, and what must hold at its end."""
+"""Whole runs, all ranks in one process: cases, their launches, and checks of their results."""
 
 import dataclasses
 import errno
@@ -40,14 +40,14 @@ from tests.examples import examples
 from tests.fleet.histories import results_of
 from tests.fleet.one_process import Launch
 from tests.fleet.runtime.runs import Interruption, prepare
-from tests.fleet.runtime.training.going_ahead import BeginningRegression
+from tests.fleet.runtime.training.async_regression import AsyncRegression
 from tests.sources import Numbered
 
 _write_cache = RateBook.write
 
 
 class Writer(CheckpointWriter):
-    """Survives the kill of its rank, for threads cannot be killed; so the next launch waits for it."""
+    """A writer whose thread survives the kill of its rank, so that the next launch waits for it."""
 
     alive: ClassVar[list] = []
 
@@ -56,14 +56,14 @@ class Writer(CheckpointWriter):
         self.alive.append(self)
 
     @classmethod
-    def promote_previous(cls):
+    def wait_for_all(cls):
         while cls.alive:
             cls.alive.pop()._jobs.join()
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run: its spec, its ranks, and the order in which they happen to run."""
+    """A run: its spec, its ranks, and the seed of the order in which they run."""
 
     content: dict
     node_of: tuple
@@ -73,30 +73,30 @@ class Case:
 
 
 class Recorder:
-    """A stream that notes which rows of which epoch it has given to which network."""
+    """A stream that records which rows of which epoch each network has read."""
 
-    def __init__(self, stream, serving, notes):
-        self._stream, self._serving, self._notes = stream, serving, notes
+    def __init__(self, stream, current, notes):
+        self._stream, self._current, self._notes = stream, current, notes
 
     def __getattr__(self, name):
         return getattr(self._stream, name)
 
     @property
     def local(self):
-        return Recorder(self._stream.local, self._serving, self._notes)
+        return Recorder(self._stream.local, self._current, self._notes)
 
-    def batches(self, epoch, start, batch, group, taken):
-        for item in self._stream.batches(epoch, start, batch, group, taken):
-            rows = split_rows(item.position - item.size, item.position, group.rank, group.size)
-            numbers = [Numbered.number(image) for image in item.images]
+    def batches(self, epoch, start, size, group, consumed):
+        for batch in self._stream.batches(epoch, start, size, group, consumed):
+            rows = split_rows(batch.position - batch.size, batch.position, group.rank, group.size)
+            numbers = [Numbered.number(image) for image in batch.images]
             assert len(numbers) == rows[1] - rows[0]
-            index = item.epoch.path[0] if item.epoch.path else item.epoch.number
-            self._notes[self._serving[0], index] += zip(range(*rows), numbers, strict=True)
-            yield item
+            index = batch.epoch.path[0] if batch.epoch.path else batch.epoch.number
+            self._notes[self._current[0], index] += zip(range(*rows), numbers, strict=True)
+            yield batch
 
 
 class Runner:
-    """Launches a case, again and again until it is done."""
+    """Launches a case repeatedly until it has finished."""
 
     def __init__(self, case, folder):
         self.case, self.folder = case, folder
@@ -109,7 +109,7 @@ class Runner:
         self.path.write_text(yaml.safe_dump(content))
 
     def launch(self, interruption=None, turns=None, **replay):
-        """Run the ranks; returns rank 0's exit status, None where the run was killed before."""
+        """Run the ranks; return rank 0's exit status, or None if the run was killed."""
         self.prepared = prepare(str(self.path), self.case.node_of, None, plain=True, **replay)
         layout = self.prepared.layout
         if layout is not None and layout.is_ring:
@@ -118,14 +118,14 @@ class Runner:
         elif layout is not None:
             chunk = min(self.case.chunk, layout.samples)
             largest = max(network.train.batch.size for network in self.prepared.spec.networks)
-            touched = -(-(largest - 1) // chunk) + 1
+            batch_chunks = -(-(largest - 1) // chunk) + 1
             self.prepared = dataclasses.replace(
                 self.prepared,
                 layout=dataclasses.replace(
                     layout,
                     chunk=chunk,
-                    slots=touched + self.case.spare_slots,
-                    lookahead=touched + 1,
+                    slots=batch_chunks + self.case.spare_slots,
+                    lookahead=batch_chunks + 1,
                 ),
             )
         statuses = {}
@@ -136,26 +136,27 @@ class Runner:
             ).run()
 
         with pytest.MonkeyPatch.context() as patch:
-            if self.case.seed % 2:  # an engine that can goes ahead of the sums
-                patch.setattr(softmax, "SoftmaxRegression", BeginningRegression)
-            ended = Launch(len(self.case.node_of), self.case.seed).run(rank_main, turns)
-        Writer.promote_previous()
+            if self.case.seed % 2:  # an asynchronous engine
+                patch.setattr(softmax, "SoftmaxRegression", AsyncRegression)
+            has_ended = Launch(len(self.case.node_of), self.case.seed).run(rank_main, turns)
+        Writer.wait_for_all()
         with warnings.catch_warnings(action="ignore"):
-            gc.collect()  # who was killed closed no files: not one of them is left to warn in another test
-        return ExitStatus(statuses[0]) if ended else None
+            gc.collect()  # killed ranks leave open files, which would warn in another test
+        return ExitStatus(statuses[0]) if has_ended else None
 
-    def forget_what_was_not_saved(self):
-        """What is in no checkpoint, or in one that is damaged, is trained again."""
+    def forget_unsaved_rows(self):
+        """Forget rows that no intact checkpoint has: they will be trained again."""
         results = results_of(self.prepared.spec, self.prepared.paths)
         results.run.restore(recover(results)[0])
-        for name in self.prepared.spec.by_name:  # nobody reads the arrays of one that is done
-            is_over = results.network_status(name).outcome is not None
-            matches = find_newest(self.prepared.paths, name, with_arrays=not is_over)
-            state, history = (
-                matches.state,
-                matches.history if is_over else matches.state.history if matches.state else (),
-            )
-            complete = {place_of(record) for record in history}
+        for name in self.prepared.spec.by_name:
+            has_ended = results.network_status(name).outcome is not None
+            lookup = find_newest(self.prepared.paths, name, with_arrays=not has_ended)
+            state, history = lookup.state, ()
+            if has_ended:
+                history = lookup.history
+            elif state:
+                history = state.history
+            complete = {first_chunk_of(record) for record in history}
             part = {(state.path or [state.stream_epoch])[0]: state.position} if state else {}
             for key in [key for key in self.notes if key[0] == name and key[1] not in complete]:
                 self.notes[key] = [
@@ -169,10 +170,10 @@ class Runner:
         self._finish()
 
     def finish_killed(self, moments):
-        """Launches that are killed after so many turns, and one that is not; all epochs are as of a single one."""
+        """Kill launches after these numbers of turns, finish the run, and check all epochs."""
         for turns in moments:
             if self.launch(turns=turns) is None:
-                self.forget_what_was_not_saved()
+                self.forget_unsaved_rows()
         self._finish()
 
     def _finish(self):
@@ -180,7 +181,7 @@ class Runner:
         self.check_epochs()
 
     def results(self):
-        """Of the networks; not the rows that stand for all folds of one."""
+        """Return the rows of networks, without the mean rows of folds."""
         return {row.name: row for row in read_results(self.folder / "run") if not row.folds}
 
     def events(self, kind):
@@ -190,44 +191,45 @@ class Runner:
         return find_newest(self.prepared.paths, name, with_arrays=False).history
 
     def best(self, name):
-        """What a network that is done was judged and exported with; None where it was damaged since."""
+        """Return the best state of a finished network; None if it is damaged."""
         spec = self.prepared.spec
         try:
-            matches = find_best(
+            lookup = find_best(
                 self.prepared.paths, name, spec.by_name[name].train.stopping, spec.checkpoint.keep
             )
         except DamagedError:
             return None
-        return None if matches.damage else matches.state
+        return None if lookup.damage else lookup.state
 
     def check_tests(self):
-        """Every network that is done was judged on the test data once, as it is exported; no other was."""
+        """Check that every finished network was tested once, as exported, and no other one."""
         test, spec = self.prepared.pipeline("test"), self.prepared.spec
-        received = [event.network for event in self.events(ev.NetworkTested)]
-        begun_again = [
+        tested = [event.network for event in self.events(ev.NetworkTested)]
+        restarted = [
             event.network for event in self.events(ev.NetworkRolledBack) if not event.finished
         ]
         for name, row in self.results().items():
             if test is None or row.status is not Status.FINISHED:
                 assert np.isnan([row.test_loss, row.test_accuracy]).all()
-                assert name not in received
+                assert name not in tested
                 continue
-            assert 1 <= received.count(name) <= 1 + begun_again.count(name)
-            if (best := self.best(name)) is None:
+            assert 1 <= tested.count(name) <= 1 + restarted.count(name)
+            best = self.best(name)
+            if best is None:
                 continue
             trainable = NumpyEngine(self.prepared.sample).build(
                 spec.by_name[name], SingleRankGroup()
             )
             trainable.load(best.arrays)
-            judged = trainable.evaluate(*loaded(test, range(test.samples), 0, False))
+            totals = trainable.evaluate(*loaded(test, range(test.samples), 0, False))
             np.testing.assert_allclose(
                 [row.test_loss, row.test_accuracy],
-                [judged.loss / judged.count, judged.correct / judged.count],
+                [totals.loss / totals.count, totals.correct / totals.count],
                 rtol=1e-9,
             )
 
     def check_predictions(self):
-        """What was kept of a network that is done is what it gives, as it is exported, for each validation sample."""
+        """Check that saved predictions of a finished network are those of the exported one."""
         evaluation, spec, folds = (
             self.prepared.pipeline("validation"),
             self.prepared.spec,
@@ -237,7 +239,8 @@ class Runner:
             stored = read_predictions(self.prepared.paths, name, "validation", "class")
             if stored is None or row.status is not Status.FINISHED:
                 continue
-            if (best := self.best(name)) is None:
+            best = self.best(name)
+            if best is None:
                 continue
             trainable = NumpyEngine(self.prepared.sample).build(
                 spec.by_name[name], SingleRankGroup()
@@ -258,15 +261,15 @@ class Runner:
             np.testing.assert_array_equal(stored.rows, row_numbers(evaluation.source)[rows][usable])
 
     def check_epochs(self):
-        """Every epoch of every history was the whole data set, in order, each sample once; and trained as alone."""
+        """Check that every epoch had each sample once, in order, and equals training alone."""
         self.check_tests()
         self.check_predictions()
         assert self.prepared.paths.foreign_files() == []
         for name in self.results():
             history = self.history(name)
             for record in history:
-                noted = sorted(self.notes[name, place_of(record)])
-                assert noted == list(enumerate(plan_epoch(self.prepared, record, name).indices)), (
+                rows = sorted(self.notes[name, first_chunk_of(record)])
+                assert rows == list(enumerate(plan_epoch(self.prepared, record, name).indices)), (
                     name,
                     record,
                 )
@@ -280,89 +283,89 @@ class Runner:
             if not history:
                 continue
             alone = train_alone(self.prepared, name, history)
-            all_or_none = [
+            scores = [
                 (record.loss, record.accuracy, record.val_loss, record.val_accuracy)
                 for record in history
             ]
-            np.testing.assert_allclose(all_or_none, alone, rtol=1e-9)
+            np.testing.assert_allclose(scores, alone, rtol=1e-9)
 
 
 class _Session(Session):
-    """Notes what networks are given."""
+    """Records the samples of networks."""
 
     def __init__(self, world, prepared, interruption, notes):
         super().__init__(world, prepared, interruption)
-        world.notes, world.serving = notes, [None]
-        hear = world.receive
+        world.notes, world.current_network = notes, [None]
+        receive = world.receive
 
-        def hear_and_note(tag):
-            message = hear(tag)
+        def receive_and_record(tag):
+            message = receive(tag)
             if isinstance(message, Start | Join):
-                world.serving[0] = message.network.name
+                world.current_network[0] = message.network.name
             return message
 
-        world.receive = hear_and_note
+        world.receive = receive_and_record
 
 
-def noted_sources(world, launch, memory, first_epoch):
+def make_recorded_sources(world, launch, memory, first_epoch):
     per_rank = make_sources(world, launch, memory, first_epoch)._sources
     return Sources(
         {
             key: dataclasses.replace(
-                source, stream=Recorder(source.stream, world.serving, world.notes)
+                source, stream=Recorder(source.stream, world.current_network, world.notes)
             )
             for key, source in per_rank.items()
         }
     )
 
 
-def place_of(record):
-    """What tells an epoch from all others of its network."""
+def first_chunk_of(record):
+    """Return the first chunk of an epoch, or its stream epoch, which identifies it."""
     return (parse_path(record.path) or [record.stream_epoch])[0]
 
 
 def plan_epoch(prepared, record, name):
-    """The samples of an epoch of a network: all, or those that are not of its fold."""
-    full = prepared.order(prepared.pipeline("train")).plan_epoch(
+    """Return the samples of a network's epoch: all, or all outside of its fold."""
+    plan = prepared.order(prepared.pipeline("train")).plan_epoch(
         Epoch(record.stream_epoch, parse_path(record.path))
     )
     if prepared.folds is None:
-        return full
-    saved = [
+        return plan
+    rows = [
         row
-        for row, index in enumerate(full.indices)
+        for row, index in enumerate(plan.indices)
         if prepared.folds[index] != prepared.spec.by_name[name].fold
     ]
-    return EpochPlan(full.productions[saved], full.indices[saved], full.path)
+    return EpochPlan(plan.productions[rows], plan.indices[rows], plan.path)
 
 
 def train_alone(prepared, name, history):
-    """What each epoch comes to where one rank trains one network on samples that it prepares itself."""
+    """Return the scores of each epoch if one rank trains one network on its own samples."""
     network = prepared.spec.by_name[name]
     trainable = NumpyEngine(prepared.sample).build(network, SingleRankGroup())
     training, evaluation = prepared.pipeline("train"), prepared.pipeline("validation")
-    judging = (
+    validation = (
         range(evaluation.samples)
         if network.fold is None
         else [index for index, fold in enumerate(prepared.folds) if fold == network.fold]
     )
-    came_to = []
+    scores = []
     for record in history:
-        complete, sums = plan_epoch(prepared, record, name), np.zeros(3)
-        for first in range(0, len(complete.indices), network.train.batch.size):
-            rows = range(first, min(first + network.train.batch.size, len(complete.indices)))
+        plan, sums = plan_epoch(prepared, record, name), np.zeros(3)
+        for first in range(0, len(plan.indices), network.train.batch.size):
+            rows = range(first, min(first + network.train.batch.size, len(plan.indices)))
             parts = [
-                loaded(training, [complete.indices[row]], int(complete.productions[row]), True)
+                loaded(training, [plan.indices[row]], int(plan.productions[row]), True)
                 for row in rows
             ]
             images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
             result = trainable.step(images, labels, len(labels))
             sums += (result.loss, result.correct, result.count)
-        judged = trainable.evaluate(*loaded(evaluation, judging, 0, False))
-        came_to.append(
-            [*sums[:2] / sums[2], judged.loss / judged.count, judged.correct / judged.count]
+        totals = trainable.evaluate(*loaded(evaluation, validation, 0, False))
+        scores.append(
+            [*sums[:2] / sums[2], totals.loss / totals.count, totals.correct / totals.count]
         )
-    return came_to
+    return scores
 
 
 def loaded(pipeline, indices, epoch, training):
@@ -415,7 +418,7 @@ def cases(draw, failing=False, regroups=False):
         st.floats(1, 50).map(lambda rate: [rate * gpus**0.9 for gpus in range(1, trainers + 1)])
         if regroups
         else st.lists(st.floats(1, 50), min_size=1, max_size=trainers)
-    )  # with the first, devices are always of use
+    )  # with the first curve, more devices are always faster
     rates = [{"name": model["name"], "rates": draw(curve)} for model in models]
     content = {
         "seed": 5,
@@ -479,9 +482,9 @@ def shaky(
     checkpoint=None,
     gpus=1,
     when="offline",
-    **rest,
+    **schedule,
 ):
-    """A run of one network, on no more ranks than it needs, whose file system fails so many times."""
+    """Return a run of one network whose file system fails a number of times."""
     (folder / "tries").mkdir()
     model = {
         "build": "tests.sources:shaky",
@@ -493,7 +496,7 @@ def shaky(
         "models": [model],
         "retries": retries,
         "resources": {"engine": engine},
-        "schedule": rest,
+        "schedule": schedule,
         "data": {
             "source": "tests.sources:numbered",
             "path": "12",
@@ -508,7 +511,7 @@ def shaky(
 
 
 def failing_once(function, at):
-    """The same function, but for one call, in which the file system fails."""
+    """Return the function with a failure of the file system in one call."""
     calls = itertools.count(1)
 
     def fails(*arguments, **options):
@@ -520,7 +523,7 @@ def failing_once(function, at):
 
 
 def counting(function, calls):
-    """The same function, which does something in some of its calls: number -> what."""
+    """Return the function with a hook in some of its calls: number -> hook."""
     numbers = itertools.count(1)
 
     def counts(*arguments, **options):

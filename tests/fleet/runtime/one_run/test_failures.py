@@ -19,7 +19,7 @@ from tests.fleet.runtime.one_run.runner import (
     cases,
     failing_once,
     few,
-    place_of,
+    first_chunk_of,
     shaky,
 )
 
@@ -85,6 +85,6 @@ def test_retry_of_replay_takes_the_remaining_epochs(folders, monkeypatch, data):
     monkeypatch.setattr(SoftmaxRegression, "step", failing_once(SoftmaxRegression.step, at=8))
     assert runner.launch(replay=str(runner.folder / "run"), only="n0") is ExitStatus.OK
     assert len(runner.events(ev.NetworkRetried)) == 1
-    assert [place_of(record) for record in runner.history("n0")] == [
-        place_of(record) for record in consumed
+    assert [first_chunk_of(record) for record in runner.history("n0")] == [
+        first_chunk_of(record) for record in consumed
     ]

@@ -88,9 +88,8 @@ def test_deleted_network_folder_is_reported(folders, capsys):
     assert not runner.events(ev.NetworkRolledBack)
     shutil.rmtree(runner.prepared.paths.last("n0").parent)
     assert runner.launch() is ExitStatus.OK
-    assert (
-        "WARNING: n0 starts over: no checkpoint of it is left, and the log has 3 epochs of it"
-        in (capsys.readouterr().out)
+    assert "WARNING: n0 starts over: its checkpoint is missing; the log has 3 epochs of it" in (
+        capsys.readouterr().out
     )
     assert len(runner.history("n0")) == 3
     assert runner.launch() is ExitStatus.OK

@@ -92,7 +92,7 @@ def test_cached_rate_has_age_and_is_corrected(cached, monkeypatch):
 @pytest.mark.parametrize(
     ("schedule", "why"),
     [
-        ({"policy": "baseline"}, "the policy baseline looks at no rates"),
+        ({"policy": "baseline"}, "the policy baseline does not use rates"),
         ({"rates": "x.json"}, "x.json"),
     ],
 )

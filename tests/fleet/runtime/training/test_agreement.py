@@ -1,4 +1,4 @@
-"""What fails on one rank of a group fails on all, wherever the others wait for it."""
+"""Failures on one rank of a group, which fail all ranks."""
 
 import pytest
 
@@ -22,17 +22,15 @@ def test_agreement_does_not_wait_for_failed_rank(ranks, failing):
             return "built"
 
         try:
-            results = all_or_none(group, build)
+            result = all_or_none(group, build)
         except TrainingFailed as error:
-            results = error.reason
-        output[group.rank] = (
-            results,
-            group.allgather(group.rank),
-        )  # the ranks are at the same place again
+            result = error.reason
+        # the ranks take part in the same collective again
+        output[group.rank] = (result, group.allgather(group.rank))
 
     assert Launch(ranks, seed=len(failing)).run(rank_main)
     expected = f"not on rank {min(failing)}" if failing else "built"
     assert sorted(output) == list(range(ranks))
-    for matches, together in output.values():
-        assert expected in matches
-        assert together == list(range(ranks))
+    for result, gathered in output.values():
+        assert expected in result
+        assert gathered == list(range(ranks))

@@ -1,4 +1,4 @@
-"""Building for a limited time, in the main thread of a process."""
+"""Building networks within a time limit, in the main thread of a process."""
 
 import os
 import subprocess
@@ -56,17 +56,17 @@ def test_build_within_interrupts_hanging_function():
         (GeneratorExit(), "it raised GeneratorExit"),
     ],
 )
-def test_what_is_no_exception_is_a_failure_of_the_network(error, reason):
+def test_build_within_turns_base_exceptions_into_failures(error, reason):
     with pytest.raises(ModelError, match=reason):
         build_within(5.0, raising(error))
 
 
-def test_an_exception_is_raised_as_it_is():
+def test_build_within_raises_exceptions_unchanged():
     with pytest.raises(ZeroDivisionError):
         build_within(5.0, raising(ZeroDivisionError()))
 
 
-def test_an_interrupt_of_the_function_fails_its_network():
+def test_build_within_turns_interrupts_into_failures():
     def interrupted():
         raise KeyboardInterrupt
 
@@ -74,17 +74,18 @@ def test_an_interrupt_of_the_function_fails_its_network():
         build_within(5.0, interrupted)
 
 
-def test_duties_are_done_meanwhile():
-    done = []
+def test_build_within_runs_background_tasks():
+    calls = []
     build_within(
-        5.0, lambda: time.sleep(1.2) or time.sleep(0.1), lambda: done.append(time.monotonic())
+        5.0, lambda: time.sleep(1.2) or time.sleep(0.1), lambda: calls.append(time.monotonic())
     )
-    assert done
+    assert calls
 
 
-def test_the_kernel_ends_a_process_that_nothing_else_can_end():
+def test_kill_after_kills_a_blocked_process():
     program = (
-        "import ctypes\nfrom fleet.runtime.training.building import kill_after\nwith kill_after(0.2):\n"
+        "import ctypes\nfrom fleet.runtime.training.building import kill_after\n"
+        "with kill_after(0.2):\n"
         "    mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)\n"
         "    libc.pthread_mutex_lock(mutex)\n    libc.pthread_mutex_lock(mutex)\n"
     )

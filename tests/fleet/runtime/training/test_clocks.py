@@ -1,4 +1,4 @@
-"""The seconds of an epoch, and what is told of its pace."""
+"""Durations of epochs and reports of their pace."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A network that goes from one group to another."""
+"""A network that moves from one group to another."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The rate of a network, on samples made up."""
+"""Measurement of a network's rate on synthetic samples."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ from tests.fakes import Clock, Group
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("rows", [0, 5])
-def test_made_up_samples_are_of_the_datas_shape_and_type(rows, dtype):
+def test_make_samples_have_shape_and_dtype_of_the_data(rows, dtype):
     images, labels = make_samples(SampleSpec(ImageSpec((4, 3, 1), dtype), 3), rows)
     assert (images.shape, images.dtype) == ((rows, 4, 3, 1), dtype)
     assert (labels.shape, labels.dtype) == ((rows,), np.int64)
@@ -46,15 +46,15 @@ def group(step, rank=0):
 SAMPLE = SampleSpec(ImageSpec((2, 2, 1), "uint8"), 2)
 
 
-def measured(monkeypatch, durations, profile, is_told=False, rank=0):
-    """Steps that take so long, the last of them again and again; the rate, and whether each was said to be the last."""
+def measured(monkeypatch, durations, profile, stops_at_3=False, rank=0):
+    """Measure steps of given durations, the last one repeated; return the rate and stop flags."""
     now, stops = Clock(), []
     monkeypatch.setattr(rate_measurement.time, "perf_counter", now)
 
     def step(images, labels, size, stop):
         now.now += durations[min(len(stops), len(durations) - 1)]
         stops.append(stop)
-        return StepTotals(stop=stop or (is_told and len(stops) == 3))
+        return StepTotals(stop=stop or (stops_at_3 and len(stops) == 3))
 
     return measure_rate(group(step, rank), SAMPLE, profile, 10), stops
 
@@ -87,8 +87,8 @@ def test_measure_rate_stops_when_sure_or_out_of_time(
     assert rate is None or (results.rate, stops[-1]) == (pytest.approx(rate), True)
 
 
-def test_only_the_master_ends_a_measurement_and_all_end_with_it(monkeypatch):
-    _, stops = measured(monkeypatch, [1.0], Profile(**MANY), is_told=True, rank=1)
+def test_measure_rate_ends_when_the_master_stops(monkeypatch):
+    _, stops = measured(monkeypatch, [1.0], Profile(**MANY), stops_at_3=True, rank=1)
     assert stops == [False] * 3
 
 

@@ -1,4 +1,4 @@
-"""GPUs that trainers share: who starts the Multi-Process Service, and who ends it."""
+"""Start and end of the Multi-Process Service of shared GPUs."""
 
 import pytest
 
@@ -12,8 +12,8 @@ ROLES = assign(
 )  # trainers 1 to 4 on two GPUs, 6 and 7 on two that are not shared
 
 
-class MadeUp:
-    """Daemons that are only noted."""
+class FakeDaemons:
+    """Records starts and stops of daemons."""
 
     def __init__(self, monkeypatch):
         self.started, self.stopped = [], []
@@ -30,29 +30,29 @@ class MadeUp:
 
 @pytest.fixture
 def service(monkeypatch):
-    return MadeUp(monkeypatch)
+    return FakeDaemons(monkeypatch)
 
 
-def launched(shown, lost=frozenset()):
-    """The environment of each rank after the launch; in its end some are lost."""
-    results = {}
+def launched(gpus, dead_ranks=frozenset()):
+    """Return the environment of each rank after the launch; some ranks die before its end."""
+    environments = {}
 
-    def rank(world):
-        index = results[world.rank] = {"rank": world.rank}
-        shared = SharedGpus(world, ROLES, shown.get(world.rank), index)
-        world.dead_ranks = lost
-        if world.rank not in lost:
+    def rank_main(world):
+        environment = environments[world.rank] = {"rank": world.rank}
+        shared = SharedGpus(world, ROLES, gpus.get(world.rank), environment)
+        world.dead_ranks = dead_ranks
+        if world.rank not in dead_ranks:
             shared.stop()
 
-    assert Launch(len(ROLES.node_of), seed=1).run(rank)
-    return results
+    assert Launch(len(ROLES.node_of), seed=1).run(rank_main)
+    return environments
 
 
-SHOWN = {1: "4", 2: "5", 3: "4", 4: "5", 6: "0", 7: "1"}
+GPUS = {1: "4", 2: "5", 3: "4", 4: "5", 6: "0", 7: "1"}
 
 
 def test_shared_gpus_start_one_daemon_per_gpu_and_node(service):
-    environments = launched(SHOWN)
+    environments = launched(GPUS)
     assert sorted(service.started) == [(1, ("4", "5")), (6, ("0", "1"))]
     assert sorted(service.stopped) == [("0", "1"), ("4", "5")]
     assert environments[3] == {
@@ -65,14 +65,14 @@ def test_shared_gpus_start_one_daemon_per_gpu_and_node(service):
 
 
 def test_shared_gpus_daemons_end_after_first_trainer_died(service):
-    launched(SHOWN, lost=frozenset({1}))
+    launched(GPUS, dead_ranks=frozenset({1}))
     assert sorted(service.stopped) == [("0", "1"), ("4", "5")]
 
 
 @pytest.mark.parametrize(
-    "shown", [{}, dict.fromkeys(SHOWN, "0")], ids=["no GPUs", "each its own, by one name"]
+    "gpus", [{}, dict.fromkeys(GPUS, "0")], ids=["no GPUs", "different GPUs of one name"]
 )
-def test_shared_gpus_need_matching_names(service, shown):
-    environments = launched(shown)
+def test_shared_gpus_need_matching_names(service, gpus):
+    environments = launched(gpus)
     assert (service.started, service.stopped) == ([], [])
     assert environments[1] == {"rank": 1}

@@ -1,4 +1,4 @@
-"""Steps whose sums are read late: what is computed, what comes later, and where nothing may be under way."""
+"""Steps of asynchronous engines, whose sums are read late."""
 
 import dataclasses
 import itertools
@@ -19,42 +19,42 @@ from fleet.runtime.training.steps import Steps
 from fleet.storage.checkpoint import find_newest
 from tests.fakes import Group
 from tests.fleet.runtime.runs import launch, write
-from tests.fleet.runtime.training.going_ahead import BeginningRegression
+from tests.fleet.runtime.training.async_regression import AsyncRegression
 
 
 class Strides:
-    """Strides of one batch each; notes when they are asked for, begun and read."""
+    """Strides of one batch each; records when they are made, begun and read."""
 
     def __init__(self, count=4, stops=None):
-        self.said, self._count, self._stops = [], count, stops
+        self.log, self._count, self._stops = [], count, stops
 
     def __iter__(self):
         for number in range(self._count):
-            self.said.append(f"make {number}")
+            self.log.append(f"make {number}")
             yield SimpleNamespace(batches=[number], begin=partial(self._begin, number))
 
     def _begin(self, number, training, stop):
-        self.said.append(f"begin {number}{' stop' if stop else ''}")
+        self.log.append(f"begin {number}{' stop' if stop else ''}")
 
         def end():
-            self.said.append(f"read {number}")
+            self.log.append(f"read {number}")
             return StepResult([StepTotals(number, stop=number == self._stops)], number)
 
         return end
 
 
-def taken(strides, is_async=True, size=1, asks=(), due=()):
-    """(number, whether it stops, whether it rests) of each; ``asks`` and ``due`` say in which looks."""
+def run_steps(strides, is_async=True, size=1, stops=(), due=()):
+    """Return (number, stops, is_idle) of each step; ``stops`` and ``due`` are numbers of calls."""
     training = SimpleNamespace(is_async=is_async, group=Group(size), steps=StepClock())
-    looks = {"asks": iter(range(9)), "due": iter(range(9))}
-    steps = Steps(training, lambda: next(looks["asks"]) in asks, lambda: next(looks["due"]) in due)
-    return [(entry.batches[0], entry.stops, entry.is_idle) for entry in steps.run(strides)]
+    stop_calls, due_calls = iter(range(9)), iter(range(9))
+    steps = Steps(training, lambda: next(stop_calls) in stops, lambda: next(due_calls) in due)
+    return [(step.batches[0], step.stops, step.is_idle) for step in steps.run(strides)]
 
 
-def test_sums_are_read_when_the_next_step_has_begun():
+def test_steps_read_sums_after_the_next_step_began():
     strides = Strides(3)
-    assert taken(strides) == [(0, False, False), (1, False, False), (2, False, True)]
-    assert strides.said == [
+    assert run_steps(strides) == [(0, False, False), (1, False, False), (2, False, True)]
+    assert strides.log == [
         "make 0",
         "begin 0",
         "make 1",
@@ -67,32 +67,32 @@ def test_sums_are_read_when_the_next_step_has_begun():
     ]
 
 
-def test_those_of_an_engine_that_cannot_are_read_at_once():
+def test_steps_of_a_synchronous_engine_are_read_immediately():
     strides = Strides(2)
-    assert taken(strides, is_async=False) == [(0, False, True), (1, False, True)]
-    assert strides.said == ["make 0", "begin 0", "read 0", "make 1", "begin 1", "read 1"]
-    assert taken(Strides(4, stops=1), is_async=False, size=2) == [
+    assert run_steps(strides, is_async=False) == [(0, False, True), (1, False, True)]
+    assert strides.log == ["make 0", "begin 0", "read 0", "make 1", "begin 1", "read 1"]
+    assert run_steps(Strides(4, stops=1), is_async=False, size=2) == [
         (0, False, True),
         (1, True, True),
     ]
-    assert taken(Strides(4), is_async=False, asks=[1]) == [(0, False, True), (1, True, True)]
+    assert run_steps(Strides(4), is_async=False, stops=[1]) == [(0, False, True), (1, True, True)]
 
 
-def test_a_group_stops_one_step_later_and_a_rank_alone_at_once():
+def test_steps_of_a_group_stop_one_step_later():
     strides = Strides(9, stops=1)
-    assert taken(strides, size=2, asks=[1]) == [
+    assert run_steps(strides, size=2, stops=[1]) == [
         (0, False, False),
         (1, True, False),
         (2, False, True),
     ]
-    assert strides.said[-4:] == ["make 2", "begin 2 stop", "read 1", "read 2"]
-    assert taken(Strides(9), asks=[1]) == [(0, False, False), (1, True, True)]
+    assert strides.log[-4:] == ["make 2", "begin 2 stop", "read 1", "read 2"]
+    assert run_steps(Strides(9), stops=[1]) == [(0, False, False), (1, True, True)]
 
 
 def test_steps_read_sums_before_checkpoint_with_batch_ready():
     strides = Strides(3)
-    assert taken(strides, due=[0]) == [(0, False, True), (1, False, False), (2, False, True)]
-    assert strides.said[:4] == ["make 0", "begin 0", "make 1", "read 0"]
+    assert run_steps(strides, due=[0]) == [(0, False, True), (1, False, False), (2, False, True)]
+    assert strides.log[:4] == ["make 0", "begin 0", "make 1", "read 0"]
 
 
 def test_steps_last_from_previous_end_or_own_start(monkeypatch):
@@ -101,7 +101,7 @@ def test_steps_last_from_previous_end_or_own_start(monkeypatch):
     seconds = [
         single.seconds for single in Steps(training, lambda: False, lambda: False).run(Strides(3))
     ]
-    assert seconds == [-0.5, 0.5, 1]  # it ended at 0, at 1 and at 2
+    assert seconds == [-0.5, 0.5, 1]  # the steps ended at 0, 1 and 2
 
 
 @pytest.fixture(params=[1, 2])
@@ -109,8 +109,8 @@ def ranks(request):
     return request.param
 
 
-def outcome(folder, ranks, ahead, after=None):
-    """What a run comes to, bit for bit: its history, and what its last checkpoint holds."""
+def outcome(folder, ranks, is_async, after=None):
+    """Return the history of a run, and the bytes of its last checkpoint's arrays."""
     path = write(
         folder,
         [{"family": "softmax", "name": "n", "gpus": ranks}],
@@ -129,17 +129,17 @@ def outcome(folder, ranks, ahead, after=None):
         resources={"engine": "numpy"},
     )
     with pytest.MonkeyPatch.context() as patch:
-        if ahead:
-            patch.setattr(softmax, "SoftmaxRegression", BeginningRegression)
-            patch.setattr(BeginningRegression, "taken", [])
+        if is_async:
+            patch.setattr(softmax, "SoftmaxRegression", AsyncRegression)
+            patch.setattr(AsyncRegression, "calls", [])
             patch.setattr(steps_module, "_PROMPT_S", math.inf)
             fits = itertools.cycle([3, 1, 5, 2])
             patch.setattr(StepClock, "count_fitting", lambda clock, seconds: next(fits))
         status, prepared = launch(path, ranks + 1, after)
         if status is not ExitStatus.OK:
             assert launch(path, ranks + 1)[0] is ExitStatus.OK
-        assert not ahead or any(
-            group == ranks and steps > 1 for group, steps in BeginningRegression.taken
+        assert not is_async or any(
+            group == ranks and steps > 1 for group, steps in AsyncRegression.calls
         )
     state = find_newest(prepared.paths, "n").state
     rows = [
@@ -150,17 +150,15 @@ def outcome(folder, ranks, ahead, after=None):
 
 
 def test_steps_ahead_give_histories_of_single_steps(tmp_path, ranks):
-    at_once = outcome(tmp_path / "at once", ranks, ahead=False)
-    assert outcome(tmp_path / "ahead", ranks, ahead=True) == at_once
-    for after in (20, 45):  # looks of the coordinator
-        assert (
-            outcome(tmp_path / f"interrupted after {after}", ranks, ahead=True, after=after)
-            == at_once
-        )
+    expected = outcome(tmp_path / "single", ranks, is_async=False)
+    assert outcome(tmp_path / "async", ranks, is_async=True) == expected
+    for after in (20, 45):  # checks of the coordinator
+        folder = tmp_path / f"interrupted after {after}"
+        assert outcome(folder, ranks, is_async=True, after=after) == expected
 
 
-class Gathering(softmax.SoftmaxRegression):
-    """Each rank gathers a statistic of its own rows: how many steps it took, times its rank."""
+class WithStatistic(softmax.SoftmaxRegression):
+    """A network with a statistic on each rank: the number of its steps times its rank."""
 
     statistic = 0.0
 
@@ -181,8 +179,8 @@ class Gathering(softmax.SoftmaxRegression):
         super().load({name: array for name, array in arrays.items() if name != "statistic"})
 
 
-def test_a_checkpoint_within_an_epoch_has_the_mean_of_all_ranks(tmp_path, monkeypatch):
-    monkeypatch.setattr(softmax, "SoftmaxRegression", Gathering)
+def test_checkpoint_within_an_epoch_has_the_mean_of_all_ranks(tmp_path, monkeypatch):
+    monkeypatch.setattr(softmax, "SoftmaxRegression", WithStatistic)
     saved = []
     save = TrainingLoop._save
 

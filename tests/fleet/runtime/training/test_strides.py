@@ -1,4 +1,4 @@
-"""Which batches are taken at once, and that they are the samples of the stream."""
+"""Batches that are trained in one call, and their samples."""
 
 import itertools
 from types import SimpleNamespace
@@ -22,17 +22,17 @@ from tests.fleet.runtime.runs import launch, write
 
 
 class Window:
-    """A stream of 23 samples whose batches lie in the same memory, one after the other."""
+    """A stream of 23 samples whose batches reuse the same memory."""
 
     def __init__(self):
-        self.given = 0
+        self.batch_count = 0
 
     def batches(self, size=5):
         images, targets = np.empty((size, 2), np.uint8), np.empty(size, np.int64)
         for first in range(0, 23, size):
             rows = np.arange(first, min(first + size, 23))
             images[: len(rows)], targets[: len(rows)] = rows[:, None], rows
-            self.given += 1
+            self.batch_count += 1
             yield Batch(
                 images[: len(rows)],
                 targets[: len(rows)],
@@ -44,7 +44,7 @@ class Window:
 
 
 def training(seconds=0.005, size=1, can_stride=True, together=True, steps_per_call=1):
-    """A network whose steps take so long."""
+    """Return a network whose steps take ``seconds``."""
     clock = StepClock(warm_up=0)
     clock.add(5, seconds)
     clock.steps_per_call = steps_per_call
@@ -55,81 +55,91 @@ def training(seconds=0.005, size=1, can_stride=True, together=True, steps_per_ca
         steps=clock,
         group=Group(size),
         trainable=trainable,
-        begin=lambda images, targets, sizes, rows, asked: asked,
+        begin=lambda images, targets, sizes, rows, flags: flags,
     )
 
 
-def taken(one):
-    """(Positions, images, targets) of each stride, read when it is given, as a trainer does."""
+def read_strides(network):
+    """Return (positions, images, targets) of each stride, read when it is yielded."""
     return [
         (
             [batch.position for batch in stride.batches],
             stride.images[:, 1].tolist(),
             stride.targets.tolist(),
         )
-        for stride in strides(one, Window().batches())
+        for stride in strides(network, Window().batches())
     ]
 
 
 @pytest.fixture(autouse=True)
 def prompt(monkeypatch):
-    """All batches are there at once, whatever the machine does."""
+    """Treat all batches as ready, whatever the machine does."""
     monkeypatch.setattr(steps_module, "_PROMPT_S", np.inf)
 
 
 def test_strides_gather_short_steps_and_smaller_last_ones():
-    assert [(positions, len(targets)) for positions, _, targets in taken(training(0.013))] == [
+    assert [
+        (positions, len(targets)) for positions, _, targets in read_strides(training(0.013))
+    ] == [
         ([5, 10, 15], 15),
         ([20, 23], 8),
     ]
 
 
 @pytest.mark.parametrize(
-    "one",
+    "network",
     [training(0.5), training(size=2), training(can_stride=False)],
-    ids=["long steps", "a group that has heard of no more", "an engine that cannot now"],
+    ids=["long steps", "a group without an agreed count", "an engine that cannot stride"],
 )
-def test_others_one_by_one(one):
-    assert [positions for positions, *_ in taken(one)] == [[5], [10], [15], [20], [23]]
+def test_strides_have_one_batch_otherwise(network):
+    assert [positions for positions, *_ in read_strides(network)] == [[5], [10], [15], [20], [23]]
 
 
-def test_steps_that_nobody_has_timed_yet_are_taken_one_by_one():
-    entry = training()
-    entry.steps = StepClock(warm_up=1)
-    entry.steps.add(5, 0.005)
-    assert next(strides(entry, Window().batches())).batches[0].position == 5
+def test_strides_have_one_batch_before_steps_are_timed():
+    network = training()
+    network.steps = StepClock(warm_up=1)
+    network.steps.add(5, 0.005)
+    assert next(strides(network, Window().batches())).batches[0].position == 5
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.02, 0.0001])
 def test_strides_yield_the_samples_of_the_stream(seconds):
-    matches = taken(training(seconds))
-    assert [row for _, images, _ in matches for row in images] == list(range(23))
-    assert [row for *_, targets in matches for row in targets] == list(range(23))
+    results = read_strides(training(seconds))
+    assert [row for _, images, _ in results for row in images] == list(range(23))
+    assert [row for *_, targets in results for row in targets] == list(range(23))
 
 
-def test_no_step_waits_for_batches_that_were_not_there(monkeypatch):
+def test_strides_do_not_wait_for_batches(monkeypatch):
     monkeypatch.setattr(steps_module, "_PROMPT_S", 0.0)
-    assert [positions for positions, *_ in taken(training(0.001))] == [[5], [10], [15], [20], [23]]
+    assert [positions for positions, *_ in read_strides(training(0.001))] == [
+        [5],
+        [10],
+        [15],
+        [20],
+        [23],
+    ]
 
 
-def test_a_stride_ends_with_a_batch_that_was_not_there(monkeypatch):
+def test_stride_ends_with_a_batch_that_was_not_ready(monkeypatch):
     now = itertools.chain([0, 0, 0], itertools.repeat(9))  # only the second one is late
     monkeypatch.setattr(steps_module, "_PROMPT_S", 1.0)
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: next(now))
-    assert [positions for positions, *_ in taken(training(0.001))] == [[5, 10], [15, 20, 23]]
+    assert [positions for positions, *_ in read_strides(training(0.001))] == [[5, 10], [15, 20, 23]]
 
 
 @pytest.mark.parametrize("prompt_s", [0.0, np.inf])
 def test_strides_of_group_have_agreed_length(monkeypatch, prompt_s):
     monkeypatch.setattr(steps_module, "_PROMPT_S", prompt_s)
-    assert [positions for positions, *_ in taken(training(0.5, size=2, steps_per_call=3))] == [
+    assert [
+        positions for positions, *_ in read_strides(training(0.5, size=2, steps_per_call=3))
+    ] == [
         [5, 10, 15],
         [20, 23],
     ]
 
 
 @pytest.mark.parametrize(
-    ("late", "one", "fitting"),
+    ("late", "network", "fitting"),
     [
         ([], training(0.005, size=2, steps_per_call=3), 4),
         ([], training(0.005, size=2), 4),
@@ -142,57 +152,63 @@ def test_strides_of_group_have_agreed_length(monkeypatch, prompt_s):
         ([], training(0.005, size=2, can_stride=False), 1),
     ],
 )
-def test_stride_count_fits_20_ms_and_ready_batches(monkeypatch, late, one, fitting):
+def test_stride_count_fits_20_ms_and_ready_batches(monkeypatch, late, network, fitting):
     monkeypatch.setattr(steps_module, "_PROMPT_S", 1.0)
     clock = itertools.accumulate(
         itertools.chain.from_iterable([0, 9 * (index in late)] for index in range(9))
     )
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: next(clock))
-    assert next(strides(one, Window().batches())).begin(one, stop=False) == StepTotals(
-        steps=fitting
-    )
+    stride = next(strides(network, Window().batches()))
+    assert stride.begin(network, stop=False) == StepTotals(steps=fitting)
 
 
-def test_batches_are_asked_for_when_their_stride_is():
+def test_strides_request_batches_as_late_as_possible():
     window = Window()
     next(strides(training(0.02), window.batches()))
-    assert window.given == 2
+    assert window.batch_count == 2
 
 
-def test_what_is_gathered_is_bounded_in_bytes(monkeypatch):
-    monkeypatch.setattr(steps_module, "_MOST_BYTES", 25)  # a batch has 10
-    assert [positions for positions, *_ in taken(training(0.001))] == [[5, 10], [15, 20], [23]]
+def test_strides_are_bounded_in_bytes(monkeypatch):
+    monkeypatch.setattr(steps_module, "_MAX_BYTES", 25)  # a batch has 10
+    assert [positions for positions, *_ in read_strides(training(0.001))] == [
+        [5, 10],
+        [15, 20],
+        [23],
+    ]
 
 
 class StridingRegression(SoftmaxRegression):
-    """Takes several steps at once, and notes how many. A class of its own: Python remembers who is Striding."""
+    """Takes several steps per call and records their number.
 
-    taken: ClassVar[list] = []
+    A class of its own, because Python caches the checks of protocols by class.
+    """
+
+    step_counts: ClassVar[list] = []
 
     def can_stride(self):
         return True
 
     def stride(self, images, targets, sizes, weights=None):
         assert weights is None
-        self.taken.append(len(sizes))
-        places = np.cumsum(sizes)[:-1]
+        self.step_counts.append(len(sizes))
+        cuts = np.cumsum(sizes)[:-1]
         return [
             self.step(*rows, len(rows[1]))
-            for rows in zip(np.split(images, places), np.split(targets, places), strict=True)
+            for rows in zip(np.split(images, cuts), np.split(targets, cuts), strict=True)
         ]
 
 
 @pytest.fixture
 def striding(monkeypatch):
-    """Have networks of the numpy engine take up to three steps at once; gives how many each call has taken."""
+    """Let the numpy engine take up to three steps per call; return the steps of each call."""
     monkeypatch.setattr(softmax, "SoftmaxRegression", StridingRegression)
-    monkeypatch.setattr(StridingRegression, "taken", [])
+    monkeypatch.setattr(StridingRegression, "step_counts", [])
     monkeypatch.setattr(StepClock, "count_fitting", lambda clock, seconds: 3)
-    return StridingRegression.taken
+    return StridingRegression.step_counts
 
 
 def result(folder, after=None):
-    """What a run of one network comes to, which may be interrupted when its coordinator has looked so many times."""
+    """Return the scores of a run of one network, interrupted after some checks of rank 0."""
     path = write(
         folder,
         data={

@@ -1,10 +1,10 @@
 """Detection of dead ranks of a node, and of the networks that they trained.
 
-When a rank dies, Open MPI's mpirun kills all others half a second later, and tells them by signals
-before that. That is time enough to see which process is gone, to say in the run's folder what it
-trained (:mod:`fleet.storage.rank_deaths`), and to name the network. What a signal finds alive did
-not die by itself: each rank takes its own mark away then. The same holds where the launcher is
-killed, of which the kernel tells each rank.
+When a rank dies, Open MPI's mpirun kills all others half a second later, after it has sent them
+signals. That is enough time to see which process is missing, to record in the run's folder which
+network it trained (:mod:`fleet.storage.rank_deaths`), and to report it. A rank that receives a
+signal has not died by itself, so it removes its own marker. The same holds if the launcher is
+killed, which the kernel reports to each rank.
 """
 
 from __future__ import annotations
@@ -22,47 +22,44 @@ from launch.environment import find_launcher
 from launch.processes import end_children, end_with_parent, started
 
 
-class Witness:
+class DeathDetector:
     """Detects dead ranks of this node; collective over all ranks.
 
-    Args:
-        paths: of the run.
-
     Attributes:
-        mark: of this rank.
+        marker: the marker file of this rank.
     """
 
     def __init__(self, world: World, paths: RunPaths) -> None:
         self._paths = paths
-        self.mark = RankMarker(paths, world.rank, world.host)
+        self.marker = RankMarker(paths, world.rank, world.host)
         self._host = world.host
         self._launcher = None if find_launcher(os.environ) is None else os.getppid()
         if world.is_fault_tolerant:
-            if world.rank:  # the others see it die, and end with the launcher by SIGKILL
-                self.mark.close()
+            if world.rank:  # other ranks detect its death, and it ends with the launcher by SIGKILL
+                self.marker.close()
         elif self._launcher is not None:
             end_with_parent(signal.SIGCONT)
-        # A process of the same number may begin later.
+        # With the start time, because a later process may have the same id.
         self._processes = world.allgather((world.host, os.getpid(), started(os.getpid())))
 
     def on_signal(self, number: int) -> str:
         """Handle a signal; returns which rank has died, or an empty string."""
         if self._launcher not in (None, os.getppid()):  # the launcher was killed, and its ranks end
-            self.mark.close()
+            self.marker.close()
             return ""
         death = self.record_deaths()
         if number in SIGNALS:
-            self.mark.close()
+            self.marker.close()
         return death
 
-    def leave(self) -> None:
+    def prepare_end(self) -> None:
         """Prepare for this rank to end all ranks."""
         self.record_deaths()
-        self.mark.close()
+        self.marker.close()
         end_children()
 
     def record_deaths(self) -> str:
-        """Record dead ranks of this node and their networks; describes the last one."""
+        """Record dead ranks of this node and their networks; returns which rank died last."""
         death = ""
         for rank, (host, pid, began) in enumerate(self._processes):
             if host != self._host or started(pid) == began:
@@ -72,8 +69,9 @@ class Witness:
             if network:
                 with suppress(OSError):  # stderr is closed
                     print(
-                        f"fleet: rank {rank} on {host} died while it trained {network}, and all ranks end: the same "
-                        f"command goes on, with {network} last (fleet skip leaves it out)",
+                        f"fleet: rank {rank} on {host} died while training {network}, and all "
+                        "ranks end. The same command resumes the run and trains "
+                        f"{network} last; fleet skip leaves it out.",
                         file=sys.stderr,
                         flush=True,
                     )
