@@ -147,7 +147,7 @@ class StorageError(InfrastructureError):
 
 
 class LeaseLost(InfrastructureError):
-    """Another launch has taken over the folder of this unresponsive launch, which must not write."""
+    """Another launch has taken over the folder of this unresponsive one, which must not write."""
 
 
 class CoordinatorDied(InfrastructureError):

@@ -195,7 +195,7 @@ def request_nodes(run: str | Path, nodes: int, within_s: float) -> NodeRelease:
 def wait_for_nodes(
     run: str | Path, release: NodeRelease, patience_s: float
 ) -> NodesReleased | None:
-    """Wait until nodes are released; return None if the launch ends first, which frees all its nodes.
+    """Wait until nodes are released; return None if the launch ends first and frees all its nodes.
 
     Args:
         run: the run's folder.
@@ -228,8 +228,8 @@ class Report:
 
     Attributes:
         network: its name.
-        number: of the network: within its entry if a search proposed it, otherwise among all of the
-            run.
+        number: number of the network: within its entry if a search proposed it, otherwise among all
+            of the run.
         epoch: counted from 1.
         value: the monitored value; NaN if there is none.
         metrics: losses, accuracies and all metrics of its spec by name; None where they cannot be
@@ -333,7 +333,7 @@ class Running:
 
     Args:
         process: the launcher.
-        paths: of the run.
+        paths: files of the run.
         start: the size of the event log before the launch, in bytes.
         end: returns how it ended, given the exit status of the launcher.
         stale: the first line of an event log that the launch deletes; empty if it deletes none.
@@ -358,7 +358,7 @@ class Running:
         self._shows: threading.Thread | None = None
 
     def show_table(self) -> None:
-        """Show a live table in the cell of a notebook, from a thread, and in the end the results."""
+        """Show a live table in the cell of a notebook, from a thread, and then the results."""
         self._shows = threading.Thread(
             target=self._show, args=(NotebookView.make_display(),), daemon=True
         )
@@ -449,7 +449,7 @@ class Running:
         return command(self.run, content)
 
     def _has_begun(self, patience_s: float = math.inf) -> bool:
-        """Wait until the launch has begun; return False if it is over, or does not begin in time."""
+        """Wait until the launch has begun; return False if it has ended, or does not in time."""
         until = time.monotonic() + patience_s
         while find_held_lease(self._paths) is None:
             if self.is_over or time.monotonic() > until:

@@ -48,7 +48,8 @@ def load_named(name: str, kind: str, names: Iterable[str], role: str) -> Any:
     """
     if ":" not in name:
         raise UserError(
-            f"no {kind} is named {name!r}; use one of {', '.join(names)}, or an import path module:{role}"
+            f"no {kind} is named {name!r}; use one of {', '.join(names)}, or an import path "
+            f"module:{role}"
         )
     return load_object(name, role)
 

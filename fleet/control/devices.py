@@ -15,7 +15,7 @@ class DevicePool:
     """The devices of a launch, in sets by their state.
 
     Args:
-        devices: of all trainers.
+        devices: devices of all trainers.
 
     Attributes:
         alive: devices whose trainers are alive.

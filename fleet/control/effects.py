@@ -276,7 +276,7 @@ class Outbox:
 
         Args:
             ranks: the receivers.
-            tag: of the message.
+            tag: tag of the message.
             message: its content.
         """
         for rank in ranks:

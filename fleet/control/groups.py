@@ -28,7 +28,7 @@ class Groups:
     """The groups, by the names of their networks.
 
     Args:
-        roles: of all ranks.
+        roles: roles of all ranks.
         outlives: whether ranks may die while the others continue.
         grants: grants of the stream that they read.
         outbox: collects effects.

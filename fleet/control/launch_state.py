@@ -28,12 +28,13 @@ class LaunchConfig:
 
     Attributes:
         spec: the spec of the run.
-        roles: of all ranks.
-        layout: of the stream; None if trainers prepare their own samples, or augment stored ones.
+        roles: roles of all ranks.
+        layout: layout of the stream; None if trainers prepare their own samples, or augment stored
+            ones.
         samples: number of training samples.
         outlives: whether ranks may die while the others continue.
         ends_s: when the walltime ends, in seconds of the clock of :meth:`Controller.handle`.
-        first_epoch: of the stream, in this launch.
+        first_epoch: first epoch of the stream, in this launch.
         replayed: the stream epochs of a replay of one network, in order.
         replayed_batches: the batches of these epochs, if the policy had chosen them.
         unreadable: names of samples that are known to be unreadable.

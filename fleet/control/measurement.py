@@ -34,11 +34,11 @@ class RateMeasurement:
     """The measurements of a run.
 
     Args:
-        networks: to measure.
+        networks: the networks to measure.
         keys: network -> key; networks of equal keys have equal rates, so one of them is measured.
         profile: settings of the spec.
         devices: number of trainers.
-        gpus_per_node: of them.
+        gpus_per_node: GPUs per node.
         known_rates: key -> {GPUs: samples/s}, from earlier measurements.
         timed: key -> steps that were timed before, of networks whose batch the policy chooses.
 
@@ -282,7 +282,7 @@ def estimate_duration(
 
     Args:
         measurement: the measurements; they are used up.
-        rates: of the networks.
+        rates: rates of the networks.
         build_s: seconds for building a network and tracing its steps.
     """
     networks = {network.name: network for network in rates.models}

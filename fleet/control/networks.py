@@ -40,7 +40,7 @@ class Networks:
     lease.
 
     Args:
-        networks: of the spec.
+        networks: networks of the spec.
         statuses: the status of each network after earlier launches.
         retries: maximum retries of each network in this launch.
         outbox: collects effects.
@@ -226,7 +226,7 @@ class Networks:
         """Record that a network has failed; it is not tried again in this launch.
 
         Args:
-            name: of the network.
+            name: name of the network.
             reason: one line.
             detail: the traceback, if there is one.
             may_pass: whether the error is transient, so that the next launch tries again.
@@ -240,7 +240,7 @@ class Networks:
         """Record the death of a rank that trained a network: it is trained last from now on.
 
         Args:
-            name: of the network.
+            name: name of the network.
             how: a description.
             is_sure: whether the network is to blame.
         """
@@ -288,7 +288,7 @@ class Networks:
 
         Args:
             failed: its failure.
-            slots: of each GPU.
+            slots: slots of each GPU.
 
         Returns:
             Whether it is tried again.
@@ -384,7 +384,7 @@ class Networks:
         """Read the checkpoint of a network whose group lost a rank, to learn its status.
 
         Args:
-            name: of the network.
+            name: name of the network.
             how: description of the death; empty if the network is not to blame.
         """
         self._rank_deaths[name] = how

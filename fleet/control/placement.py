@@ -23,7 +23,7 @@ class Placement:
 
     Args:
         launch: the state of the launch.
-        rates: of the networks.
+        rates: rates of the networks.
         searches: the searches of the run.
         node_release: the nodes that are being released.
         shutdown: the end of the launch.

@@ -45,7 +45,7 @@ class SharingLimits:
     """How many networks may share a GPU, and what they gain.
 
     Attributes:
-        roles: of all ranks.
+        roles: roles of all ranks.
         max_networks: most networks per GPU by the spec; None for as many as there are ranks.
         learned: speedups of sharing, as far as known; None if no GPU is shared.
     """

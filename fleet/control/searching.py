@@ -32,7 +32,7 @@ class Searches:
         controller: the search controller, restored from the log.
         restored: its decisions that follow from the log of earlier launches.
         launch: the state of the launch.
-        rates: of the networks.
+        rates: rates of the networks.
 
     Attributes:
         controller: the search controller.
@@ -116,7 +116,7 @@ class Searches:
         """Record that a network has failed; it is not tried again in this launch.
 
         Args:
-            name: of the network.
+            name: name of the network.
             reason: one line.
             detail: the traceback, if there is one.
             may_pass: whether the error is transient, so that the next launch tries again.

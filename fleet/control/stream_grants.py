@@ -59,7 +59,8 @@ class StreamGrants:
     """The epochs of the stream, their grants, and the preprocessors that produce them.
 
     Args:
-        layout: of the stream; None if trainers prepare their own samples, or augment stored ones.
+        layout: layout of the stream; None if trainers prepare their own samples, or augment stored
+            ones.
         preprocessors: their ranks in the order of their turns; empty if trainers prepare samples.
         first: the first epoch of the stream in this launch.
         replayed: the stream epochs of a replay of one network, in order.

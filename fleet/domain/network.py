@@ -98,7 +98,8 @@ class TrainingState:
         final: the reason why training has finished, or empty.
         architecture: description (:attr:`fleet.spec.model.Architecture.key`); empty in 0.1.0.
         code: the files of the ``build:`` function; None in checkpoints of 0.1.0.
-        generation: of the lease under which the checkpoint was written; 0 without a lease.
+        generation: generation of the lease under which the checkpoint was written; 0 without a
+            lease.
         accepted: changes accepted before an epoch had finished, as in the next record.
         batch: the global batch of the current epoch, as in the next record.
         start: as in the first record, until there is one.

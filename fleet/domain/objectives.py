@@ -24,10 +24,11 @@ def objective_values(
     """Return the value of a network for each objective; NaN if unknown.
 
     Args:
-        names: of the objectives.
+        names: names of the objectives.
         best: its best epoch by the first objective, or its row of results with the values of that
             epoch.
-        facts: values beside those of epochs, by the names of :data:`fleet.spec.search.NETWORK_OBJECTIVES`.
+        facts: values that do not depend on epochs, by the names of
+            :data:`fleet.spec.search.NETWORK_OBJECTIVES`.
     """
 
     def value(name: str) -> float | None:

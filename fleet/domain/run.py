@@ -246,11 +246,12 @@ class RunState:
     """The state of a run; see the module.
 
     Args:
-        spec: of the run: its networks, and defaults of networks added later; most is in the log.
+        spec: spec of the run: its networks, and defaults of networks added later; most is in the
+            log.
 
     Attributes:
-        networks: by name; grows.
-        launches: in the order in which they began.
+        networks: networks by name; grows.
+        launches: launches in the order in which they began.
         epochs: all ended epochs, with repeated ones.
         records: which network had which devices, and when epochs ended.
         regrouped: seconds that each change of a group took.
@@ -333,7 +334,7 @@ class RunState:
         """Return the epochs of a history that no log has, because their launch was killed.
 
         Args:
-            name: of the network.
+            name: name of the network.
             history: its finished epochs.
         """
         return tuple(

@@ -58,11 +58,12 @@ class AddPriorTrial:
     """A network that this searcher has not proposed.
 
     Attributes:
-        number: of a network of this run that another searcher proposed; below 0 for an earlier run.
-        values: by the keys of the space.
+        number: number of a network of this run that another searcher proposed; below 0 for an
+            earlier run.
+        values: values by the keys of the space.
         curve: the monitored value of each of its epochs.
         outcome, value: how it ended, as in :class:`Tell`; empty if it has not ended.
-        name: of the network.
+        name: name of the network.
         source: the earlier run.
     """
 

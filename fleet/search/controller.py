@@ -46,9 +46,9 @@ class Entry:
     """An entry of a spec whose networks are proposed by a searcher.
 
     Attributes:
-        name: of the entry; its networks are ``NAME-0``, ``NAME-1``, ...
-        settings: of the search.
-        space: of its parameters.
+        name: name of the entry; its networks are ``NAME-0``, ``NAME-1``, ...
+        settings: settings of the search.
+        space: space of its parameters.
         mode: ``maximize`` or ``minimize``.
         monitor: the monitored loss, accuracy or metric.
         resumes: whether its searcher can resume paused networks.
@@ -150,7 +150,7 @@ class AddNetwork:
 
     Attributes:
         number: within its entry.
-        values: of its parameters.
+        values: values of its parameters.
         parent: the network from whose weights it starts, if any.
         wrong: what is wrong with its values: then it has failed.
     """
@@ -177,7 +177,7 @@ class TrialState:
         best_epoch: the best epoch so far.
         seconds: duration of its training.
         rate: highest samples/s per GPU of its epochs; 0 before there is one.
-        verdict: of the pruner, on its newest epoch.
+        verdict: verdict of the pruner, on its newest epoch.
         resolved_epochs: epoch up to which verdicts were acted on, as far as they changed anything.
         is_resumed: whether an earlier launch was killed before it acted on a resume.
         awaits_answer: whether the searcher has yet to answer about its newest epoch.
@@ -220,7 +220,7 @@ class SearchController:
     """All searchers of a run and its pruner.
 
     Args:
-        entries: with searchers.
+        entries: the entries with searchers.
         networks: names of the networks of the spec.
         pruner: the pruner, in its initial state.
         rule: its name, for the log.
@@ -519,7 +519,7 @@ class SearchController:
         For a network that was pruned meanwhile only its last epoch counts: then it has finished.
 
         Args:
-            name: of the network.
+            name: name of the network.
             record: the epoch.
             is_done: whether there is nothing left to train.
         """
@@ -629,7 +629,7 @@ class SearchController:
         """Add a network that no searcher has proposed.
 
         Args:
-            name: of the network.
+            name: name of the network.
             stopping: its stopping rule.
         """
         self._trials[name] = trial = TrialState(name, stopping=stopping or self._default_stopping)

@@ -40,7 +40,7 @@ class Pruner:
         """Return the verdict on a network that has ended an epoch.
 
         Args:
-            name: of the network.
+            name: name of the network.
             epochs: its ended epochs.
             score: its best score so far.
             is_done: whether it trains no more.
@@ -168,7 +168,7 @@ class Halving(Pruner):
 
     Args:
         brackets: each with its share of the networks.
-        seed: with which a network's bracket is drawn, by its name.
+        seed: the seed with which a network's bracket is drawn, by its name.
     """
 
     def __init__(self, brackets: Sequence[tuple[Bracket, int]], seed: int) -> None:
@@ -316,10 +316,10 @@ def make_pruner(prune: Prune, most_epochs: int, seed: int) -> Pruner:
     """Return a pruner in its initial state.
 
     Args:
-        prune: of the spec.
+        prune: settings of the spec.
         most_epochs: maximum epochs of a network; it decides the number of brackets of
             ``hyperband``.
-        seed: of its random choices.
+        seed: seed of its random choices.
 
     Raises:
         UserError: a user-defined pruner cannot be constructed, or lacks a method.

@@ -159,7 +159,7 @@ class Bracket:
         """Return the verdict on a network that has ended an epoch.
 
         Args:
-            name: of the network.
+            name: name of the network.
             epochs: its ended epochs.
             score: its best score so far.
             is_done: whether there is nothing left to train.

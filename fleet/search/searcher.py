@@ -52,7 +52,7 @@ class Searcher(Protocol):
     Args:
         space: name -> :class:`~fleet.spec.space.Range` (``low``, ``high``, ``log``, ``integer``),
             or a tuple of choices.
-        seed: for all random choices.
+        seed: seed for all random choices.
         mode: ``maximize`` or ``minimize``; a tuple for several objectives.
         options: those of the spec.
     """
@@ -61,7 +61,7 @@ class Searcher(Protocol):
         """Propose the values of a network.
 
         Args:
-            number: of the network, counted from 0 within the entry.
+            number: number of the network, counted from 0 within the entry.
 
         Returns:
             A value for each key of the space; optionally also ``parent``, the number of the network
@@ -73,9 +73,10 @@ class Searcher(Protocol):
         """Judge a network that has ended an epoch.
 
         Args:
-            number: of the network.
+            number: number of the network.
             epoch: counted from 1.
-            value: of the monitored quantity, which is the first objective; NaN if there is none.
+            value: value of the monitored quantity, which is the first objective; NaN if there is
+                none.
 
         Returns:
             ``go_on``, ``pause`` or ``stop``.
@@ -85,7 +86,7 @@ class Searcher(Protocol):
         """Record that a network has ended.
 
         Args:
-            number: of the network.
+            number: number of the network.
             outcome: ``finished``, ``pruned`` or ``failed``.
             value: the best monitored value, None if there is none. A tuple for several objectives,
                 with NaN for unknown values.
@@ -110,7 +111,7 @@ class AcceptsPriorTrials(Protocol):
         Args:
             number: below 0 for a network of an earlier run; otherwise of this run, proposed by
                 another searcher.
-            values: by the keys of the space.
+            values: values by the keys of the space.
         """
 
 
@@ -118,7 +119,7 @@ class _SpaceSearcher:
     """Iterates over members of a space, whatever their results, except prior trials.
 
     Args:
-        members: in their order.
+        members: members in their order.
     """
 
     def __init__(self, members: Iterator[Member]) -> None:
@@ -178,8 +179,8 @@ class GridSearcher(_SpaceSearcher):
         for name, dimension in space.items():
             if isinstance(dimension, Range) and not dimension.integer:
                 raise UserError(
-                    f"grid needs lists and ranges of integers, and {name} is neither; give a list, or "
-                    "sampler: random"
+                    f"grid needs lists and ranges of integers, and {name} is neither; give a list, "
+                    "or sampler: random"
                 )
 
 
@@ -193,10 +194,10 @@ def make_searcher(
 
     Args:
         ask: the name or import path.
-        space: of the search.
-        seed: for all random choices.
+        space: space of the search.
+        seed: seed for all random choices.
         mode: ``maximize`` or ``minimize``; a tuple for several objectives.
-        options: of the spec.
+        options: options of the spec.
 
     Raises:
         UserError: the searcher is unknown, cannot be constructed, or lacks a method.

@@ -28,7 +28,7 @@ class Proposal:
 
     Attributes:
         number: within the entry.
-        values: by the space's keys; the raw answer if something is wrong with it.
+        values: values by the space's keys; the raw answer if something is wrong with it.
         parent: the number of the network from whose weights it starts, if any.
         wrong: what is wrong with the answer; then the network has failed.
     """
@@ -47,7 +47,7 @@ class SearcherSession:
     """The calls and answers of one searcher.
 
     Args:
-        space: of the search.
+        space: space of the search.
         max_trials: maximum number of networks.
         resumes: whether the searcher can resume paused networks.
     """
@@ -143,7 +143,7 @@ class SearcherSession:
         """Replace the searcher: the new one receives all networks that fit, and judges from now on.
 
         Args:
-            space: of the new searcher.
+            space: space of the new searcher.
             knows: whether it accepts prior trials.
             curves: number -> the monitored values of the epochs of a proposed network.
             names: number -> its name.

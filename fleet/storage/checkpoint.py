@@ -39,8 +39,8 @@ def write_state(
     """Write a checkpoint.
 
     Args:
-        path: of the checkpoint.
-        state: to write.
+        path: path of the checkpoint.
+        state: the state to write.
         previous: new name of the old checkpoint, once the new one is complete.
         fence: the right to write; its generation is stored in the checkpoint.
 
@@ -67,7 +67,7 @@ def write_check(fence: Fence | None, path: Path) -> Callable[[], None]:
 
     Args:
         fence: the right to write; None to allow it.
-        path: of the checkpoint.
+        path: path of the checkpoint.
     """
 
     def check() -> None:
@@ -107,7 +107,7 @@ def read_state(path: Path, with_arrays: bool = True) -> TrainingState:
     """Read a checkpoint.
 
     Args:
-        path: of the checkpoint.
+        path: path of the checkpoint.
         with_arrays: False to read only the record, which is fast.
 
     Raises:
@@ -133,11 +133,11 @@ class CheckpointLookup:
     """The checkpoint found for a network, and damage found on the way.
 
     Attributes:
-        state: of the newest intact checkpoint; None if there is none.
+        state: state of the newest intact checkpoint; None if there is none.
         damage: what is wrong with skipped checkpoints; empty if none was skipped.
         history: the epochs that the network has trained: more than those of the state if only the
             checkpoint of the best epoch is left, and the table of epochs continues from there.
-        path: of the checkpoint.
+        path: path of the checkpoint.
         start: checksum of the file with the initial weights; empty if there is none.
     """
 
@@ -152,8 +152,8 @@ def find_newest(paths: RunPaths, name: str, with_arrays: bool = True) -> Checkpo
     """Find the newest intact checkpoint of a network: last, previous, or else best.
 
     Args:
-        paths: of the run.
-        name: of the network.
+        paths: files of the run.
+        name: name of the network.
         with_arrays: False to read and verify only the records, which is fast.
 
     Raises:
@@ -206,10 +206,10 @@ def copy_parent(
     """Start a network with a copy of the newest checkpoint of another one.
 
     Args:
-        paths: of the run.
-        name: of the network, which has not been trained.
+        paths: files of the run.
+        name: name of the network, which has not been trained.
         parent: name of the other network.
-        architecture: of the network (:attr:`fleet.spec.model.Architecture.key`).
+        architecture: architecture of the network (:attr:`fleet.spec.model.Architecture.key`).
         make_room: makes room for a file of a size (:meth:`fleet.storage.quota.Quota.make_room`).
         fence: the right to write.
 
@@ -248,7 +248,7 @@ def merge_inherited(
     They are its parent's, except the arrays that its own spec determines.
 
     Args:
-        arrays: of the network as built.
+        arrays: arrays of the network as built.
         parents: weights and optimizer of the parent.
         own_suffixes: name endings of its own arrays
             (:attr:`fleet.spec.engines.EngineInfo.own_arrays`).
@@ -281,8 +281,8 @@ def promote_previous(
     """Make a network's files agree with the checkpoint from which it resumes.
 
     Args:
-        paths: of the run.
-        name: of the network.
+        paths: files of the run.
+        name: name of the network.
         lookup: the checkpoint.
         fence: the right to write.
     """
@@ -308,8 +308,8 @@ def rewrite_states(
     """Rewrite all intact checkpoints of a network with a changed record.
 
     Args:
-        paths: of the run.
-        name: of the network.
+        paths: files of the run.
+        name: name of the network.
         change: changes a state.
         fence: the right to write.
     """
@@ -331,8 +331,8 @@ def find_best(paths: RunPaths, name: str, stopping: Stopping, keep: str) -> Chec
     If the last checkpoint is damaged, the newest intact one determines the epochs.
 
     Args:
-        paths: of the run.
-        name: of the network.
+        paths: files of the run.
+        name: name of the network.
         stopping: determines the best epoch.
         keep: ``checkpoint.keep`` of the spec.
 
@@ -367,8 +367,8 @@ def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | Non
     """Write a network's history as CSV, one row per epoch.
 
     Args:
-        path: of the file.
-        history: to write.
+        path: path of the file.
+        history: the history to write.
         fence: the right to write.
     """
     with atomic_write(path, check=fence_check(fence)) as file:
@@ -425,8 +425,8 @@ def record_export(
     """Record which state was exported, after the export, so at worst it is repeated.
 
     Args:
-        paths: of the run.
-        name: of the network.
+        paths: files of the run.
+        name: name of the network.
         exported: the state.
         fence: the right to write.
 
@@ -445,10 +445,10 @@ def is_exported(paths: RunPaths, name: str, keep: str, suffix: str) -> bool:
     Exports of 0.1.0, and exports whose checkpoint cannot be read any more, are accepted.
 
     Args:
-        paths: of the run.
-        name: of the network.
+        paths: files of the run.
+        name: name of the network.
         keep: ``checkpoint.keep`` of the spec.
-        suffix: of the engine's exports.
+        suffix: suffix of the engine's exports.
     """
     if not paths.exported(name, suffix).exists():
         return False

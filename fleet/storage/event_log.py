@@ -30,7 +30,7 @@ class EventLog:
     """Appends to a run's event log.
 
     Args:
-        path: of the file.
+        path: path of the file.
         clock: seconds from any origin.
     """
 
@@ -101,7 +101,7 @@ def read_events(
     Incomplete or damaged lines and unknown kinds are skipped.
 
     Args:
-        path: of the log; a missing file has no events.
+        path: path of the log; a missing file has no events.
         start: number of bytes to skip: its size at an earlier time.
         kinds: kinds to return; empty for all. In long logs other kinds are skipped much faster than
             parsed.
@@ -129,7 +129,7 @@ def read_run(paths: RunPaths, kinds: Sequence[type[JsonRecord]] = ()) -> Iterato
     FLEET 0.1.0 wrote it, is as old as the one before it.
 
     Args:
-        paths: of the run.
+        paths: files of the run.
         kinds: kinds to return besides starts; empty for all.
     """
     return merge_logs(
@@ -161,7 +161,7 @@ class _ReadPosition:
     """How far a log has been read.
 
     Attributes:
-        size: in bytes.
+        size: size in bytes.
         began: when its launch began, to date its events.
         newest: date of its newest event.
     """
@@ -178,7 +178,7 @@ class RunTail:
     read.
 
     Args:
-        paths: of the run.
+        paths: files of the run.
         from_end: True to skip existing events.
         starts: log -> number of bytes to skip.
     """
@@ -276,8 +276,8 @@ def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
     The launcher's status does not suffice: Open MPI's mpirun ends with 0 when it loses a node.
 
     Args:
-        status: of the launcher.
-        path: of the run's event log.
+        status: status of the launcher.
+        path: path of the run's event log.
         before: position of the log before the launch.
     """
     after = log_position(path)

@@ -27,8 +27,8 @@ def fence_out(paths: RunPaths, name: str | None = None) -> None:
     If it is killed, nothing is lost: the next call continues.
 
     Args:
-        paths: of the run.
-        name: of one network; None for all.
+        paths: files of the run.
+        name: name of one network; None for all.
 
     Raises:
         StorageError: the folder cannot be written.

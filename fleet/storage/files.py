@@ -60,9 +60,9 @@ def storage_errors(path: Path, size: int = 0, kind: type[OSError] = OSError) -> 
     """Convert errors of the file system into messages with advice.
 
     Args:
-        path: of the file.
+        path: path of the file.
         size: bytes to write, if known.
-        kind: of the errors to convert; narrower than OSError if files are also read inside.
+        kind: type of the errors to convert; narrower than OSError if files are also read inside.
 
     Raises:
         StorageError: the file system refused.
@@ -169,8 +169,8 @@ def atomic_write(
     An exception inside leaves the old file unchanged.
 
     Args:
-        path: of the file.
-        mode, buffering: of :func:`open`.
+        path: path of the file.
+        mode, buffering: arguments of :func:`open`.
         check: called before files are renamed; raises if this process may no longer write. They are
             renamed in the folder that existed before the call, because a launch that takes over
             recreates all folders (:func:`fleet.storage.fencing.fence_out`).
@@ -200,7 +200,7 @@ def atomic_write_with(
     """Write a file atomically with a library that needs a path; the suffix is kept.
 
     Args:
-        path: of the file.
+        path: path of the file.
         write: writes to a path; if it writes nothing, nothing is replaced.
         check: see :func:`atomic_write`.
 
@@ -354,7 +354,7 @@ class SharedWriteThrottle(WriteThrottle):
     Clocks of nodes differ, so the time counts at which this launch has seen the file change.
 
     Args:
-        path: of the file.
+        path: path of the file.
         every_s: minimum seconds between two writes by any launch; longer if they take long.
         clock: seconds.
     """

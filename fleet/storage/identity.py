@@ -24,7 +24,7 @@ class Machine:
     """Properties of a launch's ranks that determine their speed.
 
     Attributes:
-        hardware: of a node, as one line.
+        hardware: hardware of a node, as one line.
         ranks_per_core: number of ranks that share a core.
     """
 
@@ -44,8 +44,8 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
     change, because data sets are moved.
 
     Args:
-        network: to identify.
-        spec: of the run.
+        network: the network to identify.
+        spec: spec of the run.
         sample: shape and type of the inputs.
     """
     data = spec.data_by_pipeline[network.pipeline]
@@ -131,8 +131,8 @@ def trial_identity(
     function and of a custom engine.
 
     Args:
-        network: to identify.
-        spec: of the run.
+        network: the network to identify.
+        spec: spec of the run.
         sample: shape and type of the inputs.
         spec_folder: folder of the spec.
     """
@@ -166,11 +166,11 @@ def find_changes(
     """Return what has changed of a network since a checkpoint: ``args``, and files.
 
     Args:
-        network: to compare.
-        spec: of the run.
+        network: the network to compare.
+        spec: spec of the run.
         sample: shape and type of the inputs.
         code: current files of its function.
-        state: of the checkpoint, possibly without arrays.
+        state: state of the checkpoint, possibly without arrays.
 
     Returns:
         None if the settings differ. Files of a checkpoint of 0.1.0 are unknown.
@@ -194,7 +194,7 @@ def hash_all_sources(spec: Spec, spec_folder: Path) -> dict[str, Code]:
     """Return the files of all ``build:`` functions and of the engine, by import path.
 
     Args:
-        spec: of the run.
+        spec: spec of the run.
         spec_folder: folder of the spec.
     """
     paths = {spec.resources.engine, *(network.architecture.target for network in spec.networks)}
@@ -211,11 +211,11 @@ def speed_identity(
     """Return a fingerprint of all that determines how fast a network trains.
 
     Args:
-        network: to identify.
-        resources: of the spec.
+        network: the network to identify.
+        resources: resources of the spec.
         sample: shape and type of the inputs.
-        machine: on which it trains.
-        codes: from :func:`hash_all_sources`.
+        machine: the machine on which it trains.
+        codes: hashes from :func:`hash_all_sources`.
     """
     return _hash(
         {

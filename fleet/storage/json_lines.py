@@ -30,8 +30,8 @@ def add_line(file: io.FileIO, path: Path, record: Any) -> None:
     """Add a line.
 
     Args:
-        file: to append to.
-        path: of the file, for messages.
+        file: the file to append to.
+        path: path of the file, for messages.
         record: JSON values.
 
     Raises:
@@ -52,8 +52,8 @@ def add_dated_line(path: Path, record: JsonRecord) -> None:
     """Add a line with the time to a file shared by processes; creates its folder.
 
     Args:
-        path: of the file.
-        record: to write.
+        path: path of the file.
+        record: the record to write.
 
     Raises:
         StorageError: the disk is full, ...
@@ -84,7 +84,7 @@ def read_lines(path: Path, start: int = 0, words: Sequence[str] = ()) -> Iterato
     """Yield the objects of a file in order, skipping incomplete and damaged lines.
 
     Args:
-        path: of the file; a missing file has no lines.
+        path: path of the file; a missing file has no lines.
         start: number of bytes to skip: its size at an earlier time.
         words: skip lines without any of these texts unparsed; empty to parse all.
     """

@@ -179,8 +179,8 @@ class Fence:
     """A launch's right to write, which each of its ranks can check.
 
     Attributes:
-        folder: of the lease.
-        generation: of the launch.
+        folder: folder of the lease.
+        generation: generation of the launch.
         launch: its unique word.
         resource: what the right covers; empty for the folder around that of the lease.
     """
@@ -272,8 +272,8 @@ def read_generation(folder: Path, generation: int) -> str | None:
     """Return the content of a generation's file; None if there is none.
 
     Args:
-        folder: of the lease.
-        generation: to read.
+        folder: folder of the lease.
+        generation: the generation to read.
     """
     try:
         file = os.open(_file(folder, generation), os.O_RDONLY)
@@ -290,9 +290,9 @@ def create_generation(folder: Path, generation: int, holder: Holder) -> bool:
     """Create the file of a generation; return False if it already exists.
 
     Args:
-        folder: of the lease.
-        generation: to create.
-        holder: of the generation.
+        folder: folder of the lease.
+        generation: the generation to create.
+        holder: holder of the generation.
 
     Raises:
         OSError: the file system refuses.
@@ -327,7 +327,7 @@ def mark_taken(folder: Path, generation: int, by: Holder) -> None:
     """Append a note to a generation's file, if it exists, that another holder has taken over.
 
     Args:
-        folder: of the lease.
+        folder: folder of the lease.
         generation: the previous generation.
         by: the new holder.
     """
@@ -413,7 +413,7 @@ class Lease:
         """Take the lease of a folder, and renew it in a thread from now on.
 
         Args:
-            folder: of the lease alone; it is created if missing.
+            folder: folder for the lease only; it is created if missing.
             floor: the generation will be above it: that of files written before the folder was
                 deleted.
 
@@ -496,7 +496,7 @@ class Lease:
         Other processes may do anything between two steps, for any time.
 
         Args:
-            folder: of the lease.
+            folder: folder of the lease.
             floor: the generation will be above it.
 
         Raises:

@@ -28,8 +28,8 @@ class NetworkLeases:
     """The networks that a launch holds, and its requests for more.
 
     Args:
-        paths: of the run.
-        lease: of this process, copied for each network.
+        paths: files of the run.
+        lease: lease of this process, copied for each network.
     """
 
     def __init__(self, paths: RunPaths, lease: Lease) -> None:
@@ -41,7 +41,7 @@ class NetworkLeases:
         self._leases: dict[str, Lease] = {}
         self._acquired: list[str] = []
         self._error: LeaseLost | StorageError | None = None
-        self._lock = threading.Lock()  # of the held ones: none is renewed while it is let go
+        self._lock = threading.Lock()  # of held leases: none is renewed while it is released
         self._requested = threading.Event()
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -62,7 +62,7 @@ class NetworkLeases:
         This replaces earlier requests.
 
         Args:
-            names: of networks, in order of preference.
+            names: names of networks, in order of preference.
             max_held: maximum number of held networks.
         """
         self._names = tuple(names)
@@ -221,8 +221,8 @@ def reclaim_networks(paths: RunPaths, lease: Lease) -> bool:
     """Take and release each network that was ever held, for a launch that works alone.
 
     Args:
-        paths: of the run.
-        lease: of the folder, held by this launch.
+        paths: files of the run.
+        lease: lease of the folder, held by this launch.
 
     Returns:
         True if a network was taken over from a launch that had not released it.

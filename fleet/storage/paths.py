@@ -95,7 +95,7 @@ class RunPaths:
         return self.root / "events.jsonl"
 
     def event_logs(self) -> list[Path]:
-        """Return the event logs of all launches: first of launches that work alone, then by name."""
+        """Return the event logs of all launches: single launches first, then by name."""
         alone = RunPaths(self.root).events
         return [*([alone] if alone.is_file() else []), *sorted(self.root.glob("events/*.jsonl"))]
 

@@ -25,8 +25,8 @@ class Quota:
     """Makes room for files within the quota, or refuses them.
 
     Args:
-        paths: of the run.
-        settings: of the spec.
+        paths: files of the run.
+        settings: ``checkpoint`` of the spec.
     """
 
     def __init__(self, paths: RunPaths, settings: Checkpoint) -> None:
@@ -40,8 +40,8 @@ class Quota:
         predictions of finished networks are deleted last.
 
         Args:
-            path: of the file, in the folder of a network.
-            size: in bytes.
+            path: path of the file, in the folder of a network.
+            size: size in bytes.
 
         Raises:
             StorageError: there is no room; no newest and no best checkpoint was deleted.
@@ -91,8 +91,8 @@ def checkpoint_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
 
     Args:
         parameters: number of weights.
-        network: that has them.
-        spec: of the run.
+        network: the network that has them.
+        spec: spec of the run.
     """
     return spec.engine.checkpoint_bytes(
         parameters, optimizer_slots(network.train.optimizer, spec.engine)
@@ -107,8 +107,8 @@ def folder_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
 
     Args:
         parameters: number of weights.
-        network: that has them.
-        spec: of the run.
+        network: the network that has them.
+        spec: spec of the run.
     """
     copies = 3 if spec.checkpoint.keep == "last" else 4
     return copies * checkpoint_bytes(parameters, network, spec) + 4 * parameters
@@ -118,7 +118,7 @@ def check_quota(spec: Spec, sample: SampleSpec) -> None:
     """Refuse a quota that is certainly too small, by parameters known without building.
 
     Args:
-        spec: of the run.
+        spec: spec of the run.
         sample: shape and type of the inputs.
 
     Raises:

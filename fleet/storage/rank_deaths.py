@@ -75,8 +75,8 @@ def claim_death(paths: RunPaths, rank: int) -> str:
     an empty string.
 
     Args:
-        paths: of the run.
-        rank: that has died.
+        paths: files of the run.
+        rank: the rank that has died.
     """
     path = _marker_path(paths, rank)
     network = _network_at(path)
@@ -91,7 +91,7 @@ class RankDeaths:
     """The deaths of ranks in a run.
 
     Args:
-        paths: of the run.
+        paths: files of the run.
         max_deaths: number of deaths that fail a network.
     """
 
@@ -137,8 +137,8 @@ class RankDeaths:
         """Record the death of a rank that trained a network.
 
         Args:
-            name: of the network.
-            death: of the rank.
+            name: name of the network.
+            death: death of the rank.
 
         Raises:
             StorageError: the disk is full, ...
@@ -149,7 +149,7 @@ class RankDeaths:
         """Return the deaths of a network that count.
 
         Args:
-            name: of the network.
+            name: name of the network.
             epochs: number of epochs that it has finished.
 
         Raises:

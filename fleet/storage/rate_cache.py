@@ -106,7 +106,7 @@ class RateBook:
     """The cached rates, and the rates that this launch measures.
 
     Args:
-        path: of the cache.
+        path: path of the cache.
         remeasure: True to ignore the cache, and replace its rates of measured networks.
     """
 
@@ -123,9 +123,9 @@ class RateBook:
         """Add a rate that was measured or learned.
 
         Args:
-            key: of the network.
+            key: key of the network.
             gpus: size of the group.
-            rate: to add.
+            rate: the rate to add.
         """
         self._new.setdefault(key, {})[gpus] = rate
         self._changes += 1
@@ -134,7 +134,7 @@ class RateBook:
         """Replace a wrong rate, and drop untrained rates of the same key.
 
         Args:
-            key: of the network.
+            key: key of the network.
             gpus: size of the group.
             rate: the right one.
         """
@@ -183,7 +183,7 @@ def sharing_key(engine: str, hardware: str) -> str:
 
     Args:
         engine: name of the engine.
-        hardware: of the node.
+        hardware: hardware of the node.
     """
     return f"{SHARING} {engine} {hardware}"
 
@@ -195,7 +195,7 @@ def beside_steps_key(engine: str, hardware: str) -> str:
 
     Args:
         engine: name of the engine.
-        hardware: of the node.
+        hardware: hardware of the node.
     """
     return f"beside steps {engine} {hardware}"
 

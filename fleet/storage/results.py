@@ -65,7 +65,7 @@ class Table(list[R]):
     """Rows in their order.
 
     Args:
-        rows: of the table.
+        rows: rows of the table.
         head: the first columns, which exist even without rows.
     """
 
@@ -102,7 +102,7 @@ def prefix_conflicts(
     Args:
         columns: values by user-defined name.
         reserved: names in use.
-        prefix: for conflicting names.
+        prefix: prefix for conflicting names.
 
     >>> prefix_conflicts({"width": 8, "epochs": 3}, ["name", "epochs"], "drawn")
     {'width': 8, 'drawn.epochs': 3}
@@ -132,8 +132,8 @@ class NetworkResult:
         reason: why the network ended or failed.
         parameters: number of parameters; None until it is built, or if its engine cannot tell.
         best_epoch: counted from 1, by the monitored value; losses and accuracies are of this epoch.
-        test_loss, test_accuracy: of the exported network on the test data; NaN until it ends, or
-            without such data.
+        test_loss, test_accuracy: loss and accuracy of the exported network on the test data; NaN
+            until it ends, or without such data.
         seconds: training time.
         drawn: parameters drawn for it.
         metrics: requested by its spec, at the best epoch, by column.
@@ -215,8 +215,8 @@ class Results:
         skipped: networks that this launch leaves out.
 
     Attributes:
-        deaths: of ranks, over all launches.
-        networks: of the spec and added later, by name.
+        deaths: deaths of ranks, over all launches.
+        networks: networks of the spec and added later, by name.
     """
 
     spec: Spec
@@ -248,7 +248,7 @@ class Results:
         """Add a network to the run.
 
         Args:
-            network: to add.
+            network: the network to add.
             parameters: number of parameters, if known.
         """
         self.networks[network.name] = network
@@ -283,7 +283,7 @@ class Results:
         """Write the files of a network's outcome.
 
         Args:
-            name: of the network.
+            name: name of the network.
             standing: its status.
             before: its outcome at the last call.
         """
@@ -311,7 +311,7 @@ class Results:
         """Record the progress of a network in another launch.
 
         Args:
-            name: of the network.
+            name: name of the network.
             standing: its status.
         """
         self.run.set_status(name, standing)
@@ -322,7 +322,7 @@ class Results:
         """Record the number of parameters of a network that was built.
 
         Args:
-            name: of the network.
+            name: name of the network.
             parameters: their number.
         """
         if self.parameters.get(name) != parameters:
@@ -337,8 +337,8 @@ class Results:
         """Record a sample that could not be read.
 
         Args:
-            name: of the sample.
-            reason: of the failure.
+            name: name of the sample.
+            reason: reason of the failure.
         """
         self.unreadable[name] = reason
         with atomic_write(self.paths.unreadable_samples) as file:
@@ -550,8 +550,8 @@ def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
     """Return the mean of all folds of a network; folds without a value are excluded.
 
     Args:
-        name: of the network.
-        rows: of its folds.
+        name: name of the network.
+        rows: rows of its folds.
     """
     column_values = {
         column: [value for row in rows if not math.isnan(value := row.value(column))]
@@ -613,8 +613,8 @@ def recover(
     """Read the records of all checkpoints of a run, without arrays.
 
     Args:
-        results: of the run.
-        lookups: of networks whose checkpoints have been read.
+        results: results of the run.
+        lookups: lookups of networks whose checkpoints have been read.
 
     Returns:
         The status of each network of the spec, and the existing checkpoints.
@@ -649,8 +649,8 @@ def restore_network(
     A network that failed has an outcome.
 
     Args:
-        results: of the run.
-        network: to restore.
+        results: results of the run.
+        network: the network to restore.
         lookup: its checkpoint, if already read.
     """
     standing, state = read_network_status(results, network, lookup)
@@ -675,8 +675,8 @@ def read_network_status(
     """Return a network's status by its newest intact checkpoint, and its record.
 
     Args:
-        results: of the run.
-        network: to look up.
+        results: results of the run.
+        network: the network to look up.
         lookup: its checkpoint, if already read.
 
     Returns:
@@ -737,9 +737,9 @@ def write_test_result(
     """Write a network's test result.
 
     Args:
-        path: of the file.
+        path: path of the file.
         test: identity of the test data.
-        history: of the network.
+        history: history of the network.
         tested: the result.
     """
     write_json(
@@ -756,7 +756,7 @@ def read_test_result(
     """Return a network's test result; None if there is none for this history and test data.
 
     Args:
-        path: of the file.
+        path: path of the file.
         test, history: their current values.
     """
     try:

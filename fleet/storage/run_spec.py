@@ -37,8 +37,8 @@ def spec_for_run(
     """Read a spec file, with the defaults of the FLEET version that began its run.
 
     Args:
-        path: of the spec.
-        run: that it is for; by default the one of its ``output``.
+        path: path of the spec.
+        run: the run that it is for; by default the one of its ``output``.
         is_fresh: True if the run starts over.
 
     Returns:

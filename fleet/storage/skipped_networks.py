@@ -19,8 +19,8 @@ def write_skipped(paths: RunPaths, names: Iterable[str]) -> None:
     """Set the networks that the next launches leave out.
 
     Args:
-        paths: of the run.
-        names: of all skipped networks.
+        paths: files of the run.
+        names: names of all skipped networks.
 
     Raises:
         StorageError: the disk is full, ...

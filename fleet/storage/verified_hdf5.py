@@ -44,8 +44,8 @@ def write_verified(
     """Write arrays and a record atomically.
 
     Args:
-        path: of the file.
-        arrays: by name.
+        path: path of the file.
+        arrays: arrays by name.
         record: JSON values.
         previous: new name of the old file, once the new one is complete.
         check: raises if this process may no longer write.
@@ -77,7 +77,7 @@ def read_verified(
     """Read arrays and a record.
 
     Args:
-        path: of the file.
+        path: path of the file.
         with_arrays: False to read and verify only the record, which is fast.
         read: parses the text of the record.
 

@@ -47,10 +47,10 @@ class CheckpointWriter:
     disk that is slower than the epochs slows training down instead of filling the memory.
 
     Args:
-        paths: of the run.
+        paths: files of the run.
         settings: what to keep, and how much disk space it may take.
         fence: this launch's right to write.
-        suffix: of the engine's exports.
+        suffix: suffix of the engine's exports.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CheckpointWriter:
         """Use a separate right to write for a network's files, if there is one.
 
         Args:
-            name: of the network.
+            name: name of the network.
             fence: the right to write.
         """
         if fence is not None:
@@ -90,8 +90,8 @@ class CheckpointWriter:
         """Queue a network's state as its last checkpoint, and as its best one if it is.
 
         Args:
-            name: of the network.
-            state: to write.
+            name: name of the network.
+            state: the state to write.
             is_best: True if this is the best epoch.
 
         Raises:
@@ -119,7 +119,7 @@ class CheckpointWriter:
         """Export the best state in the calling thread, once all checkpoints are on disk.
 
         Args:
-            name: of the network.
+            name: name of the network.
             stopping: determines the best epoch.
             write: writes a network of these arrays, and possibly a note as a ``.json`` file beside
                 it.
@@ -190,8 +190,8 @@ class CheckpointWriter:
         """Write an optional file in the calling thread, if ``checkpoint.quota`` allows it.
 
         Args:
-            path: in the folder of a network.
-            size: in bytes.
+            path: path in the folder of a network.
+            size: size in bytes.
             write: writes to a file.
 
         Raises:

@@ -24,6 +24,7 @@ from fleet.storage.lease import Lease, Process, Times, is_held
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
 from tests.fleet.logs import made_up_run
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -80,9 +81,9 @@ def test_command_raises_refusals_of_the_launch(lease_held):
 
 
 def test_command_is_refused_without_a_running_launch(paths, tmp_path):
-    with pytest.raises(UserError, match="no launch is running"):
+    with refused(UserError, paths.root, "no launch"):
         command(paths.root, {"do": "stop", "network": "a"})
-    with pytest.raises(UserError, match="not the folder of a run"):
+    with refused(UserError, tmp_path / "nowhere"):
         command(tmp_path / "nowhere", {"do": "stop", "network": "a"})
     assert not paths.mailbox.exists()
 
@@ -102,12 +103,10 @@ def shared(paths):
 
 def test_command_is_refused_by_launches_that_share_a_run(shared):
     paths, release = shared
-    with pytest.raises(
-        UserError, match=r"several launches share its networks .*end one of their jobs"
-    ):
+    with refused(UserError, paths.root, "several launches", "fleet harvest"):
         request_nodes(paths.root, 1, 60.0)
     release()
-    with pytest.raises(UserError, match="no launch is running"):
+    with refused(UserError, paths.root, "no launch"):
         command(paths.root, {"do": "stop", "network": "a"})
     assert not paths.mailbox.exists()
 
@@ -171,7 +170,7 @@ def test_replay_networks_skips_unreadable_lines(paths):
 
 
 def test_command_without_an_answer_is_withdrawn(lease_held):
-    with pytest.raises(UserError, match="did not answer within 0 s; the command was withdrawn"):
+    with refused(UserError, lease_held.root, "0 s"):
         command(lease_held.root, {"do": "stop", "network": "a"}, patience_s=0.1)
     assert list(CommandQueue(lease_held.mailbox).commands()) == []
 
@@ -249,7 +248,7 @@ def test_add_accepts_an_entry_of_the_api(lease_held):
 
 @pytest.mark.parametrize("do", ["stop", "pause", "resume"])
 def test_running_refuses_names_that_are_not_strings(paths, do):
-    with pytest.raises(UserError, match=rf"^{do}: the name of a network is a string, .* not \[1\]"):
+    with refused(UserError, f"{do}:", "[1]"):
         getattr(Running(Launcher(), paths, 0, ExitStatus), do)([1])
 
 

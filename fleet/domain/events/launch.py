@@ -53,7 +53,7 @@ class LaunchStarted(JsonRecord, word="start"):
         finished: the networks that ended in earlier launches.
         first_stream_epoch: the first epoch of the stream in this launch.
         samples: number of training samples.
-        devices: of the trainers.
+        devices: devices of the trainers.
         stream: how groups depend on each other's pace; see :func:`fleet.units.parse_stream`.
         bounds: network -> its minimum and maximum of GPUs; None without a maximum.
         time_scale: seconds that a second of training takes; 1 unless training is emulated.
@@ -159,7 +159,7 @@ class TrackerFailed(JsonRecord, word="track_failed"):
     """The files of a tracker could not be written; logged once per tracker.
 
     Attributes:
-        path: of its file or folder.
+        path: path of its file or folder.
     """
 
     tracker: str
@@ -215,7 +215,7 @@ class NodesReleased(JsonRecord, word="nodes_left"):
         command: the name of the command.
         nodes: their numbers.
         hosts: their names.
-        devices: of their trainers.
+        devices: devices of their trainers.
         seconds: since the command was received.
         has_ended: whether their processes end; otherwise they idle until the launch ends.
     """

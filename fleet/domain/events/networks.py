@@ -13,7 +13,7 @@ class NetworkLeased(JsonRecord, word="taken"):
     """This launch, one of several, has acquired the lease of a network and trains it.
 
     Attributes:
-        generation: of the lease.
+        generation: generation of the lease.
         epochs: finished epochs of the network.
         position: samples of its next epoch that it has consumed.
         took_over: whether the previous launch had not released the lease.

@@ -19,7 +19,7 @@ class SearcherCalled(JsonRecord, word="search"):
     Attributes:
         entry: name of the entry of ``models``.
         call: ``ask``, ``report``, ``tell`` or ``resume``; ``know`` for a prior trial.
-        number: of the network, counted from 0 within the entry; below 0 for an earlier run.
+        number: number of the network, counted from 0 within the entry; below 0 for an earlier run.
         epoch: for a report, counted from 1.
         value: for a report the monitored value, null for NaN; for a tell the best one, if any, or
             one per objective.

@@ -105,7 +105,7 @@ class RoundStarted(JsonRecord, word="round"):
 
 
 class GroupStarted(JsonRecord, word="group"):
-    """A group of devices was told to train a network.
+    """A group of devices was started to train a network.
 
     Attributes:
         devices: the master's first.

@@ -234,9 +234,8 @@ def test_random_launch_releases_nodes_and_trains_on(policy, data):
     ]
     remaining = [event.nodes for event in ranks.events if isinstance(event, NodesReleased)]
     assert len(set(remaining)) == len(remaining)
-    assert set(remaining) <= set(
-        proposals
-    )  # with others the launch was over before their trainers had all let go
+    # the launch may end before all requested nodes are released
+    assert set(remaining) <= set(proposals)
     if not ranks.setup.outlives:
         ranks.check_end()
     check_status(status, ranks)

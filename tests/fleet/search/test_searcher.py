@@ -12,6 +12,7 @@ from fleet.errors import UserError
 from fleet.search.calls import Ask, make_call
 from fleet.search.searcher import ResumesTrials, Verdict, make_searcher
 from fleet.spec.space import Range, draw, grid, member_of
+from tests.refusals import refused
 
 SPACE = {
     "train.optimizer.learning_rate": Range(1e-5, 0.1, log=True),
@@ -53,9 +54,7 @@ def test_random_continues_and_resumes_nothing():
 
 
 def test_grid_refuses_infinite_spaces():
-    with pytest.raises(
-        UserError, match=r"grid needs lists and ranges of integers, and .*learning_rate"
-    ):
+    with refused(UserError, "grid", "train.optimizer.learning_rate"):
         make("grid")
 
 
@@ -102,8 +101,8 @@ def test_member_of_returns_drawn_values(seed):
     [
         ({"width": 16}, "depth has no value"),
         ({"width": 16, "depth": 1, "height": 2}, "the space has no 'height'; it has width, depth"),
-        ({"width": 17, "depth": 1}, "width: 17 is none of 16, 32"),
-        ({"width": True, "depth": 1}, "width: True is none of"),
+        ({"width": 17, "depth": 1}, "width: 17 is not one of 16, 32"),
+        ({"width": True, "depth": 1}, "width: True is not one of"),
         ({"width": 16, "depth": 4}, "depth: 4 is not between 1 and 3"),
         ({"width": 16, "depth": 1.5}, "depth: 1.5 is not an integer"),
         ({"width": 16, "depth": True}, "depth: True is not between"),

@@ -13,6 +13,7 @@ from fleet.storage.network_leases import NetworkLeases, read_holders, reclaim_ne
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import history
 from tests.fleet.storage.test_lease import FakeProcess, hold, make
+from tests.refusals import refused
 from tests.waiting import wait_until
 
 
@@ -83,7 +84,7 @@ def test_network_lease_fences_out_stopped_launch(run):
     write_state(run.last("a"), TrainingState({}, "net", history(0.5)), fence=fence)
     got(second, "a")
     assert wait(second, 70) == [("a", True)]
-    with pytest.raises(LeaseLost, match="network a has been taken over by another launch"):
+    with refused(LeaseLost, "network a", "process 1 on node"):
         write_state(run.last("a"), TrainingState({}, "net", history(0.5, 0.6)), fence=fence)
     with pytest.raises(LeaseLost):
         first.check()
@@ -158,7 +159,7 @@ def test_reclaim_networks_is_refused_while_one_is_held(run):
     thread = threading.Thread(target=renew)
     thread.start()
     try:
-        with pytest.raises(UserError, match="another launch is running in this folder"):
+        with refused(UserError, "process 1 on node"):
             reclaim_networks(run, alone)
     finally:
         ended.set()
@@ -175,6 +176,6 @@ def test_network_leases_raise_if_the_folder_is_unwritable(run):
     leases.start()
     leases.request("a", 1)
     wait_until(lambda: leases._error is not None)
-    with pytest.raises(StorageError, match="cannot be written"):
+    with refused(StorageError, run.network_leases):
         leases.check()
     leases.close()

@@ -1,7 +1,9 @@
 """The table of results, and the files of outcomes."""
 
 import csv
+import errno
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -20,6 +22,7 @@ from fleet.storage.results import NetworkResult, Status, leaderboard, read_resul
 from tests.examples import examples
 from tests.fakes import Clock
 from tests.fleet.histories import come_to, history, record, results_of, spec
+from tests.refusals import refused
 
 FAILURE = Outcome("out of memory", is_failure=True)
 MODELS = [{"family": "softmax", "name": name} for name in ("a", "b", "c")]
@@ -283,17 +286,15 @@ def test_unreadable_sample_may_have_a_name_of_any_bytes(results):
 def test_read_results_refuses_a_damaged_table(tmp_path, content):
     with atomic_write(RunPaths(tmp_path).results) as file:
         file.write(content)
-    with pytest.raises(UserError, match="results.csv is not a table of results"):
+    with refused(UserError, tmp_path / "results.csv"):
         read_results(tmp_path)
 
 
 def test_read_results_refuses_folders_without_a_run(tmp_path):
-    with pytest.raises(
-        UserError, match="is not the folder of a run that can be read: results.csv: No such file"
-    ):
+    with refused(UserError, tmp_path, "results.csv", os.strerror(errno.ENOENT)):
         read_results(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="results.csv: Not a directory"):
+    with refused(UserError, tmp_path / "file", "results.csv", os.strerror(errno.ENOTDIR)):
         read_results(tmp_path / "file")
 
 
