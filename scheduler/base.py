@@ -177,9 +177,8 @@ class RateTable:
 
     @cached_property
     def _hash(self) -> int:
-        return hash(
-            (self._settings, self.models[:: 1 + len(self.models) // 8])
-        )  # equal tables have equal ones
+        # A sample of the models is enough for a hash.
+        return hash((self._settings, self.models[:: 1 + len(self.models) // 8]))
 
     def __eq__(self, other: object) -> bool:
         """Compare two tables; equal ones then share their networks."""
@@ -189,9 +188,8 @@ class RateTable:
             or self.models != other.models
         ):
             return False
-        vars(other)["models"] = (
-            self.models
-        )  # there may be thousands; when asked again, Python sees that they are one
+        # There may be thousands; a later comparison then finds one and the same object.
+        vars(other)["models"] = self.models
         return True
 
     def __hash__(self) -> int:  # once: it is asked about again and again
@@ -199,9 +197,8 @@ class RateTable:
         return self._hash
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            field_.name: getattr(self, field_.name) for field_ in fields(self)
-        }  # another process hashes otherwise
+        # Leave out the cached hash, which differs in another process.
+        return {field_.name: getattr(self, field_.name) for field_ in fields(self)}
 
     def with_network(self, network: Network) -> RateTable:
         """Return the table with one more network."""

@@ -33,19 +33,19 @@ def concave_hulls(
     array([0, 2, 3, 4])
     """
     changes = np.flatnonzero(np.diff(row)) + 1
-    left = np.concatenate(([0], changes))
-    right = np.concatenate((changes, [len(row)])) - 1
-    vertices = [left, right]
+    begin = np.concatenate(([0], changes))
+    end = np.concatenate((changes, [len(row)])) - 1
+    vertices = [begin, end]
     tolerance = TOLERANCE * float(np.abs(y).max(initial=0.0))
     inner = np.ones(len(row), np.bool_)
-    inner[left] = inner[right] = False
+    inner[begin] = inner[end] = False
     point = np.flatnonzero(inner)
-    # The line from left to right that the point is above or below.
-    line = np.repeat(np.arange(len(left)), right - left + 1)[point]
+    # The line from begin to end that the point is above or below.
+    line = np.repeat(np.arange(len(begin)), end - begin + 1)[point]
     while len(point):
-        width = x[right] - x[left]
-        slope = (y[right] - y[left]) / np.where(width > 0, width, 1)
-        above = (y[point] - y[left][line]) - slope[line] * (x[point] - x[left][line])
+        width = x[end] - x[begin]
+        slope = (y[end] - y[begin]) / np.where(width > 0, width, 1)
+        above = (y[point] - y[begin][line]) - slope[line] * (x[point] - x[begin][line])
         is_above = above > tolerance
         point = point[is_above]
         line = line[is_above]
@@ -59,8 +59,8 @@ def concave_hulls(
         vertex = point[at_top[np.flatnonzero(np.diff(group[at_top], prepend=-1))]]
         vertices.append(vertex)
         old = line[first]
-        left = np.stack((left[old], vertex), 1).reshape(-1)
-        right = np.stack((vertex, right[old]), 1).reshape(-1)
+        begin = np.stack((begin[old], vertex), 1).reshape(-1)
+        end = np.stack((vertex, end[old]), 1).reshape(-1)
         line = 2 * group + (point > vertex[group])
         inside = point != vertex[group]
         point = point[inside]

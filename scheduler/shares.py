@@ -1,8 +1,8 @@
 """Share units among takers so that the total gain is largest, such as GPUs among jobs.
 
-Let g_j(n) be what taker j gains on n units. The best counts are those that
+Let g_j(n) be the gain of taker j on n units. The best counts solve
 
-    maximise    sum_j g_j(n_j)      subject to    sum_j n_j <= N
+    maximize    sum_j g_j(n_j)      subject to    sum_j n_j <= N
 
 a multiple-choice knapsack. :func:`climb` solves the relaxation in which a taker may mix counts. If
 that uses all units, it is an optimum of the problem itself. Otherwise few counts can be in an
@@ -219,9 +219,8 @@ def _convolve(values: FloatArray, gain: FloatArray) -> FloatArray:
     shifts = len(gain)
     budgets = len(values) - len(gain) + 1
     step = values.itemsize
-    rows: FloatArray = np.ndarray(
-        (shifts, budgets), buffer=values, strides=(step, step)
-    )  # row i starts at i
+    # Row i starts at i.
+    rows: FloatArray = np.ndarray((shifts, budgets), buffer=values, strides=(step, step))
     return np.maximum.reduce(rows + gain[::-1, None])
 
 

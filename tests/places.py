@@ -3,9 +3,8 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SHARED = (
-    ROOT.parent / "shared" / "data"
-)  # published data sets; tests that want them skip where they are absent
+# Published data sets; tests that want them skip where they are absent.
+SHARED = ROOT.parent / "shared" / "data"
 
 # What Open MPI is told when it starts ranks of a test: root may, and there is no fabric to look for. Looking takes a
 # second of each launch. Clusters need it, so this stands nowhere in the packages.

@@ -343,8 +343,8 @@ def test_the_first_change_works_as_its_page_has_it(monkeypatch):
     exec(rule, edited := dict(vars(pruning)))
     monkeypatch.setattr(pruning, "Worst", edited["Worst"], raising=False)
     monkeypatch.setitem(RULES, "worst", eval(row.rstrip(",\n"), {"PruningRule": PruningRule}))
-    exec(check, tried := dict(vars(test_pruning)))
-    tried["test_worst_stops_network_below_all_others"]()
+    exec(check, namespace := dict(vars(test_pruning)))
+    namespace["test_worst_stops_network_below_all_others"]()
 
 
 # ---- the design --------------------------------------------------------------------------------

@@ -22,9 +22,8 @@ PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 TENSORFLOW = {"tensorflow", "keras", "horovod"}
 TORCH = {"torch", "safetensors", "onnx"}
 
-ROOMS_WITHIN = (
-    "fleet.commands.simulate",
-)  # of rooms: whoever reads the rooms around them can leave them out
+# Of rooms: whoever reads the rooms around them can leave them out.
+ROOMS_WITHIN = ("fleet.commands.simulate",)
 
 # A room is a folder, or a module that stands in none. Each may import itself, and what stands behind it here.
 _FAMILIES = (

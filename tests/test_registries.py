@@ -11,12 +11,13 @@ from scheduler.ensemble.policies import POLICIES
 from tests.places import ROOT, sources
 
 PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
+# `none` is also a word.
 NAMES = {
     *POLICIES,
     *ENGINES,
     *SYSTEMS,
     *(name for name, rule in RULES.items() if rule.reads),
-}  # `none` is also a word
+}
 
 # Where a name stands once, in its row. Nothing else may tell one row from another by its name: there is no exception.
 REGISTRIES = {

@@ -173,9 +173,8 @@ def test_all_that_an_environment_is_made_of_is_pinned(version):
         )
     }
     lacking = pinned - pins
-    assert lacking <= (
-        {"cffi", "cloudpickle", "cmake", "psutil"} if version == "3.13" else set()
-    )  # of Horovod
+    # Horovod's.
+    assert lacking <= ({"cffi", "cloudpickle", "cmake", "psutil"} if version == "3.13" else set())
 
 
 def test_env_without_a_torch_wheel_installs_the_rest(tmp_path):

@@ -5,8 +5,8 @@ needs, so all are assumed to need equally many: then the shares of water-filling
 (:mod:`scheduler.ensemble.waterfill`) keep them all at one pace, and the GPUs of each are used as
 efficiently as its rate curve allows, because the hulls of the curves are concave. If a search
 compares networks at rungs, the epochs to the next rung count: all would reach it together, except
-those that are so near to it that they would have to wait for the others (:func:`_until_rungs`).
-Networks that have passed a rung come before those that have not started (:func:`select_admitted`).
+networks so near to it that they would have to wait for the others (:func:`_until_rungs`). Networks
+that have passed a rung come before networks that have not started (:func:`select_admitted`).
 Shares become group sizes by largest remainder.
 
 This differs from the paper's policies: a network that continues keeps its devices, may gain some,
@@ -203,17 +203,16 @@ def _until_rungs(
     it would wait until they are nearly there, and meanwhile it would be unknown whether it is
     better than they are.
 
-    >>> one_each, nobody = np.array([1, 1, 1]), np.array([False] * 3)
-    >>> _until_rungs(np.array([3.6, 0.2, 0.2]), one_each, nobody, 4)
+    >>> one_each, none = np.array([1, 1, 1]), np.array([False] * 3)
+    >>> _until_rungs(np.array([3.6, 0.2, 0.2]), one_each, none, 4)
     array([2., 1., 1.])
     >>> holds = np.array([False, False, True])
     >>> np.round(_until_rungs(np.array([1.7, 0.2, 0.1]), one_each, holds, 2), 3)
     array([1. , 0.2, 1. ])
     """
     if min_gpus.sum() > gpus:
-        return np.where(
-            holds, min_gpus, np.minimum(shares, min_gpus * (1 - 1e-6))
-        )  # less than their least: they take turns
+        # Less than their minimum: they take turns.
+        return np.where(holds, min_gpus, np.minimum(shares, min_gpus * (1 - 1e-6)))
     more = np.maximum(shares - min_gpus, 0.0)
     return min_gpus + more * min(1.0, float(gpus - min_gpus.sum()) / (float(more.sum()) or 1.0))
 
@@ -252,9 +251,8 @@ def _round(
     Returns:
         Row -> GPUs of the networks that get any.
     """
-    is_small = (
-        shares + 1e-9 < sizes.rate_curves.min_gpus[rows]
-    )  # these wait, or have their least size
+    # Small shares wait, or get their minimum.
+    is_small = shares + 1e-9 < sizes.rate_curves.min_gpus[rows]
     rounded = {}
     larger = []
     for row, share in zip(rows[~is_small].tolist(), shares[~is_small].tolist(), strict=True):

@@ -34,7 +34,6 @@ class Costs:
                 raise InputError(f"{name} is {value}; it must be 0 to 1e9 seconds")
 
 
-PAPER_COSTS = Costs(
-    checkpoint_s=34.0, scheduling_s=0.46
-)  # [FLEET] Table 4, divided by its flotillas
+# [FLEET] Table 4, divided by its flotillas.
+PAPER_COSTS = Costs(checkpoint_s=34.0, scheduling_s=0.46)
 REGROUPING_COSTS = Costs(regroup_s=5.0)  # weights by broadcast, generously

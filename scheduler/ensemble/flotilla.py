@@ -64,9 +64,8 @@ def form_flotilla(
     if not options.peak_limited:
         return _form(extend_as_printed(rates, gpus), rows, gpus, gpus, options)[0]
     width = max(FIRST_COLUMNS, widest(rates))
-    while (
-        True
-    ):  # with more columns, until the last of them plays no part; on a large cluster most never do
+    # Add columns until the last one has no effect; on a large cluster most columns have none.
+    while True:
         formed, is_cut = _form(rates, rows, gpus, min(width, gpus), options)
         if not is_cut:
             return formed
@@ -128,9 +127,8 @@ def _near(
     """Return all choices within delta of the reference rate: distance, column and row of each."""
     choices = []
     step = max(1, AT_ONCE // rate_curves.rate.shape[1])
-    for block in np.split(
-        rows, range(step, len(rows), step)
-    ):  # which needs little memory for a million GPUs, too
+    # In blocks, which need little memory even for a million GPUs.
+    for block in np.split(rows, range(step, len(rows), step)):
         distance = np.abs(rate_curves.rate[block] - reference)
         pick, column = np.nonzero(
             rate_curves.counts(options.peak_limited)[block]

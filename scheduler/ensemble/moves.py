@@ -86,7 +86,7 @@ class Dismiss(Move):
 
 
 class Grow(Move):
-    """Continue on these devices: first those that the group keeps, then the new ones."""
+    """Continue on these devices: first the kept devices, then the new ones."""
 
 
 class Shrink(Move):

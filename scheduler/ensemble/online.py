@@ -114,9 +114,8 @@ def is_off(observed: Observation, expected: float, noise: float = 0.0) -> bool:
     False
     """
     doubt = math.exp(SURE * math.hypot(observed.error, noise))
-    nearest = min(
-        max(expected, observed.rate / doubt), observed.rate * doubt
-    )  # that it may be, for all that it shows
+    # The rate nearest to the expected one that the observation allows.
+    nearest = min(max(expected, observed.rate / doubt), observed.rate * doubt)
     return abs(nearest - expected) > OFF * expected
 
 
@@ -140,9 +139,8 @@ class Noise:
         """The relative standard deviation of an observation; 0 while there are too few changes."""
         if len(self._changes) < MIN_CHANGES:
             return 0.0
-        return (
-            _DEVIATIONS * statistics.median(self._changes) / math.sqrt(2)
-        )  # a change is that of two observations
+        # A change is the difference of two observations.
+        return _DEVIATIONS * statistics.median(self._changes) / math.sqrt(2)
 
 
 class OnlineRates:
@@ -203,9 +201,8 @@ class OnlineRates:
         for network in networks:
             self._register(network)
         self._plan_rates: Mapping[str, Network] = {}  # by which the present plan was made
-        self._probes: AbstractSet[tuple[str, int]] = (
-            frozenset()
-        )  # networks on GPUs whose rates it depends on
+        # (network, GPUs) whose rates the present plan depends on.
+        self._probes: AbstractSet[tuple[str, int]] = frozenset()
         self.is_off = (
             False  # whether an observation since then says that it was made by a wrong rate
         )
@@ -490,9 +487,8 @@ class _Estimate:
         slopes = np.where(count > inside, outer_slope, slope)
         rates = count * np.exp(np.interp(inside, sizes, logs) + slopes * (count - inside))
         seen = sizes <= max_gpus
-        rates[sizes[seen] - 1] = [
-            points[int(size)].rate for size in sizes[seen]
-        ]  # as they are, to the last bit
+        # Exact for observed sizes.
+        rates[sizes[seen] - 1] = [points[int(size)].rate for size in sizes[seen]]
         return tuple(rates.tolist())
 
     # ---- on one GPU ----

@@ -107,5 +107,8 @@ def find_probes_of_plan(
         name: gpus for name, gpus in target.counts.items() if gpus > rates.by_name[name].min_gpus
     }
     return find_probes(
-        sizes, rates, lower_rates, lambda other: plan(policy, other, again, cluster, options).counts
+        sizes,
+        rates,
+        lower_rates,
+        lambda trial_rates: plan(policy, trial_rates, again, cluster, options).counts,
     )

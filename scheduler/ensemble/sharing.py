@@ -33,9 +33,8 @@ _PLAIN_ERROR = 0.02  # of a rate, at least
 _VAGUE = 0.2  # an error with which a rate says nothing of what networks train together
 _VAGUER = 2.0  # times the error of what is known, and it is no reason to forget that
 
-Unit: TypeAlias = tuple[
-    str, int
-]  # (speed, GPUs of the group): its rate depends on nothing but the others beside it
+# (speed, GPUs of the group): its rate depends on nothing but the others beside it.
+Unit: TypeAlias = tuple[str, int]
 
 
 def speedup(sharing: Sequence[float], count: int) -> float:

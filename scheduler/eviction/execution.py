@@ -84,12 +84,11 @@ class Eviction:
         self.nodes = nodes
         self.deadline_min = deadline_min
         self.saves_on_request = set(saves_on_request)
-        self.last_min = float(
-            max(0, deadline_min - margin_min)
-        )  # for the first acts of jobs that lose work
+        # The deadline of first actions on jobs that lose work.
+        self.last_min = float(max(0, deadline_min - margin_min))
         self.freed = 0
-        self.actions: dict[str, Action] = {}  # of the plan, those that are not begun
-        self._is_planned = False  # and nothing has happened that it did not foresee
+        self.actions: dict[str, Action] = {}  # planned and not started
+        self._is_planned = False  # and the machine has not deviated from the plan
         self._can_yield = set(yielding)
         self._yielding: dict[str, int] = {}
         self._nodes_held: dict[str, int] = {}
@@ -131,10 +130,8 @@ class Eviction:
         need = self.nodes - self.freed - coming
         request = self._ask_one(now_min, jobs, need)
         if request is not None:
-            return [
-                *steps,
-                request,
-            ]  # its answer may take long, and what the others do follows from it
+            # Its answer may take long, and the other actions depend on it.
+            return [*steps, request]
         busy = self._yielding.keys() | self._saving.keys() | self._stopped.keys()
         free_to_act = [
             replace(

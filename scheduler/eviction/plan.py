@@ -32,9 +32,8 @@ Number = int | float
 MAX_BYTES = 4_000_000_000  # of the table and its choices; a larger one is refused
 MAX_AMOUNT = 1e30  # node-seconds; minutes
 MAX_DEADLINES = 1_000_000
-CACHED_CELLS = (
-    2**14 - 1
-)  # that numpy works on at once: they stay in the cache, and in malloc's own memory
+# Cells per NumPy operation: they stay in the CPU cache and in malloc's memory.
+CACHED_CELLS = 2**14 - 1
 
 
 @dataclass(frozen=True)
@@ -335,9 +334,8 @@ def round_up(value: Number, grain: Number) -> Number:
     >>> round_up(1.23, 0.1), round_up(1.2, 0.1), round_up(3, 1)
     (1.3, 1.2, 3)
     """
-    return plain(
-        math.ceil(exact(round(value, 9)) / exact(grain)) * exact(grain)
-    )  # 9: the noise of floats
+    # Rounding to 9 digits removes the noise of floats.
+    return plain(math.ceil(exact(round(value, 9)) / exact(grain)) * exact(grain))
 
 
 def _is_whole(value: Any) -> bool:
@@ -521,9 +519,8 @@ class _Table:
         for item, low, paused, killed in reversed(self.stages):
             if row <= 0:
                 return
-            byte, bit = divmod(
-                (row - low) * columns + column, 8
-            )  # packbits: the first bit is the highest
+            # Packbits: the first bit is the highest.
+            byte, bit = divmod((row - low) * columns + column, 8)
             if paused[byte] & 128 >> bit:
                 yield item.id, item.way
                 column -= item.wait

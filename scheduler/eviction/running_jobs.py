@@ -157,14 +157,13 @@ def read_jobs(
 
     Args:
         path: ends in ``.csv`` or ``.json``.
-        storage: what the raw form needs; the direct one does without.
-        resolution: minutes to whose multiples times are rounded up. By default those of the direct
-            form are taken as they are, and those that follow from the raw form are rounded to
+        storage: the file system, required by the raw form only.
+        resolution: times are rounded up to multiples of this many minutes. By default, times of the
+            direct form are not rounded, and times from the raw form are rounded to
             :data:`RESOLUTION`.
 
     Raises:
-        InputError: the file cannot be read, or something in it is wrong; the message names the
-            place.
+        InputError: the file cannot be read or has an error.
     """
     if resolution is not None:
         check_range("the resolution", resolution, MIN_VALUE, MAX_VALUE, "min")
@@ -202,9 +201,8 @@ def _job(
     )
 
 
-Records = Iterator[
-    tuple[str, dict[str, Any], Callable[[str, Any], Any]]
-]  # place, values by name, what makes numbers
+# Place, values by name, what makes numbers.
+Records = Iterator[tuple[str, dict[str, Any], Callable[[str, Any], Any]]]
 
 
 def _csv_records(path: str | Path) -> Records:

@@ -14,10 +14,10 @@ ones.
 The model is that of BFTrainer (Liu et al., arXiv:2106.12091, section 3). Trainer
 ``j`` gains ``O_j(n)`` per second on ``n`` nodes, a piecewise linear curve. It runs on
 ``n_min..n_max`` nodes or waits on none. When it goes from ``c`` nodes to more (fewer),
-it stands still for ``up_s`` (``down_s``) seconds. With ``N`` idle nodes, and none
-expected to leave within ``T`` seconds, the best counts are those that
+it pauses for ``up_s`` (``down_s``) seconds. With ``N`` idle nodes, none of which
+is expected to leave within ``T`` seconds, the best counts solve
 
-    maximise    sum_j  T O_j(n_j) - O_j(c_j) R_j(n_j)                  (Eq. 16)
+    maximize    sum_j  T O_j(n_j) - O_j(c_j) R_j(n_j)                  (Eq. 16)
     where       R_j(n) = up_s if n > c_j, down_s if n < c_j, else 0    (Eq. 13)
     subject to  n_j = 0 or n_min <= n_j <= n_max,  sum_j n_j <= N      (Eqs. 3, 5)
 
@@ -42,7 +42,7 @@ from scheduler.shares import FloatArray, Gains, IntArray, climb, dynamic_program
 
 Counts = tuple[int, ...]
 
-FEW_COUNTS = 2000  # of all trainers: with more, those that are in no optimum are left out first
+FEW_COUNTS = 2000  # of all trainers; if there are more, counts in no optimum are dropped first
 
 # What the owner of a node is when it is not a trainer.
 FREE = -1
@@ -213,14 +213,14 @@ def allocate(
     """Allocate idle nodes optimally.
 
     A dynamic program decides (:func:`scheduler.shares.dynamic_program`), in time O(J N n_max) at
-    most; if there are many counts, those that are in no optimum are dropped first
-    (:func:`scheduler.shares.optimal_counts`).
+    most; if there are many counts, :func:`scheduler.shares.optimal_counts` first drops counts that
+    are in no optimum.
 
     Args:
         trainers: in order of precedence; among equally good allocations the later trainers get the
             fewest nodes.
-        current: current nodes of each, without those that left.
-        nodes: how many are idle, those that the trainers have included.
+        current: current nodes of each, without nodes that left.
+        nodes: number of idle nodes, including the trainers' current nodes.
         horizon_s: seconds for which no node is expected to leave (the paper's T_fwd).
 
     Returns:
@@ -269,9 +269,9 @@ def allocate_equally(
     Args:
         trainers: in order of arrival.
         current: as in :func:`allocate`; only checked.
-        nodes: how many are idle, those that the trainers have included.
+        nodes: number of idle nodes, including the trainers' current nodes.
         horizon_s: not used.
-        more_than_n_min: whether a share must be greater than ``n_min``, and not as great.
+        more_than_n_min: whether a share must be greater than ``n_min``; if not, it may be equal.
 
     Returns:
         The number of nodes of each trainer.

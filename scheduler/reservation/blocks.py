@@ -177,9 +177,8 @@ class _Blocks:
 
     def merged(self, old: _Envelope, new: _Envelope, first: int) -> _Envelope:
         """Merge two envelopes: new lines are flatter, so they are lowest from one crossing on."""
-        start = (
-            int(np.searchsorted(old.begins, self.alive[first], side="right")) - 1
-        )  # steeper ones are done with
+        # Steeper lines are no longer lowest anywhere.
+        start = int(np.searchsorted(old.begins, self.alive[first], side="right")) - 1
         lines = old.lines[start:]
         begins = old.begins[start:]
         x = begins[1:]

@@ -100,9 +100,8 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
         coarse = law
     values, mass = coarse.support
     ends = np.concatenate(([0.0], values))
-    alive = np.concatenate(
-        (np.cumsum(mass[::-1])[::-1], [0.0])
-    )  # the run outlives the first i values
+    # The probability that the run outlives the first i values.
+    alive = np.concatenate((np.cumsum(mass[::-1])[::-1], [0.0]))
     # From the i-th value to the j-th: the expected request of the job.
     step = (ends[None, :] - ends[:, None] + overhead) * alive[:, None]
     step[np.tril_indices(len(ends))] = math.inf

@@ -137,9 +137,8 @@ class Law:
                 "it must be 0 <= low < high"
             )
         check_range(f"{self.name}: high", self.high, 0, MAX_VALUE)
-        if not self._inside > 1e-9 * abs(
-            self._below
-        ):  # a difference without digits is no probability
+        # A difference of rounding errors is no probability.
+        if not self._inside > 1e-9 * abs(self._below):
             raise InputError(
                 f"{self.name}: there is no probability between {self.low} and {self.high}"
             )
@@ -205,9 +204,8 @@ class Law:
 
     @cached_property
     def _is_tail(self) -> bool:
-        return bool(
-            self._scaled(self.low) > 0
-        )  # the normal law's upper half: the others start at 0
+        # The upper half of the normal distribution; other distributions start at 0.
+        return bool(self._scaled(self.low) > 0)
 
     def _reached(self, times: ArrayLike) -> Array:
         """Return the uncut distribution function; minus 1 in its upper tail, to keep digits."""
@@ -398,9 +396,8 @@ def coarsen(law: Discrete, max_values: int) -> tuple[Discrete, float]:
     ([8.0, 10.0, 21.0], [0.25, 0.25, 0.5], 0.05)
     """
     values, mass = law.support
-    excess = (
-        math.expm1(math.log(values[-1] / values[values > 0][0]) / max_values) or 1e-15
-    )  # nearly always enough
+    # This excess is nearly always large enough.
+    excess = math.expm1(math.log(values[-1] / values[values > 0][0]) / max_values) or 1e-15
     while len(_groups(values, excess, max_values)) > max_values:
         excess *= 2
     while excess > 1e-12 and len(_groups(values, excess / 2, max_values)) <= max_values:

@@ -497,8 +497,8 @@ def _non_dominated(labels: _NewLabels, alive: float, rate: float) -> _NewLabels:
     best = np.argmin(flat)
     if best == np.argmin(steep):  # nearly always: it beats all the others
         return labels.take([best])
-    # Those that have spent more than the first lose to it, those that have spent less than the
-    # second to that one.
+    # Labels that have spent more than the first lose to it; labels that have spent less than the
+    # second lose to that one.
     between = (labels.spent <= labels.spent[best]) & (
         labels.spent >= labels.spent[np.argmin(steep)]
     )

@@ -57,7 +57,7 @@ class Outcome:
     Args:
         sjs_efficiency: scheduled job scaling efficiency: lengths of the completed jobs over the
             GPU-minutes held by all ([ELASTIC] section IV-C); NaN where none were held.
-        drop_ratio: dropped jobs over those that arrived.
+        drop_ratio: dropped jobs over arrived jobs.
         mean_completion_min: mean of ``completion_min`` over the completed jobs; NaN without any.
         completed: how many jobs completed.
         completion_min: end - arrival of each job, in the order given; None where it did not

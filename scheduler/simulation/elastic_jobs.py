@@ -32,12 +32,13 @@ MAX_JOBS = 1e6  # drawn at random
 
 PATTERNS = ("low", "high", "bursty")
 ELASTIC = "elastic"
+# For the batches of drawn jobs; not those of an ensemble.
 POLICIES = (
     ELASTIC,
     "fixed",
     "smallest",
     "largest",
-)  # for the batches of drawn jobs; not those of an ensemble
+)
 
 
 # --- from a file --------------------------------------------------------------------------------

@@ -263,9 +263,8 @@ class _Run:
         }
         self.free = set(cluster.devices)
         self.target = Round()
-        self.window: deque[int] = deque(
-            maxlen=stream.ring.window_shards if stream.ring else 1
-        )  # shards of the ring
+        # The shards in the ring.
+        self.window: deque[int] = deque(maxlen=stream.ring.window_shards if stream.ring else 1)
         self.production: Event | None = None
         self.shards = 0  # produced so far
         self.book = _RunRecord(self.samples)
@@ -399,9 +398,8 @@ class _Run:
             alone = epoch_rate(
                 self.rates.models[group.row], self.rates.comm_s, gpus, group.batch, self.samples
             )
-        paid = 1 / (
-            1 / alone + self.costs.epoch_s / self.samples
-        )  # with what passes between epochs
+        # Including the time between epochs.
+        paid = 1 / (1 / alone + self.costs.epoch_s / self.samples)
         return paid * share(self.rates.sharing, group.networks_per_gpu)
 
     def _take_batches(self) -> None:

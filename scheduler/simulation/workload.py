@@ -211,7 +211,7 @@ def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> lis
 
 @dataclass
 class _Past:
-    """The completed runs of one application: those that have ended, and those still running."""
+    """The runs of one application: ended runs, and runs still in progress."""
 
     number: int
     ended: list[float] = field(default_factory=list)

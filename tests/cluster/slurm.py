@@ -489,9 +489,8 @@ def _install():
 def slurm():
     """Start four nodes, n1 to n4; jobs of the partition high preempt and requeue those of low."""
     _install()
-    folder = Path(
-        tempfile.mkdtemp(prefix="fleet-slurm-")
-    )  # a socket's path has at most 107 letters
+    # A socket's path has at most 107 letters.
+    folder = Path(tempfile.mkdtemp(prefix="fleet-slurm-"))
     cluster = Slurm(folder)
     try:
         cluster.start()

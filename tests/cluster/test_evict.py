@@ -261,9 +261,8 @@ def test_evict_holds_a_successor_until_the_urgent_job_starts(slurm, tmp_path):
     slurm.clean()
     ensembles = [Ensemble(slurm, tmp_path / name, nodes=1) for name in "abcd"]
     site = tmp_path / "site.yaml"
-    site.write_text(
-        "base: generic\ndirectives: ['--no-requeue']\n"
-    )  # so each job is followed by another
+    # So that each job is followed by another.
+    site.write_text("base: generic\ndirectives: ['--no-requeue']\n")
     for ensemble in ensembles:
         ensemble.submit("--warn=30s", f"--site={site}")
     for ensemble in ensembles:

@@ -157,11 +157,12 @@ def test_elastic_epoch_too_large_for_fewer_gpus_is_a_row(launch, tmp_path):
 @pytest.mark.long
 @pytest.mark.tensorflow
 def test_elastic_tensorflow_batches_change_and_replay(launch, tmp_path):
+    # With these models a split changes only the order of sums.
     plain = {
         "filters": [4],
         "dense": [8],
         "norm": "none",
-    }  # how a batch is split changes the order of sums alone
+    }
     models = [
         {
             "family": "cnn",

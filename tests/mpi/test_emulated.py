@@ -55,9 +55,8 @@ def test_emulated_networks_train_all_epochs_at_their_rate(launch, tmp_path, poli
     for name, network in networks.items():
         state = read_state(run.paths.last(name))
         assert state.epoch == network.epochs
-        assert state.arrays["weights"][:11].tolist() == [20 * network.epochs] * 10 + [
-            0
-        ]  # each sample once per epoch
+        # Each sample once per epoch.
+        assert state.arrays["weights"][:11].tolist() == [20 * network.epochs] * 10 + [0]
         losses = [record.loss for record in state.history]
         assert losses == sorted(losses, reverse=True)
     log = list(read_events(run.paths.events))
@@ -71,9 +70,8 @@ def test_emulated_networks_train_all_epochs_at_their_rate(launch, tmp_path, poli
             if isinstance(event, EpochEnded) and event.network == name
         ]
         fastest = sum(SCALE * 200 / rate(network, epoch.gpus) for _, epoch in epochs)
-        if not any(
-            change.network == name for change in run.events(GroupChanged)
-        ):  # possibly within an epoch
+        # Possibly within an epoch.
+        if not any(change.network == name for change in run.events(GroupChanged)):
             assert epochs[-1][0] - started[name] >= fastest
 
 

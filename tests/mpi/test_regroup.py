@@ -43,9 +43,8 @@ def test_regroup_adds_freed_devices_within_an_epoch(launch, tmp_path, ranks):
     grown = [event for event in run.events(GroupChanged) if event.network == longest]
     assert [event.position > 0 for event in grown].count(True) >= 1
     assert len(grown[-1].devices) == ranks - 1
-    assert (
-        len([event for event in run.events(GroupStarted) if event.network == longest]) == 1
-    )  # never restarted
+    # Never restarted.
+    assert len([event for event in run.events(GroupStarted) if event.network == longest]) == 1
     for model in models:
         assert replayed(launch, content, run, model["name"]) < 1e-9
 
@@ -102,8 +101,9 @@ def test_regroup_grows_a_group_onto_another_node(launch, tmp_path):
     assert run.status == 0, run.output
     first, second = (event.devices for event in run.events(GroupChanged))
     assert first == (0, 2)
+    # Device 3 may become free after device 1 has joined.
     assert second in (
         (0, 2, 3, 1),
         (0, 2, 1, 3),
-    )  # device 3 may become free after device 1 has joined
+    )
     assert replayed(launch, content, run, "long") < 1e-9

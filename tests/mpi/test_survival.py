@@ -235,6 +235,7 @@ def test_survival_of_a_death_in_a_tensorflow_group(launch, tmp_path, exchange):
         train={"stopping": {"max_epochs": EPOCHS}},
         resources={"engine": "keras", "exchange": exchange},
     )
+    # An epoch is one call of many steps.
     run = launch(
         4,
         content,
@@ -242,7 +243,7 @@ def test_survival_of_a_death_in_a_tensorflow_group(launch, tmp_path, exchange):
         survive=True,
         timeout=600,
         environment={"FLEET_TEST_DEATHS": json.dumps({"2": (STEP, 4)})},
-    )  # an epoch is one call of many steps
+    )
     assert run.status == 0, run.output
     assert [event.network for event in run.events(GroupFailed)] == ["pair"]
     check(launch, run, content, names=())

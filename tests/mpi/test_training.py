@@ -123,6 +123,7 @@ def test_training_signal_stops_within_a_step(launch, tmp_path, ranks):
     models = [{"family": "softmax", "name": "one"}]
     if ranks == 4:
         models.append({"family": "softmax", "name": "pair", "gpus": 2})
+    # `global` may leave the slower network for a later round.
     content = spec(
         tmp_path,
         models,
@@ -130,7 +131,7 @@ def test_training_signal_stops_within_a_step(launch, tmp_path, ranks):
         source="slow",
         train={"stopping": {"max_epochs": 3}},
         schedule={"policy": "adaptive"},
-    )  # `global` may leave the slower network for a later round
+    )
     process = launch.start(ranks, content)
     events = RunPaths(tmp_path / "run").events
     wait_until(
@@ -204,10 +205,11 @@ def test_training_does_not_measure_rates_of_a_file(launch, tmp_path):
     )
     assert run.status == 0, run.output
     assert not run.events(ev.RateMeasured)
+    # 19 samples/s on both are more than 10 on one.
     assert run.events(ev.GroupStarted)[0].devices == (
         0,
         1,
-    )  # 19 samples/s on both are more than 10 on one
+    )
 
 
 def test_training_starts_immediately_and_shows_rates(launch, tmp_path):

@@ -23,11 +23,12 @@ def integer_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
     >>> integer_programme([Curve((1.0, 1.1, 3.0)), Curve((1.0, 1.5))], gpus=3)
     Allocation(gpus=(1, 2), throughput=2.5, method='integer programme')
     """
+    # Half a second to load, and only needed here.
     from scipy.optimize import (
         Bounds,
         LinearConstraint,
         milp,
-    )  # half a second to load, and only needed here
+    )
     from scipy.sparse import csr_array
 
     if not curves:
@@ -83,9 +84,8 @@ def dynamic_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
     return Allocation(counts, math.fsum(factors), "dynamic programme")
 
 
-_Options = tuple[
-    NDArray[np.int64], Array
-]  # GPUs of a job, rising from 0, and what they add to its factor
+# GPUs of a job, rising from 0, and what they add to its factor.
+_Options = tuple[NDArray[np.int64], Array]
 
 
 def _options_of(curve: ScalingCurve) -> _Options:

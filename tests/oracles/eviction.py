@@ -145,7 +145,9 @@ def algorithm_1(jobs: Sequence[RunningJob], nodes: int, deadline: int) -> list[P
             for (freed, time), cell in table.items()
             if freed >= nodes and time <= moment
         ]
-        plans.append(Plan.of(jobs, moment, dict(min(in_time, key=lambda found: found[:2])[2])))
+        plans.append(
+            Plan.of(jobs, moment, dict(min(in_time, key=lambda candidate: candidate[:2])[2]))
+        )
     return plans
 
 

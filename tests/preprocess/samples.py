@@ -63,9 +63,9 @@ class Memory(RandomAccess):
 class Samples(RandomAccess):
     """Inputs with targets of any kind, masks and weights, as a test defines them."""
 
-    def __init__(self, inputs, **said):
+    def __init__(self, inputs, **attributes):
         self.inputs = inputs
-        self.__dict__.update(said)
+        self.__dict__.update(attributes)
 
     def __len__(self):
         return len(self.inputs)

@@ -11,9 +11,9 @@ from preprocess.target import TargetWish
 from tests.preprocess.samples import Memory
 
 
-def source(labels, **said):
+def source(labels, **attributes):
     result = Memory([b""] * len(labels), labels, tuple("abcdef"))
-    result.__dict__.update(said)
+    result.__dict__.update(attributes)
     return result
 
 

@@ -15,12 +15,14 @@ from tests.preprocess.samples import Samples
 ROWS = np.arange(30, dtype=np.float64).reshape(10, 3)
 
 
-def source_of(path, **said):
-    return Samples(ROWS, **said)
+def source_of(path, **attributes):
+    return Samples(ROWS, **attributes)
 
 
-def opened(validation=None, target_request=None, **said):
-    return open_data(f"{__name__}:source_of", None, validation, 0, said, target=target_request)
+def opened(validation=None, target_request=None, **attributes):
+    return open_data(
+        f"{__name__}:source_of", None, validation, 0, attributes, target=target_request
+    )
 
 
 def loaded(source, transforms=(), training=True, epoch=0):
@@ -192,12 +194,12 @@ def pair_of(path, pair):
 # ---- masks -------------------------------------------------------------------------------------
 
 
-def masked(count=6, height=8, width=10, outputs=200, **said):
+def masked(count=6, height=8, width=10, outputs=200, **attributes):
     """Images whose red channel is their mask, so that both must move alike."""
     random = np.random.default_rng(0)
     masks = [random.integers(0, outputs, (height, width)) for _ in range(count)]
     images = [np.stack([mask, 0 * mask, 0 * mask], axis=2).astype(np.uint8) for mask in masks]
-    return Samples(images, target=TargetSpec("mask", outputs, **said), masks=masks)
+    return Samples(images, target=TargetSpec("mask", outputs, **attributes), masks=masks)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -1,11 +1,11 @@
-"""What tests of files share."""
+"""Fixtures of tests that use files."""
 
 import pytest
 
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a file; its path."""
+    """Write a file and return its path."""
 
     def write(name, text):
         path = tmp_path / name

@@ -1,4 +1,4 @@
-"""What every allocator of nodes or GPUs to jobs promises, as one test class.
+"""Promises of every allocator of nodes or GPUs to jobs, as one test class.
 
 An allocator decides how many resources each job gets. Whatever its inputs look
 like, its problem can be told as a table: the value of each job on 0, 1, 2, ...
@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 
-# The inherited tests run once per subclass, which hypothesis would otherwise take for a mistake.
+# The inherited tests run once per subclass, which Hypothesis would otherwise report.
 inherited = settings(
     deadline=None,
     max_examples=examples(50),
@@ -36,7 +36,7 @@ inherited = settings(
 
 @dataclass(frozen=True)
 class Table:
-    """An allocation problem in the words that all allocators share.
+    """An allocation problem in a form common to all allocators.
 
     Attributes:
         resources: how many nodes or GPUs there are to give.
@@ -48,7 +48,7 @@ class Table:
     values: tuple[tuple[float, ...], ...]
 
     def worth(self, counts: tuple[int, ...]) -> float:
-        """The objective of an allocation; minus infinity where a count is not allowed."""
+        """Return the objective of an allocation; minus infinity if a count is not allowed."""
         return math.fsum(self.value(job, count) for job, count in enumerate(counts))
 
     def value(self, job: int, count: int) -> float:
@@ -56,7 +56,7 @@ class Table:
         return row[count] if 0 <= count < len(row) else -math.inf
 
     def best(self) -> float:
-        """The greatest worth of any allocation, by trying all; minus infinity where there is none."""
+        """Return the best objective of all allocations; minus infinity if none is feasible."""
         allowed = [
             [n for n in range(min(len(row), self.resources + 1)) if row[n] > -math.inf]
             for row in self.values
@@ -72,21 +72,21 @@ class Table:
 
 
 class AllocatorContract:
-    """Subclass it as ``TestSomething``, with the three methods below and ``exact``."""
+    """Subclass it as ``TestSomething`` with the three methods below and ``exact``."""
 
     exact = True
     tolerance = 1e-9  # relative, between the allocator's objective and the best there is
 
     def problems(self) -> st.SearchStrategy[Any]:
-        """Problems small enough to try every allocation (some 4 jobs on 8 resources)."""
+        """Draw problems small enough to try every allocation (about 4 jobs on 8 resources)."""
         raise NotImplementedError
 
     def table(self, problem: Any) -> Table:
-        """The problem, told as a table."""
+        """Return the problem as a table."""
         raise NotImplementedError
 
     def counts(self, problem: Any) -> tuple[int, ...] | None:
-        """What the allocator gives each job, in the problem's order; None where nothing is feasible."""
+        """Return the allocator's counts in the order of jobs; None if nothing is feasible."""
         raise NotImplementedError
 
     @inherited

@@ -22,7 +22,7 @@ def networks(draw, index, gpus, bounded=True):
 
 @st.composite
 def ensembles(draw, most_networks=6, most_gpus=10, bounded=True):
-    """A rate table and a cluster on which every network fits; rates may fall, jump and repeat."""
+    """Draw a rate table and a cluster that fits every network; rates may fall, jump and repeat."""
     gpus = draw(st.integers(1, most_gpus))
     per_node = draw(st.integers(1, min(gpus, 4)))
     count = draw(st.integers(1, most_networks))

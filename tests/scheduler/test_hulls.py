@@ -1,4 +1,4 @@
-"""Concave hulls, against the textbook's one point at a time."""
+"""Concave hulls, compared with the textbook algorithm."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from scheduler.hulls import concave_hulls
 
 
 def chain(x, y):
-    """Andrew's monotone chain: the height of the hull at each point."""
+    """Andrew's monotone chain: return the height of the hull at each point."""
     hull = []
     for point in range(len(x)):
         while len(hull) > 1 and (

@@ -27,13 +27,15 @@ def network(steps=STEPS, params_mb=100.0):
 
 factor = st.one_of(st.just(0.0), st.integers(1, 6).map(float), st.floats(0.01, 10.0))
 any_curve = (
-    st.lists(factor, min_size=1, max_size=5).filter(any).map(lambda own: ScalingCurve(tuple(own)))
+    st.lists(factor, min_size=1, max_size=5)
+    .filter(any)
+    .map(lambda factors: ScalingCurve(tuple(factors)))
 )
 
 
 @st.composite
 def concave_curve(draw, max_gpus=5):
-    """Falling gains of sixteenths, so that sums are exact and a concave curve is one to the last bit."""
+    """Return decreasing gains in sixteenths: sums are exact, and concave curves exactly so."""
     gains = sorted(draw(st.lists(st.integers(-2, 40), min_size=1, max_size=max_gpus)), reverse=True)
     factors = 41 / 16 + np.cumsum([0, *gains[1:]]) / 16
     return ScalingCurve((*(0.0,) * draw(st.integers(0, 2)), *np.maximum(factors, 1 / 16).tolist()))
@@ -82,7 +84,9 @@ def test_dynamic_program_equals_integer_program(problem):
 
 
 longer_curve = (
-    st.lists(factor, min_size=1, max_size=12).filter(any).map(lambda own: ScalingCurve(tuple(own)))
+    st.lists(factor, min_size=1, max_size=12)
+    .filter(any)
+    .map(lambda factors: ScalingCurve(tuple(factors)))
 )
 
 
@@ -145,16 +149,16 @@ def test_a_job_that_can_run_nowhere_is_refused(factors):
             (STEPS, batch, seconds)
             for batch, seconds in ((8, 0.6), (12, 0.8), (16, 1.0), (24, 1.4), (32, 1.8))
         ),
-        (STEPS, 33, math.inf),  # there the memory ends
-        (STEPS, 4, 0.4),  # below the smallest that was measured the line goes on
+        (STEPS, 33, math.inf),  # where the memory ends
+        (STEPS, 4, 0.4),  # below the smallest measured batch, the line is extrapolated
         (
             (StepTime(8, 1.0), StepTime(16, 0.5)),
             4,
             1.0,
-        ),  # but for noise: a smaller batch would be slower
+        ),  # without noise, a smaller batch would be slower
         ((StepTime(8, 0.2), StepTime(16, 1.0)), 4, 0.1),
     ],
-)  # or a line that would reach 0
+)  # or of a line that would reach 0
 def test_step_times_are_interpolated(steps, batch, seconds):
     assert elastic.step_seconds(steps, np.array([batch])).tolist() == pytest.approx([seconds])
 
@@ -181,7 +185,7 @@ FEW = [CommTime(50, 2, 1.0), CommTime(100, 2, 1.5), CommTime(50, 3, 2.0)]
         (WIDE, 75, [0.0, 1.25, 2.0, 2.75, 3.5, 4.25]),
         (FEW, 25, [0.0, 0.5, 1.0, 1.5]),
         (FEW, 200, [0.0, 2.5]),
-        # Beyond the last count that was measured none becomes faster.
+        # Beyond the last measured count, no job becomes faster.
         ([CommTime(100, 2, 1.0), CommTime(100, 4, 0.8)], 100, [0.0, 1.0, 0.9, *[0.8] * 5]),
     ],
 )
@@ -198,7 +202,7 @@ def test_an_exchange_that_was_never_measured_is_asked_for():
 
 
 def all_rates(gpus, batches):
-    """T(b, k) of every global batch in the range, by the formula of section III-B3."""
+    """Return T(b, k) of every global batch in the range, by the formula of section III-B3."""
     exchange = elastic.exchange_seconds(EXCHANGES, 100.0, gpus)
     for k in range(1, gpus + 1):
         samples = np.arange(batches.smallest, batches.largest + 1)
@@ -285,7 +289,7 @@ def test_a_profile_feeds_the_analyzer():
 
 @st.composite
 def many_jobs(draw):
-    """Crowds of jobs, some alike and some not, with ties, dips and steps of several GPUs."""
+    """Draw many jobs, some equal, with ties, dips and steps of several GPUs."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     jobs, max_gpus = draw(st.integers(1, 60)), draw(st.integers(1, 12))
     step = draw(st.sampled_from([1.0, 0.25, 1e-3]))
@@ -324,7 +328,7 @@ def test_allocate_many_jobs_equals_dynamic_program(problem):
 @settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32))
 def test_curves_that_are_known_get_what_new_ones_get(seed):
-    """Jobs come, leave, come back, and have curves in common."""
+    """Jobs arrive, leave, return, and share curves."""
     rng = np.random.default_rng(seed)
     cached, jobs = [], []
     for _ in range(12):

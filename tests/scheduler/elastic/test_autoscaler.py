@@ -1,4 +1,4 @@
-"""The decisions of the autoscaler, without any simulator."""
+"""Decisions of the autoscaler, without a simulator."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Job:
 
 
 def needs(*factors):
-    """A job that waits, with its scaling factors."""
+    """A waiting job with its scaling factors."""
     return Job(ScalingCurve(factors))
 
 
@@ -28,7 +28,7 @@ NEEDS_TWO, NEEDS_THREE = needs(0.0, 1.0), needs(0.0, 0.0, 1.0)
 HOLDS = Autoscaling(gpus=6, rescale_cost_min=2.0)  # a size is kept for 18 min
 TWO, FOUR = Job(gpus=2), Job(gpus=4)
 
-# Jobs that run, jobs that wait, the minute, the settings; and the GPUs of both.
+# Running jobs, waiting jobs, the minute, the settings; and the GPUs of all jobs.
 DECISIONS = {
     "running jobs spread over the GPUs that are free": (
         [Job(gpus=1)] * 2,

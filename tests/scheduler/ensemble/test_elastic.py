@@ -1,4 +1,4 @@
-"""The policy elastic: GPUs and batches by the exact optimizer, and only when networks come or go."""
+"""The policy `elastic`: GPUs and batches by the exact optimizer, when networks come or go."""
 
 import itertools
 
@@ -41,7 +41,7 @@ def decide(models, gpus, progress=Progress()):
 
 
 def grown(answer, **more):
-    """Progress in which an answer has been carried out."""
+    """Return the progress after an answer has been carried out."""
     return Progress(
         running=tuple(Member(network.name, network.devices) for network in answer.members),
         target=answer,
@@ -49,7 +49,7 @@ def grown(answer, **more):
     )
 
 
-RANGES = st.tuples(st.integers(1, 32), st.integers(32, 512))  # of which a GPU holds the least batch
+RANGES = st.tuples(st.integers(1, 32), st.integers(32, 512))  # a GPU fits the smallest batch
 
 
 @settings(max_examples=examples(100))
@@ -145,7 +145,7 @@ def test_a_batch_that_cannot_be_is_refused():
 
 
 def test_the_simulation_trains_each_epoch_with_one_batch():
-    """a ends after an epoch on 1 GPU of 2; b grows within its own, and takes the larger batch in its next."""
+    """a ends after an epoch on 1 of 2 GPUs; b grows after its epoch and takes a larger batch."""
     slow = Network(
         "b",
         (1.0,),
@@ -166,8 +166,8 @@ def test_the_simulation_trains_each_epoch_with_one_batch():
     simulated = simulate(
         RateTable(1000, 2, (fast, slow), comm), Cluster.of(2, 2), POLICY, Options(), Costs()
     )
-    # b: 10 s at 50/s; then the 500 that are left in steps of 100 on two GPUs, 1 s and an exchange of 1 s each: 50/s as
-    # before; then 1000 in steps of 200, 2 s and 1 s each.
+    # b: 10 s at 50/s; then the remaining 500 in steps of 100 on two GPUs, 1 s and an exchange of 1
+    # s each: 50/s as before; then 1000 in steps of 200, 2 s and 1 s each.
     assert simulated.makespan_s == pytest.approx(10 + 10 + 15)
     assert sorted((stint.name, len(stint.devices)) for stint in simulated.stints) == [
         ("a", 1),

@@ -19,7 +19,7 @@ def names(table):
 
 
 def written_out(table, gpus):
-    """The same rates, as if all had been measured on one large node."""
+    """Return the same rates as if all were measured on one large node."""
     return replace(
         table,
         gpus_per_node=gpus,
@@ -30,7 +30,7 @@ def written_out(table, gpus):
 
 
 def by_the_book(table, candidates, gpus, delta, peak_limited):
-    """Algorithm 2 line by line, without a thought for speed; None where a tie leaves it open."""
+    """Run Algorithm 2 line by line, slowly; None if a tie makes it ambiguous."""
     table = table if peak_limited else extend_as_printed(table, gpus)
 
     def sizes(network):
@@ -105,7 +105,7 @@ def test_flotilla_joins_within_delta_before_spare_gpus(drawn, delta, peak_limite
     curves = {network.name: network for network in table.models}
     reference = max(rate(network, network.min_gpus) for network in table.models)
     assert sum(members.values()) <= cluster.gpus
-    for name, size in members.items():  # on some count up to the final one it was close enough
+    for name, size in members.items():  # some count up to the final one was close enough
         paces = [rate(curves[name], m) for m in range(curves[name].min_gpus, size + 1)]
         assert min(abs(pace - reference) for pace in paces) <= options.delta.of(reference) + 1e-9
 
@@ -180,11 +180,12 @@ def test_flotilla_gives_a_million_gpus_to_straight_curves():
 
 
 def test_flotilla_literal_extends_rates_from_two_nodes():
+    # Beyond two nodes of one GPU each, where the efficiency drops by 0.6.
     measured = (
         10.0,
         12.0,
         30.0,
-    )  # beyond two nodes of one GPU each, where the efficiency falls by 0.6
+    )
     table = RateTable(100, 1, (Network("falls", measured), Network("b", (10.0, 19.0, 28.0))))
     options = Options(delta=Delta(1.0, relative=True), peak_limited=False)
     assert form_flotilla(table, names(table), 12, options) == form_flotilla(

@@ -1,4 +1,4 @@
-"""Thousands of networks: what is worked out for some of them gives what is worked out for all."""
+"""Thousands of networks: incremental results equal those computed for all networks."""
 
 import heapq
 from dataclasses import replace
@@ -152,8 +152,8 @@ def test_a_set_that_can_be_skipped_changes_no_answer(drawn, finished, seed):
         assert len(answers) == 1
 
 
-def those_who_share(rates, progress, cluster):
-    """The rows of the networks that share the GPUs, by the definition."""
+def rows_that_share(rates, progress, cluster):
+    """Return the rows of the networks that share the GPUs, by the definition."""
     curves = bent_curves(rates, cluster.gpus)
     unfinished = [row for row, name in enumerate(curves.names) if name not in progress.finished]
     first = {
@@ -190,11 +190,11 @@ def those_who_share(rates, progress, cluster):
 
 
 def sizes_of_all(rates, progress, cluster):
-    """The sizes of groups as the definition has them: each step goes through all networks."""
+    """Return the sizes of groups by the definition: each step goes through all networks."""
     curves = bent_curves(rates, cluster.gpus)
-    those_ = those_who_share(rates, progress, cluster)
+    sharing = rows_that_share(rates, progress, cluster)
     rows = np.array(
-        [row for row in sorted(those_) if curves.min_gpus[row] <= cluster.gpus], dtype=np.int64
+        [row for row in sorted(sharing) if curves.min_gpus[row] <= cluster.gpus], dtype=np.int64
     )
     if not len(rows):
         return {}
@@ -250,7 +250,7 @@ def sizes_of_all(rates, progress, cluster):
     rows_outside = cluster.gpus - sum(rounded.values())
     for row, name in enumerate(curves.names):
         if (
-            row not in those_
+            row not in sharing
             and name not in progress.finished
             and curves.min_gpus[row] <= rows_outside
         ):
@@ -324,7 +324,7 @@ def test_equal_tables_are_compared_network_by_network_once():
     )
     assert network.models is not same.models
     assert network == same
-    assert network.models is same.models  # so that the next comparison takes no time
+    assert network.models is same.models  # so that the next comparison is fast
     assert network != RateTable(1, 1, (*network.models[:-1], Network("n29", (2.0,)))) != "no table"
 
 
@@ -374,7 +374,7 @@ def test_online_table_of_hundreds_is_renewed_rarely():
         rates.observe(f"n{number}", 1, Observation(1e9))
         assert (rates.is_off, rates.has_news) == (True, False)
         assert rates.table() is before
-        rates.record_plan()  # a plan that was made meanwhile does not settle it
+        rates.record_plan()  # a plan made meanwhile does not settle it
     rates.observe("n2", 1, Observation(1e9))
     assert rates.has_news
     assert rates.table().by_name["n0"].rates[0] == 1e9
@@ -387,13 +387,13 @@ def test_online_table_of_hundreds_is_renewed_rarely():
     st.lists(st.tuples(st.integers(0, 149), st.floats(1.0, 1e4)), max_size=9),
     st.integers(0, 9),
     st.sampled_from([None, 3e6]),
-)  # those of keys beyond 6 are new
+)  # keys beyond 6 are new
 @settings(max_examples=examples(30), deadline=None)
 def test_online_add_equals_a_new_estimate_of_hundreds(seen, key, operations):
     rates, anew = crowd(3 * RENEWED), crowd(3 * RENEWED)
     late = Traits("late", str(key), operations=1e6 * (1 + key) if key < 7 else operations)
     for network in (rates, anew):
-        for number, observation in seen[: len(seen) // 3 * 3]:  # all of which the table has
+        for number, observation in seen[: len(seen) // 3 * 3]:  # the table has all of them
             network.observe(f"n{number}", 1, Observation(observation))
     rates.table()
     rates.add(late, {})

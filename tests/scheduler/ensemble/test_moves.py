@@ -1,4 +1,4 @@
-"""The moves from what runs to what should run: each by hand, and what all of them promise."""
+"""The moves from the running groups to the planned ones: by hand, and their promises."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ from tests.examples import examples
 INSIDE, BETWEEN, BUSY = m.Stance.INSIDE, m.Stance.BETWEEN, m.Stance.BUSY
 
 
-def group(*devices, stance=BETWEEN, **rest):
-    return m.GroupHolding(devices, stance, **rest)
+def group(*devices, stance=BETWEEN, **fields):
+    return m.GroupHolding(devices, stance, **fields)
 
 
 def round_of(**groups):
@@ -23,7 +23,7 @@ def round_of(**groups):
 
 # ---- by hand -----------------------------------------------------------------------------------
 
-# Groups that run, what should run, the devices that are free; and the moves.
+# Running groups, planned groups, free devices; and the moves.
 BY_HAND = {
     "a group that is as it should be is left alone": (
         {"a": group(1, 0)},
@@ -103,7 +103,7 @@ BY_HAND = {
         {2},
         (m.Shrink("a", (1,)),),
     ),
-    # Newcomers that have to build the network first.
+    # New members that must build the network first.
     "free devices are recruited one by one": (
         {"a": group(0, stance=INSIDE, recruits={})},
         round_of(a=[0, 1, 2]),
@@ -146,7 +146,7 @@ BY_HAND = {
         (),
         (m.Shrink("a", (1,)),),
     ),
-    "a group that will have to stop recruits nobody": (
+    "a group that must stop does not recruit": (
         {"a": group(0, stance=INSIDE, can_change=False, recruits={})},
         round_of(a=[0, 1]),
         {1},
@@ -161,7 +161,7 @@ def test_a_move_is_made_when_it_can_be(groups, target, free, expected):
 
 
 def test_moves_use_freed_devices_at_once_except_after_a_stop():
-    """It saves first."""
+    """The group saves first."""
     assert m.plan_moves(
         {"a": group(0, 1)}, round_of(b=[1], a=[0]), free=(), frees_at_once=True
     ) == (
@@ -180,7 +180,7 @@ DEVICES = range(8)
 
 @st.composite
 def splits(draw, names="abcd"):
-    """Disjoint sets of devices, some of them empty, and what is left."""
+    """Draw disjoint sets of devices, some of them empty, and the remaining ones."""
     owner = draw(
         st.lists(st.sampled_from([*names, ""]), min_size=len(DEVICES), max_size=len(DEVICES))
     )
@@ -192,7 +192,7 @@ def splits(draw, names="abcd"):
 
 @st.composite
 def situations(draw, stances=tuple(m.Stance), must_build=st.booleans()):
-    """Groups that run, what should run, and the devices that are free."""
+    """Draw running groups, planned groups and free devices."""
     has, should = draw(splits()), draw(splits())
     free, groups = set(has.pop("")), {}
     recruiting = draw(must_build)
@@ -266,7 +266,7 @@ def test_no_group_is_asked_for_what_it_cannot_do(situation, frees_at_once):
 
 
 def carried_out(groups, moves_):
-    """What runs after some moves, all recruits have built the network, and all groups have ended an epoch."""
+    """Return the groups after the moves: all recruits have built, and all groups ended an epoch."""
     groups = dict(groups)
     for move in moves_:
         group_ = groups.pop(move.name, None)

@@ -1,4 +1,4 @@
-"""Rates learned from training itself: what is guessed, what is seen, and what calls for another plan."""
+"""Rates learned during training: estimates, observations, and reasons for another plan."""
 
 import math
 from itertools import pairwise
@@ -30,12 +30,12 @@ def online(*networks, gpus=16, prior=None):
 
 
 def rates_in(rates, name, gpus):
-    """What is said of a network on so many GPUs."""
+    """Return the estimate of a network on a number of GPUs."""
     return rate(next(network for network in rates.table().models if network.name == name), gpus)
 
 
 def max_gpus(rates, name):
-    """The most GPUs that it may be planned on."""
+    """Return the largest number of GPUs that it may be planned on."""
     return next(network.max_gpus for network in rates.table().models if network.name == name)
 
 
@@ -44,7 +44,7 @@ def max_gpus(rates, name):
 OBSERVATIONS = st.lists(
     st.tuples(st.sampled_from("abc"), st.integers(1, 12), st.floats(0.1, 1e4)),
     max_size=12,
-    unique_by=lambda one: one[:2],
+    unique_by=lambda observation: observation[:2],
 )
 
 
@@ -136,7 +136,7 @@ def test_online_unmeasured_size_has_the_common_slope():
     rates = online("a", "b")
     for gpus in (1, 2, 4, 8):
         rates.observe("a", gpus, learn.Observation(10.0 * gpus * 0.95 ** (gpus - 1)))
-    rates.observe("b", 2, learn.Observation(38.0))  # 20 on one, by that slope
+    rates.observe("b", 2, learn.Observation(38.0))  # 20 on one GPU, by that slope
     assert rates_in(rates, "b", 4) == pytest.approx(20.0 * 4 * 0.95**3)
     assert rates_in(rates, "b", 1) == pytest.approx(20.0)
     assert rates_in(rates, "a", 6) == pytest.approx(10.0 * 6 * 0.95**5)
@@ -153,7 +153,7 @@ def test_online_unmeasured_size_has_the_common_slope():
 )
 @settings(max_examples=examples(60), deadline=None)
 def test_offsets_of_machine_and_family_are_learned(drawn, machine, data):
-    """Where speed is one factor a family over operations, one network of each tells all others."""
+    """If speed is a factor per family times operations, one network of each predicts all others."""
     factor = {"ResNet": machine, "DenseNet": 3 * machine, "CNN": 0.2 * machine}
     networks = [
         learn.Traits(f"n{i}", f"n{i}", family, operations)
@@ -181,7 +181,7 @@ def test_online_unknown_network_is_like_the_others():
 
 
 def test_online_overestimated_network_does_not_wait_forever():
-    """It is told at the lower end of what it may be, once others have shown how wrong that may be."""
+    """An estimate is the lower end of its range, once others have shown the size of errors."""
     networks = [
         learn.Traits(f"n{i}", f"n{i}", operations=operations)
         for i, operations in enumerate((1.0, 2.0, 4.0, 8.0))
@@ -226,12 +226,12 @@ def test_is_off_needs_more_than_a_quarter_beyond_chance(expected, factor, spread
     assert not table or abs(factor - 1) > learn.OFF
     if spread == 0 and abs(factor - 1) > learn.OFF + 1e-9:
         assert table
-    if table:  # more steps make it surer
+    if table:  # more steps make it more certain
         assert learn.is_off(learn.Observation(observed.rate, spread, 2 * steps), expected)
 
 
 def test_noise_triggers_no_plan_but_a_change_does():
-    """With more ranks than cores a rate of an epoch says little about the next."""
+    """With more ranks than cores, the rate of one epoch says little about the next."""
     rates = online(
         learn.Traits("a", "a", operations=1.0), learn.Traits("b", "b", operations=1.0), gpus=8
     )
@@ -278,7 +278,7 @@ def test_a_plan_by_wrong_rates_is_made_again():
 
 
 def test_the_share_of_a_network_that_proves_slow_grows():
-    """adaptive, told online rates, gives it more GPUs at the next plan, though nothing has finished."""
+    """With online rates, `adaptive` plans more GPUs for it, though no network finished."""
     rates, cluster = online("a", "b", gpus=8), Cluster.of(8, 8)
     for gpus in (1, 2, 4):
         rates.observe("a", gpus, learn.Observation(40.0 * gpus))
@@ -304,7 +304,7 @@ def test_the_share_of_a_network_that_proves_slow_grows():
 
 
 def uncertain():
-    """Some networks that scale well and some that do not, each seen on 1 and 2 GPUs; and one seen on 1 alone."""
+    """Networks that scale well or poorly, each seen on 1 and 2 GPUs; and one seen only on 1 GPU."""
     rates = online(*"abcdef", "x", gpus=4)
     for index, name in enumerate("abcdef"):
         rates.observe(name, 1, learn.Observation(10.0))
@@ -315,15 +315,15 @@ def uncertain():
 
 def test_online_unmeasured_size_is_at_the_upper_end():
     rates = uncertain()
-    mean = 2 * 10.0 * math.sqrt(11.0 / 20.0)  # by the mean of the slopes
-    assert mean < rates_in(rates, "x", 2) <= 20.0 * (1 + 1e-12)  # but for its last bits
+    mean = 2 * 10.0 * math.sqrt(11.0 / 20.0)  # the mean of the slopes
+    assert mean < rates_in(rates, "x", 2) <= 20.0 * (1 + 1e-12)  # except for its last bits
 
 
 def test_online_plan_tries_a_promising_size_once():
     rates, cluster = uncertain(), Cluster.of(2, 2)
     peers = frozenset("abcdef")
     assert group_sizes(rates.table(), Progress(finished=peers), cluster) == {"x": 2}
-    rates.observe("x", 2, learn.Observation(9.0))  # not worth it
+    rates.observe("x", 2, learn.Observation(9.0))  # not worth a GPU
     assert group_sizes(rates.table(), Progress(finished=peers), cluster) == {"x": 1}
 
 

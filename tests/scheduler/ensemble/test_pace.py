@@ -1,4 +1,4 @@
-"""How networks hold each other back."""
+"""How networks that share a stream slow each other down."""
 
 import math
 from itertools import product

@@ -13,7 +13,7 @@ from tests.examples import examples
 
 @st.composite
 def problems(draw, most_devices=9):
-    """Groups that fit on the free devices of nodes that may be partly taken."""
+    """Draw groups that fit on the free devices of nodes that may be partly occupied."""
     per_node = draw(st.integers(1, 4))
     devices = sorted(draw(st.sets(st.integers(0, 11), min_size=1, max_size=most_devices)))
     sizes, remaining = [], len(devices)
@@ -24,7 +24,7 @@ def problems(draw, most_devices=9):
 
 
 def least_score(sizes, devices, per_node):
-    """By trying every choice of devices."""
+    """Try every choice of devices."""
     if not sizes:
         return 0.0
     return min(

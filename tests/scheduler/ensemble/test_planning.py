@@ -1,4 +1,4 @@
-"""Policies on GPUs that networks share, and on an input that is slow."""
+"""Policies on shared GPUs, and with a slow input."""
 
 import math
 from collections import Counter
@@ -36,7 +36,7 @@ def table(*rates, samples=100, epochs=3, **more):
 
 @st.composite
 def shared(draw):
-    """An ensemble, a cluster whose GPUs have slots and some devices of which may be dead, and a curve of sharing."""
+    """Draw an ensemble, a cluster with slots and dead devices, and a sharing curve."""
     rates, cluster = draw(ensembles(most_networks=12, most_gpus=6))
     curve = (1.0, *draw(st.lists(st.floats(0.8, 4.0), max_size=3)))
     supply = draw(st.just(math.inf) | st.floats(1.0, 100.0))
@@ -47,7 +47,7 @@ def shared(draw):
 
 
 def check(answer, rates, cluster):
-    """That an answer can be carried out."""
+    """Check that an answer can be carried out."""
     devices = [device for member in answer.members for device in member.devices]
     assert len(devices) == len(set(devices))
     assert set(devices) <= set(cluster.devices)
@@ -108,7 +108,7 @@ def test_plan_shares_gpus_only_while_networks_outnumber_them():
     assert sorted(
         cluster.gpu(device) for member in first.members for device in member.devices
     ) == sorted(2 * list(range(4)))
-    # Those that are left are all on one GPU, and each gets two whole ones.
+    # The remaining ones are all on one GPU, and each gets two whole GPUs.
     unfinished = tuple(member for member in first.members if cluster.gpu(member.devices[0]) == 0)
     over = frozenset(member.name for member in first.members if member not in unfinished)
     last = plan(
@@ -214,9 +214,8 @@ def test_simulation_on_slow_input_plans_with_the_supply(stream):
         )
         spans[slots] = answer.makespan_s
     assert spans[1] == pytest.approx(60.0, rel=0.1)  # two after two, at the pace of the input
-    assert spans[2] == pytest.approx(
-        30.0, rel=0.1
-    )  # four at once: a GPU is fast enough for two of them
+    # Four at the same time: a GPU is fast enough for two of them.
+    assert spans[2] == pytest.approx(30.0, rel=0.1)
 
 
 def test_an_algorithm_to_the_letter_does_not_look_at_the_input():

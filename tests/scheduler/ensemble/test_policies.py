@@ -1,4 +1,4 @@
-"""What every policy promises, and what each does."""
+"""Promises of every policy, and the behavior of each."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def table(*rates, **bounds):
 
 
 class Trainer:
-    """Carries out the rounds of a policy, with ends of epochs in random order; as the runtime and the simulator do."""
+    """Carries out the rounds of a policy with random epoch ends, as the runtime does."""
 
     def __init__(self, drawn, policy, options, rng, devices_die=False):
         self.rates, self.cluster = drawn
@@ -143,9 +143,8 @@ class TestEveryPolicy:
     def test_it_ends_when_devices_die_and_never_asks_for_a_dead_one(
         self, policy, drawn, options, rng
     ):
-        assert Trainer(
-            drawn, policy, options, rng, devices_die=True
-        ).run()  # each answer is checked
+        # Each answer is checked.
+        assert Trainer(drawn, policy, options, rng, devices_die=True).run()
 
     def test_network_that_no_longer_fits_waits(self, policy):
         rates = RateTable(
@@ -178,7 +177,7 @@ class TestEveryPolicy:
 
 
 class Watched:
-    """Options that remember which of them a policy looked at."""
+    """Options that record which of them a policy reads."""
 
     def __init__(self, options):
         self._options, self.read = options, set()
@@ -290,7 +289,7 @@ class TestGlobal:
         assert self.decide(running=late, finished=frozenset({"n0"}), target=Round()) == Round()
 
     def test_round_that_never_reached_alpha_continues_if_equal(self):
-        slow = table((10.0,), (10.0,))  # one measurement: no use for a second GPU
+        slow = table((10.0,), (10.0,))  # with one measurement, a second GPU has no use
         running = (Member("n0", (0,)), Member("n1", (1,)))
         survivors = POLICIES["global"].decide(
             slow, Progress(running=running), Cluster.of(8, 4), Options()
@@ -429,9 +428,8 @@ class TestAdaptive:
 
     def test_networks_come_to_their_next_rung_together(self):
         rates = table(*[tuple(10.0 * gpus for gpus in range(1, 9))] * 3)
-        progress = Progress(
-            ahead={"n0": 2.0, "n1": 4.0}
-        )  # of n2 nobody knows: as many as the others on average
+        # n2 is unknown: as many as the others on average.
+        progress = Progress(ahead={"n0": 2.0, "n1": 4.0})
         counts = POLICIES["adaptive"].decide(rates, progress, Cluster.of(9, 9), Options()).counts
         assert counts == {"n0": 2, "n1": 4, "n2": 3}
 
@@ -475,13 +473,13 @@ class TestAdaptive:
         ("survivors", "running", "counts"),
         [
             ((), {}, {"n0": 1, "n1": 1, "n2": 1, "n3": 1}),
-            (("n3",), {}, {"n0": 1, "n3": 3}),  # a fourth GPU would not pay for it
+            (("n3",), {}, {"n0": 1, "n3": 3}),  # a fourth GPU would not pay off
             (("n2", "n3"), {}, {"n2": 2, "n3": 2}),
             (
                 ("n3",),
                 {"n0": (0,), "n1": (1,)},
                 {"n0": 1, "n1": 1, "n3": 2},
-            ),  # who has begun trains on
+            ),  # a network that has started trains on
         ],
     )
     def test_survivors_get_paying_gpus_before_others_start(self, survivors, running, counts):

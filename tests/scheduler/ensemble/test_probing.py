@@ -1,4 +1,4 @@
-"""Which group sizes a plan only tries: those on whose rates it depends, of those that nobody has seen."""
+"""Probing: a plan tries group sizes with unknown rates on which it depends."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ GPUS = 8
 
 @st.composite
 def doubted(draw):
-    """A table, each rate at its upper end; and the lower ends, which are the same up to the last size that was seen."""
+    """Return a table of upper ends of rates, and the lower ends, equal up to the last seen."""
     models, lower = [], {}
     for name in "abcd"[: draw(st.integers(1, 4))]:
         seen, upper = draw(st.integers(1, 4)), draw(st.integers(4, GPUS))
@@ -37,12 +37,12 @@ def doubted(draw):
 
 
 def shares(table):
-    """What adaptive gives at the beginning."""
+    """Return the plan of `adaptive` at the beginning."""
     return group_sizes(table, Progress(), Cluster.of(GPUS, 4))
 
 
 def keen(table):
-    """A plan in which each network has the most GPUs of which each adds at least half of the first one's rate."""
+    """Return a plan in which each GPU of a network adds at least half of the first one's rate."""
     sizes = {}
     for network in table.models:
         gains = [
@@ -88,7 +88,7 @@ def test_uncertain_rates_change_no_size_without_a_probe(drawn, weight):
     rates_, lower = drawn
     sizes = keen(rates_)
     probes_ = find_probes(sizes, rates_, lower.__getitem__, keen)
-    for network in rates_.models:  # no more than are asked about at a time
+    for network in rates_.models:  # no more than are requested at a time
         between = [
             high**weight * low ** (1 - weight)
             for high, low in zip(network.rates, lower[network.name], strict=True)
@@ -124,13 +124,14 @@ def test_of_many_doubts_the_greatest_are_asked_about():
     assert probes_ == {(name, 2) for name in questions}
 
 
-# ---- of plans --------------------------------------------------------------------------------------
+# ---- of plans
+# --------------------------------------------------------------------------------------
 
 CLUSTER = Cluster.of(2, 2)
 
 
 def uncertain():
-    """Some networks that scale well and some that do not, all of which are over; and x, seen on one GPU alone."""
+    """Finished networks that scale well or poorly; and x, seen on one GPU only."""
     rates = OnlineRates([Traits(name, name) for name in "abcdefx"], 1000, 4, 2)
     for index, name in enumerate("abcdef"):
         rates.observe(name, 1, Observation(10.0))
@@ -140,7 +141,7 @@ def uncertain():
 
 
 def ask_policy(rates, policy="adaptive", target=None):
-    """What is left to plan is x; returns the answer, and what it only tries."""
+    """Plan the remaining network x; return the answer and the sizes that it probes."""
     progress = Progress(
         finished=frozenset("abcdef"), target=target or Round(), rates_changed=rates.has_news
     )

@@ -1,4 +1,4 @@
-"""Training rates: measured, estimated, useful."""
+"""Training rates: measured, estimated, and useful numbers of GPUs."""
 
 import numpy as np
 import pytest
@@ -23,16 +23,15 @@ def test_beyond_two_nodes_the_rate_is_equation_5_of_the_paper():
         expected = m * measured[7] / 8 * (measured[7] / measured[6] * 7 / 8) ** (m - 8)
         assert rt.rate(network, m) == pytest.approx(expected, rel=1e-12)
     assert [rt.rate(network, m) for m in range(1, 9)] == list(measured)
-    assert rt.rate(Network("a", (10.0, 22.0)), 4) == pytest.approx(
-        44.0
-    )  # but a gain that grows is not carried on
+    # A growing gain is not extrapolated.
+    assert rt.rate(Network("a", (10.0, 22.0)), 4) == pytest.approx(44.0)
     assert rt.curve(Network("a", (10.0,)), 3).tolist() == [10.0, 10.0, 10.0]
 
 
 @pytest.mark.parametrize(
     ("rates", "bounds", "useful"),
     [
-        ((10.0,), {}, [True, False, False]),  # one measurement promises no scaling
+        ((10.0,), {}, [True, False, False]),  # one measurement shows no scaling
         ((10.0, 9.0, 12.0, 12.0, 13.0), {}, [True, False, True, False, True]),
         ((10.0, 5.0, 6.0, 7.0), {"min_gpus": 2, "max_gpus": 3}, [False, True, True, False]),
     ],
@@ -87,7 +86,7 @@ def test_steadied_slopes_differ_as_far_as_measurements_are_exact():
     [
         ((176.0, 21.0), 4, 100, 9),  # M_a = ceil(176 / 21)
         ((40.0, 20.0), 4, 100, 8),  # M_b = two nodes
-        ((176.0, 21.0), 4, 3, 3),  # no more than there are
+        ((176.0, 21.0), 4, 3, 3),  # no more GPUs than the cluster has
         ((), 4, 100, 8),
     ],
 )

@@ -20,7 +20,7 @@ RIGHT = {
 
 
 def changed(path, value):
-    """A copy of RIGHT with one value set, or its key removed."""
+    """Return a copy of RIGHT with one value changed or its key removed."""
     content = copy.deepcopy(RIGHT)
     *way, last = path
     location = content
@@ -50,9 +50,8 @@ def test_what_is_written_is_read_back():
     shared = {**RIGHT, "sharing": [1, 1.6, 2.1]}
     assert parse_rates(shared).sharing == (1, 1.6, 2.1)
     assert write_rates(parse_rates(shared)) == shared
-    for_nothing = changed(
-        ["comm_s", 0, "seconds"], 0
-    )  # two GPUs were as fast as one, as far as one could measure
+    # Two GPUs were as fast as one, within the error of measurement.
+    for_nothing = changed(["comm_s", 0, "seconds"], 0)
     assert write_rates(parse_rates(for_nothing)) == for_nothing
 
 

@@ -1,4 +1,4 @@
-"""What networks that share a GPU train together, and how many should."""
+"""Networks that share a GPU: their combined rate, and how many should share it."""
 
 import math
 
@@ -18,9 +18,9 @@ from scheduler.ensemble.sharing import (
 )
 from tests.examples import examples
 
-SURE = 0.0, 1000  # a spread of nothing over many steps
+SURE = 0.0, 1000  # no deviation over many steps
 CURVES = st.lists(st.floats(0.5, 4.0), min_size=1, max_size=5).map(
-    lambda more: (1.0, *(min(count, one) for count, one in enumerate(more, start=2)))
+    lambda gains: (1.0, *(min(count, gain) for count, gain in enumerate(gains, start=2)))
 )
 
 
@@ -39,7 +39,8 @@ def test_sharing_curve_is_fitted_across_speeds(curve, alone):
     for number, (unit, rate) in enumerate(alone.items()):
         sharing.observe(unit, 1, rate, *SURE)
         for count in range(2, len(curve) + 1):
-            if count == 2 or number == 0:  # not every network is seen beside any number of others
+            # Not every network is measured beside every number of others.
+            if count == 2 or number == 0:
                 sharing.observe(unit, count, rate * share(curve, count), *SURE)
     assert sharing.curve == pytest.approx(curve)
 
@@ -50,7 +51,7 @@ def test_nothing_is_known_before_anything_has_trained_alone():
     sharing.observe(("a", 1), 4, 6.0, *SURE)
     assert (sharing.curve, sharing.fitted, sharing.is_known(2)) == ((), {}, False)
     sharing.observe(("b", 1), 4, 6.0, *SURE)
-    sharing.observe(("b", 1), 1, 12.0, *SURE)  # by b and four, a and two hang together with one
+    sharing.observe(("b", 1), 1, 12.0, *SURE)  # b and four link a and two to one
     assert sharing.fitted == {2: pytest.approx(2 * 10 / 12), 4: pytest.approx(2.0)}
 
 
@@ -86,7 +87,7 @@ def test_what_rests_on_more_steps_counts_for_more():
     for name, rate, steps in (("a", 8.0, 400), ("b", 5.0, 10)):
         sharing.observe((name, 1), 1, 10.0, 0.0, 400)
         sharing.observe((name, 1), 2, rate, 0.3, steps)
-    assert 1.5 < sharing.curve[1] < 1.6  # were both equally sure, 1.26
+    assert 1.5 < sharing.curve[1] < 1.6  # with equal weights it would be 1.26
 
 
 def test_sharing_assumes_idle_slots_until_measured():
@@ -136,7 +137,7 @@ def test_shared_rates_are_converted_to_unshared_ones():
     rates.observe("a", 1, Observation(10.0, steps=1000))
     rates.record_plan()
     rates.observe("a", 1, Observation(7.5, steps=1000, networks_per_gpu=2))
-    assert rates.has_news  # more is known of sharing than when it was planned
+    assert rates.has_news  # more is known about sharing than when it was planned
     rates.observe("b", 1, Observation(30.0, steps=1000, networks_per_gpu=2))
     assert rates.table().sharing == (1.0, 1.5)
     assert [network.rates for network in rates.table().models] == [

@@ -17,7 +17,7 @@ from tests.scheduler.strategies import ensembles
 
 
 def least_time(table, gpus):
-    """The least T such that every network can spend y[i, m] seconds on m GPUs: a linear program."""
+    """Solve the linear program: the least T with y[i, m] seconds on m GPUs per network."""
     hull_ = curves(table, gpus)
     pairs = list(zip(*np.nonzero(hull_.allowed), strict=True))
     work = [network.epochs * table.samples_per_epoch for network in table.models]

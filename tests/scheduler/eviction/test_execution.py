@@ -1,4 +1,4 @@
-"""A plan becomes acts, one look at the machine after the other, and another plan where things go another way."""
+"""Carry out a plan in several snapshots of the machine, and plan again if it deviates."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ CHEAP, DEAR = RunningJob("cheap", 2, 100), RunningJob("dear", 2, 50_000)
 
 
 def look(eviction, minute, *jobs, ending=()):
-    """What there is to do; some jobs may hold their nodes still though they cannot be asked any more."""
+    """The pending actions; some jobs may still hold their nodes after they became unresponsive."""
     nodes_held = {job.id: job.nodes for job in (*jobs, *ending)}
     return [
         (step.kind, step.job)
@@ -52,9 +52,8 @@ def test_what_ends_by_itself_leaves_fewer_nodes_to_free():
 def test_eviction_stops_a_job_that_did_not_save_in_time():
     eviction = Eviction(2, 10, margin_min=1, saves_on_request={"quick"})
     assert look(eviction, 0, QUICK, DEAR) == [("save", "quick")]
-    assert look(eviction, 2, QUICK, DEAR) == [
-        ("deaf", "quick")
-    ]  # stopping it is cheaper still, at the end
+    # Stopping it is still cheaper at the end.
+    assert look(eviction, 2, QUICK, DEAR) == [("deaf", "quick")]
     assert look(eviction, 9, QUICK, DEAR) == [("stop", "quick")]
 
 
@@ -80,7 +79,7 @@ def test_a_job_that_was_stopped_and_stays_is_stopped_again():
 def test_what_could_not_be_done_is_planned_anew():
     eviction = Eviction(2, 0, margin_min=0)
     assert look(eviction, 0, CHEAP, DEAR) == [("stop", "cheap")]
-    eviction.cancel_action("cheap")  # another user's by now, say: it is no candidate any more
+    eviction.cancel_action("cheap")  # no longer a candidate, for example because its user changed
     assert look(eviction, 0.1, DEAR, ending=[CHEAP]) == [("stop", "dear")]
 
 
@@ -120,9 +119,8 @@ def test_eviction_frees_nodes_in_time_if_all_obey(machine, data):
 
 def test_eviction_replans_when_a_job_saves_early():
     eviction = Eviction(4, 6, margin_min=1, saves_on_request={"quick", "slow"})
-    assert look(eviction, 0, QUICK, SLOW, CHEAP) == [
-        ("save", "quick")
-    ]  # and cheap would be stopped: 2 + 4 > 5 min
+    # Cheap would be stopped: 2 + 4 > 5 min.
+    assert look(eviction, 0, QUICK, SLOW, CHEAP) == [("save", "quick")]
     assert eviction.actions == {"cheap": "kill"}
     assert look(eviction, 0.5, SLOW, CHEAP) == [("freed", "quick"), ("save", "slow")]
     assert look(eviction, 4.5, CHEAP) == [("freed", "slow")]

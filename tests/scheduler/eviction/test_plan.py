@@ -1,4 +1,4 @@
-"""Which jobs make room, against all 4^n choices and against the paper's own programme."""
+"""Which jobs to evict, compared with all 4^n choices and with the paper's program."""
 
 import math
 
@@ -21,9 +21,8 @@ from scheduler.simulation.greedy import greedy
 from tests.examples import examples
 from tests.oracles.eviction import algorithm_1, branch_and_bound
 
-LOSS, TIME, FREE_KILLS, SYSTEM, STOPPED, NODES = range(
-    6
-)  # what a plan is judged by, in this order, and its nodes
+# The criteria of a plan, in this order, and its nodes.
+LOSS, TIME, FREE_KILLS, SYSTEM, STOPPED, NODES = range(6)
 HUNDREDTHS = np.array([100, 100, 1, 1, 1, 1])
 
 
@@ -31,7 +30,7 @@ HUNDREDTHS = np.array([100, 100, 1, 1, 1, 1])
 def job_lists(
     draw, max_jobs=6, nodes=(1, 2, 3, 4, 5), losses=(0, 0, 1, 2, 3, 10), times=(None, 0, 1, 2, 3, 4)
 ):
-    """Few different values, so that ties are the rule."""
+    """Draw few different values, so that ties are common."""
     nodes, losses, times = (st.sampled_from(values) for values in (nodes, losses, times))
     return [
         RunningJob(f"j{i}", draw(nodes), draw(losses), draw(times), draw(times))
@@ -40,7 +39,7 @@ def job_lists(
 
 
 def choices(job):
-    """The ways to treat a job and what each adds, in hundredths."""
+    """Return the ways to treat a job and the cost of each, in hundredths."""
     rows = {None: [0, 0, 0, 0, 0, 0], "kill": [job.loss, 0, job.loss == 0, 0, 1, job.nodes]}
     if job.app_time is not None:
         rows["app"] = [0, job.app_time, 0, 0, 1, job.nodes]
@@ -52,12 +51,12 @@ def choices(job):
 
 
 def judge(jobs, actions):
-    """What a plan adds up to."""
+    """Return the totals of a plan."""
     return sum(choices(job)[actions.get(job.id)] for job in jobs)
 
 
 def every_plan(jobs):
-    """What all 4^n plans add up to, shape (plans, 6)."""
+    """Return the totals of all 4^n plans, (plans, 6)."""
     plans = np.zeros((1, 6), int)
     for job in jobs:
         plans = (plans[:, None] + np.array(list(choices(job).values()))).reshape(-1, 6)
@@ -65,7 +64,7 @@ def every_plan(jobs):
 
 
 def assert_none_is_better(jobs, nodes, plans):
-    """Each plan is possible, says what it does, and nothing beats it."""
+    """Check that each plan is possible and consistent, and that no other is better."""
     rivals = every_plan(jobs)
     for plan in plans:
         plan_ = judge(jobs, plan.actions)
@@ -272,9 +271,9 @@ def test_a_job_out_of_range_is_refused(fields, message):
     ],
 )
 @pytest.mark.parametrize(
-    "solve", [plan_evictions, lambda jobs, nodes, *rest: Spectrum(jobs, *rest).plans(nodes)]
+    "solve", [plan_evictions, lambda jobs, nodes, *args: Spectrum(jobs, *args).plans(nodes)]
 )
-def test_a_question_out_of_range_is_refused(solve, nodes, deadline, step, message):
+def test_plan_evictions_refuses_values_out_of_range(solve, nodes, deadline, step, message):
     with pytest.raises(InputError, match=message):
         solve([RunningJob("a", 2, 1), RunningJob("b", 3, 1)], nodes, deadline, step)
 

@@ -1,4 +1,4 @@
-"""Files of running jobs, and what checkpointing costs."""
+"""Files of running jobs, and the cost of checkpoints."""
 
 import json
 
@@ -11,7 +11,10 @@ from scheduler.eviction.running_jobs import Checkpointing, FileSystem, read_jobs
 STORAGE = FileSystem(aggregate_gbps=100, node_gbps=2)
 JOBS = [RunningJob("17", 4, 9600, 20, None), RunningJob("md", 2, 0.5, None, 1.5)]
 DIRECT = "id,nodes,loss,app_time,sys_time\n17,4,9600,20,\nmd,2,0.5,,1.5\n"
-RAW = "id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min\n17,4,120,30,40,60\nmd,2,,10,7.5,\n"
+RAW = (
+    "id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min\n"
+    "17,4,120,30,40,60\nmd,2,,10,7.5,\n"
+)
 
 
 # ---------------------------------------------------------------- what checkpoints cost
@@ -20,9 +23,9 @@ RAW = "id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min\n17,4,12
 @pytest.mark.parametrize(
     ("sizes", "seconds"),
     [
-        ([10] * 100, 10.0),  # 1,000 GB fill the file system
-        ([10] * 4, 5.0),  # 10 GB fill the link of a node
-        ([1, 2, 30], 15.0),  # the fullest node is the last
+        ([10] * 100, 10.0),  # 1,000 GB saturate the file system
+        ([10] * 4, 5.0),  # 10 GB saturate the link of a node
+        ([1, 2, 30], 15.0),  # the node with the most data is the last
         ([], 0.0),
     ],
 )

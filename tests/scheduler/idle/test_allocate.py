@@ -1,4 +1,4 @@
-"""Sharing out idle nodes: the dynamic programme against its oracles, and the placement."""
+"""Allocation of idle nodes: the dynamic program compared with its oracles, and the placement."""
 
 import math
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def trainers(draw, values):
 
 @st.composite
 def problems(draw, most_trainers=4, most_nodes=7, values=SPEEDS):
-    """Any state that a trainer can be in, also fewer than n_min nodes after some left."""
+    """Draw any state of a trainer, including fewer than n_min nodes after some left."""
     team = tuple(draw(st.lists(trainers(values), max_size=most_trainers)))
     nodes = remaining = draw(st.integers(0, most_nodes))
     current = []
@@ -72,7 +72,7 @@ class TestExact(IdleNodesContract):
         return problem.ask(sharing.allocate)
 
 
-# Divisible by any number of nodes between two bends, so that sums have no rounding, which may decide between equals.
+# Divisible by any number of nodes between two bends, so that sums are exact and ties stay ties.
 WHOLE = st.integers(0, 4).map(lambda value: 60 * value)
 
 
@@ -119,7 +119,7 @@ class TestCountsProgram(IdleNodesContract):
 
 
 def nodes_of(problem):
-    """The nodes that each trainer has, from node 0 on."""
+    """Return the nodes of each trainer, from node 0 on."""
     ends = np.cumsum((0, *problem.current)).tolist()
     return [frozenset(range(first, last)) for first, last in pairwise(ends)]
 
@@ -157,7 +157,7 @@ def test_allocate_thirty_trainers_reaches_the_optimum():
     )
 
 
-# One trainer on 6 of 7 nodes that is down to 4, below its n_min of 5, with no way to grow.
+# A trainer on 6 of 7 nodes is down to 4, below its n_min of 5, and cannot grow.
 PREEMPTED = Problem(
     (sharing.Trainer(sharing.RateCurve((5,), (50.0,)), n_min=5, n_max=5),), (4,), 4, 60.0
 )
@@ -177,7 +177,7 @@ def test_published_m_forbids_changes_of_half_of_the_nodes():
     problem = Problem((slow, fast), (8, 0), 8, 60.0)
     small = allocate_nodes(problem.trainers, nodes_of(problem), 8, 60.0, migration_m=9)
     assert problem.ask(sharing.allocate) == (0, 8)
-    assert small.counts == (4, 4)  # (9 - 1) / 2 nodes may change hands
+    assert small.counts == (4, 4)  # at most (9 - 1) / 2 nodes may move
 
 
 def test_a_trainer_below_its_minimum_loses_nothing_by_a_change():
@@ -279,7 +279,7 @@ def test_a_curve_of_no_worth_on_one_node_has_no_speed_up():
 
 @st.composite
 def placements(draw):
-    """Owners of some nodes, and counts that fit."""
+    """Draw owners of some nodes, and counts that fit."""
     owner = draw(st.lists(st.sampled_from([sharing.BUSY, sharing.FREE, 0, 1, 2]), max_size=20))
     remaining = sum(owners != sharing.BUSY for owners in owner)
     counts = {}

@@ -1,4 +1,4 @@
-"""Requests of a chain whose jobs go on where the one before has stopped."""
+"""Requests of a chain whose jobs resume where the previous one stopped."""
 
 from itertools import combinations
 

@@ -1,4 +1,4 @@
-"""Laws of run times, against scipy.stats."""
+"""Distributions of run times, compared with scipy.stats."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ LAWS = {
 
 @pytest.fixture(params=LAWS)
 def pair(request):
-    """A law and the same before it is cut, from scipy."""
+    """Draw a distribution, and the same one before truncation from scipy."""
     parameters, uncut = LAWS[request.param]
     return make_law(request.param, **parameters), uncut
 

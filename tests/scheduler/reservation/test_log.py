@@ -1,4 +1,4 @@
-"""Logs of run times and tabulated laws."""
+"""Logs of run times and empirical distributions."""
 
 from functools import partial
 

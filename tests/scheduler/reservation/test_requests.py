@@ -1,4 +1,4 @@
-"""Sequences of walltime requests, against enumeration and against the table of the paper's Theorem 2."""
+"""Sequences of walltime requests, compared with enumeration and the paper's Theorem 2."""
 
 import math
 from functools import cache
@@ -25,7 +25,7 @@ rates = st.sampled_from([0.0, 0.01, 0.1, 0.25, 1 / 3, 0.5, 0.75, 0.9, 0.99])
 
 @st.composite
 def laws(draw, max_values=7):
-    """Any values, equally spaced or not, some without probability (but never the last)."""
+    """Draw values, equally spaced or not, some with zero probability (but never the last)."""
     values = draw(st.lists(st.integers(1, 40), min_size=1, max_size=max_values, unique=True))
     weights = draw(st.lists(st.integers(0, 4), min_size=len(values) - 1, max_size=len(values) - 1))
     weights = np.array([*weights, draw(st.integers(1, 4))])
@@ -33,7 +33,7 @@ def laws(draw, max_values=7):
 
 
 def makespan(law, requests, rate, spent=0.0):
-    """The definition, run by run."""
+    """Compute the cost by the definition, run by run."""
     total = 0.0
     for value, probability in zip(law.values, law.probabilities, strict=True):
         failed = spent
@@ -53,7 +53,7 @@ def every_sequence(law):
 
 
 def theorem_2(first, step, mass, rate):
-    """The literal dynamic programme: E(i, m, k) over grid indices, started at E(0, 0, 0)."""
+    """Run the literal dynamic program: E(i, m, k) over grid indices, started at E(0, 0, 0)."""
     n = len(mass) - 1
 
     def value(i):
@@ -89,7 +89,7 @@ def test_no_sequence_is_better_than_the_optimal_one(law, rate, spent):
 @given(laws(max_values=9), rates, st.sampled_from([0.0, 3.0, 50.0]), st.integers(1, 2))
 def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(req, "COARSE", coarse)  # bounds from 4 values on
+        patch.setattr(req, "COARSE", coarse)  # use bounds from 4 values on
         patch.setattr(req, "SWEEP_EVERY", 1)
         bounded = req.at_optimal(law, rate, spent)
     best = min(makespan(law, requests, rate, spent) for requests in every_sequence(law))
@@ -140,7 +140,7 @@ def test_the_makespan_of_any_sequence_is_its_definition(law, rate, data):
 @settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=11), st.integers(0, 6), rates)
 def test_labels_agree_with_the_table_of_theorem_2(weights, first, rate):
-    mass = np.array([0, *weights, 1]) / (sum(weights) + 1)  # nothing at v_0
+    mass = np.array([0, *weights, 1]) / (sum(weights) + 1)  # no probability at v_0
     law = Discrete(first + 2.0 * np.arange(len(mass)), mass)
     assert req.at_optimal(law, rate).expected_makespan == pytest.approx(
         theorem_2(first, 2.0, mass, rate)
@@ -149,8 +149,9 @@ def test_labels_agree_with_the_table_of_theorem_2(weights, first, rate):
 
 def test_theorem_2_from_the_first_value_loses_probability():
     law = Discrete([1, 2, 3], [0.5, 0.25, 0.25])
-    assert theorem_2(1.0, 1.0, (0.5, 0.25, 0.25), 0.0) == 1.5  # (0.5 x 0 for the runs that take 1)
-    assert theorem_2(0.0, 1.0, (0.0, 0.5, 0.25, 0.25), 0.0) == 2.5  # started one value lower: right
+    assert theorem_2(1.0, 1.0, (0.5, 0.25, 0.25), 0.0) == 1.5  # 0.5 x 0 for the runs that take 1
+    # Correct if started one value lower.
+    assert theorem_2(0.0, 1.0, (0.0, 0.5, 0.25, 0.25), 0.0) == 2.5
     assert req.t_optimal(law).expected_makespan == 2.5
 
 
@@ -183,7 +184,7 @@ def test_solve_in_blocks_equals_the_sweep(name, monkeypatch):
 
 @st.composite
 def odd_laws(draw):
-    """Values and probabilities over many orders of magnitude, with ties, steps and long tails."""
+    """Draw values and probabilities of many magnitudes, with ties, steps and long tails."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     size = draw(st.integers(1, 300))
     values = draw(

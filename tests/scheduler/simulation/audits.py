@@ -1,4 +1,4 @@
-"""Simulators under audit: each works out anew, from the record alone, that a simulation kept the rules."""
+"""Audited simulators: each checks, from the record alone, that a simulation kept the rules."""
 
 import math
 from collections import Counter
@@ -11,7 +11,7 @@ from scheduler.idle.allocate import BUSY
 from scheduler.simulation import autoscale, batch_queue, eviction, idle_nodes
 from scheduler.simulation.autoscale import SAME_MOMENT
 
-SAME_MIN = 1e-6  # closer moments are one
+SAME_MIN = 1e-6  # closer times are equal
 
 
 class BrokenRuleError(AssertionError):
@@ -38,7 +38,7 @@ def audit_autoscaled(outcome, jobs, settings):
     for holding in outcome.holdings:
         in_use.setdefault(holding.job, []).append(holding)
     must(not in_use.keys() & set(outcome.dropped), "a dropped job held GPUs")
-    early = Counter()  # resizes before their time: to be excused by jobs that start then
+    early = Counter()  # resizes before their hold ended; jobs that start then may excuse them
     for number, job in enumerate(jobs):
         holdings_ = in_use.get(number, [])
         _audit_start(number, job, holdings_)
@@ -71,7 +71,7 @@ def _audit_start(number, job, holdings_):
 
 
 def _audit_changes(number, holdings_, settings):
-    """The resizes of a job before its hold is over, by their moment."""
+    """Return the resizes of a job before its hold ended, by time."""
     early = Counter()
     for before, h in pairwise(holdings_):
         at = f"job {number} at {h.start_min} min"
@@ -125,7 +125,7 @@ def evicted(jobs, actions, nodes, length_min, storage):
 
 
 def audit_evicted(outcome, jobs, actions, nodes):
-    """No node was used twice, and no job was lost."""
+    """Check that no node was used twice and no job was lost."""
     busy_until = {}
     for use in sorted(outcome.uses, key=lambda use: use.start_min):
         for node in use.nodes:
@@ -163,10 +163,10 @@ def queued(jobs, processors, *args, **kwargs):
 
 
 def audit_queued(schedule):
-    """No processor was used twice, and no job was lost or favoured."""
+    """Check that no processor was used twice and no job was lost or favored."""
     completed = [0] * len(schedule.jobs)
     ended = [job.submit for job in schedule.jobs]
-    for run in schedule.runs:  # in the order in which they ended
+    for run in schedule.runs:  # in the order of their ends
         done = run.start + schedule.jobs[run.job].run_time
         must(
             run.start >= ended[run.job],
@@ -184,7 +184,7 @@ def audit_queued(schedule):
     sizes = np.array([schedule.jobs[run.job].processors for run in schedule.runs])
     moments = np.array([run.start for run in schedule.runs] + [run.end for run in schedule.runs])
     changes = np.concatenate((sizes, -sizes))
-    used = np.cumsum(changes[np.lexsort((changes, moments))])  # at one moment, ends before starts
+    used = np.cumsum(changes[np.lexsort((changes, moments))])  # ends before starts at equal times
     must(
         used.max() <= schedule.processors,
         f"{used.max()} processors were used, but the machine has {schedule.processors}",
@@ -195,7 +195,7 @@ def audit_queued(schedule):
 
 
 def replayed(trace, jobs, settings):
-    """A replay whose every decision is audited."""
+    """A replay that audits every decision."""
 
     def decide(trainers, current, nodes, horizon_s):
         counts = settings.policy(trainers, current, nodes, horizon_s)

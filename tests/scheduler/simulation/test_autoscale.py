@@ -1,4 +1,4 @@
-"""The simulation of the autoscaler, by hand and under its audit."""
+"""The simulation of the autoscaler, checked by hand and by its audit."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,7 @@ def jobs(*arrivals, length=30.0, curve=RISING):
 
 
 def test_two_jobs_share_two_gpus():
-    """The first does 15 of 30 min alone, both go on with one GPU, the second does its last 15 alone."""
+    """The first does 15 of 30 min alone; both share; the second does its last 15 alone."""
     outcome = simulate(jobs(0, 10), EVENTS)
     assert outcome.completion_min == pytest.approx((25.0, 25.0))
     assert outcome.mean_completion_min == pytest.approx(25.0)
@@ -48,7 +48,7 @@ def test_decision_includes_events_of_its_moment():
 
 
 def test_rounding_does_not_delay_a_job_past_its_decision():
-    """The first runs from 0.3 to 1.8, and 6 x 0.3 is a little less: it has ended when the second is tried."""
+    """The first runs from 0.3 to 1.8, and 6 x 0.3 is slightly less: it ends in time."""
     jobs_ = [ElasticJob(0.0, 1.5, ScalingCurve((1.0,))), ElasticJob(1.6, 1.0, ScalingCurve((1.0,)))]
     outcome = simulate(jobs_, Autoscaling(gpus=1, interval_min=0.3, drop=True))
     assert outcome.completion_min == pytest.approx((1.8, 1.2))
@@ -71,14 +71,14 @@ def test_job_that_never_fits_is_dropped():
 
 
 def test_a_resize_costs_time_in_which_the_gpus_are_held():
-    """The first halts from 10 to 12 and ends at 27; the second halts to 29, with 13 min to do on 2 GPUs."""
+    """The first halts from 10 to 12 and ends at 27; the second halts to 29 (13 min left)."""
     outcome = simulate(jobs(0, 10), replace(EVENTS, rescale_cost_min=2.0, hold_min=0.0))
     assert outcome.completion_min == pytest.approx((27.0, 27.0 + 2.0 + 13.0 / 1.5 - 10.0))
     assert outcome.sjs_efficiency == pytest.approx(60 / (2 * (29.0 + 13.0 / 1.5)))
 
 
 def test_costly_resize_shrinks_for_a_start_and_holds():
-    """The second, resized never, is still held at one GPU when the first ends at 27."""
+    """The second was never resized and is still held at one GPU when the first ends at 27."""
     outcome = simulate(jobs(0, 10), replace(EVENTS, rescale_cost_min=2.0))
     assert [(h.job, h.gpus, h.start_min) for h in outcome.holdings] == [
         (0, 2, 0.0),
@@ -89,7 +89,7 @@ def test_costly_resize_shrinks_for_a_start_and_holds():
 
 
 def test_held_size_is_reconsidered_without_events():
-    """Started at 10 on one GPU each; when the short one's GPU is given out at 20 the long one may not grow yet."""
+    """Both start at 10 on one GPU; when the short one frees its GPU at 20, the long one is held."""
     two = [ElasticJob(0, 5.0, RISING), ElasticJob(0, 60.0, RISING)]
     outcome = simulate(two, Autoscaling(gpus=2, interval_min=10, rescale_cost_min=2.0))
     assert [h.start_min for h in outcome.holdings if h.job == 1] == [10.0, 30.0]
@@ -139,7 +139,7 @@ some_settings = st.builds(
 @settings(max_examples=examples(200), deadline=None)
 @given(some_jobs, some_settings, st.sampled_from([math.inf, 45.0]))
 def test_simulation_passes_its_audit_and_bounds_resizes(jobs_, how, minutes):
-    """Those after a hold by the time there is, the others by what started jobs need."""
+    """Return the resizes after a hold by time, and the others by the need of started jobs."""
     outcome = simulate(jobs_, how, minutes)
     if how.rescale_cost_min:
         gpus_ = math.fsum(h.end_min - h.start_min for h in outcome.holdings)

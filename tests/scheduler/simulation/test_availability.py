@@ -1,4 +1,4 @@
-"""The profile of free processors, against an array with an entry for each unit of time."""
+"""The profile of free processors, compared with an array with an entry per unit of time."""
 
 import math
 
@@ -13,7 +13,7 @@ spans = st.tuples(st.integers(0, 20), st.integers(1, 15), st.integers(1, 4))
 
 
 def both(holds):
-    """A profile of 10 processors, the array that says the same, and the holds that had room."""
+    """Draw a profile of 10 processors, the equivalent array, and the holds that fit."""
     free, array, reserved = Availability(10), np.full(HORIZON, 10), []
     for start, length, processors in holds:
         if array[start : start + length].min() >= processors:

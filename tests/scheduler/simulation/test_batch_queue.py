@@ -1,4 +1,4 @@
-"""The batch queue: by hand, by a naive planner, and by its audit."""
+"""The batch queue, checked by hand, by a naive planner, and by its audit."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ LAW = Discrete([1, 4, 8], [0.5, 0.25, 0.25])
 
 @st.composite
 def jobs(draw, max_jobs=8, small=True):
-    """Jobs in whole numbers on a machine of 10; some must ask again, some know their law."""
+    """Draw jobs on a machine of 10; some must request again, some know their distribution."""
     queue = []
     for _ in range(draw(st.integers(1, max_jobs))):
         walltimes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True))
@@ -38,7 +38,7 @@ def jobs(draw, max_jobs=8, small=True):
 
 
 def starts(schedule):
-    """When each job started, run after run."""
+    """Return when each job started, run by run."""
     runs = {index: [] for index in range(len(schedule.jobs))}
     for run in schedule.runs:
         runs[run.job].append(run.start)
@@ -56,9 +56,8 @@ def test_every_simulation_passes_its_audit(queue, convention, speculative, strea
     assert schedule.utilization == pytest.approx(useful / (10 * (schedule.end - schedule.start)))
     if not speculative:
         assert not any(run.speculative for run in schedule.runs)
-        for index, times in starts(
-            schedule
-        ).items():  # one for each request that fails, one for the last
+        # One for each failed request, and the last one.
+        for index, times in starts(schedule).items():
             job = schedule.jobs[index]
             assert len(times) == 1 + sum(job.request(k) < job.run_time for k in range(10))
 
@@ -139,11 +138,12 @@ def test_a_failed_job_waits_for_the_next_round():
 
 def test_a_failed_job_fills_a_gap_of_its_own_round():
     queue = [QueueJob(0, 1, 20, (20,)), QueueJob(0, 4, 6, (6,)), QueueJob(0, 4, 3, (2, 3))]
+    # The round lasts until 20.
     assert starts(simulate(queue, 5, PLANNED)) == {
         0: [0],
         1: [0],
         2: [6, 8],
-    }  # the round lasts until 20
+    }
 
 
 def test_outlived_job_requests_twice_the_last():
@@ -162,13 +162,14 @@ def test_new_jobs_wait_for_the_next_round_or_a_gap():
 
 
 def speculative_runs(queue, processors, convention=BACKFILL):
-    """The runs on speculation, in the order in which they started."""
+    """Return the speculative runs in the order of their starts."""
     schedule = simulate(queue, processors, convention, speculative=True)
     return sorted((run for run in schedule.runs if run.speculative), key=lambda run: run.start)
 
 
 def test_speculation_takes_the_best_use_of_the_gap():
-    # the first job ends at 2 and leaves a gap until 20; the others ask for 19, and the likelier one is tried first
+    # The first job ends at 2 and leaves a gap until 20; the others request 19; the likelier goes
+    # first.
     likely, unlikely = Discrete([3, 19], [0.9, 0.1]), Discrete([3, 19], [0.1, 0.9])
     queue = [
         QueueJob(0, 4, 2, (20,)),
@@ -193,7 +194,8 @@ def test_a_wide_job_is_a_better_use_of_a_gap_than_a_narrow_one():
 
 
 def test_speculation_does_not_try_again_what_cannot_succeed():
-    # after 17 in the gap the second job is known to need 19; the gap that the third leaves is too short for that
+    # After 17 in the gap, the second job is known to need 19; the third job's gap is too short for
+    # it.
     queue = [
         QueueJob(0, 1, 2, (20,)),
         QueueJob(0, 1, 19, (19,), Discrete([1, 19], [0.5, 0.5])),

@@ -1,4 +1,4 @@
-"""Ensembles to simulate: drawn, converted, redrawn, with errors."""
+"""Simulated ensembles: drawn, converted, redrawn, with errors."""
 
 from dataclasses import replace
 

@@ -105,7 +105,7 @@ def test_both_policies_get_the_same_arrivals():
 
 
 def test_busy_times_bring_full_load_and_quiet_ones_a_quarter():
-    """Of Poisson counts this large five standard deviations are 5 %."""
+    """The counts are Poisson and so large that five standard deviations are 5 %."""
 
     def work(pattern):
         arrived = generate(2000, 480, pattern, "elastic", seed=0)
@@ -160,7 +160,7 @@ def test_numbers_that_cannot_be_are_refused(wrong, message):
 
 
 def test_the_first_category_scales_as_the_paper_measured():
-    """[ELASTIC] Table II: scaling factors of category 1 on two GPUs, by batch per GPU."""
+    """Scaling factors of category 1 on two GPUs, by batch per GPU ([ELASTIC] Table II)."""
     kind, *_ = workload().categories
     for per_gpu, measured in [(8, 0.86), (11, 1.06), (16, 1.3), (22, 1.45), (32, 1.66)]:
         curve = scaling_curve(kind.network, workload().comm_s, kind.batches, 2, fixed=2 * per_gpu)

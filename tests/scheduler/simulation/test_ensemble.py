@@ -1,4 +1,4 @@
-"""The simulated ensemble: by hand, against the bound, and against the paper's totals."""
+"""The simulated ensemble: checked by hand, against the bound, and against the paper's totals."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ FLEET100 = SHARED / "ensembles/fleet100.json"
 
 
 def table(*networks, samples=100):
-    """Networks of (epochs, rates...)."""
+    """Make networks from (epochs, rates...)."""
     return RateTable(
         samples,
         4,
@@ -60,7 +60,7 @@ def run(rates, gpus, policy="baseline", costs=Costs(), stream=Stream(), per_node
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Register a policy that answers by looking names up: finished networks -> members."""
+    """Register a policy that looks up its answer: finished networks -> members."""
 
     def register(script):
         def policy(rates, progress, cluster, options):
@@ -100,10 +100,10 @@ def test_a_free_gpu_takes_the_next_network():
 
 
 def test_lockstep_trains_all_at_the_slowest_rate():
-    # n1 holds n0 at 5 samples/s for its one epoch of 20 s; then n0 has 2 of its 3 epochs to go.
+    # n1 slows n0 to 5 samples/s for its one epoch of 20 s; then n0 has 2 of its 3 epochs left.
     simulated = run(table((3, 10), (1, 5)), 2, stream=Stream(count=1))
     assert simulated.makespan_s == pytest.approx(20 + 20)
-    # GPU 0 worked at half its rate for 20 s, GPU 1 has nothing to do for the last 20 s.
+    # GPU 0 worked at half its rate for 20 s; GPU 1 is idle for the last 20 s.
     assert simulated.waiting_s_per_gpu == pytest.approx((10 + 20) / 2)
 
 
@@ -121,7 +121,7 @@ def test_a_group_grows_at_any_step_as_soon_as_devices_are_free(scripted):
             frozenset({"n0", "n1"}): {},
         }
     )
-    # After 4 s n1 is done, and n0 goes on with 60 samples of its epoch on two GPUs; it forms for 3 s.
+    # After 4 s n1 is done, and n0 trains its last 60 samples on two GPUs; regrouping takes 3 s.
     simulated = run(table((1, 10, 20), (1, 25)), 2, "scripted", Costs(regroup_s=3.0))
     assert simulated.makespan_s == pytest.approx(3 + 4 + 3 + (100 - 40) / 20)
     assert [stint.devices for stint in simulated.stints if stint.name == "n0"] == [(0,), (0, 1)]
@@ -147,14 +147,13 @@ def test_a_group_shrinks_at_the_end_of_its_epoch_only(scripted):
 
 
 def test_stopped_group_holds_devices_for_its_checkpoint():
-    # Both join (delta 0); after n1 converges n0 is stopped, for alpha is 1, and starts anew on both GPUs.
+    # Both join (delta 0); n0 is stopped after n1 converges (alpha 1) and restarts on both GPUs.
     rates = table((2, 10, 20), (1, 10, 20))
     simulated = run(rates, 2, "global", Costs(checkpoint_s=7.0), Stream(count=1), alpha=1.0)
     assert simulated.makespan_s == pytest.approx(10 + 7 + 5)
     assert simulated.checkpoint_s == pytest.approx(7.0)
-    assert simulated.waiting_s_per_gpu == pytest.approx(
-        7 / 2
-    )  # the device of n1, while n0 is written
+    # The device of n1, while n0 is saved.
+    assert simulated.waiting_s_per_gpu == pytest.approx(7 / 2)
 
 
 def test_scheduling_takes_its_time_before_every_change():
@@ -178,7 +177,7 @@ def test_epoch_cost_is_added_for_any_batch():
 
 
 def test_policy_sees_networks_only_after_their_arrival():
-    """The second comes within the first one's epoch, and has a GPU from its end on; the last, when all are free."""
+    """The second arrives in an epoch and gets a GPU at its end; the last when all are free."""
     rates = table((2, 10, 20), (1, 10, 20), (1, 50))
     simulated = simulate(
         rates,
@@ -220,11 +219,11 @@ def test_a_policy_may_be_told_other_rates_than_the_true_ones():
     alone = simulate(
         true, Cluster.of(2, 2), POLICIES["global"], options, Costs(), Stream(), wrong_rates
     )
-    assert alone.rounds[0].members[0].gpus == 2  # as the told rates suggest, and slower in truth
+    assert alone.rounds[0].members[0].gpus == 2  # as the given rates suggest, although it is slower
 
 
 def test_group_that_grows_at_its_epochs_end_still_ends_it():
-    # n2 frees its GPUs a rounding error before 200.46 s, when the epoch of n3 is over as well.
+    # n2 frees its GPUs a rounding error before 200.46 s, when the epoch of n3 also ends.
     rates = table((1, 0.5), (1, 0.5), (2, 0.5, 1.0), (1, 0.5, 1.0))
     simulated = run(rates, 5, "adaptive", PAPER_COSTS, per_node=1, peak_limited=False)
     assert {stint.name for stint in simulated.stints} == {"n0", "n1", "n2", "n3"}

@@ -1,4 +1,4 @@
-"""A machine on which an eviction plan is carried out, and the machines that are drawn for it."""
+"""A simulated machine that carries out an eviction plan, and the machines drawn for it."""
 
 from dataclasses import replace
 
@@ -16,11 +16,11 @@ from tests.examples import examples
 from tests.scheduler.simulation.audits import BrokenRuleError, audit_evicted
 from tests.scheduler.simulation.audits import evicted as simulate
 
-SLOW = FileSystem(aggregate_gbps=1, node_gbps=1)  # a GB takes a second
+SLOW = FileSystem(aggregate_gbps=1, node_gbps=1)  # 1 GB takes a second
 
 
 def job(name, nodes, since=30, remaining=100, critical=60, memory=120):
-    """One that is due for a checkpoint in 60 - since minutes, which takes it `nodes` minutes, the system twice that."""
+    """A job due for a checkpoint in 60 - since minutes; it takes `nodes` minutes."""
     return BatchJob(Checkpointing(name, nodes, since, 60, critical, memory), remaining)
 
 
@@ -82,9 +82,8 @@ def test_simulated_plans_keep_their_deadlines(seed, count, share, deadline, opti
     )
     outcome = simulate(jobs, plan.actions, nodes, 45, STORAGE)
     assert outcome.start_min <= plan.checkpoint_time + 1e-9
-    assert outcome.lost_node_s == pytest.approx(
-        plan.loss, abs=0.5 * count
-    )  # a plan counts whole node-seconds
+    # A plan counts whole node-seconds.
+    assert outcome.lost_node_s == pytest.approx(plan.loss, abs=0.5 * count)
 
 
 def test_two_runs_are_the_same():

@@ -1,4 +1,4 @@
-"""Fitting the laws to run times."""
+"""Fitting distributions to run times."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_the_law_that_made_a_sample_is_found_again(name):
     truth = make_law(name, **TRUTHS[name])
     fits = fit_laws(truth.sample(np.random.default_rng(1), 1500))
     same = next(fit for fit in fits if fit.law.name == name)
-    # another law can come close to it, but not do clearly better
+    # another distribution may be close, but not clearly better
     assert same.aic - fits[0].aic < 4
     times = np.linspace(truth.low, truth.high, 200)
     assert np.abs(same.law.cdf(times) - truth.cdf(times)).max() < 0.03

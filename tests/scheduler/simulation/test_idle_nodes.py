@@ -34,7 +34,7 @@ needs_summit = pytest.mark.skipif(not SUMMIT.exists(), reason="the Summit trace 
 
 
 def trace(end_s, *rows):
-    """A trace from (time, nodes that join, nodes that leave)."""
+    """Make a trace from (time, joining nodes, leaving nodes)."""
     flat = [
         (time, node, joins)
         for time, joining, leaving in rows
@@ -46,7 +46,7 @@ def trace(end_s, *rows):
 
 
 def job(speed=10.0, n_max=2, total=1e9, submit_s=0.0, up_s=5.0, down_s=2.0, n_min=1):
-    """A trainer that does ``speed`` samples a second on each node."""
+    """Make a trainer that processes ``speed`` samples per second on each node."""
     curve = RateCurve((n_max,), (speed * n_max,))
     return TrainerJob("net", submit_s, total, curve, Trainer(curve, n_min, n_max, up_s, down_s))
 
@@ -139,7 +139,7 @@ def test_efficiency_is_against_as_many_dedicated_nodes():
 
 
 def test_efficiency_counts_until_all_are_completed():
-    """Done at 100 with two nodes, on two dedicated nodes also: the idle time after it does not count."""
+    """Done at 100 with two nodes, as on two dedicated ones: later idle time does not count."""
     jobs = [job(total=2000)]
     assert idle_nodes.efficiency(
         ONE_LEAVES, jobs, replay(ONE_LEAVES, jobs, idle_nodes.Settings()), 1
@@ -147,9 +147,8 @@ def test_efficiency_counts_until_all_are_completed():
 
 
 def test_efficiency_extends_static_outcome_at_its_mean_rate():
-    jobs = [
-        job(total=2960 - 10)
-    ]  # at 199 s here, with 299 node-seconds; there in 196.7 s on 1.5 nodes
+    # At 199 s here, with 299 node-seconds; there in 196.7 s on 1.5 nodes.
+    jobs = [job(total=2960 - 10)]
     done = replay(ONE_LEAVES, jobs, idle_nodes.Settings())
     assert done.trainers[0].ended_s == pytest.approx(199)
     assert idle_nodes.efficiency(ONE_LEAVES, jobs, done, 1) == pytest.approx(2950 / (10 * 299))
@@ -232,7 +231,7 @@ def test_a_replay_keeps_its_own_rules_and_is_the_same_twice(nodes, jobs, how):
 
 
 def shared(owner, counts):
-    return np.where(owner == FREE, 0, owner)  # whoever it is for, the first gets it
+    return np.where(owner == FREE, 0, owner)  # for any owner, the first one gets it
 
 
 def migrating(owner, counts):
@@ -252,7 +251,7 @@ def test_the_audit_finds_a_placement_that_breaks_the_rules(placement):
 
 @pytest.mark.parametrize("counts", [(1, 2), (3, 0), (0, 1)])
 def test_audit_finds_infeasible_policies(counts):
-    """Of two idle nodes; the first trainer runs on at most two, the second on at least two."""
+    """Two idle nodes: the first trainer runs on at most two, the second on at least two."""
     jobs = [job(), job(n_min=2)]
     with pytest.raises(BrokenRuleError):
         replay(trace(100, (0, [0, 1], [])), jobs, idle_nodes.Settings(policy=lambda *_: counts))
@@ -263,7 +262,7 @@ def test_audit_finds_infeasible_policies(counts):
 
 @pytest.fixture(scope="module")
 def week():
-    """Nodes 0..1023 of Summit for a week, arranged by index and by name, and 1000 ShuffleNet trials."""
+    """Load nodes 0..1023 of Summit for a week, by index and by name, and 1000 ShuffleNet trials."""
     trace_ = read_events(SUMMIT / "summit_idle_events.csv.gz")
     names = read_node_names(SUMMIT / "summit_node_names.txt.gz")
     by_index = trace_.select(0, 1024, 168 * 3600)

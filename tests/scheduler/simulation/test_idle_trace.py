@@ -1,4 +1,4 @@
-"""The files of an idle-node replay, and the mistakes in them."""
+"""The files of an idle-node replay, and errors in them."""
 
 import gzip
 import json
@@ -175,7 +175,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 5)), min_size=1, max_size=30))
 def test_node_seconds_sum_the_idle_time_of_nodes(flips):
-    """Each (pause, node) flips a node after a pause; counted per node, against the integral of the count."""
+    """Each (pause, node) flips a node; counts per node equal the integral of the total."""
     now, since, total, rows = 0.0, {}, 0.0, []
     for pause, node in flips:
         now += pause
@@ -288,7 +288,7 @@ def test_an_objective_that_cannot_be_is_refused(trainers, arguments, complaint):
 
 
 def changed(*path_and_value):
-    """TRAINERS with one value replaced."""
+    """Return TRAINERS with one value replaced."""
     *path, last, value = path_and_value
     document = json.loads(json.dumps(TRAINERS))
     inner = document

@@ -1,4 +1,4 @@
-"""A live run beside its simulation."""
+"""A live run compared with its simulation."""
 
 import pytest
 
@@ -29,9 +29,8 @@ def test_a_run_is_simulated_with_the_epochs_that_it_needed():
         ]
     )
     assert replayed.measured_s == 28.0
-    assert replayed.simulated.makespan_s == pytest.approx(
-        2 * 10 + 5
-    )  # c never trained, and is left out
+    # Network c never trained and is left out.
+    assert replayed.simulated.makespan_s == pytest.approx(2 * 10 + 5)
     assert replayed.measured_s / replayed.simulated.makespan_s == pytest.approx(28 / 25)
     assert [stint.name for stint in replayed.stints] == ["a", "b"]
 

@@ -1,4 +1,4 @@
-"""Jobs drawn from a law or taken from a trace, and schedules as traces."""
+"""Jobs from a distribution or a trace, and schedules as traces."""
 
 import numpy as np
 import pytest
@@ -98,7 +98,7 @@ def test_the_stream_brings_its_share_of_the_machine_as_work():
 
 
 def past(count, run_s=100.0, **columns):
-    """Runs of one application, one after the other."""
+    """Make consecutive runs of one application."""
     return [
         SwfJob(k, 1000.0 * k, 0.0, run_s + k, 4, requested_s=5000, status=1, **columns)
         for k in range(count)
@@ -112,7 +112,7 @@ def test_jobs_from_trace_use_only_past_runs():
     jobs = workload.jobs_from_trace(trace, workload.Rule.CLASSICAL)
     assert [job.requests for job in jobs[:5]] == [(5000.0,)] * 5  # fewer than five runs are known
     assert jobs[5].requests == (104.0,)  # the runs 0 to 4
-    assert jobs[6].requests == (104.0,)  # run 5 began at 5000 and was still going on
+    assert jobs[6].requests == (104.0,)  # run 5 started at 5000 and was still running
     assert jobs[6].law.values.tolist() == [100.0, 101.0, 102.0, 103.0, 104.0]
 
 
