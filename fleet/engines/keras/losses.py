@@ -29,14 +29,10 @@ from fleet.spec.measures import LOSS_OF, name_of
 from fleet.vocabulary.measures import canonical_name
 from preprocess.target import TargetSpec
 
-# Losses of scores without bounds, which no probability stands in for.
+# Losses of unbounded scores, which take logits rather than probabilities.
 _OF_SCORES = {"hinge", "squared_hinge", "categorical_hinge"}
-_NOT_SET = (
-    "y_true",
-    "y_pred",
-    "from_logits",
-    "axis",
-)  # of the parameters of losses, those that no spec sets
+# Parameters of losses that a spec cannot set.
+_NOT_SET = ("y_true", "y_pred", "from_logits", "axis")
 
 
 def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
@@ -51,7 +47,7 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
     """
     measure = LOSS_OF[target.kind] if train.loss is None else train.loss
     if train.loss is None and target.kind in ("class", "mask") and not train.label_smoothing:
-        measure = "sparse_categorical_crossentropy"  # the same, without a number for each class
+        measure = "sparse_categorical_crossentropy"  # equal, but without one-hot targets
     loss = _make_named(replace(train, loss=measure), target)
     return LossFunctions.of(
         train,
@@ -72,15 +68,17 @@ def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) 
         targets: (n, ...).
 
     Raises:
-        SettingError: they are not usable.
+        SettingError: a loss is not usable.
     """
 
     def slope(loss: Loss) -> tf.Tensor | None:
-        any_outputs = tf.constant(np.random.default_rng(0).normal(size=outputs.shape), tf.float32)
+        random_outputs = tf.constant(
+            np.random.default_rng(0).normal(size=outputs.shape), tf.float32
+        )
         with tf.GradientTape() as tape:
-            tape.watch(any_outputs)
-            losses = loss(any_outputs, targets)
-        return tape.gradient(losses, any_outputs)
+            tape.watch(random_outputs)
+            losses = loss(random_outputs, targets)
+        return tape.gradient(losses, random_outputs)
 
     losses.check(
         slope, lambda: losses.evaluation(outputs, targets).numpy(), bool(np.isfinite(outputs).all())
@@ -88,12 +86,12 @@ def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) 
 
 
 def _with_class_weights(loss: Loss, target: TargetSpec, by_class: tf.Tensor | None = None) -> Loss:
-    """Turn a loss of samples, or of pixels, into one of samples with class weights.
+    """Turn a loss of samples or pixels into a loss of samples with class weights.
 
     Args:
         loss: loss of outputs and targets; for masks, excluded pixels have the target -1.
         target: target of a sample.
-        by_class: weight of each class.
+        by_class: (classes,) weights; None for equal weights.
     """
     if target.kind != "mask":
         if by_class is None:
@@ -128,7 +126,7 @@ def _mean_of_pixels(values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(values * counted, axes) / tf.maximum(tf.reduce_sum(counted, axes), 1.0)
 
 
-# ---- losses of Keras, and of one's own ---------------------------------------------------------
+# ---- named losses: Keras or user-defined -------------------------------------------------------
 
 
 def _make_named(train: Train, target: TargetSpec) -> Loss:
@@ -144,7 +142,7 @@ def _make_named(train: Train, target: TargetSpec) -> Loss:
     arguments = loss_arguments(train, target, [key for key in options if key not in _NOT_SET])
     if "from_logits" in options:
         arguments["from_logits"] = True
-    if "axis" in options and options["axis"].default is None:  # without it, of a whole batch
+    if "axis" in options and options["axis"].default is None:  # the default reduces the batch, too
         arguments["axis"] = [1, 2, 3] if target.kind == "mask" else [1]
     takes_scores = "from_logits" in arguments or canonical_name(name) in _OF_SCORES
 
@@ -155,9 +153,8 @@ def _make_named(train: Train, target: TargetSpec) -> Loss:
                 function(tf.maximum(targets, 0), predicted, **arguments), name, target
             )
         expected = to_dense(targets, target)
-        if (
-            target.kind == "mask" and "axis" in arguments
-        ):  # pixels that count for nothing have neither
+        if target.kind == "mask" and "axis" in arguments:
+            # Excluded pixels get neither a target nor a prediction.
             counted = tf.cast(targets >= 0, tf.float32)[..., None]
             expected = expected * counted
             predicted = predicted * counted
@@ -212,7 +209,7 @@ def _make_custom(train: Train) -> Callable[..., Any]:
 
 
 def _per_sample(losses: Any, name: str, target: TargetSpec) -> tf.Tensor:
-    """Return one number per sample or pixel: the mean, if there are several."""
+    """Return one loss per sample or pixel: the mean over further dimensions."""
     losses = tf.cast(losses, tf.float32)
     if losses.shape.rank == 0:
         raise scalar_result_error(name, "loss")
@@ -221,16 +218,16 @@ def _per_sample(losses: Any, name: str, target: TargetSpec) -> tf.Tensor:
     return tf.reduce_mean(losses, axis=list(range(1, losses.shape.rank)))
 
 
-# ---- what is right -----------------------------------------------------------------------------
+# ---- accuracy ----------------------------------------------------------------------------------
 
 
-def _right_pixels(target: TargetSpec) -> Loss:
-    def correct(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+def _correct_pixels(target: TargetSpec) -> Loss:
+    def correct_share(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         labels, counted = _pixels(targets, target)
-        right = tf.equal(tf.argmax(outputs, axis=-1, output_type=tf.int32), labels)
-        return _mean_of_pixels(tf.cast(right, tf.float32), counted)
+        is_correct = tf.equal(tf.argmax(outputs, axis=-1, output_type=tf.int32), labels)
+        return _mean_of_pixels(tf.cast(is_correct, tf.float32), counted)
 
-    return correct
+    return correct_share
 
 
 _CORRECT: dict[str, Callable[[TargetSpec], Loss]] = {
@@ -240,6 +237,6 @@ _CORRECT: dict[str, Callable[[TargetSpec], Loss]] = {
     "multilabel": lambda target: lambda outputs, targets: tf.reduce_mean(
         tf.cast(tf.equal(outputs > 0, targets > 0), tf.float32), axis=-1
     ),
-    "mask": _right_pixels,
+    "mask": _correct_pixels,
     "value": lambda target: lambda outputs, targets: tf.zeros(tf.shape(outputs)[:1]),
 }

@@ -1,9 +1,9 @@
 """Compute Keras and custom metrics from states that add up over steps, ranks and groups.
 
 The state of a metric is a few numbers that grow with each batch: a total and a count, a confusion
-matrix, the hits and misses at each threshold. What a batch adds depends on that batch alone, so
-ranks add up their states, and AUC, F1 or IoU are exact in a group of any size. Other metrics are
-refused.
+matrix, the hits and misses at each threshold. Each batch adds numbers that depend only on that
+batch, so ranks add up their states, and AUC, F1 or IoU are exact in a group of any size. Other
+metrics are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.measures import ACROSS_VALUES, canonical_name
 from preprocess.target import TargetSpec
 
-_PROBES = 12  # made-up samples on which a metric is tried
+_PROBES = 12  # random samples on which a metric is tried
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class _Metric:
     """One metric.
 
     Attributes:
-        name: its column of the results.
-        keras: computes it; its own state is never used.
+        name: column of the results.
+        keras: the Keras metric; its own state is never used.
         inputs_of: (outputs, targets) -> the metric's inputs (targets, predictions).
     """
 
@@ -47,27 +47,24 @@ class _Metric:
 
     @property
     def is_flat(self) -> bool:
-        """True if it takes numbers without rows, which Keras does not weight by rows."""
+        """True if Keras counts single numbers of this metric, so rows cannot be weighted."""
         return isinstance(self.keras, keras.metrics.BinaryIoU)
 
     @property
     def zero_state(self) -> list[tf.Tensor]:
-        """Its initial state."""
+        """Initial state."""
         return [tf.zeros(variable.shape, variable.dtype) for variable in self.keras.variables]
 
     def batch_state(self, outputs: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """Return what some samples add to its state, flat, float32."""
+        """Return what some samples add to the state: (width,) float32."""
         expected, predicted = self.inputs_of(outputs, targets)
-        if (
-            self.is_flat
-        ):  # each number is one to count, so what stands for a sample stands for all of its own
-            repeated = tf.ones_like(predicted) * tf.reshape(
-                weights, [-1, *[1] * (predicted.shape.rank - 1)]
-            )
+        if self.is_flat:  # give each number the weight of its sample
+            ones = [1] * (predicted.shape.rank - 1)
+            repeated = tf.ones_like(predicted) * tf.reshape(weights, [-1, *ones])
             expected, predicted, weights = (
                 tf.reshape(part, [-1]) for part in (expected, predicted, repeated)
             )
-        if "int" in str(self.keras.dtype):  # a table of counts
+        if "int" in str(self.keras.dtype):  # the state is a table of counts
             weights = tf.cast(weights, tf.int32)
         state = self.keras.stateless_update_state(
             self.zero_state, expected, predicted, sample_weight=weights
@@ -76,11 +73,11 @@ class _Metric:
 
     @property
     def width(self) -> int:
-        """Number of elements of its state."""
+        """Number of elements of the state."""
         return sum(int(np.prod(variable.shape)) for variable in self.keras.variables)
 
     def result(self, state: np.ndarray) -> float:
-        """Return the value of a flat state; the mean, if there are several."""
+        """Return the value of a flat state, (width,); the mean, if there are several values."""
         parts = []
         first = 0
         for variable in self.keras.variables:
@@ -115,7 +112,7 @@ class MetricSet(Metrics):
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
-    """Return the metrics that a spec asks for; accuracy is always computed.
+    """Return the metrics that a spec names, except accuracy, which is always computed.
 
     Args:
         train: training settings.
@@ -138,13 +135,13 @@ def _make_metric(measure: Measure, target: TargetSpec) -> _Metric:
     name = name_of(measure)
     if canonical_name(name) in ACROSS_VALUES and target.outputs == 1:
         raise SettingError(
-            f"the metric {name} means nothing for one value: it is taken across the values of each "
-            "sample; r2_score is taken across samples",
+            f"the metric {name} needs several values per sample, because it is computed across "
+            "them; use r2_score, which is computed across samples",
             "train",
             "metrics",
         )
     with wrapping_errors(
-        f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"
+        f"the metric {name} cannot be computed for {target}:", SettingError, "train", "metrics"
     ):
         metric = _Metric(
             label_of(measure),
@@ -159,24 +156,25 @@ def _metric_inputs(
     outputs: tf.Tensor, targets: tf.Tensor, target: TargetSpec, name: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
     is_sparse = takes_class_numbers(name) or ":" in name
-    if (
-        canonical_name(name) == "r2_score"
-    ):  # squares of what is far from 0 have no digits left for their differences
+    if canonical_name(name) == "r2_score":
+        # Center the values: differences of the squares of large numbers lose all digits.
         return tuple(
             tf.cast(part, tf.float64) - tf.constant(target.center or 0.0, tf.float64)
             for part in (targets, outputs)
         )
     predicted = probabilities(outputs, target)
-    if target.kind == "mask":  # every pixel is one to count
+    if target.kind == "mask":  # count each pixel
         predicted = tf.reshape(predicted, (-1, target.outputs))
         flat = tf.cast(tf.reshape(targets, [-1]), tf.int64)
         labels = tf.where(tf.equal(flat, target.void), tf.zeros_like(flat), flat)
-        return (labels if is_sparse else tf.one_hot(labels, target.outputs)), predicted
-    if is_sparse:
-        return (
-            tf.maximum(targets, 0) if target.kind == "class" else tf.cast(targets, tf.float32)
-        ), predicted
-    return to_dense(targets, target), predicted
+        if not is_sparse:
+            labels = tf.one_hot(labels, target.outputs)
+        return labels, predicted
+    if not is_sparse:
+        return to_dense(targets, target), predicted
+    if target.kind == "class":
+        return tf.maximum(targets, 0), predicted
+    return tf.cast(targets, tf.float32), predicted
 
 
 def _make_keras_metric(
@@ -208,14 +206,15 @@ def _make_keras_metric(
             defaults |= {"sparse_y_true": False, "sparse_y_pred": False}
     if "average" in parameters:
         defaults["average"] = "macro"
-        if target.kind == "multilabel":  # otherwise the likeliest label alone is marked
+        if target.kind == "multilabel":  # without a threshold only the most likely label counts
             defaults["threshold"] = 0.5
     if kind is keras.metrics.R2Score:
         defaults["dtype"] = "float64"
     wrong = [key for key in arguments if key not in parameters]
     if wrong:
         raise SettingError(
-            f"the metric {name} takes no {', '.join(wrong)}; it takes {', '.join(parameters)}",
+            f"the metric {name} has no parameter {', '.join(wrong)}; its parameters are "
+            f"{', '.join(parameters)}",
             "train",
             "metrics",
         )
@@ -223,7 +222,7 @@ def _make_keras_metric(
 
 
 def _make_mean_metric(function: Callable[..., Any], name: str) -> keras.metrics.Metric:
-    """Return the mean of a function's numbers for samples as a metric."""
+    """Return the mean over samples of a function as a metric."""
 
     def checked(targets: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
         values = tf.convert_to_tensor(function(targets, predicted))
@@ -237,27 +236,25 @@ def _make_mean_metric(function: Callable[..., Any], name: str) -> keras.metrics.
 
 
 def _check_adds_up(metric: _Metric, target: TargetSpec, name: str) -> None:
-    """Check on made-up samples that a metric can be computed and that its state adds up."""
+    """Check on random samples that a metric can be computed and that its state adds up."""
     random = np.random.default_rng(0)
     targets = tf.constant(target.split(target.random_targets(random, _PROBES))[0])
-    outputs = tf.constant(
-        random.uniform(0.1, 2, (_PROBES, *_output_shape(target))), tf.float32
-    )  # logs are taken
+    # Positive outputs, because some metrics take logarithms.
+    outputs = tf.constant(random.uniform(0.1, 2, (_PROBES, *_output_shape(target))), tf.float32)
     pixels = int(np.prod(target.shape)) if target.kind == "mask" else 1
 
     def batch_state(first: int, last: int) -> np.ndarray:
         weights = tf.ones((last - first) * pixels)
         return np.asarray(metric.batch_state(outputs[first:last], targets[first:last], weights))
 
-    metric.keras.update_state(
-        *metric.inputs_of(outputs, targets)
-    )  # some make their variables only now
+    # Some metrics create their variables in the first update.
+    metric.keras.update_state(*metric.inputs_of(outputs, targets))
     parts = batch_state(0, 5) + batch_state(5, _PROBES)
     combined = batch_state(0, _PROBES)
     if not np.allclose(parts, combined, rtol=1e-4, atol=1e-4, equal_nan=True):
         raise SettingError(
-            f"the metric {name} is refused: its state is not the sum of what batches add to it, so "
-            "that the ranks of a group cannot compute it together",
+            f"the metric {name} is not supported: its state is not a sum over batches, so the "
+            "ranks of a group cannot compute it together",
             "train",
             "metrics",
         )

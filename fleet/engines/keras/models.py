@@ -2,7 +2,8 @@
 
 Every model returns **logits**: its last layer has no softmax. The loss applies the softmax itself,
 as log-sum-exp, which is exact where a probability would already be rounded to 0 or 1, and one rule
-for all networks leaves one loss function. ``keras.ops.softmax(model(images))`` gives probabilities.
+for all networks leaves one loss function. To get probabilities, call
+``keras.ops.softmax(model(images))``.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from preprocess.target import TargetSpec, class_target
 _EPSILON = 1.001e-5
 _MOMENTUM = 0.9
 
-# On weights, which would take logits out of the range of probabilities.
+# Deviations of noise on weights, which would move logits out of the range of probabilities.
 _NOISES = (0.1, 1.0) * 8
 
-# Keyword arguments of keras.applications that follow from the spec
-_GIVEN = (
+# Keyword arguments of keras.applications that follow from the spec.
+_SET_BY_SPEC = (
     "include_top",
     "weights",
     "input_tensor",
@@ -63,15 +64,15 @@ def build_model(
         classes: number of classes, labels or values.
         seed: equal seeds give equal initial weights and dropout masks.
         target: target of a sample; a class by default.
-        loss: named by the spec, for a warning.
+        loss: loss that the spec names, for a warning.
 
     Returns:
         A model from (batch, ...) to (batch, classes), or for masks to (batch, height, width,
         classes).
 
     Raises:
-        UserError: the description is wrong: a missing function, a wrong argument, an image too
-            small.
+        UserError: the description is wrong: a function is missing, an argument is wrong, or images
+            are too small.
         ModelError: a user function raised, or returned something else.
     """
     checked_target = class_target(classes) if target is None else target
@@ -95,7 +96,7 @@ def count_keras_parameters(
 ) -> int:
     """Count the parameters of a network, trainable or not, without allocating them.
 
-    A function that needs values is called once more and its network is built.
+    If a function needs the values of weights, it is called again and its network is built.
 
     Args:
         model: what to build.
@@ -119,7 +120,7 @@ def count_keras_parameters(
         if model.kind != "import":
             return build().count_params()
         return build_isolated(model.target, build, lambda built: built.variables).count_params()
-    except Exception:  # it says why when it is built
+    except Exception:  # the error is raised again when the network is built
         keras.utils.clear_session(free_memory=False)
         with _seeded(seed):
             built = _build_described(model, input_shape, classes, class_target(max(classes, 2)))
@@ -127,15 +128,14 @@ def count_keras_parameters(
                 _call_on_samples(model.target, built, input_shape)
             return built.count_params()
     finally:
-        keras.utils.clear_session(
-            free_memory=False
-        )  # else Keras makes up for what was not initialized here
+        # Otherwise Keras would initialize the skipped variables later.
+        keras.utils.clear_session(free_memory=False)
 
 
 def _build_described(
     model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec
 ) -> keras.Model:
-    """Build a network from its description; it need not have been called yet."""
+    """Build a network from its description; it may not have been called yet."""
     if model.kind == "family":
         return _build_family(model, input_shape, classes, target)
     if model.kind == "application":
@@ -147,8 +147,8 @@ def _build_described(
 def _seeded(seed: int) -> Iterator[None]:
     """Make all random numbers deterministic, and restore Python's and NumPy's generators.
 
-    Layers without a seed take one from Python's generator when they are created. TensorFlow's
-    global seed cannot be read, hence is not restored; FLEET draws nothing from it.
+    Layers without a seed draw one from Python's generator when they are created. TensorFlow's
+    global seed is not restored, because it cannot be read; FLEET does not use it.
     """
     with seeded_generators(seed):
         keras.utils.set_random_seed(seed % 2**32)
@@ -184,25 +184,31 @@ def _apply_layers(descriptions: Iterable[Layer], x: Any) -> Any:
 
 
 _LAYERS: dict[str, Callable[[Layer], keras.layers.Layer]] = {
-    "conv": lambda one: layers.Conv2D(
-        one.outputs,
-        one.side,
-        strides=one.stride,
-        padding="same" if one.pad is None else "valid",
-        use_bias=one.has_bias,
-        kernel_initializer=one.start,
-        name=one.name,
+    "conv": lambda layer: layers.Conv2D(
+        layer.outputs,
+        layer.side,
+        strides=layer.stride,
+        padding="same" if layer.pad is None else "valid",
+        use_bias=layer.has_bias,
+        kernel_initializer=layer.start,
+        name=layer.name,
     ),
-    "dense": lambda one: layers.Dense(one.outputs, kernel_initializer=one.start, name=one.name),
-    "norm": lambda one: layers.BatchNormalization(
-        epsilon=_EPSILON, momentum=_MOMENTUM, name=one.name
+    "dense": lambda layer: layers.Dense(
+        layer.outputs, kernel_initializer=layer.start, name=layer.name
     ),
-    "relu": lambda one: layers.Activation("relu", name=one.name),
-    "max_pool": lambda one: layers.MaxPooling2D(one.side, strides=one.stride, name=one.name),
-    "mean_pool": lambda one: layers.AveragePooling2D(one.side, strides=one.stride, name=one.name),
-    "average": lambda one: layers.GlobalAveragePooling2D(name=one.name),
-    "flatten": lambda one: layers.Flatten(name=one.name),
-    "dropout": lambda one: layers.Dropout(one.share, name=one.name),
+    "norm": lambda layer: layers.BatchNormalization(
+        epsilon=_EPSILON, momentum=_MOMENTUM, name=layer.name
+    ),
+    "relu": lambda layer: layers.Activation("relu", name=layer.name),
+    "max_pool": lambda layer: layers.MaxPooling2D(
+        layer.side, strides=layer.stride, name=layer.name
+    ),
+    "mean_pool": lambda layer: layers.AveragePooling2D(
+        layer.side, strides=layer.stride, name=layer.name
+    ),
+    "average": lambda layer: layers.GlobalAveragePooling2D(name=layer.name),
+    "flatten": lambda layer: layers.Flatten(name=layer.name),
+    "dropout": lambda layer: layers.Dropout(layer.share, name=layer.name),
 }
 
 
@@ -218,10 +224,9 @@ def _build_application(
     args = dict(model.args)
     if "include_preprocessing" in inspect.signature(function).parameters:
         args.setdefault("include_preprocessing", False)  # the spec's transforms scale the pixels
-    prefix = f"keras.applications.{model.target} on {_pixels(input_shape)}:"
-    with wrapping_errors(
-        prefix, UserError, of=(ValueError, TypeError)
-    ):  # as Keras refuses shapes and arguments
+    prefix = f"keras.applications.{model.target} on {_describe_samples(input_shape)}:"
+    # Keras raises these errors for shapes and arguments that it refuses.
+    with wrapping_errors(prefix, UserError, of=(ValueError, TypeError)):
         return function(
             weights=None,
             input_shape=input_shape,
@@ -232,27 +237,27 @@ def _build_application(
 
 
 def _check_application_args(model: Architecture, function: Callable[..., Any]) -> None:
-    allowed = [name for name in inspect.signature(function).parameters if name not in _GIVEN]
+    allowed = [name for name in inspect.signature(function).parameters if name not in _SET_BY_SPEC]
     for name in model.args:
-        if name in _GIVEN:
+        if name in _SET_BY_SPEC:
             raise UserError(
-                f"keras.applications.{model.target}: {name} follows from the spec; leave it out"
+                f"keras.applications.{model.target}: FLEET sets {name} from the spec; remove it "
+                "from args"
             )
         if name not in allowed:
             raise UserError(
-                f"keras.applications.{model.target} has no argument {name!r}; its arguments: "
+                f"keras.applications.{model.target} has no argument {name!r}; its arguments are "
                 f"{', '.join(allowed)}"
             )
 
 
-def _pixels(input_shape: tuple[int, ...]) -> str:
-    """Return a phrase for samples of a shape."""
-    return ("images of " if len(input_shape) == 3 else "samples of ") + "x".join(
-        map(str, input_shape)
-    )
+def _describe_samples(input_shape: tuple[int, ...]) -> str:
+    """Return a phrase such as ``images of 32x32x3``."""
+    noun = "images" if len(input_shape) == 3 else "samples"
+    return f"{noun} of {'x'.join(map(str, input_shape))}"
 
 
-# --- a function of one's own ---------------------------------------------------------------
+# --- user functions ------------------------------------------------------------------------
 
 _USED = {
     "class": "the softmax cross-entropy of its logits",
@@ -265,13 +270,13 @@ _USED = {
 def _warn_of_unused_loss(
     name: str, model: keras.Model, target: TargetSpec, used: Measure | None
 ) -> None:
-    """Warn that a loss given to ``compile`` is not used, and which one is."""
+    """Warn that the loss passed to ``compile`` is not used."""
     loss = getattr(model, "loss", None)
     if loss is not None:
         warnings.warn(
-            f"{name} compiles its model with the loss {_loss_name(loss)}, which is not used: FLEET "
-            f"trains every network with {used or _USED[target.kind]}, and the optimizer of the "
-            "spec; leave the compile out",
+            f"{name} compiles its model with the loss {_loss_name(loss)}, which FLEET ignores: it "
+            f"trains with {used or _USED[target.kind]} and the optimizer of the spec; remove the "
+            "call of compile",
             NetworkWarning,
             stacklevel=2,
         )
@@ -298,19 +303,21 @@ def _logits(
         shape = (target.outputs,)
     if values.shape != (2, *shape):
         raise ModelError(
-            f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *shape)}"
+            f"{name} returns outputs of shape {(None, *values.shape[1:])}; they should have the "
+            f"shape {(None, *shape)}"
         )
     if target.kind == "value":
         return model
     if target.kind != "multilabel" and _are_probabilities(values):
         return _remove_activation(name, model, "softmax")
-    if not _are_bounded(values) or np.isnan(values).any():  # NaN is reported later
+    if not _are_bounded(values) or np.isnan(values).any():  # check_learns reports NaN
         return model
     if target.kind == "multilabel" and _ends_in(model, "sigmoid"):
         return _remove_activation(name, model, "sigmoid")
     if all(map(_are_bounded, _with_other_weights(name, model, input_shape))):
         raise ModelError(
-            f"{name} gives probabilities, by a sigmoid; leave it out, so that it returns logits"
+            f"{name} returns probabilities, from a sigmoid; remove it, so that the model returns "
+            "logits"
         )
     return model
 
@@ -341,12 +348,12 @@ def _call_on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]
     """Call a model on two random samples, which also builds it if necessary.
 
     Raises:
-        ModelError: it takes several inputs, returns several outputs, or cannot take such samples.
+        ModelError: it has several inputs or outputs, or fails on such samples.
     """
     if len(getattr(model, "inputs", None) or ()) > 1:
         raise ModelError(
-            f"{name} takes {len(model.inputs)} inputs; samples have one, so a network should take "
-            "one"
+            f"{name} returns a model with {len(model.inputs)} inputs; it should have one, like the "
+            "samples"
         )
     samples = np.random.uniform(-1.0, 1.0, (2, *input_shape)).astype("float32")
     try:
@@ -358,10 +365,12 @@ def _call_on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"{name} cannot take {_pixels(input_shape)}: {one_line(error)}") from error
+        raise ModelError(
+            f"{name} failed on {_describe_samples(input_shape)}: {one_line(error)}"
+        ) from error
     raise ModelError(
-        f"{name} gives {len(outputs)} outputs; samples have one target, so a network should give "
-        "one"
+        f"{name} returns a model with {len(outputs)} outputs; it should have one, because samples "
+        "have one target"
     )
 
 
@@ -369,15 +378,15 @@ def _check_self_contained(name: str, model: keras.Model, used: Iterable[tf.Varia
     """Check that a model computes only with its own weights.
 
     Raises:
-        ModelError: Keras does not track some of them, such as those of a layer in a plain object.
+        ModelError: Keras does not track some weights, such as weights of a layer in a plain object.
     """
-    known_ids = {id(variable.value) for variable in model.variables}
-    foreign = [variable for variable in used if id(variable) not in known_ids]
+    tracked_ids = {id(variable.value) for variable in model.variables}
+    foreign = [variable for variable in used if id(variable) not in tracked_ids]
     if foreign:
         raise ModelError(
-            f"{name}: the model computes with weights that Keras does not know as its own "
-            f"({foreign[0].name}): they would not be trained, and are not saved; keep layers as "
-            "attributes of the model or in a list of its own, single weights by add_weight"
+            f"{name}: the model uses weights that Keras does not track ({foreign[0].name}), so "
+            "they are neither trained nor saved; make layers attributes of the model, and create "
+            "single weights with add_weight"
         )
 
 
@@ -398,22 +407,26 @@ def _remove_activation(name: str, model: keras.Model, function: str) -> keras.Mo
     if getattr(last, "activation", None) is getattr(keras.activations, function):
         last.activation = keras.activations.linear
         return model
-    is_itself = (
-        type(last).__name__ == function.capitalize()
-    )  # the layer, or the function of keras.ops
-    if is_itself and last is _last_operation(model, inside=False):
+    # The last operation is the layer, or the function of keras.ops.
+    is_separate = type(last).__name__ == function.capitalize()
+    if is_separate and last is _last_operation(model, is_nested=False):
         return keras.Model(model.input, last.input, name=model.name)
     raise ModelError(
-        f"{name} gives probabilities, by a {function} that cannot be removed here; leave out "
-        f"the last {function}, so that it returns logits"
+        f"{name} returns probabilities, from a {function} that FLEET cannot remove; remove the "
+        f"last {function}, so that the model returns logits"
     )
 
 
-def _last_operation(model: keras.Model, inside: bool = True) -> Any:
-    """Return the operation that creates the output; None in a subclass's call."""
+def _last_operation(model: keras.Model, is_nested: bool = True) -> Any:
+    """Return the operation that creates the output; None in a subclass's call.
+
+    Args:
+        model: model whose output is examined.
+        is_nested: True to look inside a model that is the last layer.
+    """
     if not getattr(model, "outputs", None):
         return None
     last = model.outputs[0]._keras_history.operation
-    if inside and isinstance(last, keras.Model):
+    if is_nested and isinstance(last, keras.Model):
         return _last_operation(last)
     return last

@@ -3,8 +3,8 @@
 A step is one ``tf.function``, or two if MPI is called in between; a call of the former can take
 several steps. Steps run while Python prepares the next batch
 (:mod:`fleet.engines.keras.step_queue`); with MPI, a step ends when the next one begins. Each rank
-sums the losses of its own rows and divides by the rows of the *global* batch; the exchange sums over
-the ranks; a later correction accounts for unreadable rows. Penalties are split likewise
+sums the losses of its own rows and divides by the rows of the *global* batch; the exchange sums
+over the ranks; a later correction accounts for unreadable rows. Penalties are split likewise
 (:mod:`fleet.engines.keras.penalties`). So uneven shares are exact, and a rank without rows
 contributes zeros.
 """
@@ -51,8 +51,8 @@ from fleet.storage.files import atomic_write_with
 from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode, seed_host_generators
 
-_Local: TypeAlias = tuple[list[tf.Tensor], Any]  # this rank's gradients and sums
-_COUNT = [item.name for item in fields(StepTotals)].index("count")
+_Local: TypeAlias = tuple[list[tf.Tensor], Any]  # gradients and totals of this rank
+_COUNT = [field.name for field in fields(StepTotals)].index("count")
 
 
 class KerasNetwork:
@@ -60,12 +60,12 @@ class KerasNetwork:
 
     Args:
         exchange_of: creates the gradient exchange of a group; a network may move between groups.
-        free: hyperparameters that are in no graph
+        free: hyperparameters that are not part of a graph
             (:func:`fleet.engines.keras.optimizer.extract_hyperparameters`).
         code: user code that computes a part of a step; its ``if`` and ``while`` may depend on
-            tensors. Looking for such statements in FLEET's code would take half a second per
-            process.
-        seed: for what that code draws from the generators of Python and NumPy.
+            tensors, so AutoGraph converts it. Converting FLEET's code, too, would take half a
+            second per process.
+        seed: seed of the generators of Python and NumPy, from which that code may draw.
         rate: the learning rate, if the batch changes.
         inputs: input buffers of this rank.
     """
@@ -96,13 +96,13 @@ class KerasNetwork:
         self._free = free
         self._queue = StepQueue(inputs)
         self.is_closed = False
-        self._end_previous: Callable[[bool], StepResult] | None = (
-            None  # what ends the step that is under way on the host
-        )
+        # Ends the running step, if MPI is called on the host.
+        self._end_previous: Callable[[bool], StepResult] | None = None
         self._are_sums = sums_over_rows(model, sample.image.shape)
         self._inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._statistics = _with_means(model) if self._inner.use_ema else []
-        self._connected: list[bool] = []  # which variables the loss depends on, once that is traced
+        # True for variables that the loss depends on; empty before tracing.
+        self._connected: list[bool] = []
         target = sample.target
         rows = [
             tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
@@ -126,19 +126,19 @@ class KerasNetwork:
             signature[1],
             *rows,
         ]
-        # The exchange is inside of these graphs, so each kind of it has its own; XLA does
-        # not know Horovod's operation.
+        # These graphs include the exchange, so each kind of exchange has its own graph. XLA does
+        # not support Horovod's operation.
         self._strides: dict[type, Any] = {
             kind: graph_of(self._take_steps, input_signature=several)
             for kind in (NoExchange, HorovodExchange)
         }
         self._compiled = None
-        if xla:  # it wants to know the sizes of what it compiles, so it takes steps one by one
+        if xla:  # XLA needs static sizes, so it takes steps one by one
             del self._strides[NoExchange]
             self._compiled = graph_of(self._compute_exchange_apply, **compiled)
         self._evaluate_graph = graph_of(self._evaluate, input_signature=rows)
 
-    # ---- what the trainer calls ----
+    # ---- methods that the trainer calls ----
 
     def step(  # noqa: D102
         self,
@@ -152,7 +152,7 @@ class KerasNetwork:
             images, targets, [size], [len(targets)], StepTotals(stop=stop), weights
         )().sums[0]
 
-    def can_stride(self) -> bool:  # noqa: D102 - SupportsAsyncGroupSteps says it
+    def can_stride(self) -> bool:  # noqa: D102 - see SupportsAsyncGroupSteps
         return type(self._exchange) in self._strides
 
     def begin_together(  # noqa: D102
@@ -165,10 +165,8 @@ class KerasNetwork:
         weights: np.ndarray | None = None,
     ) -> Callable[[], StepResult]:
         with running_user_code(self.code, quick=True):
-            if self.code is not None:
-                seed_host_generators(
-                    self._seed
-                )  # what is drawn while a graph is made is a part of it
+            if self.code is not None:  # numbers drawn during tracing are part of the graph
+                seed_host_generators(self._seed)
             return self._begin_together(images, targets, sizes, rows, local_flags, weights)
 
     def _begin_together(
@@ -180,9 +178,9 @@ class KerasNetwork:
         local_flags: StepTotals,
         weights: np.ndarray | None,
     ) -> Callable[[], StepResult]:
-        more = (0.0,) * self._measures.metrics.width
+        zeros = (0.0,) * self._measures.metrics.width
         local_rows = pack_rows(images, targets, weights)
-        flags = replace(local_flags, metric_totals=more).pack().astype(np.float32)
+        flags = replace(local_flags, metric_totals=zeros).pack().astype(np.float32)
         exchange = self._exchange
         if isinstance(exchange, MpiExchange):
             return self._begin_on_host(
@@ -246,7 +244,7 @@ class KerasNetwork:
     def _begin_on_host(
         self, exchange: MpiExchange, local_rows: Rows, rows: np.float32, flags: np.ndarray
     ) -> Callable[[], StepResult]:
-        """Begin this rank's part of a step; it ends when the next begins, or when waited for."""
+        """Begin this rank's part of a step; it ends when the next step begins or a caller waits."""
         if self._end_previous is not None:
             self._end_previous(True)
         local: _Local = [], flags
@@ -260,22 +258,19 @@ class KerasNetwork:
                     *self._queue.inputs.upload(local_rows),
                 )
             else:
-                # Its totals wait for the previous step, which reads memory of the exchange that is
-                # written next.
+                # Its totals wait for the previous step, which still reads the exchange's memory.
                 if not self._connected:
                     self._local.get_concrete_function()
                 local = self._zeros(), self._queue.call(tf.identity, tf.constant(flags))
-        except (
-            BaseException
-        ) as caught:  # also one that exits: the other ranks wait for this one's part
+        except BaseException as caught:  # even an exit: the other ranks wait for this rank's part
             error = caught
-        done: list[StepResult] = []
+        results: list[StepResult] = []
 
-        def end(goes_on: bool = False) -> StepResult:
-            if not done:
+        def end(is_async: bool = False) -> StepResult:
+            if not results:
                 self._end_previous = None
-                done.append(self._end_on_host(exchange, local, rows, error, goes_on))
-            return done[0]
+                results.append(self._end_on_host(exchange, local, rows, error, is_async))
+            return results[0]
 
         self._end_previous = end
         return end
@@ -286,20 +281,21 @@ class KerasNetwork:
         local: _Local,
         rows: np.float32,
         error: BaseException | None,
-        goes_on: bool,
+        is_async: bool,
     ) -> StepResult:
         """Sum the parts of all ranks and apply the step.
 
         Args:
             exchange: exchange of the group.
             local: gradients and totals of this rank.
-            rows: rows of the global batch.
+            rows: number of rows of the global batch.
             error: error of this rank, if it failed.
-            goes_on: True to let the next part wait for the update, rather than this call.
+            is_async: True to return before the update has been computed; the next step waits for
+                it.
         """
         gradients, sums = local
         try:
-            sums = np.asarray(sums)  # when they are there, all is
+            sums = np.asarray(sums)  # waits for the whole graph
         except BaseException as caught:
             error = error or caught
         if error is not None:
@@ -311,7 +307,10 @@ class KerasNetwork:
                 step: tuple[Any, ...] = (summed,)
             else:
                 step = (summed, tf.constant(rows / np.float32(total.count)))
-            self._queue.call(self._update, *step) if goes_on else self._update(*step)
+            if is_async:
+                self._queue.call(self._update, *step)
+            else:
+                self._update(*step)
         return StepResult([total], time.perf_counter())
 
     @runs_user_code
@@ -343,8 +342,8 @@ class KerasNetwork:
             return sums, outputs
 
     @runs_user_code
-    def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - SupportsMetrics says it
-        return self._measures.metrics.scores(more)
+    def scores(self, metric_totals: Sequence[float]) -> dict[str, float]:  # noqa: D102
+        return self._measures.metrics.scores(metric_totals)
 
     def average_statistics(self) -> None:
         """Average the untrained floating-point variables across ranks.
@@ -365,7 +364,7 @@ class KerasNetwork:
     def learning_rate(self) -> float:  # noqa: D102
         return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
 
-    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - SupportsRateScaling says it
+    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - see SupportsRateScaling
         self._rate.set(self._optimizer, factor)
 
     def state(self) -> dict[str, np.ndarray]:  # noqa: D102
@@ -377,15 +376,15 @@ class KerasNetwork:
     @runs_user_code
     def load(self, arrays: Arrays) -> None:  # noqa: D102
         named = dict(_named_variables(self._model, self._optimizer, self._statistics))
-        # A checkpoint of FLEET 0.2 has no running means of statistics: they begin with
-        # what these are.
-        of_model = {
+        # A checkpoint of FLEET 0.2 has no running means of statistics; they begin with the
+        # statistics.
+        initial_means = {
             name: arrays.get(name.replace("statistics/", "model/", 1))
             for name in named
             if name.startswith("statistics/")
         }
         arrays = {
-            **{name: array for name, array in of_model.items() if array is not None},
+            **{name: array for name, array in initial_means.items() if array is not None},
             **arrays,
         }
         check_arrays({name: variable.shape for name, variable in named.items()}, arrays)
@@ -393,7 +392,7 @@ class KerasNetwork:
             variable.assign(arrays[name])
 
     @runs_user_code
-    def load_pretrained(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102 - SupportsPretrained says it
+    def load_pretrained(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102
         load_pretrained(self._model, file, skip)
 
     @runs_user_code
@@ -417,7 +416,7 @@ class KerasNetwork:
         check_config(export_model(self._model, self._sample))
 
     @runs_user_code
-    def try_export(self, folder: Path) -> str:  # noqa: D102 - SupportsInspection says it
+    def try_export(self, folder: Path) -> str:  # noqa: D102 - see SupportsInspection
         path = folder / "best.keras"
         self.check_export()
         self.export(self.state(), path)
@@ -429,7 +428,7 @@ class KerasNetwork:
         return self._model.count_params()
 
     @runs_user_code
-    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - SupportsLearningCheck says it
+    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102
         with tf.GradientTape() as tape:
             outputs = tf.cast(
                 self._model(self._inputs(tf.constant(images)), training=True), tf.float32
@@ -471,8 +470,8 @@ class KerasNetwork:
         """Turn a closed network into another one of equal architecture, keeping the graphs.
 
         Args:
-            model, optimizer, rate: of the other network at its start: its variables, and its
-                hyperparameters that are in no graph.
+            model, optimizer, rate: initial state of the other network: its variables, and its
+                hyperparameters that are not part of a graph.
             group: group of the other network.
         """
         inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -487,23 +486,23 @@ class KerasNetwork:
 
     @contextmanager
     def _averaged_weights(self) -> Iterator[None]:
-        """Use the running means of weights and statistics inside the context, if there are any."""
+        """Use the running means of weights and statistics inside the context, if kept."""
         if not self._inner.use_ema:
             yield
             return
         weights = self._model.trainable_variables
-        variables = [*weights, *(now for now, _ in self._statistics)]
+        variables = [*weights, *(statistic for statistic, _ in self._statistics)]
         before = [np.array(variable.numpy()) for variable in variables]
         self._inner.finalize_variable_values(weights)
-        for now, mean in self._statistics:
-            now.assign(mean)
+        for statistic, mean in self._statistics:
+            statistic.assign(mean)
         try:
             yield
         finally:
             for variable, value in zip(variables, before, strict=True):
                 variable.assign(value)
 
-    # ---- what runs inside a graph ----
+    # ---- inside a graph ----
 
     def _inputs(self, images: tf.Tensor) -> tf.Tensor:
         images = augment_deferred(images, self._sample)
@@ -514,9 +513,8 @@ class KerasNetwork:
             return tf.cast(scaled, tf.float32)
         height, width, channels = self._sample.image.shape
         multiplier, offset = self._affine.along_row(width)
-        rows = tf.reshape(
-            images, (-1, height, width * channels)
-        )  # TensorFlow is slow with operands of three numbers
+        # TensorFlow is slow with operands of three numbers.
+        rows = tf.reshape(images, (-1, height, width * channels))
         scaled = tf.cast(rows * multiplier + offset, tf.float32)
         return tf.reshape(scaled, (-1, height, width, channels))
 
@@ -537,7 +535,8 @@ class KerasNetwork:
                 weights.
 
         Returns:
-            A gradient of each trainable variable's shape and type, and the totals (6 + metrics,).
+            The gradient of each trainable variable, in its shape and type, and the totals
+            (6 + metrics,).
         """
         valid = (targets if weights is None else weights) >= 0
         with tf.GradientTape() as tape:
@@ -546,25 +545,24 @@ class KerasNetwork:
                 self._measures.losses.training(outputs, targets), valid, weights
             )
             loss = tf.reduce_sum(losses) / rows
-            extra = self._model.losses
-            if extra:
-                # The share of all rows, of which those that could be read are
-                # made up for afterwards.
-                loss += penalty(
-                    extra, self._are_sums, tf.reduce_sum(tf.cast(valid, tf.float32)) / rows
-                )
+            penalties = self._model.losses
+            if penalties:
+                # This rank's share of all rows; `_apply` corrects for unreadable rows.
+                share = tf.reduce_sum(tf.cast(valid, tf.float32)) / rows
+                loss += penalty(penalties, self._are_sums, share)
             scaled = self._optimizer.scale_loss(loss)
         variables = [variable.value for variable in self._model.trainable_variables]
         gradients = tape.gradient(scaled, variables)
         self._connected = [gradient is not None for gradient in gradients]
+        # Gradients of embeddings become dense.
         gradients = [
             tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients, variables, strict=True)
-        ]  # dense, also of embeddings
+        ]
         return gradients, self._sums(losses, outputs, targets, valid) + flags
 
     def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor | None = None) -> None:
-        """Apply gradients, multiplied by ``correction`` if some rows could not be read."""
+        """Apply gradients, multiplied by ``correction`` if some rows were unreadable."""
         variables = self._model.trainable_variables
         gradients = [
             tf.cast(gradient, variable.dtype)
@@ -575,9 +573,9 @@ class KerasNetwork:
         gradients, variables = drop_unconnected(self._inner, gradients, variables, self._connected)
         is_first = self._inner.iterations == 0
         self._optimizer.apply(gradients, variables)
-        for now, mean in self._statistics:  # as Keras averages weights
+        for statistic, mean in self._statistics:  # averaged like weights in Keras
             momentum = tf.where(is_first, 0.0, self._inner.ema_momentum)
-            mean.assign(mean * momentum + now * (1.0 - momentum))
+            mean.assign(mean * momentum + statistic * (1.0 - momentum))
 
     def _compute_exchange_apply(
         self, rows: tf.Tensor, flags: tf.Tensor, *local_rows: tf.Tensor
@@ -628,7 +626,7 @@ class KerasNetwork:
         assert isinstance(self._exchange, NoExchange)
         gradients, sums = self._exchange.sum_in_graph(gradients, sums)
         count = sums[_COUNT]
-        # A batch of which no sample could be read changes nothing.
+        # A batch without readable samples changes nothing.
         tf.cond(count > 0, lambda: self._apply(gradients, rows / count), lambda: None)
         return sums
 
@@ -647,11 +645,11 @@ class KerasNetwork:
         self, losses: tf.Tensor, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor
     ) -> tf.Tensor:
         """Return the totals of some rows, (6 + metrics,) float32."""
-        right = self._measures.losses.correct(outputs, targets)
+        correct = self._measures.losses.correct(outputs, targets)
         sums = tf.stack(
             [
                 tf.reduce_sum(losses),
-                tf.reduce_sum(right * tf.cast(valid, tf.float32)),
+                tf.reduce_sum(correct * tf.cast(valid, tf.float32)),
                 tf.reduce_sum(tf.cast(valid, tf.float32)),
                 *3 * [tf.constant(0.0)],
             ]
@@ -661,10 +659,8 @@ class KerasNetwork:
             return tf.concat([sums, metrics.sums(outputs, targets, valid)], axis=0)
         return sums
 
-    # ---- small things ----
-
     def _zeros(self) -> list[tf.Tensor]:
-        """Return the gradients of a rank that has no rows."""
+        """Return the gradients of a rank without rows."""
         return [
             tf.zeros(variable.shape, variable.value.dtype)
             for variable in self._model.trainable_variables
@@ -687,7 +683,7 @@ def _named_variables(
         *(("model", variable) for variable in model.variables),
         *(("optimizer", variable) for variable in optimizer.variables),
     ]
-    mean_of = {id(now): mean for now, mean in statistics}
+    mean_of = {id(statistic): mean for statistic, mean in statistics}
     named = [
         (f"{owner}/{index:04d}/{variable.path}", variable)
         for index, (owner, variable) in enumerate(pairs)
@@ -720,9 +716,9 @@ def _readable_of_each(rows: Sequence[int], local_rows: Rows) -> tuple[Sequence[i
 def _graph_of(function: Callable[..., Any], **options: Any) -> Any:
     """Return a ``tf.function`` of one network, whose tracings are counted separately.
 
-    TensorFlow warns about functions that are traced often, and counts by code object, so many
-    networks that are each traced once looked like one function traced many times. A partial has no
-    code object.
+    TensorFlow warns about functions that are traced often. It counts by code object, so many
+    networks that are each traced once would look like one function traced many times. A partial has
+    no code object.
     """
     return tf.function(partial(function), **options)
 

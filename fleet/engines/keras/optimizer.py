@@ -26,7 +26,7 @@ class ScalableRate:
     """The learning rate of a network whose batch changes, scaled without a new graph.
 
     Attributes:
-        scale: passed to :func:`make_optimizer`.
+        scale: factor to pass to :func:`make_optimizer`.
     """
 
     def __init__(self, settings: Optimizer) -> None:
@@ -36,7 +36,7 @@ class ScalableRate:
         )
 
     def set(self, optimizer: keras.optimizers.Optimizer, factor: float) -> None:
-        """Train with a multiple of the learning rate of the spec from now on.
+        """Set the learning rate to a multiple of the spec's from now on.
 
         Args:
             optimizer: optimizer to change.
@@ -48,7 +48,7 @@ class ScalableRate:
             optimizer.learning_rate = self._rate * factor
 
     def reset_as(self, new: ScalableRate) -> None:
-        """Take the rate of another network of the same graphs; a schedule's factor stays."""
+        """Copy the rate of another network with the same graphs; a schedule keeps its factor."""
         self._rate = new._rate
 
 
@@ -67,7 +67,7 @@ def make_optimizer(
             invalid.
     """
     rate = settings.learning_rate
-    assert rate is not None  # what is not given has been filled in
+    assert rate is not None  # defaults have been filled in
     if isinstance(rate, dict):
         schedule = _schedule(rate)
         if isinstance(scale, keras.Variable) or scale != 1:
@@ -88,9 +88,8 @@ def make_optimizer(
     }
     if accumulate > 1:
         arguments["gradient_accumulation_steps"] = accumulate
-    with wrapping_errors(
-        f"{settings.name}:", SettingError, "train", "optimizer"
-    ):  # of a value that Keras refuses
+    # Keras refuses some values.
+    with wrapping_errors(f"{settings.name}:", SettingError, "train", "optimizer"):
         return _class_of(settings.name)(learning_rate=rate, **arguments)
 
 
@@ -110,16 +109,16 @@ def extract_hyperparameters(optimizer: keras.optimizers.Optimizer) -> dict[str, 
         optimizer: built, with the kernels of :mod:`fleet.engines.keras.kernels`.
 
     Returns:
-        Variables to assign between steps, by name. Zero stays zero: that is a different graph.
+        Variables to assign between steps, by name. A zero stays a number, because it has another
+        graph.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     has_kernel = type(inner) is keras.optimizers.SGD and "update_step" in vars(inner)
-    names = [
-        *(
-            ["momentum"] if has_kernel and inner.momentum else []
-        ),  # Keras compares it with 0 inside the graph
-        *(["weight_decay"] if inner.weight_decay else []),
-    ]
+    names = []
+    if has_kernel and inner.momentum:  # Keras' own step compares the momentum with 0 in the graph
+        names.append("momentum")
+    if inner.weight_decay:
+        names.append("weight_decay")
     free = {
         name: tf.Variable(getattr(inner, name), dtype=tf.float32, trainable=False) for name in names
     }
@@ -134,11 +133,11 @@ def drop_unconnected(
     variables: Sequence[Any],
     connected: Sequence[bool],
 ) -> tuple[list[Any], list[Any]]:
-    """Leave out variables that the loss does not depend on, which Keras would decay.
+    """Drop variables that the loss does not depend on, because Keras would decay them.
 
     Args:
-        optimizer: built. One that keeps running means needs all variables; these are then only
-            excluded from its decay.
+        optimizer: a built optimizer. If it keeps running means, it needs all variables; they are
+            then only excluded from weight decay.
         gradients: gradients of all variables.
         variables: variables to train.
         connected: True for variables that the loss depends on.
@@ -162,7 +161,7 @@ def drop_unconnected(
 
 
 def graph_key_settings(settings: Optimizer) -> Optimizer:
-    """Return settings without hyperparameters outside of graphs; equal ones share graphs."""
+    """Return settings that are equal if the optimizers can share graphs."""
     if isinstance(settings.learning_rate, dict):
         rate: float | dict[str, Any] = settings.learning_rate
     else:
@@ -180,8 +179,8 @@ def _make_custom(settings: Optimizer, rate: Any, accumulate: int) -> keras.optim
     """Return the optimizer of a user function."""
     if accumulate > 1:
         raise SettingError(
-            f"accumulate: {settings.name} has to do it itself (gradient_accumulation_steps of "
-            "Keras)",
+            f"accumulate does not apply to the custom optimizer {settings.name}; let it set "
+            "gradient_accumulation_steps of Keras instead",
             "train",
             "batch",
             "accumulate",
@@ -197,15 +196,14 @@ def _make_custom(settings: Optimizer, rate: Any, accumulate: int) -> keras.optim
 def _schedule(settings: Mapping[str, Any]) -> keras.optimizers.schedules.LearningRateSchedule:
     arguments = dict(settings)
     name = arguments.pop("name")
-    with wrapping_errors(
-        f"the schedule {name}:", SettingError, *_RATE
-    ):  # of a value that Keras, or TensorFlow, refuses
+    # Keras or TensorFlow refuse some values.
+    with wrapping_errors(f"the schedule {name}:", SettingError, *_RATE):
         schedule = getattr(keras.optimizers.schedules, name)(**arguments)
         rates = [float(keras.ops.convert_to_numpy(schedule(step))) for step in (0, 1)]
     if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
         raise SettingError(
-            f"the schedule {name} begins with the learning rates {rates}; they should be numbers "
-            "from 0",
+            f"the schedule {name} begins with the learning rates {rates}; they should be finite "
+            "and at least 0",
             *_RATE,
         )
     return schedule

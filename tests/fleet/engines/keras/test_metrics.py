@@ -257,5 +257,5 @@ def test_values_are_looked_at_for_where_they_lie():
 def test_correlations_need_several_values_per_sample():
     outputs, targets = make_outputs("value")
     for name in ("pearson_correlation", "concordance_correlation"):
-        with pytest.raises(SettingError, match=f"{name} is not defined for one value"):
+        with pytest.raises(SettingError, match=f"{name} needs several values per sample"):
             computed(name, "value", outputs[:, :1], targets[:, :1], TargetSpec("value", 1))

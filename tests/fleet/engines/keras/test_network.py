@@ -548,7 +548,7 @@ def test_networks_that_share_layers_begin_as_if_alone(engine, batch, custom, cac
 
 
 def test_layers_that_keras_does_not_know_are_refused(engine, custom):
-    with pytest.raises(ModelError, match="does not know as its own"):
+    with pytest.raises(ModelError, match="uses weights that Keras does not track"):
         engine.build(custom("held", where="object"), SingleRankGroup())
 
 

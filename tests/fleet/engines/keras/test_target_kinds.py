@@ -280,7 +280,7 @@ def test_spec_refuses_missing_or_invalid_parameters(train, complaint):
     [
         (
             {"metrics": [{"AUC": {"corve": "PR"}}]},
-            "the metric AUC takes no corve; it takes num_thresholds, curve",
+            "the metric AUC has no parameter corve; its parameters are num_thresholds, curve",
         ),
         (
             {"loss": {"huber": {"delte": 1}}},
@@ -433,14 +433,14 @@ def test_a_loss_and_a_metric_of_ones_own():
 @pytest.mark.parametrize(
     ("kind", "model", "train", "kinds", "complaint"),
     [
-        ("value", "two_inputs", {}, ModelError, "takes 2 inputs; samples have one"),
-        ("value", "two_outputs", {}, ModelError, "gives 2 outputs; samples have one target"),
+        ("value", "two_inputs", {}, ModelError, "a model with 2 inputs; it should have one"),
+        ("value", "two_outputs", {}, ModelError, "a model with 2 outputs; it should have one"),
         (
             "mask",
             "of_outputs",
             {},
             ModelError,
-            r"gives outputs of shape \(None, 3\), not \(None, 4, 4, 3\)",
+            r"outputs of shape \(None, 3\); they should have the shape \(None, 4, 4, 3\)",
         ),
         (
             "value",
@@ -454,14 +454,14 @@ def test_a_loss_and_a_metric_of_ones_own():
             "of_outputs",
             {"metrics": [f"{__name__}:Last"]},
             SettingError,
-            "its state is not the sum",
+            "its state is not a sum",
         ),
         (
             "value",
             "of_outputs",
             {"metrics": ["sparse_categorical_accuracy"]},
             SettingError,
-            "be computed of 2 values",
+            "be computed for 2 values",
         ),
         ("mask", "of_outputs", {"loss": "huber"}, (SettingError, ModelError), "."),
     ],
@@ -514,7 +514,7 @@ def calling_sigmoid(input_shape, classes):
 
 @pytest.mark.parametrize("kind", ["class", "multilabel"])
 def test_a_sigmoid_that_a_call_ends_in_is_refused(kind):
-    with pytest.raises(ModelError, match="gives probabilities, by a sigmoid"):
+    with pytest.raises(ModelError, match="returns probabilities, from a sigmoid"):
         build(kind, {"build": f"{__name__}:calling_sigmoid"})
 
 
