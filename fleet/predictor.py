@@ -1,4 +1,4 @@
-"""The best networks of a run as one: loaded from what was exported, used on new inputs, written as one network."""
+"""Load the best exported networks of a run as one ensemble, predict from new inputs, save it."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from preprocess.transforms.decoding import Decode
 log = logging.getLogger("fleet.predictor")
 
 _TABLES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
-_AT_ONCE = 256  # inputs that are held
+_BATCH = 256  # inputs that are prepared and predicted at a time
 
 
 class Predictor:
-    """The mean of what finished networks of a run predict.
+    """The mean prediction of finished networks of a run.
 
     Args:
-        run: the run's folder.
-        top: join so many, the best of its table of results; 1 where nothing is said. In a run with
-            folds a network is the mean of those of its folds.
-        select: ``greedy``: join those that go together best on the validation samples, each perhaps
-            several times (Caruana et al., ICML 2004).
+        run: folder of the run.
+        top: number of best networks in the results to combine; 1 by default. In a run with folds, a
+            network is the mean of its folds.
+        select: ``greedy`` to combine the networks with the best mean prediction for the validation
+            samples, some of them perhaps several times (Caruana et al., ICML 2004).
 
     Raises:
-        UserError: there is no such run, too few of its networks have finished, nothing is kept to
-            choose them by, or they cannot be loaded.
+        UserError: the run does not exist, too few of its networks have finished, no predictions
+            were saved to choose them by, or they cannot be loaded.
 
     Attributes:
-        weights: network -> its share of the mean; they add up to 1. With folds, those of the folds.
-        folds: network -> those of its folds; empty in a run without folds.
-        sample: what is predicted from what: the shape and the type of an input, and the kind and
-            the names of targets.
+        weights: network -> weight in the mean; weights sum to 1. In a run with folds, the weights
+            of the folds.
+        folds: network -> names of its folds; empty in a run without folds.
+        sample: shape and type of an input, and kind and names of the targets.
     """
 
     def __init__(
@@ -75,68 +75,71 @@ class Predictor:
         }
         self.folds = {name: tuple(parts[name]) for name in members if len(parts[name]) > 1}
         self.weights = {
-            part: times / sum(members.values()) / len(parts[name])
-            for name, times in members.items()
+            part: count / sum(members.values()) / len(parts[name])
+            for name, count in members.items()
             for part in parts[name]
         }
-        partly = [candidate.missing_folds for candidate in candidates if candidate.missing_folds]
-        if partly:
+        missing = [candidate.missing_folds for candidate in candidates if candidate.missing_folds]
+        if missing:
             log.warning(
-                "%s: %s%s; a network is joined once all of its folds have",
+                "%s: %s%s; a network can be combined once all of its folds have finished",
                 paths.root,
-                ", ".join(partly[:5]),
-                ", ..." if len(partly) > 5 else "",
+                ", ".join(missing[:5]),
+                ", ..." if len(missing) > 5 else "",
             )
         files = {name: paths.exported(name, self._spec.engine.suffix) for name in self.weights}
         for name, file in files.items():
             if self._spec.engine.join is not None and not file.is_file():
-                raise UserError(f"{file} is not there: {name} was not exported")
-        self._joined = load_ensemble(
+                raise UserError(
+                    f"{file} is missing, because {name} was not exported; export it with: fleet "
+                    f"export {paths.root} {name}"
+                )
+        self._ensemble = load_ensemble(
             self._spec, list(files.values()), list(self.weights.values()), self.sample.target.kind
         )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the outputs are called: the classes, labels or values, by their columns; or else their numbers."""
+        """Names of the classes, labels or values; numbers if they are unnamed."""
         target = self.sample.target
-        columns = self._target_columns
-        if target.kind == "value" and len(columns) == target.outputs:
-            of_values = columns
-        else:
-            of_values = ()
-        return target.names or of_values or tuple(map(str, range(target.outputs)))
+        if target.names:
+            return target.names
+        if target.kind == "value" and len(self._target_columns) == target.outputs:
+            return self._target_columns
+        return tuple(map(str, range(target.outputs)))
 
     @property
     def target_column(self) -> str | None:
-        """The column of a table in which the classes stood; None where targets were something else."""
+        """Column of a table that held the classes; None for other targets."""
         columns = self._target_columns
         if self.sample.target.kind == "class" and len(columns) == 1:
             return columns[0]
         return None
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Predict from inputs that are prepared: as :meth:`prepare` gives them.
+        """Predict from prepared inputs, such as :meth:`prepare` yields.
 
         Args:
-            images: (n, ...) of the shape of :attr:`sample`; images of 0 to 255.
+            images: (n, ...) inputs with the shape of :attr:`sample`; images have values of 0 to
+                255.
 
         Returns:
-            (n, classes) probabilities that add up to 1, (n, labels) one for each label, (n,
+            (n, classes) probabilities that sum to 1, (n, labels) probabilities of labels, (n,
             values), or for masks (n, height, width, classes), all float32.
 
         Raises:
-            UserError: they are of another shape.
+            UserError: the inputs have another shape.
         """
         images = np.asarray(images)
         if images.shape[1:] != self.sample.image.shape:
             raise UserError(
-                f"inputs of shape {images.shape}; these networks take (n, "
+                f"the inputs have shape {images.shape}; these networks take (n, "
                 f"{', '.join(map(str, self.sample.image.shape))})"
             )
-        return self._joined.predict(images)
+        return self._ensemble.predict(images)
 
     def is_table(self, file: str | Path) -> bool:
-        """Return True if a file is read as a table: one of features, or a list of files where the run has learned from one."""
+        """Return True if a file is read as a table of features or, like in the run, of files."""
         if self._columns is None or Path(file).suffix == ".npy":
             return False
         return (
@@ -145,16 +148,16 @@ class Predictor:
         )
 
     def predict_files(self, files: Sequence[str | Path]) -> tuple[list[str], np.ndarray]:
-        """Predict from files: images, folders of images, tables, or ``.npy`` arrays whose rows are inputs.
+        """Predict from files: images, folders, tables, or ``.npy`` arrays with one input per row.
 
-        The columns of a table stand in any order, beside others. A table of numbers without a
-        header has the features alone, in the order in which the run has learned from them.
+        The columns of a table may have any order, and may include other columns. A table of numbers
+        without a header has only the features, in the order in which the run was trained.
 
         Returns:
-            The name of each input, and what :meth:`predict` gives for all of them.
+            The name of each input, and the result of :meth:`predict` for all inputs.
 
         Raises:
-            InputError, UserError: one cannot be read, or is no input for these networks.
+            InputError, UserError: a file cannot be read, or does not fit these networks.
         """
         names = []
         predicted = []
@@ -162,65 +165,66 @@ class Predictor:
             names += batch_names
             predicted.append(self.predict(images))
         if not names:
-            raise UserError("no image is named")
+            raise UserError("no inputs to predict from; name images, tables or .npy files")
         return names, np.concatenate(predicted)
 
     def prepare(self, files: Sequence[str | Path]) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Read files as :meth:`predict_files` does, and do to them what the run does to its validation samples.
+        """Read files like :meth:`predict_files`, and transform them like validation samples.
 
         Returns:
-            Names and inputs (n, ...), some at a time.
+            Batches of names and inputs (n, ...).
 
         Raises:
-            InputError, UserError: one cannot be read, or is no input for these networks.
+            InputError, UserError: a file cannot be read, or does not fit these networks.
         """
         for source in self._sources(files):
             pipeline = Pipeline(source, self._transforms(source), self._spec.seed, self.sample)
-            for first in range(0, len(source), _AT_ONCE):
-                part = range(first, min(first + _AT_ONCE, len(source)))
+            for first in range(0, len(source), _BATCH):
+                batch = range(first, min(first + _BATCH, len(source)))
                 try:
                     images = [
                         pipeline.augment_checked(
                             pipeline.prepare(index), index, 0, training=False
                         ).image
-                        for index in part
+                        for index in batch
                     ]
                 except UnreadableSample as error:
                     raise UserError(str(error)) from error
-                yield [source.name(index) for index in part], np.stack(images)
+                yield [source.name(index) for index in batch], np.stack(images)
 
     def _sources(self, files: Sequence[str | Path]) -> Iterator[NamedFiles | NamedRows | NewRows]:
-        """Files one after another; images that stand together are one source."""
-        for is_single, together in groupby(
+        """Yield the sources of files; consecutive images are one source."""
+        for is_single, group in groupby(
             files, lambda file: self.is_table(file) or Path(file).suffix == ".npy"
         ):
             if not is_single:
-                source = NamedFiles(list(together))
+                source = NamedFiles(list(group))
                 unread = describe_unread(source)
                 if unread:
                     log.warning("%s", unread)
                 yield source
                 continue
-            for file in together:
+            for file in group:
                 if self._columns is not None and self.is_table(file):
                     yield NewRows(str(file), self._columns, self.sample.image.size)
                 else:
                     yield NamedRows(file)
 
     def save(self, path: str | Path) -> None:
-        """Write the networks as one, for use without FLEET.
+        """Write the ensemble as one network, for use without FLEET.
 
-        Of Keras it is a ``.keras`` file that plain Keras loads; of PyTorch a ``.safetensors`` file
-        with the weights of all, and a ``.json`` file that describes them. The result takes and
-        returns what :meth:`predict` does.
+        Keras networks become a ``.keras`` file that plain Keras loads; PyTorch networks become a
+        ``.safetensors`` file with all weights and a ``.json`` file that describes them. The network
+        has the inputs and outputs of :meth:`predict`.
 
         Raises:
-            UserError: the name has another ending.
-            StorageError: it cannot be written there.
+            UserError: the name has the wrong ending.
+            StorageError: the file cannot be written.
         """
-        if Path(path).suffix != (suffix := self._spec.engine.suffix):
-            raise UserError(f"{path}: its name should end in {suffix}")
-        self._joined.save(Path(path))
+        suffix = self._spec.engine.suffix
+        if Path(path).suffix != suffix:
+            raise UserError(f"{path}: the name of the file should end in {suffix}")
+        self._ensemble.save(Path(path))
 
     def _transforms(self, source: Source) -> tuple[Transform, ...]:
         transforms = parse_transforms(self._spec.data_by_pipeline[self._feed].transforms)
@@ -231,8 +235,8 @@ class Predictor:
         shape = self.sample.image.shape
         if len(shape) != 3 or shape[2] not in (1, 3):
             raise UserError(
-                f"{source.name(0)}: these networks take {self.sample.image} and no images; name .npy files "
-                "of such rows"
+                f"{source.name(0)}: these networks take {self.sample.image}, not images; name .npy "
+                "files with such rows"
             )
         return (Decode("L" if shape[2] == 1 else "RGB"), *transforms)
 
@@ -246,20 +250,19 @@ def _members(
 ) -> dict[str, int]:
     if select is None:
         if count is not None and count < 1:
-            raise UserError(f"--top {count}: it should be at least 1")
+            raise UserError(f"--top {count}: should be at least 1")
         return select_top(candidates, 1 if count is None else count)
     if count is not None:
         raise UserError("--top and --select exclude each other")
     if select != GREEDY:
-        raise UserError(f"--select {select}: it should be {GREEDY}")
+        raise UserError(f"--select {select}: should be {GREEDY}")
     return select_greedy(paths, candidates, kind)
 
 
 def _columns_of(paths: RunPaths, spec: Spec, feed: str, sample: SampleSpec) -> Columns | None:
     """Return the columns of a table of new inputs; None if networks do not take rows.
 
-    The names of inputs are open where nobody has kept them: in a run of an earlier version, and for
-    arrays.
+    The names of inputs are empty if they are unknown: for arrays, and in runs of earlier versions.
     """
     columns = read_columns(paths)
     if columns is not None or len(sample.image.shape) != 1:

@@ -1,4 +1,4 @@
-"""Modules that tests name in specs, good and bad. PyTorch is imported in the functions alone."""
+"""Modules that tests name in specs, good and bad. Only the functions import PyTorch."""
 
 
 def dense(input_shape, classes, units=8):
@@ -29,7 +29,7 @@ def convolutional(input_shape, outputs, filters=4):
 
 
 def viewing(input_shape, classes):
-    """As many modules do, it takes its input for contiguous."""
+    """Return a module that calls ``view``, so it requires contiguous input."""
     from math import prod
 
     import torch
@@ -51,24 +51,24 @@ def embedding(input_shape, classes):
     return nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(4 * input_shape[0], classes))
 
 
-def normalised(input_shape, classes):
+def normalized(input_shape, classes):
     from torch import nn
 
     return nn.Sequential(dense(input_shape, 6), nn.BatchNorm1d(6), nn.Linear(6, classes))
 
 
 def zero(input_shape, classes):
-    """Its head begins at zero."""
+    """Return a module whose head is initialized with zeros."""
     from torch import nn
 
     module = dense(input_shape, classes)
-    for one in module[-1].parameters():
-        nn.init.zeros_(one)
+    for parameter in module[-1].parameters():
+        nn.init.zeros_(parameter)
     return module
 
 
 def short_of_memory(input_shape, classes, flag):
-    """Its first training step of all finds no memory; `flag` is a file that says so."""
+    """Return a module whose first training step runs out of memory and creates the file `flag`."""
     from pathlib import Path
 
     import torch
@@ -134,7 +134,7 @@ def one_number(targets, outputs):
 
 
 def counting(parameters, lr):
-    """It counts its steps among the options of its parameters."""
+    """Return an optimizer that counts its steps in its parameter groups."""
     import torch
 
     class Counting(torch.optim.SGD):
@@ -152,7 +152,7 @@ def momentum(parameters, learning_rate, decay=0.0):
 
 
 def renormalizing(input_shape, classes):
-    """Its forward replaces a weight, as renormalization does."""
+    """Return a module whose forward replaces the data of a weight."""
     from math import prod
 
     import torch
@@ -171,7 +171,7 @@ def renormalizing(input_shape, classes):
 
 
 def replacing(input_shape, classes):
-    """Its forward makes a parameter anew, which no optimizer knows."""
+    """Return a module whose forward replaces a parameter, so no optimizer trains it."""
     from math import prod
 
     import torch
@@ -189,7 +189,7 @@ def replacing(input_shape, classes):
 
 
 def overwriting(input_shape, classes):
-    """Its forward writes into its input."""
+    """Return a module whose forward writes into its input."""
     from math import prod
 
     import torch
@@ -208,7 +208,14 @@ def overwriting(input_shape, classes):
 
 
 def gated(input_shape, classes, gate="", inner=False):
-    """Logits, which a function of ``torch`` may make probabilities of; ``inner`` is a sigmoid that stands last."""
+    """Return a module that applies a function of ``torch`` to its logits.
+
+    Args:
+        input_shape: shape of a sample.
+        classes: number of outputs.
+        gate: name of the function, such as ``sigmoid``; empty to return logits.
+        inner: True to apply a sigmoid to the inputs.
+    """
     from math import prod
 
     import torch
@@ -221,14 +228,14 @@ def gated(input_shape, classes, gate="", inner=False):
 
         def forward(self, images):
             images = images.flatten(1)
-            found = self.linear(self.inner(images) if inner else images)
-            return getattr(torch, gate)(found) if gate else found
+            logits = self.linear(self.inner(images) if inner else images)
+            return getattr(torch, gate)(logits) if gate else logits
 
     return Gated()
 
 
 def with_spare_parts(input_shape, classes):
-    """One of its layers is never used, another one only in some steps."""
+    """Return a module with a layer that is never used and one that is used in some steps."""
     from math import prod
 
     import torch
@@ -243,18 +250,18 @@ def with_spare_parts(input_shape, classes):
 
         def forward(self, images):
             images = images.flatten(1)
-            found = self.body(images)
+            outputs = self.body(images)
             if self.training:
                 self.calls += 1
                 if self.calls % 2:
-                    found = found + self.extra(images)
-            return found
+                    outputs = outputs + self.extra(images)
+            return outputs
 
     return Spare()
 
 
 def reversed_error(outputs, targets, power=2):
-    """A loss of (outputs, targets), which writes into both."""
+    """Return a loss of (outputs, targets); it writes into both."""
     outputs -= 0.5 * targets
     targets *= 0.5
     return (outputs - targets).abs() ** power
@@ -268,7 +275,7 @@ _TABLES = {}
 
 
 def tabled(input_shape, classes):
-    """Adds a table that all modules of a process share."""
+    """Return a module that adds a table that all modules of a process share."""
     from math import prod
 
     import torch
@@ -298,7 +305,7 @@ def train_without_return(input_shape, classes):
 
 
 def packed_tokens(input_shape, classes):
-    """Tokens up to the first 0, of which each sample has to have some."""
+    """Return a module that needs a token other than 0 in each sample."""
     import torch
     from torch import nn
 
@@ -319,7 +326,7 @@ def packed_tokens(input_shape, classes):
 
 
 def drawing(input_shape, classes):
-    """As a variational autoencoder does, it draws also in evaluation."""
+    """Return a module that draws even in evaluation, like a variational autoencoder."""
     import torch
 
     class Drawing(torch.nn.Module):
@@ -335,7 +342,7 @@ def drawing(input_shape, classes):
 
 
 def differentiating(input_shape, outputs, enables=False):
-    """Gives the derivatives of what it computes by its inputs; it may enable gradients itself."""
+    """Return a module whose outputs are derivatives by its inputs; it may enable gradients."""
     import torch
 
     class Differentiating(torch.nn.Module):
@@ -382,11 +389,11 @@ def row_by_row(input_shape, classes):
 
 
 def transposed(input_shape, classes):
-    """Its buffer is a transposed view."""
+    """Return a module with a buffer that is a transposed view."""
     from math import prod
 
     import torch
 
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(prod(input_shape), classes))
-    module.register_buffer("turned", torch.randn(3, 2).t())
+    module.register_buffer("transposed", torch.randn(3, 2).t())
     return module

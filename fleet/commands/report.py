@@ -26,7 +26,7 @@ from fleet.jobs.harvest_log import HarvestEnded, find_end
 from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED_CHUNKS, RunReport, best_rows, read_report, report_at
 from fleet.monitor.search_summary import front_table, improvements_table, rungs_table
-from fleet.prediction.ensembles import TOGETHER, make_table
+from fleet.prediction.ensembles import TABLE_NOTE, make_table
 from fleet.runtime.compatibility import find_data_changes
 from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
@@ -129,7 +129,7 @@ def _print(report: RunReport, over: HarvestEnded | None) -> None:
         print(report.data_changes)
     if report.ensembles:
         print_table(*make_table(report.ensembles), title="Ensembles of the best networks")
-        print(TOGETHER)
+        print(TABLE_NOTE)
     for search in report.searches:
         if search.trials:
             print_table(*improvements_table(search), title=f"{search.title}: the best so far")

@@ -29,7 +29,7 @@ from fleet.monitor.search_summary import (
     rungs_table,
     trials_table,
 )
-from fleet.prediction.ensembles import TOGETHER, make_table
+from fleet.prediction.ensembles import TABLE_NOTE, make_table
 from fleet.storage.files import atomic_write
 from fleet.storage.results import Status, short_names
 from fleet.units import format_duration, pluralize
@@ -254,7 +254,7 @@ def _together(report: RunReport) -> list[str]:
     return [
         "<h2>Ensembles of the best networks</h2>",
         html_table(*make_table(report.ensembles)),
-        f"<p class=note>{TOGETHER}</p>",
+        f"<p class=note>{TABLE_NOTE}</p>",
     ]
 
 

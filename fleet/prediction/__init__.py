@@ -1,4 +1,4 @@
 """Combine finished networks: saved predictions, choice of ensembles, and scores.
 
-It imports ``fleet.storage`` and lower layers. :mod:`fleet.predictor` above loads networks.
+It imports ``fleet.storage`` and lower layers. :mod:`fleet.predictor` loads the networks.
 """

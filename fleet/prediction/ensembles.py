@@ -25,16 +25,16 @@ from fleet.units import listed, pluralize
 
 log = logging.getLogger("fleet.prediction.ensembles")
 
-_SIZES = (2, 3, 5, 10, 20, 50, 100)  # of which the best so many are scored together
-_MOST_NUMBERS = 500_000_000  # that are held to choose networks: 2 GB, and about a minute
+_SIZES = (2, 3, 5, 10, 20, 50, 100)  # numbers of best networks that are scored as ensembles
+_MAX_NUMBERS = 500_000_000  # numbers in memory to choose networks: 2 GB, and about a minute
 
 GREEDY = "greedy"
-ROUNDS = 50  # of its selection
+ROUNDS = 50  # rounds of greedy selection
 
-# What is said below a table of ensembles.
-TOGETHER = (
-    "Each is the mean of what its networks predict. The validation data has chosen them, so they "
-    "are better there than elsewhere; the test data has not."
+# The note below a table of ensembles.
+TABLE_NOTE = (
+    "Each row is the mean prediction of its networks. Its validation scores are optimistic, "
+    "because the networks were chosen by the validation data; its test scores are not."
 )
 
 
@@ -44,7 +44,8 @@ class EnsembleResult:
 
     Attributes:
         name: ``single``, ``top K`` or ``greedy``.
-        members: how often each network is included, folds as one; the best network first.
+        members: number of times that each network is included, with folds as one network; the best
+            network first.
         samples: number of readable validation samples.
         validation: scores on the validation samples. These have selected the best epochs and
             networks, and the members of ``greedy``, so the scores are better than on new data.
@@ -58,17 +59,17 @@ class EnsembleResult:
     test: Scores | None = None
 
 
-# ---- which networks -----------------------------------------------------------------------------
+# ---- selection ----------------------------------------------------------------------------------
 
 
 def find_joinable(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[Candidate]]:
-    """Return the networks that can be combined with the best one of a run.
+    """Return the networks of a run that have the input pipeline of its best network.
 
-    These have the same input pipeline.
+    Only these can be combined.
 
     Args:
         spec: spec of the run.
-        rows: rows of its results, best first.
+        rows: rows of the run's results, best first.
 
     Returns:
         The key of their input pipeline, and the networks, best first.
@@ -79,7 +80,7 @@ def find_joinable(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[
     searched = {entry.stem: spec.document.pipeline_of(entry) for entry in spec.searches.values()}
 
     def feed(row: NetworkResult) -> str:
-        """Return the input pipeline of a network; for one outside the spec, that of its search."""
+        """Return the input pipeline of a network; of a trial, the pipeline of its search."""
         if row.name in feeds:
             return feeds[row.name]
         return searched.get(row.name.rpartition("-")[0], "")
@@ -90,11 +91,11 @@ def find_joinable(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[
 
 @dataclass(frozen=True)
 class Candidate:
-    """A network that can be combined with others: a single one, or all folds as one.
+    """A network that can be combined with others: a single network, or all its folds as one.
 
     Attributes:
         row: row of the network, or of the mean of its folds.
-        parts: the exported networks: itself, or one per fold.
+        parts: rows of the exported networks: the network itself, or one per fold.
     """
 
     row: NetworkResult
@@ -102,15 +103,14 @@ class Candidate:
 
     @property
     def is_finished(self) -> bool:
-        """True if all of its parts have finished."""
+        """True if all parts have finished."""
         return all(part.status is Status.FINISHED for part in self.parts)
 
     @property
     def missing_folds(self) -> str:
         """A phrase about unfinished folds if only some have finished; otherwise empty."""
         finished = sum(part.status is Status.FINISHED for part in self.parts)
-        is_partly = 0 < finished < len(self.parts)
-        if is_partly:
+        if 0 < finished < len(self.parts):
             return (
                 f"only {finished} of the {len(self.parts)} folds of {self.row.name} have finished"
             )
@@ -127,7 +127,7 @@ def select_top(candidates: Sequence[Candidate], count: int) -> dict[str, int]:
     """Return the best finished networks of a run, each once.
 
     Args:
-        candidates: candidates of its results, best first.
+        candidates: networks of the run that can be combined, best first.
         count: number of networks.
 
     Raises:
@@ -135,19 +135,18 @@ def select_top(candidates: Sequence[Candidate], count: int) -> dict[str, int]:
     """
     finished = [candidate.row.name for candidate in candidates if candidate.is_finished]
     if count > len(finished):
-        partly = "".join(
+        missing_folds = "".join(
             f"; {candidate.missing_folds}" for candidate in candidates if candidate.missing_folds
         )
-        raise UserError(
-            (
-                f"--top {count}: only {pluralize(len(finished), 'network')} can be joined; others "
-                "have not finished, or are not fed with what the best one is: --top "
-                f"{len(finished)} joins all there are"
-                if finished
-                else "no network has finished yet"
+        if finished:
+            problem = (
+                f"--top {count}: only {pluralize(len(finished), 'network')} can be combined, "
+                "because others have not finished or read other inputs than the best network; use "
+                f"--top {len(finished)} to combine all of them"
             )
-            + partly
-        )
+        else:
+            problem = "no network has finished yet"
+        raise UserError(problem + missing_folds)
     return dict.fromkeys(finished[:count], 1)
 
 
@@ -156,7 +155,7 @@ def select_greedy(paths: RunPaths, candidates: Sequence[Candidate], kind: str) -
 
     Args:
         paths: paths of the run.
-        candidates: candidates of its results, best first.
+        candidates: networks of the run that can be combined, best first.
         kind: kind of the targets.
 
     Raises:
@@ -165,9 +164,9 @@ def select_greedy(paths: RunPaths, candidates: Sequence[Candidate], kind: str) -
     predictions = _comparable(paths, candidates, kind)
     if not predictions:
         raise UserError(
-            f"{paths.root}: no network has kept what it gives for validation samples, by which "
-            "networks are chosen: name how many with --top, or run it with validation data, or "
-            "with folds, and with targets that are no masks"
+            f"{paths.root}: no network has saved predictions for validation samples, which "
+            "--select needs; use --top, or run with validation data or folds, and with targets "
+            "other than masks"
         )
     return _greedy(predictions)
 
@@ -177,8 +176,8 @@ def _comparable(
 ) -> dict[str, Predictions]:
     """Return predictions of finished networks for equal validation samples, best first.
 
-    Networks are left out that have saved nothing, were evaluated on other samples than the best
-    one, or exceed the memory limit.
+    Networks are excluded if they have saved no predictions, were evaluated on other samples than
+    the best network, or would exceed the memory limit.
     """
     predictions: dict[str, Predictions] = {}
     numbers = 0
@@ -189,21 +188,24 @@ def _comparable(
         if predictions and not predicted.is_comparable(next(iter(predictions.values()))):
             continue
         numbers += predicted.values.size
-        if predictions and numbers > _MOST_NUMBERS:
-            log.warning("%s: the best %d networks alone are compared", paths.root, len(predictions))
+        if predictions and numbers > _MAX_NUMBERS:
+            log.warning(
+                "%s: only the best %d networks are compared, because more do not fit into memory",
+                paths.root,
+                len(predictions),
+            )
             break
         predictions[candidate.row.name] = predicted
     return predictions
 
 
 def _read_validation(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions | None:
-    """Return a network's validation predictions; of folds, each for held-out samples."""
+    """Return a network's validation predictions; of folds, each for its held-out samples."""
     parts = [read_predictions(paths, part.name, PARTS[0], kind) for part in candidate.parts]
-    if None in parts:
+    available = [predicted for predicted in parts if predicted is not None]
+    if len(available) < len(parts):
         return None
-    return concatenate(
-        [part_predictions for part_predictions in parts if part_predictions is not None]
-    )
+    return concatenate(available)
 
 
 def _read_test(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions | None:
@@ -223,27 +225,27 @@ def _read_test(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions 
 def _greedy(predictions: Mapping[str, Predictions]) -> dict[str, int]:
     names = list(predictions)
     truth = next(iter(predictions.values())).truth
-    places = greedy([predicted.values for predicted in predictions.values()], truth)
-    return {names[index]: places[index] for index in sorted(places)}
+    counts = greedy([predicted.values for predicted in predictions.values()], truth)
+    return {names[index]: counts[index] for index in sorted(counts)}
 
 
 def greedy(predictions: Sequence[np.ndarray], truth: Truth, rounds: int = ROUNDS) -> dict[int, int]:
     """Choose networks with the best mean prediction by greedy ensemble selection.
 
-    This is ensemble selection with replacement (Caruana et al., ICML 2004, section 2). It starts
-    empty. Each round adds the network, possibly again, that makes the mean of the selection best.
-    The best prefix of the sequence is returned, the shortest among equal ones. Better means a
-    higher accuracy, or an equal one and a smaller loss; ties go to networks chosen before, then to
-    the first one.
+    This is ensemble selection with replacement (Caruana et al., ICML 2004, section 2). Each round
+    adds the network, possibly again, that improves the mean of the selection most. The best prefix
+    of the sequence is returned, the shortest among equal prefixes. A mean is better if it has a
+    higher accuracy, or the same accuracy and a smaller loss. Ties go to networks that were already
+    chosen, then to the first network.
 
     Args:
-        predictions: predictions of each network, (n, outputs), best network first.
+        predictions: (n, outputs) predictions of each network, best network first.
         truth: truth of the same n samples.
         rounds: number of networks to choose before the best prefix is taken.
 
     Returns:
-        The networks of the best prefix by index, and how often each is included, in the order of
-        selection.
+        Index of each network of the best prefix -> number of times that it is included, in the
+        order of selection.
 
     >>> truth = Truth("class", np.array([0, 1]))
     >>> greedy([np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([[0.4, 0.6], [0.1, 0.9]])], truth)
@@ -274,18 +276,21 @@ def _order(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
     return (0.0 if math.isnan(accuracy) else -round(accuracy, 9)), round(loss, 9)
 
 
-# ---- how good they are --------------------------------------------------------------------------
+# ---- scores -------------------------------------------------------------------------------------
 
 
 def score_ensembles(
     paths: RunPaths, candidates: Sequence[Candidate], kind: str
 ) -> list[EnsembleResult]:
-    """Score the best network, the best few, and the greedy choice; empty for fewer than two.
+    """Score the best network, ensembles of the best few, and the greedy choice.
 
     Args:
         paths: paths of the run.
-        candidates: candidates of its results, best first.
+        candidates: networks of the run that can be combined, best first.
         kind: kind of the targets.
+
+    Returns:
+        The scores; empty if fewer than two networks can be compared.
     """
     predictions = _comparable(paths, candidates, kind)
     if len(predictions) < 2:
@@ -296,12 +301,12 @@ def score_ensembles(
         f"top {size}": dict.fromkeys(names[:size], 1) for size in _SIZES if size <= len(names)
     }
     ensembles[GREEDY] = _greedy(predictions)
-    tested = {
-        candidate.row.name: test
-        for candidate in candidates
-        if candidate.row.name in predictions
-        and (test := _read_test(paths, candidate, kind)) is not None
-    }
+    test_predictions = {}
+    for candidate in candidates:
+        if candidate.row.name in predictions:
+            test = _read_test(paths, candidate, kind)
+            if test is not None:
+                test_predictions[candidate.row.name] = test
     truth = next(iter(predictions.values())).truth
     return [
         EnsembleResult(
@@ -309,7 +314,9 @@ def score_ensembles(
             members,
             len(truth.targets),
             _score(predictions, members),
-            _score(tested, members) if members.keys() <= tested.keys() else None,
+            _score(test_predictions, members)
+            if members.keys() <= test_predictions.keys()
+            else None,
         )
         for name, members in ensembles.items()
     ]
@@ -318,8 +325,8 @@ def score_ensembles(
 def _score(predictions: Mapping[str, Predictions], members: Mapping[str, int]) -> Scores:
     first = predictions[next(iter(members))]
     total = np.zeros(first.values.shape, np.float64)
-    for name, times in members.items():
-        total += times * predictions[name].values
+    for name, count in members.items():
+        total += count * predictions[name].values
     return score(total / sum(members.values()), first.truth)
 
 
@@ -336,7 +343,7 @@ def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
         rows: rows of the table.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     with atomic_write(paths.ensembles) as file:
         writer = csv.writer(file)
@@ -349,12 +356,11 @@ def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
             ]
         )
         for row in rows:
+            missing = dict.fromkeys(_SCORES, math.nan)
             values = [
                 value
                 for scores in (row.validation, row.test)
-                for value in (
-                    [math.nan] * len(_SCORES) if scores is None else asdict(scores).values()
-                )
+                for value in (missing if scores is None else asdict(scores)).values()
             ]
             writer.writerow(
                 [row.name, json.dumps(row.members), row.samples, *map(blank_if_missing, values)]
@@ -362,10 +368,10 @@ def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
 
 
 def read_ensembles(run: str | Path) -> list[EnsembleResult]:
-    """Return the scores of a run's ensembles; empty if there are none.
+    """Return the scores of a run's ensembles; empty if they have not been written.
 
     Args:
-        run: the run's folder.
+        run: folder of the run.
 
     Raises:
         UserError: the table is damaged.
@@ -377,7 +383,10 @@ def read_ensembles(run: str | Path) -> list[EnsembleResult]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise UserError(f"{path} is not a table of ensembles: {error}") from None
+        raise UserError(
+            f"{path} is not a table of ensembles: {error}; delete it, and resume the run to write "
+            "it again"
+        ) from None
 
 
 def _parse(row: Mapping[str, str]) -> EnsembleResult:
@@ -403,12 +412,9 @@ _HEADERS = {
 
 
 def make_table(rows: Sequence[EnsembleResult]) -> tuple[list[str], list[list[str]]]:
-    """Return headers and rows for people, without empty columns."""
+    """Return headers and rows to print, without empty columns."""
     values = {
-        f"{prefix} {header}": [
-            math.nan if (scores := getattr(row, part)) is None else getattr(scores, name)
-            for row in rows
-        ]
+        f"{prefix} {header}": [getattr(getattr(row, part), name, math.nan) for row in rows]
         for prefix, part in (("val", "validation"), ("test", "test"))
         for header, name in _HEADERS.items()
     }
@@ -436,5 +442,5 @@ def _listed(members: Mapping[str, int]) -> str:
     '2 x a, b'
     """
     return listed(
-        [name if times == 1 else f"{times} x {name}" for name, times in members.items()], 8
+        [name if count == 1 else f"{count} x {name}" for name, count in members.items()], 8
     )

@@ -29,34 +29,35 @@ def write_sample(
 
     Args:
         paths: paths of the run.
-        sample: sample to describe.
+        sample: shape and type of samples.
         names: names of the classes, labels or values of each input pipeline; empty if unnamed.
         columns: columns of the table whose rows are the samples, if there is one.
 
     Raises:
-        StorageError: the disk is full, ...
+        StorageError: the file cannot be written, for example because the disk is full.
     """
     feeds = {
         feed: _described(sample.for_pipeline(feed), feed_names)
         for feed, feed_names in names.items()
     }
     first = next(iter(feeds.values()))
-    if columns is None:
-        table = {}
-    else:
-        table = {"table": {name: getattr(columns, name) for name in _OF_TABLE}}
-    write_json(paths.sample, {**first, **({} if len(feeds) == 1 else {"feeds": feeds}), **table})
+    content: dict[str, Any] = dict(first)
+    if len(feeds) > 1:
+        content["feeds"] = feeds
+    if columns is not None:
+        content["table"] = {name: getattr(columns, name) for name in _TABLE_FIELDS}
+    write_json(paths.sample, content)
 
 
 def _described(sample: SampleSpec, names: tuple[str, ...]) -> dict[str, Any]:
     return {"image": asdict(sample.image), "target": asdict(replace(sample.target, names=names))}
 
 
-_OF_TABLE = ("inputs", "is_paths", "targets", "delimiter")
+_TABLE_FIELDS = ("inputs", "is_paths", "targets", "delimiter")
 
 
 def read_columns(paths: RunPaths) -> Columns | None:
-    """Return the columns of the table whose rows are samples; None if there is none.
+    """Return the columns of the table whose rows are samples; None if samples are no table rows.
 
     Raises:
         UserError: the file is damaged.
@@ -74,14 +75,14 @@ def read_columns(paths: RunPaths) -> Columns | None:
 
 
 def write_standardized(paths: RunPaths, standardized: Mapping[str, Standardization]) -> None:
-    """Write the means and deviations by which networks standardize their inputs.
+    """Write the means and standard deviations that standardize the inputs.
 
     Args:
         paths: paths of the run.
         standardized: moments of each input pipeline.
 
     Raises:
-        StorageError: the disk is full, ...
+        StorageError: the file cannot be written, for example because the disk is full.
     """
     if standardized:
         write_json(
@@ -90,7 +91,7 @@ def write_standardized(paths: RunPaths, standardized: Mapping[str, Standardizati
 
 
 def read_standardized(paths: RunPaths) -> dict[str, Standardization]:
-    """Return the stored means and deviations; empty if there are none.
+    """Return the stored means and standard deviations; empty if none are stored.
 
     Raises:
         UserError: the file is damaged.
@@ -103,8 +104,8 @@ def read_standardized(paths: RunPaths) -> dict[str, Standardization]:
         return {}
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{paths.standardized} cannot be read: {' '.join(str(error).split())}; move it away, "
-            "and means and deviations are found anew"
+            f"{paths.standardized} cannot be read: {' '.join(str(error).split())}; delete it, and "
+            "FLEET will compute the means and standard deviations again"
         ) from error
 
 
@@ -129,8 +130,8 @@ def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
         target = TargetSpec(**target_fields)
     except FileNotFoundError:
         raise UserError(
-            f"{paths.root} has no {paths.sample.name}: it is no run, or one of an earlier version, "
-            "which the command that made it completes"
+            f"{paths.root} has no {paths.sample.name}, so it is not a run, or is a run of an "
+            "earlier version; repeat the command that started it to add the file"
         ) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{paths.sample} cannot be read: {error}") from error

@@ -1,10 +1,11 @@
 """Save the outputs of exported networks for validation and test samples.
 
-A file has ``outputs``, (n, outputs) float32: the logits or values of all samples in order;
+With these files, networks can be compared and combined without their data and without TensorFlow. A
+file has ``outputs``, (n, outputs) float32: the logits or values of all samples in order;
 ``targets`` (n, ...); ``rows`` (n,) int64, the position of each sample in the data set
 (:func:`preprocess.base.row_numbers`); and ``weights`` (n,) if targets have weights. Files of
-earlier versions have no ``rows``. So networks can be compared and combined without their data and
-without TensorFlow. It belongs to the export beside it: exporting removes an earlier file first.
+earlier versions have no ``rows``. A file belongs to the export beside it: exporting removes an
+earlier file first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from preprocess.target import TargetSpec
 
 log = logging.getLogger("fleet.prediction.saved_predictions")
 
-MOST_BYTES = 256 << 20  # of what is kept of one network for one part of the data
+MAX_BYTES = 256 << 20  # maximum size of the saved outputs of one network for one split
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Outputs:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """The existing arrays by name."""
+        """The arrays by name, without missing weights."""
         weights = {} if self.weights is None else {"weights": self.weights}
         return {"outputs": self.outputs, "targets": self.targets, **weights}
 
@@ -63,10 +64,10 @@ class Predictions:
     rows: np.ndarray | None = None
 
     def is_comparable(self, predictions: Predictions) -> bool:
-        """Return True if both cover the same samples, as far as is known."""
-        is_known = self.rows is not None and predictions.rows is not None
+        """Return True if both cover the same samples, unless their rows are unknown."""
+        have_rows = self.rows is not None and predictions.rows is not None
         return self.truth.matches(predictions.truth) and not (
-            is_known and np.any(self.rows != predictions.rows)
+            have_rows and np.any(self.rows != predictions.rows)
         )
 
 
@@ -75,9 +76,9 @@ def should_save(target: TargetSpec, samples: int) -> bool:
 
     Args:
         target: target of a sample.
-        samples: their number.
+        samples: number of samples.
     """
-    return target.kind != "mask" and 0 < 4 * samples * target.outputs <= MOST_BYTES
+    return target.kind != "mask" and 0 < 4 * samples * target.outputs <= MAX_BYTES
 
 
 def save_outputs(writer: CheckpointWriter, path: Path, outputs: Outputs, rows: np.ndarray) -> None:
@@ -90,11 +91,11 @@ def save_outputs(writer: CheckpointWriter, path: Path, outputs: Outputs, rows: n
         rows: (n,) positions of the samples in the data set.
 
     Raises:
-        StorageError: the disk is full, ...
+        StorageError: the file cannot be written, for example because the disk is full.
     """
     arrays = {**outputs.arrays, "rows": rows}
-    # Not by its argument allow_pickle: before NumPy 2.1 savez takes it for an array. None of
-    # these holds objects.
+    # Do not pass allow_pickle: before NumPy 2.1, savez would save it as an array. No array holds
+    # objects.
     writer.write_optional(
         path, sum(array.nbytes for array in arrays.values()), lambda file: np.savez(file, **arrays)
     )
@@ -121,11 +122,11 @@ def read_predictions(paths: RunPaths, name: str, part: str, kind: str) -> Predic
     except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile) as error:
         log.warning("%s is damaged: %s", path, error)
         return None
-    usable = (targets if weights is None else weights) >= 0
+    is_readable = (targets if weights is None else weights) >= 0
     return Predictions(
-        probabilities(outputs[usable], kind),
-        Truth(kind, targets[usable], None if weights is None else weights[usable]),
-        None if rows is None else rows[usable],
+        probabilities(outputs[is_readable], kind),
+        Truth(kind, targets[is_readable], None if weights is None else weights[is_readable]),
+        None if rows is None else rows[is_readable],
     )
 
 
@@ -141,17 +142,17 @@ def concatenate(parts: Sequence[Predictions]) -> Predictions:
     weights = [part.truth.weights for part in parts]
     rows = [part.rows for part in parts]
     if first.weights is None:
-        weighed = None
+        all_weights = None
     else:
-        weighed = np.concatenate([part for part in weights if part is not None])
+        all_weights = np.concatenate([part for part in weights if part is not None])
     if any(part is None for part in rows):
-        return Predictions(values, Truth(first.kind, targets, weighed))
-    lie = np.concatenate([part for part in rows if part is not None])
-    order = np.argsort(lie, kind="stable")
+        return Predictions(values, Truth(first.kind, targets, all_weights))
+    all_rows = np.concatenate([part for part in rows if part is not None])
+    order = np.argsort(all_rows, kind="stable")
+    if all_weights is not None:
+        all_weights = all_weights[order]
     return Predictions(
-        values[order],
-        Truth(first.kind, targets[order], None if weighed is None else weighed[order]),
-        lie[order],
+        values[order], Truth(first.kind, targets[order], all_weights), all_rows[order]
     )
 
 
@@ -169,8 +170,7 @@ def probabilities(outputs: np.ndarray, kind: str) -> np.ndarray:
         return outputs.astype(np.float32)
     logits = outputs.astype(np.float64)
     if kind == "multilabel":
-        return (0.5 * (1 + np.tanh(logits / 2))).astype(
-            np.float32
-        )  # the logistic function, without overflow
-    risen = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return (risen / risen.sum(axis=-1, keepdims=True)).astype(np.float32)
+        # The logistic function, without overflow.
+        return (0.5 * (1 + np.tanh(logits / 2))).astype(np.float32)
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return (exponentials / exponentials.sum(axis=-1, keepdims=True)).astype(np.float32)

@@ -1,5 +1,5 @@
 """Describe Keras' optimizers, schedules, losses and metrics; imports nothing of FLEET.
 
-Keras is not imported either: tests compare the tables with it. The row of an engine says which of
-them it has, or which others (:class:`fleet.spec.engines.Known`).
+Keras is not imported either; tests compare the tables with it. An engine lists which of them it
+supports, and further ones of its own (:class:`fleet.spec.engines.Known`).
 """

@@ -21,10 +21,10 @@ class MeasureWord:
 
     Attributes:
         better: direction of improvement, :data:`UP` or :data:`DOWN`.
-        unfit: kinds of targets (:mod:`preprocess.target`) for which it is meaningless.
-        needs: a required parameter; empty if there is none.
-        defaults: default parameters, as far as they make two measures equal.
-        minimum: its lower bound.
+        unfit: kinds of targets (:mod:`preprocess.target`) for which the measure is meaningless.
+        needs: required parameter; empty if no parameter is required.
+        defaults: default parameters, to recognize equal measures.
+        minimum: lower bound of the measure.
     """
 
     better: Direction = DOWN
@@ -44,11 +44,10 @@ _NEEDS = {
     "specificity_at_sensitivity": "sensitivity",
 }
 
-# Whether more is better, the kinds of targets of which it means nothing, and the names.
-# Cross-entropies and overlaps are of shares from 0 to 1: of values they fall without end, or are
-# the same whatever a
-# network gives. Of several labels of a sample there is no likeliest one. Correlations are of
-# quantities.
+# Direction of improvement, kinds of targets for which the measures are meaningless, and names.
+# Cross-entropies and overlaps need probabilities: for values they have no lower bound, or do not
+# depend on the predictions. Samples with several labels have no single most likely class.
+# Correlations need values.
 METRICS: dict[str, MeasureWord] = {
     name: MeasureWord(better, frozenset(unfit.split()), _NEEDS.get(name, ""))
     for better, unfit, names in (
@@ -120,7 +119,7 @@ METRICS: dict[str, MeasureWord] = {
     for name in names
 }
 
-# What Keras takes for the parameters of losses that nobody gives.
+# Default parameters of the losses in Keras.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "binary_crossentropy": {"label_smoothing": 0.0},
     "binary_focal_crossentropy": {
@@ -134,28 +133,31 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "huber": {"delta": 1.0},
     "tversky": {"alpha": 0.5, "beta": 0.5},
 }
-_LEAST = {
-    "cosine_similarity": -1.0,
-    "poisson": -math.inf,
-}  # where it is not 0; poisson has no least
+_MINIMUM = {"cosine_similarity": -1.0, "poisson": -math.inf}  # lower bounds other than 0
 
-# Of values those losses that are no metrics mean nothing either.
-_OF_SHARES = (
+# Losses of probabilities that are no metrics; they are meaningless for values.
+_OF_PROBABILITIES = (
     "binary_focal_crossentropy",
     "categorical_focal_crossentropy",
     "categorical_generalized_cross_entropy",
     "dice",
     "tversky",
 )
+
+
+def _unfit_for(loss: str) -> frozenset[str]:
+    if loss in METRICS:
+        return METRICS[loss].unfit
+    return frozenset({"value"}) if loss in _OF_PROBABILITIES else frozenset()
+
+
 LOSSES: dict[str, MeasureWord] = {
     name: MeasureWord(
         DOWN,
-        METRICS[name].unfit
-        if name in METRICS
-        else frozenset({"value"} if name in _OF_SHARES else ()),
+        _unfit_for(name),
         _NEEDS.get(name, ""),
         _DEFAULTS.get(name, {}),
-        _LEAST.get(name, 0.0),
+        _MINIMUM.get(name, 0.0),
     )
     for name in (
         "binary_crossentropy",
@@ -198,17 +200,17 @@ SHORT = {
 
 
 def canonical_name(name: str) -> str:
-    """Return a Keras name in the form of the tables; accepts classes and short names.
+    """Return a Keras name as in the tables; the name may be that of a class, or a short name.
 
     >>> [canonical_name(name) for name in ("MeanIoU", "AUC", "mae", "F1Score")]
     ['mean_io_u', 'auc', 'mean_absolute_error', 'f1_score']
     """
-    parts = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
-    lower = re.sub(r"([a-z])([A-Z])", r"\1_\2", parts).lower()
+    words = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
+    lower = re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
     return SHORT.get(name.lower(), SHORT.get(lower, lower))
 
 
-@cache  # of what every network monitors it is asked whenever networks are ranked
+@cache  # each ranking of networks calls it for every network
 def direction_of(monitor: str) -> Direction | None:
     """Return ``max`` or ``min``; None if unknown, for a metric that Keras does not have.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What every optimizer takes.
+# Arguments of every optimizer.
 COMMON = frozenset(
     {
         "weight_decay",
@@ -23,11 +23,11 @@ class OptimizerWord:
     """An optimizer that a spec may name.
 
     Attributes:
-        takes: keys of ``train.optimizer`` that it reads, besides ``name`` and ``learning_rate``.
-        slots: number of values it keeps per parameter, without those of ``use_ema`` and similar
-            options.
-        slot_of_momentum: True if it keeps one more value with momentum.
-        learning_rate: its default.
+        takes: keys of ``train.optimizer`` that the optimizer supports, besides ``name`` and
+            ``learning_rate``.
+        slots: number of values per parameter in its state, without options such as ``use_ema``.
+        slot_of_momentum: True if its state has one more value per parameter with momentum.
+        learning_rate: default learning rate.
     """
 
     takes: frozenset[str]

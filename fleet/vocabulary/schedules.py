@@ -1,6 +1,6 @@
 """Compute the learning rate schedules of Keras, and describe their arguments.
 
-A schedule is a function of the step and its arguments, whose names, types and defaults are those of
+A schedule is a function of the step and its arguments; their names, types and defaults come from
 its signature.
 """
 
@@ -107,30 +107,30 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "PolynomialDecay": _polynomial,
 }
 
-# What an argument means; of a schedule where it means something else.
-_MEANS = {
+# Descriptions of arguments, by schedule where an argument has a special meaning.
+_DESCRIPTIONS = {
     "initial_learning_rate": "Learning rate of the first step.",
     "decay_steps": "Number of steps over which the learning rate decays.",
     "alpha": "Learning rate at the end, as a share of the initial one.",
     "warmup_target": "Learning rate after the warm-up, from which it then decays.",
     "warmup_steps": "Number of steps in which the learning rate rises to warmup_target.",
     "first_decay_steps": "Number of steps up to the first restart.",
-    "t_mul": "How many times longer each period is than the one before.",
-    "m_mul": "What the learning rate is multiplied by at each restart.",
+    "t_mul": "Factor by which each period is longer than the previous period.",
+    "m_mul": "Factor of the learning rate at each restart.",
     "decay_rate": "Factor by which the learning rate falls every decay_steps steps.",
     "InverseTimeDecay.decay_rate": (
         "The learning rate is divided by 1 + decay_rate * step / decay_steps."
     ),
-    "staircase": "Whether the learning rate falls only once every decay_steps steps.",
-    "boundaries": "The steps at which the learning rate changes.",
-    "values": "The learning rates between the boundaries, one more than there are boundaries.",
+    "staircase": "True to change the learning rate only every decay_steps steps.",
+    "boundaries": "Steps at which the learning rate changes.",
+    "values": "Learning rates before, between and after the boundaries, one more than boundaries.",
     "end_learning_rate": "Learning rate after the last of the decay_steps steps.",
-    "power": "Power of the polynomial; 1 makes a straight line.",
-    "cycle": "Whether the decay starts again, over more steps, whenever it has ended.",
+    "power": "Power of the polynomial; 1 is a linear decay.",
+    "cycle": "True to restart the decay, over more steps, whenever it has ended.",
 }
 
-_PERIODS = {"decay_steps", "first_decay_steps"}  # by which Keras divides
-# type -> what it is called in a JSON Schema, and for people
+_PERIODS = {"decay_steps", "first_decay_steps"}  # positive, because Keras divides by them
+# annotation -> type in a JSON Schema, and words for messages
 _KINDS = {
     "float": ("number", "a number"),
     "float | None": ("number", "a number"),
@@ -151,7 +151,7 @@ def is_schedule(candidate: Any) -> bool:
             inspect.Parameter.VAR_POSITIONAL,
             inspect.Parameter.VAR_KEYWORD,
         }
-    except (TypeError, ValueError):  # no function, or one that does not say it
+    except (TypeError, ValueError):  # not a function, or a function without a signature
         return False
 
 
@@ -183,25 +183,30 @@ def find_problems(settings: Mapping[str, Any], schedule: Callable[..., float]) -
     unknown = sorted(map(str, settings.keys() - {"name", *accepted}))
     if unknown:
         problems.append(
-            f"the schedule {name} takes no {', '.join(unknown)}; its arguments are "
+            f"the schedule {name} has no argument {', '.join(unknown)}; its arguments are "
             f"{', '.join(accepted)}"
         )
-    for argument in (argument_name for argument_name in accepted if argument_name in settings):
+    for argument, parameter in accepted.items():
+        if argument not in settings:
+            continue
         value = settings[argument]
-        (kind, words) = _KINDS.get(accepted[argument].annotation, ("", ""))
-        if value is None and accepted[argument].default is not inspect.Parameter.empty:
-            continue  # None is Keras' default of those that can be None
+        kind, words = _KINDS.get(parameter.annotation, ("", ""))
+        if value is None and parameter.default is not inspect.Parameter.empty:
+            continue  # None is the default of Keras where it is allowed
         if kind and not _is_of_kind(value, kind):
-            problems.append(f"the schedule {name} wants {words} for {argument}, not {value!r}")
+            problems.append(
+                f"the argument {argument} of the schedule {name} is {value!r}; it should be {words}"
+            )
         elif argument in _PERIODS and not (_is_of_kind(value, "number") and value > 0):
             problems.append(
-                f"the schedule {name} wants a number above 0 for {argument}, not {value!r}"
+                f"the argument {argument} of the schedule {name} is {value!r}; it should be a "
+                "number above 0"
             )
     return problems
 
 
 def find_missing(settings: Mapping[str, Any], schedule: Callable[..., float]) -> str:
-    """Return what a schedule lacks that :func:`find_problems` accepts; empty if nothing.
+    """Return what :func:`find_problems` accepts but a schedule needs; empty if it is complete.
 
     Args:
         settings: name and arguments.
@@ -211,7 +216,7 @@ def find_missing(settings: Mapping[str, Any], schedule: Callable[..., float]) ->
     missing = [argument for argument in required(schedule) if argument not in settings]
     if missing:
         return (
-            f"the schedule {name} lacks {', '.join(missing)}; its arguments are "
+            f"the schedule {name} needs the argument {', '.join(missing)}; its arguments are "
             f"{', '.join(arguments_of(schedule))}"
         )
     if schedule is _piecewise:
@@ -219,8 +224,8 @@ def find_missing(settings: Mapping[str, Any], schedule: Callable[..., float]) ->
         values = settings["values"]
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
             return (
-                f"the schedule {name} wants rising boundaries, and one value more than there are "
-                f"boundaries, not {len(boundaries)} boundaries and {len(values)} values"
+                f"the schedule {name} has {len(boundaries)} boundaries and {len(values)} values; "
+                "boundaries should increase, and there should be one value more than boundaries"
             )
     return ""
 
@@ -228,7 +233,7 @@ def find_missing(settings: Mapping[str, Any], schedule: Callable[..., float]) ->
 def _is_of_kind(value: Any, kind: str) -> bool:
     if kind == "array":
         return isinstance(value, list | tuple) and all(
-            _is_of_kind(item, "number") for item in value
+            _is_of_kind(element, "number") for element in value
         )
     if kind == "boolean":
         return isinstance(value, bool)
@@ -251,12 +256,13 @@ def schedule_schema() -> dict[str, Any]:
                     "properties": {
                         "name": {
                             "const": name,
-                            "description": "Name of the schedule, as Keras calls it.",
+                            "description": "Name of the schedule in Keras.",
                         },
                         **{
                             argument: {
                                 "type": _KINDS[parameter.annotation][0],
-                                "description": _MEANS.get(f"{name}.{argument}") or _MEANS[argument],
+                                "description": _DESCRIPTIONS.get(f"{name}.{argument}")
+                                or _DESCRIPTIONS[argument],
                             }
                             for argument, parameter in arguments_of(schedule).items()
                         },

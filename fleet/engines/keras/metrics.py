@@ -59,8 +59,8 @@ class _Metric:
         """Return what some samples add to the state: (width,) float32."""
         expected, predicted = self.inputs_of(outputs, targets)
         if self.is_flat:  # give each number the weight of its sample
-            ones = [1] * (predicted.shape.rank - 1)
-            repeated = tf.ones_like(predicted) * tf.reshape(weights, [-1, *ones])
+            further_axes = [1] * (predicted.shape.rank - 1)
+            repeated = tf.ones_like(predicted) * tf.reshape(weights, [-1, *further_axes])
             expected, predicted, weights = (
                 tf.reshape(part, [-1]) for part in (expected, predicted, repeated)
             )

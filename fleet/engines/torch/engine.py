@@ -29,7 +29,7 @@ from preprocess.user_code import UserCode
 
 log = logging.getLogger("fleet.engines.torch.engine")
 
-_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # read when CUDA starts
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # CUDA reads this variable when it starts
 
 
 class TorchEngine:
@@ -39,7 +39,7 @@ class TorchEngine:
         setup: setup of this rank.
 
     Raises:
-        UserError: this engine does not have the exchange that the spec asks for.
+        UserError: the engine does not support the exchange that the spec names.
     """
 
     def __init__(self, setup: EngineContext) -> None:
@@ -152,12 +152,11 @@ def configure_device(
     gpus = torch.cuda.device_count()
     if not gpus:
         if deterministic or "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(
-                1 if deterministic else max(1, len(os.sched_getaffinity(0)) // trainers)
-            )
+            share = max(1, len(os.sched_getaffinity(0)) // trainers)
+            torch.set_num_threads(1 if deterministic else share)
         return torch.device("cpu")
     check_gpu_index(index, gpus)
-    chosen = torch.device("cuda", 0 if gpus == 1 else index)  # a launcher may have chosen already
+    chosen = torch.device("cuda", 0 if gpus == 1 else index)  # a launcher may show a single GPU
     torch.cuda.set_device(chosen)
     if slot.memory_limit is not None:
         total = torch.cuda.get_device_properties(chosen).total_memory

@@ -39,24 +39,20 @@ class EnsembleModule:
         self._weights = weights
         self._predicted = _PREDICTED[kind]
 
-    def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - ExportedEnsemble says it
-        with torch.no_grad():  # in which a module may take derivatives all the same
-            parts = [
-                self._mean(
-                    torch.from_numpy(np.ascontiguousarray(images[first : first + _BATCH])).to(
-                        self._device
-                    )
-                )
-                for first in range(0, len(images), _BATCH)
-            ]
-        return np.concatenate(parts)
+    def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - see ExportedEnsemble
+        means = []
+        with torch.no_grad():  # a module may still enable gradients itself
+            for first in range(0, len(images), _BATCH):
+                batch = np.ascontiguousarray(images[first : first + _BATCH])
+                means.append(self._mean(torch.from_numpy(batch).to(self._device)))
+        return np.concatenate(means)
 
     def _mean(self, samples: Tensor) -> np.ndarray:
-        means = [
+        weighted = [
             self._predicted(network(samples)) * weight
             for network, weight in zip(self._networks, self._weights, strict=True)
         ]
-        mean: np.ndarray = torch.stack(means).sum(0).cpu().numpy()
+        mean: np.ndarray = torch.stack(weighted).sum(0).cpu().numpy()
         return mean
 
     def save(self, path: Path) -> None:

@@ -1,7 +1,7 @@
 """Sum a step over the ranks of a group: by MPI, by PyTorch's process groups, or not at all.
 
 MPI sums the whole buffer after the backward pass. A PyTorch process group (NCCL on GPUs, else gloo)
-sums it in parts, each as soon as the backward pass has finished it.
+sums it in parts, each as soon as the backward pass has computed it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fleet.engines.base import check_peers
 from fleet.engines.torch.flat_parameters import FlatParameters
 from fleet.errors import ModelError, UserError
 
-_PIECE = 2**22  # bytes, at least, that travel while the backward pass runs on
+_MIN_BUCKET = 2**22  # minimum size in bytes of a bucket that is sent during the backward pass
 _POLL_S = 2e-5
-_LONGEST = timedelta(days=7)  # a rank may wait for samples, and deaths are heard of from MPI
+_TIMEOUT = timedelta(days=7)  # long, because ranks may wait for samples, and MPI detects deaths
 NAMES = ("auto", "mpi", "library")
 
 
 class Exchange:
-    """Sums the gradients and totals of a group in place; this one is for a single rank.
+    """Sums the gradients and totals of a group in place; does nothing for a single rank.
 
     Attributes:
-        in_place: True if it reads gradients during the backward pass, so they must stay in the
-            buffer.
+        in_place: True if the exchange reads gradients during the backward pass, so they must stay
+            in the buffer.
     """
 
     in_place = False
@@ -43,20 +43,20 @@ class Exchange:
         """Prepare for a backward pass."""
 
     def finish(self, flat: FlatParameters) -> None:
-        """Return when the parts of all ranks are summed; this rank's part is complete."""
+        """Sum the completed buffers of all ranks, and wait for the result."""
 
     def close(self) -> None:
         """Leave the group."""
 
 
 class MpiExchange(Exchange):
-    """One MPI reduction of the whole buffer per step; a GPU's buffer goes through the host."""
+    """Sums by one MPI reduction of the buffer per step; a GPU's buffer is copied to the host."""
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)
         self._host: torch.Tensor | None = None
 
-    def finish(self, flat: FlatParameters) -> None:  # noqa: D102 - Exchange says it
+    def finish(self, flat: FlatParameters) -> None:  # noqa: D102 - see Exchange
         buffer = flat.buffer
         if buffer.device.type == "cpu":
             self.group.sum(buffer.numpy())
@@ -69,7 +69,7 @@ class MpiExchange(Exchange):
 
 
 class TorchExchange(Exchange):
-    """A PyTorch process group of its own; ranks rendezvous through a file in the run's folder."""
+    """Sums by a PyTorch process group; its ranks rendezvous through a file in the run's folder."""
 
     in_place = True
 
@@ -81,64 +81,66 @@ class TorchExchange(Exchange):
         self._backend = _backend(device, str(self._file), group)
         self._hooks: list[Any] = []
         self._in_flight: list[Any] = []
-        self._pieces: list[tuple[torch.Tensor, int]] = []
+        self._buckets: list[tuple[torch.Tensor, int]] = []
         self._pending_counts: list[int] = []
         self._final_parts: list[torch.Tensor] = []
         self._flat: FlatParameters | None = None
-        self._ready: set[int] = set()  # places of parameters whose gradients are ready
-        self._overlaps: bool | None = None  # whether pieces travel before the pass is over
+        self._ready: set[int] = set()  # indices of parameters whose gradients are ready
+        # True if buckets are sent during the backward pass; None before the first pass.
+        self._overlaps: bool | None = None
 
-    def begin(self, flat: FlatParameters) -> None:  # noqa: D102 - Exchange says it
+    def begin(self, flat: FlatParameters) -> None:  # noqa: D102 - see Exchange
         self._watch(flat)
-        self._pending_counts = [count for _, count in self._pieces]
+        self._pending_counts = [count for _, count in self._buckets]
         self._ready.clear()
 
     def _watch(self, flat: FlatParameters) -> None:
-        """Register hooks on gradients, if there is more than one part."""
+        """Register hooks on gradients, if there are several buckets."""
         if self._flat is flat:
             return
         self._flat = flat
-        places = flat.split_gradients(_PIECE)
-        # The last piece, the first in the buffer, goes with none: it ends when the pass does.
-        self._pieces = [(flat.buffer[first:last], count) for first, last, count in places[:-1]]
-        if self._pieces:
-            self._final_parts = [flat.buffer[: places[-1][1]], flat.buffer[len(flat.gradients) :]]
+        parts = flat.split_gradients(_MIN_BUCKET)
+        # The last part, which is first in the buffer, is complete only when the pass ends.
+        self._buckets = [(flat.buffer[first:last], count) for first, last, count in parts[:-1]]
+        if self._buckets:
+            self._final_parts = [flat.buffer[: parts[-1][1]], flat.buffer[len(flat.gradients) :]]
         else:
             self._final_parts = [flat.buffer]
-        owners = [piece for piece, (_, _, count) in enumerate(places) for _ in range(count)]
+        owners = [bucket for bucket, (_, _, count) in enumerate(parts) for _ in range(count)]
         named = zip(reversed(flat.parameters.items()), owners, strict=True)
-        for index, ((name, parameter), piece) in enumerate(named):
-            if piece < len(self._pieces):
-                ready = self._make_hook(index, piece, name)
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
+        for index, ((name, parameter), bucket) in enumerate(named):
+            if bucket < len(self._buckets):
+                hook = self._make_hook(index, bucket, name)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _make_hook(self, index: int, piece: int, name: str) -> Callable[[torch.Tensor], None]:
+    def _make_hook(self, index: int, bucket: int, name: str) -> Callable[[torch.Tensor], None]:
         """Return a hook to call when the gradient of a parameter is ready.
 
         Reentrant checkpointing runs several backward passes in one, each of which may add to a
-        gradient. The first pass detects this; no part is sent early in it.
+        gradient. The first pass detects this; it sends no bucket early.
         """
 
-        def ready(_: torch.Tensor) -> None:
+        def mark_ready(_: torch.Tensor) -> None:
             if index in self._ready:
-                if piece < len(self._in_flight):
+                if bucket < len(self._in_flight):
                     raise ModelError(
-                        f"the gradient of {name} was added to after it was sent, by another "
-                        "backward pass inside of the step: torch.utils.checkpoint should have "
-                        "use_reentrant=False, or the spec resources.exchange: mpi"
+                        f"a nested backward pass changed the gradient of {name} after it had been "
+                        "sent; call torch.utils.checkpoint with use_reentrant=False, or set "
+                        "resources.exchange: mpi"
                     )
                 self._overlaps = False
                 return
             self._ready.add(index)
-            self._pending_counts[piece] -= 1
+            self._pending_counts[bucket] -= 1
+            # All ranks send buckets in the same order.
             while (
                 self._overlaps
-                and len(self._in_flight) < len(self._pieces)
+                and len(self._in_flight) < len(self._buckets)
                 and self._pending_counts[len(self._in_flight)] <= 0
             ):
-                self._send(self._pieces[len(self._in_flight)][0])  # in one order on all ranks
+                self._send(self._buckets[len(self._in_flight)][0])
 
-        return ready
+        return mark_ready
 
     def _send(self, part: torch.Tensor) -> None:
         self._in_flight.append(self._backend.allreduce([part]))
@@ -147,13 +149,13 @@ class TorchExchange(Exchange):
         self._watch(flat)  # this rank may have no rows
         if self._overlaps is None and self._ready:
             self._overlaps = True
-        for part, _ in self._pieces[len(self._in_flight) :]:
+        for part, _ in self._buckets[len(self._in_flight) :]:
             self._send(part)
         for part in self._final_parts:
             self._send(part)
-        under_way = self._in_flight
+        reductions = self._in_flight
         self._in_flight = []
-        for work in under_way:
+        for work in reductions:
             while not work.is_completed():
                 self.group.sleep(_POLL_S)
                 self.group.check()
@@ -164,7 +166,7 @@ class TorchExchange(Exchange):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        with suppress(Exception):  # of a group that was struck
+        with suppress(Exception):  # the group may have failed
             self._backend.abort()
         if self.group.is_master:
             self._file.unlink(missing_ok=True)
@@ -175,24 +177,24 @@ def _backend(device: torch.device, file: str, group: Group) -> Any:
 
     store = distributed.FileStore(file, group.size)
     if device.type == "cuda":
-        return distributed.ProcessGroupNCCL(store, group.rank, group.size, _LONGEST)
-    return distributed.ProcessGroupGloo(store, group.rank, group.size, _LONGEST)
+        return distributed.ProcessGroupNCCL(store, group.rank, group.size, _TIMEOUT)
+    return distributed.ProcessGroupGloo(store, group.rank, group.size, _TIMEOUT)
 
 
 def exchange_name(setting: str, device: torch.device) -> str:
     """Return the exchange for a spec's ``resources.exchange``: ``mpi`` or ``library``.
 
     Args:
-        setting: setting of the spec.
+        setting: value of the key.
         device: device of this rank.
 
     Raises:
-        UserError: this engine does not have such an exchange.
+        UserError: the engine does not support this exchange.
     """
     if setting not in NAMES:
         raise UserError(
-            f"resources.exchange: {setting}: the torch engine does not use it; it should be "
-            f"{', '.join(NAMES)}"
+            f"resources.exchange: the torch engine does not support {setting}; use "
+            f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
         )
     if setting == "auto":
         if device.type == "cuda":

@@ -36,19 +36,19 @@ from fleet.storage.paths import RunPaths
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
 
-_ROWS = 2  # by which a network is written as ONNX
+_ROWS = 2  # rows of the samples with which a network is exported to ONNX
 
 
 class Exported(nn.Module):
-    """A network as users call it.
+    """An exported network.
 
-    It takes samples as the stream carries them, images as (n, height, width, channels).
+    It takes samples as the stream carries them; images are (n, height, width, channels).
 
     Args:
         dtype: dtype of the module's inputs.
-        scale: multiplier and offset of samples, float32 or float64, if they are scaled first.
-        is_mask: True if its outputs are classes of pixels, returned as (n, height, width, classes).
-        differentiates: True if ``forward`` takes derivatives, also without training.
+        scale: multiplier and offset of samples, float32 or float64; None to not scale them.
+        is_mask: True to return logits of pixels as (n, height, width, classes).
+        differentiates: True if ``forward`` takes derivatives, even without training.
     """
 
     multiplier: Tensor | None
@@ -85,12 +85,12 @@ class Exported(nn.Module):
             is_new = True
         if samples.dim() == 4:
             samples = samples.permute(0, 3, 1, 2)
-        # A module may write into what it is given, which is the caller's memory unless it is new.
+        # A module may write into its inputs, so copy them unless they are new.
         inputs = samples.to(self._dtype, memory_format=torch.contiguous_format, copy=not is_new)
-        is_judging = not torch.is_grad_enabled()
+        is_evaluating = not torch.is_grad_enabled()
         with torch.enable_grad() if self._differentiates else nullcontext():
             outputs: Tensor = self.module(inputs).float()
-        if is_judging:  # a module may take gradients by itself
+        if is_evaluating:  # a module may enable gradients itself
             outputs = outputs.detach()
         if self._is_mask:
             return outputs.movedim(1, -1)
@@ -113,19 +113,17 @@ def note_of(
         transforms: transforms of the samples, before the engine receives them.
         folder: folder of the run.
     """
-    built = network.architecture
+    architecture = network.architecture
     scale = sample.affine
     target = sample.target
-    if built.kind == "family":
-        args = asdict(built.settings)
+    if architecture.kind == "family":
+        origin = {"family": architecture.target}
+        args = asdict(architecture.settings)
     else:
-        args = dict(built.args)
+        origin = {"build": architecture.target, "beside": _folder_of(architecture.target)}
+        args = dict(architecture.args)
     return {
-        **(
-            {"family": built.target}
-            if built.kind == "family"
-            else {"build": built.target, "beside": _folder_of(built.target)}
-        ),
+        **origin,
         "args": args,
         "input": {
             "shape": list(sample.image.shape),
@@ -142,7 +140,7 @@ def note_of(
 
 
 def write(state: Mapping[str, np.ndarray], note: Mapping[str, Any], path: Path) -> None:
-    """Write a network: first the note, so weights are never without one.
+    """Write a network: first the note, so that weights always have one.
 
     Args:
         state: arrays by name.
@@ -150,16 +148,16 @@ def write(state: Mapping[str, np.ndarray], note: Mapping[str, Any], path: Path) 
         path: path of the weights.
 
     Raises:
-        StorageError: the disk is full, ...
+        StorageError: the files cannot be written, for example because the disk is full.
     """
     write_json(path.with_suffix(".json"), note)
-    # safetensors writes the memory of an array as it lies there, that of a transposed buffer, too
+    # safetensors writes the memory of an array as it is, so transposed arrays must be copied.
     ordered = {name: np.asarray(value, order="C") for name, value in state.items()}
     atomic_write_with(path, lambda file: save_file(ordered, file))
 
 
 def _names_in(folder: Path, feed: str, outputs: int) -> list[str]:
-    """Return the names of a run's classes, labels or values; numbers if there are none."""
+    """Return the names of a run's classes, labels or values; numbers if they are unnamed."""
     try:
         record = json.loads(RunPaths(folder).sample.read_text(encoding="utf-8"))
         names = [str(name) for name in record.get("feeds", {}).get(feed, record)["target"]["names"]]
@@ -190,7 +188,8 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
         weights = load_file(file)
     built = _built(file, note, architecture, image, target, scale is not None)
     with wrapping_errors(
-        f"{file} does not fit what {architecture.target} builds, whose code has changed since:",
+        f"{file} does not fit the module that {architecture.target} builds, because its code has "
+        "changed:",
         UserError,
     ):
         built.module.load_state_dict(weights)
@@ -206,20 +205,21 @@ def _built(
     target: TargetSpec,
     is_scaled: bool,
 ) -> Built:
-    """Build a network's module; its code may be where it was when the network was written."""
-    append_import_path(source_folder := note.get("beside"))
+    """Build a network's module; its code may still be where it was at the export."""
+    source_folder = note.get("beside")
+    append_import_path(source_folder)
     try:
         return build_module(architecture, image, target, 0, is_scaled)
     except (UserError, ModelError) as error:
-        location = f", or where it was: {source_folder}" if source_folder else ""
+        location = f" or in {source_folder}" if source_folder else ""
         raise UserError(
-            f"{file} takes the code of {architecture.target}, which should be found from "
-            f"here{location}: {error}"
+            f"{file} needs the code of {architecture.target}, which should be in the current "
+            f"folder{location}: {error}"
         ) from error
 
 
 def _folder_of(target: str) -> str:
-    """Return the folder in which the module of an import path, or its top package, was found."""
+    """Return the folder from which the module of an import path was imported."""
     name = target.partition(":")[0]
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
@@ -236,14 +236,13 @@ def to_onnx(file: Path, path: Path) -> None:
 
     Raises:
         UserError: ``onnx`` is not installed, or the traced module takes a fixed number of rows.
-        Exception: from the exporter, for what it does not know.
+        Exception: the exporter does not support an operation.
     """
     if find_spec("onnx") is None:
-        raise UserError("--onnx: onnx is not installed: pip install onnx onnxscript")
+        raise UserError("--onnx: onnx is not installed; install it: pip install onnx onnxscript")
     network, note = load(file)
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(
-        logging.ERROR
-    )  # it misses torchvision
+    # The exporter warns about a missing torchvision.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     for lengths in (nullcontext, _lengths_traced):
         with lengths():
             traced = _write_onnx(network, note, path)
@@ -251,9 +250,8 @@ def to_onnx(file: Path, path: Path) -> None:
                 return
     path.unlink()
     raise UserError(
-        "the module computes with the number of its rows as a plain number, so ONNX would take "
-        f"{_ROWS} rows only; take it as x.shape[0], let -1 stand for it in a shape, and do not "
-        "loop over rows"
+        "the module uses its number of rows as a Python int, so the ONNX file would accept only "
+        f"{_ROWS} rows; use x.shape[0], or -1 in shapes, and do not loop over rows"
     )
 
 
@@ -267,7 +265,7 @@ def _write_onnx(
         note: note of the export.
         path: path of the ONNX file.
         rows: number of rows to call it with.
-        traced: True to use the tracing exporter, which also serves without onnxscript.
+        traced: True to use the tracing exporter, which does not need onnxscript.
     """
     dtype = getattr(torch, note["input"]["dtype"])
     samples = torch.ones((rows, *note["input"]["shape"]), dtype=dtype)
@@ -295,7 +293,7 @@ def _write_onnx(
 def _takes_any_rows(network: Exported, note: Mapping[str, Any], path: Path, traced: bool) -> bool:
     """Return True if an ONNX file takes any number of rows.
 
-    Its input is then dynamic, and other rows give the same file.
+    Then its input is dynamic, and a different number of rows yields the same file.
     """
     import onnx
 
@@ -312,7 +310,7 @@ def _takes_any_rows(network: Exported, note: Mapping[str, Any], path: Path, trac
 
 @contextmanager
 def _lengths_traced() -> Iterator[None]:
-    """Let ``len(x)`` of a tensor be ``x.shape[0]`` inside the context; exporters can follow it."""
+    """Let ``len(x)`` of a tensor return ``x.shape[0]``, which exporters can trace."""
     plain = builtins.len
     builtins.len = lambda x: x.shape[0] if isinstance(x, Tensor) and x.dim() else plain(x)
     try:

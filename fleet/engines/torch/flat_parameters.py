@@ -1,9 +1,9 @@
 """Store the weights of a module as views of one buffer, and their gradients as views of another.
 
-The totals of a step (:class:`fleet.engines.base.StepTotals`) and a flag per parameter that has a
-gradient follow the gradients, so ranks sum all of them in one call, and an optimizer updates all
-weights by a few operations on whole buffers. Each parameter begins at a multiple of 64 bytes; the
-gaps are zero.
+The gradients are followed by the totals of a step (:class:`fleet.engines.base.StepTotals`) and by a
+flag per parameter that has a gradient. So ranks sum everything in one call, and an optimizer
+updates all weights with a few operations on whole buffers. Each parameter begins at a multiple of
+64 bytes; the gaps are zero.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from torch import nn
 from fleet.engines.base import WIDTH, StepTotals
 from fleet.errors import ModelError
 
-_ALIGNED = 16  # numbers
+_ALIGNED = 16  # elements
 
 
 class FlatParameters:
     """All trainable parameters of a module.
 
     Args:
-        more: number of metric totals.
+        metric_width: number of metric totals.
 
     Attributes:
-        weights: weights of all parameters.
-        gradients: gradients of the same length, followed in memory by the totals.
-        parameters: by name.
-        buffer: gradients, totals and flags, as ranks sum them.
-        totals: (6 + metrics,).
+        weights: (n,) float32, weights of all parameters.
+        gradients: (n,) float32, followed in memory by the totals.
+        parameters: trainable parameters by name.
+        buffer: gradients, totals and flags, which ranks sum.
+        totals: (6 + metrics,) float32.
         weight_views, gradient_views: views of weights and gradients, one per parameter.
     """
 
-    def __init__(self, module: nn.Module, more: int) -> None:
+    def __init__(self, module: nn.Module, metric_width: int) -> None:
         self.parameters = {
             name: parameter
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
         if not self.parameters:
-            raise ModelError("the module has no parameter to train")
+            raise ModelError("the module has no trainable parameter")
         ends = np.cumsum(
             [-(-parameter.numel() // _ALIGNED) * _ALIGNED for parameter in self.parameters.values()]
         ).tolist()
         self._firsts = [0, *ends[:-1]]
         device = next(iter(self.parameters.values())).device
         self.weights = torch.zeros(ends[-1], device=device)
-        sizes = [ends[-1], WIDTH + more, len(self.parameters)]
+        sizes = [ends[-1], WIDTH + metric_width, len(self.parameters)]
         self.buffer = torch.zeros(sum(sizes), device=device)
         self.gradients, self.totals, self._flags = self.buffer.split(sizes)
         self._head = self.totals[:2]
         self._counts = self.totals[2:5]
         self._metric_totals = self.totals[WIDTH:]
-        # Each has a version of its own, which tells whether a backward pass has added to it.
+        # A view of ``data`` has its own version counter, which a backward pass increments.
         self.gradient_views = [view.data for view in self.split(self.gradients)]
         self.weight_views = self.split(self.weights)
         self._pointers = [weight_view.data_ptr() for weight_view in self.weight_views]
@@ -78,7 +78,7 @@ class FlatParameters:
         """Return the elements of one parameter in a vector as long as all weights.
 
         Args:
-            vector: as long as all weights.
+            vector: (n,), as long as all weights.
             index: index of the parameter.
         """
         first = self._firsts[index]
@@ -88,7 +88,7 @@ class FlatParameters:
         """Return the views of :meth:`split` by name.
 
         Args:
-            vector: as long as all weights.
+            vector: (n,), as long as all weights.
             prefix: prefix of the names.
         """
         return {
@@ -127,10 +127,10 @@ class FlatParameters:
             parameter.grad = None
 
     def gather_gradients(self) -> list[int]:
-        """Copy the gradients that a backward pass has created, all at once.
+        """Copy the gradients that a backward pass has created into the buffer.
 
         Returns:
-            The indices of the parameters that have none.
+            The indices of parameters without a gradient.
         """
         pairs = [
             (view, parameter.grad)
@@ -145,7 +145,7 @@ class FlatParameters:
             parameter.grad = view
         return [index for index, (_, gradient) in enumerate(pairs) if gradient is None]
 
-    def untouched(self) -> list[int]:
+    def find_untouched(self) -> list[int]:
         """Return the indices of parameters whose gradients are unchanged since they were zeroed."""
         return [
             index
@@ -156,17 +156,17 @@ class FlatParameters:
         ]
 
     def flag_unused(self, unused: Sequence[int]) -> None:
-        """Tell the ranks of the group which parameters have no gradient on this one."""
+        """Write the flags that tell the group which parameters have no gradient on this rank."""
         self._flags.fill_(1.0)
         if unused:
             self._flags[list(unused)] = 0.0
 
-    def unused(self) -> list[int]:
+    def find_unused(self) -> list[int]:
         """Return the indices of parameters without a gradient on any rank, after the reduction."""
         return torch.nonzero(self._flags == 0).flatten().tolist()
 
     def restore_weights(self) -> None:
-        """Copy weights that a module has replaced, as by ``weight.data = ...``, to the buffer."""
+        """Copy weights that a module has replaced, as in ``weight.data``, to the buffer."""
         for parameter, weight_view, pointer in zip(
             self.parameters.values(), self.weight_views, self._pointers, strict=True
         ):
@@ -175,72 +175,71 @@ class FlatParameters:
                 parameter.data = weight_view
 
     def check_parameters(self, module: nn.Module) -> None:
-        """Check that the module's parameters are those that are trained.
+        """Check that the module still has the parameters that are trained, and no others.
 
         Raises:
-            ModelError: the module has replaced some.
+            ModelError: the module has replaced or added parameters.
         """
-        now = dict(module.named_parameters())
+        current = dict(module.named_parameters())
         for name, parameter in self.parameters.items():
-            if now.get(name) is not parameter:
+            if current.get(name) is not parameter:
                 raise ModelError(
-                    f"the module has put another parameter in the place of {name}, which no "
-                    "optimizer trains; it should change the one that it has, under torch.no_grad()"
+                    f"the module has replaced its parameter {name}, so no optimizer trains it; "
+                    "change the existing parameter, under torch.no_grad()"
                 )
-        late = [name for name, parameter in now.items() if parameter.requires_grad]
-        late_names = set(late).difference(self.parameters)
-        if late_names:
+        trainable = [name for name, parameter in current.items() if parameter.requires_grad]
+        added = set(trainable).difference(self.parameters)
+        if added:
             raise ModelError(
-                f"the module has made the parameter {min(late_names)} in its first step, which no "
-                "optimizer trains; it should make it in __init__"
+                f"the module has created the parameter {min(added)} in its first step, so no "
+                "optimizer trains it; create it in __init__"
             )
 
     def check_gradients(self) -> None:
-        """Check that the gradients are where a backward pass should add to them.
+        """Check that the gradients of all parameters are still views of the buffer.
 
         Raises:
-            ModelError: the module has replaced some.
+            ModelError: the module has replaced a gradient.
         """
         for (name, parameter), view in zip(
             self.parameters.items(), self.gradient_views, strict=True
         ):
             if parameter.grad is None or parameter.grad.data_ptr() != view.data_ptr():
                 raise ModelError(
-                    f"the module has put another gradient of {name} in the place of the one that "
-                    "it had"
+                    f"the module has replaced the gradient of {name}; change it in place instead"
                 )
 
     def zero_gradients(self) -> None:
         """Prepare a backward pass that adds to the gradients."""
         self.buffer.zero_()
         for parameter, view in zip(self.parameters.values(), self.gradient_views, strict=True):
-            parameter.grad = view  # an optimizer of the user's own may have let go of it
+            parameter.grad = view  # a custom optimizer may have set it to None
         self._versions = [view._version for view in self.gradient_views]
 
     def write_totals(
         self,
         loss: torch.Tensor,
-        right: torch.Tensor,
+        correct: torch.Tensor,
         count: int,
         stop: bool,
-        more: torch.Tensor | None,
+        metric_totals: torch.Tensor | None,
     ) -> None:
         """Write the totals of this rank's rows.
 
         Args:
             loss: summed loss, a scalar.
-            right: summed correct samples, a scalar.
+            correct: number of correct samples, a scalar.
             count: number of samples.
             stop: True if this rank asks the group to stop.
-            more: (metrics,) totals of the metrics.
+            metric_totals: (metrics,); None without metrics.
         """
-        torch.stack((loss, right), out=self._head)
+        torch.stack((loss, correct), out=self._head)
         self._write_counts(count, stop, failed=False)
-        if more is not None:
-            self._metric_totals.copy_(more)
+        if metric_totals is not None:
+            self._metric_totals.copy_(metric_totals)
 
     def write_empty_totals(self, stop: bool, failed: bool) -> None:
-        """Write zeros, for a rank without rows or one that has failed.
+        """Write zeros, for a rank that has no rows or has failed.
 
         Args:
             stop: True if this rank asks the group to stop.
@@ -250,11 +249,11 @@ class FlatParameters:
         self._write_counts(0, stop, failed)
 
     def _write_counts(self, count: int, stop: bool, failed: bool) -> None:
-        if self._counts.device.type == "cpu":  # an array of the same memory is written to sooner
+        if self._counts.device.type == "cpu":  # writing through an array is faster
             self._counts.numpy()[:] = count, stop, failed
         else:
             for index, value in enumerate((count, stop, failed)):
-                self._counts[index].fill_(value)  # nothing waits for it, as for a copy from here
+                self._counts[index].fill_(value)  # asynchronous, unlike a copy from the host
 
     def read_totals(self) -> StepTotals:
         """Return the current totals."""
@@ -267,7 +266,7 @@ class FlatParameters:
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
     """Return a tensor that shares the memory of an array, if possible."""
-    array = np.asarray(array)  # a number of a checkpoint is none
+    array = np.asarray(array)  # a checkpoint may hold a NumPy scalar
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 

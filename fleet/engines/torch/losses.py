@@ -36,7 +36,7 @@ from fleet.spec.measures import name_of
 from fleet.vocabulary.measures import canonical_name
 from preprocess.target import TargetSpec
 
-_TINY = 1e-7  # what Keras adds to, or keeps away from, 0
+_TINY = 1e-7  # Keras' epsilon
 
 
 def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossFunctions:
@@ -75,22 +75,20 @@ def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> Non
         targets: (n, ...).
 
     Raises:
-        SettingError: they are not usable.
+        SettingError: a loss is not usable.
     """
 
     def slope(loss: Loss) -> np.ndarray | None:
-        any_outputs = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(
-            outputs.device
-        )
-        any_outputs.requires_grad_()
-        losses = loss(any_outputs, targets)
-        if losses.requires_grad:
-            along = torch.autograd.grad(losses.sum(), any_outputs, allow_unused=True)[0]
-        else:
-            along = None
-        if along is None:
+        generator = torch.Generator().manual_seed(0)
+        random_outputs = torch.randn(outputs.shape, generator=generator).to(outputs.device)
+        random_outputs.requires_grad_()
+        losses = loss(random_outputs, targets)
+        if not losses.requires_grad:
             return None
-        return along.cpu().numpy()
+        derivative = torch.autograd.grad(losses.sum(), random_outputs, allow_unused=True)[0]
+        if derivative is None:
+            return None
+        return derivative.cpu().numpy()
 
     losses.check(
         slope,
@@ -100,7 +98,7 @@ def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> Non
 
 
 def _with_class_weights(loss: Loss, target: TargetSpec, by_class: Tensor | None = None) -> Loss:
-    """Turn a loss of samples, or pixels, into one of samples with class weights."""
+    """Turn a loss of samples or pixels into a loss of samples with class weights."""
     if target.kind != "mask":
         if by_class is None:
             return loss
@@ -121,7 +119,7 @@ def _with_class_weights(loss: Loss, target: TargetSpec, by_class: Tensor | None 
 
 
 def pixels(targets: Tensor, target: TargetSpec) -> tuple[Tensor, Tensor]:
-    """Return the class of each pixel, 0 if excluded, and which pixels count.
+    """Return the class of each pixel, 0 if excluded, and True for counted pixels.
 
     Args:
         targets: (n, height, width).
@@ -136,7 +134,7 @@ def mean_of_pixels(values: Tensor, counted: Tensor) -> Tensor:
 
     Args:
         values: (n, height, width).
-        counted: (n, height, width), True for pixels that count.
+        counted: (n, height, width), False for pixels excluded from loss and metrics.
     """
     return (values * counted).sum((1, 2)) / counted.sum((1, 2)).clamp(min=1)
 
@@ -155,7 +153,7 @@ def _default(target: TargetSpec, smoothing: float) -> Loss:
     )
 
 
-# ---- losses by the names of Keras, of dense targets --------------------------------------------
+# ---- losses by Keras names, for dense targets --------------------------------------------------
 
 
 def _binary(expected: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -209,7 +207,7 @@ def _generalized(expected: Tensor, predicted: Tensor, *, q: float) -> Tensor:
 
 
 def _signs(expected: Tensor) -> Tensor:
-    """Map 0 and 1 to -1 and 1, if there is nothing else."""
+    """Map 0 and 1 to -1 and 1; return other targets unchanged."""
     if bool(((expected == 0) | (expected == 1)).all()):
         return 2 * expected - 1
     return expected
@@ -252,6 +250,14 @@ def _logarithmic(expected: Tensor, predicted: Tensor) -> Tensor:
     )
 
 
+def _percentage(expected: Tensor, predicted: Tensor) -> Tensor:
+    return 100 * ((expected - predicted) / expected.abs().clamp(min=_TINY)).abs().mean(-1)
+
+
+def _poisson(expected: Tensor, predicted: Tensor) -> Tensor:
+    return (predicted - expected * (predicted + _TINY).log()).mean(-1)
+
+
 def _dice(expected: Tensor, predicted: Tensor) -> Tensor:
     axes = tuple(range(1, expected.dim()))
     return 1 - 2 * (expected * predicted).sum(axes) / (
@@ -267,7 +273,7 @@ def _tversky(expected: Tensor, predicted: Tensor, alpha: float = 0.5, beta: floa
     return 1 - both / (both + only_expected * alpha + only_predicted * beta + _TINY)
 
 
-# name -> the loss of wanted and logits
+# name -> loss of (targets, logits)
 OF_LOGITS: dict[str, Callable[..., Tensor]] = {
     "binary_crossentropy": _binary,
     "categorical_crossentropy": _categorical,
@@ -278,7 +284,7 @@ OF_LOGITS: dict[str, Callable[..., Tensor]] = {
     "squared_hinge": _squared_hinge,
     "categorical_hinge": _categorical_hinge,
 }
-# name -> the loss of wanted and probabilities, or values
+# name -> loss of (targets, probabilities), or of (targets, values)
 OF_PREDICTIONS: dict[str, Callable[..., Tensor]] = {
     "categorical_generalized_cross_entropy": _generalized,
     "cosine_similarity": _cosine,
@@ -286,12 +292,11 @@ OF_PREDICTIONS: dict[str, Callable[..., Tensor]] = {
     "huber": _huber,
     "kl_divergence": _divergence,
     "log_cosh": _log_cosh,
-    "mean_absolute_error": lambda wanted, found: (found - wanted).abs().mean(-1),
-    "mean_absolute_percentage_error": lambda wanted, found: 100
-    * ((wanted - found) / wanted.abs().clamp(min=_TINY)).abs().mean(-1),
-    "mean_squared_error": lambda wanted, found: (found - wanted).square().mean(-1),
+    "mean_absolute_error": lambda expected, predicted: (predicted - expected).abs().mean(-1),
+    "mean_absolute_percentage_error": _percentage,
+    "mean_squared_error": lambda expected, predicted: (predicted - expected).square().mean(-1),
     "mean_squared_logarithmic_error": _logarithmic,
-    "poisson": lambda wanted, found: (found - wanted * (found + _TINY).log()).mean(-1),
+    "poisson": _poisson,
     "tversky": _tversky,
 }
 
@@ -338,9 +343,8 @@ def _make_named(train: Train, target: TargetSpec) -> Loss:
             predicted = outputs
         else:
             predicted = probabilities(outputs, target)
-        if (
-            target.kind == "mask" and short in OF_MASKS
-        ):  # pixels that count for nothing have neither
+        if target.kind == "mask" and short in OF_MASKS:
+            # Excluded pixels get neither a target nor a prediction.
             counted = (targets >= 0)[..., None]
             expected = expected * counted
             predicted = predicted * counted
@@ -350,7 +354,7 @@ def _make_named(train: Train, target: TargetSpec) -> Loss:
 
 
 def _make_custom(train: Train, target: TargetSpec) -> Loss:
-    """Return a user function, or a loss of ``torch.nn``; outputs are as the module returns them."""
+    """Return a user function or a loss of ``torch.nn``, which takes outputs of the module."""
     assert train.loss is not None
     name = name_of(train.loss)
     function, arguments = make_custom_loss(train, torch.nn.Module, reduction="none")
@@ -361,9 +365,8 @@ def _make_custom(train: Train, target: TargetSpec) -> Loss:
         if target.kind == "mask":
             outputs = outputs.movedim(-1, 1)
         expected = targets if target.kind in ("class", "mask") else targets.float()
-        losses = call(
-            expected.clone(), outputs.clone(), **arguments
-        ).float()  # it may write into them
+        # The function may write into its arguments.
+        losses = call(expected.clone(), outputs.clone(), **arguments).float()
         if losses.dim() == 0:
             raise scalar_result_error(name, "loss")
         if target.kind == "mask" and losses.shape == targets.shape:
@@ -375,15 +378,15 @@ def _make_custom(train: Train, target: TargetSpec) -> Loss:
     return compute
 
 
-# ---- what is right -----------------------------------------------------------------------------
+# ---- accuracy ----------------------------------------------------------------------------------
 
 
-def _right_pixels(target: TargetSpec) -> Loss:
-    def correct(outputs: Tensor, targets: Tensor) -> Tensor:
+def _correct_pixels(target: TargetSpec) -> Loss:
+    def correct_share(outputs: Tensor, targets: Tensor) -> Tensor:
         labels, counted = pixels(targets, target)
         return mean_of_pixels((outputs.argmax(-1) == labels).float(), counted)
 
-    return correct
+    return correct_share
 
 
 _CORRECT: dict[str, Callable[[TargetSpec], Loss]] = {
@@ -391,6 +394,6 @@ _CORRECT: dict[str, Callable[[TargetSpec], Loss]] = {
     "multilabel": lambda target: lambda outputs, targets: ((outputs > 0) == (targets > 0))
     .float()
     .mean(-1),
-    "mask": _right_pixels,
+    "mask": _correct_pixels,
     "value": lambda target: lambda outputs, targets: outputs.new_zeros(len(outputs)),
 }

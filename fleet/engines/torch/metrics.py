@@ -37,7 +37,7 @@ class Rows:
     Attributes:
         predicted: (n, outputs) probabilities or values.
         dense_targets: (n, outputs) float32; classes are one-hot.
-        targets: as user functions receive them: (n,) classes, or (n, outputs) float32.
+        targets: targets for user functions: (n,) classes, or (n, outputs) float32.
     """
 
     predicted: Tensor
@@ -50,7 +50,7 @@ class _Metric:
     """One metric.
 
     Attributes:
-        name: its column of the results.
+        name: column of the results.
         width: number of elements of its state.
         batch_state: returns what some rows add to the state: (width,).
         result: returns the value of a state.
@@ -88,7 +88,7 @@ def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
-    """Return the metrics that a spec asks for; accuracy is always computed.
+    """Return the metrics that a spec names, except accuracy, which is always computed.
 
     Args:
         train: training settings.
@@ -111,7 +111,7 @@ def _make_metric(measure: Measure, target: TargetSpec) -> _Metric:
     name = name_of(measure)
     arguments = {key: value for key, value in parameters_of(measure).items() if key != "name"}
     with wrapping_errors(
-        f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"
+        f"the metric {name} cannot be computed for {target}:", SettingError, "train", "metrics"
     ):
         if ":" in name:
             kind = _mean(_make_custom(name, arguments))
@@ -123,7 +123,7 @@ def _make_metric(measure: Measure, target: TargetSpec) -> _Metric:
 
 
 def _check_computable(metric: _Metric, target: TargetSpec) -> None:
-    """Compute a metric of made-up samples."""
+    """Check that a metric can be computed for random samples."""
     random = np.random.default_rng(0)
     targets = torch.from_numpy(np.array(target.split(target.random_targets(random, 4))[0]))
     if target.kind == "mask":
@@ -135,22 +135,24 @@ def _check_computable(metric: _Metric, target: TargetSpec) -> None:
     )
 
 
-_Kind = tuple[int, Callable[[Rows], Tensor], Callable[[np.ndarray], float]]  # width, added, result
+# width, batch_state and result of a _Metric
+_Kind = tuple[int, Callable[[Rows], Tensor], Callable[[np.ndarray], float]]
 
 
 def _mean(per_sample: Callable[[Rows], Tensor], finish: Callable[[float], float] = float) -> _Kind:
-    def added(rows: Rows) -> Tensor:
+    def batch_state(rows: Rows) -> Tensor:
         values = per_sample(rows).float()
         return torch.stack((values.sum(), values.new_tensor(len(values))))
 
-    return 2, added, lambda state: finish(state[0] / state[1]) if state[1] else 0.0
+    return 2, batch_state, lambda state: finish(state[0] / state[1]) if state[1] else 0.0
 
 
 def _make_custom(name: str, arguments: Mapping[str, Any]) -> Callable[[Rows], Tensor]:
     function = as_targets_first(load_custom(name, "metric", "metrics"))
 
     def compute(rows: Rows) -> Tensor:
-        inputs = rows.targets.clone(), rows.predicted.clone()  # it may write into them
+        # The function may write into its arguments.
+        inputs = rows.targets.clone(), rows.predicted.clone()
         values = torch.as_tensor(function(*inputs, **arguments))
         if values.dim() == 0:
             raise scalar_result_error(f"the metric {name}", "metrics")
@@ -164,30 +166,28 @@ def _make_custom(name: str, arguments: Mapping[str, Any]) -> Callable[[Rows], Te
 def _of_loss(
     name: str, sign: float = 1.0, finish: Callable[[float], float] = float
 ) -> Callable[..., _Kind]:
-    """Return the mean of a loss over samples."""
+    """Return the mean of a loss over samples as a metric."""
 
-    def kind(target: TargetSpec, **given: Any) -> _Kind:
-        if (
-            name in OF_LOGITS and "hinge" not in name
-        ):  # of probabilities, whatever the target's kind makes them of
+    def kind(target: TargetSpec, **options: Any) -> _Kind:
+        if name in OF_LOGITS and "hinge" not in name:  # turn probabilities into logits
             if name == "binary_crossentropy":
                 logits: Callable[[Any], Any] = partial(torch.logit, eps=_TINY)
             else:
                 logits = _log
             return _mean(
-                lambda rows: OF_LOGITS[name](rows.dense_targets, logits(rows.predicted), **given),
+                lambda rows: OF_LOGITS[name](rows.dense_targets, logits(rows.predicted), **options),
                 finish,
             )
         function = OF_PREDICTIONS.get(name) or OF_LOGITS[name]
         return _mean(
-            lambda rows: sign * function(rows.dense_targets, rows.predicted, **given), finish
+            lambda rows: sign * function(rows.dense_targets, rows.predicted, **options), finish
         )
 
     return kind
 
 
-def _log(shares: Tensor) -> Tensor:
-    return shares.clamp(min=_TINY).log()
+def _log(probabilities: Tensor) -> Tensor:
+    return probabilities.clamp(min=_TINY).log()
 
 
 def _binary_accuracy(target: TargetSpec, threshold: float = 0.5) -> _Kind:
@@ -209,58 +209,57 @@ def _top_k(target: TargetSpec, k: int = 5) -> _Kind:
 
 
 def _counts(
-    finish: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Any], is_marked: bool = False
+    finish: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Any],
+    is_per_class: bool = False,
 ) -> Callable[..., _Kind]:
-    """Return a metric of hits and misses per output: true and false, positives and negatives."""
+    """Return a metric of true and false positives, and false and true negatives, per output.
+
+    Args:
+        finish: computes the value from the four counts, in this order.
+        is_per_class: True if ``finish`` takes counts of each output, False for sums over outputs.
+    """
 
     def kind(
         target: TargetSpec,
         thresholds: float | None = None,
         class_id: int | None = None,
-        **given: Any,
+        **options: Any,
     ) -> _Kind:
-        if is_marked:
-            limit = given.pop("threshold", None)
+        if is_per_class:
+            threshold = options.pop("threshold", None)
         elif thresholds is None:
-            limit = 0.5
+            threshold = 0.5
         else:
-            limit = thresholds
-        if is_marked and target.kind == "multilabel" and limit is None:
-            limit = 0.5  # otherwise the likeliest label alone is marked
-        result = partial(finish, **given)
+            threshold = thresholds
+        if is_per_class and target.kind == "multilabel" and threshold is None:
+            threshold = 0.5  # without a threshold only the most likely label counts
+        finish_with_options = partial(finish, **options)
 
-        def added(rows: Rows) -> Tensor:
+        def batch_state(rows: Rows) -> Tensor:
             predicted = rows.predicted
-            if limit is not None:
-                marked = predicted > limit
+            if threshold is not None:
+                positive = predicted > threshold
             else:
-                marked = predicted >= predicted.amax(-1, keepdim=True)
+                positive = predicted >= predicted.amax(-1, keepdim=True)
             expected = rows.dense_targets > 0
             return torch.stack(
                 [
-                    (marked & expected).sum(0),
-                    (marked & ~expected).sum(0),
-                    (~marked & expected).sum(0),
-                    (~marked & ~expected).sum(0),
+                    (positive & expected).sum(0),
+                    (positive & ~expected).sum(0),
+                    (~positive & expected).sum(0),
+                    (~positive & ~expected).sum(0),
                 ]
             )
 
-        def of_state(state: np.ndarray) -> float:
+        def result(state: np.ndarray) -> float:
             counts = state.reshape(4, -1)
-            return float(
-                result(
-                    *(
-                        counts
-                        if is_marked
-                        else counts.sum(1)
-                        if class_id is None
-                        else counts[:, class_id]
-                    )
-                )
-            )
+            if not is_per_class:
+                counts = counts.sum(1) if class_id is None else counts[:, class_id]
+            return float(finish_with_options(*counts))
 
-        result(*np.ones((4, target.outputs)))  # a parameter that it does not have is a mistake
-        return 4 * target.outputs, added, of_state
+        # Raise now if the metric lacks a parameter.
+        finish_with_options(*np.ones((4, target.outputs)))
+        return 4 * target.outputs, batch_state, result
 
     return kind
 
@@ -270,83 +269,85 @@ def _ratio(part: Any, total: Any) -> Any:
 
 
 def _f_score(
-    true: np.ndarray,
-    false: np.ndarray,
-    missed: np.ndarray,
-    _: np.ndarray,
+    tp: np.ndarray,
+    fp: np.ndarray,
+    fn: np.ndarray,
+    tn: np.ndarray,
     beta: float = 1.0,
     average: str | None = "macro",
 ) -> Any:
     if average == "micro":
-        true = true.sum()
-        false = false.sum()
-        missed = missed.sum()
-    scores = _ratio((1 + beta**2) * true, (1 + beta**2) * true + beta**2 * missed + false)
+        tp = tp.sum()
+        fp = fp.sum()
+        fn = fn.sum()
+    scores = _ratio((1 + beta**2) * tp, (1 + beta**2) * tp + beta**2 * fn + fp)
     if average == "weighted":
-        return float((scores * _ratio(true + missed, (true + missed).sum())).sum())
+        return float((scores * _ratio(tp + fn, (tp + fn).sum())).sum())
     return scores.mean()
 
 
 def _f1(
-    true: np.ndarray,
-    false: np.ndarray,
-    missed: np.ndarray,
-    negatives: np.ndarray,
+    tp: np.ndarray,
+    fp: np.ndarray,
+    fn: np.ndarray,
+    tn: np.ndarray,
     average: str | None = "macro",
 ) -> Any:
-    return _f_score(true, false, missed, negatives, 1.0, average)
+    return _f_score(tp, fp, fn, tn, 1.0, average)
 
 
 def _auc(target: TargetSpec, curve: str = "ROC", num_thresholds: int = 200) -> _Kind:
     """Return the area under the curve of all outputs, by trapezoids.
 
-    For PR it is interpolated as Davis and Goadrich describe.
+    A PR curve is interpolated as Davis and Goadrich (2006) describe.
     """
     if curve not in ("ROC", "PR"):
         raise SettingError(
-            f"the metric AUC has no curve {curve}; it has ROC and PR", "train", "metrics"
+            f"the metric AUC has no curve {curve}; its curves are ROC and PR", "train", "metrics"
         )
-    limits = torch.linspace(0, 1, num_thresholds)
-    limits[0] = -_TINY
-    limits[-1] = 1 + _TINY
+    thresholds = torch.linspace(0, 1, num_thresholds)
+    thresholds[0] = -_TINY
+    thresholds[-1] = 1 + _TINY
 
-    def added(rows: Rows) -> Tensor:
-        # How many thresholds are below each: it is positive for so many.
+    def batch_state(rows: Rows) -> Tensor:
+        # Number of thresholds below each prediction, which is positive at these thresholds.
         below = torch.searchsorted(
-            limits.to(rows.predicted.device), rows.predicted.reshape(-1).contiguous()
+            thresholds.to(rows.predicted.device), rows.predicted.reshape(-1).contiguous()
         )
-        holds = rows.dense_targets.reshape(-1) > 0
+        is_true = rows.dense_targets.reshape(-1) > 0
         return torch.stack(
-            [torch.bincount(below[part], minlength=num_thresholds + 1) for part in (holds, ~holds)]
+            [
+                torch.bincount(below[part], minlength=num_thresholds + 1)
+                for part in (is_true, ~is_true)
+            ]
         )
 
     def result(state: np.ndarray) -> float:
-        true, false = np.cumsum(state.reshape(2, -1)[:, ::-1], axis=1)[:, ::-1][
-            :, 1:
-        ]  # at each threshold
-        positives = true[0]
-        negatives = false[0]
+        # Counts of true and false positives at each threshold.
+        tp, fp = np.cumsum(state.reshape(2, -1)[:, ::-1], axis=1)[:, ::-1][:, 1:]
+        positives = tp[0]
+        negatives = fp[0]
         if curve == "ROC":
-            y = _ratio(true, positives)
-            x = _ratio(false, negatives)
+            y = _ratio(tp, positives)
+            x = _ratio(fp, negatives)
             return float(((x[:-1] - x[1:]) * (y[:-1] + y[1:]) / 2).sum())
-        marked = true + false
-        slope = _ratio(true[:-1] - true[1:], marked[:-1] - marked[1:])
-        start = true[1:] - slope * marked[1:]
+        predicted = tp + fp
+        slope = _ratio(tp[:-1] - tp[1:], predicted[:-1] - predicted[1:])
+        start = tp[1:] - slope * predicted[1:]
         ratio = np.where(
-            (marked[:-1] > 0) & (marked[1:] > 0), marked[:-1] / np.maximum(marked[1:], _TINY), 1.0
+            (predicted[:-1] > 0) & (predicted[1:] > 0),
+            predicted[:-1] / np.maximum(predicted[1:], _TINY),
+            1.0,
         )
-        return float(
-            _ratio(slope * (true[:-1] - true[1:] + start * np.log(ratio)), positives).sum()
-        )
+        return float(_ratio(slope * (tp[:-1] - tp[1:] + start * np.log(ratio)), positives).sum())
 
-    return 2 * (num_thresholds + 1), added, result
+    return 2 * (num_thresholds + 1), batch_state, result
 
 
 def _mean_io_u(target: TargetSpec) -> _Kind:
     size = target.outputs
 
-    def added(rows: Rows) -> Tensor:
+    def batch_state(rows: Rows) -> Tensor:
         return torch.bincount(
             rows.dense_targets.argmax(-1) * size + rows.predicted.argmax(-1), minlength=size**2
         )
@@ -354,36 +355,38 @@ def _mean_io_u(target: TargetSpec) -> _Kind:
     def result(state: np.ndarray) -> float:
         table = state.reshape(size, size)
         union = table.sum(0) + table.sum(1) - table.diagonal()
-        seen = union > 0
-        if seen.any():
-            return float((table.diagonal()[seen] / union[seen]).mean())
+        is_present = union > 0
+        if is_present.any():
+            return float((table.diagonal()[is_present] / union[is_present]).mean())
         return 0.0
 
-    return size**2, added, result
+    return size**2, batch_state, result
 
 
 def _r2(target: TargetSpec) -> _Kind:
     """Return the mean over values of 1 - residuals / variance.
 
-    Sums of squares are taken about the center of the values.
+    Values are centered before they are squared, to keep precision.
     """
     center = torch.tensor(target.center or [0.0] * target.outputs, dtype=torch.float64)
 
-    def added(rows: Rows) -> Tensor:
-        about = rows.dense_targets.double() - center.to(rows.dense_targets.device)
+    def batch_state(rows: Rows) -> Tensor:
+        centered = rows.dense_targets.double() - center.to(rows.dense_targets.device)
         error = rows.dense_targets.double() - rows.predicted.double()
-        if len(about):
-            count = torch.full_like(about[:1], float(len(about))).sum(0)
+        if len(centered):
+            count = torch.full_like(centered[:1], float(len(centered))).sum(0)
         else:
-            count = about.sum(0)
-        return torch.stack([count, about.sum(0), about.square().sum(0), error.square().sum(0)])
+            count = centered.sum(0)
+        return torch.stack(
+            [count, centered.sum(0), centered.square().sum(0), error.square().sum(0)]
+        )
 
     def result(state: np.ndarray) -> float:
         count, total, squares, errors = state.reshape(4, -1)
         spread = squares - total**2 / np.maximum(count, 1)
         return float(np.where(spread > 0, 1 - errors / np.maximum(spread, _TINY), 0.0).mean())
 
-    return 4 * target.outputs, added, result
+    return 4 * target.outputs, batch_state, result
 
 
 _KINDS: dict[str, Callable[..., _Kind]] = {
@@ -395,14 +398,14 @@ _KINDS: dict[str, Callable[..., _Kind]] = {
     "auc": _auc,
     "mean_io_u": _mean_io_u,
     "r2_score": _r2,
-    "f1_score": _counts(_f1, is_marked=True),
-    "f_beta_score": _counts(_f_score, is_marked=True),
-    "precision": _counts(lambda true, false, missed, rest: _ratio(true, true + false)),
-    "recall": _counts(lambda true, false, missed, rest: _ratio(true, true + missed)),
-    "true_positives": _counts(lambda true, false, missed, rest: np.sum(true)),
-    "false_positives": _counts(lambda true, false, missed, rest: np.sum(false)),
-    "false_negatives": _counts(lambda true, false, missed, rest: np.sum(missed)),
-    "true_negatives": _counts(lambda true, false, missed, rest: np.sum(rest)),
+    "f1_score": _counts(_f1, is_per_class=True),
+    "f_beta_score": _counts(_f_score, is_per_class=True),
+    "precision": _counts(lambda tp, fp, fn, tn: _ratio(tp, tp + fp)),
+    "recall": _counts(lambda tp, fp, fn, tn: _ratio(tp, tp + fn)),
+    "true_positives": _counts(lambda tp, fp, fn, tn: np.sum(tp)),
+    "false_positives": _counts(lambda tp, fp, fn, tn: np.sum(fp)),
+    "false_negatives": _counts(lambda tp, fp, fn, tn: np.sum(fn)),
+    "true_negatives": _counts(lambda tp, fp, fn, tn: np.sum(tn)),
     "cosine_similarity": _of_loss("cosine_similarity", sign=-1.0),
     "log_cosh_error": _of_loss("log_cosh"),
     "root_mean_squared_error": _of_loss("mean_squared_error", finish=math.sqrt),

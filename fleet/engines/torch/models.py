@@ -32,22 +32,24 @@ from launch.processes import end_with_parent
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
 
-_EPSILON = 1.001e-5  # of batch normalisation, as the Keras engine has it
-_ROWS = 2  # of a batch that is looked at
-_NOISES = (0.1, 1.0) * 8  # on weights, which would take logits out of the range of probabilities
-# Of whole numbers, of which 0 may stand for none; quantities are drawn
+_EPSILON = 1.001e-5  # of batch normalization, equal to the Keras engine's
+_ROWS = 2  # rows of a trial batch
+# Deviations of noise on weights, which would move logits out of the range of probabilities.
+_NOISES = (0.1, 1.0) * 8
+# Values of integer samples on which a module is tried, such as token ids, of which 0 may be
+# padding; floats are random.
 _VALUES = {torch.float32: (1,), torch.int64: (1, 0)}
-_COUNTING_S = 10.0  # for a module without values to be built
-# standard deviation of a normal distribution truncated at two standard deviations
-_CUT = 0.87962566103423978
+_COUNTING_S = 10.0  # maximum time to build a module on the meta device
+# Standard deviation of a normal distribution truncated at two standard deviations.
+_TRUNCATED_STD = 0.87962566103423978
 
 
 class Built(NamedTuple):
-    """A module, and how to call it.
+    """A built module, and how to call it.
 
     Attributes:
         dtype: dtype of its inputs.
-        differentiates: True if ``forward`` takes derivatives, so evaluation needs gradients, too.
+        differentiates: True if ``forward`` takes derivatives, so even evaluation needs gradients.
     """
 
     module: nn.Module
@@ -68,7 +70,7 @@ def build_module(
         architecture: what to build. A user function is called as
             ``function(input_shape=..., classes=..., **args)``, or with ``outputs`` instead of
             ``classes``.
-        image: its input, as it travels.
+        image: shape and type of its input, as it travels.
         target: target of a sample.
         seed: equal seeds give equal initial weights.
         is_scaled: True if inputs are scaled, hence float32.
@@ -78,8 +80,8 @@ def build_module(
         (n, classes, height, width).
 
     Raises:
-        UserError: the description is wrong: a missing function, a wrong argument, an image too
-            small.
+        UserError: the description is wrong: a function is missing, an argument is wrong, or images
+            are too small.
         ModelError: a user function raised, or returned something else.
     """
     if architecture.kind == "family":
@@ -116,15 +118,15 @@ def count_parameters(
     """
     load_function(architecture.target)
 
-    def without_values() -> int:
+    def count_on_meta_device() -> int:
         with _seeded(seed), torch.device("meta"):
             module = build_custom_model(architecture, shape, classes, nn.Module, "torch.nn.Module")
             return count_module_parameters(module)
 
-    counted = _count_in_subprocess(without_values)
-    if counted is not None:
-        return counted
-    with _seeded(seed):  # it wants values, is made of lazy modules, or says why when it is built
+    count = _count_in_subprocess(count_on_meta_device)
+    if count is not None:
+        return count
+    with _seeded(seed):  # the module needs values, has lazy parameters, or cannot be built
         module = build_custom_model(
             architecture, shape, classes, nn.Module, "torch.nn.Module"
         ).float()
@@ -134,30 +136,30 @@ def count_parameters(
 
 
 def _count_in_subprocess(count: Callable[[], int]) -> int | None:
-    """Return what a function counts in a subprocess; None if it fails there, or takes long.
+    """Return the result of a count in a subprocess; None if it fails there, or takes long.
 
-    A module's code may keep tensors that it creates, such as a table of positions. Meta tensors
-    kept there would break the module that is built afterwards.
+    A module's code may cache tensors that it creates, such as a table of positions. Cached meta
+    tensors would break the module that is built afterwards.
     """
-    reads, writes = os.pipe()
+    read_end, write_end = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # warns of a fork in a threaded process
         child = os.fork()
     if child == 0:
         try:
             end_with_parent()
-            torch.set_num_threads(1)  # there are no other threads in a child
-            os.write(writes, b"%d" % count())
+            torch.set_num_threads(1)  # a child has no other threads
+            os.write(write_end, b"%d" % count())
         finally:
             os._exit(0)
-    os.close(writes)
-    with open(reads, "rb") as pipe:
-        is_over, *_ = select.select([pipe], [], [], _COUNTING_S)
-        counted = pipe.read() if is_over else b""
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:
+        is_ready, *_ = select.select([pipe], [], [], _COUNTING_S)
+        output = pipe.read() if is_ready else b""
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    if counted:
-        return int(counted)
+    if output:
+        return int(output)
     return None
 
 
@@ -171,10 +173,9 @@ def count_module_parameters(module: nn.Module) -> int:
 
 
 def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
-    """Return the bytes per row that a forward pass keeps for the backward pass.
+    """Return the bytes per row that a forward pass saves for the backward pass.
 
-    These are the tensors that it saves, each once, and twice the largest of them: its gradient, and
-    the next one.
+    This is the size of the saved tensors, plus twice the largest of them for gradients.
 
     Args:
         module: module to call.
@@ -182,27 +183,27 @@ def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dty
         dtype: dtype of a row.
 
     Returns:
-        None if nothing is kept.
+        The bytes; None if the pass saves nothing.
     """
     sizes: dict[int, int] = {}
-    own_storages = {
+    weight_storages = {
         weight.untyped_storage().data_ptr() for weight in (*module.parameters(), *module.buffers())
     }
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def save(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own_storages:
+        if storage.data_ptr() not in weight_storages:
             sizes[storage.data_ptr()] = storage.nbytes() // _ROWS
-        return tensor.detach()  # an output that keeps itself would never be freed
+        return tensor.detach()  # an output that refers to itself would never be freed
 
     device = next(module.parameters()).device
     rows = torch.zeros(_ROWS, *shape, dtype=dtype, device=device)
     was_training = module.training
     outputs = []
     try:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             module.eval()
-            outputs.append(module(rows))  # what is kept stays where it is: no address is used twice
+            outputs.append(module(rows))  # saved tensors stay alive, so that addresses are unique
     finally:
         module.train(was_training)
     if sizes:
@@ -224,7 +225,7 @@ def _modules(layers: Iterable[Layer], shape: Shape) -> dict[str, nn.Module]:
     """Return the modules of layers, by name.
 
     Args:
-        layers: descriptions of layers.
+        layers: descriptions of the layers.
         shape: shape of the first layer's input.
     """
     modules = {}
@@ -270,12 +271,11 @@ def _conv(layer: Layer, shape: Shape) -> nn.Module:
     side = layer.side
     stride = layer.stride
     outputs = layer.outputs
-    pads = [
-        max((-(-length // stride) - 1) * stride + side - length, 0) for length in shape[1::-1]
-    ]  # of width and height
+    # Total padding of width and height, and its part on the left and on top.
+    pads = [max((-(-length // stride) - 1) * stride + side - length, 0) for length in shape[1::-1]]
     first = [length // 2 for length in pads] if layer.pad is None else [layer.pad] * 2
     is_even = layer.pad is not None or not any(length % 2 for length in pads)
-    conv = _scaled(
+    conv = _initialized(
         nn.Conv2d(
             shape[2],
             outputs,
@@ -286,20 +286,19 @@ def _conv(layer: Layer, shape: Shape) -> nn.Module:
         ),
         layer.start,
     )
-    more = [
-        padding
-        for length, all_ in zip(first, pads, strict=True)
-        for padding in (length, all_ - length)
-    ]  # left, right, ...
     if is_even:
         return conv
-    return nn.Sequential(nn.ZeroPad2d(tuple(more)), conv)
+    pad_left, pad_top = first
+    width, height = pads
+    return nn.Sequential(
+        nn.ZeroPad2d((pad_left, width - pad_left, pad_top, height - pad_top)), conv
+    )
 
 
 def _dense(layer: Layer, shape: Shape) -> nn.Module:
-    if len(shape) == 3:  # each pixel by itself
-        return _scaled(nn.Conv2d(shape[2], layer.outputs, 1), layer.start)
-    return _scaled(nn.Linear(shape[0], layer.outputs), layer.start)
+    if len(shape) == 3:  # for masks, apply it to each pixel
+        return _initialized(nn.Conv2d(shape[2], layer.outputs, 1), layer.start)
+    return _initialized(nn.Linear(shape[0], layer.outputs), layer.start)
 
 
 _MODULES: dict[str, Callable[[Layer, Shape], nn.Module]] = {
@@ -309,16 +308,16 @@ _MODULES: dict[str, Callable[[Layer, Shape], nn.Module]] = {
     "concat": _Concat,
     "norm": lambda _, shape: nn.BatchNorm2d(shape[2], eps=_EPSILON),
     "relu": lambda *_: nn.ReLU(),
-    "max_pool": lambda one, _: nn.MaxPool2d(one.side, one.stride, one.pad or 0),
-    "mean_pool": lambda one, _: nn.AvgPool2d(one.side, one.stride),
+    "max_pool": lambda layer, _: nn.MaxPool2d(layer.side, layer.stride, layer.pad or 0),
+    "mean_pool": lambda layer, _: nn.AvgPool2d(layer.side, layer.stride),
     "average": lambda *_: _Average(),
     "flatten": lambda *_: nn.Flatten(),
-    "dropout": lambda one, _: nn.Dropout(one.share),
+    "dropout": lambda layer, _: nn.Dropout(layer.share),
 }
 
 
-def _scaled(layer: nn.Conv2d | nn.Linear, start: str) -> nn.Module:
-    """Initialize a layer as the Keras engine does."""
+def _initialized(layer: nn.Conv2d | nn.Linear, start: str) -> nn.Module:
+    """Return the layer, initialized as in the Keras engine."""
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     if start == "glorot_uniform":
@@ -326,12 +325,14 @@ def _scaled(layer: nn.Conv2d | nn.Linear, start: str) -> nn.Module:
     elif start == "zeros":
         nn.init.zeros_(layer.weight)
     else:
-        deviation = math.sqrt(2 / nn.init._calculate_correct_fan(layer.weight, "fan_in")) / _CUT
+        deviation = (
+            math.sqrt(2 / nn.init._calculate_correct_fan(layer.weight, "fan_in")) / _TRUNCATED_STD
+        )
         nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
     return layer
 
 
-# --- a function of one's own ---------------------------------------------------------------
+# --- user functions ------------------------------------------------------------------------
 
 
 def _check_module(
@@ -343,19 +344,20 @@ def _check_module(
     ]
     if wrong:
         raise ModelError(
-            f"{name}: its state holds {wrong[0]}, which is no tensor and cannot be saved"
+            f"{name}: {wrong[0]} in the state_dict of the module is not a tensor, so it cannot be "
+            "saved"
         )
-    is_whole = len(image.shape) != 3 and not is_scaled and np.dtype(image.dtype).kind in "iu"
-    values, dtype, differentiates = _call_on_samples(
-        name, module, image, [torch.int64, torch.float32] if is_whole else [torch.float32]
-    )
+    is_integer = len(image.shape) != 3 and not is_scaled and np.dtype(image.dtype).kind in "iu"
+    dtypes = [torch.int64, torch.float32] if is_integer else [torch.float32]
+    values, dtype, differentiates = _call_on_samples(name, module, image, dtypes)
     if target.kind == "mask":
         shape = (target.outputs, *target.shape)
     else:
         shape = (target.outputs,)
     if tuple(values.shape) != (2, *shape):
         raise ModelError(
-            f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *shape)}"
+            f"{name} returns outputs of shape {(None, *values.shape[1:])}; they should have the "
+            f"shape {(None, *shape)}"
         )
     _refuse_probabilities(name, module, values, dtype, image, target)
     return Built(module, dtype, differentiates)
@@ -368,20 +370,20 @@ def _call_on_samples(
     dtypes: list[torch.dtype],
     call: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.dtype, bool]:
-    """Call a module on two samples, of the first dtype that it takes.
+    """Call a module on two samples, of the first dtype that it accepts.
 
     Args:
         name: name of the function, for messages.
         module: module to call.
-        image: its input.
+        image: shape and type of its input.
         dtypes: dtypes to try.
         call: calls the module; by default it is called directly.
 
     Returns:
-        The output, the dtype, and whether the module needs gradients.
+        The output as float32, the dtype, and True if the module needs gradients.
 
     Raises:
-        ModelError: it cannot take such samples, or returns no tensor.
+        ModelError: the module fails on such samples, or does not return a tensor.
     """
     was_training = module.training
     error = Exception()
@@ -390,7 +392,7 @@ def _call_on_samples(
     ]
     for samples, with_gradients in itertools.product(candidates, (False, True)):
         try:
-            module.eval()  # a train() of the user's own may return nothing
+            module.eval()  # do not chain calls: a custom train() may return None
             with torch.set_grad_enabled(with_gradients):
                 output = (call or module)(samples)
         except Exception as caught:
@@ -400,23 +402,23 @@ def _call_on_samples(
             module.train(was_training)
         if not isinstance(output, torch.Tensor):
             raise ModelError(
-                f"{name} gives a {type(output).__name__}; samples have one target, so it should "
-                "give one tensor"
+                f"{name}: the module returns a {type(output).__name__}; it should return one "
+                "tensor, because samples have one target"
             )
         return output.detach().float(), samples.dtype, with_gradients
     noun = "images of " if len(image.shape) == 3 else "samples of "
     raise ModelError(
-        f"{name} cannot take {noun}{'x'.join(map(str, samples.shape))}: {one_line(error)}"
+        f"{name}: the module fails on {noun}{'x'.join(map(str, samples.shape))}: {one_line(error)}"
     ) from error
 
 
 def _samples(shape: Shape, dtype: torch.dtype, value: int = 1) -> torch.Tensor:
-    """Return two samples as a module is called with them.
+    """Return two samples in the layout that modules take, with channels first.
 
     Args:
         shape: (height, width, channels), or another shape.
-        dtype: dtype of the samples.
-        value: value of integers.
+        dtype: dtype of the samples; floats are random.
+        value: value of all elements of integer samples.
     """
     channels_first = (shape[2], *shape[:2]) if len(shape) == 3 else shape
     if dtype.is_floating_point:
@@ -434,7 +436,7 @@ class _ForeignTensorMode(TorchDispatchMode):
     def __init__(self, module: nn.Module, samples: torch.Tensor) -> None:
         super().__init__()
         self.tensors: list[torch.Tensor] = []
-        self._references: list[torch.Tensor] = []  # so that no address is used twice
+        self._references: list[torch.Tensor] = []  # keeps tensors alive, so addresses are unique
         self._storages: set[int] = set()
         self._add([samples, *module.parameters(), *module.buffers()])
 
@@ -465,7 +467,7 @@ def _storage_id(tensor: torch.Tensor) -> int:
     """Return an identifier of a tensor's storage, shared by its views."""
     try:
         return tensor.untyped_storage()._cdata
-    except NotImplementedError:  # a sparse one
+    except NotImplementedError:  # a sparse tensor
         return id(tensor)
 
 
@@ -475,7 +477,7 @@ def check_self_contained(
     """Check that a module's outputs depend only on its parameters and buffers.
 
     Layers in a plain Python list are not parameters: they would be neither trained nor saved. Other
-    tensors are allowed if the function creates equal ones again.
+    tensors are allowed if the function creates equal tensors again.
 
     Args:
         name: name of the function, for messages.
@@ -484,48 +486,47 @@ def check_self_contained(
         build: builds the module again, from another seed.
 
     Raises:
-        ModelError: the outputs depend on something else.
+        ModelError: the outputs depend on other tensors.
     """
     module, dtype, differentiates = built
     was_training = module.training
     with _seeded(0):
         samples = _samples(shape, dtype)
-    outside = _ForeignTensorMode(module, samples)
+    foreign = _ForeignTensorMode(module, samples)
     module.eval()
     try:
-        with torch.set_grad_enabled(differentiates), _seeded(0), outside:
-            expected = module(samples.clone())  # it may write into them
+        with torch.set_grad_enabled(differentiates), _seeded(0), foreign:
+            expected = module(samples.clone())  # a module may write into its inputs
     finally:
         module.train(was_training)
-    if any(tensor.requires_grad for tensor in outside.tensors):
+    if any(tensor.requires_grad for tensor in foreign.tensors):
         raise ModelError(
-            f"{name}: the module computes with weights that are none of its "
-            f"parameters{_describe_holder(module, outside.tensors)}: they would not be trained, "
-            "and are not saved; keep layers in nn.ModuleList or nn.ModuleDict, single weights as "
-            "nn.Parameter"
+            f"{name}: the module uses weights that are not among its parameters"
+            f"{_describe_holder(module, foreign.tensors)}, so they are neither trained nor saved; "
+            "keep layers in nn.ModuleList or nn.ModuleDict, and single weights as nn.Parameter"
         )
-    if not outside.tensors:
+    if not foreign.tensors:
         return
-    again = build()
-    again.load_state_dict(module.state_dict())
-    again.eval()
+    rebuilt = build()
+    rebuilt.load_state_dict(module.state_dict())
+    rebuilt.eval()
     with torch.set_grad_enabled(differentiates), _seeded(0):
-        rebuilt = again(samples)
-    if not torch.allclose(expected, rebuilt, rtol=1e-3, atol=1e-3, equal_nan=True):
+        outputs = rebuilt(samples)
+    if not torch.allclose(expected, outputs, rtol=1e-3, atol=1e-3, equal_nan=True):
         raise ModelError(
-            f"{name}: the module holds something that is neither a parameter nor a buffer "
-            f"(register_buffer){_describe_holder(module, outside.tensors)}, and its function does "
-            "not make it again"
+            f"{name}: the module uses a tensor that is neither a parameter nor a buffer"
+            f"{_describe_holder(module, foreign.tensors)}, and a rebuilt module has another one; "
+            "register it with register_buffer"
         )
 
 
 def _describe_holder(module: nn.Module, tensors: Sequence[torch.Tensor]) -> str:
-    """Return the attribute that holds tensors, as `` (layers of Net)``; empty if none does."""
-    places = {_storage_id(tensor) for tensor in tensors}
+    """Return the attribute that holds tensors, as `` (layers of Net)``; empty if unknown."""
+    storages = {_storage_id(tensor) for tensor in tensors}
     for owner in module.modules():
         for name, value in vars(owner).items():
             if not name.startswith("_") and any(
-                _storage_id(tensor) in places for tensor in _tensors_in(value)
+                _storage_id(tensor) in storages for tensor in _tensors_in(value)
             ):
                 return f" ({name} of {type(owner).__name__})"
     return ""
@@ -556,9 +557,9 @@ def _refuse_probabilities(
     Args:
         name: name of the function, for messages.
         module: module to check.
-        values: its outputs for two samples.
+        values: (2, ...) outputs of the module for two samples.
         dtype: dtype of its inputs.
-        image: its input.
+        image: shape and type of its input.
         target: target of a sample.
 
     Raises:
@@ -566,13 +567,13 @@ def _refuse_probabilities(
     """
     if target.kind == "value" or not _are_bounded(values) or values.isnan().any():
         return
-    are_shares = bool((values.sum(1) - 1).abs().max() < 1e-2)
-    function = "softmax" if are_shares and target.kind != "multilabel" else ""
+    sums_to_one = bool((values.sum(1) - 1).abs().max() < 1e-2)
+    function = "softmax" if sums_to_one and target.kind != "multilabel" else ""
     if not function and all(map(_are_bounded, _with_other_weights(name, module, image, dtype))):
         function = "sigmoid"
     if function:
         raise ModelError(
-            f"{name} gives probabilities, by a {function}; leave it out, so that the module "
+            f"{name} returns probabilities, from a {function}; remove it, so that the module "
             "returns logits"
         )
 

@@ -1,7 +1,7 @@
 """Train one PyTorch module on one rank of its group.
 
 Each rank sums the losses of its own rows and divides by the rows of the *global* batch; the
-exchange sums over the ranks; unreadable rows are corrected for afterwards. So uneven shares are
+exchange sums over the ranks; a later correction accounts for unreadable rows. So uneven shares are
 exact, and a rank without rows contributes zeros.
 """
 
@@ -48,14 +48,14 @@ class TorchNetwork:
     """A module in training, on one rank of its group.
 
     Args:
-        flat: its parameters.
-        updates: its optimizer.
-        dtype: dtype of its inputs.
+        flat: parameters of the module.
+        updates: optimizer of the parameters.
+        dtype: dtype of the module's inputs.
         exchange_of: creates the exchange of a group; a network may move between groups.
-        seed: for all random numbers in steps.
+        seed: seed of all random numbers in steps.
         is_mixed: True to compute with bfloat16 where it is safe.
         note: returns the note beside the exported weights.
-        code: user code that computes a part of it.
+        code: user code that computes a part of a step.
         differentiates: True if ``forward`` takes derivatives.
     """
 
@@ -88,7 +88,7 @@ class TorchNetwork:
         is_mask = sample.target.kind == "mask"
         self._exported = Exported(module, dtype, scale, is_mask, differentiates)
         self._exported.to(flat.weights.device)
-        self._sample_images: np.ndarray | None = None  # samples of the data, if it has seen some
+        self._sample_images: np.ndarray | None = None  # images of check_learns, for try_export
         self._dtype = dtype
         self._measures = measures
         self._exchange_of = exchange_of
@@ -100,7 +100,7 @@ class TorchNetwork:
         self._note_of = note
         module.train()
 
-    # ---- what the trainer calls ----
+    # ---- methods that the trainer calls ----
 
     def step(  # noqa: D102
         self,
@@ -125,21 +125,19 @@ class TorchNetwork:
                 unused = self._compute(local_rows, size, stop)
             else:
                 self._flat.write_empty_totals(stop, failed=False)
-        except (
-            BaseException
-        ) as caught:  # also one that exits: the other ranks wait for this one's part
+        except BaseException as caught:  # even an exit: the other ranks wait for this rank's part
             error = caught
             self._flat.write_empty_totals(stop, failed=True)
         self._exchange.finish(self._flat)
         total = self._flat.read_totals()
         total.raise_failure(error)
-        if total.count:  # a batch of which no sample could be read changes nothing
+        if total.count:  # a batch without readable samples changes nothing
             if self._exchange.group.size > 1:
-                unused = self._flat.unused()
+                unused = self._flat.find_unused()
             self._updates.step(size / total.count, unused)
         return total
 
-    def can_stride(self) -> bool:  # noqa: D102 - SupportsMultiStep says it
+    def can_stride(self) -> bool:  # noqa: D102 - see SupportsMultiStep
         return type(self._exchange) is Exchange
 
     def stride(  # noqa: D102
@@ -183,11 +181,11 @@ class TorchNetwork:
         return self._flat.read_totals(), outputs.cpu().numpy()
 
     @runs_user_code
-    def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - SupportsMetrics says it
-        return self._measures.metrics.scores(more)
+    def scores(self, metric_totals: Sequence[float]) -> dict[str, float]:  # noqa: D102
+        return self._measures.metrics.scores(metric_totals)
 
     def average_statistics(self) -> None:
-        """Average the floating-point buffers, which each rank collects on its own rows.
+        """Average the floating-point buffers, which each rank updates from its own rows.
 
         These are the running means and variances of batch normalization.
         """
@@ -209,7 +207,7 @@ class TorchNetwork:
     def learning_rate(self) -> float:  # noqa: D102
         return self._updates.learning_rate()
 
-    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - SupportsRateScaling says it
+    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - see SupportsRateScaling
         self._updates.scale_learning_rate(factor)
 
     @runs_user_code
@@ -225,8 +223,8 @@ class TorchNetwork:
 
     @runs_user_code
     def load(self, arrays: Arrays) -> None:  # noqa: D102
-        # A checkpoint of FLEET 0.2 has no running means of statistics: they begin with
-        # what these are.
+        # A checkpoint of FLEET 0.2 has no running means of statistics; they begin with the
+        # statistics.
         arrays = {
             **{
                 f"optimizer/average/{name}": arrays[f"model/{name}"]
@@ -252,7 +250,7 @@ class TorchNetwork:
         }
 
     @runs_user_code
-    def load_pretrained(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102 - SupportsPretrained says it
+    def load_pretrained(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102
         load_pretrained(self.module, file, skip)
 
     @runs_user_code
@@ -263,7 +261,7 @@ class TorchNetwork:
             write(to_arrays(self.module.state_dict()), self._note_of(), path)
 
     @runs_user_code
-    def count_parameters(self) -> int:  # noqa: D102 - SupportsInspection says it
+    def count_parameters(self) -> int:  # noqa: D102 - see SupportsInspection
         return count_module_parameters(self.module)
 
     @runs_user_code
@@ -285,40 +283,37 @@ class TorchNetwork:
         if images is None or self._sample.deferred_input is not None:
             images = self._sample.image.random_inputs(np.random.default_rng(0), 2)
         with self.evaluation_mode():
-            expected, again = (
+            expected, repeated = (
                 _compute_seeded(lambda: self._outputs(images).cpu()) for _ in range(2)
             )
             reloaded = _compute_seeded(lambda: loaded(torch.from_numpy(images)))
-        near = 5e-2 if self._is_mixed else 1e-3
-        # One that draws by a generator other than PyTorch's cannot be compared.
-        if _agree(expected, again, near) and not _agree(expected, reloaded, near):
+        tolerance = 5e-2 if self._is_mixed else 1e-3
+        # Modules that use other random generators than PyTorch's cannot be compared.
+        if _agree(expected, repeated, tolerance) and not _agree(expected, reloaded, tolerance):
             raise ModelError(
-                "best.safetensors gives other outputs than the network: the module holds something "
-                "that is neither a parameter nor a buffer (register_buffer), and its function does "
-                "not make it again"
+                "the exported best.safetensors returns other outputs than the network, because the "
+                "module uses a tensor that is neither a parameter nor a buffer; register it with "
+                "register_buffer"
             )
         if "build" in note:
             return f"loading best.safetensors requires the module {note['build'].partition(':')[0]}"
         return ""
 
     @runs_user_code
-    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - SupportsLearningCheck says it
+    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102
         target_tensor = torch.from_numpy(np.array(targets)).to(self._device)
         self._flat.zero_gradients()
         self._sample_images = np.array(images[:2])
         outputs = self._outputs(images)
         if not bool(outputs.isfinite().all()):
             raise ModelError(
-                "the model gives what is no number (NaN or infinity) for samples of the data, "
-                "before it has learned anything"
+                "the untrained model returns NaN or infinity for samples of the data; check its "
+                "initial weights and the scale of its inputs"
             )
         check_losses(self._measures.losses, outputs.detach(), target_tensor)
-        if outputs.requires_grad:  # any slope will do, also of a head that begins at zero
-            outputs.backward(
-                torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(
-                    self._device
-                )
-            )
+        if outputs.requires_grad:  # with random slopes, even a head of zero weights has gradients
+            generator = torch.Generator().manual_seed(0)
+            outputs.backward(torch.randn(outputs.shape, generator=generator).to(self._device))
         self._flat.restore_weights()
         if not bool(self._flat.gradients.any()):
             raise ModelError(
@@ -332,35 +327,35 @@ class TorchNetwork:
     def close(self) -> None:  # noqa: D102
         self._exchange.close()
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # for those that share the GPU
+            torch.cuda.empty_cache()  # for other processes on the GPU
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
-        """Evaluate inside the context: no training, and running means in place, if kept."""
+        """Evaluate inside the context, with running means of weights and statistics, if kept."""
         means = self._updates.means()
-        before = [now.clone() for now, _ in means]
+        before = [tensor.clone() for tensor, _ in means]
         self.module.eval()
         try:
             with torch.no_grad():
-                for now, mean in means:
-                    now.copy_(mean)
+                for tensor, mean in means:
+                    tensor.copy_(mean)
                 yield
         finally:
             self.module.train()
             self._flat.restore_weights()
-            for (now, _), value in zip(means, before, strict=True):
-                now.copy_(value)
+            for (tensor, _), value in zip(means, before, strict=True):
+                tensor.copy_(value)
 
-    # ---- what is computed ----
+    # ---- computation ----
 
     def _compute(self, local_rows: Rows, size: int, stop: bool) -> list[int]:
         """Compute this rank's share of the gradient of the mean loss, and of the totals.
 
         Returns:
-            The indices of the parameters that have no gradient here.
+            The indices of parameters without a gradient on this rank.
         """
         in_place = self._exchange.in_place or self._device.type == "cpu"
-        if in_place:  # where to call costs less than memory
+        if in_place:  # on a GPU, separate gradients are faster
             self._flat.zero_gradients()
         else:
             self._flat.detach_gradients()
@@ -376,7 +371,7 @@ class TorchNetwork:
             self._is_new = False
         if in_place:
             self._flat.check_gradients()
-            unused = self._flat.untouched()
+            unused = self._flat.find_untouched()
         else:
             unused = self._flat.gather_gradients()
         self._flat.restore_weights()
@@ -385,7 +380,7 @@ class TorchNetwork:
         return unused
 
     def _seed_generators(self, call: int = 0) -> None:
-        """Seed generators from the network, its step and this rank alone.
+        """Seed all generators from the network's seed, its step and this rank.
 
         Args:
             call: number of the call since the last step; 0 for the next step.
@@ -400,7 +395,7 @@ class TorchNetwork:
     def _outputs(self, images: np.ndarray) -> Tensor:
         """Return logits or values, float32; for masks with classes last, as a view."""
         samples = to_device(images, self._device)
-        if samples.ndim == 2:  # an export is tried on images, whatever travels
+        if samples.ndim == 2:  # packed rows, unlike the images of try_export
             samples = augment_deferred(samples, self._sample)
         with self._precision():
             outputs: Tensor = self._exported(samples)
@@ -413,16 +408,16 @@ class TorchNetwork:
         loss_of: Callable[[Tensor, Tensor], Tensor],
         stop: bool,
     ) -> Tensor:
-        """Write the totals of readable rows, and return their summed loss."""
+        """Write the totals of readable rows, and return their summed loss, a scalar."""
         targets = to_device(np.ascontiguousarray(local_rows[0]), self._device)
         losses = loss_of(outputs, targets)
         if len(local_rows) > 1:
             losses = losses * to_device(np.array(local_rows[1]), self._device)
         loss = losses.sum()
         with torch.no_grad():
-            right = self._measures.losses.correct(outputs, targets).sum(dtype=torch.float32)
-            more = self._measures.metrics.sums(outputs.detach(), targets)
-            self._flat.write_totals(loss.detach(), right, len(local_rows[0]), stop, more)
+            correct = self._measures.losses.correct(outputs, targets).sum(dtype=torch.float32)
+            metric_totals = self._measures.metrics.sums(outputs.detach(), targets)
+            self._flat.write_totals(loss.detach(), correct, len(local_rows[0]), stop, metric_totals)
         return loss
 
     def _precision(self) -> AbstractContextManager[object]:
@@ -432,7 +427,7 @@ class TorchNetwork:
 
 
 class AsyncNetwork(TorchNetwork):
-    """A module whose steps are queued on a GPU; ranks of a group wait for each other."""
+    """A module whose steps are queued on a GPU if its group has one rank."""
 
     def begin(  # noqa: D102
         self,
@@ -449,42 +444,50 @@ class AsyncNetwork(TorchNetwork):
         totals = torch.zeros(
             len(sizes), len(self._flat.totals), pin_memory=self._device.type == "cuda"
         )
-        for rows, size, into in zip(split_batches(local_rows, sizes), sizes, totals, strict=True):
-            self._take(select_readable(rows), size, into)
-        over = torch.cuda.Event() if self._device.type == "cuda" else None
-        if over is not None:
-            over.record()
+        for rows, size, step_totals in zip(
+            split_batches(local_rows, sizes), sizes, totals, strict=True
+        ):
+            self._queue_step(select_readable(rows), size, step_totals)
+        end = torch.cuda.Event() if self._device.type == "cuda" else None
+        if end is not None:
+            end.record()
 
         def wait() -> StepResult:
-            if over is not None:
-                over.synchronize()
+            if end is not None:
+                end.synchronize()
             return StepResult(
                 [StepTotals.unpack(row) for row in totals.tolist()], time.perf_counter()
             )
 
         return wait
 
-    def _take(self, local_rows: Rows, size: int, into: torch.Tensor) -> None:
-        """Queue a step; a batch without readable samples changes nothing."""
+    def _queue_step(self, local_rows: Rows, size: int, totals: torch.Tensor) -> None:
+        """Queue a step; a batch without readable samples changes nothing.
+
+        Args:
+            local_rows: readable rows of the batch.
+            size: number of rows of the batch, including unreadable ones.
+            totals: (6 + metrics,), overwritten when the step has been computed.
+        """
         if len(local_rows[1]):
             with running_user_code(self.code, quick=True):
                 unused = self._compute(local_rows, size, False)
                 self._updates.step(size / len(local_rows[1]), unused)
-            into.copy_(self._flat.totals, non_blocking=True)
+            totals.copy_(self._flat.totals, non_blocking=True)
 
 
 @contextmanager
 def _single_row_statistics(module: nn.Module) -> Iterator[None]:
-    """Use running statistics where batch normalization sees one number per channel."""
-    judging: list[nn.Module] = []
+    """Use running statistics in batch normalization of a single number per channel."""
+    switched: list[nn.Module] = []
 
-    def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def use_running_statistics(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if norm.training and inputs[0].numel() == inputs[0].shape[1]:
             norm.training = False
-            judging.append(norm)
+            switched.append(norm)
 
     hooks = [
-        layer.register_forward_pre_hook(look)
+        layer.register_forward_pre_hook(use_running_statistics)
         for layer in module.modules()
         if isinstance(layer, _BatchNorm)
     ]
@@ -493,7 +496,7 @@ def _single_row_statistics(module: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-        for norm in judging:
+        for norm in switched:
             norm.training = True
 
 
@@ -504,10 +507,10 @@ def _compute_seeded(compute: Callable[[], Tensor]) -> Tensor:
         return compute()
 
 
-def _agree(first: Tensor, second: Tensor, near: float) -> bool:
+def _agree(first: Tensor, second: Tensor, tolerance: float) -> bool:
     """Return True if outputs are equal up to rounding."""
-    atol = near * max(1.0, float(first.abs().max()))
-    return torch.allclose(first, second, rtol=near, atol=atol, equal_nan=True)
+    atol = tolerance * max(1.0, float(first.abs().max()))
+    return torch.allclose(first, second, rtol=tolerance, atol=atol, equal_nan=True)
 
 
 def mix_seed(seed: int, step: int, rank: int) -> int:
@@ -516,7 +519,7 @@ def mix_seed(seed: int, step: int, rank: int) -> int:
     Args:
         seed: seed of the network.
         step: number of the step.
-        rank: in the group.
+        rank: rank in the group.
     """
     mask = 2**64 - 1
     state = (seed + step * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03) & mask

@@ -1,8 +1,8 @@
 """Update all weights at once with the optimizers of a spec.
 
-Names, parameters and numbers mean what they mean in Keras: an ``epsilon`` of 1e-7, decoupled weight
-decay before the step, running means that begin with the first weights. With accumulation a schedule
-counts all steps, as in Keras, and an optimizer counts updates.
+Optimizers have the names, parameters and defaults of Keras: an ``epsilon`` of 1e-7, decoupled
+weight decay before the step, running means that begin with the first weights. With accumulation, a
+schedule counts all steps, as in Keras, and an optimizer counts updates.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fleet.spec.model import one_line, wrapping_errors
 from fleet.vocabulary.schedules import SCHEDULES
 
 NAMES = ("sgd", "adam", "adamw", "rmsprop", "nadam")
-_DECAY = 0.96  # of the momentum's schedule in nadam
+_DECAY = 0.96  # decay of the momentum schedule of Nadam
 
 
 class _Rule:
     """An update rule for weights, given gradients.
 
     Attributes:
-        slots: state per weight, vectors as long as all weights.
+        slots: state per weight: vectors (n,), as long as all weights.
         numbers: other state.
     """
 
@@ -45,8 +45,8 @@ class _Rule:
         """Update the weights.
 
         Args:
-            weights: weights to change.
-            gradients: gradients of the weights.
+            weights: (n,) weights to change.
+            gradients: (n,) gradients of the weights.
             rate: learning rate.
             iteration: number of earlier updates.
         """
@@ -118,11 +118,13 @@ class _Nadam(_Adam):
         self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int
     ) -> None:
         first, second = self._betas
-        now, after = (first * (1 - 0.5 * _DECAY ** (iteration + more)) for more in (1, 2))
-        product = float(self.numbers["u_product"].mul_(now))
+        momentum, next_momentum = (
+            first * (1 - 0.5 * _DECAY ** (iteration + offset)) for offset in (1, 2)
+        )
+        product = float(self.numbers["u_product"].mul_(momentum))
         mean, square = self._moments(gradients)
-        mean = (mean * (after / (1 - product * after))).add_(
-            gradients, alpha=(1 - now) / (1 - product)
+        mean = (mean * (next_momentum / (1 - product * next_momentum))).add_(
+            gradients, alpha=(1 - momentum) / (1 - product)
         )
         square = (square / (1 - second ** (iteration + 1))).sqrt_().add_(self._epsilon)
         weights.addcdiv_(mean, square, value=-rate)
@@ -166,8 +168,8 @@ class _Custom(_Rule):
     """A user-defined ``torch.optim.Optimizer``.
 
     Such an optimizer creates its state in its first step, but all ranks of a group need equal
-    arrays before it. So it takes a trial step, and its initial state is restored before the first
-    real one.
+    arrays before that step. So it takes a trial step, and its initial state is restored before the
+    first real step.
     """
 
     def __init__(self, settings: Optimizer, flat: FlatParameters, rate: float) -> None:
@@ -178,7 +180,7 @@ class _Custom(_Rule):
         before = flat.weights.clone()
         options = _options(self._optimizer)
         with wrapping_errors(
-            f"{settings.name}: its step raised", SettingError, "train", "optimizer"
+            f"the first step of {settings.name} raised", SettingError, "train", "optimizer"
         ):
             self._optimizer.step()
         flat.weights.copy_(before)
@@ -193,7 +195,7 @@ class _Custom(_Rule):
         ]
         if wrong:
             raise SettingError(
-                f"{settings.name} keeps what is no tensor, and cannot be saved: {wrong[0]}",
+                f"the state of {settings.name} cannot be saved, because {wrong[0]} is not a tensor",
                 "train",
                 "optimizer",
                 "name",
@@ -204,7 +206,7 @@ class _Custom(_Rule):
             for key in self._optimizer.state[parameter]
         ]
         self._parameters = list(flat.parameters.values())
-        for index, parameter in enumerate(self._parameters):  # as before the trial
+        for index, parameter in enumerate(self._parameters):  # undo the trial step
             for key, value in self._optimizer.state[parameter].items():
                 if key not in self._initial_state.get(index, {}):
                     value.zero_()
@@ -226,7 +228,7 @@ class _Custom(_Rule):
         for group, base_rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = base_rate * rate / self._rate
         self._optimizer.step()
-        if iteration == 0:  # these are others now
+        if iteration == 0:  # load_state_dict has replaced the tensors
             self.numbers = {
                 name: self._optimizer.state[parameter][key]
                 for name, (parameter, key) in zip(self.numbers, self._parts, strict=True)
@@ -245,12 +247,10 @@ def _options(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 def _make_custom(settings: Optimizer, flat: FlatParameters, rate: float) -> torch.optim.Optimizer:
     def make(function: Callable[..., Any]) -> Any:
-        if "lr" in inspect.signature(function).parameters:
-            word = "lr"
-        else:
-            word = "learning_rate"
+        takes_lr = "lr" in inspect.signature(function).parameters
+        rate_argument = {"lr" if takes_lr else "learning_rate": rate}
         return function(
-            list(flat.parameters.values()), **{word: rate}, **copy.deepcopy(settings.args or {})
+            list(flat.parameters.values()), **rate_argument, **copy.deepcopy(settings.args or {})
         )
 
     optimizer: torch.optim.Optimizer = make_custom_optimizer(
@@ -273,16 +273,16 @@ class FlatOptimizer:
 
     Args:
         settings: settings of the optimizer.
-        scale: multiplies the learning rate of the spec.
+        scale: factor of the learning rate of the spec.
         accumulate: number of steps whose gradients are averaged before each update.
-        flat: the parameters.
+        flat: parameters to train.
         module: module that has the parameters.
 
     Attributes:
-        steps: number of steps taken, including those that only accumulate.
-        average: running means of the weights, if kept.
-        statistics: running means of the statistics of batch normalization by name, if those of
-            weights are kept.
+        steps: number of steps taken, including steps that only accumulate.
+        average: (n,) running means of the weights; None if not kept.
+        statistics: running means of the statistics of batch normalization by name; empty if running
+            means are not kept.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class FlatOptimizer:
         if self._decay is None and settings.name == "adamw":
             self._decay = 0.004
         self.steps = 0
-        self.learning_rate()  # a schedule that cannot be computed says so now
+        self.learning_rate()  # raises now if the schedule cannot be computed
 
         def zeros() -> torch.Tensor:
             return torch.zeros_like(flat.weights)
@@ -322,7 +322,7 @@ class FlatOptimizer:
         """Update the weights from the gradients.
 
         Args:
-            correction: turns a mean over all rows into one over readable rows.
+            correction: factor that turns a mean over all rows into a mean over readable rows.
             unused: indices of parameters without a gradient, which do not change, as in PyTorch.
         """
         gradients = self._flat.gradients
@@ -360,9 +360,9 @@ class FlatOptimizer:
         for tensor, value in zip(self._tensors_of(idle), before, strict=True):
             tensor.copy_(value)
 
-    def _tensors_of(self, places: Sequence[int]) -> Iterator[torch.Tensor]:
+    def _tensors_of(self, indices: Sequence[int]) -> Iterator[torch.Tensor]:
         vectors = [self._flat.weights, *self._rule.slots.values()]
-        for index in places:
+        for index in indices:
             yield from (self._flat.slice_of(vector, index) for vector in vectors)
             yield from self._rule.parameter_state(index)
 
@@ -387,7 +387,8 @@ class FlatOptimizer:
             norm = float(torch.linalg.vector_norm(gradients))
             if norm > settings.global_clipnorm:
                 gradients.mul_(settings.global_clipnorm / norm)
-        elif limit := settings.clipnorm:
+        elif settings.clipnorm:
+            limit = settings.clipnorm
             factors = [(limit / norm.clamp(min=limit)) for norm in self._flat.gradient_norms()]
             torch._foreach_mul_(self._flat.gradient_views, factors)
         if self._decay:
@@ -397,7 +398,7 @@ class FlatOptimizer:
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
         rate = self._settings.learning_rate
-        assert rate is not None  # what is not given has been filled in
+        assert rate is not None  # defaults have been filled in
         return rate_at(rate, self.steps) * self._scale
 
     def scale_learning_rate(self, factor: float) -> None:
@@ -405,12 +406,12 @@ class FlatOptimizer:
         self._scale = factor
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return all state that is needed to resume, besides :attr:`steps`."""
-        slots = {
-            **self._rule.slots,
-            **({} if self._sum is None else {"gradient_accumulator": self._sum}),
-            **({} if self.average is None else {"average": self.average}),
-        }
+        """Return all state that is needed to resume, except :attr:`steps`."""
+        slots = dict(self._rule.slots)
+        if self._sum is not None:
+            slots["gradient_accumulator"] = self._sum
+        if self.average is not None:
+            slots["average"] = self.average
         named = (self._flat.named_views(vector, slot).items() for slot, vector in slots.items())
         return {
             **self._rule.numbers,
@@ -439,8 +440,8 @@ def rate_at(rate: float | Mapping[str, Any], step: int) -> float:
     """Return the learning rate of a step, counted from 0.
 
     Args:
-        rate: a number or a schedule.
-        step: counted from 0.
+        rate: a number, or a schedule with its ``name`` and arguments.
+        step: number of the step, from 0.
 
     Raises:
         SettingError: the arguments of a schedule yield no learning rate.
@@ -457,8 +458,8 @@ def rate_at(rate: float | Mapping[str, Any], step: int) -> float:
         ) from error
     if not (math.isfinite(learning_rate) and learning_rate >= 0):
         raise SettingError(
-            f"the schedule {name} gives the learning rate {learning_rate} for step {step}; it "
-            "should be a number from 0",
+            f"the schedule {name} yields the learning rate {learning_rate} at step {step}; it "
+            "should be finite and at least 0",
             "train",
             "optimizer",
             "learning_rate",

@@ -23,18 +23,18 @@ def _determinism() -> tuple[bool, bool, bool]:
     )
 
 
-def _put_determinism(values: tuple[bool, bool, bool]) -> None:
+def _set_determinism(values: tuple[bool, bool, bool]) -> None:
     is_on, only_warns, fills = values
     torch.use_deterministic_algorithms(is_on, warn_only=only_warns)
     torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
-def _put_print_options(values: Mapping[str, Any]) -> None:
+def _set_print_options(values: Mapping[str, Any]) -> None:
     vars(PRINT_OPTS).update(values)
 
 
 def _device() -> torch.device | None:
-    """Return the device given to ``set_default_device``; PyTorch's own function is slow."""
+    """Return the device set by ``set_default_device``; PyTorch's own function is slow."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     if context is None:
         return None
@@ -48,7 +48,7 @@ def _generators() -> list[bytes]:
     return [state.numpy().tobytes() for state in states]
 
 
-def _put_generators(states: list[bytes]) -> None:
+def _set_generators(states: list[bytes]) -> None:
     first, *gpu_states = (torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states)
     torch.set_rng_state(first)
     if gpu_states:
@@ -57,18 +57,20 @@ def _put_generators(states: list[bytes]) -> None:
 
 register("PyTorch's default dtype", torch.get_default_dtype, torch.set_default_dtype)
 register("PyTorch's default device", _device, torch.set_default_device)
-register("gradients", torch.is_grad_enabled, torch.set_grad_enabled)
-register("detection of anomalies", torch.is_anomaly_enabled, torch.set_anomaly_enabled)
-register("PyTorch's determinism", _determinism, _put_determinism)
+register("PyTorch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled)
+register("PyTorch's anomaly detection", torch.is_anomaly_enabled, torch.set_anomaly_enabled)
+register("PyTorch's determinism", _determinism, _set_determinism)
 register("PyTorch's threads", torch.get_num_threads, torch.set_num_threads)
 register(
-    "the precision of products",
+    "PyTorch's matmul precision",
     torch.get_float32_matmul_precision,
     torch.set_float32_matmul_precision,
 )
 register("PyTorch's autocast", torch.is_autocast_enabled, torch.set_autocast_enabled)
-register("repeated warnings", torch.is_warn_always_enabled, torch.set_warn_always)
-register("printing by PyTorch", lambda: dict(vars(PRINT_OPTS)), _put_print_options, is_quick=False)
+register("PyTorch's repeated warnings", torch.is_warn_always_enabled, torch.set_warn_always)
+register(
+    "PyTorch's print options", lambda: dict(vars(PRINT_OPTS)), _set_print_options, is_quick=False
+)
 for _owner, _name in (
     (cudnn, "enabled"),
     (cudnn, "benchmark"),
@@ -79,4 +81,4 @@ for _owner, _name in (
     (cuda.matmul, "allow_bf16_reduced_precision_reduction"),
 ):
     register(f"{_name} of {_owner.__class__.__name__}", *attribute_accessors(_owner, _name))
-register("PyTorch's generators", _generators, _put_generators, False, is_rng_state=True)
+register("PyTorch's generators", _generators, _set_generators, False, is_rng_state=True)

@@ -216,7 +216,7 @@ def test_a_damaged_file_is_as_none(paths):
 
 def test_as_many_are_compared_as_can_be_held_the_best_first(paths, monkeypatch):
     rows = library(paths)
-    monkeypatch.setattr(ensembles, "_MOST_NUMBERS", 2 * 8 * 3)
+    monkeypatch.setattr(ensembles, "_MAX_NUMBERS", 2 * 8 * 3)
     assert set(ens.select_greedy(paths, ens.make_candidates(rows), "class")) <= {"a", "b"}
 
 

@@ -1,7 +1,8 @@
-"""Trains the same networks by one engine: run by test_keras_parity.py, once for each engine, since no process has both.
+"""Train the same networks with one engine.
 
-``python -m tests.fleet.engines.torch.keras_parity keras FOLDER`` writes first weights and losses into a folder;
-``... torch FOLDER`` begins with these weights.
+test_keras_parity.py runs this once for each engine, because a process can import only one.
+``python -m tests.fleet.engines.torch.keras_parity keras FOLDER`` writes initial weights and losses
+into a folder; ``... torch FOLDER`` starts from these weights.
 """
 
 import json
@@ -144,8 +145,19 @@ def target_of(kind):
     )
 
 
+def scaled_schedule(schedule, factor):
+    """Return a schedule whose learning rates are multiplied by a factor."""
+    scaled = dict(schedule)
+    for key, value in schedule.items():
+        if "rate" in key and key != "decay_rate":
+            scaled[key] = factor * value
+        elif key == "values":
+            scaled[key] = [factor * entry for entry in value]
+    return scaled
+
+
 def cases(engine):
-    """name -> (model, settings of training, kind of target)."""
+    """Return name -> (model, settings of training, kind of target)."""
     dense = {"build": f"tests.fleet.engines.torch.keras_parity:{engine}_dense"}
     conv = {"family": "cnn", "args": {"filters": [4, 3], "dense": [6], "norm": "none", "kernel": 4}}
     normed = {"family": "cnn", "args": {"filters": [4, 3], "dense": []}}
@@ -153,14 +165,7 @@ def cases(engine):
     for index, optimizer in enumerate(OPTIMIZERS):
         rate = SCHEDULES[index - 1] if index else optimizer["learning_rate"]
         if index and optimizer["name"] != "sgd":
-            rate = {
-                key: 0.2 * value
-                if "rate" in key and key != "decay_rate"
-                else [0.2 * entry for entry in value]
-                if key == "values"
-                else value
-                for key, value in rate.items()
-            }
+            rate = scaled_schedule(rate, 0.2)
         train = {"optimizer": {**optimizer, "learning_rate": rate}}
         for name, model in (("dense", dense), ("conv", conv)):
             result[f"{optimizer['name']} {index} {name}"] = (model, train, "class")
@@ -173,7 +178,7 @@ def cases(engine):
         },
         "class",
     )
-    result["normalised"] = (normed, {"optimizer": adam}, "class")
+    result["normalized"] = (normed, {"optimizer": adam}, "class")
     smooth = {
         "optimizer": adam,
         "label_smoothing": 0.1,
@@ -186,41 +191,41 @@ def cases(engine):
                 **({"metrics": list(METRICS[kind])} if loss is None else {"loss": loss}),
             }
             result[f"{kind} {loss}"] = ({"family": "softmax"}, train, kind)
-    result["weighed classes"] = (dense, smooth, "class")
-    result["weighed pixels"] = ({"family": "softmax"}, smooth, "mask")
+    result["weighted classes"] = (dense, smooth, "class")
+    result["weighted pixels"] = ({"family": "softmax"}, smooth, "mask")
     result["smoothed labels"] = (dense, {"optimizer": adam, "label_smoothing": 0.2}, "multilabel")
     return result
 
 
 def batches_of(kind):
-    """Two full batches, with weights of samples where they travel with the target."""
+    """Yield the images, targets and weights of two full batches; weights are None if plain."""
     rng = np.random.default_rng(3)
     images = rng.integers(0, 256, (2 * ROWS, *SHAPE)).astype(np.uint8)
     target = target_of(kind)
-    built = target.random_targets(rng, 2 * ROWS)
+    packed = target.random_targets(rng, 2 * ROWS)
     if not target.is_plain:
-        built["weight"] = rng.uniform(0.5, 1.5, 2 * ROWS)
+        packed["weight"] = rng.uniform(0.5, 1.5, 2 * ROWS)
     if kind == "mask":
-        built["target"][:, :2, :2] = target.void
-    values, weights = target.split(built)
+        packed["target"][:, :2, :2] = target.void
+    values, weights = target.split(packed)
     for rows in (slice(ROWS), slice(ROWS, None)):
         yield images[rows], values[rows], None if weights is None else weights[rows]
 
 
 def as_torch(arrays, shapes):
-    """Weights of Keras in the order and layout of PyTorch."""
+    """Yield weights of Keras in the order and layout of PyTorch."""
     grid = None
     for array, shape in zip(arrays, shapes, strict=True):
         if array.ndim == 4:
             grid = shape
             yield array.transpose(3, 2, 0, 1)
-        elif array.ndim == 2 and len(shape) == 4:  # a dense layer at each pixel
+        elif array.ndim == 2 and len(shape) == 4:  # a dense layer for each pixel
             yield array.T[:, :, None, None]
         elif array.ndim == 2:
             channels = grid[0] if grid else SHAPE[2]
             side = round((len(array) / channels) ** 0.5)
             is_first = grid != () and side * side * channels == len(array)
-            grid = ()  # rows of later ones are no pixels
+            grid = ()  # the rows of later layers are not pixels
             pixels = (
                 array.reshape(side, side, channels, -1).transpose(3, 2, 0, 1)
                 if is_first
@@ -232,7 +237,7 @@ def as_torch(arrays, shapes):
 
 
 def main(engine, folder):
-    messages = {}
+    results = {}
     for name, (model, train, kind) in cases(engine).items():
         spec = parse(
             {"models": [model], "resources": {"engine": engine, "exchange": "mpi"}, "train": train}
@@ -265,26 +270,26 @@ def main(engine, folder):
                     },
                 }
             )
-        losses, more = [], 0.0
+        losses, metric_totals = [], 0.0
         for _ in range(EPOCHS):
             for images, targets, weights in batches_of(kind):
-                sums = network.step(
+                totals = network.step(
                     images, targets, ROWS, False, *([] if weights is None else [weights])
                 )
-                losses.append(sums.loss / sums.count)
-                more = np.array(sums.metric_totals)
-        judged = [
+                losses.append(totals.loss / totals.count)
+                metric_totals = np.array(totals.metric_totals)
+        evaluations = [
             network.evaluate(images, targets, *([] if weights is None else [weights]))
             for images, targets, weights in batches_of(kind)
         ]
-        messages[name] = {
+        results[name] = {
             "losses": losses,
-            "judged": [entry.loss / entry.count for entry in judged],
-            "right": sums.correct,
-            "scores": network.scores(more) if train.get("metrics") else {},
+            "evaluations": [entry.loss / entry.count for entry in evaluations],
+            "correct": totals.correct,
+            "scores": network.scores(metric_totals) if train.get("metrics") else {},
         }
         network.close()
-    (folder / f"{engine}.json").write_text(json.dumps(messages))
+    (folder / f"{engine}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

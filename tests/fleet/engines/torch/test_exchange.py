@@ -1,4 +1,7 @@
-"""Process groups of PyTorch: pieces of gradients travel behind the backward pass, in one order on all ranks."""
+"""Process groups of PyTorch send buckets of gradients during the backward pass.
+
+All ranks send them in the same order.
+"""
 
 import threading
 import time
@@ -46,7 +49,7 @@ def test_torch_exchange_sums_parts_with_an_empty_rank(tmp_path, monkeypatch, min
     from fleet.engines.torch import exchange
     from fleet.engines.torch.flat_parameters import FlatParameters
 
-    monkeypatch.setattr(exchange, "_PIECE", minimum)
+    monkeypatch.setattr(exchange, "_MIN_BUCKET", minimum)
     torch.manual_seed(0)
     inputs = torch.randn(6, 9)
     result, errors, names, foreign = {}, [], [], []
@@ -60,12 +63,11 @@ def test_torch_exchange_sums_parts_with_an_empty_rank(tmp_path, monkeypatch, min
     def rank_main(rank, flat, net):
         try:
             trainable = exchange.TorchExchange(Pair(rank, names), torch.device("cpu"), tmp_path)
-            foreign.extend(
-                RunPaths(tmp_path).foreign_files()
-            )  # a launch that is killed leaves the file
+            # The file remains if the launch is killed.
+            foreign.extend(RunPaths(tmp_path).foreign_files())
             for step in range(3):
                 flat.write_empty_totals(stop=False, failed=False)
-                if rank == 0 or step != 1:  # in the second step it has none
+                if rank == 0 or step != 1:  # rank 1 has no rows in the second step
                     trainable.begin(flat)
                     net(inputs[3 * rank : 3 * rank + 3]).sum().backward()
                 trainable.finish(flat)
@@ -74,7 +76,7 @@ def test_torch_exchange_sums_parts_with_an_empty_rank(tmp_path, monkeypatch, min
         except BaseException as error:
             errors.append(error)
 
-    nets = [module() for _ in range(2)]  # the generator is of the process
+    nets = [module() for _ in range(2)]  # here, because the threads share one generator
     ranks = [
         threading.Thread(target=rank_main, args=(rank, FlatParameters(net, 0), net))
         for rank, net in enumerate(nets)
@@ -95,15 +97,15 @@ def test_torch_exchange_sums_parts_with_an_empty_rank(tmp_path, monkeypatch, min
     assert not list(tmp_path.glob(".exchange-*"))
 
 
-def test_checkpointing_adds_to_gradients_before_they_travel(tmp_path, monkeypatch):
-    """Reentrant checkpointing has several backward passes in one; here they share a layer."""
+def test_torch_exchange_supports_reentrant_checkpointing(tmp_path, monkeypatch):
+    """Reentrant checkpointing runs several backward passes in one; here they share a layer."""
     import torch
     from torch.utils.checkpoint import checkpoint
 
     from fleet.engines.torch import exchange
     from fleet.engines.torch.flat_parameters import FlatParameters
 
-    monkeypatch.setattr(exchange, "_PIECE", 64)
+    monkeypatch.setattr(exchange, "_MIN_BUCKET", 64)
     torch.manual_seed(0)
     inputs = torch.randn(6, 9)
     result, errors, names = {}, [], []

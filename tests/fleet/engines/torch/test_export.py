@@ -1,4 +1,4 @@
-"""What is written of modules, and what they begin with: safetensors, notes, means of several, ONNX."""
+"""Modules are exported as safetensors, notes, ensembles and ONNX, and start from safetensors."""
 
 import json
 import sys
@@ -14,6 +14,7 @@ from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
+from tests.refusals import refused
 
 pytestmark = pytest.mark.torch
 
@@ -27,8 +28,10 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self, classes, width):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-                                  nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+            nn.Flatten()
+        )
         self.drop = nn.Dropout(0.5)
         self.head = nn.Linear(width, classes)
 
@@ -42,12 +45,12 @@ def tied(input_shape, outputs):
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.again = nn.Linear(4, 4), nn.Linear(4, 4)
-            self.again.weight = self.first.weight
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.second.weight = self.first.weight
             self.head = nn.Linear(4, outputs)
 
         def forward(self, rows):
-            return self.head(self.again(self.first(rows)))
+            return self.head(self.second(self.first(rows)))
     return Tied()
 
 def forgetful(input_shape, classes):
@@ -129,9 +132,9 @@ def test_export_writes_state_dict_and_note(tmp_path, model, train):
     )
     images = np.random.default_rng(1).integers(0, 255, (300, 8, 8, 1), np.uint8)
     logits = outputs_of(network, images)
-    joined = load_ensemble(spec_of(model), [path, path], [0.25, 0.75], "class")
-    assert joined.predict(images) == pytest.approx(probabilities(logits, "class"), abs=1e-6)
-    joined.save(tmp_path / "mean.safetensors")
+    ensemble = load_ensemble(spec_of(model), [path, path], [0.25, 0.75], "class")
+    assert ensemble.predict(images) == pytest.approx(probabilities(logits, "class"), abs=1e-6)
+    ensemble.save(tmp_path / "mean.safetensors")
     assert {name.partition(".")[0] for name in load_file(tmp_path / "mean.safetensors")} == {
         "0",
         "1",
@@ -141,25 +144,23 @@ def test_export_writes_state_dict_and_note(tmp_path, model, train):
     ] == [0.25, 0.75]
 
 
-def test_a_transposed_buffer_is_exported_as_it_is(tmp_path):
+def test_export_writes_transposed_buffers(tmp_path):
     from safetensors.numpy import load_file
 
-    network, path = (
-        built({"build": "tests.torch_modules:transposed"}),
-        tmp_path / "best.safetensors",
-    )
+    network = built({"build": "tests.torch_modules:transposed"})
+    path = tmp_path / "best.safetensors"
     network.export(network.state(), path)
-    assert np.array_equal(load_file(path)["turned"], network.module.turned.numpy())
+    assert np.array_equal(load_file(path)["transposed"], network.module.transposed.numpy())
 
 
-def test_masks_and_values_come_out_as_they_are_asked_for(tmp_path):
+def test_load_ensemble_predicts_masks_and_values(tmp_path):
     mask = SampleSpec(
         ImageSpec((4, 6, 3), "uint8"), 3, None, target=TargetSpec("mask", 3, size=(4, 6))
     )
     network = built({"build": "starting_modules:pixels"}, mask)
     network.export(network.state(), tmp_path / "best.safetensors")
-    joined = load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "mask")
-    result = joined.predict(np.ones((2, 4, 6, 3), np.uint8))
+    ensemble = load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "mask")
+    result = ensemble.predict(np.ones((2, 4, 6, 3), np.uint8))
     assert (result.shape, result.sum(-1)) == (
         (2, 4, 6, 3),
         pytest.approx(np.ones((2, 4, 6)), abs=1e-5),
@@ -167,50 +168,46 @@ def test_masks_and_values_come_out_as_they_are_asked_for(tmp_path):
     rows = SampleSpec(ImageSpec((4,), "float32"), 2, target=TargetSpec("value", 2))
     network = built({"build": "starting_modules:tied"}, rows)
     network.export(network.state(), tmp_path / "best.safetensors")
-    joined = load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "value")
+    ensemble = load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "value")
     inputs = np.ones((2, 4), np.float32)
-    assert joined.predict(inputs) == pytest.approx(
+    assert ensemble.predict(inputs) == pytest.approx(
         network.predict(inputs, np.zeros((2, 2), np.float32))[1]
     )
 
 
-def test_without_the_code_of_a_module_it_says_what_is_missing(tmp_path, monkeypatch):
+def test_load_ensemble_names_missing_or_changed_code(tmp_path, monkeypatch):
     network = built(NET)
     network.export(network.state(), tmp_path / "best.safetensors")
     (tmp_path / "starting_modules.py").rename(tmp_path / "elsewhere.py")
     sys.modules.pop("starting_modules")
-    with pytest.raises(
-        UserError,
-        match=r"takes the code of starting_modules:net, which should be found "
-        r"from here, or where it was: .*starting_modules",
-    ):
+    with refused(UserError, "needs the code of starting_modules:net", str(tmp_path)):
         load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
     (tmp_path / "starting_modules.py").write_text(
         MODULES.replace("nn.Linear(width, classes)", "nn.Linear(width, 9)")
     )
-    with pytest.raises(UserError, match="gives outputs of shape"):
+    with refused(UserError, "best.safetensors", "outputs of shape (None, 9)"):
         load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
     sys.modules.pop("starting_modules")
     (tmp_path / "starting_modules.py").write_text(MODULES.replace("self.body", "self.trunk"))
-    with pytest.raises(UserError, match="whose code has changed since"):
+    with refused(UserError, "best.safetensors", "starting_modules:net", "its code has changed"):
         load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
     (tmp_path / "best.json").unlink()
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with refused(UserError, "best.safetensors cannot be loaded"):
         load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
 
 
-def test_what_a_file_cannot_hold_is_found_before_hours_are_spent(tmp_path):
+def test_try_export_names_code_and_refuses_unsaved_tensors(tmp_path):
     assert (
         built(NET).try_export(tmp_path)
         == "loading best.safetensors requires the module starting_modules"
     )
     colours = SampleSpec(ImageSpec((8, 8, 3), "uint8"), 3)
     assert built({"build": "tests.torch_modules:viewing"}, colours).try_export(tmp_path)
-    with pytest.raises(ModelError, match="neither a parameter nor a buffer"):
+    with refused(ModelError, "neither a parameter nor a buffer", "register_buffer"):
         built({"build": "starting_modules:forgetful"}).try_export(tmp_path)
 
 
-def test_onnx_takes_samples_as_the_stream_has_them(tmp_path):
+def test_write_onnx_takes_samples_as_the_stream_has_them(tmp_path):
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     from onnx.reference import ReferenceEvaluator
 
@@ -225,7 +222,7 @@ def test_onnx_takes_samples_as_the_stream_has_them(tmp_path):
 
 @pytest.mark.parametrize("exporter", ["newer", "tracing"])
 @pytest.mark.parametrize("name", ["viewing", "adding_zeros"])
-def test_onnx_takes_any_rows_where_a_module_says_len(tmp_path, monkeypatch, name, exporter):
+def test_write_onnx_allows_len_in_modules(tmp_path, monkeypatch, name, exporter):
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     from onnx.reference import ReferenceEvaluator
 
@@ -241,7 +238,7 @@ def test_onnx_takes_any_rows_where_a_module_says_len(tmp_path, monkeypatch, name
 
 
 @pytest.mark.parametrize("exporter", ["newer", "tracing"])
-def test_onnx_of_a_fixed_number_of_rows_is_refused(tmp_path, monkeypatch, exporter):
+def test_write_onnx_refuses_fixed_number_of_rows(tmp_path, monkeypatch, exporter):
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     if exporter == "tracing":
         without_onnxscript(monkeypatch)
@@ -258,18 +255,18 @@ def without_onnxscript(monkeypatch):
 
     plain = torch.onnx.export
 
-    def export(*arguments, dynamo, **more):
+    def export(*arguments, dynamo, **options):
         if dynamo:
             raise ImportError("no onnxscript")
-        plain(*arguments, dynamo=False, **more)
+        plain(*arguments, dynamo=False, **options)
 
     monkeypatch.setattr("torch.onnx.export", export)
 
 
-# ---- beginning with weights ----
+# ---- pretrained weights ----
 
 
-def test_a_head_of_its_own_is_skipped_and_what_is_frozen_stays(tmp_path):
+def test_load_pretrained_skips_the_head_and_freezes_the_body(tmp_path):
     first = trained(built(NET))
     first.export(first.state(), tmp_path / "best.safetensors")
     start = {"file": "best.safetensors", "skip": ["head.*"], "freeze": ["body.*"]}
@@ -291,7 +288,7 @@ def test_a_head_of_its_own_is_skipped_and_what_is_frozen_stays(tmp_path):
     }
 
 
-def test_what_does_not_fit_is_named_one_by_one(tmp_path):
+def test_load_pretrained_names_what_does_not_fit(tmp_path):
     first = built(NET)
     first.export(first.state(), tmp_path / "best.safetensors")
     wider = built({**NET, "args": {"width": 5}})
@@ -315,7 +312,7 @@ def test_what_does_not_fit_is_named_one_by_one(tmp_path):
         built(NET).load_pretrained(tmp_path / "best.pt", ())
 
 
-def test_a_file_may_lack_the_second_name_of_a_weight_and_counts(tmp_path):
+def test_load_pretrained_allows_missing_second_names(tmp_path):
     from safetensors.torch import save_file
 
     rows = SampleSpec(ImageSpec((4,), "float32"), 2, target=TargetSpec("value", 2))
@@ -323,7 +320,7 @@ def test_a_file_may_lack_the_second_name_of_a_weight_and_counts(tmp_path):
     state = {
         name: entry.clone()
         for name, entry in first.module.state_dict().items()
-        if name != "again.weight"
+        if name != "second.weight"
     }
     save_file(state, tmp_path / "tied.safetensors")
     second = built({"build": "starting_modules:tied"}, rows, seed=1)

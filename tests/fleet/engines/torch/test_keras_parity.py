@@ -1,4 +1,4 @@
-"""From equal weights and equal batches the engines for PyTorch and for Keras come to equal losses."""
+"""With equal weights and batches, the PyTorch and Keras engines compute equal losses."""
 
 import importlib.util
 import json
@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.torch, pytest.mark.long]
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory):
-    """What either engine has told, each in a process of its own."""
+    """Return the results of both engines, each from a separate process."""
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
     folder = tmp_path_factory.mktemp("keras_parity")
     for engine in ("keras", "torch"):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "tests.fleet.engines.torch.keras_parity", engine, str(folder)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -29,16 +29,16 @@ def losses(tmp_path_factory):
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr[-3000:]
+        assert process.returncode == 0, process.stderr[-3000:]
     return [json.loads((folder / f"{engine}.json").read_text()) for engine in ("keras", "torch")]
 
 
 @pytest.mark.parametrize("name", cases("torch"))
-def test_both_engines_come_to_the_same_losses(losses, name):
+def test_engines_compute_equal_losses(losses, name):
     keras, torch = (entry[name] for entry in losses)
     assert torch["losses"] == pytest.approx(keras["losses"], rel=1e-5, abs=1e-4)
-    # PyTorch keeps the variance of the population, Keras that of the batch.
-    near = 1e-3 if name == "normalised" else 1e-4
-    assert torch["judged"] == pytest.approx(keras["judged"], rel=1e-5, abs=near)
-    assert torch["right"] == pytest.approx(keras["right"], abs=0.1)
+    # PyTorch stores the unbiased variance, Keras the variance of the batch.
+    tolerance = 1e-3 if name == "normalized" else 1e-4
+    assert torch["evaluations"] == pytest.approx(keras["evaluations"], rel=1e-5, abs=tolerance)
+    assert torch["correct"] == pytest.approx(keras["correct"], abs=0.1)
     assert torch["scores"] == pytest.approx(keras["scores"], abs=1e-4)

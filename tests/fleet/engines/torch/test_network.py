@@ -1,4 +1,4 @@
-"""A PyTorch network on one rank: settings, states, samples that cannot be read, mistakes."""
+"""A PyTorch network on one rank: settings, states, unreadable samples, errors."""
 
 import gc
 import weakref
@@ -16,6 +16,7 @@ from fleet.storage.checkpoint import merge_inherited
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
 from tests.fleet.one_process import Launch
+from tests.refusals import refused
 
 pytestmark = pytest.mark.torch
 
@@ -99,7 +100,7 @@ def built(model=CNN, sample=SAMPLE, seed=0, **train):
 def test_network_learns_and_resumes_bit_for_bit(batch, train):
     trainable, reference = built(**train), built(seed=1, **train)
     fresh = built(**train)
-    fresh.load(reference.state())  # also before the first step ranks of a group share it
+    fresh.load(reference.state())  # ranks of a group share a state even before the first step
     losses = [trainable.step(*batch, 12).loss / 12 for _ in range(24)]
     assert losses[-1] < 0.7 * losses[0]
     reference.load(trainable.state())
@@ -112,7 +113,7 @@ def test_network_learns_and_resumes_bit_for_bit(batch, train):
     )
 
 
-def test_dropout_follows_from_the_seed_and_the_step(batch):
+def test_dropout_follows_from_seed_and_step(batch):
     model = {"build": f"{MODULES}:dense"}
     first, second, reference = built(model), built(model), built(model, seed=1)
     assert [first.step(*batch, 12) for _ in range(2)] == [second.step(*batch, 12) for _ in range(2)]
@@ -121,7 +122,7 @@ def test_dropout_follows_from_the_seed_and_the_step(batch):
     assert len({entry.step(*batch, 12).loss for entry in (first, second, reference)}) == 3
 
 
-def test_a_state_of_another_network_is_refused():
+def test_load_refuses_state_of_another_network():
     trainable = built()
     state = trainable.state()
     state.pop("model/stage0_conv.weight")
@@ -129,43 +130,43 @@ def test_a_state_of_another_network_is_refused():
         trainable.load(state)
 
 
-def test_a_batch_that_cannot_be_read_changes_nothing(batch):
+def test_unreadable_batch_changes_nothing(batch):
     trainable = built()
     before = trainable.state()
     assert trainable.step(batch[0], np.full(12, -1), 12).as_tuple == (0.0, 0.0, 0.0)
     assert all(np.array_equal(before[name], array) for name, array in trainable.state().items())
 
 
-def test_samples_that_cannot_be_read_count_for_nothing(batch):
+def test_unreadable_samples_are_excluded(batch):
     images, labels = batch
-    combined, holed = built(), built()
-    messages = combined.step(images[:8], labels[:8], 8)
-    assert holed.step(images, np.where(np.arange(12) < 8, labels, -1), 12) == messages
-    for name, array in combined.state().items():
-        assert holed.state()[name] == pytest.approx(array, abs=1e-6), name
+    reference, trainable = built(), built()
+    expected = reference.step(images[:8], labels[:8], 8)
+    assert trainable.step(images, np.where(np.arange(12) < 8, labels, -1), 12) == expected
+    for name, array in reference.state().items():
+        assert trainable.state()[name] == pytest.approx(array, abs=1e-6), name
 
 
-def test_a_rank_may_have_one_row_also_with_batch_normalisation(batch):
-    trainable = built({"build": f"{MODULES}:normalised"})
+def test_step_of_one_row_with_batch_normalization(batch):
+    trainable = built({"build": f"{MODULES}:normalized"})
     before = trainable.state()
     assert trainable.step(batch[0][:1], batch[1][:1], 1).count == 1
     changed = {
         name for name, array in trainable.state().items() if not np.array_equal(array, before[name])
     }
     assert {"model/0.1.weight", "model/2.weight"} < changed
-    assert "model/1.running_var" not in changed  # of one number there is no variance
+    assert "model/1.running_var" not in changed  # a single number has no variance
     trainable.step(*batch, 12)
     assert not np.array_equal(
         trainable.state()["model/1.running_var"], before["model/1.running_var"]
     )
 
 
-def test_a_head_that_begins_at_zero_is_connected(batch):
+def test_check_learns_accepts_a_head_of_zeros(batch):
     trainable = built({"build": f"{MODULES}:zero"})
     trainable.check_learns(*batch)
 
 
-def test_a_child_takes_over_all_but_its_own_settings(batch):
+def test_child_inherits_state_but_not_settings(batch):
     parent = built(optimizer={"name": "adam", "learning_rate": 0.1, "use_ema": True})
     child = built(optimizer={"name": "adam", "learning_rate": 0.03, "use_ema": True}, seed=1)
     parent.step(*batch, 12)
@@ -175,17 +176,17 @@ def test_a_child_takes_over_all_but_its_own_settings(batch):
     assert child.learning_rate() == 0.03
 
 
-def test_a_stride_is_its_steps(batch):
+def test_stride_equals_its_steps(batch):
     trainable, reference = built(), built()
     images, labels = batch
-    stepped = [trainable.step(images[:6], labels[:6], 6), trainable.step(images[6:], labels[6:], 6)]
+    expected = [trainable.step(images[rows], labels[rows], 6) for rows in (slice(6), slice(6, 12))]
     assert reference.can_stride()
-    assert reference.stride(images, labels, [6, 6]) == stepped
+    assert reference.stride(images, labels, [6, 6]) == expected
 
 
 @pytest.fixture
-def late(monkeypatch):
-    """Builds networks whose sums are read late, as on a GPU."""
+def built_async(monkeypatch):
+    """Return a function that builds networks whose totals are read later, as on a GPU."""
     from fleet.engines.torch.network import AsyncNetwork
 
     monkeypatch.setattr("fleet.engines.torch.engine.TorchNetwork", AsyncNetwork)
@@ -195,14 +196,14 @@ def late(monkeypatch):
 @pytest.mark.parametrize(
     "train", [{}, {"batch": {"accumulate": 2}, "optimizer": {"name": "adamw"}}], ids=str
 )
-def test_late_totals_match_bit_for_bit(batch, late, train):
-    entry, (images, labels) = late(**train), batch
+def test_async_totals_match_bit_for_bit(batch, built_async, train):
+    trainable, (images, labels) = built_async(**train), batch
     rows, none = np.where(np.arange(12) % 3 == 0, -1, labels), np.full(12, -1)
     waits = [
-        entry.begin(images, labels, [12]),
-        entry.begin(images, rows, [12]),
-        entry.begin(images, none, [12]),
-        entry.begin(images, rows, [4, 8]),
+        trainable.begin(images, labels, [12]),
+        trainable.begin(images, rows, [12]),
+        trainable.begin(images, none, [12]),
+        trainable.begin(images, rows, [4, 8]),
     ]
     sums = [output for wait in waits for output in wait().sums]
     assert [output.count for output in sums] == [12, 8, 0, 2, 6]
@@ -214,18 +215,18 @@ def test_late_totals_match_bit_for_bit(batch, late, train):
         *reference.stride(images, rows, [4, 8]),
     ]
     assert all(
-        np.array_equal(array, reference.state()[name]) for name, array in entry.state().items()
+        np.array_equal(array, reference.state()[name]) for name, array in trainable.state().items()
     )
 
 
-def test_gathered_gradients_match_added_ones_bit_for_bit():
+def test_gathered_gradients_match_added_bit_for_bit():
     import torch
 
     from fleet.engines.torch.flat_parameters import FlatParameters
 
     torch.manual_seed(0)
     words, dense = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4)
-    module = torch.nn.ModuleList([words, dense, torch.nn.Linear(3, 2)])  # the last takes no part
+    module = torch.nn.ModuleList([words, dense, torch.nn.Linear(3, 2)])  # the last is not used
     flat, result = FlatParameters(module, 0), []
     for begin, end in (
         (flat.zero_gradients, list),
@@ -242,12 +243,12 @@ def test_gathered_gradients_match_added_ones_bit_for_bit():
     assert torch.equal(result[1], result[2])
 
 
-def test_samples_may_weigh_where_sums_are_read_late(batch, late):
+def test_async_steps_support_sample_weights(batch, built_async):
     sample, weights = (
         replace(SAMPLE, target=TargetSpec("class", 3, weighted=True)),
         np.linspace(-1, 2, 12, dtype="f"),
     )
-    assert late(sample=sample).begin(*batch, [12], weights=weights)().sums == [
+    assert built_async(sample=sample).begin(*batch, [12], weights=weights)().sums == [
         built(sample=sample).step(*batch, 12, weights=weights)
     ]
 
@@ -280,14 +281,11 @@ def test_integer_inputs_reach_embedding_unchanged():
     trainable = built({"build": f"{MODULES}:embedding"}, sample)
     numbers = np.random.default_rng(0).integers(0, 50, (6, 5)).astype(np.int32)
     assert trainable.step(numbers, np.arange(6) % 3, 6).count == 6
-    plain = built({"build": f"{MODULES}:dense"}, sample)  # one that takes quantities gets these
+    plain = built({"build": f"{MODULES}:dense"}, sample)  # a dense layer takes floats
     assert plain.step(numbers, np.arange(6) % 3, 6).count == 6
-    one, reference = (
-        built({"build": f"{MODULES}:{name}"}, sample) for name in ("embedding", "sparse")
-    )
+    networks = [built({"build": f"{MODULES}:{name}"}, sample) for name in ("embedding", "sparse")]
     losses = [
-        [entry.step(numbers, np.arange(6) % 3, 6).loss for _ in range(3)]
-        for entry in (one, reference)
+        [network.step(numbers, np.arange(6) % 3, 6).loss for _ in range(3)] for network in networks
     ]
     assert losses[0] == pytest.approx(losses[1])
 
@@ -295,16 +293,16 @@ def test_integer_inputs_reach_embedding_unchanged():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("probable", "gives probabilities, by a softmax; leave it out"),
-        ("of_another_size", r"\(None, 4\), not \(None, 3\)"),
+        ("probable", "returns probabilities, from a softmax; remove it"),
+        ("of_another_size", "outputs of shape (None, 4); they should have the shape (None, 3)"),
         ("no_module", "returned a int; it should return a torch.nn.Module"),
         ("raising", "raised ValueError: no luck"),
-        ("frozen", "no parameter to train"),
-        ("embedding", "cannot take images of"),
+        ("frozen", "no trainable parameter"),
+        ("embedding", "fails on images of"),
     ],
 )
-def test_what_is_wrong_with_a_module_is_said_when_it_is_built(function, message):
-    with pytest.raises(FleetError, match=message):
+def test_build_refuses_unusable_modules(function, message):
+    with refused(FleetError, message):
         built({"build": f"{MODULES}:{function}"})
 
 
@@ -324,8 +322,8 @@ TARGETS = {
         {"loss": "huber"},
         ["mae", "rmse", "R2Score", f"{MODULES}:absolute"],
     ),
-    "own": (TargetSpec("value", 3), {"loss": f"{MODULES}:absolute"}, ["mse"]),
-    "of torch": (
+    "custom loss": (TargetSpec("value", 3), {"loss": f"{MODULES}:absolute"}, ["mse"]),
+    "torch loss": (
         TargetSpec("value", 3),
         {"loss": {"torch.nn:SmoothL1Loss": {"beta": 0.5}}},
         ["mse"],
@@ -341,9 +339,9 @@ TARGETS = {
 
 @pytest.mark.parametrize("case", TARGETS)
 @pytest.mark.parametrize("family", [True, False], ids=["softmax", "module"])
-def test_every_kind_of_target_is_learned_with_its_measures(case, family):
+def test_network_learns_every_kind_of_target(case, family):
     target, train, metrics = TARGETS[case]
-    if "class_weights" in train:  # ready, as a run makes it of names
+    if "class_weights" in train:  # for all classes, as a run completes them
         train = {
             **train,
             "class_weights": {
@@ -380,10 +378,10 @@ def test_every_kind_of_target_is_learned_with_its_measures(case, family):
         ({"loss": {"huber": {"beta": 1}}}, "loss"),
         ({"metrics": [{"AUC": {"curve": "XY"}}]}, "metrics"),
         ({"optimizer": {"name": f"{MODULES}:dense"}}, "optimizer"),
-        ({"optimizer": {"name": f"{MODULES}:counting"}}, "optimizer"),
+        ({"optimizer": {"name": f"{MODULES}:counting"}}, "optimizer"),  # loses its count
     ],
-)  # its count would be lost
-def test_a_setting_that_this_engine_cannot_take_is_named(train, setting):
+)
+def test_unsupported_setting_is_named(train, setting):
     sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, target=TargetSpec("value", 3))
     with pytest.raises(SettingError) as caught:
         built({"family": "softmax"}, sample, **train).check_learns(
@@ -402,8 +400,8 @@ def flat_batch(seed=0):
     return rng.normal(1, 2, (12, 6)).astype(np.float32), rng.integers(0, 3, 12)
 
 
-def begun_as(trainable, model, **args):
-    """A module of its own with the weights that a network has."""
+def module_like(trainable, model, **args):
+    """Return a new module with the weights of a network."""
     import torch
 
     from tests import torch_modules
@@ -419,7 +417,7 @@ def begun_as(trainable, model, **args):
 
 
 def trained(module, optimizer, steps):
-    """The losses of a plain loop of PyTorch."""
+    """Return the losses of a plain PyTorch loop."""
     import torch
 
     losses = []
@@ -451,53 +449,49 @@ def custom(function, **args):
         ("renormalizing", "SGD", {"lr": 0.1, "momentum": 0.9}),
         ("with_spare_parts", "AdamW", {"lr": 0.02, "weight_decay": 0.3, "eps": 1e-7}),
         ("with_spare_parts", "SGD", {"lr": 0.1, "momentum": 0.9}),
-        ("with_spare_parts", "own", {"lr": 0.02, "weight_decay": 0.3}),
+        ("with_spare_parts", "custom", {"lr": 0.02, "weight_decay": 0.3}),
     ],
 )
-def test_steps_are_those_of_a_plain_loop(model, name, settings):
+def test_steps_equal_a_plain_pytorch_loop(model, name, settings):
     import torch
 
-    words = {"lr": "learning_rate", "eps": "epsilon"}
-    optimizer = {words.get(key, key): value for key, value in settings.items()}
-    if name == "own":
-        remaining = {key: value for key, value in settings.items() if key != "lr"}
-        optimizer = {
-            "name": "torch.optim:AdamW",
-            "learning_rate": settings["lr"],
-            "args": remaining,
-        }
+    keys = {"lr": "learning_rate", "eps": "epsilon"}
+    optimizer = {keys.get(key, key): value for key, value in settings.items()}
+    if name == "custom":
+        args = {key: value for key, value in settings.items() if key != "lr"}
+        optimizer = {"name": "torch.optim:AdamW", "learning_rate": settings["lr"], "args": args}
     trainable = built(custom(model), FLAT, optimizer={"name": name.lower(), **optimizer})
-    module = begun_as(trainable, model)
-    plain = getattr(torch.optim, "AdamW" if name == "own" else name)(
+    module = module_like(trainable, model)
+    plain = getattr(torch.optim, "AdamW" if name == "custom" else name)(
         module.parameters(), **settings
     )
-    if name == "AdamW":  # Keras counts all steps, PyTorch those of each parameter
+    if name == "AdamW":  # Keras counts all steps, PyTorch the steps of each parameter
         for part in plain.param_groups[0]["params"]:
             plain.state[part] = {
                 "step": torch.tensor(0.0),
                 "exp_avg": torch.zeros_like(part),
                 "exp_avg_sq": torch.zeros_like(part),
             }
-        plain.register_step_pre_hook(count_a_step)
-    messages = [trainable.step(*flat_batch(step), 12).loss / 12 for step in range(6)]
-    assert messages == pytest.approx(trained(module, plain, 6), abs=2e-5)
+        plain.register_step_pre_hook(count_step)
+    losses = [trainable.step(*flat_batch(step), 12).loss / 12 for step in range(6)]
+    assert losses == pytest.approx(trained(module, plain, 6), abs=2e-5)
     for key, value in module.state_dict().items():
         assert weights_of(trainable)[key] == pytest.approx(value.numpy(), abs=2e-5), key
 
 
-def count_a_step(plain, *_):
-    plain.taken = getattr(plain, "taken", -1) + 1
+def count_step(plain, *_):
+    plain.steps = getattr(plain, "steps", -1) + 1
     for state in plain.state.values():
-        state["step"].fill_(float(plain.taken))
+        state["step"].fill_(float(plain.steps))
 
 
-def test_a_parameter_that_forward_makes_anew_is_refused():
-    with pytest.raises(FleetError, match="another parameter in the place of body.weight"):
+def test_parameter_that_forward_replaces_is_refused():
+    with refused(FleetError, "replaced its parameter body.weight"):
         built(custom("replacing"), FLAT).step(*flat_batch(), 12)
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 6, 1)])
-def test_a_forward_that_writes_into_its_input_changes_no_arrays(shape):
+def test_forward_cannot_change_input_arrays(shape):
     sample = SampleSpec(ImageSpec(shape, "float32"), 3)
     trainable = built(custom("overwriting"), sample)
     images = np.random.default_rng(0).normal(1, 1, (4, *shape)).astype(np.float32)
@@ -510,18 +504,18 @@ def test_a_forward_that_writes_into_its_input_changes_no_arrays(shape):
 
 @pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
 @pytest.mark.parametrize("sample", [FLAT, LABELS], ids=["class", "multilabel"])
-def test_probabilities_that_forward_makes_are_refused(sample, gate):
+def test_probabilities_from_forward_are_refused(sample, gate):
     model = custom("gated", gate=gate) if gate == "sigmoid" else custom("probable")
-    with pytest.raises(FleetError, match="gives probabilities"):
+    with refused(FleetError, "returns probabilities"):
         built(model, sample)
 
 
-def test_a_sigmoid_inside_of_a_module_is_none_of_its_outputs():
+def test_sigmoid_inside_of_a_module_is_allowed():
     built(custom("gated", inner=True), LABELS)
     built(custom("zero"), LABELS)
 
 
-def test_a_loss_is_called_in_the_order_of_its_names():
+def test_loss_is_called_in_the_order_of_its_names():
     rng = np.random.default_rng(0)
     images, targets = (rng.normal(2, 1, (4, count)).astype(np.float32) for count in (6, 3))
     before = targets.copy()
@@ -548,38 +542,38 @@ def test_a_loss_is_called_in_the_order_of_its_names():
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_means_are_kept_of_weights_and_of_statistics(accumulate):
+def test_ema_covers_weights_and_statistics(accumulate):
     import torch
 
     optimizer = {"name": "sgd", "learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.8}
     trainable = built(
-        custom("normalised"), FLAT, optimizer=optimizer, batch={"accumulate": accumulate}
+        custom("normalized"), FLAT, optimizer=optimizer, batch={"accumulate": accumulate}
     )
-    module = begun_as(trainable, "normalised")
-    mean = {}
+    module = module_like(trainable, "normalized")
+    means = {}
     for step in range(5):
         trainable.step(*flat_batch(step), 12)
         share = 0.2 if step // accumulate else 1.0
         for name, value in weights_of(trainable).items():
-            mean[name] = (1 - share) * mean.get(name, 0.0) + share * value
+            means[name] = (1 - share) * means.get(name, 0.0) + share * value
     module.load_state_dict(
-        {name: torch.from_numpy(np.array(value)) for name, value in mean.items()}
+        {name: torch.from_numpy(np.array(value)) for name, value in means.items()}
     )
     images, labels = flat_batch(9)
     with torch.no_grad():
         expected = module.eval()(torch.from_numpy(images)).numpy()
-    now = trainable.state()
+    state = trainable.state()
     assert trainable.predict(images, labels)[1] == pytest.approx(expected, abs=1e-5)
-    assert all(np.array_equal(array, now[name]) for name, array in trainable.state().items())
-    old = {key: array for key, array in now.items() if "average/1.running" not in key}
-    assert len(old) == len(now) - 2
-    trainable.load(old)  # as FLEET 0.2 has saved it
+    assert all(np.array_equal(array, state[name]) for name, array in trainable.state().items())
+    old = {key: array for key, array in state.items() if "average/1.running" not in key}
+    assert len(old) == len(state) - 2
+    trainable.load(old)  # a state that FLEET 0.2 has saved
     assert np.array_equal(
-        trainable.state()["optimizer/average/1.running_mean"], now["model/1.running_mean"]
+        trainable.state()["optimizer/average/1.running_mean"], state["model/1.running_mean"]
     )
 
 
-def test_a_rate_that_is_not_given_is_that_of_the_function():
+def test_default_learning_rate_is_that_of_the_function():
     assert (
         built(FLAT_MODEL, FLAT, optimizer={"name": "torch.optim:Adagrad"}).learning_rate() == 0.01
     )
@@ -592,14 +586,14 @@ def test_a_rate_that_is_not_given_is_that_of_the_function():
 FLAT_MODEL = custom("gated")
 
 
-def test_a_weight_is_changed_where_any_rank_has_its_gradient():
+def test_weight_changes_if_any_rank_has_its_gradient():
     result, first = {}, {}
 
     def rank_main(world):
         spec = spec_of(custom("with_spare_parts"), optimizer={"name": "adamw", "weight_decay": 0.3})
         engine = make_engine(spec, FLAT, None, 0, 2)
         trainable = engine.build(spec.networks[0], world.group([0, 1], 1))
-        trainable.module.calls = world.rank  # each uses its layer `extra` when the other does not
+        trainable.module.calls = world.rank  # the two ranks use the layer `extra` in turns
         first[world.rank] = weights_of(trainable)
         images, labels = flat_batch()
         actual = slice(6 * world.rank, 6 * world.rank + 6)
@@ -613,32 +607,32 @@ def test_a_weight_is_changed_where_any_rank_has_its_gradient():
         assert np.array_equal(value, first[0][name]) == name.startswith("spare"), name
 
 
-def test_an_export_changes_no_arrays_that_it_is_given(tmp_path):
+def test_exported_network_does_not_change_inputs(tmp_path):
     spec = spec_of(custom("overwriting"))
     trainable = built(custom("overwriting"), FLAT)
     trainable.export(trainable.state(), tmp_path / "best.safetensors")
-    joined = load_ensemble(spec, [tmp_path / "best.safetensors"] * 2, [0.5, 0.5], "class")
+    ensemble = load_ensemble(spec, [tmp_path / "best.safetensors"] * 2, [0.5, 0.5], "class")
     images = flat_batch()[0]
     before = images.copy()
-    assert np.array_equal(joined.predict(images), joined.predict(images))
+    assert np.array_equal(ensemble.predict(images), ensemble.predict(images))
     assert np.array_equal(images, before)
 
 
-def test_a_table_that_modules_share_has_values_when_it_is_built(batch):
+def test_count_parameters_keeps_shared_tables_intact(batch):
     model = {"build": f"{MODULES}:tabled"}
     spec = spec_of(model)
     assert count_parameters(spec.networks[0], spec, SAMPLE) == 3 * 65
     assert built(model).step(*batch, 12).count == 12
 
 
-def test_a_module_whose_train_returns_nothing_is_built(batch):
+def test_module_whose_train_returns_none_is_built(batch):
     trainable = built({"build": f"{MODULES}:train_without_return"})
     assert trainable.row_bytes() > 0
     assert trainable.step(*batch, 12).count == 12
 
 
 @pytest.mark.parametrize("name", ["embedding", "packed_tokens"])
-def test_tokens_are_tried_on_values_that_they_may_have(name, tmp_path):
+def test_token_models_are_tried_on_valid_tokens(name, tmp_path):
     sample = SampleSpec(ImageSpec((5,), "int64"), 3)
     trainable = built({"build": f"{MODULES}:{name}"}, sample)
     tokens = np.array([[1, 2, 1, 0, 0], [2, 1, 2, 1, 2]])
@@ -647,7 +641,7 @@ def test_tokens_are_tried_on_values_that_they_may_have(name, tmp_path):
     assert built({"build": f"{MODULES}:embedding"}, sample).try_export(tmp_path)
 
 
-def test_a_module_that_draws_in_evaluation_is_exported(tmp_path):
+def test_module_that_draws_in_evaluation_is_exported(tmp_path):
     trainable = built({"build": f"{MODULES}:drawing"})
     assert "loading best.safetensors requires" in trainable.try_export(tmp_path)
 
@@ -667,8 +661,8 @@ def test_forward_may_take_derivatives_in_evaluation(tmp_path, enables):
     assert abs(after - before).max() > 0
 
 
-def test_what_a_step_holds_is_freed_once_it_is_counted():
-    trainable = built({"build": f"{MODULES}:normalised"})
+def test_row_bytes_frees_the_module():
+    trainable = built({"build": f"{MODULES}:normalized"})
     trainable.row_bytes()
     weight = weakref.ref(next(trainable.module.parameters()))
     del trainable
