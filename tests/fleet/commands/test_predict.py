@@ -194,7 +194,7 @@ def test_predict_top_counts_networks_not_folds(tmp_path, run, images, fleet):
         in fleet("predict", run.root, images, "--top", 2)[1]
     )
     assert (
-        "--top 3: only 2 networks can be joined"
+        "--top 3: only 2 networks can be combined"
         in fleet("predict", run.root, images, "--top", 3)[2]
     )
     _, result, _ = fleet("predict", run.root, images / "white.png", "--json", "--select", "greedy")
@@ -205,10 +205,7 @@ def test_a_network_of_which_a_fold_is_not_finished_is_left_out(tmp_path, run, im
     run = folded_run(tmp_path / "folded", ["b-fold1"])
     predictor = Predictor(run.root)
     assert predictor.folds == {"a": ("a-fold0", "a-fold1", "a-fold2")}
-    assert (
-        "only 2 of the 3 folds of b have finished; a network is joined once all of its folds have"
-        in caplog.text
-    )
+    assert "only 2 of the 3 folds of b have finished; a network can be combined once" in caplog.text
 
 
 def test_a_table_for_people(run, images, fleet):
@@ -251,14 +248,14 @@ def test_labels_and_values_are_named(tmp_path, images, fleet, monkeypatch):
     ("words", "wrong"),
     [
         (["{run}"], "name images, tables or .npy files, or a file to --save"),
-        (["{run}", "{images}", "--top", "4"], "--top 4: only 3 networks can be joined"),
+        (["{run}", "{images}", "--top", "4"], "--top 4: only 3 networks can be combined"),
         (["{run}", "{images}", "--top", "0"], "--top"),
         (["{run}", "{images}", "--top", "2", "--select", "greedy"], "not allowed with"),
         (["{run}", "{images}", "--select", "best"], "invalid choice"),
         (["{run}", "nowhere.png"], "nowhere.png: file or folder not found"),
         (["{run}", "{run}/models"], "no images in this folder"),
         (["{run}", "{run}/spec.yaml"], "spec.yaml"),
-        (["{run}", "{images}", "--save", "one.h5"], "its name should end in .keras"),
+        (["{run}", "{images}", "--save", "one.h5"], "the name of the file should end in .keras"),
         (["{images}", "{images}"], "is not the folder of a run"),
     ],
 )
@@ -277,7 +274,7 @@ def test_what_is_missing_in_a_run_is_named(run, images, fleet):
     for name in "abc":
         run.predictions(name, "validation").unlink()
     status, _, error = fleet("predict", run.root, images, "--select", "greedy")
-    assert (status, "no network has kept what it gives" in error) == (2, True)
+    assert (status, "no network has saved predictions" in error) == (2, True)
     run.sample.unlink()
     status, _, error = fleet("predict", run.root, images)
     assert (status, "has no sample.json" in error) == (2, True)
@@ -303,9 +300,11 @@ def test_predict_decodes_images_for_runs_on_image_arrays(tmp_path, images, monke
     run = made_run(tmp_path, data=arrays)
     assert Predictor(run.root).predict_files([images])[1].shape == (2, 2)
     write_sample(run, SampleSpec(ImageSpec((12,), "float32"), 2), {"": ()})
-    with pytest.raises(UserError, match="these networks take 12 float32 and no images"):
+    with pytest.raises(UserError, match="these networks take 12 float32, not images"):
         Predictor(run.root).predict_files([images])
-    with pytest.raises(UserError, match=r"inputs of shape \(3, 5\); these networks take \(n, 12\)"):
+    with pytest.raises(
+        UserError, match=r"inputs have shape \(3, 5\); these networks take \(n, 12\)"
+    ):
         Predictor(run.root).predict(np.zeros((3, 5)))
     assert Predictor(run.root).names == ("0", "1")
     assert read_sample(run).image.shape == (12,)

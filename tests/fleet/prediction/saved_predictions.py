@@ -1,4 +1,4 @@
-"""Made-up rows of results, and what networks have kept, for tests."""
+"""Rows of results and saved predictions for tests."""
 
 import math
 

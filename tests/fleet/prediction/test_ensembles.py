@@ -1,4 +1,4 @@
-"""The best networks of a run as one, read from what they have kept."""
+"""Ensembles of the best networks of a run, from their saved predictions."""
 
 import math
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fleet.errors import UserError
-from fleet.prediction import ensembles
 from fleet.prediction import ensembles as ens
 from fleet.prediction.saved_predictions import read_predictions, should_save
 from fleet.storage.paths import RunPaths
@@ -14,6 +13,7 @@ from fleet.storage.results import Status
 from preprocess.target import TargetSpec, class_target
 from tests.fleet.histories import spec
 from tests.fleet.prediction.saved_predictions import keep, row
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -22,27 +22,28 @@ def paths(tmp_path):
 
 
 def logits(right, rows=8, classes=3):
-    """Of a network that is right about some samples, and surer there; the class of sample i is i % classes."""
+    """Return logits and targets of a network that is correct for some samples.
+
+    Its confidence is higher for these samples. The class of sample i is i % classes.
+    """
     targets, is_right = np.arange(rows) % classes, np.isin(np.arange(rows), right)
     guessed = np.where(is_right, targets, (targets + 1) % classes)
     return np.eye(classes)[guessed] * np.where(is_right, 3, 1)[:, None], targets
 
 
 def library(paths):
-    """Three networks, the best first; a and c err on different samples, b on those of a."""
+    """Save predictions of three networks; a and c err on different samples, b on those of a."""
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep(paths, name, *logits(right))
     return [row("a"), row("b"), row("c"), row("d", Status.FAILED)]
 
 
-def test_the_best_that_are_finished_are_joined(paths):
+def test_select_top_takes_the_best_finished_networks(paths):
     rows = [row("a"), row("f", Status.FAILED), row("b"), row("w", Status.WAITING)]
     assert ens.select_top(ens.make_candidates(rows), 2) == {"a": 1, "b": 1}
-    with pytest.raises(
-        UserError, match="--top 3: only 2 networks can be joined; others.*: --top 2 joins all"
-    ):
+    with refused(UserError, "--top 3: only 2 networks can be combined", "use --top 2"):
         ens.select_top(ens.make_candidates(rows), 3)
-    with pytest.raises(UserError, match="no network has finished yet"):
+    with refused(UserError, "no network has finished yet"):
         ens.select_top(ens.make_candidates(rows[3:]), 1)
 
 
@@ -70,7 +71,7 @@ def test_find_joinable_includes_searched_networks():
     assert (key, [entry.row.name for entry in candidates]) == ("", ["added", "b"])
 
 
-def test_networks_are_chosen_by_what_they_have_kept(paths):
+def test_select_greedy_uses_saved_predictions(paths):
     rows = library(paths)
     assert set(ens.select_greedy(paths, ens.make_candidates(rows), "class")) == {"a", "c"}
     candidates = {
@@ -83,14 +84,14 @@ def test_networks_are_chosen_by_what_they_have_kept(paths):
     assert candidates["greedy"].test is None
 
 
-def test_without_anything_kept_nothing_can_be_chosen(paths):
-    with pytest.raises(UserError, match="no network has kept what it gives"):
+def test_select_greedy_refuses_runs_without_predictions(paths):
+    with refused(UserError, str(paths.root), "no network has saved predictions"):
         ens.select_greedy(paths, ens.make_candidates([row("a")]), "class")
     assert ens.score_ensembles(paths, ens.make_candidates([row("a")]), "class") == []
 
 
 def folded(name, *statuses):
-    """The rows of a network of three folds, its mean first."""
+    """Return the rows of a network with folds, its mean first."""
     parts = [
         row(f"{name}-fold{fold}", status)
         for fold, status in enumerate(statuses or [Status.FINISHED] * 3)
@@ -99,7 +100,7 @@ def folded(name, *statuses):
 
 
 def keep_folds(paths, name, outputs, targets):
-    """Each sample is held out by one fold; row 7 could not be read."""
+    """Save predictions of three folds, each for its held-out samples; row 7 is unreadable."""
     for fold in range(3):
         rows = np.arange(fold, len(targets), 3)
         keep(
@@ -111,7 +112,7 @@ def keep_folds(paths, name, outputs, targets):
         )
 
 
-def test_the_networks_of_all_folds_count_as_one(paths):
+def test_select_top_counts_folds_as_one_network(paths):
     rows = [*folded("b"), *folded("a")]
     assert ens.select_top(ens.make_candidates(rows), 1) == {"b": 1}
     assert ens.select_top(ens.make_candidates(rows), 2) == {"b": 1, "a": 1}
@@ -120,20 +121,17 @@ def test_the_networks_of_all_folds_count_as_one(paths):
         "b-fold1",
         "b-fold2",
     ]
-    with pytest.raises(UserError, match="--top 3: only 2 networks can be joined"):
+    with refused(UserError, "--top 3: only 2 networks can be combined"):
         ens.select_top(ens.make_candidates(rows), 3)
 
 
 def test_select_top_names_networks_with_missing_folds(paths):
     rows = [*folded("b", Status.FINISHED, Status.TRAINING, Status.FINISHED), *folded("a")]
     assert ens.select_top(ens.make_candidates(rows), 1) == {"a": 1}
-    with pytest.raises(
-        UserError, match="only 1 network can be joined.*; only 2 of the 3 folds of b have finished"
-    ):
+    missing_folds = "only 2 of the 3 folds of b have finished"
+    with refused(UserError, "only 1 network can be combined", missing_folds):
         ens.select_top(ens.make_candidates(rows), 2)
-    with pytest.raises(
-        UserError, match="no network has finished yet; only 2 of the 3 folds of b have finished"
-    ):
+    with refused(UserError, "no network has finished yet", missing_folds):
         ens.select_top(ens.make_candidates(rows[:4]), 1)
 
 
@@ -144,14 +142,15 @@ def test_greedy_uses_out_of_fold_predictions(
         keep_folds(paths, name, *logits(right))
     candidates = ens.make_candidates([*folded("a"), *folded("b"), *folded("c")])
     assert set(ens.select_greedy(paths, candidates, "class")) == {"a", "c"}
-    judged = {entry.name: entry for entry in ens.score_ensembles(paths, candidates, "class")}
-    assert list(judged) == ["single", "top 2", "top 3", "greedy"]
-    assert (judged["single"].members, judged["single"].samples) == ({"a": 1}, 7)  # each sample once
-    assert judged["single"].validation.accuracy == 6 / 7
-    assert judged["greedy"].validation.accuracy > 6 / 7
+    results = {entry.name: entry for entry in ens.score_ensembles(paths, candidates, "class")}
+    single = results["single"]
+    assert list(results) == ["single", "top 2", "top 3", "greedy"]
+    assert (single.members, single.samples) == ({"a": 1}, 7)  # each sample once
+    assert single.validation.accuracy == 6 / 7
+    assert results["greedy"].validation.accuracy > 6 / 7
 
 
-def test_on_the_test_data_folds_are_judged_by_their_mean(paths):
+def test_score_ensembles_averages_folds_on_test_data(paths):
     targets = np.array([0, 1])
     for name in "ab":
         keep_folds(paths, name, *logits(range(8)))
@@ -163,13 +162,15 @@ def test_on_the_test_data_folds_are_judged_by_their_mean(paths):
                 targets,
                 part="test",
             )
-    judged = ens.score_ensembles(paths, ens.make_candidates([*folded("a"), *folded("b")]), "class")
+    single = ens.score_ensembles(paths, ens.make_candidates([*folded("a"), *folded("b")]), "class")[
+        0
+    ]
     share = np.mean([1 / (1 + np.exp(-logit)) for logit in (-1, 2, 2)])
-    assert judged[0].test.log_loss == pytest.approx(-np.log(share))
-    assert judged[0].test.accuracy == 1
+    assert single.test.log_loss == pytest.approx(-np.log(share))
+    assert single.test.accuracy == 1
 
 
-def test_what_is_kept_says_which_rows_it_is_of_and_nothing_else(paths):
+def test_saved_predictions_have_rows_of_the_data(paths):
     outputs, targets = logits(range(4))
     targets[2] = -1
     keep(paths, "a", outputs, targets, rows=np.arange(8) * 10)
@@ -187,13 +188,13 @@ def test_what_is_kept_says_which_rows_it_is_of_and_nothing_else(paths):
     ]
 
 
-def test_a_file_of_an_earlier_version_without_rows_is_read(paths):
+def test_read_predictions_reads_files_without_rows(paths):
     rows = library(paths)
     for name in "ab":
         path = paths.predictions(name, "validation")
         with np.load(path) as file:
             arrays = {key: file[key] for key in ("outputs", "targets")}
-        np.savez(path, **arrays, allow_pickle=False)  # as it was: with a stray array
+        np.savez(path, **arrays, allow_pickle=False)  # NumPy saves this argument as an array
     assert read_predictions(paths, "a", "validation", "class").rows is None
     assert set(ens.select_greedy(paths, ens.make_candidates(rows), "class")) == {"a", "c"}
 
@@ -206,7 +207,7 @@ def test_comparable_excludes_other_samples_or_rows(paths, reference, rows):
     assert "c" not in ens.select_greedy(paths, ens.make_candidates(library_), "class")
 
 
-def test_a_damaged_file_is_as_none(paths):
+def test_read_predictions_ignores_damaged_files(paths):
     rows = library(paths)
     saved = paths.predictions("a", "validation")
     saved.write_bytes(saved.read_bytes()[:-30])
@@ -214,13 +215,13 @@ def test_a_damaged_file_is_as_none(paths):
     assert "a" not in ens.select_greedy(paths, ens.make_candidates(rows), "class")
 
 
-def test_as_many_are_compared_as_can_be_held_the_best_first(paths, monkeypatch):
+def test_select_greedy_compares_only_what_fits_memory(paths, monkeypatch):
     rows = library(paths)
-    monkeypatch.setattr(ensembles, "_MAX_NUMBERS", 2 * 8 * 3)
+    monkeypatch.setattr(ens, "_MAX_NUMBERS", 2 * 8 * 3)
     assert set(ens.select_greedy(paths, ens.make_candidates(rows), "class")) <= {"a", "b"}
 
 
-def test_values_are_averaged_and_judged_by_their_error(paths):
+def test_ensembles_of_values_are_scored_by_squared_error(paths):
     targets = np.arange(6.0).reshape(6, 1).astype(np.float32)
     for name, error in {"a": 1.0, "b": -1.0, "c": 5.0}.items():
         keep(paths, name, targets + error, targets, np.ones(6, np.float32))
@@ -231,21 +232,21 @@ def test_values_are_averaged_and_judged_by_their_error(paths):
     assert math.isnan(greedy.accuracy)
 
 
-def test_read_results_returns_what_was_written(paths):
+def test_read_ensembles_returns_the_written_table(paths):
     rows = library(paths)
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep(paths, name, *logits(right, rows=9), part="test")
     candidates = ens.score_ensembles(paths, ens.make_candidates(rows), "class")
     ens.write_ensembles(paths, candidates)
-    read = ens.read_ensembles(paths.root)
+    results = ens.read_ensembles(paths.root)
     assert [
         (entry.name, entry.members, entry.samples, entry.validation.accuracy, entry.test.log_loss)
-        for entry in read
+        for entry in results
     ] == [
         (entry.name, entry.members, entry.samples, entry.validation.accuracy, entry.test.log_loss)
         for entry in candidates
     ]
-    headers, lines = ens.make_table(read)
+    headers, lines = ens.make_table(results)
     assert headers == [
         "networks",
         "val acc",
@@ -260,14 +261,14 @@ def test_read_results_returns_what_was_written(paths):
     assert ens.read_ensembles(paths.root.parent) == []
 
 
-def test_a_table_that_is_none_is_one_line(paths):
+def test_read_ensembles_refuses_damaged_tables(paths):
     paths.root.mkdir(parents=True)
     paths.ensembles.write_text("name,members\nsingle,{\n")
-    with pytest.raises(UserError, match="is not a table of ensembles"):
+    with refused(UserError, str(paths.ensembles), "is not a table of ensembles"):
         ens.read_ensembles(paths.root)
 
 
-def test_masks_and_what_is_too_large_are_not_kept():
+def test_should_save_excludes_masks_and_large_outputs():
     assert should_save(class_target(1000), 50_000)
     assert not should_save(class_target(1000), 100_000)
     assert not should_save(TargetSpec("mask", 3, size=(4, 4)), 10)

@@ -1,4 +1,4 @@
-"""Accuracy, log loss and calibration, against scikit-learn and against numbers worked by hand."""
+"""Accuracy, log loss and calibration match scikit-learn and numbers worked out by hand."""
 
 import math
 
@@ -9,7 +9,7 @@ from fleet.prediction.saved_predictions import probabilities
 from fleet.prediction.scores import Scores, Truth, calibration_error, score
 
 
-def drawn(kind, rows=50, outputs=4):
+def random_predictions(kind, rows=50, outputs=4):
     random = np.random.default_rng(3)
     logits = random.normal(0, 2, (rows, outputs))
     targets = {
@@ -20,9 +20,9 @@ def drawn(kind, rows=50, outputs=4):
     return probabilities(logits, kind), targets
 
 
-def test_classes_are_scored_as_scikit_learn_does():
+def test_score_of_classes_matches_scikit_learn():
     metrics = pytest.importorskip("sklearn.metrics")
-    predicted, targets = drawn("class")
+    predicted, targets = random_predictions("class")
     result = score(predicted, Truth("class", targets))
     assert result.accuracy == metrics.accuracy_score(targets, predicted.argmax(axis=1))
     assert result.log_loss == pytest.approx(
@@ -31,9 +31,9 @@ def test_classes_are_scored_as_scikit_learn_does():
     assert math.isnan(result.squared_error)
 
 
-def test_several_labels_are_scored_label_by_label():
+def test_score_of_labels_matches_scikit_learn():
     metrics = pytest.importorskip("sklearn.metrics")
-    predicted, targets = drawn("multilabel")
+    predicted, targets = random_predictions("multilabel")
     result = score(predicted, Truth("multilabel", targets))
     assert result.accuracy == ((predicted > 0.5) == targets).mean()
     losses = [
@@ -43,14 +43,14 @@ def test_several_labels_are_scored_label_by_label():
     assert result.log_loss == pytest.approx(np.mean(losses), rel=1e-6)
 
 
-def test_values_have_a_squared_error_and_nothing_else():
-    predicted, targets = drawn("value")
+def test_score_of_values_has_only_a_squared_error():
+    predicted, targets = random_predictions("value")
     result = score(predicted, Truth("value", targets))
     assert result.squared_error == pytest.approx(np.square(predicted - targets).mean())
     assert all(map(math.isnan, [result.accuracy, result.log_loss, result.calibration_error]))
 
 
-def test_samples_count_by_their_weight_in_the_loss_alone():
+def test_score_applies_weights_only_to_the_loss():
     predicted = np.array([[0.5, 0.5], [0.25, 0.75]])
     result = score(predicted, Truth("class", np.array([0, 0]), np.array([2.0, 1.0])))
     log_loss = pytest.approx((2 * math.log(2) + math.log(4)) / 2)
@@ -69,14 +69,14 @@ def test_log_loss_of_impossible_class_is_finite():
         ([0.8] * 10, [1] * 8 + [0] * 2, 0.0),
         ([1.0] * 4, [1, 1, 0, 0], 0.5),
         ([0.95, 0.55], [0, 1], (0.95 + 0.45) / 2),
-        ([0.61, 0.65], [1, 0], 0.13),
+        ([0.61, 0.65], [1, 0], 0.13),  # both in one bin
     ],
-)  # in one bin, so they are taken together
+)
 def test_calibration_error_is_gap_to_accuracy(confidence, right, error):
     assert calibration_error(np.array(confidence), np.array(right)) == pytest.approx(error)
 
 
-def test_probabilities_of_large_logits_are_numbers():
+def test_probabilities_of_large_logits_are_finite():
     assert probabilities(np.array([[1000.0, -1000.0]]), "class").tolist() == [[1.0, 0.0]]
     assert probabilities(np.array([[1000.0, -1000.0, 0.0]]), "multilabel").tolist() == [
         [1.0, 0.0, 0.5]

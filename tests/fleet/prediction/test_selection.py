@@ -1,4 +1,4 @@
-"""Greedy selection against one that is written down as in the paper."""
+"""Greedy selection matches a direct implementation of the paper."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -32,13 +32,13 @@ def libraries(draw):
     ], Truth(kind, targets)
 
 
-def worse(predicted, truth):
+def sort_key(predicted, truth):
     accuracy, loss = quick_score(predicted, truth)
     return (0.0 if truth.kind == "value" else -round(accuracy, 9)), round(loss, 9)
 
 
-def by_the_book(predictions, truth, rounds):
-    """Every selection of the path is averaged anew."""
+def reference_greedy(predictions, truth, rounds):
+    """Select networks as in the paper: average each selection from scratch."""
     chosen, path = [], []
     for _ in range(rounds):
         means = [
@@ -46,7 +46,7 @@ def by_the_book(predictions, truth, rounds):
             for entry in range(len(predictions))
         ]
         candidates = [
-            (worse(mean, truth), entry not in chosen, entry) for entry, mean in enumerate(means)
+            (sort_key(mean, truth), entry not in chosen, entry) for entry, mean in enumerate(means)
         ]
         order, _, best = min(candidates)
         chosen.append(best)
@@ -57,19 +57,19 @@ def by_the_book(predictions, truth, rounds):
 
 @given(library=libraries(), rounds=st.integers(1, 6))
 @settings(max_examples=examples(60), deadline=None)
-def test_what_is_selected_is_what_the_paper_selects(library, rounds):
-    assert greedy(*library, rounds) == by_the_book(*library, rounds)
+def test_greedy_matches_the_reference(library, rounds):
+    assert greedy(*library, rounds) == reference_greedy(*library, rounds)
 
 
 @given(library=libraries())
 @settings(max_examples=examples(30), deadline=None)
-def test_a_selection_is_never_worse_than_the_best_network(library):
+def test_greedy_is_never_worse_than_the_best_network(library):
     predictions, truth = library
     chosen = greedy(predictions, truth)
     mean = np.average(
         [predictions[index] for index in chosen], axis=0, weights=list(chosen.values())
     )
-    assert worse(mean, truth) <= min(worse(entry, truth) for entry in predictions)
+    assert sort_key(mean, truth) <= min(sort_key(entry, truth) for entry in predictions)
 
 
 def test_greedy_prefers_different_errors_to_copies():
@@ -81,7 +81,7 @@ def test_greedy_prefers_different_errors_to_copies():
     assert greedy([good, good, reference], truth).keys() == {0, 2}
 
 
-def test_equal_accuracy_is_decided_by_log_loss():
+def test_greedy_breaks_ties_of_accuracy_by_log_loss():
     truth = Truth("class", np.array([0, 1]))
     unsure, sure = np.array([[0.6, 0.4], [0.4, 0.6]]), np.array([[0.9, 0.1], [0.1, 0.9]])
     assert greedy([unsure, sure], truth) == {1: 1}

@@ -28,19 +28,20 @@ def refusal_of(rate, **entry):
     [
         (
             {**COSINE, "alhpa": 0.1},
-            "the schedule CosineDecay takes no alhpa; its arguments are initial_learning_rate",
+            "the schedule CosineDecay has no argument alhpa; its arguments are "
+            "initial_learning_rate",
         ),
         (
             {"name": "CosineDecay", "initial_learning_rate": 0.1},
-            "the schedule CosineDecay lacks decay_steps",
+            "the schedule CosineDecay needs the argument decay_steps",
         ),
         (
             {**COSINE, "decay_steps": "many"},
-            "the schedule CosineDecay wants a number for decay_steps, not 'many'",
+            "decay_steps of the schedule CosineDecay is 'many'; it should be a number",
         ),
         (
             {**COSINE, "decay_steps": 0},
-            "the schedule CosineDecay wants a number above 0 for decay_steps, not 0",
+            "decay_steps of the schedule CosineDecay is 0; it should be a number above 0",
         ),
         (
             {
@@ -50,15 +51,15 @@ def refusal_of(rate, **entry):
                 "decay_rate": 0.5,
                 "staircase": 1,
             },
-            "the schedule ExponentialDecay wants true or false for staircase, not 1",
+            "staircase of the schedule ExponentialDecay is 1; it should be true or false",
         ),
         (
             {"name": "PiecewiseConstantDecay", "boundaries": [10], "values": [0.1]},
-            "not 1 boundaries and 1 values",
+            "has 1 boundaries and 1 values",
         ),
         (
             {"name": "PiecewiseConstantDecay", "boundaries": 10, "values": [0.1]},
-            "wants a list of numbers for boundaries",
+            "it should be a list of numbers",
         ),
     ],
 )
@@ -72,9 +73,9 @@ def test_optimizer_and_schedule_mistakes_are_reported_together():
     assert all(
         part in message
         for part in (
-            "takes no alhpa",
-            "for initial_learning_rate, not 'fast'",
-            "for decay_steps, not -5",
+            "has no argument alhpa",
+            "initial_learning_rate of the schedule CosineDecay is 'fast'",
+            "decay_steps of the schedule CosineDecay is -5",
             "sgd takes no beta_1",
         )
     )
@@ -223,13 +224,13 @@ def spec(train, row="OWN", **entry):
             "OWN",
             {"optimizer": {"learning_rate": {"name": "Warm", "steps": 1}}},
             "optimizer.learning_rate",
-            "lacks first",
+            "needs the argument first",
         ),
         (
             "PERIODIC",
             {"optimizer": {"learning_rate": {"name": "Periodic", "decay_steps": "ten"}}},
             "optimizer.learning_rate",
-            "wants a number above 0 for decay_steps, not 'ten'",
+            "is 'ten'; it should be a number",
         ),
         ("OWN", {"loss": "mse"}, "loss", "no loss 'mse'; it has margin"),
         ("OWN", {"metrics": ["gini"]}, "metrics", "the metric gini needs the parameter of"),
