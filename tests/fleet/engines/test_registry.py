@@ -138,7 +138,7 @@ def test_custom_row_that_makes_no_engine_is_refused(row, names):
         (
             "jax",
             "no engine is named 'jax'",
-            "one of emulated, keras, numpy, torch, or an import path module:engine",
+            "use one of emulated, keras, numpy, torch, or an import path module:engine",
         ),
         (
             "own_engines:Own",
@@ -169,11 +169,7 @@ def test_parse_checks_the_spec_against_its_engine():
         SpecError, match="the own_engines:ROW engine cannot train cnn; its families: softmax"
     ):
         spec("own_engines:ROW", {"family": "cnn"})
-    with pytest.raises(
-        SpecError,
-        match=r"resources.engine: the engine emulated needs known rates; "
-        r"`schedule: \{rates: FILE\}`",
-    ):
+    with refused(SpecError, "resources.engine", "emulated", "`schedule: {rates: FILE}`"):
         spec("emulated")
     assert spec("own_engines:DIRECT", {"family": "cnn"}).engine.families is None
 
