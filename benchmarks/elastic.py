@@ -33,7 +33,7 @@ from scheduler.elastic.allocate import ScalingCurve, allocate
 from scheduler.elastic.autoscaler import Autoscaling
 from scheduler.simulation.autoscale import Outcome, simulate
 from scheduler.simulation.elastic_jobs import generate
-from tests.oracles.elastic import dynamic_programme, integer_programme
+from tests.oracles.elastic import dynamic_program, integer_program
 
 # --- Speed --------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ def speeds(limit_s: float) -> list[Speed]:
     rows = []
     for name, jobs, gpus, solve in ROWS:
         allocation = allocate(instance(name, jobs, 0), gpus)
-        program = dynamic_programme(instance(name, jobs, 0), gpus)
+        program = dynamic_program(instance(name, jobs, 0), gpus)
         assert allocation is not None
         assert program is not None
         solver = timed_solver(name, jobs, gpus, limit_s) if solve else None
@@ -120,7 +120,7 @@ def speeds(limit_s: float) -> list[Speed]:
                 gpus,
                 allocation.method,
                 *decisions_ms(name, jobs, gpus),
-                cpu(dynamic_programme, name, jobs, gpus),
+                cpu(dynamic_program, name, jobs, gpus),
                 solver_s,
                 all(
                     math.isclose(value, allocation.throughput, rel_tol=1e-9)
@@ -176,7 +176,7 @@ def _solve(name: str, jobs: int, gpus: int, answer: Connection) -> None:
 
     curves = instance(name, jobs, 0)
     start = time.process_time()
-    allocation = integer_programme(curves, gpus)
+    allocation = integer_program(curves, gpus)
     assert allocation is not None
     answer.send((time.process_time() - start, allocation.throughput))
 

@@ -250,14 +250,14 @@ def _resize_weights(size: Any, to: Any, kind: Any, first: Any, count: Any, weigh
     support = (kind + 1.0) * stretch
     raw = np.empty(weights.shape[1])
     for x in range(to):
-        centre = (x + 0.5) * scale
-        low = max(int(centre - support + 0.5), 0)
-        taps = min(int(centre + support + 0.5), size) - low
+        center = (x + 0.5) * scale
+        low = max(int(center - support + 0.5), 0)
+        taps = min(int(center + support + 0.5), size) - low
         total = 0.0
         first[x] = low
         count[x] = taps
         for tap in range(taps):
-            raw[tap] = _weight((tap + low - centre + 0.5) * (1.0 / stretch), kind)
+            raw[tap] = _weight((tap + low - center + 0.5) * (1.0 / stretch), kind)
             total += raw[tap]
         for tap in range(taps):
             share = raw[tap] / total if total != 0.0 else raw[tap]

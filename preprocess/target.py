@@ -165,7 +165,7 @@ class TargetSpec:
         (targets if self.is_plain else targets["weight"])[position] = UNUSABLE
 
     def split(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Split travelling targets into what networks take; both are views.
+        """Split targets as they are sent into targets and weights; both are views.
 
         Args:
             targets: (n,) of dtype :attr:`wire`.

@@ -116,7 +116,7 @@ def plain_mask(pixels: np.ndarray) -> np.ndarray:
         raise UnreadableImage(
             f"its mask is {pixels.shape} of {pixels.dtype}; it should have one whole number for "
             f"each pixel, "
-            "its class: a greyscale or palette image, or an array (height, width) of integers"
+            "its class: a grayscale or palette image, or an array (height, width) of integers"
         )
     if pixels.dtype.kind == "b":
         return pixels.astype(np.uint8)
@@ -212,7 +212,7 @@ class PixelClasses:
             wrong = {number: rgb for number, rgb in mask.colors().items() if len({*rgb}) > 1}
             if wrong:
                 raise UnfitMask(
-                    "the palettes of masks differ, so grey levels are the numbers, and its mask "
+                    "the palettes of masks differ, so gray levels are the numbers, and its mask "
                     f"has the color {next(iter(wrong.values()))}"
                 )
             return mask.palette[:, 0][mask.numbers.clip(max=len(mask.palette) - 1)]
@@ -223,7 +223,7 @@ class PixelClasses:
                 raise UnfitMask(
                     f"the palettes of masks differ: the value {number} has the color "
                     f"{_color(mask.palette, number)} in this rgb and {color} in others; save all "
-                    "masks with rgb palette, or as greyscale images of the values"
+                    "masks with rgb palette, or as grayscale images of the values"
                 )
         return mask.numbers
 
@@ -467,7 +467,7 @@ class _Palettes:
         self.difference = self.difference or (
             f"{name}: the palettes of masks differ: the value {number} is the color {color} here, "
             f"and {contrast}; "
-            "save all masks with one palette, or as greyscale images of the values"
+            "save all masks with one palette, or as grayscale images of the values"
         )
 
 

@@ -23,14 +23,14 @@ class Decode(LeavesPixels):
     are unchanged.
     """
 
-    mode: Annotated[Mode, Field(description="RGB, or L for greyscale with one channel")] = "RGB"
+    mode: Annotated[Mode, Field(description="RGB, or L for grayscale with one channel")] = "RGB"
     bits: Annotated[
         int,
         Field(
             strict=True,
             ge=8,
             le=16,
-            description="how many bits greyscale files of 16 bits use, from 8 to 16; larger "
+            description="how many bits grayscale files of 16 bits use, from 8 to 16; larger "
             "numbers become white",
         ),
     ] = 16

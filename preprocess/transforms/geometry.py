@@ -132,7 +132,7 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
     evaluation: Annotated[
         base.Share,
         Field(
-            description="share of the largest centred window's sides that evaluation takes, above "
+            description="share of the largest centered window's sides that evaluation takes, above "
             "0, at most 1"
         ),
     ] = 0.875

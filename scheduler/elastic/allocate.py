@@ -274,7 +274,7 @@ class Allocation:
     Args:
         gpus: of each job.
         throughput: the sum of the jobs' scaling factors.
-        method: ``greedy`` or ``greedy + dynamic programme``.
+        method: ``greedy`` or ``greedy + dynamic program``.
     """
 
     gpus: tuple[int, ...]
@@ -285,7 +285,7 @@ class Allocation:
 def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
     """Allocate GPUs so that the sum of the scaling factors is largest.
 
-        maximise sum_j T_j(k_j)   subject to   sum_j k_j <= K,  T_j(k_j) > 0      ([ELASTIC] Eq. 3)
+        maximize sum_j T_j(k_j)   subject to   sum_j k_j <= K,  T_j(k_j) > 0      ([ELASTIC] Eq. 3)
 
     The method depends on the problem and is part of the result; both methods find an optimum.
 
@@ -293,7 +293,7 @@ def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
         optimum if the last step ends exactly where the GPUs end, because it solves the relaxation
         in which a job may have any mixture of counts.
 
-    ``greedy + dynamic programme``: if the last step does not fit, a dynamic program decides among
+    ``greedy + dynamic program``: if the last step does not fit, a dynamic program decides among
     the few counts that can be in an optimum (:func:`scheduler.shares.optimal_counts`).
 
     Args:
@@ -306,7 +306,7 @@ def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
     >>> allocate([ScalingCurve((1.0, 1.5)), ScalingCurve((1.0, 1.9, 2.0))], gpus=3)
     Allocation(gpus=(1, 2), throughput=2.9, method='greedy')
     >>> allocate([ScalingCurve((1.0, 1.1, 3.0)), ScalingCurve((1.0, 1.5))], gpus=3)
-    Allocation(gpus=(1, 2), throughput=2.5, method='greedy + dynamic programme')
+    Allocation(gpus=(1, 2), throughput=2.5, method='greedy + dynamic program')
     >>> allocate([ScalingCurve((1.0,)), ScalingCurve((0.0, 2.0))], gpus=2) is None
     True
     """
@@ -322,5 +322,5 @@ def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
         curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True)
     )
     return Allocation(
-        tuple(counts), throughput, "greedy" if is_greedy else "greedy + dynamic programme"
+        tuple(counts), throughput, "greedy" if is_greedy else "greedy + dynamic program"
     )

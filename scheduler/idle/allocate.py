@@ -239,7 +239,7 @@ def allocate(
     >>> allocate(trainers, current=(2, 2), nodes=4, horizon_s=28)
     (4, 0)
 
-    Source: the objective and the constraints are BFTrainer's; the dynamic programme takes the
+    Source: the objective and the constraints are BFTrainer's; the dynamic program takes the
     place of its mixed integer program.
     """
     check_state(trainers, current, nodes, horizon_s)

@@ -35,7 +35,7 @@ def fit_laws(runs: ArrayLike) -> tuple[Fit, ...]:
 
     The bounds are not searched: the likelihood would pull them onto the
     extremes of the sample, where a beta density is zero or infinite. They are
-    put outside the extremes by the mean gap between neighbouring runs.
+    put outside the extremes by the mean gap between neighboring runs.
 
     Args:
         runs: at least five run times, finite, above 0 and not all equal.

@@ -1,4 +1,4 @@
-"""A made-up Slurm on the PATH."""
+"""A fake Slurm on the PATH."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.launch.made_up import MadeUp
 
 @pytest.fixture
 def made_up(tmp_path, monkeypatch):
-    """A Slurm without any jobs; see :class:`MadeUp`."""
+    """A fake Slurm without jobs; see :class:`MadeUp`."""
     slurm = MadeUp(tmp_path / "slurm")
     monkeypatch.setenv("PATH", f"{slurm.folder}:/usr/bin:/bin")
     return slurm

@@ -1,4 +1,4 @@
-"""A made-up library that registers memory for a GPU, or refuses to, and writes down what it is asked."""
+"""A fake GPU library that pins memory, or refuses to, and records its calls."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ static int noted(const char *what, long number) {
 }
 int PREFIX_SetDevice(int device) { return noted("device", device); }
 int PREFIX_HostRegister(void *memory, size_t size, unsigned flags) {
-    ((char *) memory)[size - 1] = ((char *) memory)[size - 1];  /* it is there, and may be written */
+    ((char *) memory)[size - 1] = ((char *) memory)[size - 1];  /* it exists and is writable */
     noted("memory", (long) size);
     return atoi(getenv("DRIVER_STATUS")) + 0 * flags;
 }
@@ -23,7 +23,7 @@ int PREFIX_HostRegister(void *memory, size_t size, unsigned flags) {
 
 
 class Driver:
-    """What a process finds.
+    """The fake libraries of a process.
 
     Attributes:
         libraries: as :data:`launch.pinned_memory.LIBRARIES`.
@@ -44,7 +44,7 @@ class Driver:
         self.libraries = ((str(folder / "libnone.so"), "cuda"), (str(library), prefix))
 
     def calls(self):
-        """What it was asked, in order."""
+        """Return the recorded calls, in order."""
         return [
             (text, int(number))
             for text, number in map(str.split, self._log.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""The made-up Slurm of ``made_up_slurm.py`` in a folder of programs."""
+"""The fake Slurm of ``made_up_slurm.py`` in a folder of programs."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ PROGRAMS = ("squeue", "scancel", "scontrol", "sacctmgr", "sacct", "sbatch")
 
 
 class MadeUp:
-    """Its jobs can be set and looked at; ``acts`` are the commands that changed something."""
+    """A fake Slurm with jobs set by tests; ``acts`` are the commands that changed jobs."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -21,11 +21,11 @@ class MadeUp:
         self.set()
 
     def set(self, jobs=(), **more):
-        """Jobs by their id, and what else it knows."""
+        """Return the jobs by their ids, and the other state."""
         (self.folder / "slurm.json").write_text(json.dumps({"jobs": dict(jobs), **more}))
 
     def change(self, job, **fields):
-        """Change fields of one job; none: it is gone."""
+        """Change fields of one job; without fields, remove it."""
         slurm = self.state()
         if fields:
             slurm["jobs"].setdefault(job, {}).update(fields)
@@ -43,9 +43,12 @@ class MadeUp:
 
 
 def printed_lines(number, state, name):
-    """What a squeue that is a script of the shell does to show a job, in the format that it is asked for."""
+    """Return shell lines by which a fake squeue prints a job in the requested format."""
     changes = "; ".join(
         f"s/{field}/{value}/"
         for field, value in (("%i", number), ("%D", 1), ("%M", "0:10"), ("%T", state), ("%j", name))
     )
-    return f"for word; do case $word in --format=*) echo \"${{word#--format=}}\" | sed '{changes}';; esac; done"
+    return (
+        f'for word; do case $word in --format=*) echo "${{word#--format=}}" | sed '
+        f"'{changes}';; esac; done"
+    )

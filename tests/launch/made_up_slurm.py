@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A made-up squeue, scancel, scontrol, sacctmgr, sacct and sbatch, by the name under which it is called.
+"""A fake squeue, scancel, scontrol, sacctmgr, sacct or sbatch, depending on the name of the program.
 
-Beside it lies ``slurm.json``: ``{"jobs": {ID: {"user", "state", "nodes", "start", "elapsed", "partition", "name",
-"comment", "obeys", "requeues", "held", "hosts", "reason", "script"}}, "owner", "levels", "says"}``. A job that obeys is
-gone when it is signalled, or waits again if that is how it obeys ("PENDING"); one that requeues is pending then. What
-is done to jobs is written to ``acts``. ``says`` has, by program, what it says and fails with.
+Its state is in ``slurm.json``: ``{"jobs": {ID: {"user", "state", "nodes", "start", "elapsed",
+"partition", "name", "comment", "obeys", "requeues", "held", "hosts", "reason", "script"}}, "owner",
+"levels", "says"}``. A job that obeys ends when it is signaled, or waits again ("PENDING"); a job that
+requeues becomes pending. Commands that change jobs are written to ``acts``. ``says`` maps a program
+to the error with which it fails.
 """
 
 import json

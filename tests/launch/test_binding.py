@@ -1,4 +1,4 @@
-"""Ranks that are bound to fewer cores than there are."""
+"""Ranks that are bound to too few cores."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def cores(*sets, of_node=8):
             "ranks 0-2, 4 have one core each, and node 0 has 8",
         ),
         (cores({0}, {1}, of_node=2), [0, 0], ""),  # a core for each rank, and a rank for each core
-        (cores({7}, {6}, {0, 1, 2}, {3, 4, 5}), [0] * 4, ""),  # those that prepare have one each
+        (cores({7}, {6}, {0, 1, 2}, {3, 4, 5}), [0] * 4, ""),  # preprocessors have one core each
         (
             cores({7}, {7}, {0, 1, 2}, {3, 4, 5}),
             [0] * 4,
@@ -37,10 +37,10 @@ def cores(*sets, of_node=8):
     ],
     ids=str,
 )
-def test_what_is_wrong_with_a_binding(ranks, node_of, message):
+def test_binding_problem_describes_a_wrong_binding(ranks, node_of, message):
     assert binding_problem(ranks, node_of) == message
 
 
-def test_this_process_has_cores_of_its_node():
+def test_process_cores_are_cores_of_the_node():
     cores_here = process_cores()
     assert 1 <= len(cores_here.usable) <= cores_here.of_node

@@ -1,4 +1,4 @@
-"""Which GPUs a rank is shown."""
+"""The GPUs that a rank may use."""
 
 import pytest
 
@@ -8,7 +8,7 @@ FOUR = ["nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm", "
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
-def test_the_launchers_choice_is_taken(variable):
+def test_visible_gpus_follow_the_launchers_choice(variable):
     assert visible_gpus({variable: "2, 3"}, FOUR) == ("2", "3")
 
 
@@ -38,8 +38,8 @@ def test_visible_gpus_are_all_of_the_node_by_default():
     ("visible", "node_of", "count"),
     [
         ([["0", "1"], ["0", "1"]], [0, 0], 2),  # each rank sees all
-        ([["0"], ["1"], ["2"]], [0, 0, 0], 3),  # each its own
-        ([["0"], [], ["0"], ["1"]], [0, 0, 1, 1], 2),  # the node with most
+        ([["0"], ["1"], ["2"]], [0, 0, 0], 3),  # each rank sees a different one
+        ([["0"], [], ["0"], ["1"]], [0, 0, 1, 1], 2),  # the node with most GPUs
         ([[], []], [0, 1], None),
     ],
 )

@@ -1,4 +1,4 @@
-"""What mpirun says of ranks that end with a status, as Open MPI 5.0.11 says it."""
+"""Messages of Open MPI 5.0.11's mpirun about ranks that end with a status."""
 
 import os
 import signal
@@ -22,8 +22,8 @@ EXITED = (
 ABORT = (
     RULE + "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD\n  Proc: [[9666,1],0]\n"
     "  Errorcode: {status}\n\nNOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\n"
-    "You may or may not see output from other processes, depending on\nexactly when Open MPI kills them.\n"
-    + RULE
+    "You may or may not see output from other processes, depending on\nexactly when Open MPI "
+    "kills them.\n" + RULE
 )
 ABORTED = (
     RULE + "prterun has exited due to process rank 0 with PID 0 on node vm calling\n"
@@ -31,15 +31,14 @@ ABORTED = (
     "terminated by signals sent by prterun (as reported here).\n" + RULE
 )
 KILLED = (
-    RULE
-    + "prterun noticed that process rank 1 with PID 19289 on node vm exited on\nsignal 9 (Killed).\n"
-    + RULE
+    RULE + "prterun noticed that process rank 1 with PID 19289 on node vm exited on\nsignal 9 "
+    "(Killed).\n" + RULE
 )
 OURS = "fleet: the spec is wrong\n" + RULE + "a table\n" + RULE + RULE + "\n"
 
 
 def visible_text(text, *cuts):
-    """What is shown of a text that comes in pieces."""
+    """Return the shown text of output that arrives in pieces."""
     notices, data, pieces = Notices((2, 3, 75)), text.encode(), []
     for begin, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
         pieces.append(notices.feed(data[begin:end]))
@@ -47,7 +46,7 @@ def visible_text(text, *cuts):
 
 
 @pytest.mark.parametrize("status", [2, 3, 75])
-def test_a_status_that_is_explained_is_not_told_again(status):
+def test_notices_hide_an_explained_status(status):
     for notice in (EXITED.format(status=status), ABORT.format(status=status) + ABORTED):
         assert visible_text(f"{OURS}{notice}{OURS}") == OURS + OURS
 
@@ -69,11 +68,11 @@ def test_a_status_that_is_explained_is_not_told_again(status):
         + RULE,
     ],
 )
-def test_all_else_that_mpirun_says_is_shown(notice):
+def test_notices_show_other_messages_of_mpirun(notice):
     assert visible_text(OURS + notice) == OURS + notice
 
 
-def test_of_two_aborts_the_one_that_nobody_explains_is_shown():
+def test_notices_show_the_unexplained_one_of_two_aborts():
     assert visible_text(ABORT.format(status=2) + ABORTED + ABORT.format(status=1) + ABORTED) == (
         ABORT.format(status=1) + ABORTED
     )
@@ -83,33 +82,37 @@ TEXT = OURS + EXITED.format(status=3) + KILLED + ABORT.format(status=2) + ABORTE
 
 
 @given(st.lists(st.integers(0, len(TEXT)), max_size=30))
-def test_in_whatever_pieces_it_comes(cuts):
+def test_notices_do_not_depend_on_how_output_is_split(cuts):
     assert visible_text(TEXT, *sorted(cuts)) == OURS + KILLED + "unfinished"
 
 
-def test_what_is_no_notice_is_shown_at_once():
+def test_notices_show_other_output_immediately():
     notices = Notices((3,))
     assert notices.feed(b"half a ") == b"half a "
     assert notices.feed(b"line\n--") == b"line\n"
     assert notices.feed(b" no rule\n") == b"-- no rule\n"
 
 
-def test_a_launch_is_shown_without_them(tmp_path):
+def test_run_quietly_hides_explained_notices(tmp_path):
     log = tmp_path / "log"
-    program = f"import sys; sys.stderr.write({OURS + EXITED.format(status=3)!r}); print('out'); sys.exit(3)"
+    program = (
+        f"import sys; sys.stderr.write({OURS + EXITED.format(status=3)!r}); print('out'); "
+        "sys.exit(3)"
+    )
     with open(log, "w", encoding="utf-8") as out:
         assert run_quietly([sys.executable, "-c", program], (3,), out) == 3
     assert sorted(log.read_text().splitlines()) == sorted((OURS + "out\n").splitlines())
 
 
-def test_what_cannot_be_started_is_an_error(tmp_path):
+def test_run_quietly_raises_if_it_cannot_start(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         start([str(tmp_path / "nowhere")], (3,))
 
 
 LOST = (
     RULE
-    + "srun returned non-zero exit status (36608) from launching\nthe per-node daemon. You may debug this "
+    + "srun returned non-zero exit status (36608) from launching\nthe per-node daemon. You may "
+    "debug this "
     'problem further\nby augmenting the cmd line with:\n\n* "--debug-daemons"\n' + RULE
 )
 
@@ -170,7 +173,7 @@ def test_wait_passes_ctrl_c_on_as_a_signal_to_save(caller):
     assert process.stdout.readline() == b"saved\n"
 
 
-def test_a_second_interrupt_ends_a_launch_at_once(caller):
+def test_wait_kills_the_launch_at_a_second_interrupt(caller):
     process = caller("30")
     os.killpg(process.pid, signal.SIGINT)
     assert process.stdout.readline() == b"saved\n"
@@ -178,7 +181,7 @@ def test_a_second_interrupt_ends_a_launch_at_once(caller):
     assert process.wait(20) == -signal.SIGINT
 
 
-def test_a_launch_whose_caller_dies_saves_and_ends(caller):
+def test_start_saves_and_ends_if_the_caller_dies(caller):
     process = caller("0")
     os.killpg(process.pid, signal.SIGKILL)
     assert process.stdout.readline() == b"saved\n"

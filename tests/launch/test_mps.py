@@ -1,4 +1,4 @@
-"""The Multi-Process Service, by a made-up nvidia-cuda-mps-control."""
+"""The Multi-Process Service, with a fake nvidia-cuda-mps-control."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ case " {broken} " in *" $CUDA_VISIBLE_DEVICES "*) exit 3 ;; esac
 
 @pytest.fixture
 def node(tmp_path):
-    """An environment where daemons are installed, and what they were told; those of some GPUs do not start."""
+    """Return an environment with daemons, some of which fail, and their recorded commands."""
     message = tmp_path / "said"
 
     def installed(broken=""):
@@ -32,7 +32,7 @@ def node(tmp_path):
 
 
 def await_end(folder):
-    """The daemons end behind our back; the last that is done is to delete their folder."""
+    """Wait until the daemons have ended in the background: their folder is deleted last."""
     wait_until(lambda: not Path(folder).exists())
 
 
@@ -49,7 +49,7 @@ def test_start_runs_one_daemon_per_gpu_until_stop(node):
     assert [(line[0], line[-1]) for line in message()[2:]] == [("quit", pipe) for pipe in pipes]
 
 
-def test_where_one_does_not_start_none_is_left(node):
+def test_start_stops_all_daemons_if_one_fails(node):
     installed, message = node
     assert start(["0", "1"], installed(broken="1")) == (
         None,

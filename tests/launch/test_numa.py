@@ -1,4 +1,4 @@
-"""Which GPU hangs where, on machines that are made up."""
+"""The NUMA nodes of GPUs, on fake machines."""
 
 import os
 
@@ -8,7 +8,7 @@ from launch.numa import GpuNode, bind, find_gpu_nodes, on_gpu_node
 
 
 def machine(root, nodes, gpus):
-    """A tree of ``/sys``.
+    """Make a tree of ``/sys``.
 
     Args:
         nodes: number -> its cores.
@@ -35,7 +35,7 @@ def gpu_nodes(root, *gpus):
 @pytest.mark.parametrize(
     ("vendor", "kind"), [(NVIDIA, "0x030200"), (NVIDIA, "0x030000"), (AMD, "0x038000")]
 )
-def test_gpus_are_found_in_the_order_of_the_bus(tmp_path, vendor, kind):
+def test_find_gpu_nodes_numbers_gpus_by_the_bus(tmp_path, vendor, kind):
     root = machine(
         tmp_path,
         TWO,
@@ -62,7 +62,7 @@ def test_find_gpu_nodes_is_empty_on_machines_with_one_node(tmp_path):
 
 @pytest.fixture
 def process(monkeypatch):
-    """This process has cores 0 to 3; gives what it binds itself to."""
+    """This process has cores 0 to 3; return the cores that it binds itself to."""
     bound = [set(range(4))]
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: bound[-1])
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: bound.append(set(cores)))
@@ -78,16 +78,16 @@ def process(monkeypatch):
             [GpuNode("0", 0, frozenset({0, 1})), GpuNode("1", 1, frozenset({2, 3}))],
             {0, 1, 2, 3},
         ),  # of several nodes
-        ([GpuNode("1", 1, frozenset({6, 7}))], {0, 1, 2, 3}),  # the launcher has bound it elsewhere
+        ([GpuNode("1", 1, frozenset({6, 7}))], {0, 1, 2, 3}),  # the launcher bound it elsewhere
         ([], {0, 1, 2, 3}),
     ],
 )
-def test_a_process_goes_to_its_cores_of_the_node_of_its_gpus(process, gpus, cores):
+def test_bind_keeps_the_cores_on_the_node_of_the_gpus(process, gpus, cores):
     bind(gpus)
     assert process[-1] == cores
 
 
-def test_and_comes_back(process):
+def test_on_gpu_node_restores_the_cores(process):
     with on_gpu_node([GpuNode("1", 1, frozenset({2}))]):
         assert process[-1] == {2}
     assert process[-1] == {0, 1, 2, 3}

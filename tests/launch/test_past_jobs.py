@@ -1,4 +1,4 @@
-"""How long past jobs took, by the accounting of a batch system."""
+"""Durations of past jobs from the accounting of a batch system."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def test_past_runs_add_up_the_runs_of_completed_jobs(made_up):
     assert past_runs(SYSTEMS["slurm"], "photos", "me") == [900.0, 500.0]
 
 
-def test_accounting_that_is_switched_off_is_quoted(made_up):
+def test_past_runs_quotes_disabled_accounting(made_up):
     made_up.set(says={"sacct": "Slurm accounting storage is disabled"})
     with pytest.raises(InputError, match="sacct failed: Slurm accounting storage is disabled"):
         past_runs(SYSTEMS["slurm"], "photos", "me")
@@ -40,7 +40,7 @@ PBS = {
     },
     "18.pbs": {"job_state": "F", "Exit_status": 75, "resources_used": {"walltime": "00:10:00"}},
     "19.pbs": {"job_state": "R", "resources_used": {"walltime": "00:00:07"}},
-    "20.pbs": {"job_state": "F", "Exit_status": 271},  # deleted before it began
+    "20.pbs": {"job_state": "F", "Exit_status": 271},  # deleted before it started
     "21.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": {"walltime": "100:00:00"}},
     "22.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": {"walltime": "00:00:00"}},
 }
@@ -48,7 +48,7 @@ PBS = {
 
 @pytest.fixture
 def pbs(tmp_path, monkeypatch):
-    """Let PBS print: the ids, and what it tells of them; returns the words of each question. It was not to be had."""
+    """Make a fake PBS print ids and records; return its commands. No real PBS was available."""
 
     def install(ids, records):
         put_programs(
@@ -64,7 +64,7 @@ def pbs(tmp_path, monkeypatch):
     return install
 
 
-def test_pbs_is_asked_for_what_its_server_remembers(pbs):
+def test_past_runs_of_pbs_reads_the_servers_history(pbs):
     requests = pbs(PBS, json.dumps({"timestamp": 1, "Jobs": PBS}))
     assert past_runs(SYSTEMS["pbs"], "photos", "me") == [3605.0, 360_000.0]
     assert requests() == [
@@ -73,7 +73,7 @@ def test_pbs_is_asked_for_what_its_server_remembers(pbs):
     ]
 
 
-def test_pbs_that_remembers_nothing_is_not_asked_further(pbs):
+def test_past_runs_of_pbs_stops_without_history(pbs):
     requests = pbs([], "")
     assert past_runs(SYSTEMS["pbs"], "photos", "me") == []
     assert len(requests()) == 1
@@ -93,8 +93,8 @@ def test_past_runs_quotes_an_unknown_format_of_pbs(pbs, message):
         past_runs(SYSTEMS["pbs"], "photos", "me")
 
 
-def test_lsf_is_asked_for_what_it_remembers(tmp_path, monkeypatch):
-    """Its words as they are remembered; no LSF was to be had."""
+def test_past_runs_of_lsf_reads_its_history(tmp_path, monkeypatch):
+    """The output of LSF follows its manual; no real LSF was available."""
     put_programs(
         tmp_path,
         {

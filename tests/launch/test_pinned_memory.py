@@ -1,4 +1,4 @@
-"""Memory that is registered with a driver, which is made up."""
+"""Pinned memory, with a fake driver."""
 
 import mmap
 
@@ -9,7 +9,7 @@ from tests.launch.drivers import Driver
 
 
 @pytest.mark.parametrize("prefix", ["cuda", "hip"])
-def test_memory_is_registered_on_the_gpu_of_the_process(tmp_path, monkeypatch, prefix):
+def test_pinning_registers_memory_on_the_gpu(tmp_path, monkeypatch, prefix):
     driver, message = Driver(tmp_path, monkeypatch, prefix), []
     pin = Pinning(3, message.append, driver.libraries)
     for size in (4096, 12345):
@@ -18,13 +18,13 @@ def test_memory_is_registered_on_the_gpu_of_the_process(tmp_path, monkeypatch, p
     assert message == []
 
 
-def test_what_is_registered_already_is_as_good(tmp_path, monkeypatch):
+def test_pinning_accepts_memory_that_is_already_pinned(tmp_path, monkeypatch):
     driver, message = Driver(tmp_path, monkeypatch, status=712), []
     Pinning(0, message.append, driver.libraries)(mmap.mmap(-1, 1))
     assert message == []
 
 
-def test_memory_that_is_refused_is_told_once(tmp_path, monkeypatch):
+def test_pinning_warns_once_about_refused_memory(tmp_path, monkeypatch):
     driver, message = Driver(tmp_path, monkeypatch, status=2), []
     pin = Pinning(0, message.append, driver.libraries)
     for _ in range(3):

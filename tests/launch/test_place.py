@@ -1,4 +1,4 @@
-"""Ranks on their CPUs."""
+"""Binding of ranks to CPUs."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ ALLOWED = sorted(os.sched_getaffinity(0))
 
 
 def started(lists, rank):
-    """What CPUs a program is on, that was placed as the rank of a node."""
+    """Return the CPUs of a program that was placed as a rank of a node."""
     environment = {
         **os.environ,
         "SLURM_STEP_NUM_TASKS": "4",
@@ -36,7 +36,7 @@ def started(lists, rank):
 
 @pytest.mark.skipif(len(ALLOWED) < 2, reason="wants two CPUs")
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_gets_the_cpus_of_its_place_on_the_node(rank):
+def test_place_binds_a_rank_to_its_cpus(rank):
     assert started(f"{ALLOWED[0]}:{ALLOWED[1]}", rank) == [ALLOWED[rank]]
 
 
@@ -45,7 +45,7 @@ def test_place_leaves_ranks_without_usable_cpus_unbound():
     assert started(f"{ALLOWED[0]}", 1) == ALLOWED
 
 
-def test_a_rank_of_mpirun_under_srun_goes_by_what_mpirun_says():
+def test_place_prefers_mpirun_to_srun():
     environment = {
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_LOCALID": "0",
@@ -56,7 +56,7 @@ def test_a_rank_of_mpirun_under_srun_goes_by_what_mpirun_says():
 
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_STEP_NUM_TASKS": "many"}, {"PMI_SIZE": ""}])
-def test_a_process_that_nobody_launched_says_so(environment):
+def test_find_launcher_is_none_without_a_launcher(environment):
     assert find_launcher(environment) is None
     assert launched_ranks(environment) is None
     assert local_rank(environment) is None

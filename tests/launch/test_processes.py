@@ -1,4 +1,4 @@
-"""When a command was given, by the processes between it and a rank."""
+"""The start of a command, from the processes between it and a rank."""
 
 import os
 
@@ -11,7 +11,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @pytest.fixture
 def proc(tmp_path):
-    """Makes /proc of some processes: number -> (name, parent, seconds after the boot)."""
+    """Make a fake /proc: number -> (name, parent, seconds after the boot)."""
 
     def make(processes):
         for pid, (name, parent, began_s) in processes.items():
@@ -46,20 +46,20 @@ SHELL = {1: ("systemd", 0, 0.0), 10: ("bash", 1, 20.0)}
         ({20: ("slurmstepd", 10, 30.0)}, (51.5, 51.5)),
     ],
 )
-def test_a_command_begins_with_its_launcher(proc, above, expected):
+def test_command_began_s_is_the_start_of_the_launcher(proc, above, expected):
     assert command_began_s(30, proc({**SHELL, **above, 30: ("python", 20, 51.5)})) == pytest.approx(
         expected
     )
 
 
 @pytest.mark.parametrize("content", ["", "30 (python", "30 (python) S x 0", None])
-def test_where_the_kernel_does_not_say_nobody_knows(tmp_path, content):
+def test_command_began_s_is_none_without_proc(tmp_path, content):
     if content is not None:
         (tmp_path / "30").mkdir()
         (tmp_path / "30/stat").write_text(content)
     assert command_began_s(30, tmp_path) is None
 
 
-def test_of_this_process_the_kernel_says_it():
+def test_command_began_s_of_this_process():
     began, process = command_began_s(os.getpid())
     assert 0 < began <= process

@@ -1,4 +1,4 @@
-"""Queues of batch systems: what their commands print is read, and what is no answer is said so."""
+"""Queues of batch systems: parsing the output of their commands, and unexpected output."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_own_jobs_lists_waiting_running_and_suspended_jobs(made_up):
 
 
 @pytest.mark.parametrize("name", QUEUES)
-def test_a_batch_system_that_is_not_there_is_told(name, monkeypatch, tmp_path):
+def test_queue_names_a_missing_batch_system(name, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     for ask in (
         lambda: QUEUES[name].own_jobs(["a"]),
@@ -60,7 +60,7 @@ def test_a_batch_system_that_is_not_there_is_told(name, monkeypatch, tmp_path):
             ask()
 
 
-def test_a_job_that_is_over_need_not_be_taken_back(monkeypatch, tmp_path):
+def test_cancel_ignores_a_job_that_has_ended(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     put_programs(
         tmp_path,

@@ -1,4 +1,4 @@
-"""Job scripts, compared line by line with recorded ones: `python -m tests.launch.test_render` records them anew."""
+"""Job scripts, compared line by line with recorded ones (`python -m tests.launch.test_render`)."""
 
 import difflib
 import subprocess
@@ -47,7 +47,7 @@ PLACES = {
 
 
 def scripts():
-    """Name -> script: one job, one in an image and one of a harvest on each system, a chain on each known machine."""
+    """Return name -> script: a job, image and harvest per system; a chain per known machine."""
     kinds = {
         "harvest": HARVEST,
         "generic": JOB,
@@ -64,13 +64,13 @@ def scripts():
 
 
 @pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if not system.broadcast])
-def test_a_system_that_cannot_copy_to_all_nodes_says_so(name):
+def test_render_refuses_broadcast_without_a_command(name):
     with pytest.raises(InputError, match=f"--broadcast: {name} has no command that copies"):
         render(replace(JOB, image=Path("/fleet.sif"), broadcast=True), SYSTEMS[name], Site())
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_a_script_is_the_recorded_one(name):
+def test_render_gives_the_recorded_script(name):
     recorded, now = (SCRIPTS / f"{name}.sh").read_text(), scripts()[name]
     if now != recorded:
         difference = "".join(
@@ -79,12 +79,12 @@ def test_a_script_is_the_recorded_one(name):
         pytest.fail(f"{difference}\nIf that is meant: python -m tests.launch.test_render")
 
 
-def test_no_script_is_recorded_that_nobody_makes():
+def test_render_makes_every_recorded_script():
     assert {file.stem for file in SCRIPTS.iterdir()} == set(PLACES)
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_a_shell_can_read_the_script(name):
+def test_render_gives_scripts_with_valid_syntax(name):
     assert subprocess.run(["bash", "-n", SCRIPTS / f"{name}.sh"], check=False).returncode == 0
 
 
@@ -105,7 +105,7 @@ GPUS = Site(gpus=4, ranks=6)
             "slurm",
             SITES["perlmutter"],
             "#SBATCH --qos=debug",
-        ),  # the user's goes before the site's
+        ),  # the user's option precedes the site's
         ({}, "slurm", GPUS, "#SBATCH --gpus-per-node=4"),
         ({}, "pbs", GPUS, "#PBS -l select=2:mpiprocs=6:ngpus=4"),
         ({}, "lsf", GPUS, '#BSUB -gpu "num=4"'),
@@ -118,18 +118,18 @@ GPUS = Site(gpus=4, ranks=6)
         ),
     ],
 )
-def test_what_a_job_asks_for_is_a_line(changes, system, site, line):
+def test_render_writes_a_line_per_request(changes, system, site, line):
     assert line in lines(replace(JOB, **changes), system, site)
 
 
-def test_the_ranks_asked_for_are_those_started():
+def test_render_starts_the_requested_ranks():
     assert any(
         line.strip().startswith("mpirun -n 14 --map-by ppr:7:node")
         for line in lines(replace(JOB, ranks=7))
     )
 
 
-def test_every_word_that_a_template_may_say_is_filled_in():
+def test_render_fills_in_every_field():
     system = replace(SYSTEMS["slurm"], template="\n".join(f"<<{word}>>" for word in WORDS))
     assert "<<" not in render(JOB, system, Site())
 
@@ -139,7 +139,7 @@ def test_render_quotes_the_name_of_a_custom_system():
     assert "--system='my systems:OWN'" in render(JOB, system, Site())
 
 
-def test_an_existing_choice_of_gpus_is_kept(tmp_path):
+def test_render_keeps_an_existing_choice_of_gpus(tmp_path):
     script = next(
         line for line in lines(JOB, "slurm", SITES["frontier"]) if "ROCR_VISIBLE_DEVICES" in line
     )
@@ -163,7 +163,7 @@ def test_render_names_the_users_interpreter_by_its_path():
     assert text.count("-m fleet") == text.count("/home/me/env/bin/python3 -m fleet") == 2
 
 
-def test_a_system_that_does_not_warn_has_the_time_kept_for_it():
+def test_render_keeps_the_time_if_the_system_does_not_warn():
     assert any("--warn-after=7080 " in line for line in lines(JOB, "pbs"))
     assert not any("--warn-after" in line for line in lines(JOB, "slurm"))
     assert not any("--warn-after" in line for line in lines(replace(JOB, walltime=None), "local"))
@@ -172,7 +172,7 @@ def test_a_system_that_does_not_warn_has_the_time_kept_for_it():
 @pytest.mark.parametrize(
     "wrong", [{"account": "a b"}, {"queue": "x\n#SBATCH --wrap=rm"}, {"account": "-q"}]
 )
-def test_an_account_and_a_queue_are_one_word(wrong):
+def test_render_refuses_options_of_several_words(wrong):
     with pytest.raises(InputError, match="should be one word"):
         render(replace(JOB, **wrong), SYSTEMS["slurm"], Site())
 

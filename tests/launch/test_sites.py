@@ -1,4 +1,4 @@
-"""Machines that are known by name, and those that users describe."""
+"""Known machines, and machines that users describe."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ CORES = {"summit": 42, "frontier": 56, "perlmutter": 64, "polaris": 32, "aurora"
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_every_core_of_a_known_machine_is_given_to_one_rank(name):
+def test_places_give_each_core_to_one_rank(name):
     site = SITES[name]
     values = [cpu for text in places(site, site.ranks, name) for cpu in parse_cpus(text)]
     assert len(values) == len(set(values)) == CORES[name]
@@ -53,7 +53,7 @@ def test_places_of_trainers_on_one_gpu_are_the_same_cores(gpus, slots, data):
     )
 
 
-def test_without_a_list_of_cpus_ranks_stay_unbound():
+def test_places_leave_ranks_unbound_without_cpus():
     assert places(Site(gpus=4, ranks=8), 8, "here") == ()
 
 

@@ -1,4 +1,4 @@
-"""What is done to running jobs of Slurm, and who may do it."""
+"""Control of running Slurm jobs, and the permission for it."""
 
 import os
 
@@ -18,14 +18,14 @@ from launch.slurm_control import (
 from tests.refusals import refused
 
 
-def test_a_job_is_told_as_its_comment_says(made_up):
+def test_signal_to_save_follows_the_comment(made_up):
     made_up.set({"17": {}, "18": {}})
     signal_to_save("17", "USR2")
     signal_to_save("18", "B:USR1")
     assert made_up.acts == ["scancel --signal=USR2 17", "scancel --batch --signal=USR1 18"]
 
 
-def test_a_job_is_cancelled_where_it_cannot_be_requeued(made_up):
+def test_requeue_or_cancel_cancels_if_requeueing_is_refused(made_up):
     made_up.set({"17": {}, "18": {"requeues": False}})
     assert [requeue_or_cancel("17"), requeue_or_cancel("18")] == ["requeued, held", "cancelled"]
     assert made_up.state()["jobs"] == {"17": {"state": "PENDING", "held": True}}
@@ -33,7 +33,7 @@ def test_a_job_is_cancelled_where_it_cannot_be_requeued(made_up):
     assert made_up.state()["jobs"] == {"17": {"state": "PENDING", "held": False}}
 
 
-def test_a_job_is_made_smaller_by_some_of_its_nodes(made_up):
+def test_shrink_takes_nodes_from_a_job(made_up):
     made_up.set({"17": {"hosts": "n1,n2,n3"}})
     assert shrink("17", ["n2.site.org"]) == ["n1", "n3"]
     assert made_up.acts == ["scontrol update JobId=17 NodeList=n1,n3"]
@@ -47,7 +47,7 @@ def test_shrink_refuses_the_first_node_and_unknown_nodes(made_up, node):
     assert made_up.acts == []
 
 
-def test_only_a_job_that_waits_can_be_held(made_up):
+def test_hold_refuses_a_running_job(made_up):
     made_up.set({"17": {}, "18": {"state": "PENDING"}})
     hold("18")
     with pytest.raises(
@@ -70,14 +70,14 @@ def test_only_a_job_that_waits_can_be_held(made_up):
         ),
     ],
 )
-def test_an_operator_is_who_slurm_says_it_is(made_up, monkeypatch, slurm, expected):
+def test_is_operator_follows_slurm(made_up, monkeypatch, slurm, expected):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     monkeypatch.setattr(slurm_control, "current_user", lambda: "ME")
     made_up.set(**slurm)
     assert is_operator() is expected
 
 
-def test_root_is_an_operator_and_who_has_no_name_has_a_number(monkeypatch):
+def test_is_operator_is_true_for_root(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert is_operator()
     monkeypatch.setattr(os, "geteuid", lambda: 3_999_999)

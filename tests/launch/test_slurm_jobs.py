@@ -1,4 +1,4 @@
-"""Jobs as squeue tells them."""
+"""Jobs as printed by squeue."""
 
 import pytest
 
@@ -10,12 +10,12 @@ START = "2026-11-22T10:00:00"
 
 
 def commented(made_up, comment):
-    """A job that says something in its comment."""
+    """A job with a comment."""
     made_up.set({"17": {"comment": comment}})
     return find_jobs()["17"]
 
 
-def test_jobs_stand_as_slurm_says(made_up):
+def test_find_jobs_reads_states_and_times(made_up):
     made_up.set(
         {
             "17": {"nodes": 4, "hosts": "n2,n1", "script": "/runs/a/job.sh"},
@@ -44,7 +44,7 @@ def test_jobs_stand_as_slurm_says(made_up):
     assert find_jobs("--jobs=4") == {}
 
 
-def test_those_that_run_in_a_partition_are_asked_for(made_up):
+def test_running_jobs_selects_a_partition(made_up):
     made_up.set(
         {"1": {"partition": "long"}, "2": {}, "3": {"partition": "long", "state": "PENDING"}}
     )
@@ -54,7 +54,7 @@ def test_those_that_run_in_a_partition_are_asked_for(made_up):
     assert running_jobs() == []
 
 
-def test_a_slurm_that_does_not_answer_is_quoted(made_up, monkeypatch):
+def test_find_jobs_quotes_a_failed_squeue(made_up, monkeypatch):
     made_up.set(
         says={
             "squeue": "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -71,29 +71,33 @@ def test_a_slurm_that_does_not_answer_is_quoted(made_up, monkeypatch):
         find_jobs()
 
 
-def test_text_without_any_job_is_refused(made_up):
+def test_find_jobs_refuses_text_without_jobs(made_up):
     (made_up.folder / "squeue").write_text("#!/bin/sh\necho no jobs\n")
     with refused(InputError, "squeue printed 'no jobs'"):
         find_jobs()
 
 
-# Whatever another user calls a job or writes into its comment, the operator gets a plan.
+# Whatever another user writes into a name or a comment, the operator gets a plan.
 
 HOSTILE = "a\tb\n99\t500\t9-00:00:00\tdebug\tforged\tfleet:app_time=0\n\xff fleet:memory_gb=1"
-# Prints a job in the format that is asked for, then another one with hostile name and comment.
+# Print a job in the requested format, then another one with a hostile name and comment.
 ANY_FORMAT = rf"""#!/usr/bin/env python3
 import os, sys
-said = next(word for word in sys.argv if word.startswith("--format=")).removeprefix("--format=").encode()
+option = next(word for word in sys.argv if word.startswith("--format="))
+format_ = option.removeprefix("--format=").encode()
 hostile = {HOSTILE!r}.encode("latin-1")
-for fields in ((b"17", b"2", b"0:10", b"good", b"(null)"), (b"18", b"1K", b"INVALID", hostile, hostile)):
-    line = said.replace(b"%T", b"RUNNING")
+for fields in (
+    (b"17", b"2", b"0:10", b"good", b"(null)"),
+    (b"18", b"1K", b"INVALID", hostile, hostile),
+):
+    line = format_.replace(b"%T", b"RUNNING")
     for code, value in zip((b"%i", b"%D", b"%M", b"%j", b"%k"), fields):
         line = line.replace(code, value)
     os.write(1, line + b"\n")
 """
 
 
-def test_no_name_or_comment_makes_up_a_job_or_hides_one(made_up):
+def test_find_jobs_is_safe_from_hostile_names(made_up):
     (made_up.folder / "squeue").write_text(ANY_FORMAT)
     hostile = HOSTILE.replace("\xff", "\\xff")
     assert [
@@ -102,7 +106,7 @@ def test_no_name_or_comment_makes_up_a_job_or_hides_one(made_up):
 
 
 @pytest.mark.parametrize("text", ["", "10", "INVALID", "1-10:00", "-1:00"])
-def test_a_time_that_is_none_is_not_known(text):
+def test_find_jobs_treats_invalid_times_as_unknown(text):
     assert clock_s(text) is None
 
 
@@ -110,13 +114,13 @@ def test_a_time_that_is_none_is_not_known(text):
     "comment",
     ["fleet:", "fleet:interval_min", "fleet:=3", "fleet:memory_gb=lots", "mine fleet:a=1,,b=2"],
 )
-def test_a_comment_that_addresses_us_wrongly_is_refused(comment):
+def test_parse_comment_refuses_malformed_settings(comment):
     with pytest.raises(InputError, match="the comment of job 17 says 'fleet:.*name=number"):
         parse_comment("17", comment)
 
 
 @pytest.mark.parametrize("comment", ["(null)", "", "my fleet of jobs", "notfleet:x=1"])
-def test_a_comment_for_others_says_nothing(comment):
+def test_parse_comment_ignores_other_comments(comment):
     assert parse_comment("17", comment) == ({}, None, None)
 
 
@@ -130,14 +134,14 @@ def test_a_comment_for_others_says_nothing(comment):
         ("fleet:signal=10", "10"),
     ],
 )
-def test_a_comment_may_name_the_signal_upon_which_a_job_saves(made_up, message, signal):
+def test_parse_comment_reads_the_signal(made_up, message, signal):
     job = commented(made_up, message)
     assert (job.signal, job.unread) == (signal, "")
     assert job.checkpoint == ({"app_time": 5.0} if "app_time" in message else {})
 
 
 @pytest.mark.parametrize("signal", ["", "usr2", "USR2;reboot", "-9", "B:", "KILL USR2"])
-def test_a_signal_that_cannot_be_is_its_users_mistake(made_up, signal):
+def test_parse_comment_refuses_an_invalid_signal(made_up, signal):
     job = commented(made_up, f"fleet:signal={signal}")
     assert job.signal is None or signal == "KILL USR2"
     assert job.unread or signal == "KILL USR2"

@@ -1,4 +1,4 @@
-"""What dead processes have left, and who takes it away."""
+"""Files of dead processes, and their removal."""
 
 import mmap
 import os
@@ -14,7 +14,7 @@ import pytest
 from launch.stale_files import remove_leftovers
 
 HOST = socket.gethostname().partition(".")[0]
-DEAD = 2**22 + 1  # above all numbers of processes
+DEAD = 2**22 + 1  # above all process ids
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def no_slurm(monkeypatch):
 
 
 def leftover(*files):
-    """Files that are a minute old, and their folders."""
+    """Make files that are a minute old, and their folders."""
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"x" * 16)
@@ -46,7 +46,7 @@ def test_remove_leftovers_deletes_folders_of_dead_processes_only(tmp_path):
     assert swept(tmp_path) == []
 
 
-def test_a_process_of_which_only_its_exit_status_is_left_is_dead(tmp_path):
+def test_remove_leftovers_treats_zombies_as_dead(tmp_path):
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     leftover(tmp_path / f"fleet.{HOST}.{process.pid}/x")
@@ -56,7 +56,7 @@ def test_a_process_of_which_only_its_exit_status_is_left_is_dead(tmp_path):
         process.wait()
 
 
-def test_what_is_of_another_node_or_of_somebody_else_stays(tmp_path):
+def test_remove_leftovers_keeps_files_of_other_nodes_and_users(tmp_path):
     leftover(
         tmp_path / f"ompi.{DEAD}/pmix.n17.tool",
         tmp_path / f"fleet.n17.{DEAD}/x",
@@ -68,11 +68,11 @@ def test_what_is_of_another_node_or_of_somebody_else_stays(tmp_path):
     assert swept(tmp_path) == []
 
 
-def test_memory_that_no_process_maps_goes(tmp_path):
+def test_remove_leftovers_deletes_unmapped_memory(tmp_path):
     names = [f"sm_segment.{HOST}.{os.getuid()}.1a2b0001.{rank}" for rank in range(3)]
     leftover(*(tmp_path / name for name in names))
     with open(tmp_path / names[0], "r+b") as file, mmap.mmap(file.fileno(), 16):
-        os.utime(tmp_path / names[1])  # just made: somebody may be about to map it
+        os.utime(tmp_path / names[1])  # new: a process may be about to map it
         assert swept(tmp_path) == names[2:]
     os.utime(tmp_path / names[1], (0, 0))
     assert swept(tmp_path) == names[:2]
@@ -81,7 +81,7 @@ def test_memory_that_no_process_maps_goes(tmp_path):
 @pytest.mark.parametrize(
     ("file", "age_s", "goes"), [("", 60, True), ("", 0, False), ("file", 60, False)]
 )
-def test_empty_folders_of_jobs_go_once_they_are_old(tmp_path, file, age_s, goes):
+def test_remove_leftovers_deletes_old_empty_folders(tmp_path, file, age_s, goes):
     top = tmp_path / f"ompi.{HOST}.{os.getuid()}"
     ranks = top / "jf.0" / "17" / "0"
     ranks.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Handing scripts in, to commands that a shell script plays."""
+"""Submission of scripts, to fake commands in shell."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from tests.refusals import refused
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """Put commands on the PATH that write down how they were called and do what a line of shell says."""
+    """Put fake commands on the PATH that record their calls and run a line of shell."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "job.sh").write_text("#!/bin/bash\ntrue\n")
 
@@ -41,13 +41,13 @@ def cluster(tmp_path, monkeypatch):
         ("pbs", "qsub", "1234.polaris-pbs-01", "1234.polaris-pbs-01"),
     ],
 )
-def test_the_id_of_a_job_is_what_the_command_prints(cluster, system, program, printed, id_):
+def test_submit_returns_the_printed_job_id(cluster, system, program, printed, id_):
     cluster(program, f"echo '{printed}'")
     assert submit(SYSTEMS[system], cluster.script) == id_
     assert cluster.calls()[0].endswith(str(cluster.script))
 
 
-def test_bsub_is_given_the_script_as_its_input(cluster):
+def test_submit_passes_the_script_to_bsub_as_input(cluster):
     cluster("bsub", 'grep -q "#!/bin/bash" && echo "Job <77> is submitted to queue <batch>."')
     assert submit(SYSTEMS["lsf"], cluster.script) == "77"
     assert cluster.calls() == ["bsub"]
@@ -59,7 +59,7 @@ def test_continue_job_requeues_where_users_can(cluster):
     assert cluster.calls() == ["scontrol requeue 12"]
 
 
-def test_where_that_is_refused_another_job_is_to_follow(cluster):
+def test_continue_job_submits_another_if_requeueing_fails(cluster):
     cluster("scontrol", "echo 'Requested operation is presently disabled' >&2; exit 1")
     cluster("sbatch", "echo 13")
     assert continue_job(SYSTEMS["slurm"], "12", cluster.script) == "13"
@@ -79,7 +79,7 @@ def test_continue_job_submits_again_without_requeue(cluster, system, program, pr
     assert cluster.calls() == [called.format(script=cluster.script)]
 
 
-def test_what_the_system_says_against_a_job_is_passed_on(cluster):
+def test_submit_quotes_the_systems_error(cluster):
     cluster(
         "sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1"
     )
@@ -87,7 +87,7 @@ def test_what_the_system_says_against_a_job_is_passed_on(cluster):
         submit(SYSTEMS["slurm"], cluster.script)
 
 
-def test_a_missing_command_and_an_answer_without_an_id_are_named(cluster):
+def test_submit_names_a_missing_command_or_job_id(cluster):
     with pytest.raises(InputError, match="qsub is not on the PATH"):
         submit(SYSTEMS["pbs"], cluster.script)
     cluster("sbatch", "echo hello")
@@ -132,13 +132,13 @@ OWN = {
         ({"account": "-A {account}"}, "'-A {account}' may have braces only around {}"),
     ],
 )
-def test_a_record_that_cannot_work_is_refused(parts, message):
+def test_system_refuses_invalid_fields(parts, message):
     System(**OWN)
     with pytest.raises(InputError, match=message):
         System(**{**OWN, **parts})
 
 
-def test_only_what_takes_scripts_has_a_queue():
+def test_has_queue_is_false_for_local():
     assert [name for name, system in SYSTEMS.items() if not system.has_queue] == ["local"]
 
 
@@ -149,13 +149,13 @@ def test_only_what_takes_scripts_has_a_queue():
         ("PreemptEligibleTime=2026-11-20T14:29:46 PreemptTime=None", False),
     ],
 )
-def test_slurm_says_of_a_job_that_it_is_being_preempted(cluster, message, preempted):
+def test_is_preempted_reads_the_state_of_slurm(cluster, message, preempted):
     cluster("scontrol", f"echo '   {message}'")
     assert is_preempted(SYSTEMS["slurm"], "12") is preempted
     assert cluster.calls() == ["scontrol show job 12"]
 
 
-def test_is_preempted_is_false_for_systems_that_do_not_say(cluster):
+def test_is_preempted_is_false_for_other_systems(cluster):
     cluster("scontrol", "exit 1")
     assert not any(is_preempted(system, "12") for system in SYSTEMS.values())
 
@@ -198,7 +198,7 @@ def test_knows_job_tells_known_from_ended_and_no_answer(cluster, system, program
     assert knows_job(system, "12") is expected
 
 
-def test_a_batch_system_that_is_not_there_does_not_answer(cluster):
+def test_knows_job_is_none_for_a_missing_system(cluster):
     assert [knows_job(name, "12") for name in (*SYSTEMS, "another", "")] == [None] * (
         len(SYSTEMS) + 2
     )
@@ -214,11 +214,11 @@ def test_a_batch_system_that_is_not_there_does_not_answer(cluster):
         ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "-"}, CurrentJob("slurm", "7")),
     ],
 )
-def test_a_process_knows_its_job_by_its_environment(environment, job):
+def test_this_job_reads_the_environment(environment, job):
     assert this_job(environment) == job
 
 
-def test_a_job_that_asks_for_another_time_is_another_job(made_up, tmp_path):
+def test_continue_job_with_another_walltime_is_a_new_job(made_up, tmp_path):
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/sh\n")
     assert continue_job(SYSTEMS["slurm"], "17", script, walltime_s=90) == "4711"

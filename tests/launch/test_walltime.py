@@ -1,4 +1,4 @@
-"""How long a job may go on, as three batch systems tell it."""
+"""The remaining walltime of a job under three batch systems."""
 
 import time
 
@@ -7,7 +7,7 @@ import pytest
 from launch.walltime import parse_bjobs, parse_qstat, seconds_left
 from tests.fakes import put_programs
 
-# What qstat of PBS Pro prints of a running job, and qstat of Torque; the lines that say nothing of time are left out.
+# The output of qstat for a running job under PBS Pro and Torque, only the lines about times.
 PBS_PRO = """Job Id: 1234.pbs
     Job_Name = search
     resources_used.ncpus = 64
@@ -24,7 +24,7 @@ STARTED = time.mktime(time.strptime("2026-11-20 13:00:00", "%Y-%m-%d %H:%M:%S"))
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    """Put a command on the PATH that writes down how it was called and does what a shell script says."""
+    """Put a fake command on the PATH that records its calls and runs a shell script."""
 
     def write(name, script):
         put_programs(tmp_path, {name: f'printf "%s\\n" "$@" > {tmp_path}/called\n{script}'})
@@ -34,11 +34,11 @@ def command(tmp_path, monkeypatch):
     return write
 
 
-def test_outside_of_any_job_nobody_is_asked():
+def test_seconds_left_is_none_outside_of_jobs():
     assert seconds_left({"PATH": "/nowhere"}) is None
 
 
-def test_slurm_says_when_the_job_ends_in_its_environment():
+def test_seconds_left_reads_slurms_environment():
     remaining_s = seconds_left(
         {"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": str(int(time.time()) + 1000)}
     )
@@ -64,7 +64,7 @@ def test_seconds_left_is_at_most_the_walltime_of_slurm():
     ("answer", "remaining_s"),
     [("1:00:10", 3610), ("UNLIMITED", None), ("INVALID", None), ("", None)],
 )
-def test_an_older_slurm_is_asked(command, answer, remaining_s):
+def test_seconds_left_asks_an_older_slurm(command, answer, remaining_s):
     called = command("squeue", f"echo {answer}")
     assert seconds_left({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": "soon"}) == remaining_s
     assert called.read_text().split() == ["--noheader", "--format=%L", "--jobs=17"]
@@ -81,14 +81,14 @@ def test_an_older_slurm_is_asked(command, answer, remaining_s):
         ("Job <17> is not found", None),
     ],
 )
-def test_lsf_is_asked_and_only_a_limit_is_an_end(command, answer, remaining_s):
+def test_seconds_left_of_lsf_counts_only_limits(command, answer, remaining_s):
     called = command("bjobs", f"echo '{answer}'")
     assert seconds_left({"LSB_JOBID": "17"}) == remaining_s
     assert called.read_text().split() == ["-noheader", "-o", "time_left", "17"]
     assert parse_bjobs(f" {answer} \n") == remaining_s
 
 
-def test_pbs_is_asked(command, tmp_path):
+def test_seconds_left_asks_pbs(command, tmp_path):
     (tmp_path / "answer").write_text(
         PBS_PRO.replace("stime = Fri Nov 20 13:00:00 2026", "stime = soon")
     )
@@ -100,7 +100,7 @@ def test_pbs_is_asked(command, tmp_path):
 @pytest.mark.parametrize(
     ("text", "after", "remaining_s"),
     [
-        (PBS_PRO, 1200, 2400),  # what is noted as used is older than the start is long ago
+        (PBS_PRO, 1200, 2400),  # the recorded use is older than the start time implies
         (PBS_PRO, 60, 2997),
         (PBS_PRO, 9999, 0),
         (TORQUE, 7200, 46 * 3600),

@@ -1,1 +1,1 @@
-"""Published algorithms, beside which ours are tested and timed; nobody who wants an answer needs them."""
+"""Published algorithms against which FLEET's are tested and timed; FLEET does not use them."""

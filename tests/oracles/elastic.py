@@ -1,7 +1,7 @@
-"""GPUs for elastic jobs by a general solver, and by the dynamic programme of [ELASTIC] section III-C that replaces it.
+"""GPUs for elastic jobs, by a general solver and by the dynamic program of [ELASTIC] III-C.
 
-HiGHS (through scipy) takes the program as it stands, with one binary variable x_jk for each job j and number of GPUs k
-on which the job runs:
+HiGHS (through scipy) takes the program as it stands, with one binary variable x_jk for each job j
+and number of GPUs k on which the job runs:
 
     maximise sum_jk T_j(k) x_jk   subject to   sum_k x_jk = 1 for each j,   sum_jk k x_jk <= K
 """
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from scheduler.elastic.allocate import Allocation, Array, ScalingCurve
 
 
-def integer_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
-    """As :func:`scheduler.elastic.allocate.allocate`, solved by HiGHS to a gap of 0.
+def integer_program(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
+    """Solve :func:`scheduler.elastic.allocate.allocate` with HiGHS to a gap of 0.
 
-    >>> integer_programme([Curve((1.0, 1.1, 3.0)), Curve((1.0, 1.5))], gpus=3)
-    Allocation(gpus=(1, 2), throughput=2.5, method='integer programme')
+    >>> integer_program([Curve((1.0, 1.1, 3.0)), Curve((1.0, 1.5))], gpus=3)
+    Allocation(gpus=(1, 2), throughput=2.5, method='integer program')
     """
-    # Half a second to load, and only needed here.
+    # Takes half a second to load.
     from scipy.optimize import (
         Bounds,
         LinearConstraint,
@@ -32,7 +32,7 @@ def integer_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
     from scipy.sparse import csr_array
 
     if not curves:
-        return Allocation((), 0.0, "integer programme")
+        return Allocation((), 0.0, "integer program")
     choices = [
         (job, k, factor)
         for job, curve in enumerate(curves)
@@ -57,12 +57,12 @@ def integer_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
         return None
     chosen = solution.x > 0.5
     return Allocation(
-        tuple(counts[chosen].tolist()), float(factors[chosen].sum()), "integer programme"
+        tuple(counts[chosen].tolist()), float(factors[chosen].sum()), "integer program"
     )
 
 
-def dynamic_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
-    """As :func:`scheduler.elastic.allocate.allocate`, over all jobs and counts ([ELASTIC] Eq. 4 and Algorithm 1).
+def dynamic_program(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
+    """Solve :func:`scheduler.elastic.allocate.allocate` over all jobs ([ELASTIC] Eq. 4, Alg. 1).
 
         P(j, K) = max_g  P(j-1, K-g) + T_j(g),        P(0, .) = 0
 
@@ -73,30 +73,30 @@ def dynamic_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
     GPUs beyond those, and it tries only counts worth giving.
     """
     if not curves:
-        return Allocation((), 0.0, "dynamic programme")
+        return Allocation((), 0.0, "dynamic program")
     minimum = np.array([curve.min_gpus for curve in curves], np.int64)
     spare = gpus - int(minimum.sum())
     if spare < 0:
         return None
-    allocation = minimum + _programme([_options_of(curve) for curve in curves], spare)
+    allocation = minimum + _program([_options_of(curve) for curve in curves], spare)
     counts = tuple(allocation.tolist())
     factors = [curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True)]
-    return Allocation(counts, math.fsum(factors), "dynamic programme")
+    return Allocation(counts, math.fsum(factors), "dynamic program")
 
 
-# GPUs of a job, rising from 0, and what they add to its factor.
+# Counts of GPUs of a job, ascending from 0, and their gains.
 _Options = tuple[NDArray[np.int64], Array]
 
 
 def _options_of(curve: ScalingCurve) -> _Options:
-    """The counts that are worth giving: the least, and each that is faster than all smaller ones."""
+    """Return the counts worth allocating: the minimum, and each faster than all smaller ones."""
     factors = np.array(curve.factors)
     worth = np.flatnonzero(np.diff(np.maximum.accumulate(factors), prepend=0.0) > 0)
     return worth - worth[0], factors[worth] - factors[worth[0]]
 
 
-def _programme(options: Sequence[_Options], spare: int) -> NDArray[np.int64]:
-    """The best choice of one option per job with no more than ``spare`` GPUs in all."""
+def _program(options: Sequence[_Options], spare: int) -> NDArray[np.int64]:
+    """Choose one option per job with at most ``spare`` GPUs in total, optimally."""
     spare = min(spare, sum(int(counts[-1]) for counts, _ in options))
     tables = [np.zeros(spare + 1)]
     for counts, gains in options:
@@ -106,7 +106,7 @@ def _programme(options: Sequence[_Options], spare: int) -> NDArray[np.int64]:
             if count <= spare:
                 np.maximum(table[count:], before[:-count] + gain, out=table[count:])
         tables.append(table)
-    # The way back: which option reached the maximum is found again, in one column per job.
+    # Trace back which option reached the maximum, in one column per job.
     allocation = np.zeros(len(options), dtype=np.int64)
     for job in reversed(range(len(options))):
         counts, gains = options[job]

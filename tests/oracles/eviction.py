@@ -1,4 +1,4 @@
-"""The dynamic programme of [COSIM] as it is printed, and the search with which it is compared there.
+"""The dynamic program of [COSIM] as printed, and the search that the paper compares it with.
 
 Each answers for one deadline and knows nothing of the others, except :func:`algorithm_1`.
 """
@@ -17,14 +17,14 @@ from scheduler.eviction.plan import CHECKPOINTS, Action, Number, Plan, RunningJo
 def branch_and_bound(
     jobs: Sequence[RunningJob], nodes: int, deadline: Number, most_visits: int | None = None
 ) -> Plan | None:
-    """Try every choice for every job, giving up a branch once it cannot beat the best plan so far.
+    """Try every choice for every job, and drop a branch that cannot beat the best plan so far.
 
     [COSIM] section IV-C calls it backtracking. Exact, and exponential in the
     number of jobs.
 
     Args:
-        jobs: as for :func:`scheduler.eviction.plan.plan_evictions`; decided on in their order, which makes a
-            great difference: the largest first is best.
+        jobs: as for :func:`scheduler.eviction.plan.plan_evictions`; decided on in their order,
+            which makes a great difference: the largest first is best.
         nodes, deadline: as there.
         most_visits: branches after which to give up; None is never.
 
@@ -41,7 +41,7 @@ def branch_and_bound(
 
 
 class _Cost(NamedTuple):
-    """What a plan is judged by, in this order."""
+    """The criteria of a plan, in this order."""
 
     loss: int | Fraction = 0
     time: int | Fraction = 0
@@ -50,7 +50,7 @@ class _Cost(NamedTuple):
     stopped: int = 0
 
     def with_(self, job: RunningJob, action: Action) -> _Cost:
-        """The cost with one more job stopped."""
+        """Return the cost with one more stopped job."""
         if action == "kill":
             return _Cost(
                 self.loss + exact(job.loss),
@@ -112,7 +112,7 @@ class _Search:
 
 
 def algorithm_1(jobs: Sequence[RunningJob], nodes: int, deadline: int) -> list[Plan]:
-    """[COSIM] Algorithm 1 as printed: one table over freed nodes and time, whole times only.
+    """Run [COSIM] Algorithm 1 as printed: a table over freed nodes and time, in whole times.
 
     One thing is not as printed: the last line takes the argmin over nodes and
     times, and where losses are equal an argmin in the order of nodes may return
@@ -152,7 +152,7 @@ def algorithm_1(jobs: Sequence[RunningJob], nodes: int, deadline: int) -> list[P
 
 
 class _Cell(NamedTuple):
-    """The best way found to free so many nodes in so much time."""
+    """The best known way to free a number of nodes in a time."""
 
     loss: Number
     actions: tuple[tuple[str, Action], ...]

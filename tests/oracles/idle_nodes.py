@@ -1,4 +1,4 @@
-"""The sharing out of idle nodes as mixed integer programs, solved by HiGHS.
+"""Allocation of idle nodes as mixed integer programs, solved by HiGHS.
 
 :func:`allocate_nodes` is the program that BFTrainer publishes (Liu et al.,
 arXiv:2106.12091, section 3, Eqs. 1-16), one binary variable for each node and
@@ -34,10 +34,11 @@ from scheduler.idle.allocate import Counts, RateCurve, Trainer, check_state
 
 @dataclass(frozen=True)
 class Solution:
-    """What the solver found within its time.
+    """The best solution found in time.
 
     Attributes:
-        nodes: the nodes of each trainer (indices into the idle nodes); None where there are only counts.
+        nodes: the nodes of each trainer (indices into the idle nodes); None where there are only
+            counts.
         counts: how many nodes each trainer gets.
         optimal: False when time ran out first.
         gap: how far the optimum may be above this, relative.
@@ -136,7 +137,7 @@ def _share(
     horizon_s: float,
     count: Mapping[int, float],
 ) -> None:
-    """What a trainer's number of nodes must obey, and what it earns; ``count`` is that number, a sum."""
+    """Add the constraints on a trainer's number of nodes (the sum ``count``) and its gain."""
     _bound_size(program, trainer, nodes, count)
     _earn(program, trainer.objective, horizon_s, count)
     _pay_rescaling(program, trainer, had, nodes, count)
@@ -145,7 +146,7 @@ def _share(
 def _bound_size(
     program: _Program, trainer: Trainer, nodes: int, count: Mapping[int, float]
 ) -> None:
-    """n = 0 or n_min <= n <= n_max (Eq. 4)."""
+    """Require n = 0 or n_min <= n <= n_max (Eq. 4)."""
     (low, high), m = program.variables(2).tolist(), max(nodes, trainer.n_min)
     program.add({**count, low: m}, lower=trainer.n_min)
     program.add({**count, low: m}, upper=m)
@@ -156,7 +157,7 @@ def _bound_size(
 def _earn(
     program: _Program, curve: RateCurve, horizon_s: float, count: Mapping[int, float]
 ) -> None:
-    """T O(n), with n between two neighbouring bends of the curve (Eqs. 11, 12)."""
+    """Add T O(n) to the objective, with n between two neighboring bends of the curve (Eqs. 11, 12)."""
     weights = program.variables(
         len(curve.nodes), integer=False, gain=[horizon_s * value for value in curve.values]
     ).tolist()
@@ -173,7 +174,7 @@ def _earn(
 def _pay_rescaling(
     program: _Program, trainer: Trainer, had: int, nodes: int, count: Mapping[int, float]
 ) -> None:
-    """O(c) R, with R set by whether n is above or below c (Eqs. 14-16)."""
+    """Subtract O(c) R from the objective, with R set by whether n is above or below c (Eqs. 14-16)."""
     rate = float(trainer.rates[had])
     up, down = program.variables(2, gain=[-rate * trainer.up_s, -rate * trainer.down_s]).tolist()
     program.add({**count, up: -(nodes - had)}, upper=had)
@@ -189,7 +190,7 @@ def _forbid_migration(
     count: Mapping[int, float],
     m: int,
 ) -> None:
-    """A trainer's nodes that change are as many as its count changes by (Eqs. 9, 10)."""
+    """Require that as many nodes of a trainer change as its count changes by (Eqs. 9, 10)."""
     changed = program.variables(len(has)).tolist()  # u_jn = x_jn xor c_jn
     (shrinks,) = program.variables(1).tolist()  # z_j
     for node, (new, change) in enumerate(zip(has.tolist(), changed, strict=True)):
@@ -217,7 +218,7 @@ class _Program:
         integer: bool = True,
         gain: Sequence[float] | None = None,
     ) -> np.ndarray:
-        """New variables between 0 and ``upper``; ``gain`` is what they add to the objective."""
+        """Add variables between 0 and ``upper``; ``gain`` is their part of the objective."""
         first = len(self._gain)
         self._gain += [0.0] * how_many if gain is None else gain
         self._integer += [integer] * how_many
@@ -225,11 +226,11 @@ class _Program:
         return np.arange(first, first + how_many)
 
     def add(self, row: Mapping[int, float], lower: float = -np.inf, upper: float = np.inf) -> None:
-        """A constraint: lower <= sum of coefficient x variable <= upper."""
+        """Add a constraint: lower <= sum of coefficient x variable <= upper."""
         self._rows.append((row, lower, upper))
 
     def solve(self) -> tuple[np.ndarray, bool, float] | None:
-        """Maximise. The values, whether they are optimal, and the gap; None where nothing was found."""
+        """Maximize; return values, True if they are optimal, and the gap; None if unsolved."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
@@ -259,5 +260,5 @@ class _Program:
         return result.x, result.status == 0, float(result.mip_gap)
 
 
-# The largest coefficient of the objective, as the solver sees it: it treats differences below 1e-6 as none.
+# The largest coefficient of the objective for the solver, which ignores differences below 1e-6.
 _SCALE = 1e4

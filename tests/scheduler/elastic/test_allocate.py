@@ -12,7 +12,7 @@ from scheduler.elastic import allocate as elastic
 from scheduler.elastic.allocate import ScalingCurve, allocate
 from scheduler.ensemble.rates_file import parse_rates
 from tests.examples import examples
-from tests.oracles.elastic import dynamic_programme, integer_programme
+from tests.oracles.elastic import dynamic_program, integer_program
 from tests.scheduler.contracts import AllocatorContract, Table
 
 STEPS = (StepTime(32, 1.8), StepTime(8, 0.6), StepTime(16, 1.0))
@@ -70,13 +70,13 @@ class TestAllocate(ElasticContract):
 
 
 class TestDynamicProgramme(ElasticContract):
-    allocate = staticmethod(dynamic_programme)
+    allocate = staticmethod(dynamic_program)
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.tuples(st.lists(any_curve, max_size=6), st.integers(0, 16)))
 def test_dynamic_program_equals_integer_program(problem):
-    exact, solved = dynamic_programme(*problem), integer_programme(*problem)
+    exact, solved = dynamic_program(*problem), integer_program(*problem)
     assert (exact is None) == (solved is None)
     if exact is not None:
         assert exact.throughput == pytest.approx(solved.throughput, rel=1e-9)
@@ -93,7 +93,7 @@ longer_curve = (
 @settings(max_examples=examples(400), deadline=None)
 @given(problems(st.one_of(longer_curve, concave_curve(max_gpus=12)), jobs=20, gpus=120))
 def test_allocate_equals_dynamic_program_on_all_curves(problem):
-    exact, fast = dynamic_programme(*problem), allocate(*problem)
+    exact, fast = dynamic_program(*problem), allocate(*problem)
     assert (fast is None) == (exact is None)
     if exact is not None:
         assert fast.throughput == pytest.approx(exact.throughput, rel=1e-9)
@@ -120,7 +120,7 @@ def test_allocations_by_hand():
             4,
             "greedy",
         ),  # the hull's step from 1 to 3 GPUs fits exactly
-        ([(1.0, 1.1, 3.0), (1.0, 1.5)], 3, "greedy + dynamic programme"),
+        ([(1.0, 1.1, 3.0), (1.0, 1.5)], 3, "greedy + dynamic program"),
     ],
 )
 def test_the_method_chosen_is_stated(curves, gpus, method):
@@ -314,7 +314,7 @@ def many_jobs(draw):
 def test_allocate_many_jobs_equals_dynamic_program(problem):
     factors, gpus = problem
     allocation = allocate(list(map(ScalingCurve, factors)), gpus)
-    exact = dynamic_programme(list(map(ScalingCurve, factors)), gpus)
+    exact = dynamic_program(list(map(ScalingCurve, factors)), gpus)
     if exact is None:
         assert allocation is None
     else:

@@ -140,7 +140,7 @@ def test_a_decision_says_how_many_gpus_each_job_has(running, waiting, now, how, 
 def test_decision_states_method_and_throughput():
     assert (
         decide([], [needs(1.0, 1.1, 3.0), Job()], 0.0, Autoscaling(gpus=3)).method
-        == "greedy + dynamic programme"
+        == "greedy + dynamic program"
     )
     assert decide([TWO], [Job()], 50.0, Autoscaling(gpus=2)).throughput == 2.0
 
