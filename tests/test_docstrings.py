@@ -67,12 +67,12 @@ def test_documented_parameters_exist():
     unknown = []
     for path, node in nodes:
         if isinstance(node, ast.ClassDef):
-            known = fields(node, classes)
+            accepted = fields(node, classes)
         else:
-            known = parameters(node)
-        if not known:  # a protocol, whose docstring describes how it is constructed
+            accepted = parameters(node)
+        if not accepted:  # a protocol, whose docstring describes how it is constructed
             continue
         unknown += [
-            f"{path}:{node.lineno} {name}" for name in documented(node) if name not in known
+            f"{path}:{node.lineno} {name}" for name in documented(node) if name not in accepted
         ]
     assert not unknown, "\n".join(unknown)
