@@ -109,8 +109,8 @@ class Controller:
         handled.
         """
         devices = self._groups.cluster.gpus
-        if devices >= _MANY:
-            return max(_FEWEST, devices // 8)
+        if devices >= _MANY_DEVICES:
+            return max(_MIN_UNDECIDED, devices // 8)
         return 1
 
     def handle(
@@ -134,7 +134,7 @@ class Controller:
             return []
         self._outbox.now_s = now_s
         # Only few of the many pace reports have any effect here.
-        matters = (
+        is_relevant = (
             not isinstance(message, m.Pace)
             or message.rate.rate > 0
             or self._launch.startup.is_awaited(message.network)
@@ -142,7 +142,7 @@ class Controller:
         try:
             if message is not None:
                 is_news = self._handlers.handle(message)
-                self._undecided += matters or is_news > self._placement.has_news
+                self._undecided += is_relevant or is_news > self._placement.has_news
                 self._placement.has_news |= is_news
             if is_late or (
                 self._undecided and not (more_pending and self._undecided < self.max_undecided)
@@ -153,7 +153,7 @@ class Controller:
             self._history.add(now_s, message, self._outbox.drain())
             raise self._history.make_error(str(error)) from error
         effects = self._outbox.drain()
-        if matters:
+        if is_relevant:
             self._history.add(now_s, message, effects)
         return effects
 
@@ -180,11 +180,11 @@ class Controller:
             ending.abandon_silent_groups()
             ending.wind_up()
         if ending.has_begun:
-            rested_s = float("inf")
+            next_retry_s = float("inf")
         else:
-            rested_s = min(self._networks.next_retry_s, self._searches.closes_s)
+            next_retry_s = min(self._networks.next_retry_s, self._searches.closes_s)
         self._wakes_s = min(
-            rested_s, self._launch.builds.next_deadline_s(ending.began_s), ending.deadline_s
+            next_retry_s, self._launch.builds.next_deadline_s(ending.began_s), ending.deadline_s
         )
 
     def _train(self) -> None:
@@ -200,5 +200,5 @@ class Controller:
         self._placement.decide()
 
 
-_MANY = 16  # with fewer devices, a decision follows each message
-_FEWEST = 8  # messages before a decision, with more devices
+_MANY_DEVICES = 16  # with fewer devices, a decision follows each message
+_MIN_UNDECIDED = 8  # messages before a decision, with more devices

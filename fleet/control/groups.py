@@ -49,7 +49,7 @@ class Groups:
         self.unresponsive_ranks: set[int] = set()
         self._devices = DevicePool(self.cluster.devices)
         # whether any trainer has reported, and whether all have
-        self._has_come = False
+        self._has_ready_trainer = False
         self._are_awaited = True
         self._groups: dict[str, TrainingGroup] = {}
         self._awaiting_orders: dict[str, TrainingGroup] = {}  # groups that wait for orders
@@ -141,7 +141,7 @@ class Groups:
         """
         device = self._roles.device_of.get(ready.rank)
         if device is not None:
-            self._has_come = True
+            self._has_ready_trainer = True
             self._devices.not_ready.discard(device)
         self.check_all_ready()
         if ready.rank in self.removed_ranks:
@@ -152,7 +152,7 @@ class Groups:
 
     def check_all_ready(self) -> None:
         """Log when all trainers that are alive have reported."""
-        if self._are_awaited and self._has_come and not self._devices.not_ready:
+        if self._are_awaited and self._has_ready_trainer and not self._devices.not_ready:
             self._are_awaited = False
             self._outbox.log(TrainersReady())
 
@@ -167,10 +167,12 @@ class Groups:
         if group is not None and group.recruits.get(device) is False:
             group.recruits[device] = True
             return
-        does = (group is not None and device in group.devices) or device in self._devices.measuring
+        is_building = (
+            group is not None and device in group.devices
+        ) or device in self._devices.measuring
         # A returning device may not know yet that it was dismissed.
         if (
-            not does
+            not is_building
             and device not in self._devices.returning
             and built.rank not in self.removed_ranks
         ):
@@ -499,7 +501,7 @@ class Groups:
         )
         grows_inside = self._grants.changes_inside
         # A rank that may die could do so while it leaves, and new ranks would wait for it.
-        apart = {
+        holdings = {
             group.name: group.holding(
                 can_change=not self._outlives,
                 grows_inside=grows_inside,
@@ -510,7 +512,7 @@ class Groups:
         }
         members = sorted(self._members[name] for name in names & self._members.keys())
         possible = plan_moves(
-            apart, Round(tuple(member for _, member in members)), self._devices.free
+            holdings, Round(tuple(member for _, member in members)), self._devices.free
         )
         if alone:
             return tuple(move for move in possible if self._is_clear(move, alone))

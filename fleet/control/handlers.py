@@ -73,7 +73,7 @@ class MessageHandlers:
         return is_news is True or isinstance(message, _NEWS)
 
     def _on_joined(self, joined: m.Joined) -> None:
-        self._has_met(self._groups[joined.network])
+        self._end_join(self._groups[joined.network])
 
     def _on_regrouped(self, regrouped: m.Regrouped) -> None:
         group = self._groups[regrouped.network]
@@ -86,9 +86,9 @@ class MessageHandlers:
                 regrouped.seconds,
             )
         )
-        self._has_met(group)
+        self._end_join(group)
 
-    def _has_met(self, group: TrainingGroup) -> None:
+    def _end_join(self, group: TrainingGroup) -> None:
         self._groups.end_join(group)
         self._launch.update_grants()
         if self._shutdown.has_begun:
@@ -200,7 +200,7 @@ class MessageHandlers:
         self._rates.add(admitted)
         self._searches.handle_admitted(admitted)
 
-    def _on_nodes_asked(self, request: e.NodesRequested) -> None:
+    def _on_nodes_requested(self, request: e.NodesRequested) -> None:
         self._node_release.begin_release(request)
         self._rates.limit_devices(self._groups.cluster.whole_gpus)
 
@@ -238,7 +238,7 @@ _HANDLERS: Mapping[type, Callable[[MessageHandlers, Any], bool | None]] = {
     e.RanksDied: MessageHandlers._on_ranks_died,
     e.CheckpointRead: MessageHandlers._on_checkpoint_read,
     e.EndRequested: lambda self, request: self._shutdown.begin(request.reason, request.patience_s),
-    e.NodesRequested: MessageHandlers._on_nodes_asked,
+    e.NodesRequested: MessageHandlers._on_nodes_requested,
     e.LeaseGranted: MessageHandlers._on_leased,
     e.NetworkAdmitted: MessageHandlers._on_admitted,
     e.SearcherAnswered: lambda self, answer: self._searches.handle_answer(answer),

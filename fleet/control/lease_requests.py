@@ -57,7 +57,7 @@ class LeaseRequests:
         self._idle_s = idle_s
         self.leased: set[str] = set()
         self._request = RequestLeases((), 0)
-        self._let_go = list[Effect]()
+        self._releases = list[Effect]()
         self._idle_since: float | None = None
         self._ends = False
 
@@ -78,7 +78,7 @@ class LeaseRequests:
         """Release a network that has ended, and that no rank uses any more."""
         self.leased.remove(network)
         del self._epochs[network]
-        self._let_go.append(ReleaseLease(network))
+        self._releases.append(ReleaseLease(network))
 
     def end(self) -> None:
         """Request nothing more: the launch is about to end."""
@@ -93,8 +93,8 @@ class LeaseRequests:
                 no devices, and no launch keeps running for them.
         """
         paused = self.leased.intersection(paused)
-        effects = self._let_go
-        self._let_go = []
+        effects = self._releases
+        self._releases = []
         want = self._next_request(self._max_leases + len(paused))
         if want != self._request:
             self._request = want

@@ -186,7 +186,7 @@ class RateMeasurement:
 
     def _ask(self, key: str, gpus: int) -> None:
         """Request an unknown rate, of the first network with this key that can provide it."""
-        able = (
+        names = (
             network.name
             for network in self._twins[key]
             if self._min_gpus(network)
@@ -198,7 +198,7 @@ class RateMeasurement:
         if (
             gpus not in self.known_rates.get(key, {})
             and (key, gpus) not in pending
-            and (name := next(able, None)) is not None
+            and (name := next(names, None)) is not None
         ):
             self._queue.append(MeasurementTask(name, gpus))
 

@@ -29,7 +29,7 @@ from fleet.errors import ExitStatus
 from fleet.spec import NetworkSpec
 from scheduler.ensemble.indexed import IndexedSet
 
-_REST_S = 5.0  # before the first retry; doubles each time
+_BACKOFF_S = 5.0  # before the first retry; doubles each time
 
 
 class Networks:
@@ -364,7 +364,7 @@ class Networks:
 
     def schedule_retry(self, name: str) -> None:
         """Schedule the next retry of a network."""
-        self._retry_at_s[name] = self._outbox.now_s + _REST_S * 2 ** (self._failures[name] - 1)
+        self._retry_at_s[name] = self._outbox.now_s + _BACKOFF_S * 2 ** (self._failures[name] - 1)
         self._reindex(name)
 
     @property
@@ -374,11 +374,11 @@ class Networks:
 
     def end_backoffs(self, now_s: float) -> bool:
         """Make networks available whose retry is due; return True if there were any."""
-        rested = [name for name, until in self._retry_at_s.items() if now_s >= until]
-        for name in rested:
+        due = [name for name, until in self._retry_at_s.items() if now_s >= until]
+        for name in due:
             del self._retry_at_s[name]
             self._reindex(name)
-        return bool(rested)
+        return bool(due)
 
     def await_checkpoint(self, name: str, how: str = "") -> None:
         """Read the checkpoint of a network whose group lost a rank, to learn its status.
@@ -403,11 +403,12 @@ class Networks:
         if name not in self._awaiting_checkpoint:
             raise InvalidTransition(f"the checkpoint of {name} was not requested: {read}")
         self._awaiting_checkpoint.remove(name)
-        had = {(record.epoch, record.stream_epoch) for record in self.history(name)}
+        known_epochs = {(record.epoch, record.stream_epoch) for record in self.history(name)}
         was_over = self.is_final(name)
         restored = read.status.merged_with_log(self._statuses[name])
         for record in history:
-            if (record.epoch, record.stream_epoch) not in had:  # saved before the master died
+            # saved before the master died
+            if (record.epoch, record.stream_epoch) not in known_epochs:
                 self._log(events.EpochEnded(name, record))
         self._log(
             events.GroupFailed(

@@ -22,7 +22,7 @@ from scheduler.base import InputError
 from scheduler.eviction.plan import Action, RunningJob, groups_to_stop
 
 # minimum loss of training: a group that has just saved should save again if there is time
-_LEAST_S = 1e-3
+_MIN_LOSS_S = 1e-3
 _WRITE_S = 5.0  # assumed duration of a checkpoint before one was measured
 
 
@@ -83,25 +83,27 @@ class NodeRelease:
         roles = self._config.roles
         cluster = self._groups.cluster
         first = roles.node_of[0]
-        able = sorted({cluster.node(device) for device in cluster.devices} - {first}, reverse=True)
-        if not 1 <= count <= len(able):
+        releasable = sorted(
+            {cluster.node(device) for device in cluster.devices} - {first}, reverse=True
+        )
+        if not 1 <= count <= len(releasable):
             raise UserError(
                 f"{pluralize(count, 'node')} cannot be released: this launch can release "
-                f"{len(able)}, because the node of the coordinator stays to the end"
+                f"{len(releasable)}, because the node of the coordinator stays to the end"
             )
         chosen: list[int] = []
-        ways: Mapping[str, Action] = {}
+        actions: Mapping[str, Action] = {}
         for _ in range(count):
             plans = {
                 node: self._plan_actions((*chosen, node), within_s, now_s)
-                for node in able
+                for node in releasable
                 if node not in chosen
             }
             node = min(plans, key=lambda node: self._cost(plans[node], now_s))
             chosen = [*chosen, node]
-            ways = plans[node]
+            actions = plans[node]
         self._check_remaining(chosen)
-        return NodeOffer(tuple(chosen), tuple(map(self._host, chosen)), ways)
+        return NodeOffer(tuple(chosen), tuple(map(self._host, chosen)), actions)
 
     def _check_remaining(self, nodes: Iterable[int]) -> None:
         """Check that the rest of the launch suffices for all remaining networks.
@@ -140,19 +142,21 @@ class NodeRelease:
         """Return a group in the form that the eviction planner uses."""
         name = group.name
         every = self._config.spec.checkpoint.every
-        since_s = max(_LEAST_S, now_s - self._saved_s.get(name, now_s))
+        since_s = max(_MIN_LOSS_S, now_s - self._saved_s.get(name, now_s))
         loss = len(group.devices) * min(since_s, since_s if every is None else every)
         writes_s = self._writes_s.get(name, max(self._writes_s.values(), default=_WRITE_S))
         return RunningJob(
             name, len(group.devices), loss, app_time=self._step_s.get(name, 0.0) + writes_s
         )
 
-    def _cost(self, ways: Mapping[str, Action], now_s: float) -> tuple[float, int]:
+    def _cost(self, actions: Mapping[str, Action], now_s: float) -> tuple[float, int]:
         """Return the loss of a plan in GPU-seconds, and the number of groups that it stops."""
         losses = (
-            self._job(self._groups[name], now_s).loss for name, way in ways.items() if way == "kill"
+            self._job(self._groups[name], now_s).loss
+            for name, action in actions.items()
+            if action == "kill"
         )
-        return float(sum(losses)), len(ways)
+        return float(sum(losses)), len(actions)
 
     # ---- releases ----
 

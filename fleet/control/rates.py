@@ -136,7 +136,7 @@ class Rates:
         self._time_scale = 1.0 if table is None else config.spec.resources.time_scale
         self._planned_by = self._curve
         # Prior speedups are logged, too.
-        self._noted_curve: tuple[float, ...] = (
+        self._logged_curve: tuple[float, ...] = (
             (1.0,) if self._sharing is None else self._sharing.expected
         )
         # otherwise the table only has placeholders
@@ -212,9 +212,9 @@ class Rates:
         network = admitted.network
         models = self._table.models if self._table is not None else ()
         twin = next((row for row in models if self._keys.get(row.name) == admitted.key), None)
-        alike = Network("", median_rates(models)) if twin is None else twin
+        similar = Network("", median_rates(models)) if twin is None else twin
         return replace(
-            alike, name=network.name, min_gpus=network.min_gpus, max_gpus=network.max_gpus
+            similar, name=network.name, min_gpus=network.min_gpus, max_gpus=network.max_gpus
         )
 
     def observe(self, name: str, gpus: int, observed: StepRate) -> None:
@@ -244,8 +244,8 @@ class Rates:
 
     def _log_sharing(self) -> None:
         """Log the speedups of sharing if they have changed."""
-        if len(self._curve) > 1 and curves_differ(self._noted_curve, self._curve, OFF):
-            self._noted_curve = self._curve
+        if len(self._curve) > 1 and curves_differ(self._logged_curve, self._curve, OFF):
+            self._logged_curve = self._curve
             self._outbox.log(self._shared.describe(self._curve, len(self._keys)))
 
     def _compare(self, name: str, gpus: int, observed: StepRate, expected: float) -> None:
@@ -372,7 +372,9 @@ class LearnedRates(Rates):
         # key and GPUs -> steps that its logged rate was learned from
         self._logged_steps: dict[tuple[str, int], int] = {}
         self._planned_table: RateTable | None = None  # by which the present plan was made
-        self._noted: dict[str, tuple[float, ...]] = {}  # network -> rates that were last logged
+        self._logged_rates: dict[
+            str, tuple[float, ...]
+        ] = {}  # network -> rates that were last logged
 
     def add(self, admitted: NetworkAdmitted) -> None:  # noqa: D102
         if admitted.traits is not None:
@@ -444,10 +446,10 @@ class LearnedRates(Rates):
         new = {
             network.name: network.rates
             for network in networks
-            if self._noted.get(network.name) != network.rates and not is_over(network.name)
+            if self._logged_rates.get(network.name) != network.rates and not is_over(network.name)
         }
         if new:
-            self._noted |= new
+            self._logged_rates |= new
             self._outbox.log(
                 events.RatesEstimated(new, len(self._keys) - len(self._online.guessed))
             )

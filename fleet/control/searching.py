@@ -55,8 +55,8 @@ class Searches:
         controller.is_open = self._open_for is not None
         self._decided = list(restored)
         self._has_input = True  # whether any input has come since the last decision
-        self._coming: set[str] = set()  # networks that are being validated
-        self._ahead = IndexedValues()
+        self._in_validation: set[str] = set()  # networks that are being validated
+        self._epochs_to_rung = IndexedValues()
         self._survivors = set[str]()
 
     # ---- queries ----
@@ -64,7 +64,7 @@ class Searches:
     @property
     def is_over(self) -> bool:
         """Whether no more networks can come, once all have ended."""
-        return self.controller.is_over and not self._coming
+        return self.controller.is_over and not self._in_validation
 
     @property
     def closes_s(self) -> float:
@@ -83,14 +83,14 @@ class Searches:
         for name in self._networks.take_changed() if self.controller.has_rungs else ():
             max_epochs = self._networks.specs[name].train.stopping.max_epochs
             done = len(self._networks.history(name))
-            self._ahead[name] = max(
+            self._epochs_to_rung[name] = max(
                 1, min(max_epochs, self.controller.next_rung(name, done) or max_epochs) - done
             )
             survives = done >= (self.controller.next_rung(name, 0) or max_epochs) and not (
                 self._networks.is_over(name) or self._networks.is_paused(name)
             )
             (self._survivors.add if survives else self._survivors.discard)(name)
-        return self._ahead, self._survivors
+        return self._epochs_to_rung, self._survivors
 
     # ---- inputs ----
 
@@ -145,7 +145,7 @@ class Searches:
         """Add a network that has been validated."""
         name = admitted.network.name
         self._has_input = True
-        self._coming.discard(name)
+        self._in_validation.discard(name)
         self._networks.add(admitted.network)
         self._launch.outbox.log(admitted.added)
         if not admitted.added.entry:
@@ -203,6 +203,6 @@ class Searches:
                 self._launch.outbox.add(decision)
             # Otherwise an earlier launch added it.
             case AddNetwork(network) if network not in self._networks.specs:
-                self._coming.add(network)
+                self._in_validation.add(network)
                 self._launch.outbox.add(decision)
         return False

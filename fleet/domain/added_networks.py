@@ -24,7 +24,7 @@ def with_added_networks(spec: Spec, run: RunState) -> Spec:
     entries = {entry.stem: index for index, entry in spec.searches.items()}
     came = {name: added for name, added in run.added.items() if not added.entry}
     late = [
-        _again(spec, entries[added.entry], added)
+        _rebuild(spec, entries[added.entry], added)
         for added in run.added.values()
         if added.entry in entries
     ]
@@ -45,7 +45,7 @@ def with_added_networks(spec: Spec, run: RunState) -> Spec:
     return spec
 
 
-def _again(spec: Spec, index: int, added: NetworkAdded) -> NetworkSpec:
+def _rebuild(spec: Spec, index: int, added: NetworkAdded) -> NetworkSpec:
     try:
         if not added.wrong:
             return replace(

@@ -103,7 +103,7 @@ def from_json(record: Any, kinds: Mapping[str, type]) -> Any:
 
 
 @cache
-def _marks(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+def _annotations(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Return the type and the annotations of each field."""
     hints = get_type_hints(kind, include_extras=True)
     return {
@@ -115,11 +115,11 @@ def _marks(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
 
 @cache
-def _places(kind: type) -> dict[str, int | None]:
+def _decimal_places(kind: type) -> dict[str, int | None]:
     """Return the decimal places of each field; None where it is not rounded."""
     return {
         name: next((mark.count for mark in marks if isinstance(mark, Decimals)), None)
-        for name, (_, marks) in _marks(kind).items()
+        for name, (_, marks) in _annotations(kind).items()
     }
 
 
@@ -131,14 +131,14 @@ def _defaults(kind: type) -> dict[str, Any]:
         if field.default_factory is dataclasses.MISSING
         else field.default_factory()
         for field in dataclasses.fields(kind)
-        if OmitDefault in _marks(kind)[field.name][1]
+        if OmitDefault in _annotations(kind)[field.name][1]
     }
 
 
 @cache
 def _flat(kind: type) -> frozenset[str]:
     """Return the fields whose keys are keys of the outer object."""
-    return frozenset(name for name, (_, marks) in _marks(kind).items() if Flat in marks)
+    return frozenset(name for name, (_, marks) in _annotations(kind).items() if Flat in marks)
 
 
 def _written(value: Any) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _written(value: Any) -> dict[str, Any]:
     defaults = _defaults(kind)
     flat = _flat(kind)
     content: dict[str, Any] = {}
-    for name, places in _places(kind).items():
+    for name, places in _decimal_places(kind).items():
         item = getattr(value, name)
         item = item if places is None else round(item, places)
         if name in defaults and item == defaults[name]:
@@ -161,7 +161,7 @@ def _written(value: Any) -> dict[str, Any]:
 def _read_fields(kind: type, record: Mapping[str, Any]) -> Any:
     values = {}
     flat = _flat(kind)
-    for name, (hint, marks) in _marks(kind).items():
+    for name, (hint, marks) in _annotations(kind).items():
         if name in flat:
             values[name] = _read_fields(hint, record)
         elif name in record:

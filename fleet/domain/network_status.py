@@ -71,14 +71,14 @@ def apply_change(status: NetworkStatus, change: Change) -> NetworkStatus:
         case e.NetworkRolledBack(afresh=True):
             return NetworkStatus()
         case e.NetworkRolledBack(finished=False) | e.NetworkLeased():
-            return _gone_back(status, change.epochs)
+            return _roll_back(status, change.epochs)
         case e.GroupFailed():
             if change.reason or change.again:
                 return NetworkStatus(
                     truncate_history(history, change.epochs),
                     Outcome(change.reason) if change.reason else None,
                 )
-            return _gone_back(status, change.epochs)
+            return _roll_back(status, change.epochs)
         case e.NetworkVerdict(verdict="stop"):
             return NetworkStatus.pruned(history)
         case e.NetworkVerdict():
@@ -114,7 +114,7 @@ def truncate_history(history: tuple[EpochRecord, ...], epoch: int) -> tuple[Epoc
     return tuple(record for record in history if record.epoch <= epoch)
 
 
-def _gone_back(status: NetworkStatus, epochs: int) -> NetworkStatus:
+def _roll_back(status: NetworkStatus, epochs: int) -> NetworkStatus:
     """Return the status after resuming from a checkpoint: epochs logged last may not be in it."""
     history = truncate_history(status.history, epochs)
     if len(history) == len(status.history):

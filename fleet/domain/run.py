@@ -22,7 +22,7 @@ from scheduler.base import Network, Record
 from scheduler.ensemble.rates import rate
 
 # Events of a launch before it logs the epochs that the previous one had saved.
-_AT_FIRST = (e.RatesLoaded, e.CachedRatesUsed, e.SharingLearned, e.EpochEnded)
+_FIRST_EVENTS = (e.RatesLoaded, e.CachedRatesUsed, e.SharingLearned, e.EpochEnded)
 
 FINISHED_UNLOGGED = Outcome("a launch has found it done")  # no log has the reason
 
@@ -81,7 +81,7 @@ class RunLaunch:
     # network -> index in the run's records
     _killed: Mapping[str, int] = field(default_factory=dict)
     groups: dict[str, RunGroup] = field(default_factory=dict)
-    _tenants: Counter[int] = field(default_factory=Counter)  # GPU -> how many networks
+    _networks_on_gpu: Counter[int] = field(default_factory=Counter)  # GPU -> how many networks
 
     @cached_property
     def devices(self) -> frozenset[int]:
@@ -105,7 +105,7 @@ class RunLaunch:
 
     def share(self, devices: Iterable[int]) -> float:
         """Return how many GPUs these devices are; networks on one GPU share it equally."""
-        return sum(1 / self._tenants[self.gpu(device)] for device in devices)
+        return sum(1 / self._networks_on_gpu[self.gpu(device)] for device in devices)
 
     def make_end_event(self, status: int, seconds: float) -> e.LaunchEnded:
         """Return the event that ends it.
@@ -372,12 +372,12 @@ class RunState:
         for name, now in statuses.items():
             before = self._network(name).status
             outcome = now.outcome or Outcome("")
-            says_more = len(before.history) > len(now.history) or before.tested != now.tested
+            has_more = len(before.history) > len(now.history) or before.tested != now.tested
             if before.is_pruned and not now.is_finished:
                 logged = Outcome("")
             else:
                 logged = before.outcome or Outcome("")
-            if says_more or (logged.reason, logged.is_failure) != (
+            if has_more or (logged.reason, logged.is_failure) != (
                 outcome.reason,
                 outcome.is_failure,
             ):
@@ -410,7 +410,7 @@ class RunState:
                 network.status = apply_change(network.status, event)
         if launch is not None:
             launch.ended_s = max(launch.ended_s, t_s)
-            launch.has_begun |= not isinstance(event, _AT_FIRST)
+            launch.has_begun |= not isinstance(event, _FIRST_EVENTS)
 
     def _apply_to_launch(
         self, t_s: float, event: e.Event | LaunchKilled, launch: RunLaunch
@@ -440,7 +440,7 @@ class RunState:
                 network = self._network(event.network)
                 launch.checkpointing_s += event.checkpoint_s * _gpus(network)
                 launch.stops.append((event, network.status.outcome))
-                self._let_go(t_s, event.network)
+                self._end_group(t_s, event.network)
             case e.FirstStep():
                 group = self._network(event.network).group
                 launch.first_step = t_s, event, launch.began_s if group is None else group.began_s
@@ -469,7 +469,7 @@ class RunState:
             case e.CacheChosen():
                 self.cache = event
             case e.NetworkFailed() | e.NetworkRetried() | e.GroupStarted() | e.GroupFailed():
-                self._let_go(t_s, event.network)
+                self._end_group(t_s, event.network)
             case e.NetworkAdded():
                 self._add(event)
             case e.NetworkVerdict():
@@ -523,7 +523,7 @@ class RunState:
         if launch.groups:
             launch._killed = dict.fromkeys(launch.groups, len(self.records))
         for name in list(launch.groups):
-            self._let_go(launch.ended_s, name)
+            self._end_group(launch.ended_s, name)
 
     def _apply_rates(
         self,
@@ -558,10 +558,10 @@ class RunState:
 
     def _train(self, t_s: float, name: str, launch: RunLaunch, devices: tuple[int, ...]) -> None:
         """Begin a group."""
-        self._let_go(t_s, name)
+        self._end_group(t_s, name)
         network = self._network(name)
         network.group = launch.groups[name] = RunGroup(launch, devices, t_s, _latest_s=t_s)
-        launch._tenants.update(map(launch.gpu, devices))
+        launch._networks_on_gpu.update(map(launch.gpu, devices))
         self.records.append(Record(t_s, "group", name, devices))
 
     def _change(self, t_s: float, changed: e.GroupChanged, launch: RunLaunch) -> None:
@@ -569,19 +569,19 @@ class RunState:
         group = network.group = launch.groups[changed.network] = network.group or RunGroup(
             launch, (), t_s
         )
-        launch._tenants.subtract(map(launch.gpu, group.devices))
-        launch._tenants.update(map(launch.gpu, changed.devices))
+        launch._networks_on_gpu.subtract(map(launch.gpu, group.devices))
+        launch._networks_on_gpu.update(map(launch.gpu, changed.devices))
         group.devices, group._latest, group._latest_s = changed.devices, e.GroupChanged, t_s
         launch.regrouping_s += changed.seconds * _gpus(network)
         self.regrouped.append(changed.seconds)
         self.records.append(Record(t_s, "group", changed.network, changed.devices))
 
-    def _let_go(self, t_s: float, name: str) -> None:
+    def _end_group(self, t_s: float, name: str) -> None:
         """End the group of a network, if there is one."""
         network = self._network(name)
         group = network.group
         if group is not None:
-            group.launch._tenants.subtract(map(group.launch.gpu, group.devices))
+            group.launch._networks_on_gpu.subtract(map(group.launch.gpu, group.devices))
             network.group = None
             del group.launch.groups[name]
             self.records.append(Record(t_s, "stopped", name))

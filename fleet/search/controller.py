@@ -358,11 +358,11 @@ class SearchController:
                 epochs = budget.epochs - trained
             if budget is not None and budget.gpu_hours is not None and self._gpu_s[entry]:
                 epochs = min(epochs, (3600 * budget.gpu_hours / self._gpu_s[entry] - 1) * trained)
-        at_once = math.inf if settings.max_concurrent == "auto" else settings.max_concurrent
+        max_concurrent = math.inf if settings.max_concurrent == "auto" else settings.max_concurrent
         return ExpectedTrials(
             max(0, networks),
             epochs,
-            at_once,
+            max_concurrent,
             {
                 trial.name: None if trial.is_alive else trial.epochs
                 for trial in self._trials.values()
@@ -402,21 +402,21 @@ class SearchController:
                 self._finishes[name].add(len(status.history))
         # the last line, if it is a verdict, and the networks that were resumed with it
         judged = None
-        went_on = set[str]()
+        resumed = set[str]()
         for event in log:
             self._recall(event)
             judged = event if isinstance(event, ev.NetworkVerdict) else None
             if judged is None or not judged.left:
-                went_on = set()
+                resumed = set()
             elif judged.verdict == Verdict.GO_ON:
-                went_on.add(judged.network)
+                resumed.add(judged.network)
         self._decided = [decision for decision in self._decided if isinstance(decision, AddNetwork)]
         for entry, session in self._sessions.items():
             session.add_prior_trials(self._entries[entry].prior_trials)
         for name in sorted(self._trials, key=natural_key):
             self._restore_trial(self._trials[name], statuses.get(name, NetworkStatus()))
         if judged is not None and judged.left:
-            self._settle_paused(went_on)
+            self._settle_paused(resumed)
         return self._take_decisions()
 
     def _recall(self, event: ev.Event) -> None:
@@ -812,20 +812,20 @@ class SearchController:
             },
         )
 
-    def _settle_paused(self, went_on: Collection[str] | None = None) -> bool:
+    def _settle_paused(self, resumed: Collection[str] | None = None) -> bool:
         """Judge paused networks if nothing they wait for can come; return True if any was judged.
 
         Args:
-            went_on: networks that an earlier launch resumed just before it was killed.
+            resumed: networks that an earlier launch resumed just before it was killed.
         """
         if not self._paused or (
-            went_on is None and (self.is_open or any(map(self._may_propose, self._sessions)))
+            resumed is None and (self.is_open or any(map(self._may_propose, self._sessions)))
         ):
             return False
-        alive = self._living if not went_on else self._living.difference(went_on)
+        alive = self._living if not resumed else self._living.difference(resumed)
         go_on, stop = self._pruner.settle(alive)
         remaining = len(stop) + len(go_on)
-        if not alive and not went_on and (not remaining or self._are_spent):
+        if not alive and not resumed and (not remaining or self._are_spent):
             return self._drop_paused()
         for name in stop:  # first, while no network has been resumed
             remaining -= 1

@@ -345,10 +345,10 @@ def make_pruner(prune: Prune, most_epochs: int, seed: int) -> Pruner:
                 f"the rule {prune.rule} cannot be constructed with (prune, most_epochs, seed): "
                 f"{one_line(error)}"
             ) from error
-    lacks = [method for method in _METHODS if not callable(getattr(pruner, method, None))]
-    if lacks:
+    missing = [method for method in _METHODS if not callable(getattr(pruner, method, None))]
+    if missing:
         raise UserError(
-            f"the rule {prune.rule} has no method {', '.join(lacks)}; "
+            f"the rule {prune.rule} has no method {', '.join(missing)}; "
             "see fleet.search.pruning.Pruner"
         )
     return cast(Pruner, _CheckedPruner(prune.rule, pruner, code))

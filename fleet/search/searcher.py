@@ -242,14 +242,14 @@ def _construct(
         raise
     except BaseException as error:  # a class of a user's may raise anything
         raise UserError(f"{ask} cannot be constructed: {one_line(error)}") from error
-    lacks = [
+    missing = [
         method
         for method in ("ask", "report", "tell")
         if not callable(getattr(searcher, method, None))
     ]
-    if lacks:
+    if missing:
         raise UserError(
-            f"{ask} has no method {', '.join(lacks)}; a searcher has ask, report and tell"
+            f"{ask} has no method {', '.join(missing)}; a searcher has ask, report and tell"
         )
     if not hasattr(searcher, "add_prior_trial") and hasattr(searcher, "known"):
         searcher.add_prior_trial = searcher.known  # its name before 0.3

@@ -19,7 +19,7 @@ from fleet.spec.space import Member, Space, key_of_value, member_of
 
 PARENT = "parent"  # a key of answers that is not in the space
 
-WRONG_IN_A_ROW = 10  # invalid answers to ask after which the search ends
+MAX_INVALID = 10  # invalid answers to ask after which the search ends
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class SearcherSession:
         # pending calls in order, each once
         self._pending: dict[tuple[object, ...], Report | Tell | AddPriorTrial] = {}
         self._wrong = 0  # consecutive invalid answers to ask
-        self._is_dry = False  # whether the last ask returned None, with no report since
+        self._has_no_proposal = False  # whether the last ask returned None, with no report since
         self._has_tried = False  # whether resume was called, with no report since
         self.failure = ""  # why the searcher is not called again
 
@@ -91,13 +91,13 @@ class SearcherSession:
         return (
             bool(self.failure)
             or len(self._proposals) >= self._max_trials
-            or self._wrong >= WRONG_IN_A_ROW
+            or self._wrong >= MAX_INVALID
         )
 
     @property
     def may_ask(self) -> bool:
         """Whether a network can be proposed now."""
-        return not self.is_closed and not self._is_dry
+        return not self.is_closed and not self._has_no_proposal
 
     def verdict(self, number: int, epoch: int) -> Verdict | None:
         """Return the searcher's verdict on an epoch; None if there is none."""
@@ -246,7 +246,7 @@ class SearcherSession:
                 return self._take_resume(answer)
 
     def _allow_asking(self) -> None:
-        self._is_dry = self._has_tried = False
+        self._has_no_proposal = self._has_tried = False
 
     def _take_resume(self, answer: int | None) -> int | None:
         self._has_tried = True
@@ -262,7 +262,7 @@ class SearcherSession:
         self, number: int, answer: Mapping[str, Any] | None, recalled: str | None
     ) -> Proposal | None:
         if answer is None:
-            self._is_dry = True
+            self._has_no_proposal = True
             return None
         values = {name: value for name, value in answer.items() if name != PARENT}
         parent = answer.get(PARENT)

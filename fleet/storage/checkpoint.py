@@ -356,10 +356,10 @@ def find_best(paths: RunPaths, name: str, stopping: Stopping, keep: str) -> Chec
         if not (_is_unrecoverable(error) or isinstance(error.__cause__, FileNotFoundError)):
             raise
         damage = str(error)
-    newest_whole = read_state(lookup.path)
+    newest_intact = read_state(lookup.path)
     return CheckpointLookup(
-        newest_whole,
-        f"{damage}; epoch {newest_whole.epoch}, the last, replaces epoch {epoch}, the best",
+        newest_intact,
+        f"{damage}; epoch {newest_intact.epoch}, the last, replaces epoch {epoch}, the best",
     )
 
 

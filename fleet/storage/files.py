@@ -31,7 +31,7 @@ log = logging.getLogger("fleet.storage.files")
 PATIENCE_S = 20.0
 
 # errors that concern the name of a file rather than the state of the disk
-_OF_THE_NAME = {
+_PATH_ERRORS = {
     errno.ENOENT,
     errno.ENOTDIR,
     errno.EISDIR,
@@ -109,18 +109,18 @@ def map_in_threads(read: Callable[[S], T], keys: Iterable[S]) -> list[T]:
         keys: the items.
     """
     items = list(keys)
-    parts = [items[first : first + _PART] for first in range(0, len(items), _PART)]
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+    parts = [items[first : first + _PER_TASK] for first in range(0, len(items), _PER_TASK)]
+    with ThreadPoolExecutor(_THREADS) as pool:
         return list(chain.from_iterable(pool.map(lambda part: list(map(read, part)), parts)))
 
 
-_AT_A_TIME = 16
-_PART = 16
+_THREADS = 16
+_PER_TASK = 16
 
 
 def is_path_error(error: StorageError) -> bool:
     """Return True if the path of the file is wrong, rather than the state of the disk."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OF_THE_NAME
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _PATH_ERRORS
 
 
 def _explain(path: Path, size: int, error: OSError) -> str:
@@ -133,7 +133,7 @@ def _explain(path: Path, size: int, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         sizes += [f"{format_size(free)} free" for free in _free(path)]
     suffix = f" ({', '.join(sizes)})" if sizes else ""
-    if error.errno in _OF_THE_NAME:
+    if error.errno in _PATH_ERRORS:
         advice = ""
     else:
         advice = (
@@ -331,7 +331,8 @@ class WriteThrottle:
         """Return True if the file should be written now, after a number of changes."""
         passed_s = self._clock() - self._at_s
         return changes > 0 and (
-            changes * _CHANGE_S >= self._cost_s or passed_s >= min(_MOST_S, _SHARE * self._cost_s)
+            changes * _CHANGE_S >= self._cost_s
+            or passed_s >= min(_MAX_PAUSE_S, _SHARE * self._cost_s)
         )
 
     @contextmanager
@@ -345,7 +346,7 @@ class WriteThrottle:
 
 _CHANGE_S = 0.00005
 _SHARE = 500
-_MOST_S = 60.0
+_MAX_PAUSE_S = 60.0
 
 
 class SharedWriteThrottle(WriteThrottle):
@@ -370,7 +371,7 @@ class SharedWriteThrottle(WriteThrottle):
     def is_due(self, changes: int) -> bool:
         """Return True if the file should be written now, after a number of changes."""
         now = self._clock()
-        if not changes or now < self._at_s + max(self._every_s, _SHARED * self._cost_s):
+        if not changes or now < self._at_s + max(self._every_s, _PAUSE_RATIO * self._cost_s):
             return False
         seen = self._changed()
         if seen == self._seen:
@@ -394,7 +395,7 @@ class SharedWriteThrottle(WriteThrottle):
             return 0
 
 
-_SHARED = 20  # a launch waits this many times the duration of a write
+_PAUSE_RATIO = 20  # a launch waits this many times the duration of a write
 
 
 # ---- cells of tables -----------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from launch.processes import started
 
 # Generations whose files are kept; no process stays suspended through more between two steps.
 _KEPT = 8
-_MOST_BYTES = 2**16  # of a generation's file
+_MAX_BYTES = 2**16  # of a generation's file
 _HEAD = re.compile(r"(\d{20}) (held|free)\n")
 
 
@@ -281,7 +281,7 @@ def read_generation(folder: Path, generation: int) -> str | None:
         return None
     try:
         # without the stat of a file object
-        return os.read(file, _MOST_BYTES).decode(errors="replace")
+        return os.read(file, _MAX_BYTES).decode(errors="replace")
     finally:
         os.close(file)
 
@@ -482,8 +482,8 @@ class Lease:
         while not self._ended.wait(self.times.renew):
             try:
                 self.renew()
-            except LeaseLost as lost:
-                self._error = lost
+            except LeaseLost as error:
+                self._error = error
                 return
             except OSError:  # a slow file server: try again next time, or the lease goes stale
                 continue

@@ -268,30 +268,30 @@ class Results:
         elif isinstance(event, events.SampleSkipped):
             self.add_unreadable(event.name, event.reason)
         elif isinstance(event, Change):
-            standing = self.network_status(event.network)
+            status = self.network_status(event.network)
             before = self._written.get(event.network, net.NetworkStatus())
-            if standing != before:
-                with_retries(lambda: self._write_files(event.network, standing, before.outcome))
-                self._written[event.network] = standing
+            if status != before:
+                with_retries(lambda: self._write_files(event.network, status, before.outcome))
+                self._written[event.network] = status
                 self._changed()
         elif isinstance(event, events.SearcherCalled) and event.objective_values:
             self._changed()
 
     def _write_files(
-        self, name: str, standing: net.NetworkStatus, before: net.Outcome | None
+        self, name: str, status: net.NetworkStatus, before: net.Outcome | None
     ) -> None:
         """Write the files of a network's outcome.
 
         Args:
             name: name of the network.
-            standing: its status.
+            status: its status.
             before: its outcome at the last call.
         """
-        if standing.tested is not None:
+        if status.tested is not None:
             write_test_result(
-                self.paths.test_result(name), self.test, standing.history, standing.tested
+                self.paths.test_result(name), self.test, status.history, status.tested
             )
-        outcome = standing.outcome
+        outcome = status.outcome
         if outcome is not None and outcome != before:
             if outcome.is_failure:
                 write_json(
@@ -307,15 +307,15 @@ class Results:
             else:
                 remove(self.paths.failure(name))  # of an earlier launch
 
-    def update_from_launch(self, name: str, standing: net.NetworkStatus) -> None:
+    def update_from_launch(self, name: str, status: net.NetworkStatus) -> None:
         """Record the progress of a network in another launch.
 
         Args:
             name: name of the network.
-            standing: its status.
+            status: its status.
         """
-        self.run.set_status(name, standing)
-        self._written[name] = standing
+        self.run.set_status(name, status)
+        self._written[name] = status
         self._changes += 1
 
     def set_parameters(self, name: str, parameters: int) -> None:
@@ -351,53 +351,53 @@ class Results:
     def row(self, network: NetworkSpec) -> NetworkResult:
         """Return the row of one network."""
         name = network.name
-        standing = self.network_status(name)
+        status = self.network_status(name)
         parameters = self.parameters.get(name)
         objectives = self.run.objective_values.get(name, ())
         before = self._rows.get(name)
-        if before is None or before[0] is not standing or before[1] != (parameters, objectives):
+        if before is None or before[0] is not status or before[1] != (parameters, objectives):
             self._rows[name] = before = (
-                standing,
+                status,
                 (parameters, objectives),
-                self._row(network, standing, parameters, objectives),
+                self._row(network, status, parameters, objectives),
             )
         return before[2]
 
     def _row(
         self,
         network: NetworkSpec,
-        standing: net.NetworkStatus,
+        status: net.NetworkStatus,
         parameters: int | None,
         objectives: tuple[float, ...],
     ) -> NetworkResult:
         name = network.name
-        history = standing.history
-        outcome = standing.outcome
+        history = status.history
+        outcome = status.outcome
         best = net.check_convergence(history, network.train.stopping).best_epoch
         record = history[best - 1] if best else None
         if outcome is not None:
             if outcome.is_failure:
-                status = Status.FAILED
+                shown_status = Status.FAILED
             elif outcome.is_skipped:
-                status = Status.SKIPPED
+                shown_status = Status.SKIPPED
             elif outcome.is_pruned:
-                status = Status.PRUNED
+                shown_status = Status.PRUNED
             else:
-                status = Status.FINISHED
-        elif standing.is_paused:
-            status = Status.PAUSED
+                shown_status = Status.FINISHED
+        elif status.is_paused:
+            shown_status = Status.PAUSED
         else:
-            status = Status.TRAINING if history else Status.WAITING
+            shown_status = Status.TRAINING if history else Status.WAITING
         nan = math.nan
         loss, accuracy, val_loss, val_accuracy = (
             (nan, nan, nan, nan)
             if record is None
             else (record.loss, record.accuracy, record.val_loss, record.val_accuracy)
         )
-        tested = standing.tested or net.EvaluationResult(nan, nan, 0)
+        tested = status.tested or net.EvaluationResult(nan, nan, 0)
         return NetworkResult(
             name,
-            status,
+            shown_status,
             "" if outcome is None else outcome.reason,
             parameters,
             len(history),
@@ -463,8 +463,8 @@ class Results:
     def _ranking(self) -> Callable[[NetworkResult], tuple]:
         """Return the ranking key: the criterion of networks with epochs, or else of all."""
         started = {
-            yardstick
-            for name, yardstick in self._criteria.items()
+            criterion
+            for name, criterion in self._criteria.items()
             if self.network_status(name).history
         }
         columns = ranking_of(started or set(self._criteria.values()))
@@ -472,8 +472,10 @@ class Results:
 
     def write_if_due(self) -> None:
         """Write ``results.csv`` if it has changed; for many networks not at every change."""
-        at_once = len(self.networks) <= _FEW and not isinstance(self.pacing, SharedWriteThrottle)
-        if self._changes and (at_once or self.pacing.is_due(self._changes)):
+        is_immediate = len(self.networks) <= _FEW and not isinstance(
+            self.pacing, SharedWriteThrottle
+        )
+        if self._changes and (is_immediate or self.pacing.is_due(self._changes)):
             self.write()
 
     def write(self) -> None:
@@ -626,16 +628,16 @@ def recover(
             if row.parameters is not None and row.name in results.spec.by_name
         } | results.parameters
     names = [network.name for network in results.spec.networks]
-    taken_up = map_in_threads(
+    restored = map_in_threads(
         lambda network: restore_network(results, network, lookups.get(network.name)),
         results.spec.networks,
     )
     results.damaged = {name: results.damaged[name] for name in names if name in results.damaged}
     return (
-        {name: standing for name, (standing, _) in zip(names, taken_up, strict=True)},
+        {name: status for name, (status, _) in zip(names, restored, strict=True)},
         {
             name: state
-            for name, (_, state) in zip(names, taken_up, strict=True)
+            for name, (_, state) in zip(names, restored, strict=True)
             if state is not None
         },
     )
@@ -653,20 +655,20 @@ def restore_network(
         network: the network to restore.
         lookup: its checkpoint, if already read.
     """
-    standing, state = read_network_status(results, network, lookup)
+    status, state = read_network_status(results, network, lookup)
     failure = _final_failure(results, network)
     if failure is not None:
-        standing = replace(standing, outcome=net.Outcome(failure, is_failure=True))
-    if standing.outcome is not None:
-        return standing, state
-    deaths = results.deaths.deaths_of(network.name, len(standing.history))
+        status = replace(status, outcome=net.Outcome(failure, is_failure=True))
+    if status.outcome is not None:
+        return status, state
+    deaths = results.deaths.deaths_of(network.name, len(status.history))
     reason = results.deaths.reason(deaths)
     if reason:
         died = net.Outcome(reason, is_failure=True, deaths=len(deaths))
-        return replace(standing, outcome=died), state
+        return replace(status, outcome=died), state
     if network.name in results.skipped:
-        return replace(standing, outcome=SKIPPED), state
-    return standing, state
+        return replace(status, outcome=SKIPPED), state
+    return status, state
 
 
 def read_network_status(
@@ -692,11 +694,13 @@ def read_network_status(
     reason = _stop_reason(lookup, network)
     keep = results.spec.checkpoint.keep
     engine = results.spec.engine
-    is_out = not engine.exports or is_exported(results.paths, network.name, keep, engine.suffix)
+    is_current_export = not engine.exports or is_exported(
+        results.paths, network.name, keep, engine.suffix
+    )
     is_kept = keep == "last" or results.paths.best(network.name).exists()
     tested = read_test_result(results.paths.test_result(network.name), results.test, lookup.history)
     is_judged = tested is not None or not results.test
-    if reason and not state.position and is_kept and is_out and is_judged:
+    if reason and not state.position and is_kept and is_current_export and is_judged:
         if lookup.damage:
             results.damaged[network.name] = lookup.damage
         return net.NetworkStatus(lookup.history, net.Outcome(reason), tested), state

@@ -64,10 +64,10 @@ def write_verified(
             for name, array in arrays.items():
                 group.create_dataset(name.replace("/", "\\"), data=array)
         checksum = _sum(plain, block)
-        header_rest = b" %08x %010d %015d\n" % (checksum, block, plain.tell() - block)
-        header_rest += text.ljust(block - _HEAD_BYTES, b"\0")
+        remainder = b" %08x %010d %015d\n" % (checksum, block, plain.tell() - block)
+        remainder += text.ljust(block - _HEAD_BYTES, b"\0")
         target.seek(0)
-        target.write(b"FLEET checkpoint %08x" % zlib.crc32(header_rest) + header_rest)
+        target.write(b"FLEET checkpoint %08x" % zlib.crc32(remainder) + remainder)
         target.check()
 
 
@@ -101,7 +101,7 @@ def read_verified(
         ) from error
 
 
-def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> bytes:
+def _read_block(path: Path, file: IO[bytes], with_arrays: bool) -> bytes:
     """Return the text of the record after verifying it, and the arrays if requested."""
     head = _HEAD.fullmatch(start := file.read(_HEAD_BYTES))
     if not head:
@@ -116,7 +116,7 @@ def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> bytes:
     text = file.read(block - _HEAD_BYTES)
     if b"%08x" % zlib.crc32(start[_FIRST_COVERED:] + text) != head[1]:
         raise DamagedError(f"{path} cannot be read: its record is damaged")
-    if with_the_rest and _sum(file, block) != int(head[2], 16):
+    if with_arrays and _sum(file, block) != int(head[2], 16):
         raise DamagedError(f"{path} cannot be read: its arrays are damaged")
     return text.rstrip(b"\0")
 

@@ -29,7 +29,7 @@ class _ExportingEngine(NumpyEngine):
 
 @pytest.mark.parametrize("failures", [1, 2])
 def test_export_transient_failure_is_retried(folders, monkeypatch, failures):
-    monkeypatch.setattr(networks, "_REST_S", 0.01)
+    monkeypatch.setattr(networks, "_BACKOFF_S", 0.01)
     monkeypatch.setattr(
         fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample)
     )
