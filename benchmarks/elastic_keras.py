@@ -5,7 +5,7 @@
 A convolutional network per number of epochs trains on handwritten digits under the policy
 `elastic`: with a range of batches, from the capacity of one trainer to that of all of them; with
 the smallest; and with the largest. The rates file declares the times of steps and exchanges,
-because a CPU has no such capacity; everything else is real. The script checks every row of every
+because a CPU holds any batch; everything else is real. The script checks every row of every
 history: the batch is at most the capacity of its trainers, and the learning rate is the spec's
 times the ratio to the smallest batch. It then replays each network with a range on one trainer,
 with the batches of its history, and shows the largest difference of a loss or an accuracy. The
