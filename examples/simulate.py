@@ -15,6 +15,6 @@ for policy in POLICIES.values():
     run = simulate(ensemble, cluster, policy, Options())
     print(
         f"{policy.name:11s} {run.makespan_s / 3600:5.2f} h, "
-        f"{run.makespan_s / run.lower_bound_s:.2f} of the least possible; "
-        f"a GPU waits {run.waiting_s_per_gpu / run.makespan_s:3.0%} of the time"
+        f"{run.makespan_s / run.lower_bound_s:.2f} of the least possible; a GPU waits "
+        f"{run.waiting_s_per_gpu / run.makespan_s:3.0%} of the time"
     )

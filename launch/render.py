@@ -83,8 +83,7 @@ def render(job: Job, system: System, site: Site) -> str:
     if system.directive and not _PLAIN_PATH.fullmatch(str(job.outputs)):
         raise InputError(
             f"{str(job.outputs)!r}: batch systems need a folder whose path has only letters, "
-            "digits, '.', "
-            "'_', '+' and '-'"
+            "digits, '.', '_', '+' and '-'"
         )
     if job.broadcast and not system.broadcast:
         raise InputError(

@@ -71,8 +71,7 @@ class Site:
 
 _SRUN = (
     "srun --nodes={nodes} --ntasks-per-node={ranks_per_node} --gpus-per-node={gpus} "
-    "--gpu-bind=none "
-    "--cpu-bind=none --kill-on-bad-exit=1"
+    "--gpu-bind=none --cpu-bind=none --kill-on-bad-exit=1"
 )
 _SLURM = (
     "--nodes={nodes}",
@@ -193,8 +192,7 @@ def parse_site(content: Mapping[str, Any], source: str) -> Site:
     if site.system is not None and site.system not in SYSTEMS and ":" not in site.system:
         raise InputError(
             f"{source}: system: {site.system!r} is unknown; there are {', '.join(SYSTEMS)}, or an "
-            "import "
-            "path module:system"
+            "import path module:system"
         )
     check_fields(site.queue_option, {""}, source)
     for text in (site.launcher, *site.resources):
@@ -226,8 +224,7 @@ def places(site: Site, ranks: int, source: str, trainers: int | None = None) -> 
     if site.gpus and ranks <= site.gpus:
         raise InputError(
             f"{source}: ranks: {ranks} on a node of {site.gpus} GPUs leave none to prepare "
-            "samples; "
-            f"it should be {site.gpus + 1} at least"
+            f"samples; it should be {site.gpus + 1} at least"
         )
     if not site.cpus:
         return ()

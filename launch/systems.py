@@ -124,8 +124,7 @@ class System:
         if self.has_queue and _groups(self.id_pattern) != 1:
             raise InputError(
                 f"{source}: id_pattern: {self.id_pattern!r} should be a regular expression with "
-                "one group, "
-                "the id of a job"
+                "one group, the id of a job"
             )
         for part in ("preempted", "over"):
             if _groups(getattr(self, part)) is None:

@@ -47,7 +47,7 @@ class PreparedSample(NamedTuple):
 
 
 class Chain:
-    """The transforms of a source in two parts: the fixed ones, and those that vary by epoch.
+    """The transforms of a source in two parts: fixed transforms, and transforms that vary by epoch.
 
     Args:
         source: of the samples.

@@ -10,7 +10,7 @@ Both decoders follow these rules:
 - of an animation, the first frame is used.
 
 simplejpeg decodes with the slow exact transform and smooth upsampling, which are Pillow's settings,
-so both give the same bytes. Files that it refuses go to Pillow, except those that libjpeg calls
+so both give the same bytes. Files that it refuses go to Pillow, except files that libjpeg calls
 corrupt: Pillow does not report these warnings.
 """
 

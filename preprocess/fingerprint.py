@@ -415,9 +415,9 @@ def _hash_edges(path: str) -> int:
 def match_samples(before: SampleIds, now: SampleIds, with_edited: bool = True) -> np.ndarray:
     """Match current samples to earlier ones.
 
-    Samples of one name are told apart by their order. If rows are identified by their inputs, a gap
-    between two matched rows that has as many removed as added rows is taken for edited rows; and a
-    new row equal to an earlier one matches it.
+    Samples of the same name are distinguished by their order. If rows are identified by their
+    inputs, a gap between two matched rows that has as many removed as added rows is taken for
+    edited rows; and a new row equal to an earlier one matches it.
 
     Args:
         before: the earlier samples.

@@ -287,8 +287,7 @@ def _common_mask_size(probed: Sequence[_ProbedSample]) -> tuple[int, int]:
         if sample.mask.shape != sample.image.shape[:2]:  # from a user's transform
             raise InputError(
                 f"{sample.name} becomes {ImageSpec.of(sample.image)} and its mask "
-                f"{ImageSpec.of(sample.mask)}; "
-                "transforms must leave both the same height and width"
+                f"{ImageSpec.of(sample.mask)}; transforms must leave both the same height and width"
             )
     height, width = probed[0].image.shape[:2]
     return height, width

@@ -120,7 +120,7 @@ class TargetSpec:
 
     @property
     def void(self) -> int:
-        """The value of ignored mask pixels, such as those that a crop adds to an image.
+        """The value of ignored mask pixels, such as pixels that a crop adds to an image.
 
         >>> TargetSpec("mask", 3).void, TargetSpec("mask", 1000).void
         (255, -1)
@@ -258,7 +258,8 @@ class TargetWish:
         """Return the spec of a source's ``targets``, or ``labels``.
 
         Raises:
-            InputError: it has no such targets, or they do not show the number of outputs.
+            InputError: the source has no targets of this kind, or they do not show the number of
+            outputs.
         """
         outputs = len(self.names) or self.outputs or self._infer_outputs(source)
         if outputs is None:

@@ -70,7 +70,7 @@ def register(
     is_persistent: bool = False,
     at_import: Any = None,
 ) -> None:
-    """Add a setting to those that are restored; an engine adds those of its library.
+    """Add a setting to restore after user code; an engine adds the settings of its library.
 
     Args:
         name: of the setting.

@@ -175,8 +175,8 @@ def _with_names(source: ClassSource, request: TargetWish) -> Source:
     if unknown:
         raise InputError(
             f"data.target: names: the source has the class {unknown[0]!r}{and_more(unknown)}, "
-            f"which is not among {', '.join(request.names[:10])}; "
-            f"the names must be those of the data"
+            f"which is not among {', '.join(request.names[:10])}; the names must be those of the "
+            "data"
         )
     names = tuple(sorted(request.names))
     places = np.array([names.index(name) for name in classes], np.int64)

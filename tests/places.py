@@ -1,4 +1,4 @@
-"""Where things are, and what launches of tests are given, for tests in folders of any depth."""
+"""Paths, and the environment of launches, for tests in folders of any depth."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ ROOT = Path(__file__).parents[1]
 # Published data sets; tests that want them skip where they are absent.
 SHARED = ROOT.parent / "shared" / "data"
 
-# What Open MPI is told when it starts ranks of a test: root may, and there is no fabric to look for. Looking takes a
-# second of each launch. Clusters need it, so this stands nowhere in the packages.
+# Settings of Open MPI for ranks of a test: root is allowed, and it looks for no fabric, which would
+# take a second per launch. Clusters need that, so the packages do not set it.
 ON_ONE_MACHINE = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -17,5 +17,5 @@ ON_ONE_MACHINE = {
 
 
 def sources(package):
-    """The files of a package of ours, without the recipes, which are other programs' modules."""
+    """Return the files of a package, without the recipes, which are modules of other programs."""
     return sorted(path for path in (ROOT / package).rglob("*.py") if "containers" not in path.parts)

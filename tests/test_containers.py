@@ -1,4 +1,4 @@
-"""The recipes of containers and of Spack, as far as they can be read without Apptainer and Spack."""
+"""The recipes of containers and of Spack, tested without Apptainer and Spack."""
 
 import re
 import runpy
@@ -23,14 +23,14 @@ SECTIONS = dict(
 
 
 @pytest.mark.parametrize("section", ["post", "environment", "runscript", "test"])
-def test_the_scripts_of_the_container_are_shell(section):
+def test_container_scripts_are_valid_shell(section):
     done = subprocess.run(
         ["sh", "-n"], input=SECTIONS[section], text=True, capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_container_takes_in_what_there_is():
+def test_container_copies_existing_files():
     sources = [line.split()[0] for line in SECTIONS["files"].splitlines() if line.strip()]
     assert [name for name in sources if not (ROOT / name).exists()] == []
     assert {
@@ -38,7 +38,7 @@ def test_the_container_takes_in_what_there_is():
     } <= set(sources)
 
 
-def test_the_container_has_the_versions_that_are_tried():
+def test_container_has_the_tested_versions():
     [name] = re.findall(r"tools/(constraints-\S+)", SECTIONS["files"])
     pins = dict(
         line.split("==")
@@ -55,7 +55,7 @@ def test_the_container_has_the_versions_that_are_tried():
 
 @pytest.fixture
 def stated(monkeypatch):
-    """What Spack is told by the recipe, which finds there what writes down how it is called."""
+    """Run the recipe for Spack with a recorder instead of Spack, and return the recorded calls."""
     calls = {"depends_on": [], "version": [], "variant": [], "license": []}
     package = SimpleNamespace(
         default_args=lambda **_: nullcontext(),
@@ -75,14 +75,14 @@ def stated(monkeypatch):
 
 
 def ranges(requirements):
-    """Name -> range as Spack writes it: `a>=1,<3` is `1:2`, since its ranges hold both ends."""
+    """Return name -> range in Spack's syntax: `a>=1,<3` is `1:2`, as its ranges include both."""
     for line in filter(None, requirements.splitlines()):
         name, low, high = re.fullmatch(r"([\w-]*)>=([\d.]+)(?:,<([\d.]+))?", line).groups()
         high_ = re.sub(r"\d+$", lambda digits: str(int(digits[0]) - 1), high) if high else ""
         yield name.lower(), f"{low}:{high_}"
 
 
-def test_spack_is_told_the_version_and_the_ranges_of_the_wheel(stated):
+def test_spack_has_the_version_and_ranges_of_the_wheel(stated):
     requested = dict(call[0].removeprefix("py-").split("@") for call in stated.depends_on)
     needed = dict(ranges(SETUP["options"]["install_requires"]))
     extras = SETUP["options.extras_require"]

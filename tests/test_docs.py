@@ -1,4 +1,4 @@
-"""What README and docs/ name is there: files, headings, commands, options, modules and spec keys."""
+"""Names in README and docs/ exist: files, headings, commands, options, modules and spec keys."""
 
 import argparse
 import importlib
@@ -22,7 +22,7 @@ from tests.places import ROOT
 from tests.test_layers import MAY_IMPORT
 
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]  # the changelog also names what is no more
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]  # the changelog also has former names
 SPEC_PARTS = {"data", "train", "schedule", "profile", "resources", "checkpoint"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -35,17 +35,17 @@ INDENTED = re.compile(r"(?:^|\n\n)((?: {4}.*\n)(?:(?: {4}.*)?\n)*)")
 
 
 def prose(text):
-    """The text without its blocks of code and comments."""
+    """Return the text without blocks of code and comments."""
     return INDENTED.sub("\n\n", FENCE.sub("", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)))
 
 
 def spans(text):
-    """What stands between backticks."""
+    """Return the text between backticks."""
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
 
 
 def code(text):
-    """Every piece of code: the lines of blocks, and what stands between backticks."""
+    """Return every piece of code: the lines of blocks, and text between backticks."""
     blocks = [content for _, content in FENCE.findall(text)]
     blocks += [textwrap.dedent(block) for block in INDENTED.findall(FENCE.sub("", text))]
     lines = [
@@ -55,7 +55,7 @@ def code(text):
 
 
 def anchors(text):
-    """The names that GitHub gives to the headings of a page."""
+    """Return GitHub's names of the headings of a page."""
     targets = []
     for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE):
         name = re.sub(
@@ -66,12 +66,12 @@ def anchors(text):
 
 
 def links(text):
-    """The targets of all links and pictures."""
+    """Return the targets of all links and pictures."""
     return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", prose(text)))
 
 
 def broken(page, text):
-    """The local links of a page that lead nowhere."""
+    """Return the broken local links of a page."""
     wrong = []
     for target in links(text):
         path, _, anchor = target.partition("#")
@@ -94,16 +94,19 @@ def broken(page, text):
 
 
 @pytest.mark.parametrize("page", [*PAGES, CHANGELOG], ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page):
+def test_links_lead_to_pages(page):
     assert broken(page, page.read_text(encoding="utf-8")) == []
 
 
-def test_a_link_that_leads_nowhere_is_found():
-    text = "# A `b`!\n\n[1](#a-b) [2](docs/spec.md#data) [3](docs/none.md) [4](docs/spec.md#none) `[5](none)`\n"
+def test_broken_links_are_found():
+    text = (
+        "# A `b`!\n\n[1](#a-b) [2](docs/spec.md#data) [3](docs/none.md) [4](docs/spec.md#none) "
+        "`[5](none)`\n"
+    )
     assert broken(README, text) == ["docs/none.md", "docs/spec.md#none"]
 
 
-def test_every_page_is_in_the_index():
+def test_index_lists_every_page():
     index = ROOT / "docs/README.md"
     listed = {(index.parent / link).resolve() for link in links(index.read_text(encoding="utf-8"))}
     assert [
@@ -111,7 +114,7 @@ def test_every_page_is_in_the_index():
     ] == []
 
 
-def test_a_stranger_reads_the_readme_to_the_end():
+def test_readme_is_short():
     assert len(README.read_text(encoding="utf-8").split()) <= 1300
 
 
@@ -119,7 +122,7 @@ def test_a_stranger_reads_the_readme_to_the_end():
 
 
 def main_job_options(capsys):
-    """The options of ``python -m fleet.run``."""
+    """Return the options of ``python -m fleet.run``."""
     with pytest.raises(SystemExit):
         parse_arguments(["--help"])
     return set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
@@ -135,7 +138,7 @@ NAMED = re.compile(r"(?:^|\s|/)(?:python -m )?fleet ((?:simulate )?[a-z][\w-]*)(
 
 
 def commands(text):
-    """The commands that a page names: (name, the rest of the line)."""
+    """Yield the commands in a page: (name, the rest of the line)."""
     return [
         (name, tail.partition(" -- ")[0])
         for piece in code(text)
@@ -144,7 +147,7 @@ def commands(text):
 
 
 def mistaken(text):
-    """The commands and options of a page that do not exist."""
+    """Return the commands and options of a page that do not exist."""
     unknown = [name for name, _ in commands(text) if name not in COMMANDS and name != "simulate"]
     return unknown + [
         f"{name} {option}"
@@ -156,18 +159,21 @@ def mistaken(text):
 
 
 @each_page
-def test_every_command_and_option_exists(page):
+def test_commands_and_options_exist(page):
     former = set(FORMER_NAMES) if page.name == "glossary.md" else set()
     assert set(mistaken(page.read_text(encoding="utf-8"))) == former
 
 
-def test_a_command_or_option_that_does_not_exist_is_found():
-    text = "`fleet check --jsn` and `fleet simulate none`\n\n    mpirun -n 3 python -m fleet nothing x.yaml\n\n"
+def test_wrong_commands_and_options_are_found():
+    text = (
+        "`fleet check --jsn` and `fleet simulate none`\n\n    mpirun -n 3 python -m fleet "
+        "nothing x.yaml\n\n"
+    )
     assert mistaken(text) == ["nothing", "simulate none", "check --jsn"]
 
 
 @each_page
-def test_every_option_of_the_main_job_exists(page, capsys):
+def test_options_of_the_main_job_exist(page, capsys):
     options = main_job_options(capsys)
     lines = [piece.partition("fleet.run ")[2] for piece in code(page.read_text(encoding="utf-8"))]
     assert {
@@ -176,7 +182,7 @@ def test_every_option_of_the_main_job_exists(page, capsys):
 
 
 @each_page
-def test_every_target_of_make_exists(page):
+def test_make_targets_exist(page):
     targets = set(
         re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     )
@@ -190,7 +196,7 @@ FOLDERS = "fleet|preprocess|scheduler|launch|tests|benchmarks|tools|examples|doc
 
 
 def absent(text):
-    """The files and modules of this repository that a page names and that are not there."""
+    """Return the missing files and modules of this repository in a page."""
     wrong = []
     for piece in code(text):
         wrong += [
@@ -209,7 +215,7 @@ def absent(text):
 
 
 def is_there(name):
-    """Whether a dotted name is that of a module of ours, or of something that stands in one."""
+    """Return True if a dotted name is a module of FLEET, or something inside one."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         path = ROOT.joinpath(*parts[:length])
@@ -224,12 +230,15 @@ def is_there(name):
 
 
 @each_page
-def test_every_file_and_module_exists(page):
+def test_files_and_modules_exist(page):
     assert absent(page.read_text(encoding="utf-8")) == []
 
 
-def test_a_file_or_module_that_does_not_exist_is_found():
-    text = "`fleet/run.py`, `fleet/none.py`, `fleet.run.main`, `fleet.run.none`, `scheduler.none`, `fleet.schema.json`"
+def test_missing_files_and_modules_are_found():
+    text = (
+        "`fleet/run.py`, `fleet/none.py`, `fleet.run.main`, `fleet.run.none`, "
+        "`scheduler.none`, `fleet.schema.json`"
+    )
     assert absent(text) == ["fleet/none.py", "fleet.run.none", "scheduler.none"]
 
 
@@ -245,7 +254,7 @@ def blocks(text):
 
 
 @each_page
-def test_every_block_of_yaml_is_right(page, tmp_path, monkeypatch):
+def test_yaml_blocks_are_valid(page, tmp_path, monkeypatch):
     (tmp_path / "my_models.py").write_bytes((ROOT / "examples/my_models.py").read_bytes())
     for folder in ("extending", "targets"):
         monkeypatch.syspath_prepend(ROOT / "examples" / folder)
@@ -261,13 +270,13 @@ def test_every_block_of_yaml_is_right(page, tmp_path, monkeypatch):
 
 
 def part_of_a_spec(content):
-    """Whether a mapping may stand in a spec, at its top or inside ``data``; raises what is wrong with it."""
+    """Return True if a mapping is valid in a spec or in ``data``; else raise its error."""
     spec_text = content if content.keys() <= keys_of(Document) else {"data": content}
     return parse({"models": [{"family": "softmax"}], **spec_text})
 
 
 def inline_specs(text):
-    """The mappings that stand in a sentence, as ``checkpoint: {every: 10min}`` does."""
+    """Return the mappings in sentences, such as ``checkpoint: {every: 10min}``."""
     settings = re.compile(rf"({'|'.join(keys_of(Document) | keys_of(Data))}): .*")
     return [
         yaml.safe_load(span)
@@ -277,7 +286,7 @@ def inline_specs(text):
 
 
 @each_page
-def test_every_setting_in_a_sentence_is_right(page):
+def test_settings_in_sentences_are_valid(page):
     for content in inline_specs(page.read_text(encoding="utf-8")):
         assert part_of_a_spec(content)
 
@@ -287,7 +296,7 @@ def keys_of(kind):
 
 
 def unknown_keys(text):
-    """The dotted keys, such as ``data.shared_memory``, that no spec has."""
+    """Return the dotted keys, such as ``data.shared_memory``, that no spec has."""
     wrong = []
     old_keys = {old.partition(": ")[0] for old in RENAMED_KEYS}
     for piece in code(text):
@@ -311,20 +320,21 @@ def has_key(name):
 
 
 @each_page
-def test_every_key_of_a_spec_exists(page):
+def test_spec_keys_exist(page):
     assert unknown_keys(page.read_text(encoding="utf-8")) == []
 
 
-def test_a_key_that_no_spec_has_is_found():
+def test_unknown_spec_keys_are_found():
     assert unknown_keys(
-        "`data.shared_memory`, `data.widow`, `train.optimizer.learning_rate`, `train.optimizer.rate`"
+        "`data.shared_memory`, `data.widow`, `train.optimizer.learning_rate`, "
+        "`train.optimizer.rate`"
     ) == ["data.widow", "train.optimizer.rate"]
 
 
 # ---- the changelog -----------------------------------------------------------------------------
 
 
-def test_the_changelog_says_where_modules_are_now():
+def test_changelog_names_the_present_modules():
     text = CHANGELOG.read_text(encoding="utf-8")
     rows = re.findall(r"^ *\| (`.*`) \| (`.*`) \|$", text, re.MULTILINE)
     moved = [pair for old, new in rows for pair in zip(spans(old), spans(new), strict=True)]
@@ -335,7 +345,7 @@ def test_the_changelog_says_where_modules_are_now():
 # ---- the first change --------------------------------------------------------------------------
 
 
-def test_the_first_change_works_as_its_page_has_it(monkeypatch):
+def test_first_change_works_as_documented(monkeypatch):
     text = (ROOT / "docs/first-change.md").read_text(encoding="utf-8")
     row, rule, check = (
         textwrap.dedent(content) for kind, content in FENCE.findall(text) if kind == "python"
@@ -350,7 +360,7 @@ def test_the_first_change_works_as_its_page_has_it(monkeypatch):
 # ---- the design --------------------------------------------------------------------------------
 
 
-def test_the_design_names_every_room():
+def test_design_names_every_room():
     text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
     rooms = [
         room.partition(".")[2] for room in MAY_IMPORT if room.startswith(("fleet.", "scheduler."))
@@ -364,7 +374,7 @@ def test_the_design_names_every_room():
     ] == []
 
 
-def test_the_design_names_every_thread_of_a_launch():
+def test_design_names_every_thread():
     rooms = [
         ROOT / "fleet" / room
         for room in ("runtime", "comm", "storage", "stream", "engines", "monitor")

@@ -19,7 +19,8 @@ HEAVY = {
     for name, path in MODULES.items()
     if name.startswith(("fleet.comm.", "fleet.engines.", "fleet.export."))
     and re.search(
-        r"^(from|import) (mpi4py|tensorflow|keras|torch|safetensors|mlflow|wandb|optuna|fleet\.comm\.(world|group)"
+        r"^(from|import) "
+        r"(mpi4py|tensorflow|keras|torch|safetensors|mlflow|wandb|optuna|fleet\.comm\.(world|group)"
         r"|fleet\.engines\.(keras|models|torch))\b",
         path.read_text(encoding="utf-8"),
         re.MULTILINE,

@@ -273,7 +273,9 @@ def test_custom_rule_stops_networks_that_fall_behind(extending_folder):
     (extending_folder / "rule.yaml").write_text("""
 data: {source: 'builtin:digits'}
 models:
-- {family: softmax, space: {train.optimizer.learning_rate: [1.0e-5, 1.0e-12]}, search: {sampler: grid, max_concurrent: 1}}
+- family: softmax
+  space: {train.optimizer.learning_rate: [1.0e-5, 1.0e-12]}
+  search: {sampler: grid, max_concurrent: 1}
 train: {stopping: {max_epochs: 3}}
 prune: {rule: 'my_rule:RULE', min_epochs: 2}
 resources: {engine: numpy}

@@ -1,7 +1,8 @@
-"""Who may import whom: one table, held against every import of the four packages.
+"""Which module may import which: one table, compared with every import of the four packages.
 
-The files are read, not run, so an import inside a function counts as well, and so does one for type checkers, one
-through a package's ``__init__``, and a module that is named in a text (the tables of commands, sources and engines).
+The files are parsed, not run, so imports inside functions count, and so do imports for type
+checkers, imports through a package's ``__init__``, and modules named in strings (the tables of
+commands, sources and engines).
 """
 
 import ast
@@ -22,14 +23,16 @@ PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 TENSORFLOW = {"tensorflow", "keras", "horovod"}
 TORCH = {"torch", "safetensors", "onnx"}
 
-# Of rooms: whoever reads the rooms around them can leave them out.
+# Rooms inside of other rooms.
 ROOMS_WITHIN = ("fleet.commands.simulate",)
 
-# A room is a folder, or a module that stands in none. Each may import itself, and what stands behind it here.
+# A room is a folder directly below a package, or a module outside of such folders. Each may import
+# itself and the rooms listed here.
 _FAMILIES = (
     "scheduler.ensemble scheduler.idle scheduler.elastic scheduler.reservation scheduler.eviction"
 )
-_SCHEDULER = f"scheduler.base scheduler.files scheduler.hulls scheduler.shares {_FAMILIES}"  # all but simulators
+# All of the scheduler but the simulators.
+_SCHEDULER = f"scheduler.base scheduler.files scheduler.hulls scheduler.shares {_FAMILIES}"
 _BELOW_SPEC = (
     "fleet fleet.errors fleet.gc_pause fleet.units fleet.terminal fleet.plugins fleet.vocabulary "
     f"preprocess {_SCHEDULER}"
@@ -60,23 +63,30 @@ MAY_IMPORT = {
     "preprocess.lazy_numba": "preprocess.kernels",
     "preprocess.scaling": "preprocess.lazy_numba",
     "preprocess.sample": "preprocess.base preprocess.scaling preprocess.target",
-    "preprocess.sources": "preprocess.base preprocess.files preprocess.decode preprocess.fingerprint "
+    "preprocess.sources": "preprocess.base preprocess.files preprocess.decode "
+    "preprocess.fingerprint "
     "preprocess.splits preprocess.transient_errors preprocess.target",
     "preprocess.deferred_augmentation": "preprocess.sample",
-    "preprocess.transforms": "preprocess.user_code preprocess.base preprocess.decode preprocess.sample "
+    "preprocess.transforms": "preprocess.user_code preprocess.base preprocess.decode "
+    "preprocess.sample "
     "preprocess.deferred_augmentation",
-    "preprocess.batches": "preprocess.base preprocess.sample preprocess.transforms preprocess.deferred_augmentation",
+    "preprocess.batches": "preprocess.base preprocess.sample preprocess.transforms "
+    "preprocess.deferred_augmentation",
     "preprocess.chain": "preprocess.base preprocess.batches preprocess.user_code preprocess.sample "
     "preprocess.target preprocess.transforms",
-    "preprocess.probe": "preprocess.base preprocess.chain preprocess.decode preprocess.sample preprocess.target "
+    "preprocess.probe": "preprocess.base preprocess.chain preprocess.decode preprocess.sample "
+    "preprocess.target "
     "preprocess.transforms",
-    "preprocess.pipeline": "preprocess.base preprocess.batches preprocess.chain preprocess.lazy_numba preprocess.probe "
+    "preprocess.pipeline": "preprocess.base preprocess.batches preprocess.chain "
+    "preprocess.lazy_numba preprocess.probe "
     "preprocess.sample preprocess.target preprocess.transforms",
-    "preprocess.moments": "preprocess.base preprocess.pipeline preprocess.sample preprocess.transforms",
-    "preprocess.packing": "preprocess.base preprocess.files preprocess.pipeline preprocess.sample preprocess.target",
-    "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing preprocess.pipeline "
-    "preprocess.sample preprocess.sources preprocess.target preprocess.transforms "
-    "preprocess.views",
+    "preprocess.moments": "preprocess.base preprocess.pipeline preprocess.sample "
+    "preprocess.transforms",
+    "preprocess.packing": "preprocess.base preprocess.files preprocess.pipeline preprocess.sample "
+    "preprocess.target",
+    "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing "
+    "preprocess.pipeline preprocess.sample preprocess.sources preprocess.target "
+    "preprocess.transforms preprocess.views",
     "preprocess.views": "preprocess.base preprocess.target",
     "preprocess.open_source": "preprocess.base preprocess.sources preprocess.target "
     "preprocess.target_checks preprocess.user_code preprocess.views",
@@ -117,16 +127,19 @@ MAY_IMPORT = {
     "fleet.predictor": f"fleet.prediction fleet.engines {_COMM}",
     "fleet.live_run": _RUN,
     "fleet.api": f"fleet.predictor fleet.live_run fleet.run fleet.arguments {_RUN}",
-    "fleet.commands": f"fleet.api fleet.live_run fleet.predictor fleet.run fleet.arguments fleet.jobs {_RUN} "
+    "fleet.commands": "fleet.api fleet.live_run fleet.predictor fleet.run fleet.arguments "
+    f"fleet.jobs {_RUN} "
     "scheduler.simulation",
-    "fleet.commands.simulate": f"fleet.commands fleet.arguments fleet.storage {_BELOW_SPEC} scheduler.simulation",
-    "fleet.__main__": f"fleet.commands fleet.commands.simulate fleet.arguments {_BELOW_SPEC} launch",
+    "fleet.commands.simulate": f"fleet.commands fleet.arguments fleet.storage {_BELOW_SPEC} "
+    "scheduler.simulation",
+    "fleet.__main__": f"fleet.commands fleet.commands.simulate fleet.arguments {_BELOW_SPEC} "
+    "launch",
 }
 
 
 @dataclass(frozen=True)
 class Import:
-    """One import of a module of ours, or of a package of others."""
+    """An import of a module of FLEET or of another package."""
 
     source: str  # the module that imports
     line: int
@@ -141,7 +154,7 @@ class Import:
 
 
 def _modules():
-    """Module name -> its file; a package goes by its own name."""
+    """Return module name -> file; a package has the name of its folder."""
     files = {
         path: path.relative_to(ROOT).with_suffix("")
         for package in PACKAGES
@@ -160,7 +173,7 @@ def path_of(module):
 
 
 def room(module):
-    """The room of a module: its folder, of those directly below a package; or itself, where it stands in none."""
+    """Return the room of a module: its folder directly below a package, or the module itself."""
     for within in ROOMS_WITHIN:
         if f"{module}.".startswith(f"{within}."):
             return within
@@ -172,7 +185,7 @@ def room(module):
 
 
 def imported(text, module="m", is_package=False):
-    """(line, name) of all that a module's text imports anywhere, also by its name as a text."""
+    """Yield (line, name) of all imports in a module's text, including names in strings."""
     names_ = module if is_package else module.rpartition(".")[0]
     tree = ast.parse(text)
     started = set(_started(tree))
@@ -193,7 +206,7 @@ def imported(text, module="m", is_package=False):
 
 
 def _started(tree):
-    """The names of modules that a command line starts as a process of its own: what follows ``-m``."""
+    """Yield the modules that a command line starts as a process, which follow ``-m``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.List | ast.Tuple):
             yield from (
@@ -204,7 +217,7 @@ def _started(tree):
 
 
 def _resolved(name, behind):
-    """The modules that a dotted name leads to: through an ``__init__`` it leads to where the name comes from too."""
+    """Return the modules of a dotted name; for an ``__init__`` also the defining module."""
     module = name
     while module and module not in MODULES:
         module = module.rpartition(".")[0]
@@ -240,7 +253,7 @@ def _imports():
 
 
 def _is_word(imports):
-    """Whether a text only happens to be a package's name."""
+    """Return True if a string only happens to be a package's name."""
     return imports.target in PACKAGES
 
 
@@ -250,11 +263,11 @@ IMPORTS, NAMED = _imports()
 # ---- the rule ----------------------------------------------------------------------------------
 
 
-def test_every_room_has_its_line_in_the_table():
+def test_table_has_every_room():
     assert {room(module) for module in MODULES} - {"preprocess", "scheduler"} == set(MAY_IMPORT)
 
 
-def test_a_room_imports_only_what_the_table_says():
+def test_rooms_import_only_what_the_table_allows():
     def allowed(imports):
         source, target_ = room(imports.source), room(imports.target)
         words = MAY_IMPORT.get(source, "").split()
@@ -271,8 +284,8 @@ def test_a_room_imports_only_what_the_table_says():
     ] == []
 
 
-def circle(edges):
-    """A circle among (from, to) pairs, as a list whose first is its last; empty where there is none."""
+def find_cycle(edges):
+    """Return a cycle among (from, to) pairs, with its first element repeated; empty if none."""
     before = {}
     for source, target in edges:
         before.setdefault(source, set()).add(target)
@@ -283,23 +296,23 @@ def circle(edges):
     return []
 
 
-def test_there_is_no_circle_of_files():
-    imports = circle((imports.source, imports.target) for imports in IMPORTS)
+def test_imports_of_files_have_no_cycle():
+    imports = find_cycle((imports.source, imports.target) for imports in IMPORTS)
     location = {(imports.source, imports.target): imports.location for imports in IMPORTS}
     assert [location[pair] for pair in pairwise(imports)] == []
 
 
-def test_there_is_no_circle_of_rooms():
+def test_imports_of_rooms_have_no_cycle():
     pairs = {
         (room(imports.source), room(imports.target)): imports.location
         for imports in IMPORTS
         if room(imports.source) != room(imports.target)
     }
-    imports = circle(pairs)
+    imports = find_cycle(pairs)
     assert [pairs[pair] for pair in pairwise(imports)] == []
 
 
-def test_every_folder_says_what_it_is_and_what_it_may_import():
+def test_folders_document_what_they_import():
     texts = {
         module: path.read_text(encoding="utf-8")
         for module, path in MODULES.items()
@@ -312,7 +325,7 @@ def test_every_folder_says_what_it_is_and_what_it_may_import():
     ] == []
 
 
-# What decides in a launch hears of the time, of ranks and of files, and looks at none of them.
+# Modules that decide in a launch get times, ranks and files as inputs, and access none of them.
 PURE = {
     "fleet.control",
     "fleet.search",
@@ -349,11 +362,11 @@ def test_deciding_modules_import_nothing_that_acts():
     ] == []
 
 
-# ---- what comes from outside -------------------------------------------------------------------
+# ---- other packages ----------------------------------------------------------------------------
 
 
 def _importing(names, rooms):
-    """The places of modules outside of some rooms that import one of some packages of others."""
+    """Return the locations of modules, outside of some rooms, that import one of these packages."""
     return [
         f"{path_of(module).relative_to(ROOT)}:{line}: {name}"
         for module, imports in NAMED.items()
@@ -365,7 +378,7 @@ def _importing(names, rooms):
 
 
 def _is_text(path, line, name):
-    """Whether a name stands on its line in quotes, and not in a call that imports it."""
+    """Return True if a name is quoted on its line, and not in a call that imports it."""
     text = path.read_text(encoding="utf-8").splitlines()[line - 1]
     return bool(re.search(rf"['\"]{re.escape(name)}\b", text)) and not re.search(
         r"import_module|__import__", text
@@ -384,20 +397,20 @@ def _is_text(path, line, name):
         "if TYPE_CHECKING:\n    from mpi4py import MPI",
     ],
 )
-def test_an_import_is_found_wherever_it_stands(text):
+def test_imports_of_all_forms_are_found(text):
     assert "mpi4py" in {name.partition(".")[0] for _, name in imported(text)}
 
 
-def test_mpi_comes_in_by_one_door():
+def test_mpi_is_imported_by_one_package_only():
     assert _importing({"mpi4py"}, ("fleet.comm.",)) == []
 
 
-def test_tensorflow_and_torch_come_in_by_one_engine_each():
+def test_libraries_are_imported_by_one_engine_each():
     assert _importing(TENSORFLOW, ("fleet.engines.keras.",)) == []
     assert _importing(TORCH, ("fleet.engines.torch.",)) == []
 
 
-def test_launch_stands_on_the_standard_library():
+def test_launch_imports_only_the_standard_library():
     foreign = {
         name.partition(".")[0]
         for module, imports in NAMED.items()
@@ -412,7 +425,7 @@ def test_launch_stands_on_the_standard_library():
 
 
 def loads(statements, tmp_path, *more):
-    """The packages that take seconds to load, or need a launcher, and come in with some statements; and more such."""
+    """Return the slow packages, and those in ``more``, that some statements load."""
     program = f"{statements}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
     ended = subprocess.run(
         [sys.executable, "-c", program],
@@ -493,10 +506,11 @@ def test_commands_load_no_more_than_they_need(command, loaded, tmp_path):
     )
 
 
-def test_the_help_of_the_main_job_starts_no_mpi(tmp_path):
+def test_help_of_the_main_job_starts_no_mpi(tmp_path):
     assert (
         loads(
-            "import fleet.run as r\ntry: r.main(['--help'])\nexcept SystemExit as end: assert end.code == 0",
+            "import fleet.run as r\ntry: r.main(['--help'])\n"
+            "except SystemExit as end: assert end.code == 0",
             tmp_path,
         )
         == set()

@@ -1,4 +1,4 @@
-"""A policy, a rule of pruning, an engine or a batch system is known by its row: its name is compared nowhere else."""
+"""Names of policies, pruners, engines and batch systems are compared only in their tables."""
 
 import ast
 
@@ -19,7 +19,7 @@ NAMES = {
     *(name for name, rule in RULES.items() if rule.reads),
 }
 
-# Where a name stands once, in its row. Nothing else may tell one row from another by its name: there is no exception.
+# The tables with the names. No other code may compare a name, without exception.
 REGISTRIES = {
     "scheduler/ensemble/policies.py",
     "fleet/spec/engines.py",
@@ -29,7 +29,7 @@ REGISTRIES = {
 
 
 def compared(text):
-    """(line, name) wherever a text tells a name from others: ==, in, a key, a case, an index, a list, startswith."""
+    """Yield (line, name) of each comparison: ==, in, key, case, index, list, startswith."""
     for node in ast.walk(ast.parse(text)):
         for compared_names in _compared_names(node):
             for part in ast.walk(compared_names):
@@ -49,7 +49,7 @@ def _compared_names(node):
             yield node.value
         case ast.Subscript():
             yield node.slice
-        case ast.Tuple() | ast.List() | ast.Set():  # of names, to be looked into elsewhere
+        case ast.Tuple() | ast.List() | ast.Set():  # of names, compared elsewhere
             yield from node.elts
         case ast.Call(
             func=ast.Attribute(
@@ -78,7 +78,7 @@ def _compared_names(node):
         "f(x) if system.name == 'slurm' else 3",
     ],
 )
-def test_a_comparison_is_found_however_it_is_written(text):
+def test_comparisons_of_all_forms_are_found(text):
     assert list(compared(text))
 
 
@@ -92,11 +92,11 @@ def test_a_comparison_is_found_however_it_is_written(text):
         "'global' + name",
     ],
 )
-def test_a_name_that_is_only_given_is_no_comparison(text):
+def test_passing_a_name_is_no_comparison(text):
     assert not list(compared(text))
 
 
-def test_no_registry_name_is_compared_elsewhere():
+def test_registry_names_are_not_compared_elsewhere():
     assert [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for package in PACKAGES

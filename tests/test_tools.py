@@ -1,4 +1,4 @@
-"""The script that makes the environment."""
+"""The script that creates the environment."""
 
 import os
 import re
@@ -10,21 +10,24 @@ import pytest
 from tests.places import ROOT
 
 ENV = ROOT / "tools/env.sh"
-SHIM = "#!/bin/sh\nexit 127\n"  # a version manager's, where no such version is chosen
+SHIM = "#!/bin/sh\nexit 127\n"  # a version manager's shim without a chosen version
 
 
 def interpreter(version):
-    """One that says its version, and makes no environment."""
-    return f'#!/bin/sh\n[ "$1" = -c ] && echo {version} && exit\necho "made by {version}" >&2\nexit 3\n'
+    """Make a fake Python that prints its version and creates no environment."""
+    return (
+        f'#!/bin/sh\n[ "$1" = -c ] && echo {version} && exit\necho "made by {version}" '
+        ">&2\nexit 3\n"
+    )
 
 
 def without_ensurepip(version):
-    """One of Debian, without the package that makes environments."""
+    """Make a fake Python of Debian, without the package that creates environments."""
     return f'#!/bin/sh\ncase "$2" in *ensurepip*) exit 1;; esac\necho {version}\n'
 
 
 def make_env(folder, pythons, **variables):
-    """What the script says, and its status, where these interpreters are on PATH and no others."""
+    """Return the script's output and status if only these interpreters are on PATH."""
     tools = folder / "bin"
     tools.mkdir()
     for name, text in pythons.items():
@@ -44,7 +47,7 @@ def make_env(folder, pythons, **variables):
     return done.returncode, done.stderr
 
 
-def test_a_folder_that_is_no_environment_is_not_emptied(tmp_path):
+def test_env_does_not_empty_another_folder(tmp_path):
     (tmp_path / "mine").touch()
     done = subprocess.run(
         ["bash", ENV],
@@ -70,7 +73,7 @@ def test_a_folder_that_is_no_environment_is_not_emptied(tmp_path):
         ({"python3": interpreter("3.13"), "python3.11": without_ensurepip("3.11")}, "3.13"),
     ],
 )
-def test_the_first_version_that_starts_is_taken(tmp_path, pythons, version_):
+def test_env_uses_the_first_version_that_starts(tmp_path, pythons, version_):
     assert make_env(tmp_path, pythons) == (3, f"made by {version_}\n")
 
 
@@ -142,14 +145,15 @@ def test_env_rebuilds_an_interrupted_environment(
     torn.chmod(0o755)
     (tmp_path / "env/pyvenv.cfg").touch()
     makes = (
-        '#!/bin/sh\ncase "$*" in *version_info*) echo 3.11;; *venv*--clear*) echo "#!/bin/sh" > "$4/bin/python"; '
+        '#!/bin/sh\ncase "$*" in *version_info*) echo 3.11;; *venv*--clear*) echo "#!/bin/sh" > '
+        '"$4/bin/python"; '
         'echo \'echo "$*" >&2; exit 3\' >> "$4/bin/python";; esac\n'
     )
     status, output = make_env(tmp_path, {"python3.11": makes, "python3.12": SHIM})
     assert (status, output.split()[-1]) == (3, "tools/constraints-3.11.txt")
 
 
-def test_an_environment_of_another_python_is_kept(tmp_path):
+def test_env_keeps_an_environment_of_another_python(tmp_path):
     python = tmp_path / "env/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(interpreter("3.11"))
@@ -159,7 +163,7 @@ def test_an_environment_of_another_python_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-def test_all_that_an_environment_is_made_of_is_pinned(version):
+def test_env_pins_all_packages(version):
     pins = {
         line.partition("==")[0].lower().replace("_", "-")
         for line in (ROOT / f"tools/constraints-{version}.txt").read_text().split()

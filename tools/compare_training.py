@@ -2,9 +2,9 @@
 
     python tools/compare_training.py ../before .
 
-Each tree is a checkout of FLEET. Its specs are those of its folder ``tools/training``. Both trees use the Python that runs
-this script, with its libraries; a spec whose engine is not installed is skipped, and a line says so. The exit status is 0
-if all checkpoints are equal, and 1 otherwise.
+Each tree is a checkout of FLEET with specs in its folder ``tools/training``. Both trees use the
+Python that runs this script, with its libraries. A spec whose engine is not installed is skipped
+with a message. The exit status is 0 if all checkpoints are equal, and 1 otherwise.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def differences(before: Path, after: Path) -> list[str]:
-    """List the arrays of two runs' checkpoints that are not equal, with the largest difference of numbers."""
+    """List the unequal arrays of two runs' checkpoints, with the largest difference of numbers."""
     lines = []
     checkpoints = {
         run: {path.relative_to(run) for path in run.glob("models/*/*.h5")}

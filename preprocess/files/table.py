@@ -159,8 +159,8 @@ class Table:
         if all(_COMMA.fullmatch(cell.strip()) for cell in cells):
             raise InputError(
                 f"{self.location(0, column)}: {cells[0]!r} is a number with a comma; write "
-                f"decimals with a "
-                "point and thousands without a comma, or set data.target: class if it names a class"
+                "decimals with a point and thousands without a comma, or set data.target: class "
+                "if it names a class"
             )
 
     def _check_merged(self, column: str, cells: np.ndarray, numbers: np.ndarray) -> None:

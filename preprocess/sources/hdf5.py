@@ -176,8 +176,8 @@ class HDF5(TargetedSource):
         if targets.shape[:1] != images.shape[:1]:
             raise InputError(
                 f"{self.path}: {group}/{self._column} is {targets.shape} of {targets.dtype}; it "
-                f"must be "
-                f"{images.shape[:1]} integers, or {images.shape[0]} targets, one for each image"
+                f"must be {images.shape[:1]} integers, or {images.shape[0]} targets, one for each "
+                "image"
             )
 
     def _target_request(
@@ -238,8 +238,8 @@ class HDF5(TargetedSource):
             unknown = [row for row, text in enumerate(texts) if text not in places]
             if unknown:
                 raise InputError(
-                    f"{origin}: {self.name(unknown[0])} has the class {texts[unknown[0]]!r}"
-                    f"{and_more(unknown)}, which is not among the classes: "
+                    f"{origin}: {self.name(unknown[0])} has the class "
+                    f"{texts[unknown[0]]!r}{and_more(unknown)}, which is not among the classes: "
                     f"{', '.join(classes[:10])}"
                 )
             labels = np.array([places[text] for text in texts], np.int64)
@@ -267,8 +267,8 @@ class HDF5(TargetedSource):
         if len(wrong):
             raise InputError(
                 f"{origin}: {self.name(int(wrong[0]))} has the target "
-                f"{values[wrong[0]]}{and_more(wrong)}, "
-                f"which is not a member of the type: {', '.join(names[:10])}"
+                f"{values[wrong[0]]}{and_more(wrong)}, which is not a member of the type: "
+                f"{', '.join(names[:10])}"
             )
         return Targets("class", places.astype(np.int64), names)
 
@@ -279,7 +279,7 @@ def _is_text(column: h5py.Dataset) -> bool:
 
 
 def _names(h5_group: h5py.Group, name: str) -> tuple[str, ...]:
-    """Return the names in a data set; () if there is no such data set."""
+    """Return the names in a data set; () if the data set is missing."""
     column = find_member(h5_group, name)
     if column is None:
         return ()

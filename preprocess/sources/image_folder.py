@@ -29,8 +29,7 @@ from preprocess.transient_errors import is_transient, read_file
 # Extensions of images, in lower case.
 EXTENSIONS = frozenset(
     ".apng .bmp .dib .gif .j2k .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif "
-    ".tiff "
-    ".webp".split()
+    ".tiff .webp".split()
 )
 _NOT_OURS = "__MACOSX"  # a folder that macOS leaves in archives
 
@@ -70,7 +69,7 @@ class ImageFolder(FilePerSample, RandomAccess):
     """The images of ``folder/<class>/`` and its subfolders, in alphabetical order.
 
     Hidden files and folders, and files with other extensions than ``EXTENSIONS``, are ignored.
-    Links to folders are followed, except those that form a cycle.
+    Links to folders are followed, except links that form a cycle.
 
     Args:
         folder: holds one folder for each class.

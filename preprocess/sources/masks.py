@@ -115,8 +115,8 @@ def plain_mask(pixels: np.ndarray) -> np.ndarray:
     if pixels.ndim != 2 or pixels.dtype.kind not in "iub":
         raise UnreadableImage(
             f"its mask is {pixels.shape} of {pixels.dtype}; it should have one whole number for "
-            f"each pixel, "
-            "its class: a grayscale or palette image, or an array (height, width) of integers"
+            "each pixel, its class: a grayscale or palette image, or an array (height, width) of "
+            "integers"
         )
     if pixels.dtype.kind == "b":
         return pixels.astype(np.uint8)
@@ -466,8 +466,7 @@ class _Palettes:
     def _differ(self, name: str, number: int, color: Color, contrast: str) -> None:
         self.difference = self.difference or (
             f"{name}: the palettes of masks differ: the value {number} is the color {color} here, "
-            f"and {contrast}; "
-            "save all masks with one palette, or as grayscale images of the values"
+            f"and {contrast}; save all masks with one palette, or as grayscale images of the values"
         )
 
 

@@ -217,8 +217,8 @@ class NewRows(SequentialOrder):
         if missing:
             raise InputError(
                 f"{path}: no column{'s' if len(missing) > 1 else ''} "
-                f"{format_names(list(map(repr, missing)))}, "
-                f"which the networks take; its columns: {format_names(list(table.columns))}"
+                f"{format_names(list(map(repr, missing)))}, which the networks take; its columns: "
+                f"{format_names(list(table.columns))}"
             )
         self._features = None if columns.is_paths else _features(table, names)
         self._files: list[str] = []
@@ -362,8 +362,8 @@ def _path_column(table: Table, used: Sequence[str | None]) -> str | None:
     """Find the column of paths of a table whose options name none; None without one.
 
     Raises:
-        InputError: a column of that name has a different number in each row, and no such files
-            exist.
+        InputError: a column of that name has a different number in each row, and files of these names do
+            not exist.
     """
     for name in PATH_COLUMNS:
         if name not in table.columns or name in used:
@@ -451,8 +451,8 @@ def _files(table: Table, column: str) -> list[str]:
         if first != row:
             raise InputError(
                 f"{table.location(row, column)}: {name} stands in {table.unit} "
-                f"{table.lines[first]} too; "
-                "each file must be listed once (options: weights can make it count for more)"
+                f"{table.lines[first]} too; each file must be listed once (options: weights can "
+                "make it count for more)"
             )
     names_of = {parent: _names_in(parent) for parent in {os.path.dirname(file) for file in seen}}
     missing = [
@@ -463,8 +463,7 @@ def _files(table: Table, column: str) -> list[str]:
     if missing:
         raise InputError(
             f"{table.location(missing[0], column)}: no file "
-            f"{names[missing[0]]}{and_more(missing)}; paths "
-            "are relative to the folder of the table"
+            f"{names[missing[0]]}{and_more(missing)}; paths are relative to the folder of the table"
         )
     return names
 

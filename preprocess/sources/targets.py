@@ -119,7 +119,7 @@ def encode_label_sets(
         Targets of (n, labels) uint8.
 
     Raises:
-        InputError: a label is not among those that ``request`` names.
+        InputError: a label is not named in ``request``.
     """
     distinct = set().union(*sets)
     if len(set(map(_normalize_label, distinct))) < len(distinct):
@@ -305,8 +305,8 @@ def _check_few(values: np.ndarray, origin: str) -> None:
     if distinct > max(_MAX_GUESSED_CLASSES, len(values) // 2):
         raise InputError(
             f"{origin}: there are {distinct} different integers in "
-            f"{counted(len(values), 'target')}, so they may be classes or values; set "
-            "data.target: class or data.target: value"
+            f"{counted(len(values), 'target')}, so they may be classes or values; set data.target: "
+            "class or data.target: value"
         )
 
 

@@ -73,8 +73,8 @@ class WebDataset:
         if image is None or self.label_key not in members:
             raise InputError(
                 f"{name}: a sample must have an image ({self.image_key}) and a label "
-                f"({self.label_key}); this one has {', '.join(members)} "
-                "(options: image_key, label_key)"
+                f"({self.label_key}); this one has {', '.join(members)} (options: image_key, "
+                "label_key)"
             )
         offset, size = members[self.label_key]
         if self.is_mask:

@@ -135,7 +135,7 @@ def as_image(image: np.ndarray, transform: object) -> Image.Image:
         transform: that needs it, for the message.
 
     Raises:
-        InputError: Pillow has no such images.
+        InputError: Pillow has no images of this shape and dtype.
     """
     channels(image, transform)
     if image.dtype != np.uint8 or image.shape[2] not in (1, 3):

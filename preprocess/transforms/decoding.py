@@ -67,8 +67,8 @@ class Decode(LeavesPixels):
         if image.shape[2] not in (1, 3):
             raise InputError(
                 f"decode makes {self.mode} of arrays with 1 or 3 channels, and samples have "
-                f"{image.shape[2]}; leave "
-                "decode out, or remove channels first, such as the transparency of RGBA"
+                f"{image.shape[2]}; leave decode out, or remove channels first, such as the "
+                "transparency of RGBA"
             )
         return to_array(as_image(image, self).convert(self.mode))
 

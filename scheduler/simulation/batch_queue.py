@@ -215,9 +215,8 @@ def _check(jobs: Sequence[QueueJob], processors: int, stream: Stream | None) -> 
         0 < stream.interval < math.inf and 1 <= stream.processors <= processors
     ):
         raise InputError(
-            f"a stream of jobs of {pluralize(stream.processors, 'processor')} "
-            f"every {stream.interval} does not fit a machine of "
-            f"{pluralize(processors, 'processor')}"
+            f"a stream of jobs of {pluralize(stream.processors, 'processor')} every "
+            f"{stream.interval} does not fit a machine of {pluralize(processors, 'processor')}"
         )
 
 

@@ -111,8 +111,7 @@ def _run_concurrent(seed):
     case = carry_out(seed)
     print(
         f"concurrent {seed}: {', '.join(case.faults)}: {case.again} epochs again, "
-        f"{case.seconds:.0f} s"
-        f"{f'; FAILED: {case.violation}' if case.violation else ''}",
+        f"{case.seconds:.0f} s{f'; FAILED: {case.violation}' if case.violation else ''}",
         flush=True,
     )
     return case
@@ -122,9 +121,8 @@ def _run_search(seed):
     case = searches.carry_out(seed)
     print(
         f"search {seed}: {case.search}, killed {len(case.kills)} times ({', '.join(case.kills)}): "
-        f"{case.decisions} "
-        f"decisions, {case.again} epochs again, {case.seconds:.0f} s"
-        f"{f'; FAILED: {case.violation}' if case.violation else ''}",
+        f"{case.decisions} decisions, {case.again} epochs again, {case.seconds:.0f} "
+        f"s{f'; FAILED: {case.violation}' if case.violation else ''}",
         flush=True,
     )
     return case
@@ -137,9 +135,9 @@ def _carry_out(case):
     pause = f", pause {outcome.pause_s:.3f} s" if outcome.pause_s is not None else ""
     print(
         f"{case.engine} {case.seed}: {case.fault}{under} after {case.after_epochs} epochs, "
-        f"{case.ranks} ranks, {case.policy}: statuses {outcome.statuses}, "
-        f"{outcome.twice} samples twice, {outcome.seconds:.0f} s{pause}"
-        f"{f'; FAILED: {outcome.violation}; see {folder}' if outcome.violation else ''}",
+        f"{case.ranks} ranks, {case.policy}: statuses {outcome.statuses}, {outcome.twice} samples "
+        f"twice, {outcome.seconds:.0f} "
+        f"s{pause}{f'; FAILED: {outcome.violation}; see {folder}' if outcome.violation else ''}",
         flush=True,
     )
     if not outcome.violation:
@@ -219,16 +217,15 @@ def _table(outcomes, faults):
         twice = [outcome.twice for outcome in case_rows]
         rows.append(
             f"| {fault} | {len(case_rows)} | {sum(not outcome.violation for outcome in case_rows)} "
-            f"| {sum(outcome.outlived for outcome in case_rows)} "
-            f"| {max(len(outcome.statuses) for outcome in case_rows)} of {MOST_LAUNCHES} "
-            f"| {statistics.median(twice):.0f} | {max(twice)} |"
+            f"| {sum(outcome.outlived for outcome in case_rows)} | "
+            f"{max(len(outcome.statuses) for outcome in case_rows)} of {MOST_LAUNCHES} | "
+            f"{statistics.median(twice):.0f} | {max(twice)} |"
         )
     statuses = Counter(status for outcome in outcomes for status in outcome.statuses[:-1])
     ended = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
     summary = (
-        f"An epoch has {TRAINED} samples, and at most three networks train at a time. All "
-        "launches except "
-        f"the last one of each case ended with one of these statuses (count): {ended}."
+        f"An epoch has {TRAINED} samples, and at most three networks train at a time. All launches "
+        f"except the last one of each case ended with one of these statuses (count): {ended}."
     )
     return [*rows, "", summary if ended else ""]
 
@@ -269,11 +266,9 @@ def _concurrent_table(cases):
         f"## Launches over one folder: {len(cases)} cases, {good} passed",
         "",
         f"Two launches share four networks of {EPOCHS} epochs. One of them was killed "
-        f"{faults.count('kill')} "
-        f"times, and stopped {faults.count('stop')} times for {LEASE_S / 2:g} to {3 * LEASE_S:g} "
-        "s, with leases "
-        f"of {LEASE_S:g} s; then another one was started. Epochs trained again: median "
-        f"{statistics.median(again):g}, max {max(again)}.",
+        f"{faults.count('kill')} times, and stopped {faults.count('stop')} times for "
+        f"{LEASE_S / 2:g} to {3 * LEASE_S:g} s, with leases of {LEASE_S:g} s; then another one was "
+        f"started. Epochs trained again: median {statistics.median(again):g}, max {max(again)}.",
         "",
     ]
 
@@ -287,14 +282,11 @@ def _search_table(cases):
         f"## Searches: {len(cases)} cases, {good} passed",
         "",
         f"Four ranks search among networks of up to {searches.EPOCHS} epochs. Launches are killed "
-        "at random "
-        "moments: all ranks, the coordinator, or one other rank. A case passes if a searcher that "
-        "gets all "
-        "calls of the log again gives the same answers, and a pruner that gets all epochs again "
-        "gives the same "
-        "verdicts; if no call was made twice, and every proposed network is finished or pruned; "
-        "and if no "
-        "network repeated more than one epoch per kill.",
+        "at random moments: all ranks, the coordinator, or one other rank. A case passes if a "
+        "searcher that gets all calls of the log again gives the same answers, and a pruner that "
+        "gets all epochs again gives the same verdicts; if no call was made twice, and every "
+        "proposed network is finished or pruned; and if no network repeated more than one epoch "
+        "per kill.",
         "",
         "| search | cases | passed | kills | calls and verdicts | epochs trained again |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -303,9 +295,8 @@ def _search_table(cases):
         rows = [case for case in cases if case.search == search]
         if rows:
             lines.append(
-                f"| {search} | {len(rows)} | {sum(not case.violation for case in rows)} "
-                f"| {sum(len(case.kills) for case in rows)} | "
-                f"{sum(case.decisions for case in rows)} "
+                f"| {search} | {len(rows)} | {sum(not case.violation for case in rows)} | "
+                f"{sum(len(case.kills) for case in rows)} | {sum(case.decisions for case in rows)} "
                 f"| {sum(case.again for case in rows)} |"
             )
     return [*lines, ""]
@@ -319,13 +310,10 @@ def _checkpoint_cost(run):
         "## Cost of checkpoints",
         "",
         f"In a run of `{load(RunPaths(run).spec).document.name}` without a fault, training was "
-        "blocked for "
-        f"{spent.checkpointing:.2f} GPU-seconds while weights were copied or the writer lagged "
-        "behind. This is "
-        f"{spent.checkpointing / spent.training:.2%} of the time in which networks were trained, "
-        "or "
-        f"{with_data:.2%} if waiting for "
-        "samples is included (the paper: 2.7 to 6.3 %).",
+        f"blocked for {spent.checkpointing:.2f} GPU-seconds while weights were copied or the "
+        f"writer lagged behind. This is {spent.checkpointing / spent.training:.2%} of the time in "
+        f"which networks were trained, or {with_data:.2%} if waiting for samples is included (the "
+        "paper: 2.7 to 6.3 %).",
         "",
     ]
 

@@ -143,10 +143,9 @@ class HarvestOutcome:
         """Return a row of a table."""
         return (
             f"| {name} | {self.preempted} | {self.again} | {self.time.idle:.0f} | "
-            f"{self.time.waiting:.0f} | "
-            f"{self.time.starting:.0f} | {self.time.training:.0f} | {self.time.share:.1%} | "
-            f"{self.time.share_once_started:.1%} | {self.samples:.0f} | {self.predicted:.0f} | "
-            f"{self.predicted / max(1, self.samples) - 1:+.1%} |"
+            f"{self.time.waiting:.0f} | {self.time.starting:.0f} | {self.time.training:.0f} | "
+            f"{self.time.share:.1%} | {self.time.share_once_started:.1%} | {self.samples:.0f} | "
+            f"{self.predicted:.0f} | {self.predicted / max(1, self.samples) - 1:+.1%} |"
         )
 
 

@@ -281,8 +281,7 @@ def test_automatic_walltimes_of_thirty_ensembles_cost_less(slurm, tmp_path):
         for entry, second in zip(*outcomes.values(), strict=True)
     ]
     print(
-        f"requested with auto, relative to one request: {spread(shares, 2)}; "
-        f"less in {sum(share < 1 for share in shares)}, more in "
-        f"{sum(share > 1 for share in shares)}"
+        f"requested with auto, relative to one request: {spread(shares, 2)}; less in "
+        f"{sum(share < 1 for share in shares)}, more in {sum(share > 1 for share in shares)}"
     )
     check(outcomes)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A fake squeue, scancel, scontrol, sacctmgr, sacct or sbatch, depending on the name of the program.
+"""A fake squeue, scancel, scontrol, sacctmgr, sacct or sbatch, chosen by the program's name.
 
 Its state is in ``slurm.json``: ``{"jobs": {ID: {"user", "state", "nodes", "start", "elapsed",
 "partition", "name", "comment", "obeys", "requeues", "held", "hosts", "reason", "script"}}, "owner",
-"levels", "says"}``. A job that obeys ends when it is signaled, or waits again ("PENDING"); a job that
-requeues becomes pending. Commands that change jobs are written to ``acts``. ``says`` maps a program
-to the error with which it fails.
+"levels", "says"}``. A job that obeys ends when it is signaled, or waits again ("PENDING"); a job
+that requeues becomes pending. Commands that change jobs are written to ``acts``. ``says`` maps a
+program to the error with which it fails.
 """
 
 import json

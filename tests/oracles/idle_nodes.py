@@ -157,7 +157,7 @@ def _bound_size(
 def _earn(
     program: _Program, curve: RateCurve, horizon_s: float, count: Mapping[int, float]
 ) -> None:
-    """Add T O(n) to the objective, with n between two neighboring bends of the curve (Eqs. 11, 12)."""
+    """Add T O(n) to the objective, with n between two bends of the curve (Eqs. 11, 12)."""
     weights = program.variables(
         len(curve.nodes), integer=False, gain=[horizon_s * value for value in curve.values]
     ).tolist()
@@ -174,7 +174,7 @@ def _earn(
 def _pay_rescaling(
     program: _Program, trainer: Trainer, had: int, nodes: int, count: Mapping[int, float]
 ) -> None:
-    """Subtract O(c) R from the objective, with R set by whether n is above or below c (Eqs. 14-16)."""
+    """Subtract O(c) R from the objective; R depends on whether n is above c (Eqs. 14-16)."""
     rate = float(trainer.rates[had])
     up, down = program.variables(2, gain=[-rate * trainer.up_s, -rate * trainer.down_s]).tolist()
     program.add({**count, up: -(nodes - had)}, upper=had)

@@ -140,7 +140,7 @@ def test_a_source_that_ends_before_it_said_is_a_clear_error():
     class Short(Memory):
         def read(self, index):
             if index > 20:
-                raise IndexError("no such record")
+                raise IndexError("unknown record")
             return super().read(index)
 
     broken = Pipeline(Short([IMAGES[0]] * 30), [], 7, pipeline(transforms=[]).sample)

@@ -111,7 +111,8 @@ def test_targets_are_text_json_or_arrays_with_weights(
         (
             "json",
             b"{}",
-            r"a.tar\[/0\]: its json is not a target: {} is neither a number, nor a text, nor a list",
+            r"a.tar\[/0\]: its json is not a target: {} is neither a number, nor a text, nor a "
+            r"list",
         ),
         ("json", b"[1,", "its json is not a target"),
         ("npy", array(np.zeros(2))[:90], "its npy is not a target"),
