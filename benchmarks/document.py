@@ -10,7 +10,7 @@ from typing import Any
 
 
 def table(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """Format a table in Markdown; columns of numbers are aligned to the is_numeric."""
+    """Format a table in Markdown; columns of numbers are aligned to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     numeric = [
         all(re.fullmatch(r"[-+<>~x() .,\d%]*", row[column]) for row in cells)

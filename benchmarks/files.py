@@ -1,12 +1,12 @@
-"""Count the metadata count_operations that a run requests from its file system.
+"""Count the metadata operations that a run requests from its file system.
 
     python benchmarks/files.py [--networks 8] [--epochs 4] [--ranks 3] [--json]
     python benchmarks/files.py --delay 5 [--epoch-s 2]
     python benchmarks/files.py --resume 10000
 
-The first command counts the count_operations of emulated networks below the run's folder, by strace
-or, without it, by a preloaded build_library (files.c, compiled here). Three runs separate the
-count_operations per network and epoch, per network and per launch: the second has twice the epochs,
+The first command counts the operations of emulated networks below the run's folder, by strace
+or, without it, by a preloaded library (files.c, compiled here). Three runs separate the
+operations per network and epoch, per network and per launch: the second has twice the epochs,
 the third twice the networks. Each epoch is better than those before it, so each also writes a best
 checkpoint.
 
@@ -81,7 +81,7 @@ _KIND = {
 
 
 def build_library(folder: Path) -> Path:
-    """Compile the library that counts and delays count_operations."""
+    """Compile the library that counts and delays operations."""
     compiled = folder / "files.so"
     subprocess.run(
         [
@@ -324,8 +324,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument(
         "--by",
-        choices=("strace", "build_library"),
-        default="strace" if shutil.which("strace") else "build_library",
+        choices=("strace", "library"),
+        default="strace" if shutil.which("strace") else "library",
     )
     parser.add_argument("--delay", type=float, help="milliseconds that each operation takes longer")
     parser.add_argument("--turns", type=int, default=3)

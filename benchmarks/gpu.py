@@ -231,8 +231,10 @@ class Skipped(Exception):
 class Report:
     """The measurements.
 
-    Attributes: device: The device and the machine. rows: ``measurement``, ``value`` and ``unit``;
-        some with a ``reference`` and the ``ratio`` to it. skipped: ``measurement`` and ``reason``.
+    Attributes:
+        device: The device and the machine.
+        rows: ``measurement``, ``value`` and ``unit``; some with a ``reference`` and a ``ratio``.
+        skipped: ``measurement`` and ``reason``.
         seconds: Duration of the benchmark.
     """
 

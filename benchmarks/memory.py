@@ -88,7 +88,7 @@ def resident_mb(root: int) -> float:
 def _rss_mb(process: int) -> float:
     try:
         pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0.0
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 

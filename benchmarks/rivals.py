@@ -41,10 +41,12 @@ def measure_consumers(
 ) -> list[list[float]]:
     """Return the times at which each consumer received each batch; see :func:`pace.record`.
 
-    Args: python: The interpreter. program: A script in this folder. It prints `ready`, then waits
-        for a line; a consumer then prints its record. Servers are killed after all consumers have
-        finished. servers: The arguments of each server process. consumers: The arguments of each
-        consumer process.
+    Args:
+        python: The interpreter.
+        program: A script in this folder. It prints `ready`, then waits for a line; a consumer then
+            prints its record. Servers are killed after all consumers have finished.
+        servers: The arguments of each server process.
+        consumers: The arguments of each consumer process.
     """
     request = json.dumps([python, program, servers, consumers])
     process = subprocess.run(
@@ -102,7 +104,7 @@ def _read_line(process: subprocess.Popen) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise SystemExit(f"{process.args!r} ended early")
+        raise SystemExit(f"{process.args!r} exited early")
     return line
 
 

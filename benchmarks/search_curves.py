@@ -110,9 +110,11 @@ class Search(Protocol):
 class SearchCost:
     """The cost of a search.
 
-    Attributes: until_near: GPU hours until a network reaches ``NEAR`` of the best random one; else
-        infinite. total: Total GPU hours. hours: Duration of the search. best: Accuracy of the best
-        network, as a share of that of the best random one.
+    Attributes:
+        until_near: GPU hours until a network reaches ``NEAR`` of the best random one; else infinite.
+        total: Total GPU hours.
+        hours: Duration of the search.
+        best: Accuracy of the best network, as a share of that of the best random one.
     """
 
     until_near: float

@@ -390,8 +390,9 @@ def memcpy(sample_bytes: int, total: int = WINDOW) -> float:
 def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float, str]:
     """Train one small CNN four times, side by side; one preprocessor is enough for them.
 
-    Returns: The memory when the window was fullest, the share of all epochs that trainers waited
-        for data, and the bottleneck that the run reported.
+    Returns:
+        The memory when the window was fullest, the share of all epochs that trainers waited for
+        data, and the bottleneck that the run reported.
     """
     spec = folder / "spec.yaml"
     spec.write_text(

@@ -65,9 +65,10 @@ class Job:
 class Outcome:
     """The measurements of all ranks.
 
-    Attributes: sample_bytes: Bytes of a sample in the window. reads: The times at which each reader
-        received each batch, in seconds of the machine's clock. work: Records of each preprocessor:
-        (time, its CPU seconds, samples that all have prepared).
+    Attributes:
+        sample_bytes: Bytes of a sample in the window.
+        reads: Times at which each reader received each batch, in seconds of the machine's clock.
+        work: Records of each preprocessor: (time, its CPU seconds, samples that all have prepared).
     """
 
     sample_bytes: int
