@@ -187,7 +187,7 @@ def as_array(value: Any, giver: str, expected: str) -> np.ndarray:
     Args:
         value: the returned object.
         giver: who returned it, for the message.
-        expected: what it should return, for the message.
+        expected: a description of the expected result, for the message.
 
     Raises:
         InputError: it cannot be converted to an array.
@@ -241,7 +241,7 @@ def rng_for(seed: int, purpose: int, *more: int) -> np.random.Generator:
     """Return the generator for one purpose of the run's seed.
 
     Args:
-        seed: of the run.
+        seed: the seed of the run.
         purpose: a constant of this module, such as ``SPLIT``.
         more: further integers, such as the epoch.
     """
@@ -265,8 +265,8 @@ def import_object(path: str, role: str, form: str = "module:function") -> Any:
 
     Args:
         path: such as ``my_package.my_module:my_function``.
-        role: what it is used as, for the message: ``transform``, ``data source``.
-        form: of such a path, for the message.
+        role: its use, for the message: ``transform``, ``data source``.
+        form: the expected form of the path, for the message.
 
     Raises:
         InputError: the module or name does not exist, or importing the module raises.

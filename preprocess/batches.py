@@ -222,13 +222,13 @@ def apply_batch(
     """Apply as many of the first transforms as have a batched version.
 
     Args:
-        transforms: in order.
+        transforms: the transforms, in order.
         kernels: the module :mod:`preprocess.kernels`.
         images: (k, height, width, channels) or (k, ...), not modified.
         masks: (k, height, width) integers, not modified; None without masks.
         void: the mask value of pixels outside of the image.
-        seed: of the run.
-        epoch: of the stream.
+        seed: the seed of the run.
+        epoch: the epoch of the stream.
         indices: (k,) integers, the samples.
         training: False for evaluation: no randomness, center crops.
 

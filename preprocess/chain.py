@@ -50,14 +50,14 @@ class Chain:
     """The transforms of a source in two parts: fixed transforms, and transforms that vary by epoch.
 
     Args:
-        source: of the samples.
-        transforms: in order. A :class:`Scale` or :class:`Standardize` at the end is left to the
-            trainers.
-        seed: of the random transforms.
+        source: the source of the samples.
+        transforms: the transforms, in order. A :class:`Scale` or :class:`Standardize` at the end is
+            left to the trainers.
+        seed: the seed of the random transforms.
         fixed: how many of the first transforms are fixed; None for all before the first random one.
 
     Attributes:
-        affine: what the trainers do to an input first; None for nothing.
+        affine: the scaling that trainers apply to inputs first; None if there is none.
         is_precise: True if floating-point numbers stay float64.
     """
 
@@ -137,9 +137,9 @@ class Chain:
         """Apply the transforms that vary by epoch to a prepared sample.
 
         Args:
-            sample: what :meth:`prepare` returned.
-            index: of the sample.
-            epoch: of the stream.
+            sample: the result of :meth:`prepare`.
+            index: the index of the sample.
+            epoch: the epoch of the stream.
             training: False for evaluation: no randomness, center crops.
 
         Raises:
@@ -168,7 +168,7 @@ class Chain:
             images: (k, ...), of what :meth:`prepare` returned.
             masks: (k, height, width); None without masks.
             indices: (k,) integers, the samples.
-            epoch: of the stream.
+            epoch: the epoch of the stream.
             training: False for evaluation.
 
         Returns:
@@ -194,10 +194,10 @@ class Chain:
         """Apply the remaining transforms to one sample of a batch; see :meth:`augment`.
 
         Args:
-            batch: what :meth:`augment_batch` returned.
-            row: of the sample in the batch.
-            index: of the sample.
-            epoch: of the stream.
+            batch: the result of :meth:`augment_batch`.
+            row: the row of the sample in the batch.
+            index: the index of the sample.
+            epoch: the epoch of the stream.
             training: False for evaluation.
         """
         work, done = batch
@@ -261,7 +261,7 @@ def _as_numbers(array: np.ndarray, is_precise: bool) -> np.ndarray:
     """Convert an array of a source to the dtype in which it travels.
 
     Args:
-        array: of any shape.
+        array: an array of any shape.
         is_precise: True to keep floating-point numbers as float64.
 
     Raises:

@@ -86,7 +86,7 @@ def reduction(data: bytes, at_least: MinSize) -> int:
 
     Args:
         data: the bytes of the file; 1 is returned if they cannot be decoded.
-        at_least: as for :func:`decode`.
+        at_least: see :func:`decode`.
     """
     if data[:2] != b"\xff\xd8":  # not a JPEG file, nor one that begins like it
         return 1

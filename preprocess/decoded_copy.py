@@ -39,12 +39,12 @@ def decode_once(
     same name is not noticed here: a run deletes the copy when its data has changed.)
 
     Args:
-        data: with encoded images.
+        data: data with encoded images.
         transforms: all of the spec's. Those before the first random one are applied, and must end
             in one shape.
         samples: the spec of a sample of each split, by the names of :meth:`DataSet.splits`, with
             :attr:`SampleSpec.stored`.
-        path: of the HDF5 file.
+        path: the path of the HDF5 file.
         progress: called with the number of samples just done.
 
     Raises:
@@ -87,7 +87,7 @@ class CopiedSource(View):
 
     Args:
         source: the original.
-        copy: of it.
+        copy: the path of the copy.
 
     Attributes:
         unreadable: the samples that cannot be read.

@@ -36,8 +36,8 @@ def draw_held_out(
 
     Args:
         source: the samples.
-        fraction: of the samples to hold out, between 0 and 1.
-        seed: of the choice.
+        fraction: the fraction of the samples to hold out, between 0 and 1.
+        seed: the seed of the choice.
         split: ``validation`` or ``test``, which are chosen independently.
         previous: (n,) integers, the side of each sample in an earlier launch: 1 held out, 0 not, -1
             new. Of the new ones the fraction is held out, spread over the classes.
@@ -113,7 +113,7 @@ def assign_folds(
     Args:
         source: the samples.
         folds: the number of folds, at least 2.
-        seed: of the choice.
+        seed: the seed of the choice.
         previous: (n,) integers, the fold of each sample in an earlier launch, -1 if new.
 
     Returns:

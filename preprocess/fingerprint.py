@@ -177,7 +177,7 @@ def identify_samples(source: Source, path: str = "") -> SampleIds:
 
     Args:
         source: the samples.
-        path: of the data, which is removed from names.
+        path: the path of the data, which is removed from names.
 
     Raises:
         InputError: the user's source raises.
@@ -310,7 +310,7 @@ def identify_by_content(
 
     Args:
         source: the samples.
-        nbytes: of all inputs.
+        nbytes: the size of all inputs, in bytes.
         unit: the noun for a sample.
         names: (n,) uint64, hashes of their names. Without names, small inputs identify samples, and
             positions identify large ones.
@@ -343,8 +343,8 @@ def identify_files(names: Sequence[str], paths: Sequence[str]) -> SampleIds:
     """Return the ids of samples that are files.
 
     Args:
-        names: of the samples, relative to the data.
-        paths: of their files.
+        names: the names of the samples, relative to the data.
+        paths: the paths of their files.
     """
     keys = hash_each(names)
     return SampleIds(keys, hash_files(keys, paths), "file")
@@ -357,7 +357,7 @@ def hash_files(keys: np.ndarray, paths: Sequence[str]) -> dict[str, np.ndarray]:
 
     Args:
         keys: (n,) uint64, the hashes of their names.
-        paths: of the files.
+        paths: the paths of the files.
 
     Returns:
         ``size`` and ``content``, each (n,) uint64.

@@ -164,8 +164,8 @@ def windows(
 
     Args:
         images: (n * height * width * pixel,) uint8.
-        height: of the images, in pixels.
-        width: of the images, in pixels.
+        height: the height of the images, in pixels.
+        width: the width of the images, in pixels.
         pixel: bytes per pixel.
         top: (n,) int64, the first row of each window; may lie outside of the image.
         left: (n,) int64, the first column of each window.
@@ -173,8 +173,8 @@ def windows(
         flip_y: (n,) bool, True to swap top and bottom.
         outside: uint8, the value of bytes outside of the image.
         out: (n * to_height * to_width * pixel,) uint8, overwritten.
-        to_height: of the windows, in pixels.
-        to_width: of the windows, in pixels.
+        to_height: the height of the windows, in pixels.
+        to_width: the width of the windows, in pixels.
     """
     for row in range(top.size):
         first = max(0, -left[row])
@@ -346,8 +346,8 @@ def resize(
 
     Args:
         images: (n * height * width * channels,) uint8.
-        height: of the images, in pixels.
-        width: of the images, in pixels.
+        height: the height of the images, in pixels.
+        width: the width of the images, in pixels.
         channels: bytes per pixel.
         top: (n,) int64, the first row of each window.
         left: (n,) int64, the first column of each window.
@@ -355,8 +355,8 @@ def resize(
         widths: (n,) int64, of the windows.
         kind: the filter: 0 bilinear, 1 bicubic, 2 lanczos.
         out: (n * to_height * to_width * channels,) uint8, overwritten.
-        to_height: of the result, in pixels.
-        to_width: of the result, in pixels.
+        to_height: the height of the result, in pixels.
+        to_width: the width of the result, in pixels.
     """
     max_taps = 2 * (kind + 1) * (max(height // to_height, width // to_width) + 1) + 3
     first_x = np.empty(to_width, np.int64)

@@ -18,7 +18,7 @@ class LazyNumba:
     """Loader of :mod:`preprocess.kernels`.
 
     Attributes:
-        kernels: that module; None until it is loaded, or if numba is missing.
+        kernels: the module of kernels; None until it is loaded, or if numba is missing.
     """
 
     def __init__(self) -> None:

@@ -75,8 +75,8 @@ class Standardization:
 
     Attributes:
         transforms: the spec's list in words; the numbers are valid for this list only.
-        affine: of networks that train on all samples.
-        folds: of the networks of each fold; empty without folds.
+        affine: the scale of networks that train on all samples.
+        folds: the scale of the networks of each fold; empty without folds.
     """
 
     transforms: str
@@ -94,7 +94,7 @@ def compute_standardization(
     """Compute means and deviations of the training samples; skip unreadable ones.
 
     Args:
-        transforms: as in :class:`Standardization`.
+        transforms: see :class:`Standardization`.
         pipeline: prepares the samples, without randomness.
         how: per feature or over the whole array.
         folds: (samples,) integers, the fold of each; None without folds.

@@ -45,7 +45,7 @@ def write_hdf5(
     Args:
         splits: ``train``, optionally ``validation`` and ``test``: a source, whose files and arrays
             are written unchanged; or a pipeline, whose fixed transforms are applied first.
-        path: of the file.
+        path: the path of the file.
         progress: called with the number of samples just done.
         made_from: an identity, stored in the file to recognize its content later.
 

@@ -48,9 +48,9 @@ class Pipeline(Chain):
     the fixed transforms once, and :meth:`augment_stored` the others in each epoch.
 
     Args:
-        source: of the samples.
-        transforms: in order. A scale at the end is left to the trainers.
-        seed: of the random transforms.
+        source: the source of the samples.
+        transforms: the transforms, in order. A scale at the end is left to the trainers.
+        seed: the seed of the random transforms.
         sample: what comes out, as :func:`preprocess.probe.infer_sample_spec` returned it.
         fixed: how many transforms :meth:`load_stored` applies; None for those before the first
             random one.
@@ -139,7 +139,7 @@ class Pipeline(Chain):
 
         Args:
             indices: k samples of the source.
-            epoch: of the stream.
+            epoch: the epoch of the stream.
             images: (k, ...) of the input's shape and dtype, overwritten.
             targets: (k,) of the target's dtype ``wire``, overwritten.
             training: False for evaluation: no randomness, center crops.
@@ -237,10 +237,10 @@ class Pipeline(Chain):
             stored: (k, ...), as :meth:`load_stored` wrote them.
             stored_targets: (k,), as :meth:`load_stored` wrote them.
             indices: (k,) integers, the samples.
-            epoch: as for :meth:`load`.
-            images: as for :meth:`load`.
-            targets: as for :meth:`load`.
-            training: as for :meth:`load`.
+            epoch: see :meth:`load`.
+            images: see :meth:`load`.
+            targets: see :meth:`load`.
+            training: see :meth:`load`.
 
         Returns:
             The samples that have become unusable, each with its position.

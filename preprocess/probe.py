@@ -86,11 +86,11 @@ def infer_sample_spec(
 
     Args:
         source: the samples.
-        transforms: of a pipeline, in order.
-        seed: of the random transforms.
+        transforms: the transforms of a pipeline, in order.
+        seed: the seed of the random transforms.
         keep: True if samples are to be stored: then they must agree before the first random
             transform too.
-        fixed: as for :class:`~preprocess.chain.Chain`.
+        fixed: see :class:`~preprocess.chain.Chain`.
 
     Raises:
         InputError: no sample can be used, samples differ in shape, or transforms do not fit them.
@@ -108,9 +108,9 @@ def probe_samples(
 
     Args:
         source: the samples.
-        transforms: of a pipeline, in order.
-        seed: of the random transforms.
-        fixed: as for :class:`~preprocess.chain.Chain`.
+        transforms: the transforms of a pipeline, in order.
+        seed: the seed of the random transforms.
+        fixed: see :class:`~preprocess.chain.Chain`.
 
     Raises:
         InputError: no sample can be used, samples differ in shape, or transforms do not fit them.
@@ -157,7 +157,7 @@ class _BitCountingSource:
     """Wrapper of a source that records how many bits its 16-bit images use.
 
     Attributes:
-        bits: of each sample that was read; 0 for other samples.
+        bits: the number of bits that each sample uses, if it was read; 0 for other samples.
     """
 
     def __init__(self, source: Source) -> None:
@@ -181,8 +181,8 @@ def _depth_warning(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
     """Return a warning if 16-bit images use fewer bits than ``decode`` assumes; else "".
 
     Args:
-        bits: that a few samples use.
-        transforms: of the pipeline.
+        bits: the number of bits that a few samples use.
+        transforms: the transforms of the pipeline.
     """
     if not transforms:
         return ""

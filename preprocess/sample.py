@@ -92,7 +92,7 @@ class Affine:
     Attributes:
         mean: one number, or one per channel.
         std: one number, or one per channel.
-        unit: that numbers are divided by first; 255 for images of bytes.
+        unit: the divisor applied to numbers first; 255 for images of bytes.
         precise: True to compute in float64, because float32 cannot tell the numbers apart.
 
     >>> Affine(mean=0.5, std=0.5).apply(np.array([[[0], [255]]], np.uint8)).ravel()
@@ -163,7 +163,7 @@ class Affine:
 
         Args:
             images: (..., height, width, channels), or another shape with the channels last.
-            out: of the same shape, float32, to write into; None for a new array.
+            out: an array of the same shape, float32, to write into; None for a new array.
         """
         scaled = np.empty(images.shape, np.float32) if out is None else out
         if self.precise:
@@ -180,9 +180,9 @@ class SampleSpec:
     Attributes:
         image: an input after the transforms, as networks take it.
         classes: the number of classes, labels or values: the outputs of a network.
-        affine: what the engine does to an input first; None for nothing.
+        affine: the scaling that trainers apply to inputs first; None if there is none.
         stored: an input up to the first random transform, in a stored sample set.
-        target: of a sample; a class by default.
+        target: the target of a sample; a class by default.
         folds: the affine of each fold's networks, if they differ.
         per_pipeline: the specs of input pipelines that differ, by their keys.
         deferred_input: an input before deferred augmentation; None without.

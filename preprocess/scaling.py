@@ -21,7 +21,7 @@ def along_row(
     Args:
         multiplier: a scalar or (channels,), float32.
         offset: a scalar or (channels,), float32.
-        width: of the image, in pixels.
+        width: the width of the image, in pixels.
 
     Returns:
         Two arrays (width * channels,), or the two scalars.
@@ -39,7 +39,7 @@ def scale_into(
 
     Args:
         out: (..., height, width, channels) float32, overwritten.
-        images: of the same shape.
+        images: images of the same shape.
         multiplier: a scalar or (channels,), float32.
         offset: a scalar or (channels,), float32.
     """

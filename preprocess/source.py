@@ -64,10 +64,10 @@ def open_data(
         source: a name in ``SOURCES``, or an import path ``module:function``. The function takes
             (path, ``**options``) and returns a :class:`~preprocess.base.Source`, or a tuple of two
             (training, validation) or three (also test).
-        path: what the source reads.
+        path: the path of the data.
         validation: the path of validation data; or, for data without a validation split, the
             fraction of each class to hold out, chosen by ``seed``; or None.
-        seed: of the run.
+        seed: the seed of the run.
         options: further keyword arguments of the source.
         test: the path of test data; or the fraction of each class to hold out, chosen by ``seed``,
             before validation; or None for the data's own test split, if it also has a validation
@@ -243,7 +243,7 @@ def _divide(
     """Divide what a source returned into the splits of a spec.
 
     Args:
-        previous: as in :class:`preprocess.fingerprint.PreviousDivision`.
+        previous: see :class:`preprocess.fingerprint.PreviousDivision`.
     """
     train, held_out, tested = opened
     if tested is not None:

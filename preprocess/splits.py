@@ -49,7 +49,7 @@ def find_splits(names: Collection[str], location: str) -> dict[str, str]:
     """Find the splits among some names.
 
     Args:
-        names: of folders, files, arrays, groups and so on.
+        names: the names of folders, files, arrays, groups and so on.
         location: where the names are, for messages.
 
     Returns:
@@ -90,8 +90,8 @@ def mark_stand_in(validation: Source, name: str, location: str) -> None:
 
     Args:
         validation: the source.
-        name: of its split.
-        location: of the data, for the warning.
+        name: the name of its split.
+        location: the location of the data, for the warning.
     """
     if parse_split(name) == TEST:
         validation.stand_in_path = location  # type: ignore[attr-defined]

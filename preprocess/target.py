@@ -60,12 +60,12 @@ class TargetSpec:
     Attributes:
         kind: class, multilabel, value or mask.
         outputs: the number of classes, labels or values: the outputs of a network.
-        names: of the classes, labels or values; may be empty.
-        size: of a mask that is ready for a network, (height, width) in pixels; None if not known
-            yet.
+        names: the names of the classes, labels or values; may be empty.
+        size: the size of a mask that is ready for a network, (height, width) in pixels; None if not
+            known yet.
         weighted: True if the source weights its samples.
         ignore: the value of mask pixels that are ignored, any integer; None if there are none.
-        center: of values, the mean of each, about which sums of squares are computed; may be empty.
+        center: the mean of each value, about which sums of squares are computed; may be empty.
 
     >>> TargetSpec("value", 2).wire
     dtype([('target', '<f4', (2,)), ('weight', '<f4')], align=True)
@@ -159,7 +159,7 @@ class TargetSpec:
 
         Args:
             targets: (n,) of dtype :attr:`wire`, modified.
-            position: of the sample.
+            position: the position of the sample.
         """
         targets[position] = np.zeros((), self.wire)
         (targets if self.is_plain else targets["weight"])[position] = UNUSABLE
@@ -231,7 +231,7 @@ class TargetWish:
     Attributes:
         kind: class, multilabel, value or mask.
         outputs: the number of classes, labels or values; None to infer it from the targets.
-        names: of the classes, labels or values; may be empty.
+        names: the names of the classes, labels or values; may be empty.
         ignore: the value of mask pixels that are ignored.
     """
 
@@ -328,7 +328,7 @@ class TargetReader:
 
     Args:
         source: has been checked (:mod:`preprocess.target_checks`).
-        spec: of the targets.
+        spec: the spec of the targets.
     """
 
     def __init__(self, source: Source, spec: TargetSpec) -> None:
@@ -345,7 +345,7 @@ class TargetReader:
         Args:
             targets: (k,) of dtype :attr:`TargetSpec.wire`, modified.
             position: in ``targets``.
-            index: of the sample.
+            index: the index of the sample.
             mask: (height, width), the transformed mask; None for other targets.
 
         Raises:

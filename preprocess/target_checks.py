@@ -22,7 +22,7 @@ def checked_target(source: Source, origin: str) -> TargetSpec | None:
 
     Args:
         source: may be a user's.
-        origin: of the source, for messages.
+        origin: the origin of the source, for messages.
 
     Raises:
         InputError: it is not a :class:`TargetSpec`; targets have the wrong shape or type; a label
@@ -150,7 +150,7 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
 
     Args:
         source: has at least one class.
-        origin: of the source, for messages.
+        origin: the origin of the source, for messages.
 
     Returns:
         (n,) integers, 0 <= label < len(source.classes); the source's own array if it has one.

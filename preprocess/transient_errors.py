@@ -60,7 +60,7 @@ def is_transient(error: BaseException | None) -> bool:
     again, so such errors are not transient.
 
     Args:
-        error: with its causes, because libraries wrap errors of the system in their own.
+        error: an error with its causes, because libraries wrap errors of the system in their own.
     """
     while error is not None:
         cause = getattr(error, "reason", None)  # urllib's errors keep their cause here

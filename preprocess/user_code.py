@@ -73,13 +73,13 @@ def register(
     """Add a setting to restore after user code; an engine adds the settings of its library.
 
     Args:
-        name: of the setting.
-        get: as for :class:`Setting`.
+        name: the name of the setting.
+        get: see :class:`Setting`.
         put: sets it, as ``set`` of :class:`Setting`.
-        is_quick: as for :class:`Setting`.
-        is_rng_state: as for :class:`Setting`.
-        is_persistent: as for :class:`Setting`.
-        at_import: as for :class:`Setting`.
+        is_quick: see :class:`Setting`.
+        is_rng_state: see :class:`Setting`.
+        is_persistent: see :class:`Setting`.
+        at_import: see :class:`Setting`.
     """
     SETTINGS[name] = Setting(get, put, is_quick, is_rng_state, is_persistent, at_import)
     _watched.cache_clear()

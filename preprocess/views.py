@@ -110,7 +110,7 @@ class WithTargets(View):
 
     Args:
         source: has ``targets`` or ``labels``, or a method ``read_target(index)``.
-        target: of its samples.
+        target: the target of its samples.
     """
 
     def __init__(self, source: Source, target: TargetSpec) -> None:

@@ -133,7 +133,7 @@ class RateTable:
 
     Args:
         samples_per_epoch: training samples.
-        gpus_per_node: of the machine on which the rates were measured.
+        gpus_per_node: the number of GPUs per node of the machine where the rates were measured.
         models: the networks.
         comm_s: measured gradient exchanges (for the job scalability analyzer).
         sharing: s(k), the throughput of 1, 2, ... networks on one GPU relative to one network; the
@@ -251,7 +251,7 @@ class Cluster:
 
         Args:
             gpus, gpus_per_node: whole GPUs.
-            slots: of each.
+            slots: the number of slots per GPU.
 
         Raises:
             InputError: there is no GPU, or fewer GPUs than one node has.
@@ -383,7 +383,7 @@ class Record(NamedTuple):
             ``epoch``: it ended an epoch; ``stopped``: its devices are free, because it finished,
             failed or must wait.
         network: its name.
-        devices: of a ``group``.
+        devices: the devices of a group, in a ``group`` record.
     """
 
     t_s: float
@@ -472,7 +472,7 @@ class Options:
             ``Delta(20.0, relative=False)``.
         peak_limited: never give a network a GPU that does not make it faster; False follows the
             paper's Algorithm 2 literally.
-        seed: of the random choices of ``baseline`` and ``homogeneous``.
+        seed: the seed of the random choices of ``baseline`` and ``homogeneous``.
     """
 
     alpha: float = 0.8

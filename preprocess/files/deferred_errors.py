@@ -20,7 +20,7 @@ class DeferredErrorFile:
     on writing into memory, and :meth:`check` raises the error outside of the library.
 
     Args:
-        file: to write into.
+        file: the file to write into.
         path: its name in errors.
     """
 

@@ -42,7 +42,7 @@ class Table:
     """The cells of a table.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         columns: name -> (rows,) text as objects, or numbers if the file has types.
         missing: name -> (rows,) bool, True without a number; of text, empty cells are missing.
         lines: (rows,) integers: the line of a CSV file, or the row of a Parquet file from 0.
@@ -81,7 +81,7 @@ class Table:
 
         Args:
             column: its name.
-            role: of the column, for the message.
+            role: the use of the column, for the message.
 
         Raises:
             InputError: the column does not exist.
@@ -120,7 +120,7 @@ class Table:
 
         Args:
             column: its name.
-            role: of the column, for messages.
+            role: the use of the column, for messages.
             codes: True if integers with leading zeros or too many digits make the column text.
 
         Raises:
@@ -222,11 +222,11 @@ def read_table(path: str, delimiter: str | None = None, names: Sequence[str] = (
     """Read a table: Parquet if the file ends in ``.parquet`` or ``.pq``, else CSV.
 
     Args:
-        path: of the file, or of a folder of files with the same columns. CSV may be compressed
-            (``.gz``, ``.bz2``, ``.xz``).
+        path: the path of the file, or of a folder of files with the same columns. CSV may be
+            compressed (``.gz``, ``.bz2``, ``.xz``).
         delimiter: between the cells of a CSV file; detected in its first line by default.
-        names: of the columns of a CSV file without a header, whose first line holds numbers.
-            Without names, a header is required.
+        names: the names of the columns of a CSV file without a header, whose first line holds
+            numbers. Without names, a header is required.
 
     Raises:
         InputError: the file is missing, has no header, a row of another length, and so on.
@@ -393,9 +393,9 @@ def _check_quotes(
 
     Args:
         line: where the row begins.
-        lines: of the row.
+        lines: the lines of the row.
         rows: before it.
-        cells: of the row.
+        cells: the cells of the row.
     """
     try:
         list(csv.reader(lines, delimiter=delimiter, strict=True))

@@ -40,9 +40,9 @@ class ArrayNames:
     """The names of the arrays.
 
     Attributes:
-        inputs: of the inputs.
-        targets: of the targets.
-        weights: of the weights.
+        inputs: the name of the inputs.
+        targets: the name of the targets.
+        weights: the name of the weights.
         must_weigh: True if weights are required.
     """
 
@@ -73,10 +73,10 @@ class Arrays(TargetedSource):
 
     Args:
         places: the locations of arrays, by name.
-        names: of the arrays to use.
+        names: the names of the arrays to use.
         target: the ``data.target`` of the spec.
         masks: the classes of mask pixels.
-        origin: of all arrays, for messages.
+        origin: the origin of all arrays, for messages.
 
     Raises:
         InputError: an array is missing, has another length than the others, or the wrong type.
@@ -162,7 +162,7 @@ def open_npz(
     """Open an ``.npz`` file, or a folder with ``train.npz`` and optional other splits.
 
     Args:
-        path: of the file or folder.
+        path: the path of the file or folder.
         inputs: the name of the inputs' array.
         targets: the name of the targets' array.
         weights: the name of the weights' array.
@@ -201,8 +201,8 @@ def open_npy(
     """Open a folder with ``x.npy``, ``y.npy`` and optionally ``w.npy``.
 
     Args:
-        path: of the folder; it may hold folders ``train``, ``validation`` and ``test`` with such
-            files.
+        path: the path of the folder; it may hold folders ``train``, ``validation`` and ``test``
+            with such files.
         inputs: the name of the inputs' file, with or without ``.npy``.
         targets: the name of the targets' file.
         weights: the name of the weights' file.

@@ -26,7 +26,7 @@ class NamedFiles(FilePerSample, SequentialOrder):
     """Image files, in the given order.
 
     Args:
-        paths: of files; of a folder, all images below it are used, in alphabetical order.
+        paths: the paths of files; of a folder, all images below it are used, in alphabetical order.
 
     Raises:
         InputError: a path is missing, or a folder holds no images.

@@ -50,8 +50,8 @@ class HDF5(TargetedSource):
     """The samples in one group of an HDF5 file.
 
     Args:
-        path: of the file.
-        group: that holds ``images`` and ``labels``, or ``targets``.
+        path: the path of the file.
+        group: the group that holds ``images`` and ``labels``, or ``targets``.
         inputs: another name of ``images``.
         targets: another name of ``labels`` or ``targets``.
         weights: another name of ``weights``.
@@ -303,7 +303,7 @@ def open_hdf5(
     """Open the training samples of a file and, if it has some, validation and test samples.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         inputs: the name of the inputs' data set.
         targets: the name of the targets' data set; ``labels`` or ``targets`` by default.
         weights: the name of the weights' data set.

@@ -49,7 +49,7 @@ class Rows(TargetedSource):
     """The rows of one split.
 
     Args:
-        path: of the folder.
+        path: the path of the folder.
         split: None if the folder holds a single data set.
         inputs: one column, or several columns of numbers.
         targets: a column.
@@ -184,7 +184,7 @@ def open_huggingface(
     """Open a data set that ``save_to_disk`` wrote, or its splits.
 
     Args:
-        path: of the folder.
+        path: the path of the folder.
         inputs: a column of images or arrays, or a list of columns of numbers; by default the first
             existing one of ``INPUTS``.
         targets: a column; by default the first existing one of ``TARGETS``.

@@ -38,7 +38,7 @@ class FilePerSample:
     """Mixin for sources whose samples are files.
 
     Attributes:
-        folder: that holds them all.
+        folder: the folder that holds them all.
         unread: the number of other files, by extension.
     """
 
@@ -161,7 +161,7 @@ def open_image_folder(
     or these inside such folders.
 
     Args:
-        path: of the folder.
+        path: the path of the folder.
         images: the name of the folder of images.
         masks: the name of the folder of masks.
         pixels: the number of each class in masks; see
@@ -374,10 +374,10 @@ def find_images(
     """Yield the paths of images in a folder and its subfolders.
 
     Args:
-        folder: to search.
+        folder: the folder to search.
         inside: the real paths of the folders above it.
         unread: counts other files, by extension.
-        extensions: of images.
+        extensions: the file extensions of images.
     """
     inside = (*inside, os.path.realpath(folder))
     folders, files = _scan(folder, inside)

@@ -128,7 +128,7 @@ class PixelClasses:
 
     Args:
         values: the number of each class, in any order; empty if each number in any mask is a class.
-        names: of the classes.
+        names: the names of the classes.
         ignore: the number of ignored pixels; None if there are none.
         colors: the color that each number has in palettes, if known.
         by_grey: True if a color's gray level is its number, not its index in the palette.

@@ -15,7 +15,7 @@ class Noise(RandomAccess):
     Args:
         samples: their number.
         classes: their number.
-        size: of a side, in pixels.
+        size: the size of a side, in pixels.
     """
 
     def __init__(self, samples: int, classes: int, size: int) -> None:

@@ -97,7 +97,7 @@ class TableRows(TargetedSource):
         table: all rows.
         rows: (n,) integers, those of this split.
         columns: the roles of the columns.
-        targets: of all rows.
+        targets: the targets of all rows.
 
     Attributes:
         columns: the roles of the columns.
@@ -199,7 +199,8 @@ class NewRows(SequentialOrder):
     """The rows of a table to predict, without targets; columns may be in any order.
 
     Args:
-        path: of the table. One of numbers without a header has only the inputs, in their order.
+        path: the path of the table. One of numbers without a header has only the inputs, in their
+            order.
         columns: the roles of the training table's columns. If it has no names of inputs, all
             columns without another role are inputs, in their order.
         count: number of inputs.
@@ -270,8 +271,8 @@ def open_table(
     """Open the rows of a CSV or Parquet file.
 
     Args:
-        path: of the file, or of a folder of files with the same columns, whose names may contain
-            train, validation and test.
+        path: the path of the file, or of a folder of files with the same columns, whose names may
+            contain train, validation and test.
         inputs: a column of paths, or a list of columns of features. By default, the first existing
             column of ``PATH_COLUMNS``, or else all columns without another role.
         targets: a column, or a list of them.
@@ -362,8 +363,8 @@ def _path_column(table: Table, used: Sequence[str | None]) -> str | None:
     """Find the column of paths of a table whose options name none; None without one.
 
     Raises:
-        InputError: a column of that name has a different number in each row, and files of these names do
-            not exist.
+        InputError: a column of that name has a different number in each row, and files of these
+            names do not exist.
     """
     for name in PATH_COLUMNS:
         if name not in table.columns or name in used:

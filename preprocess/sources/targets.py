@@ -32,9 +32,10 @@ class Targets:
     """The parsed targets of a source.
 
     Attributes:
-        kind: of the targets.
+        kind: the kind of the targets.
         values: (n,) int64 classes; (n, labels) or (n, values) unchecked numbers.
-        names: of the classes, labels or values; for labels and values they may be missing.
+        names: the names of the classes, labels or values; for labels and values they may be
+            missing.
     """
 
     kind: Kind
@@ -69,9 +70,9 @@ def parse_targets(
     Args:
         values: (n, ...) as they are stored.
         request: the ``data.target``; None to infer the kind.
-        origin: of the array, for messages.
+        origin: the origin of the array, for messages.
         name: returns the name of a sample, for messages.
-        names: of labels or values, if known.
+        names: the names of labels or values, if known.
 
     Raises:
         InputError: they do not fit the request, or are ambiguous without one.
@@ -112,7 +113,7 @@ def encode_label_sets(
     Args:
         sets: n sets of texts or numbers.
         request: the ``data.target``; None without one.
-        origin: of the data, for messages.
+        origin: the origin of the data, for messages.
         name: returns the name of a sample, for messages.
 
     Returns:
@@ -146,9 +147,9 @@ def with_names(targets: Targets, request: TargetWish | None, origin: str) -> Tar
     """Check the names of a file's classes or labels against those of the request.
 
     Args:
-        targets: of the file.
+        targets: the targets of the file.
         request: the ``data.target``; None without one.
-        origin: of the data, for messages.
+        origin: the origin of the data, for messages.
 
     Returns:
         The targets, with a place for each requested name.
@@ -412,7 +413,8 @@ class TargetedSource(RandomAccess):
     """Base of the built-in sources: a source of any kind of targets.
 
     Args:
-        targets: of its samples. Masks are read one at a time instead, through ``masks``.
+        targets: the targets of its samples. Masks are read one at a time instead, through
+            ``masks``.
         weights: (n,) numbers; None if all samples weigh the same.
         count: number of samples.
 

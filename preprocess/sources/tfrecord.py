@@ -48,8 +48,8 @@ class TFRecord:
         label_key: an int64 feature: a class, or labels or values if the spec says so; a float
             feature: values; or a bytes feature: the class's name or the image of a mask.
         weight_key: a float or int64 feature; None for none.
-        shape: of an array; None for the shape of the feature.
-        dtype: of an array in a bytes feature without header; None otherwise.
+        shape: the shape of an array; None for the shape of the feature.
+        dtype: the dtype of an array in a bytes feature without header; None otherwise.
         is_mask: True if targets are masks.
         is_class: True if the first integer of an int64 feature is the class, whatever follows it.
         is_multilabel: True if targets are lists of labels, numbers or texts, possibly empty.

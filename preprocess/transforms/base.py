@@ -70,7 +70,7 @@ class Transform(Protocol):
 
         Args:
             image: (height, width, channels).
-            mask: of the image.
+            mask: the mask of the image.
             rng: the sample's generator.
             training: False for evaluation.
         """
@@ -132,7 +132,7 @@ def as_image(image: np.ndarray, transform: object) -> Image.Image:
 
     Args:
         image: (height, width, 1 or 3) uint8.
-        transform: that needs it, for the message.
+        transform: the transform that needs it, for the message.
 
     Raises:
         InputError: Pillow has no images of this shape and dtype.
@@ -196,7 +196,7 @@ def channels(image: np.ndarray, transform: object) -> int:
 
     Args:
         image: (height, width, channels).
-        transform: that needs it, for the message.
+        transform: the transform that needs it, for the message.
 
     Raises:
         InputError: the array has another rank.

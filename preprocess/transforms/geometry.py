@@ -98,8 +98,8 @@ class RandomCrop(_Crop):
         """Return (top, left) of the crop, which may begin outside of the image.
 
         Args:
-            height: of the image.
-            width: of the image.
+            height: the height of the image.
+            width: the width of the image.
             rng: the sample's generator; None for the center.
 
         Raises:

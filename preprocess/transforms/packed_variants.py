@@ -25,7 +25,7 @@ class PackedSlice(LeavesPixels):
 
     Args:
         start: its first number.
-        shape: of the result.
+        shape: the shape of the result.
     """
 
     start: int
@@ -46,8 +46,8 @@ class PackedVariants(LeavesPixels):
     """Apply several lists of transforms to the bytes of an image file, or to an array.
 
     Args:
-        lists: of transforms, none of them random, the first of each a :class:`Decode`.
-        shapes: of their results.
+        lists: lists of transforms, none of them random, the first of each a :class:`Decode`.
+        shapes: the shapes of their results.
     """
 
     lists: tuple[tuple[Transform, ...], ...]

@@ -272,7 +272,7 @@ class Allocation:
     """GPUs per job, in the order of the jobs.
 
     Args:
-        gpus: of each job.
+        gpus: the number of GPUs of each job.
         throughput: the sum of the jobs' scaling factors.
         method: ``greedy`` or ``greedy + dynamic program``.
     """
@@ -297,7 +297,7 @@ def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
     the few counts that can be in an optimum (:func:`scheduler.shares.optimal_counts`).
 
     Args:
-        curves: of the jobs.
+        curves: the curves of the jobs.
         gpus: K, the number of GPUs.
 
     Returns:

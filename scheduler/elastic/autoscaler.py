@@ -32,7 +32,7 @@ class Autoscaling:
     """The settings of the autoscaler.
 
     Args:
-        gpus: of the cluster, all alike.
+        gpus: the number of GPUs of the cluster, which are equal.
         interval_min: minutes between decisions; 0 decides at every arrival and departure.
         drop: reject a job that does not fit at its first try; otherwise it waits.
         rescale_cost_min: minutes for which a resized job holds its GPUs without progress.
@@ -90,7 +90,7 @@ class Decision:
         running: GPUs of each running job, in the order given.
         started: GPUs of each waiting job, in the order given; 0 for one that is not started.
         throughput: the sum of the scaling factors of all that run.
-        method: of the optimizer.
+        method: the method of the optimizer.
     """
 
     running: tuple[int, ...]

@@ -43,7 +43,7 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     """Compute the GPUs of every unfinished network; networks without GPUs wait.
 
     Args:
-        rates: of all networks.
+        rates: the rates of all networks.
         progress: the finished networks and the running groups.
         cluster: the devices to share.
 

@@ -46,7 +46,7 @@ def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Scaling
 
     Args:
         comm: measured gradient exchanges.
-        gpus: of the cluster.
+        gpus: the number of GPUs of the cluster.
 
     Raises:
         InputError: its batch may change but its step times or exchanges were not measured, or no
@@ -71,7 +71,7 @@ def step_rate(network: Network, comm: tuple[CommTime, ...], gpus: int, batch: in
     """Compute T(b, k) of [ELASTIC] Eq. 1: samples/s with a global batch; 0 if it does not fit.
 
     Args:
-        network: with its ``step_s`` and ``params_mb``.
+        network: a network with its ``step_s`` and ``params_mb``.
         comm: measured gradient exchanges.
 
     >>> from scheduler.base import StepTime
@@ -91,7 +91,7 @@ def epoch_rate(
 
     Args:
         network, comm, gpus, batch: as for :func:`step_rate`.
-        samples: of an epoch.
+        samples: the number of samples of an epoch.
 
     An epoch of 40 samples has a step of 32, of 1 s, and one of 8, of 0.6 s.
 

@@ -37,7 +37,7 @@ def form_flotilla(
     (:func:`~scheduler.ensemble.rates.extend_as_printed`).
 
     Args:
-        rates: of all networks.
+        rates: the rates of all networks.
         candidates: the names that may join, or a bool mask of shape (networks,).
         gpus: number of GPUs to give.
         options: only ``delta`` and ``peak_limited`` are read.

@@ -107,7 +107,7 @@ def plan_moves(
 
     Args:
         groups: network -> its group, of all that run.
-        target: what should run; no device is in two of its groups.
+        target: the planned round; no device is in two of its groups.
         free: devices without a group that are not recruited.
         frees_at_once: whether the devices of a shrinking group are free immediately; otherwise the
             caller passes them as free in a later call.

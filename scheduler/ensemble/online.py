@@ -147,9 +147,9 @@ class OnlineRates:
     """The rates of an ensemble as far as training has shown them.
 
     Args:
-        networks: of the ensemble.
+        networks: the networks of the ensemble.
         samples_per_epoch, gpus_per_node: of the table.
-        gpus: of the cluster; the most on which a network is planned.
+        gpus: the number of GPUs of the cluster; the maximum for a network.
         prior: key -> {GPUs: samples/s} of earlier runs; a prior like any other, but a good one.
         slots: slots of each GPU.
         shared: k -> s(k) of earlier runs on this machine.

@@ -89,7 +89,7 @@ class Stream:
         network i in a run whose slowest has rate s is busy for a share s / r_i.
 
         Args:
-            rates: of the networks on their groups, samples/s.
+            rates: the rates of the networks on their groups, samples/s.
             gpus: the sizes of the groups.
 
         >>> Stream(count=2).split([30.0, 20.0, 90.0], [1, 1, 1])
@@ -105,8 +105,8 @@ class Stream:
         """Return the pace of each network, samples/s.
 
         Args:
-            rates: of the networks on their groups, samples/s.
-            streams: which stream each is in.
+            rates: the rates of the networks on their groups, samples/s.
+            streams: the stream of each network.
 
         >>> Stream(count=2, rate=100.0).paces([30.0, 20.0, 90.0], [0, 0, 1])
         [20.0, 20.0, 50.0]

@@ -48,7 +48,7 @@ def place_groups(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> 
     Args:
         groups: name -> GPUs, each at least 1.
         devices: the free devices; device d is on node d // gpus_per_node.
-        gpus_per_node: of the cluster.
+        gpus_per_node: the number of GPUs per node of the cluster.
 
     Returns:
         The groups in the given order. Their score is never above that of :func:`place_greedily`,
@@ -109,7 +109,7 @@ def rearrange(
         groups: name -> target number of GPUs.
         running: the current groups; those not in ``groups`` give up their devices.
         devices: all usable devices, free or in use.
-        gpus_per_node: of the cluster.
+        gpus_per_node: the number of GPUs per node of the cluster.
 
     Returns:
         The groups in the given order; the first device of a running group stays the first.

@@ -91,7 +91,7 @@ def find_probes_of_plan(
 
     Args:
         rates, progress, cluster, options: the inputs of the answer.
-        lower_rates: as for :func:`find_probes`.
+        lower_rates: see :func:`find_probes`.
         target: the answer of the policy.
 
     Returns:

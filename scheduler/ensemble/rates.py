@@ -394,8 +394,8 @@ def counts_to_measure(single: Sequence[float], gpus_per_node: int, gpus: int) ->
 
     Args:
         single: the rate of each network on one GPU, samples/s.
-        gpus_per_node: of the cluster.
-        gpus: of the cluster.
+        gpus_per_node: the number of GPUs per node of the cluster.
+        gpus: the number of GPUs of the cluster.
 
     >>> counts_to_measure([176.0, 21.0], gpus_per_node=4, gpus=100)
     9

@@ -188,8 +188,8 @@ def lower_bound(rates: RateTable, gpus: int) -> float:
     """Return a lower bound, in seconds, on the time of any schedule of the ensemble.
 
     Args:
-        rates: with the epochs of every network.
-        gpus: of the cluster.
+        rates: a rate table with the epochs of every network.
+        gpus: the number of GPUs of the cluster.
 
     Raises:
         InputError: a network has no epochs, or needs more GPUs than there are.

@@ -39,8 +39,8 @@ class Step:
             job has to stop; or the remaining jobs are too ``short`` of nodes.
         job: the job; empty if it concerns all.
         until_min: the minute by which it will have saved.
-        nodes: to give back.
-        actions: of a plan.
+        nodes: the number of nodes to release.
+        actions: the actions of a plan.
         detail: details in words.
     """
 

@@ -42,8 +42,9 @@ class RunningJob:
 
     Args:
         id: names it in a plan.
-        nodes: that it runs on, and frees.
-        loss: of killing it, node-seconds: its nodes times the time since its last checkpoint.
+        nodes: the number of nodes that it runs on and would free.
+        loss: the loss if it is killed, in node-seconds: its nodes times the time since its last
+            checkpoint.
         app_time: until it has checkpointed itself, the wait for its next safe moment included;
             None where it cannot.
         sys_time: until the system has checkpointed it; None where it cannot.
@@ -102,10 +103,11 @@ class Plan:
 
     Args:
         deadline: by which the nodes are free.
-        loss: of the jobs that are killed, node-seconds.
-        checkpoint_time: of the jobs that are checkpointed, one after the other.
-        nodes: that come free.
-        actions: of each job that must stop, in the order of the jobs; the others run on.
+        loss: the loss of killed jobs, in node-seconds.
+        checkpoint_time: the checkpoint time of the jobs that are checkpointed, one after the other.
+        nodes: the number of nodes that become free.
+        actions: the actions of each job that must stop, in the order of the jobs; the others run
+            on.
     """
 
     deadline: Number
@@ -144,8 +146,8 @@ def plan_evictions(
     See [COSIM] section III-C.
 
     Args:
-        jobs: that run now, each id once.
-        nodes: to free, at most those of all jobs.
+        jobs: the jobs that run now, each id once.
+        nodes: the number of nodes to free, at most those of all jobs.
         deadline: the last one, in the unit of the jobs' times.
         step: between deadlines.
 
@@ -183,8 +185,8 @@ def groups_to_stop(
     not named continues.
 
     Args:
-        groups: that train now.
-        gpus: to free.
+        groups: the groups that train now.
+        gpus: the number of GPUs to free.
         deadline: in the unit of the groups' times, here seconds.
         grain: measured times are rounded up to its multiples, and the deadline down.
 
@@ -211,7 +213,7 @@ class Spectrum:
     """The best plans for every deadline and every count of nodes, from one pass.
 
     Args:
-        jobs: that run now, each id once.
+        jobs: the jobs that run now, each id once.
         deadline: the last one, in the unit of the jobs' times.
         step: between deadlines.
 
@@ -551,7 +553,7 @@ def _sweep(
     Args:
         cost: shape (rows, columns), contiguous, without this job.
         low, high: the range of rows that matter to it.
-        rows: that it frees.
+        rows: the number of table rows that it frees.
         kill, pause: what killing and checkpointing it cost.
         wait: the columns that checkpointing takes, at most all.
         never: more than any cost.

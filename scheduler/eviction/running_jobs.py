@@ -122,7 +122,7 @@ class Checkpointing:
         """Return the job as input of the planner.
 
         Args:
-            storage: to which checkpoints are written.
+            storage: the storage to which checkpoints are written.
             resolution: minutes to whose multiples times are rounded up.
 
         Killed 40 minutes after its checkpoint, four nodes lose 9,600 node-seconds.

@@ -217,8 +217,8 @@ def allocate(
     are in no optimum.
 
     Args:
-        trainers: in order of precedence; among equally good allocations the later trainers get the
-            fewest nodes.
+        trainers: the trainers, in order of precedence; among equally good allocations the later
+            trainers get the fewest nodes.
         current: current nodes of each, without nodes that left.
         nodes: number of idle nodes, including the trainers' current nodes.
         horizon_s: seconds for which no node is expected to leave (the paper's T_fwd).
@@ -267,8 +267,8 @@ def allocate_equally(
     The remaining nodes go to the first trainer that can use them, then to the second, and so on.
 
     Args:
-        trainers: in order of arrival.
-        current: as in :func:`allocate`; only checked.
+        trainers: the trainers, in order of arrival.
+        current: see :func:`allocate`; only checked.
         nodes: number of idle nodes, including the trainers' current nodes.
         horizon_s: not used.
         more_than_n_min: whether a share must be greater than ``n_min``; if not, it may be equal.
@@ -389,7 +389,7 @@ def place_in_order(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
     trainers, which lose little.
 
     Args:
-        owner: as in :func:`place_by_index`, node after node in name order (:func:`name_order`).
+        owner: see :func:`place_by_index`, node after node in name order (:func:`name_order`).
         counts: as there; of equal trainers the first takes first.
 
     Returns:

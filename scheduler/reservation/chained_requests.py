@@ -32,7 +32,7 @@ class Chain:
     """The requests of a chain and their expected cost.
 
     Attributes:
-        requests: of each job, in the unit of the law; overheads included.
+        requests: the requests of each job, in the unit of the law; overheads included.
         requested: expected sum of the requests of the jobs that run.
         used: expected time for which nodes are held.
         jobs: expected number of jobs.

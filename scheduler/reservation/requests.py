@@ -45,7 +45,7 @@ class RequestSequence:
 
     Attributes:
         requests: increasing.
-        expected_makespan: of these requests.
+        expected_makespan: the expected makespan of these requests.
         excess: by how much that may be above the least, as a share of it; 0 where the answer is
             exact.
     """
@@ -65,7 +65,7 @@ def optimal_requests(
     the answer says what that may cost.
 
     Args:
-        law: what is known of the run time.
+        law: the distribution of the run time.
         backfill_rate: zeta, the work for backfilling that arrives per unit of machine time, in [0,
             1).
         spent: time that failed requests have already taken, in the unit of the law; part of the
@@ -99,7 +99,7 @@ def expected_makespan(
     """Compute the expected makespan of requests ([SPEC] Theorem 1, summed over the law).
 
     Args:
-        law: what is known of the run time.
+        law: the distribution of the run time.
         requests: increasing; the last is at least the law's longest value.
         backfill_rate: zeta, in [0, 1).
         spent: time that failed requests have already taken.
@@ -218,7 +218,7 @@ def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> Reque
     work is quadratic in the number of values.
 
     Args:
-        law: what is known of the run time.
+        law: the distribution of the run time.
         backfill_rate: zeta, in [0, 1).
         spent: time that failed requests have already taken.
 
@@ -400,12 +400,12 @@ class _Bound:
     """A filter for labels that can still be the best, by the cost of a sequence on fewer values.
 
     Attributes:
-        max_cost: what that sequence costs.
+        max_cost: the cost of that sequence.
         rate: zeta.
-        alive: as in :class:`_Support`.
+        alive: see :class:`_Support`.
         min_to_come: for each j a lower bound on what is to come beside alive_j S
             (:func:`_least_to_come`).
-        remaining_mean: for each j what is left of the mean run time.
+        remaining_mean: for each j the remaining mean run time.
     """
 
     max_cost: float
@@ -528,7 +528,7 @@ def requests_after(
     that has outlived the whole law asks for twice the longest time known.
 
     Args:
-        law: what was known of the run time before the job started.
+        law: the distribution of the run time before the job started.
         failed: requests of this job that were too short.
         backfill_rate: zeta, in [0, 1).
 

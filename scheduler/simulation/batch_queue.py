@@ -88,7 +88,7 @@ class Stream:
     Attributes:
         interval: time between two arrivals.
         draw: from the simulation's randomness, the next run time.
-        processors: of each job.
+        processors: the number of processors of each job.
     """
 
     interval: float
@@ -171,11 +171,11 @@ def simulate(
     Args:
         jobs: in any order; ``Run.job`` and ``Schedule.jobs`` keep it, jobs of the stream come
             after.
-        processors: of the machine.
+        processors: the number of processors of the machine.
         convention: when reservations start.
         speculative: whether jobs may be tried in gaps shorter than their requests.
         stream: small jobs that arrive while other jobs are there.
-        seed: of the stream.
+        seed: the seed of the stream.
 
     Raises:
         InputError: there is no job, a job is larger than the machine, or a number is out of range.

@@ -64,7 +64,7 @@ def generate(networks: int = 100, seed: int = 0, heavy_tail: bool = False) -> Ra
 
     Args:
         networks: number of networks.
-        seed: of all draws, from 0.
+        seed: the seed of all draws, from 0.
         heavy_tail: epochs log-normal with a median of 10 and sigma 0.8.
 
     Raises:
@@ -216,7 +216,7 @@ def with_errors(table: RateTable, error: float, seed: int) -> RateTable:
     Args:
         table: the true rates.
         error: standard deviation, as a share of the rate; errors beyond half of it are cut.
-        seed: of the errors.
+        seed: the seed of the errors.
     """
     rng = np.random.default_rng(seed)
     return replace(

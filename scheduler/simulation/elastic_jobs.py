@@ -151,7 +151,7 @@ class Workload:
     Args:
         categories: drawn with equal probability.
         comm_s: gradient exchanges measured on the cluster.
-        most_gpus: that one job may have (k_max).
+        most_gpus: the maximum number of GPUs that one job may have (k_max).
         low: arrival rate of quiet times, as a share of that of busy ones.
         burst_min: how long busy and quiet times last where they alternate.
     """
@@ -203,14 +203,14 @@ def generate(
     compared on the same arrivals.
 
     Args:
-        gpus: of the cluster.
-        minutes: for how long jobs arrive.
+        gpus: the number of GPUs of the cluster.
+        minutes: the time during which jobs arrive.
         pattern: ``low``, ``high`` or ``bursty``.
         policy: ``elastic`` jobs use the best batch of their range on any number of GPUs;
             ``fixed`` ones keep the batch drawn (the baseline of section IV-B), ``smallest`` and
             ``largest`` ones the smallest and the largest that their user allows (section IV-D).
-        seed: of the draws.
-        load: of busy times.
+        seed: the seed of the draws.
+        load: the load in busy times.
         category: 1 to 4, to draw only this category; all by default.
 
     Returns:

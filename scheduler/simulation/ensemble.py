@@ -84,8 +84,8 @@ class Simulated:
         checkpoint_s: time in which any group wrote a checkpoint.
         regroup_s_per_gpu: average time that a GPU waited for its group to form.
         replans: number of new plans caused by online rates.
-        rounds: in order of time.
-        stints: of all networks, in order of their start.
+        rounds: the rounds, in order of time.
+        stints: the stints of all networks, in order of their start.
     """
 
     policy: str
@@ -132,8 +132,8 @@ def simulate(
         rates: the true rates, with the epochs after which each network converges, and the true
             sharing curve.
         cluster: on which it trains.
-        policy: that decides.
-        options: of the policy.
+        policy: the policy that decides.
+        options: the options of the policy.
         costs: the costs of moves; the policy's by default.
         stream: the coupling of the networks' paces; the policy's by default.
         policy_rates: the rates that the policy sees, if they are not the true ones.

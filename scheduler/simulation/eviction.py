@@ -50,7 +50,7 @@ class Outcome:
             others.
         delay_min: average delay of the batch jobs.
         end_min: when the last batch job ended.
-        uses: of nodes, in the order of their ends.
+        uses: the uses of nodes, in the order of their ends.
     """
 
     start_min: float
@@ -71,11 +71,11 @@ def simulate(
     """Carry out a plan and let all jobs end.
 
     Args:
-        jobs: that run when the on-demand job asks.
+        jobs: the jobs that run when the on-demand job asks.
         actions: the plan.
-        nodes: of the on-demand job.
-        length_min: that the on-demand job runs.
-        storage: to which checkpoints are written.
+        nodes: the number of nodes of the on-demand job.
+        length_min: the run time of the on-demand job, in minutes.
+        storage: the storage to which checkpoints are written.
 
     Returns:
         The outcome.

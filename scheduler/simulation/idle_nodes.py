@@ -57,7 +57,7 @@ class Settings:
     Attributes:
         policy: how many nodes each trainer gets.
         horizon_s: the forward-looking time that the policy is given.
-        max_parallel: how many trainers take part at once.
+        max_parallel: the number of trainers at a time.
         completions_are_events: decide anew also when a trainer is done or submitted.
         placement: which nodes; ``place_in_order`` expects a trace whose nodes are arranged by name.
     """
@@ -175,9 +175,9 @@ def replay(
     """Replay a trace.
 
     Args:
-        trace: which nodes are idle when.
+        trace: the idle nodes over time.
         jobs: the trainers, by time of submission.
-        settings: how to decide.
+        settings: the settings of the decisions.
         on_progress: called from time to time with the replayed changes of the trace and their
             total.
 
@@ -198,10 +198,10 @@ def efficiency(
     earlier on the dedicated nodes, A_s continues at its mean rate.
 
     Args:
-        trace: as replayed.
-        jobs: as replayed.
-        replayed: what happened.
-        max_parallel: how many trainers take part at once, also on the dedicated nodes.
+        trace: the replayed trace.
+        jobs: the replayed jobs.
+        replayed: the result of the replay.
+        max_parallel: the number of trainers at a time, also on the dedicated nodes.
 
     Returns:
         U; NaN if dedicated nodes do nothing either, as without work.
@@ -224,8 +224,8 @@ def static_outcome(
     Args:
         jobs: by time of submission.
         nodes: how many; a fraction f of a node is one that is there for f of the time.
-        seconds: for how long.
-        max_parallel: how many trainers take part at once.
+        seconds: the duration.
+        max_parallel: the number of trainers at a time.
 
     Returns:
         The outcome, carried on at its mean rate where all jobs are done earlier.

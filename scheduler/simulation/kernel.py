@@ -45,7 +45,7 @@ class Simulator:
 
     Args:
         start: the time at which the clock starts, in the unit of the simulation.
-        seed: of ``rng``, a :class:`numpy.random.Generator`.
+        seed: the seed of ``rng``, a :class:`numpy.random.Generator`.
     """
 
     def __init__(self, start: float = 0.0, seed: int = 0) -> None:

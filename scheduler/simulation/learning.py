@@ -28,7 +28,7 @@ class Learning:
             0.7 is wrong by a factor of two.
         error: relative standard deviation of an observation; drawn per network and number of GPUs.
         after_s: seconds of training until the rate of a group is known.
-        seed: of the errors.
+        seed: the seed of the errors.
 
     Raises:
         InputError: a number is out of its range.
@@ -50,11 +50,11 @@ class Learner:
 
     Args:
         rates: the true ones.
-        gpus: of the cluster.
-        slots: of each.
+        gpus: the number of GPUs of the cluster.
+        slots: the number of slots per GPU.
 
     Attributes:
-        rates: as they are estimated.
+        rates: the estimated rates.
         replans: number of new plans that they have caused.
     """
 

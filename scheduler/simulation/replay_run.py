@@ -45,8 +45,8 @@ def replay(
     """Simulate a recorded live run.
 
     Args:
-        records: of one launch, from its start to its end, in order of time.
-        rates: that the run's policy was told.
+        records: the records of one launch, from its start to its end, in order of time.
+        rates: the rates that the policy of the run used.
         cluster, policy, options: of the run.
         costs, stream: as the run's are assumed to be.
 

@@ -49,9 +49,9 @@ def theta_like(jobs: int, seed: int, nodes: int = NODES, granularity: int = 1) -
     """Draw the jobs that run at one moment.
 
     Args:
-        jobs: how many; the paper's scenarios have 12, 16 and 24.
-        seed: of the draws.
-        nodes: that they occupy together.
+        jobs: number of jobs; the paper's scenarios have 12, 16 and 24.
+        seed: the seed of the draws.
+        nodes: the number of nodes that they occupy together.
         granularity: each job has a multiple of so many nodes.
 
     Raises:

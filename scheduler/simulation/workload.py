@@ -59,7 +59,7 @@ def choose_requests(
 
     Args:
         rule: any but ``user``.
-        law: what is known of the run time.
+        law: the distribution of the run time.
         recent: the last run times of the application.
         backfill_rate: zeta, for ``atoptimal``.
 
@@ -109,14 +109,14 @@ def draw_jobs(
     run.
 
     Args:
-        law: of the run times.
+        law: the distribution of run times.
         count: number of jobs.
-        processors: of the machine.
-        sizes: how many processors the jobs want.
+        processors: the number of processors of the machine.
+        sizes: the numbers of processors that jobs request.
         rule: how they choose their requests; they know the law, and some past runs drawn from it.
         rng: the source of randomness.
         backfill_rate: zeta, for ``atoptimal``.
-        points: of the law as the algorithms see it.
+        points: the points of the law as the algorithms see it.
         submit: when they arrive.
         past: how many past runs of its own each job knows; the rule ``recent`` asks for the longest
             of them.
@@ -232,7 +232,7 @@ def schedule_to_trace(schedule: Schedule, unit_s: float = 1.0) -> Trace:
     A job that asks again names its previous run.
 
     Args:
-        schedule: what happened.
+        schedule: the simulated schedule.
         unit_s: seconds in one unit of the schedule's time.
     """
     return Trace(
