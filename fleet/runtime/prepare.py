@@ -352,8 +352,8 @@ def plan_memory(
     if settings.folds is not None and needed > settings.shared_memory:
         raise UserError(
             f"data.shared_memory: {format_size(settings.shared_memory)} is too small for "
-            f"data.folds: evaluation needs all {pluralize(samples, 'sample')} in memory; set it to at least "
-            f"{format_size(needed)}"
+            f"data.folds: evaluation needs all {pluralize(samples, 'sample')} in memory; set it to "
+            f"at least {format_size(needed)}"
         )
     if settings.cache == "memory":
         assert sample.stored is not None

@@ -84,7 +84,7 @@ def test_assign_single_rank_trains_and_prepares_its_samples():
     assert (roles.preprocessors, roles.trainers, roles.shared) == ((), (0,), False)
 
 
-def test_assign_by_default_makes_one_rank_in_eight_a_preprocessor():
+def test_assign_makes_one_rank_in_eight_a_preprocessor():
     assert assign([0] * 17, None, None).preprocessors == (0, 1)
 
 

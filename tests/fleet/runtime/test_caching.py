@@ -1,4 +1,4 @@
-"""What becomes of decoded samples, and why."""
+"""The choice of a cache for decoded samples, and its reason."""
 
 import dataclasses
 
@@ -15,8 +15,8 @@ from preprocess.sample import ImageSpec
 from tests.sources import Numbered
 
 NOISE = ["decode", "tests.sources:noise"]
-HANDS = HostResources(preprocessors=1, trainers=2)
-ROW, SAMPLES, JUDGING = 48, 60, 20  # bytes of an image; a plain label counts for nothing
+RESOURCES = HostResources(preprocessors=1, trainers=2)
+ROW, SAMPLES, VALIDATION = 48, 60, 20  # bytes of an image; plain labels are not counted
 
 
 def spec(models=({"family": "softmax"},), **parts):
@@ -37,27 +37,35 @@ def spec(models=({"family": "softmax"},), **parts):
     )
 
 
-def chosen(means=HANDS, before=None, fixed_s=1e-4, varying_s=1e-5, kept=(4, 4, 3), **parts):
-    """What is chosen for samples that take so long, up to the first random transform and from there on."""
+def chosen(
+    resources=RESOURCES, before=None, fixed_s=1e-4, varying_s=1e-5, shape=(4, 4, 3), **parts
+):
+    """Choose a cache.
+
+    Args:
+        before: the choice of an earlier launch.
+        fixed_s: seconds of a sample up to its first random transform.
+        varying_s: seconds of its remaining transforms.
+        shape: shape of a stored sample; None if samples differ.
+    """
     settings = spec(**parts)
     opened = open_inputs(settings)
-    looks = {
+    reason = "" if shape else "a is 6 x 6 and b 4 x 4 before the first random transform"
+    probes = {
         name: dataclasses.replace(
-            look,
+            probe,
             fixed_s=fixed_s,
             varying_s=varying_s,
-            stored=kept and ImageSpec(kept, "uint8"),
-            not_stored_reason=""
-            if kept
-            else "a is 6 x 6 and b 4 x 4 before the first random transform",
+            stored=shape and ImageSpec(shape, "uint8"),
+            not_stored_reason=reason,
         )
-        for name, look in opened.probes.items()
+        for name, probe in opened.probes.items()
     }
     earlier = None if before is None else CacheChosen(before, "auto", "", 0, "network")
-    return choose_cache(settings, dataclasses.replace(opened, probes=looks), means, earlier)
+    return choose_cache(settings, dataclasses.replace(opened, probes=probes), resources, earlier)
 
 
-def test_samples_that_fit_stay_in_memory():
+def test_cache_keeps_samples_that_fit_in_memory():
     results = chosen()
     assert (results.cache, results.asked, results.nbytes) == ("memory", "auto", SAMPLES * ROW)
     assert results.why == "60 samples take 2.88 kB of a window of 2 GB"
@@ -66,11 +74,11 @@ def test_samples_that_fit_stay_in_memory():
 @pytest.mark.parametrize(
     ("window", "cache"),
     [
-        ((SAMPLES + JUDGING) * ROW * 4 // 3 + 1, "memory"),
-        ((SAMPLES + JUDGING) * ROW * 4 // 3 - 1, "none"),
+        ((SAMPLES + VALIDATION) * ROW * 4 // 3 + 1, "memory"),
+        ((SAMPLES + VALIDATION) * ROW * 4 // 3 - 1, "none"),
     ],
 )
-def test_a_quarter_of_the_window_is_to_spare(window, cache):
+def test_cache_leaves_a_quarter_of_the_window_free(window, cache):
     matches = chosen(data={"shared_memory": window})
     assert matches.cache == cache
     assert (
@@ -79,63 +87,60 @@ def test_a_quarter_of_the_window_is_to_spare(window, cache):
     ) == (cache == "none")
 
 
-def test_memory_that_others_have_taken_is_no_room():
-    results = chosen(dataclasses.replace(HANDS, shared_free=4500))
+def test_cache_considers_memory_used_by_others():
+    results = chosen(dataclasses.replace(RESOURCES, shared_free=4500))
     assert results.cache == "none"
     assert "too much for 4.5 kB of free memory" in results.why
 
 
 @given(st.floats(1e-6, 10), st.floats(1e-6, 10), st.integers(0, 9), st.booleans())
-def test_a_ring_is_never_kept_in_memory(fixed_s, varying_s, preprocessors, is_crowded):
-    means = HostResources(preprocessors, 3, is_crowded)
-    results = chosen(means, fixed_s=fixed_s, varying_s=varying_s, data={"order": "ring"})
+def test_cache_of_a_ring_is_never_memory(fixed_s, varying_s, preprocessors, is_crowded):
+    resources = HostResources(preprocessors, 3, is_crowded)
+    results = chosen(resources, fixed_s=fixed_s, varying_s=varying_s, data={"order": "ring"})
     assert results.cache != "memory"
     assert results.why.startswith("order: ring is for data sets larger than the memory")
 
 
 def test_cache_refuses_samples_of_varying_shape():
-    results = chosen(kept=None, fixed_s=1.0)
+    results = chosen(shape=None, fixed_s=1.0)
     assert (results.cache, results.nbytes) == ("none", 0)
     assert results.why == "samples differ: a is 6 x 6 and b 4 x 4 before the first random transform"
 
 
 @pytest.mark.parametrize(
-    ("means", "varying_s", "cache"),
+    ("resources", "varying_s", "cache"),
     [
-        (
-            HostResources(1, 4),
-            5e-3,
-            "memory",
-        ),  # a network supplies itself as fast as the only preprocessor would
+        # a trainer augments as fast as the only preprocessor
+        (HostResources(1, 4), 5e-3, "memory"),
         (HostResources(8, 4), 5e-3, "none"),
         (HostResources(8, 4), 5e-4, "memory"),
-        (HostResources(1, 4, is_crowded=True), 5e-3, "memory"),  # they are done once on the node
+        (HostResources(1, 4, is_crowded=True), 5e-3, "memory"),  # augmented once on the node
         (HostResources(1, 4, is_crowded=True, shared_free=9000), 5e-3, "none"),
         (HostResources(0, 4, is_crowded=True), 5e-3, "memory"),
     ],
 )
-def test_slow_random_transforms_are_done_once_for_all_networks(means, varying_s, cache):
-    results = chosen(means, fixed_s=1e-3, varying_s=varying_s)
+def test_cache_shares_slow_random_transforms(resources, varying_s, cache):
+    results = chosen(resources, fixed_s=1e-3, varying_s=varying_s)
     assert results.cache == cache
     assert (
         "random transforms take 5 ms per sample, which each network would repeat" in results.why
     ) == (cache == "none")
 
 
-EPOCH = SAMPLES * (ROW + 1)  # of finished samples, and whether each is there
+EPOCH = SAMPLES * (ROW + 1)  # augmented samples and their mask
 
 
 @pytest.mark.parametrize(
     ("room", "cache"), [(10, "memory"), (7, "memory"), (6, "none"), (0, "none")]
 )
 def test_cache_finishes_fitting_epochs_once_for_crowded_trainers(room, cache):
-    """Four trainers finish a sample 1 + 3 x (10 - room) / 10 times; above two, preprocessors do less for all."""
-    window = (SAMPLES + JUDGING) * ROW + room * EPOCH + 1
+    """Augmenting in four trainers costs 1 + 3 x (10 - room) / 10 times; the limit is two."""
+    window = (SAMPLES + VALIDATION) * ROW + room * EPOCH + 1
     results = chosen(
         HostResources(1, 4, is_crowded=True),
         fixed_s=5e-3,
         varying_s=5e-3,
-        data={"shared_memory": max(window, 4 * (SAMPLES + JUDGING) * ROW // 3 + 1)},
+        data={"shared_memory": max(window, 4 * (SAMPLES + VALIDATION) * ROW // 3 + 1)},
         train={"batch": {"size": 8}, "stopping": {"max_epochs": 10}},
     )
     assert results.cache == cache
@@ -146,7 +151,7 @@ WIDE = {"data": {"shared_memory": "2kB"}}  # not in memory
 
 def test_cache_auto_chooses_file_for_slow_decoding():
     results = chosen(fixed_s=0.04, **WIDE)
-    assert (results.cache, results.nbytes) == ("file", (SAMPLES + JUDGING) * ROW)
+    assert (results.cache, results.nbytes) == ("file", (SAMPLES + VALIDATION) * ROW)
     assert results.why.endswith(
         "in a file they take 3.84 kB, which saves 40 ms of decoding per sample in every epoch"
     )
@@ -162,11 +167,11 @@ def test_cache_auto_chooses_file_for_slow_decoding():
             "40 ms of decoding per sample is too little",
         ),
         (
-            {"fixed_s": 0.04, "means": dataclasses.replace(HANDS, preprocessors=50)},
+            {"fixed_s": 0.04, "resources": dataclasses.replace(RESOURCES, preprocessors=50)},
             "40 ms of decoding per sample is too little",
         ),
         (
-            {"fixed_s": 0.04, "means": dataclasses.replace(HANDS, disk_free=1500)},
+            {"fixed_s": 0.04, "resources": dataclasses.replace(RESOURCES, disk_free=1500)},
             "too much for 1.5 kB of free disk",
         ),
         (
@@ -190,20 +195,20 @@ def test_cache_auto_chooses_file_for_slow_decoding():
         ),
     ],
 )
-def test_without_room_or_gain_there_is_no_file(parts, words):
+def test_cache_uses_no_file_without_room_or_gain(parts, words):
     results = chosen(**{**WIDE, **parts})
     assert results.cache == "none"
     assert words in results.why
 
 
 def test_cache_of_each_trainer_must_fit_as_many_times():
-    room = 2 * SAMPLES * ROW + JUDGING * ROW
+    room = 2 * SAMPLES * ROW + VALIDATION * ROW
     assert chosen(HostResources(0, 2), data={"shared_memory": 2 * room}).nbytes == 2 * SAMPLES * ROW
     assert chosen(HostResources(0, 3), data={"shared_memory": room}).cache == "none"
 
 
 @pytest.mark.parametrize("cache", ["none", "memory", "file"])
-def test_what_the_spec_says_is_done(cache):
+def test_cache_of_the_spec_is_used(cache):
     results = chosen(fixed_s=1.0, data={"cache": cache})
     assert (results.cache, results.asked, results.why, results.is_temporary) == (
         cache,
@@ -221,7 +226,7 @@ def test_cache_of_own_samples_needs_room():
 @pytest.mark.parametrize(
     ("before", "cache"), [("none", "none"), ("memory", "memory"), ("file", "file")]
 )
-def test_a_launch_goes_on_as_the_one_before(before, cache):
+def test_cache_of_the_previous_launch_is_kept(before, cache):
     results = chosen(before=before)
     assert (results.cache, results.why) == (cache, "as in the previous launch")
 
@@ -232,7 +237,7 @@ def test_cache_choice_is_dropped_once_impossible():
         chosen(before="memory", fixed_s=1.0, **WIDE).cache == "none"
     )  # a file may lack what could not be read
     assert (
-        chosen(before="file", means=dataclasses.replace(HANDS, disk_free=100), **WIDE).cache
+        chosen(before="file", resources=dataclasses.replace(RESOURCES, disk_free=100), **WIDE).cache
         == "none"
     )
 
@@ -252,7 +257,7 @@ def test_masks_and_weights_take_room_as_well():
     )
     opened = open_inputs(settings)
     row = 16 + opened.sample.target.wire.itemsize
-    assert memory_bytes(opened, HANDS) == file_bytes(opened) == SAMPLES * row > SAMPLES * 16
+    assert memory_bytes(opened, RESOURCES) == file_bytes(opened) == SAMPLES * row > SAMPLES * 16
 
 
 def weighed(path):

@@ -1,4 +1,4 @@
-"""Data that has changed since networks were trained on it: before anything is trained."""
+"""Detection of data that has changed since networks were trained on it."""
 
 import csv
 import os
@@ -17,8 +17,8 @@ from tests.fleet.runtime.runs import Trained
 ACCEPT = {"accept_changes": True}
 
 
-def made(folder, data, **train):
-    """A run of two networks, in a folder with its data."""
+def make_run(folder, data, **train):
+    """Return a run of two networks, in a folder with its data."""
     return Trained(
         folder,
         [{"family": "softmax", "name": name} for name in "ab"],
@@ -39,7 +39,7 @@ def rows(count, scale=1):
 @pytest.fixture
 def tabular(tmp_path):
     table(tmp_path / "x.csv", rows(60))
-    run = made(
+    run = make_run(
         tmp_path,
         {"source": "table", "path": str(tmp_path / "x.csv"), "validation": 0.2, "transforms": []},
         stopping={"monitor": "val_loss"},
@@ -60,7 +60,7 @@ def images(folder, classes, count=6, start=0):
 @pytest.fixture
 def pictured(tmp_path):
     images(tmp_path / "photos", ("cat", "dog"))
-    run = made(
+    run = make_run(
         tmp_path,
         {
             "source": "image_folder",
@@ -74,14 +74,16 @@ def pictured(tmp_path):
 
 
 def sides(prepared):
-    """What the samples of both sides are: names of files, or their inputs."""
+    """Return the bytes of the training and the validation samples, sorted."""
 
-    def known(view):
+    def contents(view):
         assert isinstance(view, View)
-        results = [view.read(index) for index in range(len(view))]
-        return sorted(entry if isinstance(entry, bytes) else entry.tobytes() for entry in results)
+        samples = [view.read(index) for index in range(len(view))]
+        return sorted(
+            sample if isinstance(sample, bytes) else sample.tobytes() for sample in samples
+        )
 
-    return known(prepared.inputs.data.train), known(prepared.inputs.data.validation)
+    return contents(prepared.inputs.data.train), contents(prepared.inputs.data.validation)
 
 
 def test_data_unchanged_resumes_from_any_path(pictured, monkeypatch):
@@ -136,10 +138,10 @@ def test_data_accepted_column_order_keeps_old_order(tabular):
     prepared = tabular.prepare(**ACCEPT)
     assert prepared.changes
     assert sides(prepared) == before
-    assert tabular.paths.sample.read_bytes() == sample  # by which fleet predict finds them
+    assert tabular.paths.sample.read_bytes() == sample  # fleet predict uses these columns
 
 
-def test_what_is_in_no_column_of_use_may_change(tabular):
+def test_data_in_unused_columns_may_change(tabular):
     tabular.content["data"]["options"] = {"inputs": ["a", "b"]}
     tabular.prepare(fresh=True)
     tabular.leave_checkpoints()
@@ -175,7 +177,7 @@ def repainted(folder):
         (repainted, "content of 1 of 12 files differs"),
     ],
 )
-def test_a_folder_of_images_that_has_changed_is_refused(pictured, change, words):
+def test_data_changed_image_folder_is_refused(pictured, change, words):
     change(pictured.folder / "photos")
     message = pictured.refused()
     assert f"{pictured.folder / 'photos'}: {words}" in message
@@ -227,7 +229,7 @@ def test_data_added_rows_keep_old_samples_in_their_split(tabular):
         after = tabular.prepare()
 
 
-def test_images_keep_their_sides_when_some_come_and_some_go(pictured):
+def test_data_added_and_removed_images_keep_their_split(pictured):
     trained, judged = map(set, sides(pictured.prepare()))
     folder = pictured.folder / "photos"
     (folder / "cat" / "000.bmp").unlink()
@@ -245,7 +247,7 @@ def test_data_change_is_not_accepted_by_fresh_network(tabular):
     tabular.prepare()
 
 
-def test_what_nothing_was_trained_on_may_change(tabular):
+def test_data_may_change_before_any_training(tabular):
     tabular.prepare(fresh=True)
     table(tabular.folder / "x.csv", rows(61))
     tabular.prepare()
@@ -258,10 +260,10 @@ def test_data_without_fingerprint_gets_one(tabular):
     assert "1 row more" in tabular.refused()
 
 
-def test_validation_and_test_data_of_their_own_are_looked_at_too(tmp_path):
+def test_data_of_validation_and_test_is_compared(tmp_path):
     for name, count in (("x", 60), ("v", 20), ("t", 20)):
         table(tmp_path / f"{name}.csv", rows(count))
-    run = made(
+    run = make_run(
         tmp_path,
         {
             "source": "table",
@@ -283,23 +285,23 @@ def test_validation_and_test_data_of_their_own_are_looked_at_too(tmp_path):
     )
 
 
-def test_folds_stay_what_they_were(tabular):
+def test_data_added_rows_keep_folds(tabular):
     tabular.content["data"] |= {"validation": None, "folds": 3}
     tabular.prepare(fresh=True)
 
-    def of_folds(prepared):
+    def rows_by_fold(prepared):
         train = prepared.inputs.data.train
         return [
             {train.read(row).tobytes() for row in np.flatnonzero(prepared.folds == fold)}
             for fold in range(3)
         ]
 
-    before = of_folds(tabular.leave_checkpoints())
+    before = rows_by_fold(tabular.leave_checkpoints())
     table(tabular.folder / "x.csv", [(-1 - number, 0.5, 1.5) for number in range(9)] + rows(60))
-    now = of_folds(tabular.prepare(**ACCEPT))
+    now = rows_by_fold(tabular.prepare(**ACCEPT))
     assert all(old < new for old, new in zip(before, now, strict=True))
     assert [len(new) for new in now] == [23] * 3
-    assert of_folds(tabular.prepare()) == now
+    assert rows_by_fold(tabular.prepare()) == now
 
 
 def test_data_changed_is_not_replayed_unless_accepted(tabular):
@@ -309,24 +311,24 @@ def test_data_changed_is_not_replayed_unless_accepted(tabular):
     assert tabular.prepare(**ACCEPT, **options).changes == ()
 
 
-def test_decoded_samples_of_other_data_are_made_anew(pictured):
+def test_data_accepted_change_decodes_samples_again(pictured):
     pictured.content["data"]["cache"] = "file"
     pictured.prepare(fresh=True)
     pictured.leave_checkpoints()
     repainted(pictured.folder / "photos")  # the last pixel of a black image
 
-    def repainted_ones(prepared):
+    def count_repainted(prepared):
         return sum(
             source.read(index).sum() in (1, 3)
             for source in prepared.inputs.data.splits().values()
             for index in range(len(source))
         )
 
-    assert repainted_ones(pictured.prepare(**ACCEPT)) == 1
+    assert count_repainted(pictured.prepare(**ACCEPT)) == 1
 
 
 def test_data_of_custom_source_is_compared_from_outside(tmp_path):
-    run = made(tmp_path, {"source": "tests.sources:numbered", "path": "60", "transforms": []})
+    run = make_run(tmp_path, {"source": "tests.sources:numbered", "path": "60", "transforms": []})
     run.leave_checkpoints()
     run.content["data"]["path"] = "63"
     assert (

@@ -1,4 +1,4 @@
-"""Networks whose code has changed since they were saved: before anything is trained."""
+"""Detection of networks whose code has changed since they were saved."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ ACCEPT = {"accept_changes": True}
 
 
 class Run(Trained):
-    """A run of two networks of one's own, and one of a family."""
+    """A run of two custom networks and one of a family."""
 
     def __init__(self, folder):
         super().__init__(
@@ -59,7 +59,7 @@ def test_code_changed_is_refused_with_file_and_options(run, file, text, reason):
     assert "--accept-changes" in message
 
 
-def test_other_args_are_a_change_like_any_other(run):
+def test_code_changed_args_are_refused_unless_accepted(run):
     run.leave_checkpoints()
     run.content["models"][0]["args"] = {"depth": 4}
     assert "a (args)" in run.refused()
@@ -88,7 +88,7 @@ def test_code_accepted_change_is_in_history(run):
     assert [row.accepted for row in find_newest(run.paths, "c").state.history] == ["", ""]
     run.prepare()
     np.testing.assert_array_equal(read_state(run.paths.last("a")).arrays["weights"], np.ones(3))
-    run.paths.last("a").write_bytes(b"damaged")  # what takes its place was accepted with it
+    run.paths.last("a").write_bytes(b"damaged")  # the previous checkpoint was accepted as well
     run.prepare()
     run.write("layers.py", "small = 3\n")
     assert "a (layers.py)" in run.refused()
@@ -103,7 +103,7 @@ def test_code_change_before_first_epoch_is_in_its_record(run):
     assert state.next_epoch(record(1, accepted=state.accepted), "").accepted == ""
 
 
-def test_a_network_may_start_over_alone(run):
+def test_code_changed_network_may_start_over_alone(run):
     run.leave_checkpoints()
     run.paths.tensorboard("a").mkdir(parents=True)
     run.write("layers.py", "small = 2\n")
@@ -119,7 +119,7 @@ def test_a_network_may_start_over_alone(run):
     run.prepare()
 
 
-def test_what_cannot_start_over_is_said(run):
+def test_fresh_network_refuses_unknown_names_and_foreign_files(run):
     run.leave_checkpoints()
     assert "--fresh-network d: the spec has no network of this name; it has a, b, c" in run.refused(
         fresh_network=("d",)
@@ -128,7 +128,7 @@ def test_what_cannot_start_over_is_said(run):
     assert "FLEET did not write" in run.refused(fresh_network=("a",))
 
 
-def test_checkpoints_of_the_first_version_go_on_with_one_warning(run, capsys):
+def test_code_unknown_to_version_0_1_warns_once(run, capsys):
     run.leave_checkpoints(code=None, architecture="")
     run.prepare()
     output = capsys.readouterr().err
@@ -159,7 +159,7 @@ def rates(spec):
     return {network.train.optimizer.learning_rate for network in spec.networks}
 
 
-def test_a_run_of_0_2_keeps_its_rate_where_none_is_given(run, capsys):
+def test_run_of_0_2_keeps_its_default_learning_rate(run, capsys):
     run.content["train"]["optimizer"] = {"name": "adam"}
     run.content["defaults"] = 0.2
     run.content["resources"] = {"engine": "keras"}

@@ -1,4 +1,4 @@
-"""What one of several launches knows of the networks of their run."""
+"""Networks of a run that several launches share."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -23,23 +23,23 @@ MODELS = [{"family": "softmax", "name": name} for name in "ab"]
 
 
 class Leases:
-    """Gives each network that is asked for, once."""
+    """Grants each requested lease once."""
 
     def __init__(self):
         self.new = []
 
-    def request(self, names, most):
-        self.new += names[:most]
+    def request(self, names, max_leases):
+        self.new += names[:max_leases]
 
     def pop_acquired(self):
-        consumed, self.new = self.new, []
-        return consumed
+        acquired, self.new = self.new, []
+        return acquired
 
     def lease_of(self, name):
         return SimpleNamespace(fence=Fence(None, 1, ""), took_over=False)
 
     def release(self, name):
-        """Nobody waits for it."""
+        """Do nothing."""
 
 
 @pytest.fixture
@@ -54,12 +54,12 @@ def resumed(run):
     return resume(prepare(run.path, (0, 0, 0), shares_run=True)).results
 
 
-def judged(paths, launch, verdict):
-    """The log of another launch, which has judged a network."""
-    second = RunPaths(paths.root, launch).events
-    second.parent.mkdir(exist_ok=True)
+def write_verdict(paths, launch, verdict):
+    """Write the log of another launch with a verdict on a network."""
+    log = RunPaths(paths.root, launch).events
+    log.parent.mkdir(exist_ok=True)
     start = dataclasses.replace(START, beside=True, date=2e9)
-    second.write_text(
+    log.write_text(
         as_text(
             [
                 LoggedEvent(0.0, start),
@@ -70,7 +70,7 @@ def judged(paths, launch, verdict):
 
 
 def test_network_pruned_elsewhere_is_not_trained(half_done):
-    judged(half_done.paths, "17", "stop")
+    write_verdict(half_done.paths, "17", "stop")
     results = resumed(half_done)
     assert results.network_status("a").is_pruned
     assert results.network_status("b").outcome is None
@@ -83,7 +83,7 @@ def test_network_pruned_or_paused_elsewhere_meanwhile(half_done, verdict, is_pru
         half_done.paths, Leases(), LeaseRequests({"a": 0, "b": 0}, 2, 300.0), results, tail
     )
     assert parallel.poll(0.0, (), ends=False) == []
-    judged(half_done.paths, "17", verdict)
+    write_verdict(half_done.paths, "17", verdict)
     received = {
         leased.network: leased
         for leased in parallel.poll(1.0, (), ends=False)

@@ -1,4 +1,4 @@
-"""Who loads an engine, and when."""
+"""Early imports of engines."""
 
 import pickle
 import sys
@@ -38,7 +38,7 @@ def spec(tmp_path):
     )
 
 
-def test_as_many_trainers_load_the_engine_as_networks_can_have(spec):
+def test_engine_import_is_for_as_many_trainers_as_networks_use(spec):
     a, b = spec.networks
     assert [find_busy_trainers(remaining, ROLES) for remaining in ((), (a,), (b,), (a, b))] == [
         (),
@@ -50,17 +50,15 @@ def test_as_many_trainers_load_the_engine_as_networks_can_have(spec):
 
 
 @pytest.mark.parametrize(
-    ("slots", "together", "loading"),
+    ("slots", "networks_per_gpu", "ranks"),
     [(None, 1, (1, 2)), (None, 2, (1, 2, 3, 4)), (2, 1, (1, 2, 3, 4))],
 )
-def test_engine_import_loads_where_sharing_pays(spec, slots, together, loading):
+def test_engine_import_loads_where_sharing_pays(spec, slots, networks_per_gpu, ranks):
     roles = assign([0] * 5, 1, None, slots=slots, cores=2)
-    assert (
-        find_busy_trainers(spec.networks, roles, grows=True, networks_per_gpu=together) == loading
-    )
+    assert find_busy_trainers(spec.networks, roles, True, networks_per_gpu) == ranks
 
 
-def test_what_is_done_by_the_table_of_results_needs_no_engine(spec, tmp_path):
+def test_engine_import_ignores_networks_that_have_ended(spec, tmp_path):
     assert plan_import(spec, ROLES, fresh=False) == ImportPlan("numpy", frozenset({1, 2, 3}))
     results = results_of(spec, RunPaths(tmp_path))
     come_to(results, "b", NetworkStatus((), Outcome("done")))
@@ -70,7 +68,7 @@ def test_what_is_done_by_the_table_of_results_needs_no_engine(spec, tmp_path):
     assert plan_import(spec, ROLES, fresh=True).ranks == {1, 2, 3}
 
 
-def test_an_engine_of_the_users_own_is_not_loaded_ahead(tmp_path, monkeypatch):
+def test_engine_import_skips_custom_engines(tmp_path, monkeypatch):
     (tmp_path / "engine_of_a_user.py").write_text(
         "from fleet.spec.engines import EngineInfo\nROW = EngineInfo('own', print)\n"
     )
@@ -81,41 +79,41 @@ def test_an_engine_of_the_users_own_is_not_loaded_ahead(tmp_path, monkeypatch):
     assert plan_import(local, ROLES, fresh=True).engine == ""
 
 
-def test_ahead_is_announced_once():
+def test_engine_import_is_announced_once():
     world = World()
     announcement = Announcement(world)
     announcement.send(ImportPlan("numpy", frozenset({1})))
-    announcement.send(ImportPlan())  # when all has been prepared, or something is wrong
+    announcement.send(ImportPlan())  # after the preparation, or its failure
     assert world.shared == [ImportPlan("numpy", frozenset({1}))]
 
 
 @pytest.mark.parametrize(
-    ("told", "imported"),
+    ("plan", "imported"),
     [
         (ImportPlan("numpy", frozenset({1, 2})), ["numpy"]),
         (ImportPlan("numpy", frozenset({2})), []),
         (ImportPlan("", frozenset({1})), []),
     ],
 )
-def test_a_rank_that_will_train_imports_the_engine(monkeypatch, told, imported):
-    matches = []
-    monkeypatch.setattr(engine_import, "import_engine", lambda engine: matches.append(engine.name))
+def test_engine_import_is_started_by_ranks_that_will_train(monkeypatch, plan, imported):
+    names = []
+    monkeypatch.setattr(engine_import, "import_engine", lambda engine: names.append(engine.name))
     loading = EngineImport()
-    loading.receive(World(rank=1, answers=told))
+    loading.receive(World(rank=1, answers=plan))
     loading.finish()
     loading.finish()
-    assert matches == imported
+    assert names == imported
 
 
-def test_an_import_that_fails_is_left_to_who_makes_the_engine(monkeypatch):
+def test_engine_import_ignores_errors(monkeypatch):
     monkeypatch.setattr(engine_import, "import_engine", lambda engine: 1 / 0)
     loading = EngineImport()
     loading.receive(World(rank=1, answers=ImportPlan("numpy", frozenset({1}))))
     loading.finish()
 
 
-def test_modules_are_imported_one_thread_after_the_other(monkeypatch, tmp_path):
-    """What rank 0 has prepared may be of a module of the user's, which imports the same as the engine does."""
+def test_engine_import_finishes_before_other_imports(monkeypatch, tmp_path):
+    """Unpickling may import a user's module, which may import the engine's library."""
     (tmp_path / "of_a_user.py").write_text("class Thing:\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     import of_a_user
@@ -131,7 +129,7 @@ def test_modules_are_imported_one_thread_after_the_other(monkeypatch, tmp_path):
     monkeypatch.setattr(engine_import, "import_engine", import_engine)
     loading = EngineImport()
     loading.receive(World(rank=1, answers=ImportPlan("numpy", frozenset({1}))))
-    assert loading.unpack(plain) == {"a": 1}  # waits for nothing
+    assert loading.unpack(plain) == {"a": 1}  # does not wait
     threading.Timer(0.05, go_on.set).start()
     assert type(loading.unpack(packed)).__name__ == "Thing"
     assert seen == [False]

@@ -1,4 +1,4 @@
-"""Whole runs in which entries have transforms, or a target, of their own: each network is as if it were alone."""
+"""Whole runs whose entries have different transforms or targets; results equal those alone."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Images(RandomAccess):
-    """Images of small numbers; how bright one is, is its class, or its value. One cannot be read."""
+    """Small images whose brightness is their class or value. Some cannot be read."""
 
     classes = ("dark", "grey", "bright")
 
@@ -48,7 +48,7 @@ class Images(RandomAccess):
 
 
 def images(path, target=None):
-    """Training and validation samples; the words in the path say what is special about them."""
+    """Return training and validation samples; words in the path select their kind."""
     masks, uneven = ("masks" in (path or ""), "uneven" in (path or ""))
     return Images(50, 1, (7,), masks, uneven), Images(20, 2, (), masks)
 
@@ -77,7 +77,7 @@ def write(folder, names, top=None, gpus=1, size=8, networks=NETWORKS, **sections
         models,
         profile={"batches": 4, "timed": 2, "max_gpus": 2},
         data={
-            "source": f"{__name__}:told",
+            "source": f"{__name__}:images_by_path",
             "path": "",
             "validation": None,
             "max_unreadable": 0.5,
@@ -92,8 +92,8 @@ def write(folder, names, top=None, gpus=1, size=8, networks=NETWORKS, **sections
     )
 
 
-def told(path):
-    """A source that leaves it to the spec what its labels are."""
+def images_by_path(path):
+    """Return a source without a ``target`` argument."""
     return images(path)
 
 
@@ -101,9 +101,10 @@ def history(prepared, name):
     return find_newest(prepared.paths, name, with_arrays=False).history
 
 
-def assert_as_alone(prepared, name, folder, **said):
-    """Train a network again, on the same epochs of the stream, as the only one of its spec."""
-    _, alone = launch(write(folder, [name], **said), 2, replay=str(prepared.paths.root), only=name)
+def assert_as_alone(prepared, name, folder, **settings):
+    """Train a network again, on the same stream epochs, as the only one of its spec."""
+    path = write(folder, [name], **settings)
+    _, alone = launch(path, 2, replay=str(prepared.paths.root), only=name)
     assert not alone.inputs.pipelines
     assert largest_difference(history(prepared, name), history(alone, name)) == 0, name
 
@@ -132,7 +133,7 @@ def test_pipelines_sharing_decoded_samples_equal_own(cache, tmp_path, capsys):
         assert_as_alone(prepared, name, tmp_path / name)
 
 
-def test_groups_of_two_come_to_what_groups_of_one_do(tmp_path):
+def test_pipelines_groups_of_one_and_two_have_equal_results(tmp_path):
     names = ["flipped", "value"]
     _, two = launch(write(tmp_path / "two", names, gpus=2), 3)
     for name in names:
@@ -143,7 +144,7 @@ def test_groups_of_two_come_to_what_groups_of_one_do(tmp_path):
 
 
 @pytest.mark.parametrize("top", [{"order": "ring", "shards": 5}, {"folds": 2}, {"cache": "file"}])
-def test_a_replay_prepares_alone_what_was_shared(top, tmp_path):
+def test_pipelines_replay_prepares_shared_samples_alone(top, tmp_path):
     names = ["flipped", "plain"] if "cache" in top else ["flipped", "value"]
     status, first = launch(write(tmp_path / "first", names, top), 2)
     assert status is ExitStatus.OK
@@ -156,13 +157,13 @@ def test_a_replay_prepares_alone_what_was_shared(top, tmp_path):
         )
 
 
-def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
+def test_pipelines_interrupted_run_has_equal_results(tmp_path):
     parts = launch_in_parts(write(tmp_path / "parts", ["flipped", "value"], size=3), 3, checks=4)
     for name in ("flipped", "value"):
         assert_as_alone(parts, name, tmp_path / name, size=3)
 
 
-def test_without_a_stream_each_trainer_prepares_its_own(tmp_path, capsys):
+def test_pipelines_without_stream_are_prepared_by_trainers(tmp_path, capsys):
     names = ["flipped", "value"]
     _, alone = launch(
         write(
@@ -192,7 +193,7 @@ def test_pipeline_checkpoint_survives_other_entries_pipelines(
     assert history(before, "plain") == history(after, "plain")
 
 
-def test_it_is_said_what_is_prepared_how_often(tmp_path):
+def test_pipelines_are_described_in_one_line(tmp_path):
     opened = open_inputs(load(write(tmp_path, ["plain", "flipped", "value"])))
     assert opened.data.remark == (
         "data: prepared once for all 3 networks: center_crop; by network: plain: nothing more, 3 "
@@ -220,27 +221,26 @@ def test_pipelines_share_random_transforms_for_other_targets(tmp_path):
         assert_as_alone(prepared, name, tmp_path / name, networks=networks)
 
 
-def test_both_targets_are_divided_in_the_same_way(tmp_path):
+def test_pipelines_of_all_targets_have_equal_splits(tmp_path):
     path = write(
         tmp_path,
         ["plain", "value"],
-        {"validation": 0.2, "source": f"{__name__}:whole", "test": 0.1},
+        {"validation": 0.2, "source": f"{__name__}:undivided", "test": 0.1},
     )
     opened = open_inputs(load(path))
-    plain, value = (feed.data.splits() for feed in opened.pipelines.values())
-    for part in ("train", "validation", "test"):
+    plain, value = (pipeline.data.splits() for pipeline in opened.pipelines.values())
+    for split in ("train", "validation", "test"):
         names = [
             [source.name(index) for index in range(len(source))]
-            for source in (plain[part], value[part])
+            for source in (plain[split], value[split])
         ]
         assert names[0] == names[1]
-        assert np.array_equal(np.asarray(value[part].targets).ravel(), plain[part].labels)
-    assert (
-        np.bincount(plain["validation"].labels).min() >= 3
-    )  # the same share of each class, for both
+        assert np.array_equal(np.asarray(value[split].targets).ravel(), plain[split].labels)
+    # the same share of each class in both
+    assert np.bincount(plain["validation"].labels).min() >= 3
 
 
-def whole(path):
+def undivided(path):
     return images(path)[0]
 
 
@@ -268,7 +268,7 @@ def whole(path):
         ),
     ],
 )
-def test_what_cannot_be_shared_is_refused(names, top, networks, complaint, tmp_path):
+def test_pipelines_that_cannot_be_shared_are_refused(names, top, networks, complaint, tmp_path):
     with pytest.raises(UserError, match=complaint):
         prepare(str(write(tmp_path, names, top, networks=networks)), [0, 0], None)
 
@@ -293,7 +293,7 @@ def test_pipelines_of_masks_may_differ_in_transforms_only(tmp_path):
         )
 
 
-def test_what_an_entry_may_say_of_data_is_checked():
+def test_pipelines_settings_of_entries_are_checked():
     from fleet.errors import SpecError
 
     with pytest.raises(SpecError, match=r"models\[0\].data.*folds"):

@@ -1,4 +1,4 @@
-"""When a run should stop before it is done."""
+"""Reasons to stop a run early."""
 
 import signal
 
@@ -13,7 +13,7 @@ def clock():
     return Clock()
 
 
-def test_without_a_walltime_and_a_signal_a_run_goes_on(clock):
+def test_interruption_has_no_reason_without_walltime_and_signal(clock):
     interruption = Interruption(None, clock)
     clock.now = 1e9
     assert (interruption.reason(), interruption.seconds_left()) == ("", None)
@@ -36,16 +36,16 @@ def test_walltime_counts_from_start_of_launch(clock):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_named(clock, number):
-    before = {per_rank: signal.getsignal(per_rank) for per_rank in SIGNALS}
+def test_interruption_names_the_signal(clock, number):
+    before = {handled: signal.getsignal(handled) for handled in SIGNALS}
     try:
         interruption = Interruption(None, clock)
         interruption.watch()
         signal.raise_signal(number)
         assert interruption.reason() == f"received {signal.Signals(number).name}"
     finally:
-        for per_rank, handler in before.items():
-            signal.signal(per_rank, handler)
+        for handled, handler in before.items():
+            signal.signal(handled, handler)
 
 
 def test_signal_is_read_by_thread_without_handler(clock):
@@ -54,9 +54,7 @@ def test_signal_is_read_by_thread_without_handler(clock):
     interruption.watch()
     try:
         for number in SIGNALS:
-            signal.signal(
-                number, lambda *_: None
-            )  # as if Python were deaf: it is the pipe that tells
+            signal.signal(number, lambda *_: None)  # only the pipe reports the signal
         signal.raise_signal(signal.SIGUSR2)
         assert interruption.reason() == "received SIGUSR2"
     finally:

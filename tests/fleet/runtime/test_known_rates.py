@@ -1,14 +1,13 @@
-"""Rates of a file."""
+"""Rates from a file and the profile of a run."""
 
 import json
-
-import pytest
 
 from fleet.errors import UserError
 from fleet.runtime.known_rates import ProfileFile, read_rates_of
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.rates_file import read_rates
 from tests.fleet.histories import spec
+from tests.refusals import refused
 
 
 def test_rates_of_a_file_get_the_bounds_of_the_spec(tmp_path):
@@ -22,22 +21,20 @@ def test_rates_of_a_file_get_the_bounds_of_the_spec(tmp_path):
             }
         )
     )
-    created = spec({"family": "softmax", "name": "a", "gpus": [1, 2]})
-    assert [
-        (entry.name, entry.rates, entry.max_gpus) for entry in read_rates_of(created, path).models
-    ] == [("a", (5.0, 9.0), 2)]
-    with pytest.raises(UserError, match="has no rates of c"):
+    [network] = read_rates_of(spec({"family": "softmax", "name": "a", "gpus": [1, 2]}), path).models
+    assert (network.name, network.rates, network.max_gpus) == ("a", (5.0, 9.0), 2)
+    with refused(UserError, path, "no rates of c"):
         read_rates_of(spec({"family": "softmax", "name": "c"}), path)
 
 
 def test_profile_file_is_paced_and_ends_with_newest_rates(
     tmp_path,
 ):
-    path, request = tmp_path / "profile.json", []
+    path, computed = tmp_path / "profile.json", []
     profile = ProfileFile(path)
 
     def rates(rate):
-        request.append(rate)
+        computed.append(rate)
         return RateTable(60, 1, (Network("a", (rate,)),))
 
     def written():
@@ -45,12 +42,9 @@ def test_profile_file_is_paced_and_ends_with_newest_rates(
 
     for rate in (1.0, 2.0, 3.0):
         profile.keep(lambda rate=rate: rates(rate))
-    assert (written(), request) == (
-        (1.0,),
-        [1.0],
-    )  # a file takes longer than the time that a change may take
+    assert (written(), computed) == ((1.0,), [1.0])  # later writes are throttled
     profile.write()
-    assert (written(), request) == ((3.0,), [1.0, 3.0])
+    assert (written(), computed) == ((3.0,), [1.0, 3.0])
     path.unlink()
     profile.write()
-    assert not path.exists()  # nothing is new
+    assert not path.exists()  # there are no new rates

@@ -1,4 +1,4 @@
-"""Rates from training itself in whole runs: what a launch learns, the next one knows, under every policy and order."""
+"""Rates that whole runs learn from training, under every policy and order."""
 
 import json
 
@@ -22,7 +22,7 @@ RATES = {name: batch / STEP_S for name, batch in BATCHES.items()}
 
 @pytest.fixture(autouse=True)
 def _clocks(monkeypatch, tmp_path):
-    """Every step takes equally long, as far as anybody can see; and what one run learns is not known to another."""
+    """Let every step take equally long by the clocks, and isolate the rate caches of runs."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     add = StepClock.add
@@ -33,7 +33,7 @@ def _clocks(monkeypatch, tmp_path):
 
 @pytest.fixture
 def launch(tmp_path):
-    """Launches the ensemble of two networks; returns its status, and what the launch has noted, by kind."""
+    """Run a launch of two networks; return its status and its events."""
 
     def launch(policy, order, signal=None, when="online"):
         data = {"order": "ring", "shards": 4} if order == "ring" else {}
@@ -120,7 +120,7 @@ def test_online_rates_survive_interruption_and_are_corrected(
     )
     for sizes in wrong.values():
         sizes["1"]["rate"] /= 2
-        sizes["2"] = {**sizes["1"]}  # which may be as wrong
+        sizes["2"] = {**sizes["1"]}  # equally wrong
     cache_path().write_text(json.dumps(wrong))
 
     status, noted = launch(policy, order)
@@ -167,8 +167,8 @@ def test_online_policies_plan_without_measuring(launch, policy):
         )
 
 
-def test_what_is_measured_before_counts_as_measuring(launch):
-    """So that the nothing of the test above is a number that something would change."""
+def test_online_rates_differ_from_offline_measurement(launch):
+    """Check that the test above would detect a measurement."""
     status, noted = launch("global", "strict", when="offline")
     assert status is ExitStatus.OK
     assert len(noted.of(ev.RateMeasured)) == 2
@@ -178,17 +178,16 @@ def test_what_is_measured_before_counts_as_measuring(launch):
     )
 
 
-def test_it_is_asked_what_a_plan_by_learned_rates_only_tries(launch, monkeypatch):
-    request = []
+def test_online_rates_are_probed_by_plans(launch, monkeypatch):
+    calls = []
 
-    def found(policy, rates, least, *rest):
-        request.append((policy.name, least("small"), rates.by_name["small"].rates))
+    def find_probes(policy, rates, rate_floor, *arguments):
+        calls.append((policy.name, rate_floor("small"), rates.by_name["small"].rates))
         return frozenset()
 
-    monkeypatch.setattr(coordinator, "find_probes_of_plan", found)
+    monkeypatch.setattr(coordinator, "find_probes_of_plan", find_probes)
     assert launch("adaptive", "strict")[0] is ExitStatus.OK
-    assert {policy for policy, _, _ in request} == {"adaptive"}
-    least, received = request[-1][1:]
-    assert (
-        least == received == pytest.approx((RATES["small"],))
-    )  # it has been seen on all the GPUs that it may have
+    assert {policy for policy, _, _ in calls} == {"adaptive"}
+    floor, rates = calls[-1][1:]
+    # the network was timed on all numbers of GPUs that it may have
+    assert floor == rates == pytest.approx((RATES["small"],))

@@ -1,4 +1,4 @@
-"""What is checked before any rank waits."""
+"""Preparation of a launch: checks, the run's folder, replays."""
 
 import errno
 import pickle
@@ -24,8 +24,8 @@ from tests.sources import Numbered, reads
 ONE_NODE = (0, 0, 0)
 
 
-class Asking:
-    """Prepares a spec that may be changed before."""
+class Preparation:
+    """Prepares a launch of a spec that tests can change."""
 
     def __init__(self, folder):
         self.run = RunPaths(folder / "run")
@@ -48,28 +48,28 @@ class Asking:
         return prepare(self._path, node_of, gpus, **options)
 
     def refused(self, *arguments, **options):
-        """The message with which this is refused."""
+        """Check that preparation is refused; return the message."""
         with pytest.raises((UserError, InputError)) as caught:
             self(*arguments, **options)
         return str(caught.value)
 
     def leave_checkpoint(self, name="a", epochs=history(0.5), **state):
-        """As if an earlier launch had come so far."""
+        """Write a checkpoint like that of an earlier launch."""
         prepared = self()
-        own_rows = training_identity(prepared.spec.by_name[name], prepared.spec, prepared.sample)
+        identity = training_identity(prepared.spec.by_name[name], prepared.spec, prepared.sample)
         write_state(
             prepared.paths.last(name),
-            TrainingState({}, state.pop("identity", own_rows), epochs, **state),
+            TrainingState({}, state.pop("identity", identity), epochs, **state),
         )
 
 
 @pytest.fixture
-def asking(tmp_path):
-    return Asking(tmp_path)
+def preparation(tmp_path):
+    return Preparation(tmp_path)
 
 
-def test_what_every_rank_needs_is_there_and_can_be_sent(asking):
-    prepared = pickle.loads(pickle.dumps(asking()))
+def test_prepare_returns_a_picklable_launch(preparation):
+    prepared = pickle.loads(pickle.dumps(preparation()))
     assert (prepared.roles.preprocessors, prepared.roles.trainers) == ((0,), (1, 2))
     assert (str(prepared.sample.image), prepared.sample.classes) == ("4 x 4 x 1 uint8", 3)
     assert prepared.layout.samples == 60
@@ -77,15 +77,15 @@ def test_what_every_rank_needs_is_there_and_can_be_sent(asking):
     assert (prepared.pipeline("train").samples, prepared.pipeline("validation").samples) == (60, 20)
 
 
-def test_networks_of_another_spec_in_the_folder_are_named(asking):
-    asking.leave_checkpoint()
-    assert asking().describe_unlisted == ""
-    asking.content["models"][0]["name"] = "b"
+def test_prepare_names_unlisted_networks_of_the_folder(preparation):
+    preparation.leave_checkpoint()
+    assert preparation().describe_unlisted == ""
+    preparation.content["models"][0]["name"] = "b"
     assert (
-        f"{asking.run.root} also holds networks that this spec lacks: a;"
-        in asking().describe_unlisted
+        f"{preparation.run.root} also holds networks that this spec lacks: a;"
+        in preparation().describe_unlisted
     )
-    assert asking(fresh=True).describe_unlisted == ""
+    assert preparation(fresh=True).describe_unlisted == ""
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_networks_of_another_spec_in_the_folder_are_named(asking):
     [{}, {"order": "ring"}, {"cache": "auto"}, {"cache": "memory"}, {"cache": "file"}],
     ids=str,
 )
-def test_each_part_of_the_data_is_looked_at_once(asking, tmp_path, data):
+def test_prepare_reads_each_sample_once(preparation, tmp_path, data):
     (tmp_path / "reads").mkdir()
-    asking.content["data"] |= {
+    preparation.content["data"] |= {
         "source": "tests.sources:noted",
         "options": {"folder": str(tmp_path / "reads")},
         "transforms": ["decode", "tests.sources:noise"],
         **data,
     }
-    asking()
+    preparation()
     every = [
         (part, index)
         for part, count in (("train", 60), ("validation", 20))
@@ -121,24 +121,26 @@ def test_each_part_of_the_data_is_looked_at_once(asking, tmp_path, data):
 
 
 @pytest.mark.parametrize(("free", "epochs"), [(10**9, 50 + 3), (20 * 60 * 16, 10), (0, 3)])
-def test_window_holds_as_many_epochs_as_fit(asking, free, epochs):
-    asking.content["models"] += [
+def test_prepare_plans_a_window_of_as_many_epochs_as_fit(preparation, free, epochs):
+    preparation.content["models"] += [
         {"family": "softmax", "name": "b", "train": {"stopping": {"max_epochs": 3}}}
     ]
-    asking.content["train"]["stopping"] = {"max_epochs": 50}
-    layout = asking(ranks={"shared_free": free}).layout
+    preparation.content["train"]["stopping"] = {"max_epochs": 50}
+    layout = preparation(ranks={"shared_free": free}).layout
     assert layout.slots == epochs * layout.chunks
 
 
-def test_the_folder_holds_the_spec_and_says_whose_it_is(asking):
-    prepared = asking()
-    assert yaml.safe_load(prepared.paths.spec.read_text())["models"] == asking.content["models"]
+def test_prepare_writes_spec_and_marker(preparation):
+    prepared = preparation()
+    assert (
+        yaml.safe_load(prepared.paths.spec.read_text())["models"] == preparation.content["models"]
+    )
     assert prepared.paths.marker.exists()
     assert prepared.paths.foreign_files() == []
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "words"),
+    ("key", "value", "words"),
     [
         ("data", {"source": "tests.sources:nothing"}, "has no 'nothing'"),
         ("data", {"source": "image_folder", "path": "/no/such/folder"}, "/no/such/folder"),
@@ -182,34 +184,33 @@ def test_the_folder_holds_the_spec_and_says_whose_it_is(asking):
         ("output", "/proc/no", "output: /proc/no cannot be written"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_written(asking, part, value, words):
-    asking.content[part] = value
-    assert words in asking.refused()
-    assert not asking.run.root.exists()
+def test_prepare_refuses_wrong_input_and_writes_nothing(preparation, key, value, words):
+    preparation.content[key] = value
+    assert words in preparation.refused()
+    assert not preparation.run.root.exists()
 
 
-def test_all_that_is_wrong_with_the_networks_is_said_at_once(asking):
-    asking.content["models"] = [
+def test_prepare_reports_all_problems_of_networks(preparation):
+    preparation.content["models"] = [
         {"family": "softmax", "name": "a", "train": {"batch": {"size": 100}}},
         {"family": "softmax", "name": "b", "gpus": 7},
     ]
-    message = asking.refused()
+    message = preparation.refused()
     assert message.startswith("2 networks cannot be trained as specified:")
     assert "a: train.batch.size: 100" in message
     assert "b: gpus: needs at least 7 trainers" in message
 
 
-def test_network_too_large_for_any_gpu_is_refused_first(asking):
-    asking.content |= {
+def test_prepare_refuses_networks_too_large_for_a_gpu(preparation):
+    preparation.content |= {
         "models": [
             {"family": "cnn", "name": "a", "args": {"filters": [4], "dense": [10**6, 10**6]}}
         ],
         "resources": {"engine": "keras"},
     }
-    assert (
-        "a: it has 1,000,021,000,059 parameters, so training takes at least 8 TB on each GPU to train"
-        in asking.refused()
-    )
+    message = preparation.refused()
+    assert "a: it has 1,000,021,000,059 parameters" in message
+    assert "at least 8 TB on each GPU" in message
 
 
 def alone(path):
@@ -234,56 +235,56 @@ def uneven(path):
     return Numbered(int(path), seed=1), wide
 
 
-def test_gpus_of_the_spec_count_before_those_that_are_shown(asking):
-    asking.content["resources"]["gpus_per_node"] = 1
-    assert asking(gpus=4).roles.preprocessors == (0, 1)
+def test_prepare_prefers_gpus_of_the_spec(preparation):
+    preparation.content["resources"]["gpus_per_node"] = 1
+    assert preparation(gpus=4).roles.preprocessors == (0, 1)
 
 
-def test_baseline_trainers_prepare_samples_without_measuring(asking):
-    asking.content["schedule"] = {"policy": "baseline"}
-    prepared = asking()
+def test_baseline_trainers_prepare_samples_without_measuring(preparation):
+    preparation.content["schedule"] = {"policy": "baseline"}
+    prepared = preparation()
     assert (prepared.roles.preprocessors, prepared.layout) == ((), None)
     assert [model.name for model in prepared.rates.models] == ["a"]
 
 
-def test_decode_full_disk_is_no_user_error(asking, monkeypatch):
+def test_decode_full_disk_is_no_user_error(preparation, monkeypatch):
     def full(data, transforms, samples, path, advance):
         raise CannotWrite(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr("fleet.runtime.inputs.decode_once", full)
-    asking.content["data"]["cache"] = "file"
-    asking.content["data"]["transforms"] = [{"resize": {"size": [4, 4]}}]
+    preparation.content["data"]["cache"] = "file"
+    preparation.content["data"]["transforms"] = [{"resize": {"size": [4, 4]}}]
     with pytest.raises(
         StorageError, match=r"decoded.h5 cannot be written: No space left on device .* make room"
     ):
-        asking()
+        preparation()
 
 
 # ---- the run's folder --------------------------------------------------------------------------
 
 
-def test_a_folder_with_other_files_is_not_taken(asking):
-    asking.run.root.mkdir()
-    (asking.run.root / "thesis.tex").touch()
-    assert "holds files that FLEET did not write" in asking.refused()
-    assert "holds files that FLEET did not write" in asking.refused(fresh=True)
-    assert (asking.run.root / "thesis.tex").exists()
+def test_folder_with_foreign_files_is_refused(preparation):
+    preparation.run.root.mkdir()
+    (preparation.run.root / "thesis.tex").touch()
+    assert "holds files that FLEET did not write" in preparation.refused()
+    assert "holds files that FLEET did not write" in preparation.refused(fresh=True)
+    assert (preparation.run.root / "thesis.tex").exists()
 
 
-def test_an_empty_folder_is_taken(asking):
-    asking.run.root.mkdir()
-    assert asking().paths.spec.exists()
+def test_folder_may_be_empty(preparation):
+    preparation.run.root.mkdir()
+    assert preparation().paths.spec.exists()
 
 
-def test_fresh_deletes_what_earlier_launches_have_written(asking):
-    asking.leave_checkpoint()
-    (asking.run.root / ".results.csv.123.tmp").touch()  # of a launch that was killed
-    (asking.run.root / ".decoded.h5.123.tmp").touch()
-    (asking.run.model("a") / ".123.tmp.last.h5").touch()
-    RunPaths(asking.run.replay("a")).last("a").parent.mkdir(parents=True)
-    RunPaths(asking.run.replay("a")).last("a").touch()
-    asking(fresh=True)
-    assert sorted(path.name for path in asking.run.root.rglob("*")) == [
+def test_fresh_deletes_what_earlier_launches_have_written(preparation):
+    preparation.leave_checkpoint()
+    (preparation.run.root / ".results.csv.123.tmp").touch()  # of a launch that was killed
+    (preparation.run.root / ".decoded.h5.123.tmp").touch()
+    (preparation.run.model("a") / ".123.tmp.last.h5").touch()
+    RunPaths(preparation.run.replay("a")).last("a").parent.mkdir(parents=True)
+    RunPaths(preparation.run.replay("a")).last("a").touch()
+    preparation(fresh=True)
+    assert sorted(path.name for path in preparation.run.root.rglob("*")) == [
         ".fleet-run",
         "data.npz",
         "sample.json",
@@ -291,73 +292,73 @@ def test_fresh_deletes_what_earlier_launches_have_written(asking):
     ]
 
 
-def test_fresh_deletes_nothing_without_engine_library(asking, monkeypatch):
-    asking.leave_checkpoint()
+def test_fresh_deletes_nothing_without_engine_library(preparation, monkeypatch):
+    preparation.leave_checkpoint()
     monkeypatch.setitem(sys.modules, "torch", None)
-    asking.content["resources"]["engine"] = "torch"
-    assert "No module named 'torch'; the torch engine requires: pip install" in asking.refused(
+    preparation.content["resources"]["engine"] = "torch"
+    assert "No module named 'torch'; the torch engine requires: pip install" in preparation.refused(
         fresh=True
     )
-    assert asking.run.last("a").exists()
+    assert preparation.run.last("a").exists()
 
 
 def lease():
-    """One that waits for nobody for long."""
+    """Return a lease with short timeouts."""
     process = Process()
     return Lease(process, process.me, Times(renew=0.05, patience=0.1, poll=0.02))
 
 
-def test_fresh_keeps_commands_sent_after_lease(asking):
-    """Whoever has started it may add networks as soon as it holds the lease."""
+def test_fresh_keeps_commands_sent_after_lease(preparation):
+    """Users may add networks as soon as the launch holds the lease."""
 
-    class Asked(Lease):
+    class LeaseWithCommand(Lease):
         def take(self, folder, floor=0):
             super().take(folder, floor)
-            if folder == asking.run.lease:
+            if folder == preparation.run.lease:
                 mailbox.put({"do": "add"})
 
-    asking()
-    mailbox, around = CommandQueue(asking.run.mailbox), Process()
+    preparation()
+    mailbox, around = CommandQueue(preparation.run.mailbox), Process()
     mailbox.put({"do": "stop"})  # for an earlier launch
-    with Asked(around, around.me, Times(renew=60)) as lease:
-        asking(fresh=True, lease=lease)
+    with LeaseWithCommand(around, around.me, Times(renew=60)) as lease:
+        preparation(fresh=True, lease=lease)
         assert [command.content for command in mailbox.commands()] == [{"do": "add"}]
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_folder_in_which_a_launch_is_at_work_is_left_alone(asking, fresh):
-    asking.leave_checkpoint()
+def test_folder_of_a_running_launch_is_refused(preparation, fresh):
+    preparation.leave_checkpoint()
     with lease() as first, lease() as second:
-        asking(fresh=fresh, lease=first)
-        asking.run.events.touch()
-        assert "another launch is running in this folder" in asking.refused(
+        preparation(fresh=fresh, lease=first)
+        preparation.run.events.touch()
+        assert "another launch is running in this folder" in preparation.refused(
             fresh=True, lease=second
         )
-        assert asking.run.events.exists()
+        assert preparation.run.events.exists()
     with lease() as third:
-        asking(fresh=True, lease=third)
-    assert asking.run.foreign_files() == []
+        preparation(fresh=True, lease=third)
+    assert preparation.run.foreign_files() == []
 
 
 @pytest.mark.parametrize(
     "name", ["notes.txt", "models/a/plot.png", "models/a/old/last.h5", "spec.yaml.orig"]
 )
-def test_fresh_deletes_nothing_with_foreign_files(asking, name):
-    asking.leave_checkpoint()
-    (asking.run.root / name).parent.mkdir(exist_ok=True)
-    (asking.run.root / name).touch()
-    assert f"also holds files that FLEET did not write: {name}" in asking.refused(fresh=True)
-    assert asking.run.last("a").exists()
-    asking()  # going on is no harm
+def test_fresh_deletes_nothing_with_foreign_files(preparation, name):
+    preparation.leave_checkpoint()
+    (preparation.run.root / name).parent.mkdir(exist_ok=True)
+    (preparation.run.root / name).touch()
+    assert f"also holds files that FLEET did not write: {name}" in preparation.refused(fresh=True)
+    assert preparation.run.last("a").exists()
+    preparation()  # continuing deletes nothing
 
 
-def test_a_link_to_a_folder_may_be_the_run_and_is_kept(asking, tmp_path):
+def test_folder_may_be_a_symbolic_link(preparation, tmp_path):
     (tmp_path / "elsewhere").mkdir()
-    asking.run.root.symlink_to(tmp_path / "elsewhere")
-    asking.leave_checkpoint()
-    asking(fresh=True)
-    assert asking.run.root.is_symlink()
-    assert not asking.run.last("a").exists()
+    preparation.run.root.symlink_to(tmp_path / "elsewhere")
+    preparation.leave_checkpoint()
+    preparation(fresh=True)
+    assert preparation.run.root.is_symlink()
+    assert not preparation.run.last("a").exists()
 
 
 @pytest.mark.parametrize(
@@ -373,120 +374,124 @@ def test_a_link_to_a_folder_may_be_the_run_and_is_kept(asking, tmp_path):
         {"data": {"transforms": [{"flip": {"horizontal": True}}]}},
     ],
 )
-def test_a_checkpoint_of_other_settings_is_not_taken_up(asking, change):
-    asking.leave_checkpoint()
+def test_checkpoint_of_other_settings_is_refused(preparation, change):
+    preparation.leave_checkpoint()
     for part, value in change.items():
-        asking.content[part] = (
-            {**asking.content[part], **value} if isinstance(value, dict) else value
+        preparation.content[part] = (
+            {**preparation.content[part], **value} if isinstance(value, dict) else value
         )
-    assert "holds a checkpoint of a that was trained with other settings" in asking.refused()
-    asking(fresh=True)
+    assert "holds a checkpoint of a that was trained with other settings" in preparation.refused()
+    preparation(fresh=True)
 
 
-def test_checkpoint_accepts_new_epochs_policy_and_data_path(asking):
-    asking.leave_checkpoint()
-    asking.content |= {"schedule": {"policy": "baseline"}}
-    asking.content["train"]["stopping"] = {"max_epochs": 100}
-    asking()
+def test_checkpoint_accepts_new_epochs_policy_and_data_path(preparation):
+    preparation.leave_checkpoint()
+    preparation.content |= {"schedule": {"policy": "baseline"}}
+    preparation.content["train"]["stopping"] = {"max_epochs": 100}
+    preparation()
 
 
 # ---- replaying ---------------------------------------------------------------------------------
 
 
-def replay(asking, only="a"):
-    return asking(replay=str(asking.run.root), only=only)
+def replay(preparation, only="a"):
+    return preparation(replay=str(preparation.run.root), only=only)
 
 
-def test_replay_trains_one_network_beside_the_run(asking):
-    asking.leave_checkpoint(epochs=(record(1, stream_epoch=3), record(2, stream_epoch=5)))
-    prepared = replay(asking)
+def test_replay_trains_one_network_beside_the_run(preparation):
+    preparation.leave_checkpoint(epochs=(record(1, stream_epoch=3), record(2, stream_epoch=5)))
+    prepared = replay(preparation)
     (network,) = prepared.spec.networks
     assert (prepared.paths.root, [record.stream_epoch for record in prepared.replayed]) == (
-        asking.run.replay("a"),
+        preparation.run.replay("a"),
         [3, 5],
     )
     assert (network.train.stopping.max_epochs, network.max_gpus, prepared.layout) == (2, 1, None)
 
 
-def test_replay_uses_recorded_per_gpu_batch(asking):
-    asking.content["train"]["batch"] = {"size": 8, "when_scaled": "per_gpu"}
-    asking.content["train"]["optimizer"] = {"learning_rate": 0.25}
-    asking.leave_checkpoint(epochs=(record(1, gpus=2), record(2, gpus=2)))
-    train = replay(asking).spec.networks[0].train
+def test_replay_uses_recorded_per_gpu_batch(preparation):
+    preparation.content["train"]["batch"] = {"size": 8, "when_scaled": "per_gpu"}
+    preparation.content["train"]["optimizer"] = {"learning_rate": 0.25}
+    preparation.leave_checkpoint(epochs=(record(1, gpus=2), record(2, gpus=2)))
+    train = replay(preparation).spec.networks[0].train
     assert (train.batch.size, train.batch.when_scaled, train.optimizer.learning_rate) == (
         16,
         "fixed",
         0.5,
     )
-    asking.leave_checkpoint(epochs=(record(1, gpus=2), record(2, gpus=1)))
-    assert "cannot be replayed: its batch depended on the number of GPUs" in asking.refused(
-        replay=str(asking.run.root), only="a"
+    preparation.leave_checkpoint(epochs=(record(1, gpus=2), record(2, gpus=1)))
+    assert "cannot be replayed: its batch depended on the number of GPUs" in preparation.refused(
+        replay=str(preparation.run.root), only="a"
     )
 
 
 @pytest.mark.parametrize(
     ("had", "ranks", "gets"), [((2, 2), 3, 2), ((2, 2), 1, 1), ((2, 1), 3, 1), ((3,), 2, 1)]
 )
-def test_replay_uses_recorded_group_size_if_possible(asking, had, ranks, gets):
-    asking.leave_checkpoint(
+def test_replay_uses_recorded_group_size_if_possible(preparation, had, ranks, gets):
+    preparation.leave_checkpoint(
         epochs=tuple(record(epoch, gpus=gpus) for epoch, gpus in enumerate(had, start=1))
     )
-    (network,) = asking(replay=str(asking.run.root), only="a", node_of=(0,) * ranks).spec.networks
+    (network,) = preparation(
+        replay=str(preparation.run.root), only="a", node_of=(0,) * ranks
+    ).spec.networks
     assert (network.min_gpus, network.max_gpus) == (gets, gets)
 
 
-def test_a_replay_of_what_is_not_there_is_refused(asking):
-    asking()
-    assert "--only b: the spec has no network of this name; it has a" in asking.refused(
-        replay=str(asking.run.root), only="b"
+def test_replay_refuses_missing_networks_and_checkpoints(preparation):
+    preparation()
+    assert "--only b: the spec has no network of this name; it has a" in preparation.refused(
+        replay=str(preparation.run.root), only="b"
     )
-    assert "a has no checkpoint in this run" in asking.refused(
-        replay=str(asking.run.root), only="a"
+    assert "a has no checkpoint in this run" in preparation.refused(
+        replay=str(preparation.run.root), only="a"
     )
-    asking.run.last("a").parent.mkdir(parents=True)
-    asking.run.last("a").touch()
-    assert "last.h5 cannot be read" in asking.refused(replay=str(asking.run.root), only="a")
-    asking.leave_checkpoint(epochs=())
-    assert "a has not finished an epoch in this run" in asking.refused(
-        replay=str(asking.run.root), only="a"
+    preparation.run.last("a").parent.mkdir(parents=True)
+    preparation.run.last("a").touch()
+    assert "last.h5 cannot be read" in preparation.refused(
+        replay=str(preparation.run.root), only="a"
+    )
+    preparation.leave_checkpoint(epochs=())
+    assert "a has not finished an epoch in this run" in preparation.refused(
+        replay=str(preparation.run.root), only="a"
     )
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_a_replay_with_other_settings_than_the_runs_is_refused(asking, gpus):
-    asking.leave_checkpoint(epochs=(record(1, gpus=gpus),))
-    asking.content["train"]["batch"] = {"size": 4}
-    assert "was trained with other settings than in this spec" in asking.refused(
-        replay=str(asking.run.root), only="a"
+def test_replay_refuses_other_settings(preparation, gpus):
+    preparation.leave_checkpoint(epochs=(record(1, gpus=gpus),))
+    preparation.content["train"]["batch"] = {"size": 4}
+    assert "was trained with other settings than in this spec" in preparation.refused(
+        replay=str(preparation.run.root), only="a"
     )
 
 
-def of_values(asking):
-    asking.content["data"] = {
-        "source": "tests.fleet.runtime.test_kinds:made",
+def of_values(preparation):
+    preparation.content["data"] = {
+        "source": "tests.fleet.runtime.test_targets:synthetic_images",
         "path": "value",
         "transforms": [],
     }
-    asking.content["resources"]["engine"] = "keras"  # which has more than one loss
-    asking.content["models"][0]["train"] = {"loss": "huber"}
-    asking.content["models"].append({"family": "softmax", "name": "b"})
+    preparation.content["resources"]["engine"] = "keras"  # which has more than one loss
+    preparation.content["models"][0]["train"] = {"loss": "huber"}
+    preparation.content["models"].append({"family": "softmax", "name": "b"})
 
 
 def test_losses_not_comparable_are_refused_with_data(
-    asking,
+    preparation,
 ):
-    of_values(asking)
+    of_values(preparation)
     assert "val_loss is not the same for all networks, so it cannot compare them: huber for a" in (
-        asking.refused()
+        preparation.refused()
     )
-    asking.content["train"] |= {"metrics": ["mae"], "stopping": {"monitor": "val_mae"}}
-    assert asking().spec.networks[0].train.stopping.monitor == "val_mae"
+    preparation.content["train"] |= {"metrics": ["mae"], "stopping": {"monitor": "val_mae"}}
+    assert preparation().spec.networks[0].train.stopping.monitor == "val_mae"
 
 
-def test_added_network_needs_criteria_of_the_run(asking):
-    of_values(asking)
-    asking.content["models"] = asking.content["models"][:1]
-    prepared = asking()
+def test_added_network_needs_criteria_of_the_run(preparation):
+    of_values(preparation)
+    preparation.content["models"] = preparation.content["models"][:1]
+    prepared = preparation()
     admission = Admission(prepared, results_of(prepared.spec, prepared.paths), {}, {}, learns=False)
     with pytest.raises(
         UserError,
@@ -501,8 +506,8 @@ def test_added_network_needs_criteria_of_the_run(asking):
     ] == ["c"]
 
 
-def test_added_network_unfit_for_data_fails_with_reason(asking):
-    prepared = asking()
+def test_added_network_unfit_for_data_fails_with_reason(preparation):
+    prepared = preparation()
     admission = Admission(prepared, results_of(prepared.spec, prepared.paths), {}, {}, learns=False)
     [late] = admission.parse_entry(
         {"family": "softmax", "name": "late", "train": {"batch": {"size": 61}}}
@@ -512,15 +517,15 @@ def test_added_network_unfit_for_data_fails_with_reason(asking):
     )
 
 
-def test_a_replay_from_a_file_that_is_another_by_now_is_refused(asking, tmp_path):
+def test_replay_refuses_changed_initial_weights(preparation, tmp_path):
     file = tmp_path / "first.keras"
     file.write_bytes(b"weights")
-    asking.content["resources"]["engine"] = "keras"
-    asking.content["train"]["start"] = str(file)
-    asking.leave_checkpoint(epochs=(record(1, start=file_checksum(file)),))
-    replay(asking)
+    preparation.content["resources"]["engine"] = "keras"
+    preparation.content["train"]["start"] = str(file)
+    preparation.leave_checkpoint(epochs=(record(1, start=file_checksum(file)),))
+    replay(preparation)
     file.write_bytes(b"others")
-    assert "the initial weights of a, has changed since this run" in asking.refused(
-        replay=str(asking.run.root), only="a"
+    assert "the initial weights of a, has changed since this run" in preparation.refused(
+        replay=str(preparation.run.root), only="a"
     )
-    asking(replay=str(asking.run.root), only="a", accept_changes=True)
+    preparation(replay=str(preparation.run.root), only="a", accept_changes=True)

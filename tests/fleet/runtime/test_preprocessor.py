@@ -1,4 +1,4 @@
-"""The preprocessor's life, one step after another."""
+"""The preprocessor, step by step."""
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ LAYOUT = Layout(GREY, SAMPLES, chunk=10, slots=12, lookahead=12, readers=2)
 PAIR, ALONE = assign((0, 0, 0, 0), 2, None), assign((0, 0, 0), 1, None)
 
 
-class Asked:
-    """A preprocessor on a rank that nobody else speaks to, and what it says to the coordinator."""
+class SinglePreprocessor:
+    """A preprocessor on a single rank, with its messages to the coordinator."""
 
     def __init__(self, world, memory, training=None, evaluation=None, roles=PAIR):
         training = training or pipeline(SAMPLES)
@@ -30,28 +30,28 @@ class Asked:
             world, roles, memory, StrictOrder(training, LAYOUT.chunk), training, evaluation
         )
 
-    def told(self, message):
-        """Hand it a message of the coordinator's."""
+    def send(self, message):
+        """Send it a message of the coordinator."""
         self.world.send(0, Tag.PREPROCESSOR, message)
         return self
 
     def until_idle(self):
-        """Steps that did something, until one did nothing."""
+        """Run steps until one does nothing; return their number."""
         steps = 0
         while self.role.step():
             steps += 1
         return steps
 
-    def said(self):
-        """What the coordinator has been told."""
+    def messages(self):
+        """Return its messages to the coordinator."""
         return list(iter(lambda: self.world.receive(Tag.COORDINATOR), None))
 
 
-def test_it_says_how_fast_it_is_before_anything_else():
+def test_preprocessor_first_reports_its_throughput():
     def use(world):
-        request = Asked(world, NodeMemory(window_of(LAYOUT)))
-        request.role.start()
-        return request.said()
+        preprocessor = SinglePreprocessor(world, NodeMemory(window_of(LAYOUT)))
+        preprocessor.role.start()
+        return preprocessor.messages()
 
     (output,) = alone_in_the_world(use)
     assert isinstance(output, Throughput)
@@ -59,29 +59,29 @@ def test_it_says_how_fast_it_is_before_anything_else():
 
 
 def filled(window):
-    """The chunks that are complete, oldest first."""
+    """Return the complete chunks, oldest first."""
     return [stamp - 1 for stamp in sorted(window.stamps.tolist()) if stamp]
 
 
-def test_it_fills_its_own_turns_up_to_the_limit():
+def test_preprocessor_fills_its_turns_up_to_the_limit():
     window = window_of(LAYOUT)
 
     def use(world):
-        requested = Asked(world, NodeMemory(window))
-        assert requested.until_idle() == 0  # it has not been told to
-        requested.told(Produce(4, NO_LIMIT, 0, turns=(0, 1))).until_idle()
+        preprocessor = SinglePreprocessor(world, NodeMemory(window))
+        assert preprocessor.until_idle() == 0  # without an order
+        preprocessor.send(Produce(4, NO_LIMIT, 0, turns=(0, 1))).until_idle()
         assert filled(window) == [0, 2]
-        requested.told(Produce(7, NO_LIMIT, 0, turns=(0, 1))).until_idle()
+        preprocessor.send(Produce(7, NO_LIMIT, 0, turns=(0, 1))).until_idle()
         return filled(window)
 
     assert alone_in_the_world(use) == [0, 2, 4, 6]
 
 
-def test_what_it_fills_is_what_the_order_says():
+def test_preprocessor_fills_chunks_by_the_order():
     window, alone = window_of(LAYOUT), pipeline(SAMPLES)
     alone_in_the_world(
-        lambda world: Asked(world, NodeMemory(window))
-        .told(Produce(1, NO_LIMIT, 0, (0,)))
+        lambda world: SinglePreprocessor(world, NodeMemory(window))
+        .send(Produce(1, NO_LIMIT, 0, (0,)))
         .until_idle()
     )
     images, labels = alone.empty(LAYOUT.chunk)
@@ -113,13 +113,13 @@ def test_preprocessor_step_is_small_and_reports_unreadable(kind):
     }[kind]()
 
     def use(world):
-        request = Asked(world, memory, complete, complete, ALONE).told(
+        preprocessor = SinglePreprocessor(world, memory, complete, complete, ALONE).send(
             Produce(6, NO_LIMIT, 0, (0,))
         )
         before, maximum = source.reads, 0
-        while request.role.step():
+        while preprocessor.role.step():
             maximum, before = max(maximum, source.reads - before), source.reads
-        return maximum, request.said()
+        return maximum, preprocessor.messages()
 
     assert alone_in_the_world(use) == (
         8,
@@ -128,23 +128,25 @@ def test_preprocessor_step_is_small_and_reports_unreadable(kind):
     assert source.reads == SAMPLES
 
 
-def test_it_ends_when_it_is_told_to():
+def test_preprocessor_ends_on_request():
     def use(world):
-        request = Asked(world, NodeMemory(window_of(LAYOUT))).told(Exit())
-        request.until_idle()
-        return request.role.is_done
+        preprocessor = SinglePreprocessor(world, NodeMemory(window_of(LAYOUT))).send(Exit())
+        preprocessor.until_idle()
+        return preprocessor.role.is_done
 
     assert alone_in_the_world(use)
 
 
-def test_it_prepares_no_more_when_another_preprocessor_has_died():
+def test_preprocessor_stops_when_another_one_has_died():
     window = window_of(LAYOUT)
 
     def use(world):
-        request = Asked(world, NodeMemory(window)).told(Produce(6, NO_LIMIT, 0, (0, 1)))
+        preprocessor = SinglePreprocessor(world, NodeMemory(window)).send(
+            Produce(6, NO_LIMIT, 0, (0, 1))
+        )
         world.dead_ranks = frozenset({1})
-        request.until_idle()
-        request.role.stop()
+        preprocessor.until_idle()
+        preprocessor.role.stop()
 
     alone_in_the_world(use)
     assert filled(window) == []
@@ -152,18 +154,18 @@ def test_it_prepares_no_more_when_another_preprocessor_has_died():
 
 def test_preprocessor_survives_death_of_remote_leader():
     def use(world):
-        def struck(ranks, number):
+        def make_failed_group(ranks, number):
             world.dead_ranks = frozenset({2})
             raise GroupFailed("died: rank 2")
 
-        world.group = struck
-        request = Asked(
+        world.group = make_failed_group
+        preprocessor = SinglePreprocessor(
             world,
             NodeMemory(window_of(LAYOUT, is_relayed=True)),
             roles=assign((0, 0, 1, 1), 2, None),
         )
-        steps = request.told(Produce(6, NO_LIMIT, 0, (0, 2))).until_idle()
-        request.role.stop()
+        steps = preprocessor.send(Produce(6, NO_LIMIT, 0, (0, 2))).until_idle()
+        preprocessor.role.stop()
         return steps
 
     assert alone_in_the_world(use) == 1

@@ -1,4 +1,4 @@
-"""A whole coordinator in runs in which everything happens that can; the model of the ranks looks at its orders."""
+"""A real coordinator in random runs; the model of the ranks checks its orders."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.recorded import LAUNCHES
 
 
 @pytest.mark.parametrize("seed", range(min(LAUNCHES, examples(14))))
-def test_a_run_comes_to_its_end_whatever_happens(seed, tmp_path):
+def test_random_run_finishes_correctly(seed, tmp_path):
     run = RandomRun(seed, tmp_path)
     run.run()
     run.check_histories()

@@ -1,4 +1,4 @@
-"""How far two trainings of one network agree."""
+"""Comparison of two trainings of one network."""
 
 import math
 from dataclasses import replace
@@ -13,18 +13,18 @@ from tests.fleet.histories import history, record
 NAN, INF = math.nan, math.inf
 
 
-def test_equal_histories_do_not_differ():
+def test_largest_difference_of_equal_histories_is_0():
     assert largest_difference(history(0.5, 0.75), history(0.5, 0.75)) == 0
 
 
 @pytest.mark.parametrize("name", ["loss", "accuracy", "val_loss", "val_accuracy"])
 def test_largest_difference_covers_every_value_and_epoch(name):
-    entry = [record(1), record(2)]
-    second = [
+    recorded = [record(1), record(2)]
+    replayed = [
         replace(old, **{name: getattr(old, name) * factor})
-        for old, factor in zip(entry, (0.99, 0.75), strict=True)
+        for old, factor in zip(recorded, (0.99, 0.75), strict=True)
     ]
-    assert largest_difference(entry, second) == pytest.approx(0.25)
+    assert largest_difference(recorded, replayed) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -40,39 +40,39 @@ def test_largest_difference_covers_every_value_and_epoch(name):
         (0.0, 1.0, 1),
     ],
 )
-def test_a_number_differs_without_bound_from_what_is_none(a, b, difference):
+def test_largest_difference_of_nan_and_numbers_is_infinite(a, b, difference):
     assert largest_difference([record(1, val_loss=a)], [record(1, val_loss=b)]) == difference
 
 
 @given(st.floats(allow_nan=True), st.floats(allow_nan=True))
 def test_difference_is_symmetric_and_0_only_if_equal(a, b):
-    single, peer = [record(1, loss=a)], [record(1, loss=b)]
-    difference = largest_difference(single, peer)
-    assert difference == largest_difference(peer, single) >= 0
+    recorded, replayed = [record(1, loss=a)], [record(1, loss=b)]
+    difference = largest_difference(recorded, replayed)
+    assert difference == largest_difference(replayed, recorded) >= 0
     if max(abs(a), abs(b)) > 1e-12:
         assert (difference == 0) == (a == b or (math.isnan(a) and math.isnan(b)))
 
 
-@pytest.mark.parametrize("other", [[record(1)], [record(1), record(2, stream_epoch=7)]])
-def test_histories_of_other_stream_epochs_are_not_compared(other):
+@pytest.mark.parametrize("replayed", [[record(1)], [record(1), record(2, stream_epoch=7)]])
+def test_largest_difference_needs_equal_stream_epochs(replayed):
     with pytest.raises(ValueError, match="differ in their stream epochs"):
-        largest_difference([record(1), record(2)], other)
+        largest_difference([record(1), record(2)], replayed)
 
 
-def test_both_histories_stand_beside_each_other():
+def test_compare_prints_both_histories():
     head, *rows = compare(history(0.5, 0.6), history(0.5, 0.6)).split("\n")
     assert rows[1].split()[:2] == ["2", "1"]
     assert "stream epoch" in head
     assert rows[-1] == "largest relative difference: 0.00e+00"
 
 
-def test_what_agreed_to_what_is_said_of_each_quantity():
-    entry = [record(1, val_loss=NAN), record(2, loss=2.0, val_loss=NAN)]
-    second = [entry[0], replace(entry[1], loss=1.5)]
-    text = compare(entry, second)
+def test_compare_describes_each_quantity():
+    recorded = [record(1, val_loss=NAN), record(2, loss=2.0, val_loss=NAN)]
+    replayed = [recorded[0], replace(recorded[1], loss=1.5)]
+    text = compare(recorded, replayed)
     assert (
-        "\nloss: bitwise equal in 1 of 2 epochs; largest difference in epoch 2: 2 and 1.5 (absolute 5.0e-01, relative 2.5e-01)\n"
-        in text
+        "\nloss: bitwise equal in 1 of 2 epochs; largest difference in epoch 2: 2 and 1.5 "
+        "(absolute 5.0e-01, relative 2.5e-01)\n" in text
     )
     assert "\naccuracy: bitwise equal in all of 2 epochs\n" in text
     assert "\nval_loss: not evaluated in either training\n" in text
@@ -94,9 +94,9 @@ def test_what_agreed_to_what_is_said_of_each_quantity():
         (
             1,
             True,
-            "on 1, with train.deterministic: bitwise equal on the same machine and version of the engine",
+            "on 1, with train.deterministic: bitwise equal on the same machine and version",
         ),
     ],
 )
-def test_what_may_make_a_difference_is_said(gpus, deterministic, words):
+def test_compare_names_reasons_for_differences(gpus, deterministic, words):
     assert words in compare([record(1)], [record(1, gpus=gpus)], deterministic)

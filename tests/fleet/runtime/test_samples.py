@@ -1,4 +1,4 @@
-"""Each network gets the same samples, bit for bit, whatever order, store and finish a spec composes for it."""
+"""Each network gets the same samples, bit for bit, with every order, store and augmentation."""
 
 import zlib
 from collections import defaultdict
@@ -13,17 +13,15 @@ from preprocess.pipeline import Pipeline
 from tests.fleet.runtime.runs import launch, write
 from tests.fleet.runtime.test_input_pipelines import FLIPPED, SHARED, Images
 
-FEEDS = {
-    "one": {"": FLIPPED},  # all networks get what the stream carries
-    "targets": {
-        "plain": (SHARED, None),
-        "value": (SHARED, "value"),
-    },  # the same inputs, and other targets
+PIPELINES = {
+    "one": {"": FLIPPED},  # all networks read samples of the stream unchanged
+    # equal inputs, different targets
+    "targets": {"plain": (SHARED, None), "value": (SHARED, "value")},
     "several": {"plain": (SHARED, None), "flipped": (FLIPPED, None), "value": (FLIPPED, "value")},
 }
 STREAMS = {
     "none": {"cache": "none"},
-    "small": {"cache": "none", "window": 250 * 8 * 8},  # of which a batch is at times no view
+    "small": {"cache": "none", "window": 250 * 8 * 8},  # a batch is not always a view of it
     "ring": {"cache": "none", "order": "ring", "shards": 5},
     "memory": {"cache": "memory"},
     "file": {"cache": "file"},
@@ -41,34 +39,31 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def images(path):
-    """Samples for training, of which one cannot be read, and for validation where the path asks for them."""
+    """Return training samples, one of them unreadable, and validation samples on request."""
     train = Images(SAMPLES, 1, bad=(7,))
     return (train, Images(40, 2)) if path == "own" else train
 
 
-def written(folder, stream, validation, feeds):
-    """A spec of a network for each feed."""
-    entry = FEEDS[feeds].get("")
+def write_pipelines(folder, stream, validation, pipelines):
+    """Write a spec with a network for each pipeline."""
+    transforms = PIPELINES[pipelines].get("")
     models = [
         {
             "family": "softmax",
             "name": name or "net",
             "gpus": 1,
             "train": {"batch": {"size": 12 + 7 * index}},
-            **(
-                {}
-                if entry
-                else {
-                    "data": {
-                        "transforms": output[0],
-                        **({"target": output[1]} if output[1] else {}),
-                    }
-                }
-            ),
         }
-        for index, (name, output) in enumerate(FEEDS[feeds].items())
+        for index, name in enumerate(PIPELINES[pipelines])
     ]
-    if "file" in stream and feeds == "several":  # which keeps one target of each sample
+    if not transforms:
+        for model, (own_transforms, target) in zip(
+            models, PIPELINES[pipelines].values(), strict=True
+        ):
+            model["data"] = {"transforms": own_transforms}
+            if target:
+                model["data"]["target"] = target
+    if "file" in stream and pipelines == "several":  # a file stores one target per sample
         models = models[:2]
     return write(
         folder,
@@ -79,7 +74,7 @@ def written(folder, stream, validation, feeds):
             "max_unreadable": 0.5,
             **STREAMS[stream],
             **VALIDATION[validation],
-            **({"transforms": entry} if entry else {}),
+            **({"transforms": transforms} if transforms else {}),
         },
         train={
             "optimizer": {"name": "sgd", "learning_rate": 1e-7},
@@ -92,107 +87,116 @@ def written(folder, stream, validation, feeds):
 
 
 class Recorder:
-    """Notes each sample that networks get, by network, epoch, position and rank."""
+    """Records each sample that networks get, by network, epoch, position and rank."""
 
     def __init__(self, monkeypatch):
-        self._epochs, self._judged = defaultdict(dict), defaultdict(dict)
-        monkeypatch.setattr(loop, "strides", self._noting(loop.strides))
-        monkeypatch.setattr(loop, "evaluate", self._judging(loop.evaluate))
-        monkeypatch.setattr(loop, "predict", self._judging(loop.predict))
+        self._epochs, self._evaluations = defaultdict(dict), defaultdict(dict)
+        monkeypatch.setattr(loop, "strides", self._recording_strides(loop.strides))
+        monkeypatch.setattr(loop, "evaluate", self._recording_evaluation(loop.evaluate))
+        monkeypatch.setattr(loop, "predict", self._recording_evaluation(loop.predict))
 
-    def _noting(self, strides):
-        def noting(training, batches):
-            def noted():
-                so_far = {}
+    def _recording_strides(self, strides):
+        def recording_strides(training, batches):
+            def recorded():
+                checksums = {}
                 for batch in batches:
-                    so_far[batch.position, training.group.rank] = _sums(batch.images, batch.targets)
+                    position = batch.position, training.group.rank
+                    checksums[position] = _checksums(batch.images, batch.targets)
                     if batch.is_last:
                         key = training.network.name, batch.epoch.number, batch.epoch.path
-                        self._epochs[key].update(so_far)
+                        self._epochs[key].update(checksums)
                     yield batch
 
-            return strides(training, noted())
+            return strides(training, recorded())
 
-        return noting
+        return recording_strides
 
-    def _judging(self, original):
-        def judging(training, samples, *more):
+    def _recording_evaluation(self, function):
+        def recording_evaluation(training, samples, *arguments):
             if samples is not None:
-                samples = _Noted(samples, self._judged[training.network.name, samples.samples])
-            return original(training, samples, *more)
+                key = training.network.name, samples.samples
+                samples = _RecordedValidation(samples, self._evaluations[key])
+            return function(training, samples, *arguments)
 
-        return judging
+        return recording_evaluation
 
     def epochs(self):
-        """(network, stream epoch, path) -> the sums of its samples, in order."""
-        return {key: _in_order(results) for key, results in self._epochs.items()}
+        """Return (network, stream epoch, path) -> checksums of the samples, in order."""
+        return {key: _in_order(checksums) for key, checksums in self._epochs.items()}
 
-    def judged(self):
-        """(network, samples of the part) -> the sums of its samples, in order."""
-        return {key: _in_order(matches) for key, matches in self._judged.items()}
+    def evaluations(self):
+        """Return (network, samples of the split) -> checksums of the samples, in order."""
+        return {key: _in_order(checksums) for key, checksums in self._evaluations.items()}
 
 
-class _Noted:
-    def __init__(self, samples, found):
-        self._samples, self._found, self.samples = samples, found, samples.samples
+class _RecordedValidation:
+    def __init__(self, samples, checksums):
+        self._samples, self._checksums, self.samples = samples, checksums, samples.samples
 
     def batches(self, batch, rank, size):
-        own_rows = []
+        checksums = []
         for inputs, targets in self._samples.batches(batch, rank, size):
-            own_rows += _sums(inputs, targets)
+            checksums += _checksums(inputs, targets)
             yield inputs, targets
-        self._found[rank] = own_rows
+        self._checksums[rank] = checksums
 
 
-def _sums(inputs, targets):
+def _checksums(inputs, targets):
     return [
         zlib.crc32(target.tobytes(), zlib.crc32(image.tobytes()))
         for image, target in zip(inputs, targets, strict=True)
     ]
 
 
-def _in_order(found):
-    return [single for index in sorted(found) for single in found[index]]
+def _in_order(checksums):
+    return [checksum for index in sorted(checksums) for checksum in checksums[index]]
 
 
 def alone(prepared, network):
-    """The samples of a network, prepared one by one from their source."""
-    feed = prepared.inputs.pipelines.get(network.pipeline)
-    if feed is None:
+    """Return the pipeline of a network alone."""
+    pipeline = prepared.inputs.pipelines.get(network.pipeline)
+    if pipeline is None:
         return Pipeline(
             prepared.inputs.data.train, prepared.inputs.transforms, SEED, prepared.sample
         )
-    return Pipeline(feed.data.train, feed.transforms, SEED, feed.samples["train"])
+    return Pipeline(pipeline.data.train, pipeline.transforms, SEED, pipeline.samples["train"])
 
 
 def expected(pipeline, indices, productions):
-    results = []
+    checksums = []
     for index, production in zip(indices.tolist(), productions.tolist(), strict=True):
         inputs, targets = pipeline.empty(1)
         pipeline.load([index], production, inputs, targets)
-        results += _sums(inputs, targets)
-    return results
+        checksums += _checksums(inputs, targets)
+    return checksums
+
+
+def is_possible(stream, pipelines):
+    """A file stores one target per sample, and no stream of trainers' own."""
+    if "file" not in stream or pipelines == "one":
+        return True
+    return pipelines == "several" and "own" not in stream
 
 
 CASES = [
-    (stream, validation, feeds)
+    (stream, validation, pipelines)
     for stream in STREAMS
     for validation in VALIDATION
-    for feeds in FEEDS
-    if not ("file" in stream and feeds != "one" and (feeds != "several" or "own" in stream))
+    for pipelines in PIPELINES
+    if is_possible(stream, pipelines)
 ]
 
 
-@pytest.mark.parametrize(("stream", "validation", "feeds"), CASES[::5])
-def test_networks_get_the_samples_of_their_epochs_in_order(
-    stream, validation, feeds, tmp_path, monkeypatch
+@pytest.mark.parametrize(("stream", "validation", "pipelines"), CASES[::5])
+def test_samples_of_networks_are_those_of_their_epochs_in_order(
+    stream, validation, pipelines, tmp_path, monkeypatch
 ):
     recorder = Recorder(monkeypatch)
-    status, prepared = launch(written(tmp_path, stream, validation, feeds), 3)
+    status, prepared = launch(write_pipelines(tmp_path, stream, validation, pipelines), 3)
     assert status is ExitStatus.OK
-    provided = recorder.epochs()
-    assert len(provided) >= 2 * len(prepared.spec.networks)
-    for (name, number, path), sums in provided.items():
+    epochs = recorder.epochs()
+    assert len(epochs) >= 2 * len(prepared.spec.networks)
+    for (name, number, path), checksums in epochs.items():
         network = prepared.spec.by_name[name]
         pipeline = alone(prepared, network)
         order = (
@@ -200,17 +204,15 @@ def test_networks_get_the_samples_of_their_epochs_in_order(
             if path
             else StrictOrder(pipeline, 64)
         )
-        complete = order.plan_epoch(Epoch(number, path))
-        stored = (
-            np.ones(len(complete.indices), bool)
-            if network.fold is None
-            else (prepared.folds[complete.indices] != network.fold)
-        )
-        assert sums == expected(pipeline, complete.indices[stored], complete.productions[stored])
-    parts = {
-        name: {samples for entry, samples in recorder.judged() if entry == name}
+        plan = order.plan_epoch(Epoch(number, path))
+        keeps = np.ones(len(plan.indices), bool)
+        if network.fold is not None:
+            keeps = prepared.folds[plan.indices] != network.fold
+        assert checksums == expected(pipeline, plan.indices[keeps], plan.productions[keeps])
+    split_sizes = {
+        name: {samples for network, samples in recorder.evaluations() if network == name}
         for name in prepared.spec.by_name
     }
-    assert {len(results) for results in parts.values()} == {
+    assert {len(sizes) for sizes in split_sizes.values()} == {
         {"share": 2, "none": 0}.get(validation, 1)
     }

@@ -1,4 +1,4 @@
-"""With kept samples no schedule changes a result: the same ensemble under every policy, bit for bit."""
+"""With stored samples, results do not depend on the schedule: equal bits under every policy."""
 
 from itertools import product
 
@@ -22,7 +22,7 @@ DIGITS = {
         {"scale": {"mean": 0.5, "std": 0.5}},
     ],
 }
-# Nine networks, whose groups have one size each: groups of another size add up numbers in another order.
+# Nine networks whose groups have one size each: groups of another size sum in another order.
 MODELS = [
     {
         "family": "softmax",
@@ -40,7 +40,7 @@ MODELS = [
 
 @pytest.fixture
 def table(tmp_path, monkeypatch):
-    """Trains the ensemble; returns the run, and its table of results without what takes time."""
+    """Train the ensemble; return the run's paths and its results without durations."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def train(name, seed=1, ranks=5, **parts):
@@ -81,7 +81,7 @@ ALL = tuple(product(POLICIES, (1, 2)))
     [(("global", 1), ("adaptive", 2)), pytest.param(ALL, marks=pytest.mark.long)],
     ids=len,
 )
-def test_no_schedule_changes_a_result_where_samples_are_kept(table, launches):
+def test_schedules_do_not_change_results_of_stored_samples(table, launches):
     """Each policy, with a GPU for each trainer, and with GPUs that two trainers share.
 
     The first run learns rates from training; the others begin with what it has learned.
@@ -99,7 +99,7 @@ def test_no_schedule_changes_a_result_where_samples_are_kept(table, launches):
         assert bool(events_of(paths.events, RatesEstimated)) == POLICIES[policy].needs_rates
         assert max_networks_per_gpu(paths.events) == slots
         orders.add(tuple(event.network for event in events_of(paths.events, GroupStarted)))
-    assert len(orders) > len(launches) // 2  # they did train in other orders
+    assert len(orders) > len(launches) // 2  # networks were trained in different orders
     assert tables == dict.fromkeys(launches, tables["global", 1])
 
 
@@ -122,8 +122,8 @@ def test_out_of_memory_network_is_trained_alone_next_time(table, monkeypatch):
 
 
 @pytest.mark.long
-def test_caches_change_no_result_of_own_epochs(table):
-    """Each trainer prepares what it trains on, decodes it once or in each epoch, alone or with help."""
+def test_schedules_with_any_cache_have_equal_results(table):
+    """Trainers prepare their samples, decoded once or repeatedly, alone or with preprocessors."""
     first = table("memory", schedule={"policy": "adaptive"})[1]
     for name, ranks, cache in (
         ("none", 5, "none"),

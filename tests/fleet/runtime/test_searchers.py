@@ -1,4 +1,4 @@
-"""The thread that calls searchers: it answers, it never blocks, and nobody waits for one that hangs."""
+"""The thread that calls searchers, without blocking and with a time limit."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from tests.fakes import Clock
 
 
 class Slow:
-    """Answers when it is let."""
+    """Answers once ``may_answer`` is set."""
 
     def __init__(self):
         self.may_answer = threading.Event()
@@ -36,7 +36,8 @@ class Slow:
 
 def await_answer(searchers):
     for _ in range(2000):
-        if (answer := searchers.poll_answer()) is not None:
+        answer = searchers.poll_answer()
+        if answer is not None:
             return answer
         time.sleep(0.005)
     raise AssertionError("no answer")
@@ -49,7 +50,7 @@ def slow():
     searcher.may_answer.set()
 
 
-def test_an_answer_is_heard_once_it_is_there(slow):
+def test_searchers_return_an_answer_once(slow):
     searchers = Searchers({"net": slow})
     searchers.consult("net", Ask(3))
     assert searchers.poll_answer() is None
@@ -61,7 +62,7 @@ def test_an_answer_is_heard_once_it_is_there(slow):
     searchers.close()
 
 
-def test_whatever_a_searcher_raises_is_said():
+def test_searchers_report_any_exception():
     searchers = Searchers({"net": Slow()})
     searchers.consult("net", Report(0, 1, 0.5))
     assert await_answer(searchers) == SearcherCallFailed(
@@ -81,7 +82,7 @@ def test_searchers_replace_a_hanging_thread(slow):
     searchers.close()
 
 
-def test_the_time_limit_is_of_each_call_of_a_replay(monkeypatch):
+def test_searchers_limit_the_time_of_each_replayed_call(monkeypatch):
     clock = Clock()
     monkeypatch.setattr("fleet.runtime.searchers.time", clock)
 
@@ -99,7 +100,7 @@ def test_the_time_limit_is_of_each_call_of_a_replay(monkeypatch):
     searchers.close()
 
 
-def test_another_answer_in_a_replay_is_told_of(slow):
+def test_searchers_report_a_differing_replayed_answer(slow):
     slow.may_answer.set()
     searchers = Searchers(
         {"net": slow},
@@ -116,15 +117,16 @@ def test_another_answer_in_a_replay_is_told_of(slow):
         Ask(2),
         {"width": 2},
         (
-            "a replayed answer differs: Ask(number=1) was answered by {'width': 7}, and now by {'width': 1}"
+            "a replayed answer differs: Ask(number=1) was answered by {'width': 7}, and now by "
+            "{'width': 1}"
         ),
     )
     searchers.consult("net", Ask(3))
-    assert await_answer(searchers).difference == ""  # they are heard again once
+    assert await_answer(searchers).difference == ""  # calls are replayed once
     searchers.close()
 
 
-def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
+def test_searchers_that_are_new_get_prior_trials_again(monkeypatch):
     entry = Entry(
         "net",
         Search(sampler="random", max_trials=9),
@@ -132,9 +134,9 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
         "maximize",
         "val_accuracy",
     )
-    results = [AddPriorTrial(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
+    trials = [AddPriorTrial(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
     monkeypatch.setattr(
-        warm_start, "read_prior_trials", lambda run, space, objectives: (results, {})
+        warm_start, "read_prior_trials", lambda run, space, objectives: (trials, {})
     )
     search, read = RunSearch(), EarlierRunRead("net", "runs/a", 1)
     search.add_earlier_run(EarlierRunRead("net", "runs/a", 2))
@@ -151,9 +153,7 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
         )
     assert read_earlier_run(entry, "runs/a", search, accepts_trials=True) == ([], None)
     search.start_searcher(SearcherStarted("net", {}, "space", is_another=True))
-    assert read_earlier_run(entry, "runs/a", search, accepts_trials=True) == (results, read)
+    assert read_earlier_run(entry, "runs/a", search, accepts_trials=True) == (trials, read)
     search.add_earlier_run(read)
-    assert read_earlier_run(entry, "runs/a", search, accepts_trials=True) == (
-        results,
-        None,
-    )  # killed before it was told
+    # killed before the searcher received the trials
+    assert read_earlier_run(entry, "runs/a", search, accepts_trials=True) == (trials, None)

@@ -1,4 +1,4 @@
-"""Which rank takes up which role, and what the ranks of a node share."""
+"""Roles of ranks in a session, and the memory that ranks of a node share."""
 
 import os
 from pathlib import Path
@@ -25,10 +25,10 @@ SCALED = ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]
 
 @pytest.fixture
 def launch(tmp_path, monkeypatch):
-    """Runs a small ensemble; returns what each rank ended with, and what was prepared for it."""
+    """Run a small ensemble; return the exit status of each rank and the prepared launch."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def run(node_of, watch=lambda one: None, **parts):
+    def run(node_of, watch=lambda session: None, **parts):
         path = write(
             tmp_path,
             **{
@@ -48,9 +48,9 @@ def launch(tmp_path, monkeypatch):
         statuses = {}
 
         def rank_main(world):
-            entry = Session(world, prepared, Interruption())
-            watch(entry)
-            statuses[world.rank] = entry.run()
+            rank_session = Session(world, prepared, Interruption())
+            watch(rank_session)
+            statuses[world.rank] = rank_session.run()
 
         assert Launch(len(node_of), seed=1).run(rank_main)
         return statuses, prepared
@@ -62,20 +62,18 @@ def launch(tmp_path, monkeypatch):
     ("node_of", "preparing", "training"),
     [([0], [], [0]), ([0, 0], [0], [1]), ([0, 0, 0, 1, 1], [0, 3], [1, 2, 4])],
 )
-def test_every_rank_takes_up_its_role_and_ends_well(
-    launch, monkeypatch, node_of, preparing, training
-):
-    took = {"Preprocessor": [], "Trainer": []}
-    for role in took:
+def test_session_runs_the_role_of_each_rank(launch, monkeypatch, node_of, preparing, training):
+    ranks_of = {"Preprocessor": [], "Trainer": []}
+    for role in ranks_of:
         kind = getattr(session, role)
         monkeypatch.setattr(
             session,
             role,
-            lambda world, *rest, kind=kind, role=role: took[role].append(world.rank)
-            or kind(world, *rest),
+            lambda world, *arguments, kind=kind, role=role: ranks_of[role].append(world.rank)
+            or kind(world, *arguments),
         )
     statuses, prepared = launch(node_of)
-    assert {name: sorted(ranks) for name, ranks in took.items()} == {
+    assert {name: sorted(ranks) for name, ranks in ranks_of.items()} == {
         "Preprocessor": preparing,
         "Trainer": training,
     }
@@ -83,25 +81,25 @@ def test_every_rank_takes_up_its_role_and_ends_well(
     assert prepared.paths.results.exists()
 
 
-def test_under_a_policy_without_a_stream_rank_0_only_coordinates(launch, monkeypatch):
-    monkeypatch.setattr(session, "Preprocessor", None)  # nobody may make one
+def test_session_without_stream_only_coordinates_on_rank_0(launch, monkeypatch):
+    monkeypatch.setattr(session, "Preprocessor", None)  # fails if a rank makes one
     statuses, _ = launch([0, 0, 0], schedule={"policy": "baseline"})
     assert set(statuses.values()) == {ExitStatus.OK}
 
 
-def test_when_nothing_is_left_no_engine_is_loaded(launch, monkeypatch):
+def test_session_loads_no_engine_after_all_networks_ended(launch, monkeypatch):
     assert set(launch([0, 0, 0])[0].values()) == {ExitStatus.OK}
-    monkeypatch.setattr(session, "make_engine", None)  # nobody may make one
+    monkeypatch.setattr(session, "make_engine", None)  # fails if a rank makes one
     assert set(launch([0, 0, 0])[0].values()) == {ExitStatus.OK}
 
 
-def test_a_trainer_without_work_loads_no_engine(launch, monkeypatch):
+def test_session_loads_no_engine_on_trainers_without_work(launch, monkeypatch):
     created, make = [], session.make_engine
     monkeypatch.setattr(
         session,
         "make_engine",
-        lambda spec, sample, rates, place, trainers, slot, pin: created.append(place)
-        or make(spec, sample, rates, place, trainers, slot),
+        lambda spec, sample, rates, index, trainers, slot, pin: created.append(index)
+        or make(spec, sample, rates, index, trainers, slot),
     )
     launch([0, 0, 0, 0], models=[{"family": "softmax", "gpus": 1}])
     assert created == [0]
@@ -109,31 +107,30 @@ def test_a_trainer_without_work_loads_no_engine(launch, monkeypatch):
 
 @pytest.mark.parametrize("data", [{"cache": "none"}, {"cache": "memory"}])
 def test_session_unlinks_shared_memory_once_mapped(launch, data):
-    named = {}
+    segments = {}
 
-    def watch(one):
-        map_memory = one._map_memory
+    def watch(session):
+        map_memory = session._map_memory
 
-        def map_and_look():
+        def map_and_list():
             map_memory()
-            shared = Path("/dev/shm").glob(f"{one._launch.paths.segment_name}*")
-            named[one._world.rank] = [path.name for path in shared]
+            shared = Path("/dev/shm").glob(f"{session._launch.paths.segment_name}*")
+            segments[session._world.rank] = [path.name for path in shared]
 
-        one._map_memory = map_and_look
+        session._map_memory = map_and_list
 
     statuses, prepared = launch(
         [0, 0, 0],
         watch,
         data={"source": "tests.sources:numbered", "path": "12", "transforms": SCALED, **data},
     )
-    assert (
-        named[0] == []
-    )  # the others may look a moment before rank 0, which leads the node, has unlinked it
+    # other ranks may list it just before rank 0, the node's leader, has unlinked it
+    assert segments[0] == []
     assert set(statuses.values()) == {ExitStatus.OK}
     assert len(events_of(prepared.paths.events, LaunchEnded)) == 1
 
 
-# ---- what becomes of decoded samples -----------------------------------------------------------
+# ---- decoded samples ---------------------------------------------------------------------------
 
 
 def slow_to_read(path):
@@ -151,7 +148,7 @@ def test_session_deletes_decoded_file_when_done(launch, tmp_path):
     }
     _, prepared = launch(
         [0, 0, 0],
-        lambda one: built.append(one._launch.paths.decoded.exists()),
+        lambda session: built.append(session._launch.paths.decoded.exists()),
         data=data,
         train={"stopping": {"max_epochs": 20}, "batch": {"size": 4}},
     )
@@ -181,12 +178,12 @@ def test_session_trainers_decode_own_samples_once(launch, tmp_path):
     )
     (chosen,) = events_of(prepared.paths.events, CacheChosen)
     assert (chosen.cache, chosen.shuffle) == ("memory", "network")
-    looked_at = 8
-    assert sum(part == "train" for part, _ in reads(folder)[0]) == looked_at + 12
+    probed = 8
+    assert sum(split == "train" for split, _ in reads(folder)[0]) == probed + 12
 
 
 def test_session_results_do_not_depend_on_stored_samples(launch, tmp_path):
-    def came_to(cache):
+    def scores(cache):
         data = {
             "source": "tests.sources:partly_bad",
             "path": "12",
@@ -205,11 +202,11 @@ def test_session_results_do_not_depend_on_stored_samples(launch, tmp_path):
         state = read_state(prepared.paths.last("a"), with_arrays=False)
         return [(record.loss, record.val_loss, record.samples) for record in state.history]
 
-    assert came_to("memory") == came_to("none")
+    assert scores("memory") == scores("none")
 
 
 def on_gpus(setup):
-    """An engine that registers memory of its own, too."""
+    """An engine that also registers its own memory."""
     setup.pin(bytearray(100))
     return NumpyEngine(setup.sample)
 
@@ -234,13 +231,12 @@ def test_session_registers_memory_copied_to_gpus(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     statuses, prepared = launch([0, 0, 0], **TWO_TRAINERS)
     assert set(statuses.values()) == {ExitStatus.OK}
-    request = driver.calls()
-    assert [number for subject, number in request if subject == "memory"].count(
-        100
-    ) == 2  # of each trainer, and its windows
-    assert len(request) > 4
+    calls = driver.calls()
+    # of each trainer, and its windows
+    assert [number for subject, number in calls if subject == "memory"].count(100) == 2
+    assert len(calls) > 4
     if gpus:
-        assert {number for subject, number in request if subject == "device"} == {0, 1}
+        assert {number for subject, number in calls if subject == "device"} == {0, 1}
     assert [event.warning for event in events_of(prepared.paths.events, NetworkWarned)] == (
         [] if warning is None else [f"copying samples to GPUs is slower: {warning}"]
     )
@@ -272,9 +268,9 @@ def test_session_binds_trainers_and_windows_near_gpus(launch, tmp_path, monkeypa
     monkeypatch.setattr(
         session,
         "Window",
-        lambda *given, kind=session.Window, **more: (
+        lambda *arguments, kind=session.Window, **options: (
             created.append(bound[-1]),
-            kind(*given, **more),
+            kind(*arguments, **options),
         )[1],
     )
     launch(
@@ -288,4 +284,4 @@ def test_session_binds_trainers_and_windows_near_gpus(launch, tmp_path, monkeypa
         },
     )
     assert created[0] == {2, 3}
-    assert bound.count({2, 3}) >= 1 + 2  # while windows are made, and of each trainer
+    assert bound.count({2, 3}) >= 1 + 2  # once for windows, and for each trainer

@@ -1,4 +1,4 @@
-"""Small public data of all sorts, learned from by a linear model: what is learned is known from elsewhere."""
+"""Linear models on small public data sets, with known results."""
 
 import csv
 import zlib
@@ -11,7 +11,7 @@ from fleet.storage.results import read_results
 from preprocess.base import RandomAccess
 from tests.fleet.runtime.runs import launch, write
 
-# Ten of the sea, ten of the kitchen
+# ten lines about the sea, ten about the kitchen
 LINES = """
 the boat left the harbour with the tide
 a gull followed the boat over the sea
@@ -38,8 +38,8 @@ salt and flour stood in the kitchen
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def learned(folder, data, rate, epochs):
-    """What a linear model has come to."""
+def train_linear_model(folder, data, rate, epochs):
+    """Train a linear model; return its row of results and the prepared launch."""
     status, prepared = launch(
         write(
             folder,
@@ -61,17 +61,17 @@ def learned(folder, data, rate, epochs):
 
 
 def test_diabetes_as_a_table(tmp_path):
-    """A linear model explains about half of the variance (Efron et al., Least Angle Regression, 2004)."""
-    matches = pytest.importorskip("sklearn.datasets").load_diabetes()
-    spread = matches.target.std()
+    """A linear model explains half of the variance (Efron et al., Least Angle Regression, 2004)."""
+    diabetes = pytest.importorskip("sklearn.datasets").load_diabetes()
+    deviation = diabetes.target.std()
     with open(tmp_path / "diabetes.csv", "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*matches.feature_names, "progression"])
+        writer.writerow([*diabetes.feature_names, "progression"])
         writer.writerows(
-            [*(20 * row), value / spread]
-            for row, value in zip(matches.data, matches.target, strict=True)
+            [*(20 * row), value / deviation]
+            for row, value in zip(diabetes.data, diabetes.target, strict=True)
         )
-    row, prepared = learned(
+    row, prepared = train_linear_model(
         tmp_path,
         {
             "source": "table",
@@ -89,9 +89,9 @@ def test_diabetes_as_a_table(tmp_path):
 
 
 def test_digits_as_arrays(tmp_path):
-    matches = pytest.importorskip("sklearn.datasets").load_digits()
-    np.savez(tmp_path / "digits.npz", x=matches.images.astype(np.float32) / 16, y=matches.target)
-    row, prepared = learned(
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    np.savez(tmp_path / "digits.npz", x=digits.images.astype(np.float32) / 16, y=digits.target)
+    row, prepared = train_linear_model(
         tmp_path,
         {
             "source": "npz",
@@ -108,7 +108,7 @@ def test_digits_as_arrays(tmp_path):
 
 
 class Lines(RandomAccess):
-    """Lines of text as counts of hashed words, (64,) float32; of the sea, or of the kitchen."""
+    """Lines of text as counts of hashed words, (64,) float32, of two classes."""
 
     classes = ("sea", "kitchen")
 
@@ -127,11 +127,13 @@ class Lines(RandomAccess):
 
 
 def lines(path):
-    """The last two of each kind are for validation."""
+    """Return training samples, and the last two of each class for validation."""
     return Lines([*range(8), *range(10, 18)]), Lines([8, 9, 18, 19])
 
 
 def test_twenty_lines_of_text_as_hashed_features(tmp_path):
-    row, prepared = learned(tmp_path, {"source": f"{__name__}:lines", "transforms": []}, 0.1, 30)
+    row, prepared = train_linear_model(
+        tmp_path, {"source": f"{__name__}:lines", "transforms": []}, 0.1, 30
+    )
     assert prepared.sample.image.shape == (64,)
     assert (row.accuracy, row.val_accuracy) == (1, 1)

@@ -1,4 +1,4 @@
-"""Whole runs whose networks standardize their inputs by what they train on."""
+"""Whole runs whose networks standardize their inputs."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def table(path, rows=60, more=0.0):
-    """A table with columns of very different sizes."""
+    """Write a table whose columns have very different scales."""
     random = np.random.default_rng(0)
     columns = random.normal(size=(rows, 3)) * [1, 1e-3, 1e3] + [0, 3, -1e4]
     lines = [f"{a},{b},{c},{a + 1e3 * (b - 3)}" for a, b, c in columns]
@@ -55,8 +55,8 @@ def write(
 
 def history(prepared, name="one"):
     return [
-        (entry.loss, entry.val_loss)
-        for entry in find_newest(prepared.paths, name, with_arrays=False).history
+        (record.loss, record.val_loss)
+        for record in find_newest(prepared.paths, name, with_arrays=False).history
     ]
 
 
@@ -74,7 +74,7 @@ def test_standardize_trains_on_any_column_scale(tmp_path):
     )
 
 
-def test_each_fold_has_the_means_of_what_it_trains_on(tmp_path):
+def test_standardize_uses_training_samples_of_each_fold(tmp_path):
     status, prepared = launch(write(tmp_path, folds=3), 1)
     assert status is ExitStatus.OK
     folds, source = prepared.folds, prepared.inputs.data.train
@@ -121,19 +121,19 @@ def test_standardize_values_are_kept_for_later_launches(tmp_path, monkeypatch):
 
 
 def test_standardize_values_hold_for_added_data_only(tmp_path):
-    def found(before, **output):
-        spec = load(write(tmp_path, **output))
+    def computed(before, **data):
+        spec = load(write(tmp_path, **data))
         return standardize(open_inputs(spec), spec, before)[1]
 
-    first = found({})
+    first = computed({})
     table(tmp_path / "table.csv", more=1e5)
-    assert found({}) != first
-    assert found(first) == first
-    for output in ({"standardize": {"standardize": {"per": "array"}}}, {"folds": 2}):
-        assert found(first, **output) == found({}, **output)
+    assert computed({}) != first
+    assert computed(first) == first
+    for data in ({"standardize": {"standardize": {"per": "array"}}}, {"folds": 2}):
+        assert computed(first, **data) == computed({}, **data)
 
 
-def test_a_look_at_the_data_finds_nothing_out(tmp_path):
+def test_standardize_computes_nothing_while_data_is_opened(tmp_path):
     opened = open_inputs(load(write(tmp_path, folds=2)))
     assert opened.sample.affine.mean == 0
     assert "each fold's training samples" in opened.data.remark

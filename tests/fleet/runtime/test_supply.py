@@ -1,4 +1,4 @@
-"""Whole runs on an input that turns out slow: plans come to know it."""
+"""Whole runs on slow input, which plans take into account."""
 
 import json
 
@@ -10,7 +10,7 @@ from fleet.storage.event_log import events_of
 from fleet.stream import filler
 from tests.fleet.runtime.runs import launch, write
 
-# By the file: one network that two devices make faster, and two that are slower than it.
+# One network that two devices make faster, and two slower networks.
 RATES = {
     "samples_per_epoch": 40,
     "gpus_per_node": 2,
@@ -22,7 +22,7 @@ RATES = {
 
 
 def test_supply_bounds_a_wide_network_on_slow_input(tmp_path, monkeypatch):
-    """Before the run the input seems fast; then each sample takes a millisecond at least, whatever the machine does."""
+    """The input seems fast before the run; then each sample takes at least a millisecond."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(Preprocessor, "_measure", lambda preprocessor: 1e6)
     monkeypatch.setattr(filler, "_BUSY_S", 0.02)
@@ -47,8 +47,8 @@ def test_supply_bounds_a_wide_network_on_slow_input(tmp_path, monkeypatch):
     assert (first.members, len(second.members)) == (("wide",), 2)
     started = events_of(prepared.paths.events, GroupStarted)
     assert [len(group.devices) for group in started[:3]] == [2, 1, 1]
-    results = events_of(prepared.paths.events, SupplyChanged)
-    assert 0 < results[0].supply_samples_per_s <= 1000
+    changes = events_of(prepared.paths.events, SupplyChanged)
+    assert 0 < changes[0].supply_samples_per_s <= 1000
     report = read_report(prepared.paths)
-    assert report.supply == results[-1]
+    assert report.supply == changes[-1]
     assert "no network gets devices that would only wait for it" in report.input_summary

@@ -13,14 +13,14 @@ PATIENCE_S = 0.05
 
 class World:
     def __init__(self):
-        self.did = threading.Event()
+        self.has_run_tasks = threading.Event()
 
     def run_background_tasks(self):
-        self.did.set()
+        self.has_run_tasks.set()
         return True
 
 
-class Asked:
+class Interruption:
     patience_s = PATIENCE_S
 
     def __init__(self, reason):
@@ -38,21 +38,24 @@ def watch(monkeypatch):
 
     def watch(reason, status=None):
         world, cut, cause = World(), threading.Event(), []
-        dog = Watchdog(
-            world, Asked(reason), lambda: status, lambda said: (cause.append(said), cut.set())
+        watchdog_thread = Watchdog(
+            world,
+            Interruption(reason),
+            lambda: status,
+            lambda message: (cause.append(message), cut.set()),
         )
-        started.append(dog)
-        dog.start()
+        started.append(watchdog_thread)
+        watchdog_thread.start()
         return world, cut, cause
 
     yield watch
-    for dog in started:
-        dog.stop()
+    for watchdog_thread in started:
+        watchdog_thread.stop()
 
 
 def test_watchdog_coordinates_then_ends_stuck_launch(watch):
     world, cut, reason = watch("the walltime is nearly over")
-    assert world.did.wait(10)
+    assert world.has_run_tasks.wait(10)
     assert cut.wait(10)
     assert "test_watchdog.py" in reason[0]
 
@@ -61,7 +64,7 @@ def test_watchdog_ends_launch_whose_ranks_do_not_leave(watch):
     assert watch("", ExitStatus.OK)[1].wait(10)
 
 
-def test_it_does_nothing_in_a_launch_that_goes_on(watch):
+def test_watchdog_does_nothing_while_the_launch_runs(watch):
     world, cut, _ = watch("")
     assert not cut.wait(0.5)
-    assert not world.did.is_set()
+    assert not world.has_run_tasks.is_set()

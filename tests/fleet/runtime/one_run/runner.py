@@ -164,7 +164,7 @@ class Runner:
                 ]
 
     def finish_interrupted(self, moments):
-        """Launches that are interrupted at these moments, and one that is not; all epochs are as of a single one."""
+        """Interrupt launches at these moments, finish the run, and check all epochs."""
         for moment in moments:
             assert self.launch(Interruption(moment)) in (ExitStatus.RESUMABLE, ExitStatus.OK)
         self._finish()

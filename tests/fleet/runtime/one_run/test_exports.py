@@ -1,4 +1,4 @@
-"""What whole runs export of their networks."""
+"""Exports of whole runs."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from tests.fleet.runtime.one_run.runner import Runner, cases, failing_once, few,
 
 
 class _Exporting(SoftmaxRegression):
-    """A network that leaves a file behind, as Keras' do."""
+    """A network that exports a file, as Keras networks do."""
 
     def export(self, arrays, path):
         path.write_text(str(sorted(arrays)))

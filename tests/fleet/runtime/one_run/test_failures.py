@@ -1,4 +1,4 @@
-"""Whole runs in which networks fail, for good or for a while."""
+"""Whole runs in which networks fail, permanently or temporarily."""
 
 import dataclasses
 import time
@@ -40,9 +40,7 @@ def test_failed_networks_are_rows_and_others_finish(folders, case):
     runner.check_epochs()
 
 
-@pytest.mark.parametrize(
-    "policy", ["global", "baseline"]
-)  # with baseline nothing is measured before
+@pytest.mark.parametrize("policy", ["global", "baseline"])  # baseline measures no rates before
 def test_retry_count_follows_spec_in_each_launch(folders, monkeypatch, policy):
     monkeypatch.setattr(networks, "_BACKOFF_S", 0.01)
     runner = shaky(folders(), failures=4, retries=2, policy=policy)

@@ -62,14 +62,14 @@ def test_folds_killed_run_resumes_from_checkpoints(folders, case, moments):
     "data", [{"cache": "none"}, {"order": "ring", "shards": 5}, {"cache": "memory"}]
 )
 def test_folds_network_equals_one_given_those_samples(folders, data):
-    """The data of the second run is the fold itself: what it trains on, and what it is judged by."""
+    """The data of the second run is one fold: its training and its validation samples."""
 
-    def spec(name, **more):  # each on a rank of its own from the first epoch of the stream on
+    def spec(name, **data):  # each network on its own rank from the first stream epoch on
         return {
             "seed": 5,
             "models": [{"family": "softmax", "name": name, "gpus": 1}],
             "resources": {"engine": "numpy", "preprocessors": 1},
-            "data": {"transforms": [{"scale": {"mean": 0.5, "std": 0.5}}], **more},
+            "data": {"transforms": [{"scale": {"mean": 0.5, "std": 0.5}}], **data},
             "train": {"batch": {"size": 7}, "stopping": {"max_epochs": 3}},
             "schedule": {"policy": "global"},
         }
@@ -85,7 +85,7 @@ def test_folds_network_equals_one_given_those_samples(folders, data):
         folders(),
     )
     assert runner.launch() is ExitStatus.OK
-    if "order" in data:  # which chunks were there decides the order of the samples
+    if "order" in data:  # the order of samples depends on the available chunks
         runner.check_epochs()
         return
     for fold in range(3):

@@ -1,4 +1,4 @@
-"""Whole runs that are interrupted, and go on."""
+"""Whole runs that are interrupted and resumed."""
 
 import time
 from collections import Counter
@@ -18,7 +18,7 @@ from tests.fleet.runtime.runs import Interruption, Signal
 
 
 class Hurry(Interruption):
-    """A walltime that is over as soon as anything has begun, and yet lets everything end that runs."""
+    """A walltime without time left for another epoch, in which running epochs finish."""
 
     def seconds_left(self):
         return 0.0
@@ -59,9 +59,9 @@ def test_resume_reads_each_line_and_checkpoint_once(folders, monkeypatch):
     read, start = Counter(), Coordinator.start
 
     def counted(function, kind):
-        def count(first, *rest):
+        def count(first, *arguments):
             read[kind(first)] += 1
-            return function(first, *rest)
+            return function(first, *arguments)
 
         return count
 
@@ -124,7 +124,7 @@ def test_interrupted_evaluation_is_repeated_without_training(folders, monkeypatc
     assert (state.history, state.position) == ((), 12)
     step = SoftmaxRegression.step
     monkeypatch.setattr(
-        SoftmaxRegression, "step", lambda *given: (steps.append(1), step(*given))[1]
+        SoftmaxRegression, "step", lambda *arguments: (steps.append(1), step(*arguments))[1]
     )
     assert runner.launch() is ExitStatus.OK
     assert len(steps) == 3 * gpus  # of the second epoch

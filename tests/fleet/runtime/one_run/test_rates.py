@@ -1,4 +1,4 @@
-"""What whole runs measure, learn and keep of rates."""
+"""Rates that whole runs measure, learn and store."""
 
 import json
 import time
@@ -12,6 +12,7 @@ from fleet.runtime.training.clocks import StepClock
 from fleet.storage.event_log import read_events
 from fleet.storage.rate_cache import RateBook, cache_path, read_cache
 from tests.fleet.runtime.one_run.runner import _write_cache, shaky
+from tests.refusals import refused
 
 
 def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch):
@@ -34,7 +35,7 @@ def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch
 
 @pytest.fixture
 def cached(folders, monkeypatch):
-    """A folder for a run, in which rates are kept."""
+    """A folder for a run with a rate cache."""
     folder = folders()
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     monkeypatch.setattr(RateBook, "write", _write_cache)
@@ -42,7 +43,7 @@ def cached(folders, monkeypatch):
 
 
 def rates_in(cache):
-    """Without what launches took beside steps."""
+    """Return the rates of a cache without overheads."""
     return [(key, sizes) for key, sizes in cache.items() if not key.startswith("beside steps")]
 
 
@@ -83,20 +84,20 @@ def test_cached_rate_has_age_and_is_corrected(cached, monkeypatch):
     corrected = read_cache(cache_path())[key][1]
     assert (corrected.how, corrected.rate) == ("trained", pytest.approx(4000))
 
-    runner.launch(fresh=True)  # what is near the truth is taken as it is
+    runner.launch(fresh=True)  # a cached rate that is correct is used unchanged
     assert runner.events(ev.RateMeasured) == []
     runner.launch(fresh=True, remeasure=True)
     assert (runner.events(ev.CachedRatesUsed), len(runner.events(ev.RateMeasured))) == ([], 1)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "why"),
+    ("schedule", "reason"),
     [
         ({"policy": "baseline"}, "the policy baseline does not use rates"),
         ({"rates": "x.json"}, "x.json"),
     ],
 )
-def test_remeasure_is_refused_where_nothing_is_measured(folders, schedule, why):
+def test_remeasure_is_refused_where_nothing_is_measured(folders, schedule, reason):
     folder = folders()
     (folder / "x.json").write_text(
         json.dumps(
@@ -114,5 +115,5 @@ def test_remeasure_is_refused_where_nothing_is_measured(folders, schedule, why):
     runner.path.write_text(
         yaml.safe_dump({**runner.case.content, "schedule": schedule, "output": str(folder / "run")})
     )
-    with pytest.raises(UserError, match=f"--remeasure: .*{why}; leave it out"):
+    with refused(UserError, "--remeasure", reason):
         runner.launch(remeasure=True)

@@ -18,7 +18,7 @@ from tests.fakes import Clock
 
 @pytest.fixture
 def now(monkeypatch):
-    """The time, which tests move on."""
+    """The time, which tests advance."""
     now = Clock(100.0)
     monkeypatch.setattr(clocks.time, "perf_counter", now)
     return now
@@ -26,20 +26,18 @@ def now(monkeypatch):
 
 def test_epoch_clock_adds_each_part_once(now):
     sources, writer = SimpleNamespace(waited_s=5.0), SimpleNamespace(blocked_s=7.0)
-    clock, state = (
-        EpochClock(sources, writer),
-        TrainingState({}, "i", seconds=10.0, waited_s=1.0),
-    )  # of an earlier launch
+    clock = EpochClock(sources, writer)
+    state = TrainingState({}, "i", seconds=10.0, waited_s=1.0)  # of an earlier launch
     now.now, sources.waited_s, writer.blocked_s = 103.0, 5.5, 7.25
     state = clock.add_elapsed(state)
     assert (state.seconds, state.waited_s) == (13.0, 1.5)
     now.now, sources.waited_s = 104.0, 5.75
     assert clock.add_elapsed(state).seconds == 14.0
-    assert clock.add_elapsed(state).seconds == 13.0  # nothing has passed since
-    assert clock.blocked_s == 0.25  # of the whole epoch, however often its seconds are noted
+    assert clock.add_elapsed(state).seconds == 13.0  # no time has passed
+    assert clock.blocked_s == 0.25  # of the whole epoch
 
 
-def test_another_epoch_begins_at_nothing(now):
+def test_epoch_clock_restarts_at_0(now):
     sources, writer = SimpleNamespace(waited_s=0.0), SimpleNamespace(blocked_s=0.0)
     clock = EpochClock(sources, writer)
     now.now, sources.waited_s, writer.blocked_s = 150.0, 20.0, 30.0
@@ -68,7 +66,7 @@ def test_pace_report_is_sent_once_a_second_or_less(now, ranks, moments, expected
     assert received == expected
 
 
-def test_the_first_step_of_a_group_is_told_at_once(now):
+def test_pace_report_of_first_step_is_sent_immediately(now):
     received, steps = [], StepClock()
     for position in (0, 10):  # two epochs
         report = PaceReport("net", position, steps)
@@ -134,19 +132,20 @@ def test_step_clock_ignores_shared_steps_of_one_turn():
 @given(st.integers(0, 10**6), st.integers(0, 1499), st.floats(1.0, 100.0))
 @settings(max_examples=examples(30), deadline=None)
 def test_step_clock_outlier_still_shows_sharing_curve(seed, outlier, times):
-    """A step takes 1 ms alone and 1.25 beside another network; a rate is told whenever there are more steps."""
+    """A step takes 1 ms alone and 1.25 ms with another network; rates are observed repeatedly."""
     sharing, noise = Sharing(), np.random.default_rng(seed).uniform(0.5, 1.5, 1500)
-    for shared_time, milliseconds in ((1, 1.0), (2, 1.25)):
+    for networks, milliseconds in ((1, 1.0), (2, 1.25)):
         clock = StepClock(warm_up=0, min_steps=10)
-        clock.set_networks_on_gpu(shared_time)
+        clock.set_networks_on_gpu(networks)
         for number, factor in enumerate(noise):
             clock.add(
                 8,
-                1e-3 * milliseconds * (times if number == outlier and shared_time == 2 else factor),
+                1e-3 * milliseconds * (times if number == outlier and networks == 2 else factor),
             )
-            if (news := clock.pop_rate()).rate:
-                sharing.observe(("a", 1), shared_time, news.rate, news.spread, news.steps)
+            rate = clock.pop_rate()
+            if rate.rate:
+                sharing.observe(("a", 1), networks, rate.rate, rate.spread, rate.steps)
                 assert len(sharing.curve) < 2 or sharing.curve[1] == pytest.approx(1.6, rel=0.25)
-        received = clock.rate  # at the end of the epoch
-        sharing.observe(("a", 1), shared_time, received.rate, received.spread, received.steps)
+        rate = clock.rate  # at the end of the epoch
+        sharing.observe(("a", 1), networks, rate.rate, rate.spread, rate.steps)
     assert sharing.curve == (1.0, pytest.approx(1.6, rel=0.25))

@@ -1,4 +1,4 @@
-"""A group judges a network together."""
+"""Evaluation of a network by its group."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ from tests.examples import examples
 from tests.fleet.one_process import Launch
 
 
-class Shared:
+class NumberedSamples:
     """Samples whose label is their number."""
 
     def __init__(self, samples):
@@ -30,39 +30,39 @@ class Shared:
             yield rows, rows
 
 
-class Judge:
-    """The loss of a sample is its number; fails at one of them."""
+class Network:
+    """A network whose loss of a sample is the sample's number; fails at one of them."""
 
     def __init__(self, fails_at=None):
         self._fails_at = fails_at
 
     def evaluate(self, images, labels):
         if self._fails_at in labels:
-            raise ValueError("this sample is beyond me")
+            raise ValueError("unusable sample")
         return StepTotals(float(labels.sum()), len(labels) / 2, len(labels))
 
 
-def training_of(group, judge):
+def training_of(group, network):
     return SimpleNamespace(
         group=group,
-        evaluate=judge.evaluate,
+        evaluate=network.evaluate,
         network=SimpleNamespace(train=SimpleNamespace(batch=Batch(2))),
     )
 
 
 @pytest.fixture(autouse=True)
-def _meet_after_each_batch(monkeypatch):
+def _check_after_each_batch(monkeypatch):
     monkeypatch.setattr(evaluation, "_CHECK_EVERY_S", 0.0)
 
 
-def judged(size, seed, samples, judge, ends=lambda: False):
-    """What each rank of a group gets."""
+def evaluated(size, seed, samples, network, ends=lambda: False):
+    """Return the result of each rank of a group."""
     results = {}
 
     def rank_main(world):
-        training = training_of(world.group(range(size), 1), judge)
+        training = training_of(world.group(range(size), 1), network)
         try:
-            results[world.rank] = evaluate(training, Shared(samples), ends)
+            results[world.rank] = evaluate(training, NumberedSamples(samples), ends)
         except TrainingFailed as failure:
             results[world.rank] = failure.reason
 
@@ -73,28 +73,30 @@ def judged(size, seed, samples, judge, ends=lambda: False):
 @settings(max_examples=examples(30), deadline=None)
 @given(st.integers(1, 4), st.integers(0, 20), st.integers(0, 99))
 def test_evaluate_gives_all_ranks_sums_over_all_samples(size, samples, seed):
-    all_of_them = StepTotals(float(sum(range(samples))), samples / 2, samples)
-    assert judged(size, seed, samples, Judge()) == [all_of_them] * size
+    totals = StepTotals(float(sum(range(samples))), samples / 2, samples)
+    assert evaluated(size, seed, samples, Network()) == [totals] * size
 
 
-def test_all_leave_off_together_when_the_run_ends():
-    request = []
-    assert (
-        judged(3, 0, 30, Judge(), ends=lambda: request.append(1) or len(request) == 3) == [None] * 3
-    )
-    assert len(request) == 3
+def test_evaluate_stops_on_all_ranks_when_the_run_ends():
+    calls = []
+
+    def ends():
+        calls.append(1)
+        return len(calls) == 3
+
+    assert evaluated(3, 0, 30, Network(), ends) == [None] * 3
+    assert len(calls) == 3
 
 
-def test_an_end_that_comes_when_all_is_judged_comes_too_late():
-    assert judged(1, 0, 2, Judge(), ends=lambda: True) == [
-        None
-    ]  # the batch was not known to be the last
-    assert judged(2, 0, 0, Judge(), ends=lambda: True) == [StepTotals()] * 2
+def test_evaluate_ignores_an_end_after_the_last_batch():
+    # it is not known yet that the batch is the last one
+    assert evaluated(1, 0, 2, Network(), ends=lambda: True) == [None]
+    assert evaluated(2, 0, 0, Network(), ends=lambda: True) == [StepTotals()] * 2
 
 
-def test_judging_that_fails_on_one_rank_fails_on_all():
-    assert judged(3, 0, 9, Judge(fails_at=8)) == ["ValueError: this sample is beyond me"] * 3
+def test_evaluate_failure_on_one_rank_fails_all():
+    assert evaluated(3, 0, 9, Network(fails_at=8)) == ["ValueError: unusable sample"] * 3
 
 
-def test_without_validation_data_nothing_is_judged():
+def test_evaluate_without_validation_data_returns_zeros():
     assert evaluate(None, None, lambda: True) == StepTotals()

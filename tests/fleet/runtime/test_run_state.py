@@ -1,4 +1,4 @@
-"""What a launch knows of its run after each event, beside what the log says: one state, however it comes about."""
+"""The state of a run in a launch equals the state replayed from its log, after each event."""
 
 import json
 from dataclasses import astuple
@@ -21,38 +21,38 @@ MODELS = [{"family": "softmax", "name": name} for name in "abc"]
 SEARCH = [{**ENTRY, "search": {"sampler": "random", "max_trials": 6, "max_concurrent": 3}}]
 
 
-class Beside:
-    """A view that compares the state of a launch with what the log says, after each event."""
+class ComparingView:
+    """A view that compares the state of a launch with the replayed log after each event."""
 
     def __init__(self, run, paths):
-        self.run, self.paths, self.seen = run, paths, 0
+        self.run, self.paths, self.event_count = run, paths, 0
 
     def on_event(self, event):
-        self.seen += 1
+        self.event_count += 1
         log = replay_log(read_run(self.paths), load(str(self.paths.spec)))
-        if not self.run.launch.has_begun:  # what is logged late is known before
+        if not self.run.launch.has_begun:  # first events are applied before they are logged
             return
-        # NaN is written as null, and read as another one.
-        assert repr(known(log)) == repr(known(self.run)), event
+        # repr, because NaN is written as null and read as another NaN
+        assert repr(statuses(log)) == repr(statuses(self.run)), event
         assert len(log.epochs) == len(self.run.epochs)
         assert [record[1:] for record in log.records] == [record[1:] for record in self.run.records]
-        own_rows, expected = self.run.launch, log.launch
-        assert (own_rows.rates, own_rows.rounds, own_rows.plans, own_rows.removed_devices) == (
-            expected.rates,
-            expected.rounds,
-            expected.plans,
-            expected.removed_devices,
+        launch, logged = self.run.launch, log.launch
+        assert (launch.rates, launch.rounds, launch.plans, launch.removed_devices) == (
+            logged.rates,
+            logged.rounds,
+            logged.plans,
+            logged.removed_devices,
         )
-        assert own_rows.checkpointing_s == pytest.approx(expected.checkpointing_s, abs=1e-4)
+        assert launch.checkpointing_s == pytest.approx(logged.checkpointing_s, abs=1e-4)
 
     def on_pace(self, *pace):
-        """Nothing is logged of that."""
+        """Do nothing: paces are not logged."""
 
     def close(self):
-        """Nothing is held."""
+        """Do nothing."""
 
 
-def known(run):
+def statuses(run):
     return {
         name: (
             astuple(network.status),
@@ -65,7 +65,7 @@ def known(run):
 
 
 @pytest.mark.parametrize(
-    ("models", "rest"),
+    ("models", "parts"),
     long_but_first(
         (SEARCH, {"prune": {"rule": "asha", "factor": 2}}),
         (
@@ -86,19 +86,19 @@ def known(run):
 )
 @pytest.mark.parametrize("turns", [60, 150])
 def test_log_state_equals_launch_state_after_every_event(
-    models, rest, turns, tmp_path, monkeypatch
+    models, parts, turns, tmp_path, monkeypatch
 ):
     views = []
 
     def make_view(run, plain):
-        views.append(Beside(run, RunPaths(tmp_path / "run")))
+        views.append(ComparingView(run, RunPaths(tmp_path / "run")))
         return views[-1]
 
     monkeypatch.setattr("fleet.runtime.rank_zero.make_view", make_view)
-    run = Run(tmp_path, {}, models=models, **rest)
+    run = Run(tmp_path, {}, models=models, **parts)
     while run.launch(turns=turns * (1 + run.seed)) is None:
         assert run.seed < 20
-    assert sum(view.seen for view in views) > 30
+    assert sum(view.event_count for view in views) > 30
 
 
 def test_log_finish_reason_of_killed_launch_is_added(

@@ -1,4 +1,4 @@
-"""What a rank takes a signal for."""
+"""Markers of ranks after signals."""
 
 import os
 import signal
@@ -18,7 +18,12 @@ from fleet.runtime.interrupt import Interruption
 from fleet.runtime.death_detector import DeathDetector
 from fleet.storage.paths import RunPaths
 
-world = SimpleNamespace(rank=1, host="node", is_fault_tolerant=sys.argv[2] == "outlives", allgather=lambda own: [own] * 2)
+world = SimpleNamespace(
+    rank=1,
+    host="node",
+    is_fault_tolerant=sys.argv[2] == "outlives",
+    allgather=lambda value: [value] * 2,
+)
 interruption = Interruption(None)
 interruption.watch()
 detector = DeathDetector(world, RunPaths(Path(sys.argv[1])))
@@ -53,20 +58,20 @@ def launcher(tmp_path):
         process.wait()
 
 
-def marks(tmp_path):
+def markers(tmp_path):
     return list(RunPaths(tmp_path).training.glob("*"))
 
 
-def test_the_death_of_the_launcher_is_laid_to_no_network(launcher, tmp_path):
+def test_death_of_the_launcher_is_blamed_on_no_network(launcher, tmp_path):
     process = launcher("ends")
-    assert marks(tmp_path)
+    assert markers(tmp_path)
     process.kill()
     until = time.monotonic() + 15
-    while marks(tmp_path) and time.monotonic() < until:
+    while markers(tmp_path) and time.monotonic() < until:
         time.sleep(0.02)
-    assert not marks(tmp_path)
+    assert not markers(tmp_path)
 
 
-def test_a_rank_that_others_outlive_leaves_no_mark(launcher, tmp_path):
+def test_death_of_a_fault_tolerant_rank_leaves_no_marker(launcher, tmp_path):
     launcher("outlives")
-    assert not marks(tmp_path)
+    assert not markers(tmp_path)

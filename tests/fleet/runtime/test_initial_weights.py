@@ -1,4 +1,4 @@
-"""A network that begins with weights of a file: what its history says, and what goes on without the file."""
+"""Initial weights from a file, and resuming without the file."""
 
 import numpy as np
 import pytest
@@ -13,21 +13,21 @@ from tests.fleet.runtime.runs import launch, write
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-class Beginning(SoftmaxRegression):
+class Pretrained(SoftmaxRegression):
     def load_pretrained(self, file, skip):
         if not file.is_file():
             raise SettingError(f"{file} is not there", "train", "start", "file")
         self._weights = np.load(file)
 
 
-class BeginningEngine(NumpyEngine):
+class PretrainedEngine(NumpyEngine):
     def build(self, network, group):
         plain = super().build(network, group)
-        return Beginning(network, group, plain._sample, plain._weights)
+        return Pretrained(network, group, plain._sample, plain._weights)
 
 
 ENGINE = EngineInfo(
-    "beginning", lambda setup: BeginningEngine(setup.sample), knows=Known(starts=True)
+    "pretrained", lambda setup: PretrainedEngine(setup.sample), knows=Known(starts=True)
 )
 
 
@@ -66,7 +66,7 @@ def test_history_names_initial_weights_file(tmp_path, monkeypatch):
     state = find_newest(prepared.paths, "a").state
     assert state.arrays["weights"] == pytest.approx(0.25, abs=1e-6)
     assert (
-        [entry.start for entry in state.history]
+        [record.start for record in state.history]
         == [before, "", ""]
-        == [entry.start for entry in read_history(prepared.paths.history("a"))]
+        == [record.start for record in read_history(prepared.paths.history("a"))]
     )

@@ -1,4 +1,4 @@
-"""A network comes to the same numbers alone and beside others, whatever becomes of decoded samples."""
+"""A network has the same results alone and with others, however samples are cached."""
 
 from itertools import pairwise
 
@@ -14,6 +14,7 @@ from fleet.spec import load
 from fleet.storage.checkpoint import find_newest
 from tests.fleet.runtime.runs import launch, write
 from tests.preprocess.samples import encode, pattern, smooth
+from tests.refusals import refused
 
 SIDE = 128
 ENTRIES = {
@@ -65,33 +66,33 @@ def spec(path, names, folder, cache="none", policy="adaptive", **data):
     )
 
 
-def fed(path, epoch=2):
-    """What networks are fed with, (name, part) -> inputs and targets: by way of the stream as by themselves."""
-    request = load(path)
-    inputs, results = open_inputs(request).keeping(request.data.cache), {}
-    if request.data.cache == "file":
-        inputs = decode(inputs, request, path.parent / "decoded.h5")
+def load_samples(path, epoch=2):
+    """Return (network, split) -> inputs and targets; check that stream and source agree."""
+    spec = load(path)
+    inputs, results = open_inputs(spec).keeping(spec.data.cache), {}
+    if spec.data.cache == "file":
+        inputs = decode(inputs, spec, path.parent / "decoded.h5")
     stream = InputPipeline(inputs.data, inputs.transforms, inputs.samples, 0)
-    for part in ("train", "validation"):
-        shared, is_training = stream.pipeline(part, request.seed), part == "train"
+    for split in ("train", "validation"):
+        shared, is_training = stream.pipeline(split, spec.seed), split == "train"
         rows = np.arange(shared.samples)
-        for network in request.networks:
-            feed = inputs.pipelines.get(network.pipeline, stream)
-            own_rows = feed.pipeline(part, request.seed)
-            results[network.name, part] = images, targets = _loaded(
-                own_rows, rows, epoch, is_training
+        for network in spec.networks:
+            input_pipeline = inputs.pipelines.get(network.pipeline, stream)
+            pipeline = input_pipeline.pipeline(split, spec.seed)
+            results[network.name, split] = images, targets = _loaded(
+                pipeline, rows, epoch, is_training
             )
-            if feed is stream or feed.matches_stream:
+            if input_pipeline is stream or input_pipeline.matches_stream:
                 continue
-            if request.data.cache == "memory" and is_training:
+            if spec.data.cache == "memory" and is_training:
                 stored = shared.empty_stored(len(rows))
                 assert not shared.load_stored(rows, *stored)
             else:
                 stored = _loaded(shared, rows, epoch, is_training)
-            finished = own_rows.empty(len(rows))
-            assert not own_rows.augment_stored(*stored, rows, epoch, *finished, is_training)
-            assert np.array_equal(finished[0], images)
-            assert np.array_equal(finished[1], targets)
+            augmented = pipeline.empty(len(rows))
+            assert not pipeline.augment_stored(*stored, rows, epoch, *augmented, is_training)
+            assert np.array_equal(augmented[0], images)
+            assert np.array_equal(augmented[1], targets)
     return results
 
 
@@ -117,13 +118,13 @@ def test_samples_equal_for_all_pipelines_and_caches(kind, size, decoder, tmp_pat
     together += [(names, cache) for names in pairwise([*ENTRIES, "small"]) for cache in CACHES]
     alone = {}
     for name in ENTRIES:
-        alone |= fed(spec(tmp_path / name, [name], folder))
+        alone |= load_samples(spec(tmp_path / name, [name], folder))
     for names, cache in [
         *(together if kind == "RGB" else ()),
         *((tuple(ENTRIES), cache) for cache in CACHES),
     ]:
         path = spec(tmp_path / "-".join([*names, cache]), names, folder, cache)
-        for key, (images, targets) in fed(path).items():
+        for key, (images, targets) in load_samples(path).items():
             assert np.array_equal(images, alone[key][0]), (names, cache, key)
             assert np.array_equal(targets, alone[key][1])
 
@@ -146,8 +147,9 @@ def test_image_is_decoded_once_per_size(tmp_path, monkeypatch):
     InputPipeline(inputs.data, inputs.transforms, inputs.samples, 0).pipeline("train", 5).prepare(0)
     assert sorted(sizes) == [16, 32, 128]
     assert inputs.data.remark.startswith(
-        "data: read once for all 4 networks, prepared for whole: decode; small: decode, resize; large: decode, "
-        "resize; cropped: decode, center_crop, resize; by network: whole: nothing more, 2 classes; "
+        "data: read once for all 4 networks, prepared for whole: decode; small: decode, resize; "
+        "large: decode, resize; cropped: decode, center_crop, resize; by network: whole: nothing "
+        "more, 2 classes; "
     )
 
 
@@ -158,28 +160,29 @@ def test_varying_sizes_before_random_transform_are_refused(tmp_path):
         ("none", "adaptive", "schedule.policy: baseline"),
         ("file", "baseline", "data.cache: none"),
     ):
-        with pytest.raises(
-            UserError, match=rf"models\[1\].data: .* add a resize or a crop; .* \({instead}\)"
-        ):
+        with refused(UserError, "models[1].data", "add a resize or a crop", instead):
             open_inputs(load(spec(tmp_path / cache, ["small", "random"], folder, cache, policy)))
 
 
 @pytest.mark.parametrize("names", [["large"], ["random"], ["small", "large", "random"]])
-def test_under_baseline_a_network_comes_to_one_result(names, tmp_path):
+def test_results_under_baseline_do_not_depend_on_the_cache(names, tmp_path):
     folder = photos(tmp_path / "photos")
     (folder / "a" / "broken.jpg").write_bytes(b"no image")
-    matches = {}
+    results = {}
     for cache in CACHES:
         path = spec(tmp_path / cache, names, folder, cache, "baseline")
         status, prepared = launch(path, 2)
         assert status is ExitStatus.OK
         for name in names:
             history = find_newest(prepared.paths, name, with_arrays=False).history
-            matches.setdefault(name, []).append(
-                [(entry.loss, entry.accuracy, entry.val_loss, entry.samples) for entry in history]
+            results.setdefault(name, []).append(
+                [
+                    (record.loss, record.accuracy, record.val_loss, record.samples)
+                    for record in history
+                ]
             )
     for name in names:
-        assert matches[name][0] == matches[name][1] == matches[name][2]
+        assert results[name][0] == results[name][1] == results[name][2]
 
 
 @pytest.mark.parametrize(

@@ -44,22 +44,21 @@ def test_quota_drops_old_checkpoints_and_can_be_raised(
     assert ended.prepared.paths.all_previous() == []
 
 
-@pytest.mark.parametrize("where", [0, 100, -1], ids=["head", "record", "arrays"])
-def test_finished_network_with_damaged_checkpoint_stays(folders, where):
+@pytest.mark.parametrize("position", [0, 100, -1], ids=["head", "record", "arrays"])
+def test_finished_network_with_damaged_checkpoint_stays(folders, position):
     runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
     assert runner.launch() is ExitStatus.OK
     before, row = runner.history("n0"), str(runner.results()["n0"])
     path = runner.prepared.paths.last("n0")
     content = bytearray(path.read_bytes())
-    content[where] ^= 1
+    content[position] ^= 1
     path.write_bytes(content)
     assert runner.launch() is ExitStatus.OK
     assert (runner.history("n0"), str(runner.results()["n0"])) == (before, row)
     assert len(runner.events(ev.EpochEnded)) == 3
-    # Nobody reads the arrays.
-    assert [event.finished for event in runner.events(ev.NetworkRolledBack)] == [True] * (
-        where != -1
-    )
+    # The arrays are not read.
+    is_noticed = position != -1
+    assert [event.finished for event in runner.events(ev.NetworkRolledBack)] == [True] * is_noticed
 
 
 def test_deleted_checkpoint_is_reported_with_resume_epoch(folders, monkeypatch, capsys):
@@ -68,11 +67,11 @@ def test_deleted_checkpoint_is_reported_with_resume_epoch(folders, monkeypatch, 
         SoftmaxRegression,
         "step",
         counting(SoftmaxRegression.step, {2 * 3 + 1: lambda: setattr(signal, "has_come", True)}),
-    )  # in the third epoch, and two are saved
+    )  # in the third epoch, when two are saved
     runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
     assert runner.launch(signal) is ExitStatus.RESUMABLE
     runner.prepared.paths.last("n0").unlink()
-    runner.forget_what_was_not_saved()
+    runner.forget_unsaved_rows()
     remaining = len(runner.history("n0"))
     assert runner.launch() is ExitStatus.OK
     (event,) = runner.events(ev.NetworkRolledBack)
@@ -141,7 +140,7 @@ def test_damaged_checkpoints_fall_back_to_whole_ones(folders, case, launches):
                 content = bytearray(path.read_bytes())
                 content[int(share * (len(content) - 1))] ^= 1
                 path.write_bytes(content)
-        runner.forget_what_was_not_saved()
+        runner.forget_unsaved_rows()
     assert runner.launch() is ExitStatus.OK
     runner.check_epochs()
     for name, row in runner.results().items():

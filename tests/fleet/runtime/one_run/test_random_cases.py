@@ -16,7 +16,7 @@ from tests.fleet.runtime.one_run.runner import Case, Runner, cases, few
 
 @few
 @given(cases())
-def test_every_network_is_trained_to_its_end_as_if_it_were_alone(folders, case):
+def test_networks_train_to_their_end_as_if_alone(folders, case):
     runner = Runner(case, folders())
     assert runner.launch() is ExitStatus.OK
     assert {row.status for row in runner.results().values()} == {Status.FINISHED}
@@ -31,7 +31,7 @@ def test_every_network_is_trained_to_its_end_as_if_it_were_alone(folders, case):
     ids=["whole", "folds"],
 )
 def test_ring_resumed_network_waits_for_no_earlier_chunk(folders, monkeypatch, data):
-    """It chooses before the preprocessors have begun, and would take any shard of any production."""
+    """It chooses a chunk before the preprocessors have begun; any shard would be useful."""
     content = {
         "models": [{"family": "softmax", "name": "old"}],
         "data": {
@@ -53,7 +53,8 @@ def test_ring_resumed_network_waits_for_no_earlier_chunk(folders, monkeypatch, d
     step, chosen = WindowFiller.step, []
 
     def late(filler):
-        if not chosen and (chunk := filler._window.fastest_reader()) is not None:
+        chunk = filler._window.fastest_reader()
+        if not chosen and chunk is not None:
             chosen.append(chunk)
         return step(filler) if chosen else False
 
@@ -70,8 +71,8 @@ from scheduler.base import Member, Round
 def policy(rates, progress, cluster, options):
     if progress.epochs_done and FAILS:
         raise LookupError("no plan")
-    left = [network.name for network in rates.models if network.name not in progress.finished]
-    return Round(tuple(Member(name, (device,)) for name, device in zip(left, cluster.devices)))
+    names = [network.name for network in rates.models if network.name not in progress.finished]
+    return Round(tuple(Member(name, (device,)) for name, device in zip(names, cluster.devices)))
 """
 
 

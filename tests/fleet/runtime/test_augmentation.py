@@ -1,4 +1,4 @@
-"""Whole runs whose samples are finished on the device: what their hosts would have come to."""
+"""Whole runs whose samples are augmented on the device; results equal those on the host."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from fleet.spec import load
 from fleet.storage.checkpoint import find_newest
 from preprocess.transforms.on_device import OnDevice
 from tests.fleet.runtime.runs import launch, write
-from tests.fleet.runtime.test_alike import photos
+from tests.fleet.runtime.test_cached_samples import photos
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -47,7 +47,7 @@ def spec(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "settings",
     [
         {"cache": "none"},
         {"cache": "memory"},
@@ -66,29 +66,30 @@ def spec(
     ],
     ids=str,
 )
-def test_a_host_replays_what_devices_have_done(said, tmp_path):
+def test_augmentation_on_device_equals_replay_on_host(settings, tmp_path):
     folder = photos(tmp_path / "photos", size=(24, 20), count=16)
     (folder / "a" / "broken.jpg").write_bytes(b"no image")
-    models = said.pop("models", [{}, {"gpus": 2}])
-    status, existing = launch(spec(tmp_path / "device", folder, "device", models=models, **said), 3)
+    models = settings.pop("models", [{}, {"gpus": 2}])
+    path = spec(tmp_path / "device", folder, "device", models=models, **settings)
+    status, on_device = launch(path, 3)
     assert status is ExitStatus.OK
-    for network in existing.spec.networks:
-        status, current = launch(
-            spec(tmp_path / network.name, folder, "host", models=models, **said),
+    for network in on_device.spec.networks:
+        status, on_host = launch(
+            spec(tmp_path / network.name, folder, "host", models=models, **settings),
             3,
-            replay=str(existing.paths.root),
+            replay=str(on_device.paths.root),
             only=network.name,
         )
         assert status is ExitStatus.OK
         histories = [
-            find_newest(entry.paths, network.name, with_arrays=False).history
-            for entry in (existing, current)
+            find_newest(prepared.paths, network.name, with_arrays=False).history
+            for prepared in (on_device, on_host)
         ]
         assert len(histories[0]) == 3
         assert largest_difference(*histories) == 0
 
 
-def test_a_run_goes_on_where_samples_are_finished_elsewhere(tmp_path):
+def test_augmentation_may_move_between_host_and_device(tmp_path):
     folder = photos(tmp_path / "photos", size=(24, 20), count=16)
     status, complete = launch(spec(tmp_path / "whole", folder, "host", cache="memory"), 2)
     assert status is ExitStatus.OK
@@ -112,14 +113,14 @@ def test_a_run_goes_on_where_samples_are_finished_elsewhere(tmp_path):
 @pytest.mark.parametrize(
     ("transforms", "shared"), [([*BEFORE, *FINISH], False), ([*BEFORE, JITTER, *FINISH], True)]
 )
-def test_what_is_drawn_for_the_device_alone_is_not_kept(transforms, shared, tmp_path):
+def test_augmentation_epochs_are_not_kept_for_the_device(transforms, shared, tmp_path):
     folder = photos(tmp_path / "photos", size=(24, 20))
     for finish, is_kept in (("host", True), ("device", shared)):
         _, prepared = launch(spec(tmp_path / finish, folder, finish, transforms, cache="memory"), 2)
         assert bool(prepared.augmented_epochs) == is_kept
 
 
-def test_what_is_done_where_is_said(tmp_path):
+def test_augmentation_on_device_is_described(tmp_path):
     folder = photos(tmp_path / "photos", size=(24, 20))
     opened = open_inputs(load(spec(tmp_path, folder, "device")))
     assert opened.data.remark == (
@@ -130,7 +131,7 @@ def test_what_is_done_where_is_said(tmp_path):
     assert open_inputs(load(spec(tmp_path, folder, "host"))).data.remark == ""
 
 
-def test_a_device_that_would_have_nothing_to_do_is_a_mistake(tmp_path):
+def test_augmentation_on_device_needs_a_transform_for_it(tmp_path):
     for transforms, last in (
         ([*BEFORE, *FINISH, JITTER, "scale"], "color_jitter"),
         (["scale"], "nothing"),

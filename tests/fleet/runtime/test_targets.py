@@ -1,4 +1,4 @@
-"""Whole runs, all ranks in one process, on targets of every kind."""
+"""Whole runs on targets of every kind."""
 
 import csv
 import math
@@ -22,8 +22,8 @@ KINDS = ("class", "weighted", "multilabel", "value", "mask")
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-class Made(RandomAccess):
-    """Small images of float32 whose targets follow from their pixels; one cannot be read."""
+class SyntheticImages(RandomAccess):
+    """Small float32 images whose targets are functions of their pixels; some cannot be read."""
 
     def __init__(self, kind, count, seed, bad=()):
         random = np.random.default_rng(seed)
@@ -59,9 +59,9 @@ class Made(RandomAccess):
         return f"sample {index}"
 
 
-def made(path):
-    """A kind of target: samples for training and for validation."""
-    return Made(path, 50, 1, bad=(7,)), Made(path, 20, 2)
+def synthetic_images(path):
+    """Return training and validation samples with targets of a kind."""
+    return SyntheticImages(path, 50, 1, bad=(7,)), SyntheticImages(path, 20, 2)
 
 
 def write(folder, kind, models=None, data=None, **train):
@@ -70,7 +70,7 @@ def write(folder, kind, models=None, data=None, **train):
         models or (),
         profile={"batches": 4, "timed": 2, "max_gpus": 2},
         data={
-            "source": f"{__name__}:made",
+            "source": f"{__name__}:synthetic_images",
             "path": kind,
             "validation": None,
             "transforms": [],
@@ -99,7 +99,7 @@ def run(folder, kind, ranks, **train):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_groups_of_one_two_and_three_come_to_the_same(kind, tmp_path):
+def test_targets_give_equal_results_on_1_to_3_gpus(kind, tmp_path):
     train = {"metrics": ["mae"]} if kind == "value" else {}
     alone = run(tmp_path / "1", kind, 2, **train)
     assert alone[-1].loss < alone[0].loss
@@ -111,7 +111,7 @@ def test_groups_of_one_two_and_three_come_to_the_same(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["value", "mask"])
-def test_a_run_that_was_interrupted_ends_as_one_that_was_not(kind, tmp_path):
+def test_targets_give_equal_results_after_interruptions(kind, tmp_path):
     complete = run(tmp_path / "whole", kind, 3, batch={"size": 3})
     path = write(
         tmp_path / "parts",
@@ -124,7 +124,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["value", "mask"])
-def test_a_replay_gives_the_same_numbers(kind, tmp_path):
+def test_targets_are_replayed_with_equal_results(kind, tmp_path):
     path = write(tmp_path / "first", kind, metrics=["mae"] if kind == "value" else [])
     _, first = launch(path, 2)
     _, again = launch(path, 2, replay=str(first.paths.root), only="one")
@@ -135,7 +135,7 @@ def test_a_replay_gives_the_same_numbers(kind, tmp_path):
 
 
 @pytest.mark.parametrize("cache", ["memory", "none"])
-def test_masks_may_be_kept_in_memory(cache, tmp_path):
+def test_targets_that_are_masks_may_be_cached_in_memory(cache, tmp_path):
     path = write(
         tmp_path / cache,
         "mask",
@@ -202,19 +202,19 @@ def test_any_metric_may_be_monitored(tmp_path):
 def test_diverged_network_fails_and_is_not_best(tmp_path, epochs):
     models = [
         {"family": "softmax", "name": name, "train": {"optimizer": {"learning_rate": rate}}}
-        for name, rate in (("good", 0.01), ("lost", 200.0))
+        for name, rate in (("good", 0.01), ("diverged", 200.0))
     ]
     path = write(tmp_path, "value", models, stopping={"max_epochs": epochs})
     status, prepared = launch(path, 2)
     assert status is ExitStatus.NETWORK_FAILED
-    good, dead_ranks = read_results(prepared.paths.root)
+    good, diverged = read_results(prepared.paths.root)
     assert (good.name, str(good.status)) == ("good", "finished")
-    assert (dead_ranks.name, str(dead_ranks.status)) == ("lost", "failed")
-    assert dead_ranks.reason.startswith("diverged: the loss became ")
-    assert launch(path, 2)[0] is ExitStatus.NETWORK_FAILED  # and it is not tried again
+    assert (diverged.name, str(diverged.status)) == ("diverged", "failed")
+    assert diverged.reason.startswith("diverged: the loss became ")
+    assert launch(path, 2)[0] is ExitStatus.NETWORK_FAILED  # it is not tried again
 
 
-def test_classes_have_the_same_table_as_ever(tmp_path):
+def test_targets_that_are_classes_keep_their_table(tmp_path):
     _, prepared = launch(write(tmp_path, "class"), 2)
     header = prepared.paths.results.read_text().splitlines()[0]
     assert header == (
@@ -225,7 +225,7 @@ def test_classes_have_the_same_table_as_ever(tmp_path):
     assert "metrics" not in prepared.paths.history("one").read_text()
 
 
-# Of the commit before there were targets of other kinds: loss, accuracy, val_loss and val_accuracy of each epoch.
+# Recorded before targets of other kinds: loss, accuracy, val_loss and val_accuracy of each epoch.
 BEFORE = (
     (2.3766086162524402, 0.1031562740569669, 2.437821131965179, 0.07323943661971831),
     (2.424056794131314, 0.09545804464973057, 2.3915757431312237, 0.05352112676056338),
@@ -235,7 +235,7 @@ BEFORE_TEST = (2.4584595596248535, 0.11888111888111888)
 
 
 def test_class_results_equal_recorded_ones(tmp_path):
-    pytest.importorskip("sklearn")  # whose digits they are
+    pytest.importorskip("sklearn")  # has the digits
     _, prepared = launch(
         write_spec(
             tmp_path,
@@ -271,7 +271,7 @@ def test_class_results_equal_recorded_ones(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["class", "mask"])
-def test_weights_of_classes_of_images_or_pixels_may_be_balanced(kind, tmp_path):
+def test_class_weights_may_be_balanced_for_images_and_pixels(kind, tmp_path):
     _, prepared = launch(write(tmp_path, kind, class_weights="balanced"), 2)
     source = prepared.inputs.data.train
     counts = np.bincount(
@@ -294,7 +294,7 @@ def test_metrics_are_computed_on_the_test_data_too(tmp_path):
     assert 0 < row.metrics["test_mae"] < 2 * row.metrics["val_mae"]
     assert "test mae" in leaderboard([row])[0]
     before = prepared.paths.results.read_text()
-    _, again = launch(path, 2)  # nothing is left to do, and nothing is forgotten
+    _, again = launch(path, 2)  # everything has finished, and results are kept
     assert again.paths.results.read_text() == before
 
 
@@ -319,7 +319,7 @@ def test_metrics_are_computed_on_the_test_data_too(tmp_path):
         ),
     ],
 )
-def test_what_does_not_fit_the_targets_is_refused(kind, train, complaint, tmp_path):
+def test_targets_refuse_unfit_settings(kind, train, complaint, tmp_path):
     with pytest.raises(UserError, match=complaint):
         prepare(str(write(tmp_path, kind, **train)), [0, 0], None)
 
@@ -338,7 +338,7 @@ def test_mask_refuses_family_with_one_output_per_image(tmp_path):
         prepare(str(path), [0, 0], None)
 
 
-def test_a_spec_says_what_the_labels_of_a_source_are(tmp_path):
+def test_targets_of_plain_labels_are_set_by_the_spec(tmp_path):
     path = write(tmp_path, "class", data={"target": "value"})
     _, prepared = launch(path, 2)
     assert (prepared.sample.target.kind, prepared.sample.classes) == ("value", 1)

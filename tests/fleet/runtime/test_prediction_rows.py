@@ -1,4 +1,4 @@
-"""What finished networks have kept is joined with the rows of a table."""
+"""Saved predictions of finished networks, joined with the rows of a table."""
 
 import csv
 
@@ -24,7 +24,7 @@ def features():
 
 @pytest.fixture
 def table(tmp_path, features):
-    """A table whose target is another one in each row."""
+    """A table whose targets differ in each row."""
 
     def write(name, rows=range(ROWS), parts=None):
         with open(tmp_path / name, "w", newline="") as file:
@@ -39,8 +39,8 @@ def table(tmp_path, features):
     return write
 
 
-def kept(folder, data, ranks=2, cache="none"):
-    """The arrays of each network and part, by name."""
+def run_predictions(folder, data, ranks=2, cache="none"):
+    """Run a launch; return the saved arrays by network and split, and the prepared launch."""
     path = write(
         folder,
         [{"family": "softmax", "name": "net"}],
@@ -59,7 +59,7 @@ def kept(folder, data, ranks=2, cache="none"):
 
 
 def by_hand(prepared, name, features):
-    """What a network gives, as it is exported."""
+    """Return the outputs of an exported network."""
     network = prepared.spec.by_name[name]
     trainable = NumpyEngine(prepared.sample).build(network, SingleRankGroup())
     trainable.load(find_best(prepared.paths, name, network.train.stopping, "best").state.arrays)
@@ -69,19 +69,22 @@ def by_hand(prepared, name, features):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "cache", "more"), [(1, "memory", {}), (3, "none", {}), (2, "none", {"test": 0.2})]
+    ("ranks", "cache", "data"), [(1, "memory", {}), (3, "none", {}), (2, "none", {"test": 0.2})]
 )
 def test_rows_of_folds_join_predictions_with_the_table(
-    tmp_path, table, features, ranks, cache, more
+    tmp_path, table, features, ranks, cache, data
 ):
-    matches, prepared = kept(tmp_path, {"path": table("t.csv"), "folds": 3, **more}, ranks, cache)
-    parts = {name: arrays for (name, part), arrays in matches.items() if part == "validation"}
-    assert len(parts) == 3
-    rows = np.concatenate([arrays["rows"] for arrays in parts.values()])
-    tested = matches["net-fold0", "test"]["rows"] if more else []
+    data = {"path": table("t.csv"), "folds": 3, **data}
+    predictions, prepared = run_predictions(tmp_path, data, ranks, cache)
+    by_fold = {
+        name: arrays for (name, split), arrays in predictions.items() if split == "validation"
+    }
+    assert len(by_fold) == 3
+    rows = np.concatenate([arrays["rows"] for arrays in by_fold.values()])
+    tested = predictions["net-fold0", "test"]["rows"] if "test" in data else []
     assert sorted([*rows, *tested]) == list(range(ROWS))
-    assert len(tested) > 0 or not more
-    for name, arrays in parts.items():
+    assert len(tested) > 0 or "test" not in data
+    for name, arrays in by_fold.items():
         assert set(arrays) == {"outputs", "targets", "weights", "rows"}
         assert arrays["targets"].ravel().tolist() == [row + 0.5 for row in arrays["rows"]]
         np.testing.assert_allclose(
@@ -89,18 +92,20 @@ def test_rows_of_folds_join_predictions_with_the_table(
         )
 
 
-def test_rows_are_those_of_the_file_that_holds_the_part(tmp_path, table):
+def test_rows_are_those_of_the_file_of_the_split(tmp_path, table):
     def part(row):
         return ("train", "validation", "test")[row % 3]
 
-    results, _ = kept(tmp_path, {"path": table("t.csv", parts=part), "options": {"split": "part"}})
+    results, _ = run_predictions(
+        tmp_path, {"path": table("t.csv", parts=part), "options": {"split": "part"}}
+    )
     assert results["net", "validation"]["rows"].tolist() == list(range(1, ROWS, 3))
     assert results["net", "test"]["rows"].tolist() == list(range(2, ROWS, 3))
 
 
 def test_rows_of_other_data_and_shares_fit_their_table(tmp_path, table):
     held_out = table("v.csv", range(40, ROWS))
-    results, _ = kept(
+    results, _ = run_predictions(
         tmp_path, {"path": table("t.csv", range(40)), "validation": held_out, "test": 0.25}
     )
     assert results["net", "validation"]["rows"].tolist() == list(range(ROWS - 40))
@@ -109,12 +114,12 @@ def test_rows_of_other_data_and_shares_fit_their_table(tmp_path, table):
     assert len(tested["rows"]) >= 10
 
 
-def test_the_run_keeps_what_its_table_was(tmp_path, table):
-    _, prepared = kept(
+def test_rows_columns_of_the_table_are_saved(tmp_path, table):
+    _, prepared = run_predictions(
         tmp_path, {"path": table("t.csv"), "folds": 2, "test": 0.2, "target": "value"}
     )
-    kept_of_it = read_columns(prepared.paths)
-    assert (kept_of_it.inputs, kept_of_it.targets, kept_of_it.is_paths) == (
+    columns = read_columns(prepared.paths)
+    assert (columns.inputs, columns.targets, columns.is_paths) == (
         ("a", "b", "c"),
         ("target",),
         False,

@@ -1,4 +1,4 @@
-"""What comes through the mailbox is logged, done and answered, each once."""
+"""Commands of users are logged, carried out and answered, each once."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ from tests.fleet.histories import come_to, results_of, spec
 
 
 class Admission:
-    """Knows of each entry how many networks it has; those that have come are in the results."""
+    """Admits the networks of entries, whose number is their ``count``."""
 
     def __init__(self, results):
         self._results = results
@@ -37,25 +37,25 @@ class Admission:
         return network.name
 
 
-class Office:
-    """A clerk, and all that it has said, in order."""
+class Handled:
+    """A command handler, with its events and inputs for the controller in order."""
 
     def __init__(self, folder, earlier=()):
-        self.mailbox, self.said, self.goes_on = CommandQueue(folder / "mailbox"), [], True
+        self.mailbox, self.outputs, self.is_running = CommandQueue(folder / "mailbox"), [], True
         self.results = results_of(spec({"family": "softmax", "name": "a"}), RunPaths(folder))
-        self.clerk = CommandHandler(
+        self.handler = CommandHandler(
             self.mailbox, self.results, Admission(self.results), earlier, clock=lambda: 0.0
         )
 
     def handle_commands(self):
-        self.clerk._checked_s = -1.0
-        return self.clerk.handle_commands(
-            self.said.append, self.said.append, lambda: self.goes_on, self.offer
+        self.handler._checked_s = -1.0
+        return self.handler.handle_commands(
+            self.outputs.append, self.outputs.append, lambda: self.is_running, self.offer
         )
 
     def offer(self, nodes, within_s):
         if nodes > 1:
-            raise UserError("one node can be given back")
+            raise UserError("one node can be released")
         return NodeOffer((3,), ("n4",), {"a": "app"})
 
     def answer(self, **content):
@@ -65,26 +65,26 @@ class Office:
 
 
 @pytest.fixture
-def office(tmp_path):
-    return Office(tmp_path)
+def handled(tmp_path):
+    return Handled(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("do", "verdict"), [("stop", Verdict.STOP), ("pause", Verdict.PAUSE), ("resume", Verdict.GO_ON)]
 )
-def test_a_wish_for_a_network_is_logged_before_it_is_heard(office, do, verdict):
-    assert office.answer(do=do, network="a") == {"networks": ["a"]}
-    event, received = office.said
+def test_command_for_a_network_is_logged_before_it_acts(handled, do, verdict):
+    assert handled.answer(do=do, network="a") == {"networks": ["a"]}
+    event, received = handled.outputs
     assert (event.do, event.networks, received) == (do, ("a",), NetworkCommand("a", verdict))
-    assert not office.handle_commands()
+    assert not handled.handle_commands()
 
 
-def test_command_add_is_logged_before_networks_come(office):
-    assert office.answer(do="add", entry={"family": "cnn", "count": 2}) == {
+def test_command_add_is_logged_before_networks_come(handled):
+    assert handled.answer(do="add", entry={"family": "cnn", "count": 2}) == {
         "networks": ["new-0", "new-1"]
     }
-    assert office.said[0].given == {"family": "cnn", "count": 2, "name": "new"}
-    assert (office.said[0].place, office.said[1:]) == (3, ["new-0", "new-1"])
+    assert handled.outputs[0].given == {"family": "cnn", "count": 2, "name": "new"}
+    assert (handled.outputs[0].place, handled.outputs[1:]) == (3, ["new-0", "new-1"])
 
 
 @pytest.mark.parametrize(
@@ -102,32 +102,32 @@ def test_command_add_is_logged_before_networks_come(office):
         ({}, "unknown command"),
     ],
 )
-def test_command_invalid_is_answered_with_reason(office, content, wrong):
-    assert wrong in office.answer(**content)["error"]
-    assert office.said == []
+def test_command_invalid_is_answered_with_reason(handled, content, wrong):
+    assert wrong in handled.answer(**content)["error"]
+    assert handled.outputs == []
 
 
-def test_command_release_is_logged_before_nodes_are_released(office):
-    answer = office.answer(do="yield", nodes=1, within_s=60)
-    event, inputs = office.said
+def test_command_release_is_logged_before_nodes_are_released(handled):
+    answer = handled.answer(do="yield", nodes=1, within_s=60)
+    event, inputs = handled.outputs
     assert answer == {"networks": ["a"], **event.given}
     assert event.given == {"nodes": [3], "hosts": ["n4"], "within_s": 60, "ways": {"a": "app"}}
-    assert inputs == NodesRequested(event.command, office.offer(1, 60.0))
+    assert inputs == NodesRequested(event.command, handled.offer(1, 60.0))
 
 
-def test_a_launch_that_has_ended_has_given_its_nodes_back(tmp_path):
-    office = Office(tmp_path)
-    name = office.mailbox.put({"do": "yield", "nodes": 1, "within_s": 60})
-    late = Office(tmp_path, [CommandReceived(name, "yield", ("a",), {"hosts": ["n4"]})])
+def test_command_release_of_an_ended_launch_is_answered(tmp_path):
+    handled = Handled(tmp_path)
+    name = handled.mailbox.put({"do": "yield", "nodes": 1, "within_s": 60})
+    late = Handled(tmp_path, [CommandReceived(name, "yield", ("a",), {"hosts": ["n4"]})])
     assert late.handle_commands()
     assert late.mailbox.take_answer(name, 0.0) == {"networks": ["a"], "hosts": ["n4"]}
-    assert late.said == []
+    assert late.outputs == []
 
 
 @pytest.mark.parametrize(
-    ("wish", "wrong"),
+    ("content", "wrong"),
     [
-        ({"nodes": 2, "within_s": 5}, "one node can be given back"),
+        ({"nodes": 2, "within_s": 5}, "one node can be released"),
         ({"nodes": 0, "within_s": 5}, "nodes is 0"),
         ({"nodes": True, "within_s": 5}, "nodes is True"),
         ({"nodes": 1, "within_s": "2min"}, "within_s is '2min'"),
@@ -136,14 +136,14 @@ def test_a_launch_that_has_ended_has_given_its_nodes_back(tmp_path):
         ({"nodes": 1}, "within_s is None"),
     ],
 )
-def test_a_wish_for_nodes_that_cannot_be_is_refused(office, wish, wrong):
-    assert wrong in office.answer(do="yield", **wish)["error"]
-    assert office.said == []
+def test_command_release_is_refused_if_invalid(handled, content, wrong):
+    assert wrong in handled.answer(do="yield", **content)["error"]
+    assert handled.outputs == []
 
 
-def test_of_a_network_that_is_over_nothing_becomes_any_more(office):
-    come_to(office.results, "a", NetworkStatus((), Outcome("4 epochs")))
-    assert office.answer(do="stop", network="a") == {
+def test_command_for_an_ended_network_is_refused(handled):
+    come_to(handled.results, "a", NetworkStatus((), Outcome("4 epochs")))
+    assert handled.answer(do="stop", network="a") == {
         "error": "a has ended: 4 epochs",
         "is_over": True,
     }
@@ -154,18 +154,18 @@ def test_command_repeated_after_kill_acts_once(
 ):
     entry = {"family": "cnn", "count": 2}
     name = CommandQueue(tmp_path / "mailbox").put({"do": "add", "entry": entry})
-    office = Office(
+    handled = Handled(
         tmp_path, [CommandReceived(name, "add", ("new-0", "new-1"), {**entry, "name": "new"})]
     )
-    office.results.networks["new-0"] = None  # it had come
-    office.handle_commands()
-    assert office.said == ["new-1"]
-    assert office.mailbox.take_answer(name, 0.0) == {"networks": ["new-0", "new-1"]}
+    handled.results.networks["new-0"] = None  # it was added before
+    handled.handle_commands()
+    assert handled.outputs == ["new-1"]
+    assert handled.mailbox.take_answer(name, 0.0) == {"networks": ["new-0", "new-1"]}
 
 
-def test_a_run_that_ends_refuses_what_is_left(office):
-    name, office.goes_on = office.mailbox.put({"do": "stop", "network": "a"}), False
-    office.handle_commands()
-    office.clerk.refuse_all("the run has ended")
-    assert office.mailbox.take_answer(name, 0.0) == {"error": "the run has ended"}
-    assert office.said == []
+def test_command_is_refused_when_the_run_ends(handled):
+    name, handled.is_running = handled.mailbox.put({"do": "stop", "network": "a"}), False
+    handled.handle_commands()
+    handled.handler.refuse_all("the run has ended")
+    assert handled.mailbox.take_answer(name, 0.0) == {"error": "the run has ended"}
+    assert handled.outputs == []

@@ -1,4 +1,4 @@
-"""Whole runs whose networks are judged on test data, and together."""
+"""Whole runs whose networks are evaluated on test data and as ensembles."""
 
 import dataclasses
 
