@@ -1,11 +1,11 @@
-"""What tests of the Keras engine share."""
+"""Fixtures of tests of the Keras engine."""
 
 import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Another test of this process may have started TensorFlow before, which takes no other number of threads then."""
+    """Use one thread: once TensorFlow has started, its number of threads cannot change."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
         yield

@@ -1,4 +1,4 @@
-"""What is left to the device, in the graphs of Keras networks: the numbers of the host, bit for bit."""
+"""Deferred augmentation in graphs gives the numbers of the host, bit for bit."""
 
 from dataclasses import replace
 
@@ -20,20 +20,21 @@ pytestmark = pytest.mark.tensorflow
 @pytest.mark.parametrize(
     ("shape", "to"), [((9, 12, 3), (8, 8)), ((5, 4, 1), (7, 6)), ((6, 6, 2), (6, 6))]
 )
-def test_a_graph_moves_pixels_as_numpy_does(dtype, shape, to):
+def test_augment_deferred_matches_numpy(dtype, shape, to):
     import tensorflow as tf
 
-    from fleet.engines.keras.deferred_augmentation import augment_deferred as in_graph
+    from fleet.engines.keras.deferred_augmentation import augment_deferred
 
     rows, sample = random_deferred_samples(dtype, shape, to, count=40)
     expected = finished(rows, sample)
     assert expected.any()
     assert (expected == 0).any()
-    moved = tf.function(lambda rows: in_graph(rows, sample))(tf.constant(rows)).numpy()
-    assert moved.tobytes() == expected.astype(np.float32).tobytes()
+    graph = tf.function(lambda rows: augment_deferred(rows, sample))
+    augmented = graph(tf.constant(rows)).numpy()
+    assert augmented.tobytes() == expected.astype(np.float32).tobytes()
 
 
-def of(sample, **train):
+def build(sample, **train):
     from fleet.engines.keras.engine import KerasEngine
 
     engine = KerasEngine(EngineContext(sample, Resources(exchange="mpi")))
@@ -45,41 +46,41 @@ def of(sample, **train):
 
 
 def trained(train):
-    """What a network comes to that is fed by the host, and one whose device does the rest."""
+    """Yield totals, outputs and state with augmentation on the host, then on the device."""
     rows, sample = random_deferred_samples()
     labels = np.arange(12) % 3
-    labels[[2, 7]] = -1  # could not be read
-    for images, fed in (
+    labels[[2, 7]] = -1  # unreadable samples
+    for images, input_sample in (
         (finished(rows, sample), replace(sample, deferred_input=None)),
         (rows, sample),
     ):
-        network = of(fed, **train)
-        sums = [network.step(images[:size], labels[:size], size) for size in (12, 5, 12)]
+        network = build(input_sample, **train)
+        totals = [network.step(images[:size], labels[:size], size) for size in (12, 5, 12)]
         if network.can_stride():
             waits = [begin(network, images, labels, sizes) for sizes in ([4, 4, 4], [5, 7])]
-            sums += [step_totals for wait in waits for step_totals in wait().sums]
-        judged, outputs = network.predict(images, labels)
-        yield [*sums, judged, network.evaluate(images, labels)], outputs, network.state()
+            totals += [step_totals for wait in waits for step_totals in wait().sums]
+        evaluation, outputs = network.predict(images, labels)
+        yield [*totals, evaluation, network.evaluate(images, labels)], outputs, network.state()
         network.close()
 
 
 @pytest.mark.parametrize("train", [{}, {"precision": "mixed_bfloat16"}], ids=["plain", "bfloat16"])
 def test_augment_deferred_matches_host_bit_for_bit(train):
-    (sums, outputs, state), (other_sums, other_outputs, other_state) = trained(train)
-    assert sums == other_sums
-    assert outputs.tobytes() == other_outputs.tobytes()
+    (totals, outputs, state), (device_totals, device_outputs, device_state) = trained(train)
+    assert totals == device_totals
+    assert outputs.tobytes() == device_outputs.tobytes()
     assert {name: array.tobytes() for name, array in state.items()} == {
-        name: array.tobytes() for name, array in other_state.items()
+        name: array.tobytes() for name, array in device_state.items()
     }
 
 
-@pytest.mark.long  # to compile takes seconds
-def test_xla_joins_it_with_what_follows_and_rounds_otherwise():
-    host, device = ([entry.loss for entry in sums] for sums, *_ in trained({"xla": True}))
+@pytest.mark.long  # compiling takes seconds
+def test_augment_deferred_with_xla_matches_up_to_rounding():
+    host, device = ([entry.loss for entry in totals] for totals, *_ in trained({"xla": True}))
     assert device == pytest.approx(host, rel=1e-5)
 
 
-def test_rates_are_measured_with_what_travels():
+def test_make_samples_makes_rows_with_crops():
     _, sample = random_deferred_samples()
     images, targets = make_samples(sample, 6)
     assert images.shape == (6, 9 * 12 * 3 + 16)

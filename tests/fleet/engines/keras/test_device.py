@@ -1,20 +1,23 @@
-"""Which GPU a trainer takes."""
+"""A trainer uses one GPU, or a share of the cores."""
 
 import pytest
 
 from fleet.engines.base import Slot
 from fleet.errors import UserError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
 
 
 class FakeGpus:
-    """What TensorFlow would be told and asked of GPUs."""
+    """GPUs whose configuration by TensorFlow is recorded."""
 
     def __init__(self, monkeypatch, count):
         from fleet.engines.keras import engine
 
-        self.chosen, self.grows, self.limits = None, [], []
+        self.chosen = None
+        self.grows = []
+        self.limits = []
         config = engine.tf.config
         monkeypatch.setattr(
             config, "list_physical_devices", lambda kind: [f"gpu{n}" for n in range(count)]
@@ -46,15 +49,11 @@ def test_configure_device_picks_gpu_by_index(monkeypatch, visible, index, chosen
 @pytest.mark.parametrize(
     ("slot", "grows", "limits"),
     [
-        (
-            Slot(0, slots=4, memory_mib=80000),
-            [("gpu1", True)],
-            [],
-        ),  # the first, which has all memory when it is alone
+        (Slot(0, slots=4, memory_mib=80000), [("gpu1", True)], []),
         (Slot(3, slots=4, memory_mib=80000), [], [("gpu1", 18000)]),
         (Slot(3, slots=4), [("gpu1", True)], []),
     ],
-    ids=["first", "further", "nobody says how much there is"],
+    ids=["first slot is not limited", "other slot", "unknown memory"],
 )
 def test_configure_device_limits_memory_of_shared_gpu(monkeypatch, slot, grows, limits):
     from fleet.engines.keras.engine import configure_device
@@ -64,36 +63,36 @@ def test_configure_device_limits_memory_of_shared_gpu(monkeypatch, slot, grows, 
     assert (gpus.chosen, gpus.grows, gpus.limits) == (["gpu1"], grows, limits)
 
 
-def test_more_trainers_than_gpus_are_refused(monkeypatch):
+def test_configure_device_refuses_more_trainers_than_gpus(monkeypatch):
     from fleet.engines.keras.engine import configure_device
 
     FakeGpus(monkeypatch, 2)
-    with pytest.raises(
-        UserError, match="this node has 2 visible GPUs, but this rank is its trainer number 3"
-    ):
+    with refused(UserError, "2 visible GPUs", "trainer number 3"):
         configure_device(2, 3)
 
 
-def test_trainers_of_a_node_without_gpus_share_its_cores(monkeypatch):
+def test_configure_device_shares_cores_without_gpus(monkeypatch):
     from fleet.engines.keras import engine
 
-    threads, rewriting = [], []
+    threads, graph_options = [], []
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
     monkeypatch.setattr(engine.os, "sched_getaffinity", lambda process: range(8))
     monkeypatch.setattr(engine.tf.config, "list_physical_devices", lambda kind: [])
     monkeypatch.setattr(
         engine.tf.config.threading, "set_intra_op_parallelism_threads", threads.append
     )
-    monkeypatch.setattr(engine.tf.config.optimizer, "set_experimental_options", rewriting.append)
+    monkeypatch.setattr(
+        engine.tf.config.optimizer, "set_experimental_options", graph_options.append
+    )
     for trainers in (1, 3, 20):
         engine.configure_device(0, trainers)
-    assert rewriting == [{"disable_meta_optimizer": True}] * 3
+    assert graph_options == [{"disable_meta_optimizer": True}] * 3
     monkeypatch.setattr(
         engine.tf.config.experimental,
         "enable_op_determinism",
         lambda: threads.append("deterministic"),
     )
     engine.configure_device(0, 1, deterministic=True)
-    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")  # the user's word
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")  # set by the user
     engine.configure_device(0, 1)
     assert threads == [8, 2, 1, "deterministic", 1]

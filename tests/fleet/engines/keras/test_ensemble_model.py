@@ -1,4 +1,4 @@
-"""Exported networks as one: what plain Keras loads gives the mean of what they predict."""
+"""An ensemble of exported networks is one Keras model with their mean prediction."""
 
 import subprocess
 import sys
@@ -14,6 +14,7 @@ from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
+from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
 
@@ -25,7 +26,7 @@ TARGETS = {
 
 
 def exported(folder, kind, **train):
-    """Two networks, each in a file as a run leaves it, and what they give for some samples."""
+    """Export two networks; return their files, some samples, and their outputs for these."""
     from fleet.engines.keras.engine import KerasEngine
 
     target = TARGETS[kind]
@@ -53,7 +54,7 @@ def exported(folder, kind, **train):
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_the_weighted_mean_of_what_networks_predict(tmp_path, kind):
+def test_ensemble_model_predicts_the_weighted_mean(tmp_path, kind):
     from fleet.engines.keras.ensemble_model import EnsembleModel
 
     files, images, outputs = exported(tmp_path, kind)
@@ -65,7 +66,7 @@ def test_the_weighted_mean_of_what_networks_predict(tmp_path, kind):
     )
 
 
-def test_one_network_may_be_joined_with_one_of_the_same_name(tmp_path):
+def test_ensemble_model_allows_equal_names(tmp_path):
     from fleet.engines.keras.ensemble_model import EnsembleModel
 
     files, images, outputs = exported(tmp_path, "class")
@@ -77,37 +78,38 @@ def test_one_network_may_be_joined_with_one_of_the_same_name(tmp_path):
 
 
 @pytest.mark.long
-def test_what_is_saved_keras_loads_without_anything_of_fleet(tmp_path):
+def test_saved_ensemble_loads_without_fleet(tmp_path):
     from fleet.engines.keras.ensemble_model import EnsembleModel
 
     files, images, _ = exported(tmp_path, "class", precision="mixed_bfloat16")
-    joined = EnsembleModel(files, [0.25, 0.75], "class")
-    joined.save(tmp_path / "joined.keras")
+    ensemble = EnsembleModel(files, [0.25, 0.75], "class")
+    ensemble.save(tmp_path / "ensemble.keras")
     np.save(tmp_path / "images.npy", images)
     program = (
         "import sys; sys.modules['fleet'] = None; import keras, numpy as np\n"
-        "model = keras.saving.load_model('joined.keras')\n"
-        "np.save('found.npy', model.predict(np.load('images.npy'), verbose=0))"
+        "model = keras.saving.load_model('ensemble.keras')\n"
+        "np.save('outputs.npy', model.predict(np.load('images.npy'), verbose=0))"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
-    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), joined.predict(images), atol=1e-6)
-    np.testing.assert_allclose(joined.predict(images).sum(axis=1), 1, atol=1e-5)
+    expected = ensemble.predict(images)
+    np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), expected, atol=1e-6)
+    np.testing.assert_allclose(expected.sum(axis=1), 1, atol=1e-5)
 
 
-def test_a_file_that_cannot_be_loaded_is_named(tmp_path):
+def test_ensemble_model_names_files_that_cannot_be_loaded(tmp_path):
     from fleet.engines.keras.ensemble_model import EnsembleModel
 
     (tmp_path / "best.keras").write_text("no network")
-    with pytest.raises(UserError, match="best.keras cannot be loaded"):
+    with refused(UserError, "best.keras cannot be loaded"):
         EnsembleModel([tmp_path / "best.keras"], [1.0], "class")
 
 
-def test_keras_writes_onnx_or_says_what_it_lacks(tmp_path):
+def test_to_onnx_writes_a_file_or_names_missing_packages(tmp_path):
     from fleet.engines.keras.ensemble_model import to_onnx
 
     files, _, _ = exported(tmp_path, "class")
     if find_spec("tf2onnx") is None:
-        with pytest.raises(UserError, match="onnx.*; Keras needs the packages onnx and tf2onnx"):
+        with refused(UserError, "--onnx", "Keras needs the packages onnx and tf2onnx"):
             to_onnx(files[0], tmp_path / "best.onnx")
     else:
         to_onnx(files[0], tmp_path / "best.onnx")

@@ -1,4 +1,4 @@
-"""Adding up gradients, on the host and in a graph."""
+"""Gradients are summed on the host or in a graph."""
 
 import numpy as np
 import pytest
@@ -39,20 +39,20 @@ def test_mpi_exchange_sums_any_shapes_in_persistent_memory(size, seed, dtype):
             for entry in (before, result[world.rank][0])
         )
         assert old == new
-        assert all(index % 64 == 0 for index in new)  # where TensorFlow wants it
+        assert all(address % 64 == 0 for address in new)  # aligned, as TensorFlow requires
 
     assert Launch(size, seed).run(rank_main)
-    of_ranks = sum(range(size))
-    for gradients, sums in result.values():
-        assert sums == StepTotals(of_ranks, size, 2 * size, stop=True)
+    sum_of_ranks = sum(range(size))
+    for gradients, totals in result.values():
+        assert totals == StepTotals(sum_of_ranks, size, 2 * size, stop=True)
         assert [(tensor.shape, tensor.dtype) for tensor in gradients] == [
             (shape, "float32") for shape in SHAPES
         ]
         for index, tensor in enumerate(gradients):
-            assert (tensor.numpy() == of_ranks + size * (index + 1)).all()
+            assert (tensor.numpy() == sum_of_ranks + size * (index + 1)).all()
 
 
-def test_an_error_of_one_rank_reaches_all():
+def test_mpi_exchange_raises_on_all_ranks():
     from fleet.engines.keras.exchange import MpiExchange
 
     raised = {}
@@ -69,7 +69,7 @@ def test_an_error_of_one_rank_reaches_all():
     assert raised == {0: PeerFailed, 1: ValueError, 2: PeerFailed}
 
 
-def test_a_group_of_one_rank_needs_no_exchange_whatever_there_is():
+def test_make_exchange_returns_none_for_one_rank():
     from fleet.engines.keras.exchange import MpiExchange, NoExchange, make_exchange
 
     def rank_main(world):

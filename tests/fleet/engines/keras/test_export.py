@@ -1,4 +1,4 @@
-"""What is written of a network: plain Keras loads it, and it gives the same logits."""
+"""Plain Keras loads exported networks, which return the same logits."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from fleet.engines.base import EngineContext
 from fleet.errors import ModelError
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
+from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
 
@@ -18,12 +19,14 @@ import keras
 from keras import layers
 
 class Branched(keras.Model):
-    """Has a list of layers, batch normalisation, an operation of keras.ops, and does something in training only."""
+    """Has a list of layers, batch normalization, a keras.ops function, and training-only code."""
 
     def __init__(self, sizes, classes):
         super().__init__()
         self.hidden = [layers.Dense(size, "relu") for size in sizes]
-        self.norm, self.drop, self.last = layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(classes)
+        self.norm = layers.BatchNormalization()
+        self.drop = layers.Dropout(0.5)
+        self.last = layers.Dense(classes)
 
     def call(self, images, training=None):
         x = keras.ops.reshape(images, (-1, 16))
@@ -33,12 +36,12 @@ class Branched(keras.Model):
             x = self.drop(x, training=True)
         return self.last(x)
 
-class Insists(Branched):
+class RequiresTraining(Branched):
     def call(self, images, training):
         return super().call(images, training)
 
 class Described(keras.Model):
-    """Only its own code can run it, but it says what it is."""
+    """Needs its own code, but has a get_config."""
 
     def __init__(self, classes, **kwargs):
         super().__init__(**kwargs)
@@ -51,25 +54,27 @@ class Described(keras.Model):
     def get_config(self):
         return {**super().get_config(), "classes": self.classes}
 
-class Silent(Described):
+class Undescribed(Described):
     def get_config(self):
-        raise NotImplementedError("it says nothing of itself")
+        raise NotImplementedError("no config")
 
 def branched(input_shape, classes):
     return Branched((5, 5), classes)
 
-def insists(input_shape, classes):
-    return Insists((5, 5), classes)
+def requires_training(input_shape, classes):
+    return RequiresTraining((5, 5), classes)
 
 def described(input_shape, classes):
     return Described(classes)
 
-def silent(input_shape, classes):
-    return Silent(classes)
+def undescribed(input_shape, classes):
+    return Undescribed(classes)
 
 def anonymous(input_shape, classes):
-    return keras.Sequential([keras.Input(input_shape), layers.Flatten(), layers.Lambda(lambda x: 2 * x),
-                             layers.Dense(classes)])
+    double = layers.Lambda(lambda x: 2 * x)
+    return keras.Sequential(
+        [keras.Input(input_shape), layers.Flatten(), double, layers.Dense(classes)]
+    )
 '''
 
 
@@ -89,7 +94,7 @@ def build(function, sample=SAMPLE):
 
 
 @pytest.mark.parametrize("sample", [SAMPLE, SCALED], ids=["plain", "scaled"])
-@pytest.mark.parametrize("function", ["branched", "insists"])
+@pytest.mark.parametrize("function", ["branched", "requires_training"])
 def test_export_model_of_subclass_loads_without_code(tmp_path, function, sample):
     import keras
 
@@ -103,12 +108,12 @@ def test_export_model_of_subclass_loads_without_code(tmp_path, function, sample)
     before = trainable.evaluate(images, labels)
     path = tmp_path / "best.keras"
     trainable.export(trainable.state(), path)
-    loaded = keras.saving.load_model(path)  # which imports nothing, and knows no class of ours
+    loaded = keras.saving.load_model(path)  # imports nothing, and knows no class of FLEET
     logits = np.asarray(loaded(images.astype("float32")), np.float64)
-    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    assert -np.log(chances[np.arange(6), labels]).sum() == pytest.approx(before.loss, rel=1e-4)
+    predicted = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert -np.log(predicted[np.arange(6), labels]).sum() == pytest.approx(before.loss, rel=1e-4)
     assert trainable.try_export(tmp_path) == ""
-    assert trainable.step(images, labels, 6).count == 6  # it can be trained on
+    assert trainable.step(images, labels, 6).count == 6  # it can still be trained
 
 
 def test_export_model_keeps_subclass_that_needs_its_code(tmp_path):
@@ -117,20 +122,17 @@ def test_export_model_keeps_subclass_that_needs_its_code(tmp_path):
     )
 
 
-def test_one_that_says_nothing_of_itself_fails_before_it_trains():
-    with pytest.raises(
-        ModelError,
-        match="cannot be exported as best.keras: NotImplementedError: it says nothing of "
-        "itself; build it from Keras layers, or define get_config in its classes",
-    ):
-        build("silent")
+def test_build_refuses_models_without_a_config():
+    with refused(ModelError, "best.keras: NotImplementedError: no config", "define get_config"):
+        build("undescribed")
 
 
-def test_what_keras_loads_in_unsafe_mode_only_is_said_to_be_so(tmp_path):
+def test_try_export_says_if_safe_mode_must_be_off(tmp_path):
     assert build("anonymous").try_export(tmp_path) == "loading best.keras requires safe_mode=False"
 
 
 def test_row_bytes_match_what_backward_pass_reads():
-    # Behind a scale by 2, a dense layer of 16 inputs and 3 outputs: its gradient reads the inputs, the loss the logits.
+    # A dense layer of 16 inputs and 3 outputs after a scale by 2: its gradient reads the inputs,
+    # the loss the logits.
     row = build("anonymous").row_bytes()
     assert 16 * 4 * 3 <= row <= 16 * 4 * 3 + 30 * 3 * 4

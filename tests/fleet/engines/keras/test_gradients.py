@@ -1,4 +1,4 @@
-"""Gradients of tf.custom_gradient: what holds the graph of a network that is over."""
+"""Gradients of tf.custom_gradient are released with their graphs."""
 
 import weakref
 
@@ -31,7 +31,7 @@ def stepped(engine, filters):
     return trainable
 
 
-def test_a_network_that_is_over_leaves_no_graph(engine):
+def test_closed_networks_leave_no_graph(engine):
     from tensorflow.python.framework.ops import gradient_registry
 
     from fleet.engines.keras.exchange import NoExchange
@@ -47,7 +47,7 @@ def test_a_network_that_is_over_leaves_no_graph(engine):
     assert len(set(registered)) == 1
 
 
-def test_a_gradient_of_a_graph_that_stays_is_kept(engine):
+def test_gradients_of_live_graphs_are_kept(engine):
     import tensorflow as tf
 
     @tf.custom_gradient

@@ -1,4 +1,4 @@
-"""What TensorFlow's kernels compute, beside what Keras computes of small operations."""
+"""Fused TensorFlow kernels compute what Keras computes with small operations."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ PLAIN = {"family": "softmax"}
 
 
 def train(monkeypatch, model, optimizer, by_kernels, precision="float32", accumulate=1):
-    """The state after a few steps, and the sums of each; a batch of another size is among them."""
+    """Return the state after a few steps, one of another size, and the losses."""
     from fleet.engines.keras import engine
 
     with monkeypatch.context() as patch:
@@ -62,12 +62,12 @@ def train(monkeypatch, model, optimizer, by_kernels, precision="float32", accumu
         (PLAIN, {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1}, "float32"),
     ),
 )
-def test_training_comes_to_the_same_as_by_keras(monkeypatch, model, optimizer, precision):
-    (state, losses), (expected, wanted) = (
+def test_kernels_train_like_keras(monkeypatch, model, optimizer, precision):
+    (state, losses), (expected, expected_losses) = (
         train(monkeypatch, model, optimizer, by_kernels, precision) for by_kernels in (True, False)
     )
     tolerance = 1e-5 if precision == "float32" else 2e-2
-    np.testing.assert_allclose(losses, wanted, rtol=tolerance)
+    np.testing.assert_allclose(losses, expected_losses, rtol=tolerance)
     assert state.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(
@@ -76,7 +76,7 @@ def test_training_comes_to_the_same_as_by_keras(monkeypatch, model, optimizer, p
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
-def test_accumulated_gradients_come_to_the_same_as_by_keras(monkeypatch, name):
+def test_kernels_accumulate_gradients_like_keras(monkeypatch, name):
     state, expected = (
         train(monkeypatch, PLAIN, {"name": name}, by_kernels, accumulate=2)[0]
         for by_kernels in (True, False)
@@ -89,8 +89,8 @@ def test_accumulated_gradients_come_to_the_same_as_by_keras(monkeypatch, name):
 
 
 @pytest.mark.long
-def test_a_third_of_the_operations_of_a_small_network_are_gone(monkeypatch):
-    """Each is traced, and costs a step a few microseconds; kernels that are used no more would show here alone."""
+def test_kernels_save_a_third_of_the_operations(monkeypatch):
+    """Only this test fails if the kernels are no longer used; each operation takes microseconds."""
     from fleet.engines.keras import engine
     from fleet.engines.keras.exchange import NoExchange
 

@@ -1,4 +1,4 @@
-"""Metrics from sums of uneven parts, beside scikit-learn and NumPy in float64."""
+"""Metrics from sums of uneven parts match scikit-learn and NumPy in float64."""
 
 import math
 from dataclasses import replace
@@ -14,6 +14,7 @@ from fleet.vocabulary.measures import METRICS, canonical_name
 from preprocess.probe import infer_sample_spec
 from preprocess.target import TargetSpec
 from tests.preprocess.samples import Memory
+from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
 
@@ -35,7 +36,7 @@ PARAMETERS = {
 
 
 def make_outputs(kind, seed=0):
-    """Outputs and targets as a network and a source give them; outputs know something of the targets."""
+    """Return random outputs, which are correlated with the targets, and targets."""
     random, target = np.random.default_rng(seed), TARGETS[kind]
     if kind == "value":
         targets = random.gamma(2, 1, (N, 3)).astype(np.float32) + 0.1
@@ -50,7 +51,7 @@ def make_outputs(kind, seed=0):
 
 
 def computed(measure, kind, outputs, targets, target=None):
-    """What parts of uneven sizes, some with rows that could not be read, come to together."""
+    """Return a metric summed over uneven parts with unreadable rows, and the readable rows."""
     import tensorflow as tf
 
     from fleet.engines.keras.metrics import make_metrics
@@ -75,8 +76,8 @@ def computed(measure, kind, outputs, targets, target=None):
     return value, outputs[valid].astype(np.float64), targets[valid]
 
 
-def shares(kind, outputs, targets):
-    """Probabilities and wanted zeros and ones, a row for each sample, or pixel that counts."""
+def dense(kind, outputs, targets):
+    """Return probabilities and dense targets, one row per sample or counted pixel."""
     if kind == "value":
         return outputs, targets.astype(np.float64)
     if kind == "multilabel":
@@ -84,34 +85,35 @@ def shares(kind, outputs, targets):
     if kind == "mask":
         counts = targets != TARGETS[kind].void
         outputs, targets = outputs[counts], targets[counts]
-    likely = np.exp(outputs - outputs.max(-1, keepdims=True))
-    return likely / likely.sum(-1, keepdims=True), np.eye(CLASSES)[targets.astype(int)]
+    exponentials = np.exp(outputs - outputs.max(-1, keepdims=True))
+    predicted = exponentials / exponentials.sum(-1, keepdims=True)
+    return predicted, np.eye(CLASSES)[targets.astype(int)]
 
 
 def at_thresholds(expected, predicted):
-    """Rates of hits and false alarms, and precision, at each threshold of Keras's 200."""
-    marks = (predicted.ravel()[:, None] > np.linspace(0, 1, 200)[None]).astype(float)
+    """Return true and false positive rates and precision at each of Keras' 200 thresholds."""
+    positive = (predicted.ravel()[:, None] > np.linspace(0, 1, 200)[None]).astype(float)
     flat = expected.ravel()[:, None]
-    hits, alarms = (marks * flat).sum(0), (marks * (1 - flat)).sum(0)
-    return hits / flat.sum(), alarms / (1 - flat).sum(), hits / np.maximum(hits + alarms, 1)
+    tp, fp = (positive * flat).sum(0), (positive * (1 - flat)).sum(0)
+    return tp / flat.sum(), fp / (1 - flat).sum(), tp / np.maximum(tp + fp, 1)
 
 
-def confusion(expected, predicted):
-    """Intersection over union of each class by the likeliest one."""
+def class_iou(expected, predicted):
+    """Return the intersection over union of each class, by the most likely class."""
     matrix = sk.confusion_matrix(expected.argmax(1), predicted.argmax(1), labels=range(CLASSES))
     both = np.diag(matrix)
     return both / (matrix.sum(0) + matrix.sum(1) - both)
 
 
-def halves(expected, predicted):
-    """Intersection over union of what does not hold, and of what does, at a half."""
+def binary_iou(expected, predicted):
+    """Return the intersection over union of negatives and of positives, at a threshold of 0.5."""
     matrix = sk.confusion_matrix(expected.ravel() > 0.5, predicted.ravel() > 0.5)
     both = np.diag(matrix)
     return both / (matrix.sum(0) + matrix.sum(1) - both)
 
 
-def marked(kind, predicted):
-    """Which classes or labels are answered: the likeliest, or each that is likelier than not."""
+def decisions(kind, predicted):
+    """Return the most likely class, one-hot, or the labels above a threshold of 0.5."""
     return (predicted > 0.5) if kind == "multilabel" else np.eye(CLASSES)[predicted.argmax(1)]
 
 
@@ -142,6 +144,7 @@ def best(reached, values, minimum):
 
 
 EPS = 1e-7
+# name -> value from (kind, targets, predictions)
 ORACLES = {
     "binary_accuracy": lambda k, w, f: np.mean((f > 0.5) == (w > 0.5)),
     "categorical_accuracy": lambda k, w, f: np.mean(w.argmax(1) == f.argmax(1)),
@@ -149,8 +152,8 @@ ORACLES = {
     "top_k_categorical_accuracy": lambda k, w, f: top(w, f),
     "sparse_top_k_categorical_accuracy": lambda k, w, f: top(w, f),
     "auc": lambda k, w, f: sk.roc_auc_score(w.ravel(), f.ravel()),
-    "f1_score": lambda k, w, f: sk.f1_score(w, marked(k, f), average="macro"),
-    "f_beta_score": lambda k, w, f: sk.fbeta_score(w, marked(k, f), beta=1.0, average="macro"),
+    "f1_score": lambda k, w, f: sk.f1_score(w, decisions(k, f), average="macro"),
+    "f_beta_score": lambda k, w, f: sk.fbeta_score(w, decisions(k, f), beta=1.0, average="macro"),
     "precision": lambda k, w, f: sk.precision_score(w.ravel(), f.ravel() > 0.5),
     "recall": lambda k, w, f: sk.recall_score(w.ravel(), f.ravel() > 0.5),
     "true_positives": lambda k, w, f: np.sum((f > 0.5) & (w > 0.5)),
@@ -165,13 +168,15 @@ ORACLES = {
     "specificity_at_sensitivity": lambda k, w, f: best(
         at_thresholds(w, f)[0], 1 - at_thresholds(w, f)[1], 0.6
     ),
-    "io_u": lambda k, w, f: np.mean(confusion(w, f)[[1, 2]]),
-    "one_hot_io_u": lambda k, w, f: np.mean(confusion(w, f)[[1, 2]]),
-    "mean_io_u": lambda k, w, f: np.mean(confusion(w, f)),
-    "one_hot_mean_io_u": lambda k, w, f: np.mean(confusion(w, f)),
-    "binary_io_u": lambda k, w, f: np.mean(halves(w, f)),
+    "io_u": lambda k, w, f: np.mean(class_iou(w, f)[[1, 2]]),
+    "one_hot_io_u": lambda k, w, f: np.mean(class_iou(w, f)[[1, 2]]),
+    "mean_io_u": lambda k, w, f: np.mean(class_iou(w, f)),
+    "one_hot_mean_io_u": lambda k, w, f: np.mean(class_iou(w, f)),
+    "binary_io_u": lambda k, w, f: np.mean(binary_iou(w, f)),
     "r2_score": lambda k, w, f: sk.r2_score(w, f),
-    "pearson_correlation": lambda k, w, f: np.mean([one[0] for one in rowwise(w, f)]),
+    "pearson_correlation": lambda k, w, f: np.mean(
+        [correlation for correlation, *_ in rowwise(w, f)]
+    ),
     "concordance_correlation": lambda k, w, f: np.mean(
         [
             2 * cov / (a.var() + b.var() + (a.mean() - b.mean()) ** 2)
@@ -220,19 +225,19 @@ def test_each_metric_has_an_oracle():
         if not describe_unfit(name, kind, METRICS)
     ],
 )
-def test_a_metric_is_that_of_all_samples_together(name, kind):
+def test_metric_of_parts_matches_the_oracle(name, kind):
     needed = METRICS[canonical_name(name)].needs
     measure = {name: {needed: PARAMETERS[needed]}} if needed else name
     value, outputs, targets = computed(measure, kind, *make_outputs(kind))
-    predicted, expected = shares(kind, outputs, targets)
-    near = 5e-3 if name == "auc" else 2e-5  # Keras takes 200 thresholds
+    predicted, expected = dense(kind, outputs, targets)
+    tolerance = 5e-3 if name == "auc" else 2e-5  # Keras uses only 200 thresholds
     assert value == pytest.approx(
-        float(ORACLES[name](kind, expected, predicted)), rel=near, abs=1e-6
+        float(ORACLES[name](kind, expected, predicted)), rel=tolerance, abs=1e-6
     )
 
 
 @pytest.mark.parametrize("mean", [2000, 100_000, -3e6])
-def test_what_r2_is_of_does_not_lie_in_where_its_values_are(mean):
+def test_r2_score_does_not_depend_on_the_mean(mean):
     random = np.random.default_rng(0)
     targets = (mean + random.normal(size=(N, 2)) * (1, 10) * max(1, abs(mean) / 1e5)).astype(
         np.float32
@@ -245,7 +250,7 @@ def test_what_r2_is_of_does_not_lie_in_where_its_values_are(mean):
     assert value == pytest.approx(sk.r2_score(expected.astype(np.float64), predicted), abs=1e-5)
 
 
-def test_values_are_looked_at_for_where_they_lie():
+def test_infer_sample_spec_centers_values():
     source = Memory([np.zeros(3, np.float32)] * 2)
     source.target, source.targets = (
         TargetSpec("value", 2),
@@ -257,5 +262,5 @@ def test_values_are_looked_at_for_where_they_lie():
 def test_correlations_need_several_values_per_sample():
     outputs, targets = make_outputs("value")
     for name in ("pearson_correlation", "concordance_correlation"):
-        with pytest.raises(SettingError, match=f"{name} needs several values per sample"):
+        with refused(SettingError, name, "several values per sample"):
             computed(name, "value", outputs[:, :1], targets[:, :1], TargetSpec("value", 1))

@@ -1,4 +1,4 @@
-"""A Keras network on one rank: settings, states, samples that cannot be read."""
+"""A Keras network on one rank: settings, states, unreadable samples."""
 
 import inspect
 import logging
@@ -20,6 +20,7 @@ from tests.examples import long_but_first
 from tests.fakes import Group
 from tests.fleet.engines.keras.async_steps import begin
 from tests.places import ROOT
+from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
 
@@ -71,7 +72,7 @@ def engine():
         {"precision": "mixed_bfloat16"},
     ],
 )
-def test_a_network_learns_with_every_setting(engine, batch, train):
+def test_network_learns_with_every_setting(engine, batch, train):
     trainable = engine.build(network(**train), SingleRankGroup())
     losses = [trainable.step(*batch, 12).loss / 12 for _ in range(12)]
     assert losses[-1] < 0.7 * losses[0]
@@ -95,8 +96,8 @@ BEFORE_AND_AFTER = {
 
 
 def steps(trainable, batch):
-    sums = [trainable.step(*batch, 12) for _ in range(3)]
-    return sums, trainable.evaluate(*batch), trainable.state()
+    totals = [trainable.step(*batch, 12) for _ in range(3)]
+    return totals, trainable.evaluate(*batch), trainable.state()
 
 
 @pytest.mark.parametrize("name", BEFORE_AND_AFTER)
@@ -115,13 +116,12 @@ def test_graphs_are_reused_for_other_hyperparameters(engine, batch, name, train)
     built.close()
     graph = built._strides[NoExchange]
     traced = graph.experimental_get_tracing_count()
-    again = engine.build(second, SingleRankGroup())
-    result = steps(again, batch)
-    assert again is built
+    reused = engine.build(second, SingleRankGroup())
+    result = steps(reused, batch)
+    assert reused is built
     assert graph.experimental_get_tracing_count() == traced
-    alone = steps(
-        engine.build(second, SingleRankGroup()), batch
-    )  # the other one is still open, so with graphs of its own
+    # The reused network is still open, so this network gets its own graphs.
+    alone = steps(engine.build(second, SingleRankGroup()), batch)
     assert result[:2] == alone[:2]
     assert result[2].keys() == alone[2].keys()
     assert all((result[2][key] == alone[2][key]).all() for key in alone[2])
@@ -131,14 +131,14 @@ def test_reused_graphs_scale_own_learning_rate(engine):
     built = engine.build(network(), SingleRankGroup())
     built.scale_learning_rate(4.0)
     built.close()
-    again = engine.build(
+    reused = engine.build(
         network(optimizer={"name": "sgd", "learning_rate": 0.02, "momentum": 0.9}),
         SingleRankGroup(),
     )
-    assert again is built
-    assert again.learning_rate() == pytest.approx(0.02)
-    again.scale_learning_rate(2.0)
-    assert again.learning_rate() == pytest.approx(0.04)
+    assert reused is built
+    assert reused.learning_rate() == pytest.approx(0.02)
+    reused.scale_learning_rate(2.0)
+    assert reused.learning_rate() == pytest.approx(0.04)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_reused_graphs_scale_own_learning_rate(engine):
     ],
     ids=["no momentum", "accumulation", "precision", "a schedule"],
 )
-def test_a_network_that_differs_by_more_has_graphs_of_its_own(engine, changed):
+def test_graphs_are_not_reused_for_other_settings(engine, changed):
     built = engine.build(network(), SingleRankGroup())
     built.close()
     assert engine.build(network(**changed), SingleRankGroup()) is not built
@@ -183,7 +183,7 @@ def test_schedule_scales_with_batch_that_follows_gpus(engine):
     assert float(make_optimizer(settings, 3).learning_rate) == pytest.approx(0.3)
 
 
-def test_a_state_taken_up_goes_on_as_if_nothing_had_happened(engine, batch):
+def test_network_resumes_from_its_state(engine, batch):
     trainable, reference = (
         engine.build(network(), SingleRankGroup()),
         engine.build(network(), SingleRankGroup()),
@@ -195,15 +195,16 @@ def test_a_state_taken_up_goes_on_as_if_nothing_had_happened(engine, batch):
     assert trainable.learning_rate() == pytest.approx(0.1)
 
 
-def test_a_state_of_another_network_is_refused(engine):
+def test_load_refuses_state_of_another_network(engine):
     trainable = engine.build(network(), SingleRankGroup())
     state = trainable.state()
-    state.pop(next(iter(state)))
-    with pytest.raises(CheckpointError, match="belongs to another network"):
+    name = next(iter(state))
+    state.pop(name)
+    with refused(CheckpointError, "belongs to another network", name):
         trainable.load(state)
 
 
-def test_a_batch_that_cannot_be_read_changes_nothing(engine, batch):
+def test_unreadable_batch_changes_nothing(engine, batch):
     trainable = engine.build(network(), SingleRankGroup())
     before = trainable.state()
     result = trainable.step(batch[0], np.full(12, -1), 12)
@@ -212,19 +213,18 @@ def test_a_batch_that_cannot_be_read_changes_nothing(engine, batch):
     assert all(np.array_equal(before[name], trainable.state()[name]) for name in weights)
 
 
-def test_samples_that_cannot_be_read_count_for_nothing(engine, batch):
+def test_unreadable_samples_are_excluded(engine, batch):
     images, labels = batch
     plain = parse(
         {"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}]}
     ).networks[0]
-    rows, all_ = engine.build(plain, SingleRankGroup()), engine.build(plain, SingleRankGroup())
-    holes = labels.copy()
-    holes[8:] = -1
-    assert rows.step(images, holes, 12).loss == pytest.approx(
-        all_.step(images[:8], labels[:8], 8).loss, rel=1e-5
+    trainable, reference = (engine.build(plain, SingleRankGroup()) for _ in range(2))
+    readable = np.where(np.arange(12) < 8, labels, -1)
+    assert trainable.step(images, readable, 12).loss == pytest.approx(
+        reference.step(images[:8], labels[:8], 8).loss, rel=1e-5
     )
-    for name, array in rows.state().items():
-        assert array == pytest.approx(all_.state()[name], abs=1e-6), name
+    for name, array in trainable.state().items():
+        assert array == pytest.approx(reference.state()[name], abs=1e-6), name
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -239,39 +239,39 @@ def test_schedule_arguments_match_keras(name):
 
 
 @pytest.fixture
-def tensorflow_said():
-    """What TensorFlow's Python logs."""
+def tensorflow_messages():
+    """Yield a list of the messages that TensorFlow logs."""
     import tensorflow as tf
 
-    message = []
+    messages = []
     handler = logging.Handler()
-    handler.emit = lambda record: message.append(record.getMessage())
+    handler.emit = lambda record: messages.append(record.getMessage())
     tf.get_logger().addHandler(handler)
-    yield message
+    yield messages
     tf.get_logger().removeHandler(handler)
 
 
 @pytest.mark.long
-def test_many_traced_networks_raise_no_retracing_warning(engine, batch, tensorflow_said):
+def test_many_traced_networks_raise_no_retracing_warning(engine, batch, tensorflow_messages):
     for _ in range(8):
         trainable = engine.build(network(), SingleRankGroup())
         trainable.step(*batch, 12)
         trainable.evaluate(*batch)
         trainable.close()
-    assert tensorflow_said == []
+    assert tensorflow_messages == []
 
 
-def test_one_that_is_traced_again_and_again_is_still_told_of(engine, tensorflow_said):
+def test_repeated_tracing_of_one_graph_still_warns(engine, tensorflow_messages):
     from fleet.engines.keras.network import _graph_of
 
-    twice = _graph_of(lambda number: 2 * number)
+    double = _graph_of(lambda number: 2 * number)
     for number in range(8):
-        twice(number)
-    assert any("triggered tf.function retracing" in text for text in tensorflow_said)
+        double(number)
+    assert any("triggered tf.function retracing" in text for text in tensorflow_messages)
 
 
 def capped(labels, outputs):
-    """A loss of the user's own: what it computes depends on its inputs, by Python's `if`."""
+    """Return a custom loss whose Python `if` depends on its inputs."""
     import keras
 
     losses = keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
@@ -307,48 +307,48 @@ def test_several_steps_match_single_steps_bit_for_bit(engine, batch, train):
         }
     ).networks[0]
     images, labels = batch
-    labels = np.where(np.arange(12) == 7, -1, labels)  # one that could not be read
+    labels = np.where(np.arange(12) == 7, -1, labels)  # one unreadable sample
     trainable, reference = (
         engine.build(settings, SingleRankGroup()),
         engine.build(settings, SingleRankGroup()),
     )
-    sums = [
+    totals = [
         trainable.step(images[rows], labels[rows], len(labels[rows]))
         for rows in (slice(5), slice(5, 10), slice(10, 12))
     ]
-    assert begin(reference, images, labels, (5, 5, 2))().sums == sums
+    assert begin(reference, images, labels, (5, 5, 2))().sums == totals
     assert trainable.step(*batch, 12) == reference.step(*batch, 12)
     state = reference.state()
     assert all(np.array_equal(value, state[name]) for name, value in trainable.state().items())
 
 
-def read_late(trainable, batches):
-    """The sums of some batches, each of which is overwritten as soon as its step has begun."""
-    result, before = [], None
+def async_totals(trainable, batches):
+    """Return the totals of batches; each batch is overwritten as soon as its step has begun."""
+    totals, wait_for_previous = [], None
     for images, labels in batches:
         arguments = images.copy(), labels.copy()
-        started = begin(trainable, *arguments, [12])
+        wait = begin(trainable, *arguments, [12])
         for array in arguments:
             array[:] = 0
-        if before is not None:
-            result += before().sums
-        before = started
-    return [*result, *before().sums]
+        if wait_for_previous is not None:
+            totals += wait_for_previous().sums
+        wait_for_previous = wait
+    return [*totals, *wait_for_previous().sums]
 
 
 @pytest.mark.parametrize("group", [SingleRankGroup(), Group(2)], ids=["alone", "by MPI"])
 @pytest.mark.parametrize("train", [{}, {"xla": True}], ids=["as traced", "xla"])
-def test_late_totals_match_bit_for_bit(engine, batch, group, train):
+def test_async_totals_match_bit_for_bit(engine, batch, group, train):
     images, labels = batch
     batches = [
         (np.roll(images, turn, 1), np.full(12, -1) if turn == 2 else labels) for turn in range(5)
     ]
-    batches.insert(3, (images[:0], labels[:0]))  # of which this rank has no rows
+    batches.insert(3, (images[:0], labels[:0]))  # this rank has no rows of one batch
     trainable, reference = (
         engine.build(network(**train), group),
         engine.build(network(**train), group),
     )
-    assert read_late(trainable, batches) == [reference.step(*rows, 12) for rows in batches]
+    assert async_totals(trainable, batches) == [reference.step(*rows, 12) for rows in batches]
     state = reference.state()
     assert all(np.array_equal(value, state[name]) for name, value in trainable.state().items())
 
@@ -357,16 +357,16 @@ def test_late_totals_match_bit_for_bit(engine, batch, group, train):
 def test_failed_step_raises_when_read_or_at_next_begin(engine, batch, group):
     images, labels = batch
     trainable = engine.build(network(loss=f"{__name__}:failing"), group)
-    started = begin(trainable, images, labels + 1, [12])
+    wait = begin(trainable, images, labels + 1, [12])
     with pytest.raises(Exception, match="assertion failed"):
-        started()
+        wait()
     trainable.close()
-    again = engine.build(network(loss=f"{__name__}:failing"), group)
-    assert again.step(images, labels % 2, 12).count == 12
-    begin(again, images, labels + 1, [12])
+    trainable = engine.build(network(loss=f"{__name__}:failing"), group)
+    assert trainable.step(images, labels % 2, 12).count == 12
+    begin(trainable, images, labels + 1, [12])
     with pytest.raises(Exception, match="assertion failed"):
-        begin(again, images, labels, [12])()
-    again.close()
+        begin(trainable, images, labels, [12])()
+    trainable.close()
     assert engine.build(network(), group).step(*batch, 12).count == 12
 
 
@@ -382,12 +382,12 @@ def failing(number):
 
 number, inputs = tf.constant(5), InputBuffers()
 for _ in range(20):
-    ahead = StepQueue(inputs)
-    linecache.clearcache()  # TensorFlow looks for lines of files, and lets go of the interpreter's lock there
-    done = ahead.read_async(ahead.call(failing, number))
-    ahead.close()
+    queue = StepQueue(inputs)
+    linecache.clearcache()  # TensorFlow then reads lines of files, and releases the GIL
+    wait = queue.read_async(queue.call(failing, number))
+    queue.close()
     try:
-        done()
+        wait()
     except tf.errors.InvalidArgumentError as error:
         assert "assertion failed" in str(error)
     else:
@@ -396,12 +396,12 @@ for _ in range(20):
 
 
 def test_close_during_failing_step_does_not_deadlock():
-    # In a process of its own: where threads wait for each other's locks, nothing else runs, not even a timeout.
+    # In a separate process, because a deadlock would also stop the timeout of this test.
     subprocess.run([sys.executable, "-c", CLOSING], check=True, timeout=60, cwd=ROOT)
 
 
 def failing(labels, outputs):
-    """A loss of the user's own that knows two labels only."""
+    """Return a custom loss that fails for labels above 1."""
     import keras
     import tensorflow as tf
 
@@ -411,13 +411,13 @@ def failing(labels, outputs):
         )
 
 
-def test_what_nobody_reads_any_more_is_let_go(engine, batch):
+def test_close_discards_totals_that_were_not_read(engine, batch):
     trainable = engine.build(network(), SingleRankGroup())
     begin(trainable, *batch, [12])
     trainable.close()
-    again = engine.build(network(), SingleRankGroup())  # with the graphs of the other
-    assert again is trainable
-    assert again.step(*batch, 12) == engine.build(network(), SingleRankGroup()).step(*batch, 12)
+    reused = engine.build(network(), SingleRankGroup())  # reuses the graphs
+    assert reused is trainable
+    assert reused.step(*batch, 12) == engine.build(network(), SingleRankGroup()).step(*batch, 12)
 
 
 def test_networks_match_with_and_without_graph_rewriting(batch):
@@ -426,7 +426,7 @@ def test_networks_match_with_and_without_graph_rewriting(batch):
     from fleet.engines.keras.engine import KerasEngine
 
     def trained(as_traced):
-        # Its own: an engine keeps the graphs of its last network.
+        # A new engine, because an engine caches the graphs of its last network.
         engine = KerasEngine(EngineContext(SAMPLE, Resources(exchange="mpi")))
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": as_traced})
         trainable = engine.build(network(), SingleRankGroup())
@@ -436,11 +436,11 @@ def test_networks_match_with_and_without_graph_rewriting(batch):
         rewritten = trained(as_traced=False)
     finally:
         as_traced = trained(as_traced=True)
-    for sums, references in zip(
+    for totals, expected in zip(
         [*as_traced[0], as_traced[1]], [*rewritten[0], rewritten[1]], strict=True
     ):
-        assert sums.loss == pytest.approx(references.loss, rel=1e-5)
-        assert sums.count == references.count
+        assert totals.loss == pytest.approx(expected.loss, rel=1e-5)
+        assert totals.count == expected.count
 
 
 @pytest.mark.long
@@ -490,20 +490,20 @@ class Holder:
     pass
 
 class Held(keras.Model):
-    def __init__(self, classes, where):
+    def __init__(self, classes, location):
         super().__init__()
         layer = layers.Dense(6)
-        self.held = Holder() if where == "object" else [[layer]]
-        if where == "object":
-            self.held.layer = layer
+        self.holder = Holder() if location == "object" else [[layer]]
+        if location == "object":
+            self.holder.layer = layer
         self.flat, self.head = layers.Flatten(), layers.Dense(classes)
-        self.where = where
+        self.location = location
     def call(self, x):
-        layer = self.held.layer if self.where == "object" else self.held[0][0]
+        layer = self.holder.layer if self.location == "object" else self.holder[0][0]
         return self.head(layer(self.flat(x)))
 
-def held(input_shape, classes, where):
-    return Held(classes, where)
+def held(input_shape, classes, location):
+    return Held(classes, location)
 
 def rude(input_shape, classes):
     keras.config.set_image_data_format("channels_first")
@@ -534,7 +534,7 @@ def custom(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_networks_that_share_layers_begin_as_if_alone(engine, batch, custom, cached):
+def test_networks_that_share_layers_are_isolated(engine, batch, custom, cached):
     first = engine.build(custom("shared", 1, cached=cached), SingleRankGroup())
     before = first.state()
     first.step(*batch, 12)
@@ -547,12 +547,12 @@ def test_networks_that_share_layers_begin_as_if_alone(engine, batch, custom, cac
     assert all(np.array_equal(array, trained[name]) for name, array in first.state().items())
 
 
-def test_layers_that_keras_does_not_know_are_refused(engine, custom):
-    with pytest.raises(ModelError, match="uses weights that Keras does not track"):
-        engine.build(custom("held", where="object"), SingleRankGroup())
+def test_layers_that_keras_does_not_track_are_refused(engine, custom):
+    with refused(ModelError, "own_models:held", "Keras does not track"):
+        engine.build(custom("held", location="object"), SingleRankGroup())
 
 
-def test_what_a_network_sets_in_the_process_is_its_own(engine, batch, custom):
+def test_process_settings_of_user_code_are_restored(engine, batch, custom):
     import keras
 
     config = keras.config

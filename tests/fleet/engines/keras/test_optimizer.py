@@ -1,4 +1,4 @@
-"""Optimizers: all of Keras by name, gradients that are clipped or accumulated, running means of weights."""
+"""Optimizers: all of Keras by name, accumulated gradients, running means of weights."""
 
 import inspect
 
@@ -11,12 +11,13 @@ from fleet.errors import SettingError, SpecError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.optimizers import COMMON, OPTIMIZERS
 from preprocess.sample import ImageSpec, SampleSpec
+from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
 
 SAMPLE = SampleSpec(ImageSpec((4, 4, 1), "float32"), 3)
-# What follows from a spec elsewhere, or has no meaning in one.
-GIVEN = {
+# Parameters that follow from other keys of a spec, or have no meaning in one.
+NOT_IN_SPECS = {
     "self",
     "kwargs",
     "learning_rate",
@@ -53,36 +54,31 @@ def weights_of(trainable):
     return [np.array(variable.numpy()) for variable in trainable._model.trainable_variables]
 
 
-def test_the_rates_of_the_table_are_the_defaults_of_keras():
+def test_learning_rates_are_the_defaults_of_keras():
     import keras
 
     classes = {name.lower(): kind for name, kind in vars(keras.optimizers).items()}
     for name, word in OPTIMIZERS.items():
-        accepted = inspect.signature(classes[name]).parameters["learning_rate"].default
-        assert word.learning_rate == accepted, name
-        assert settings({"name": name}).train.optimizer.learning_rate == accepted
+        default = inspect.signature(classes[name]).parameters["learning_rate"].default
+        assert word.learning_rate == default, name
+        assert settings({"name": name}).train.optimizer.learning_rate == default
 
 
-def test_the_table_is_that_of_the_signatures_of_keras():
+def test_optimizers_have_the_parameters_of_keras():
     import keras
 
     classes = {
         name: kind
-        for name in dir(keras.optimizers)
-        if inspect.isclass(kind := getattr(keras.optimizers, name))
-        and issubclass(kind, keras.optimizers.Optimizer)
+        for name, kind in vars(keras.optimizers).items()
+        if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer)
     }
-    for name in (
-        "Optimizer",
-        "LossScaleOptimizer",
-        "MultiOptimizer",
-    ):  # around others, or no optimizer by themselves
+    for name in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer"):  # base class and wrappers
         classes.pop(name, None)
     assert set(OPTIMIZERS) == set(map(str.lower, classes))
     for name, kind in classes.items():
         assert (
             OPTIMIZERS[name.lower()].takes
-            == set(inspect.signature(kind.__init__).parameters) - GIVEN
+            == set(inspect.signature(kind.__init__).parameters) - NOT_IN_SPECS
         ), name
 
 
@@ -97,7 +93,7 @@ def test_every_optimizer_takes_a_step(name):
     )
 
 
-def test_parameters_come_to_keras_as_they_are_given():
+def test_make_optimizer_passes_parameters_to_keras():
     optimizer = build(
         {"name": "RMSprop", "learning_rate": 0.01, "rho": 0.8, "centered": True, "clipvalue": 0.5}
     )._optimizer
@@ -123,7 +119,7 @@ def test_all_optimizers_have_the_common_parameters():
     assert all(word.takes >= COMMON for word in OPTIMIZERS.values())
 
 
-def test_accumulated_gradients_make_the_step_of_one_large_batch():
+def test_accumulated_gradients_equal_one_large_batch():
     inputs, labels = samples()
     combined, parts = build({"learning_rate": 0.1}), build({"learning_rate": 0.1}, accumulate=3)
     combined.step(inputs, labels, 12)
@@ -160,10 +156,10 @@ def test_scalable_rate_follows_batch_in_same_graph(learning_rate):
     assert trainable.learning_rate() == pytest.approx(4 * second)
     before = weights_of(trainable)
     trainable.step(inputs, labels, 48)
-    moved = np.concatenate(
+    changes = np.concatenate(
         [
-            np.ravel(actual - other)
-            for actual, other in zip(weights_of(trainable), before, strict=True)
+            np.ravel(after - initial)
+            for after, initial in zip(weights_of(trainable), before, strict=True)
         ]
     )
     plain = build({"learning_rate": 4 * second})
@@ -171,32 +167,35 @@ def test_scalable_rate_follows_batch_in_same_graph(learning_rate):
         variable.assign(value)
     plain.step(inputs, labels, 48)
     expected = np.concatenate(
-        [np.ravel(actual - other) for actual, other in zip(weights_of(plain), before, strict=True)]
+        [
+            np.ravel(after - initial)
+            for after, initial in zip(weights_of(plain), before, strict=True)
+        ]
     )
-    np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(changes, expected, rtol=1e-4, atol=1e-7)
     trainable.scale_learning_rate(1.0)
     assert trainable.learning_rate() <= first
     assert trainable._strides[NoExchange].experimental_get_tracing_count() == 1
 
 
-def test_a_network_is_judged_by_the_running_means_of_its_weights():
+def test_evaluate_uses_running_means_of_weights():
     trainable = build({"learning_rate": 0.5, "use_ema": True, "ema_momentum": 0.5})
     trainable.step(*samples(), 12)
-    mean = weights_of(trainable)  # of the first step
+    means = weights_of(trainable)  # initially the weights after the first step
     for _ in range(3):
         trainable.step(*samples(), 12)
-        mean = [
-            0.5 * actual + 0.5 * expected
-            for actual, expected in zip(mean, weights_of(trainable), strict=True)
+        means = [
+            0.5 * mean + 0.5 * weight
+            for mean, weight in zip(means, weights_of(trainable), strict=True)
         ]
-    now = weights_of(trainable)
-    judged = trainable.evaluate(*samples())
-    for actual, expected in zip(now, weights_of(trainable), strict=True):
-        np.testing.assert_array_equal(actual, expected)  # training goes on from where it was
+    before = weights_of(trainable)
+    totals = trainable.evaluate(*samples())
+    for actual, expected in zip(weights_of(trainable), before, strict=True):
+        np.testing.assert_array_equal(actual, expected)  # training continues from its weights
     plain = build({"learning_rate": 0.5})
-    for variable, value in zip(plain._model.trainable_variables, mean, strict=True):
+    for variable, value in zip(plain._model.trainable_variables, means, strict=True):
         variable.assign(value)
-    assert judged.loss == pytest.approx(plain.evaluate(*samples()).loss, rel=1e-4)
+    assert totals.loss == pytest.approx(plain.evaluate(*samples()).loss, rel=1e-4)
 
 
 def make(learning_rate, momentum):
@@ -209,20 +208,18 @@ def no_optimizer(learning_rate):
     return learning_rate
 
 
-def test_an_optimizer_of_ones_own():
+def test_custom_optimizer():
     custom = build({"name": f"{__name__}:make", "learning_rate": 0.1, "args": {"momentum": 0.9}})
     expected = build({"name": "sgd", "learning_rate": 0.1, "momentum": 0.9})
     assert [custom.step(*samples(), 12) for _ in range(3)] == [
         expected.step(*samples(), 12) for _ in range(3)
     ]
-    with pytest.raises(
-        SettingError, match="returned a float; it should return a keras.optimizers.Optimizer"
-    ):
+    with refused(SettingError, "no_optimizer returned a float", "keras.optimizers.Optimizer"):
         build({"name": f"{__name__}:no_optimizer", "learning_rate": 0.1})
 
 
 def spare_and_normed(input_shape, classes):
-    """One of its layers takes no part in what it gives."""
+    """Return a model with batch normalization and a layer that its outputs do not depend on."""
     import keras
 
     class Spare(keras.Model):
@@ -241,7 +238,7 @@ def spare_and_normed(input_shape, classes):
     return model
 
 
-@pytest.mark.filterwarnings("ignore:Gradients do not exist")  # as Keras says
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")  # a warning of Keras
 @pytest.mark.parametrize(
     "options",
     [
@@ -250,39 +247,40 @@ def spare_and_normed(input_shape, classes):
         {"name": "sgd", "weight_decay": 0.3, "use_ema": True, "ema_momentum": 0.8},
     ],
 )
-def test_a_network_with_spare_weights_trains_as_keras_trains_it(options):
+def test_network_with_spare_weights_trains_like_keras(options):
     import keras
 
-    trainable = build_own({**options, "learning_rate": 0.1})
+    trainable = build_spare({**options, "learning_rate": 0.1})
     plain = spare_and_normed((4, 4, 1), 3)
     plain.set_weights(trainable._model.get_weights())
-    built = {key: value for key, value in options.items() if "ema" not in key and key != "name"}
+    args = {key: value for key, value in options.items() if "ema" not in key and key != "name"}
     kind = keras.optimizers.AdamW if options["name"] == "adamw" else keras.optimizers.SGD
-    plain.compile(kind(0.1, **built), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    plain.compile(kind(0.1, **args), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     inputs, labels = samples()
-    mean = None
+    means = None
     for step in range(4):
         trainable.step(inputs, labels, 12)
         plain.fit(inputs, labels, batch_size=12, verbose=0)
         share = 0.2 if step else 1.0
-        mean = [
-            (1 - share) * (0.0 if mean is None else mean[index]) + share * value
-            for index, value in enumerate(plain.get_weights())
+        weights = plain.get_weights()
+        means = [
+            (1 - share) * mean + share * weight
+            for mean, weight in zip(means or weights, weights, strict=True)
         ]
     for actual, expected in zip(trainable._model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
-    if "use_ema" in options:  # the network is judged by means of weights and of statistics
-        plain.set_weights(mean)
+    if "use_ema" in options:  # evaluation uses means of weights and statistics
+        plain.set_weights(means)
     expected = plain.predict(inputs, verbose=0)
     np.testing.assert_allclose(trainable.predict(inputs, labels)[1], expected, rtol=1e-3, atol=1e-4)
-    now = trainable.state()
-    old = {name: array for name, array in now.items() if not name.startswith("statistics/")}
-    assert len(now) - len(old) == 2 * ("use_ema" in options)
-    trainable.load(old)  # as FLEET 0.2 has saved it
-    assert set(trainable.state()) == set(now)
+    state = trainable.state()
+    old = {name: array for name, array in state.items() if not name.startswith("statistics/")}
+    assert len(state) - len(old) == 2 * ("use_ema" in options)
+    trainable.load(old)  # a state that FLEET 0.2 has saved
+    assert set(trainable.state()) == set(state)
 
 
-def build_own(optimizer):
+def build_spare(optimizer):
     from fleet.engines.keras.engine import KerasEngine
 
     spec = parse(
@@ -295,7 +293,7 @@ def build_own(optimizer):
     return engine.build(spec.networks[0], SingleRankGroup())
 
 
-def test_a_rate_that_is_not_given_is_that_of_the_function():
+def test_default_learning_rate_is_that_of_the_function():
     assert build({"name": "keras.optimizers:Adam"}).learning_rate() == pytest.approx(0.001)
     assert build(
         {"name": f"{__name__}:make", "args": {"momentum": 0.9}}

@@ -1,4 +1,4 @@
-"""Penalties on weights and activities: those of Keras on any number of ranks, also on such without rows."""
+"""Penalties on weights and activities equal Keras' on any number of ranks, even without rows."""
 
 import warnings
 
@@ -26,7 +26,7 @@ SAMPLE = SampleSpec(ImageSpec((6,), "float32"), 2, target=TargetSpec("value", 2)
 
 
 def weights(input_shape, classes):
-    """Every regularizer of Keras, and one of the user's own."""
+    """Return a model with every regularizer of Keras, and a user-defined one."""
     from keras import Input, Sequential, layers, regularizers
 
     l1_l2 = regularizers.L1L2(0.01, 0.02)
@@ -73,7 +73,7 @@ def activities(input_shape, classes):
 
 
 def adding(loss):
-    """A model with a layer that adds a loss of (inputs, its weight) in each call."""
+    """Return a function that builds a model whose layer adds a loss of (inputs, its weight)."""
 
     def build(input_shape, classes):
         import keras
@@ -111,7 +111,7 @@ of_several = adding(
 
 
 def of_a_model(input_shape, classes):
-    """A model of one class, whose layers know of training, with a loss of its own."""
+    """Return a subclassed model that adds a loss in training."""
     import keras
 
     @keras.saving.register_keras_serializable("tests")
@@ -125,9 +125,8 @@ def of_a_model(input_shape, classes):
             hidden = self.first(inputs)
             if training:
                 self.add_loss(0.02 * keras.ops.sum(keras.ops.abs(hidden)))
-            return self.last(
-                hidden + 0 * self.normal(hidden)
-            )  # its statistics change, and nothing comes of it
+            # Batch normalization updates its statistics, but does not change the outputs.
+            return self.last(hidden + 0 * self.normal(hidden))
 
         def get_config(self):
             return {}
@@ -161,10 +160,18 @@ def build(model, group, **train):
 
 
 def trained(model, ranks, counts=None, **train):
-    """The weights of a model after some epochs on so many ranks; samples that do not count could not be read."""
-    counts = (
-        np.ones(ROWS, np.float32) if counts is None else np.where(counts, 1, -1).astype(np.float32)
-    )
+    """Return the weights of a model after some epochs.
+
+    Args:
+        model: name of a model function of this module.
+        ranks: number of ranks.
+        counts: (ROWS,) False for unreadable samples.
+        train: training settings.
+    """
+    if counts is None:
+        counts = np.ones(ROWS, np.float32)
+    else:
+        counts = np.where(counts, 1, -1).astype(np.float32)
     inputs, targets = data()
     inputs[counts < 0] = 0
     result = {}
@@ -186,7 +193,7 @@ def trained(model, ranks, counts=None, **train):
 
 
 def fitted(model, counts=None):
-    """The weights after model.fit of Keras."""
+    """Return the weights after training with Keras' own loop."""
     import keras
 
     plain = build(model, SingleRankGroup())._model
@@ -194,14 +201,15 @@ def fitted(model, counts=None):
     for _ in range(EPOCHS):
         for first in range(0, ROWS, BATCH):
             rows = np.arange(first, min(first + BATCH, ROWS))
-            rows = rows if counts is None else rows[counts[rows]]
+            if counts is not None:
+                rows = rows[counts[rows]]
             plain.train_on_batch(*(array[rows] for array in data()))
     return [np.array(variable.numpy()) for variable in plain.trainable_variables]
 
 
 def check_equal(result, expected):
-    for actual, theirs in zip(result, expected, strict=True):
-        np.testing.assert_allclose(actual, theirs, rtol=1e-5, atol=1e-5)
+    for actual, reference in zip(result, expected, strict=True):
+        np.testing.assert_allclose(actual, reference, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -213,16 +221,16 @@ def check_equal(result, expected):
         *long_but_first("of_a_mean", "of_each_row", "of_weights", "of_several", "of_a_model"),
     ],
 )
-def test_penalties_are_those_of_keras_on_any_number_of_ranks(model):
+def test_penalties_match_keras_on_any_number_of_ranks(model):
     expected = fitted(model)
     for ranks in (1, 2, 3):
         check_equal(trained(model, ranks), expected)
 
 
 @pytest.mark.parametrize("model", long_but_first("activities", "weights", "of_a_mean"))
-def test_samples_that_cannot_be_read_have_no_part_in_penalties(model):
+def test_unreadable_samples_are_excluded_from_penalties(model):
     counts = np.random.default_rng(0).random(ROWS) < 0.7
-    counts[16:21] = False  # all that a rank of three has of a batch
+    counts[16:21] = False  # all rows of one of three ranks in a batch
     counts[-1] = True
     expected = fitted(model, counts)
     for ranks in (1, 2, 3):
@@ -238,8 +246,9 @@ def test_samples_that_cannot_be_read_have_no_part_in_penalties(model):
         {"optimizer": {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1}},
     ],
 )
-def test_penalties_do_not_depend_on_the_ranks_with_any_optimizer(train):
-    alone, tolerance = trained("activities", 1, **train), 5e-3 if "precision" in train else 1e-5
+def test_penalties_do_not_depend_on_ranks_with_any_optimizer(train):
+    alone = trained("activities", 1, **train)
+    tolerance = 5e-3 if "precision" in train else 1e-5
     for ranks in (2, 3):
         for actual, expected in zip(alone, trained("activities", ranks, **train), strict=True):
             np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
@@ -255,7 +264,7 @@ def test_several_steps_have_penalties_of_each_batch():
         build("of_a_sum", SingleRankGroup()),
     )
     firsts = np.cumsum(sizes) - sizes
-    sums = [
+    totals = [
         trainable.step(
             inputs[first : first + size],
             targets[first : first + size],
@@ -264,8 +273,8 @@ def test_several_steps_have_penalties_of_each_batch():
         )
         for first, size in zip(firsts, sizes, strict=True)
     ]
-    assert begin(reference, inputs, targets, sizes, counts)().sums == sums
-    assert [step.count for step in sums] == [14, 0, 16, 1]
+    assert begin(reference, inputs, targets, sizes, counts)().sums == totals
+    assert [step.count for step in totals] == [14, 0, 16, 1]
     state = reference.state()
     assert all(np.array_equal(value, state[name]) for name, value in trainable.state().items())
 
@@ -284,7 +293,7 @@ def test_sums_over_rows_leaves_model_unchanged():
     assert sums_over_rows(build("activities", SingleRankGroup())._model, (6,)) == ()
 
 
-def test_a_loss_that_is_neither_a_sum_nor_a_mean_is_told_of():
+def test_loss_that_is_neither_sum_nor_mean_warns():
     with pytest.warns(NetworkWarning, match="neither a mean nor a sum over the rows of a batch"):
         build("of_neither", SingleRankGroup())
     with warnings.catch_warnings():

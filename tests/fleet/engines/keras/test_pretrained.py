@@ -1,4 +1,4 @@
-"""Networks that begin with weights of a file, and keep some of them."""
+"""Networks start from the weights of a file, and freeze some of them."""
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from fleet.engines.initial_weights import match_patterns, match_weights
 from fleet.errors import SettingError
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
+from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
 
@@ -18,8 +19,10 @@ import keras
 from keras import layers
 
 def unnamed(input_shape, classes, width=4):
-    return keras.Sequential([layers.Input(input_shape), layers.Flatten(), layers.Dense(width, "relu"),
-                             layers.Dense(classes)])
+    hidden = layers.Dense(width, "relu")
+    return keras.Sequential(
+        [layers.Input(input_shape), layers.Flatten(), hidden, layers.Dense(classes)]
+    )
 
 class Sub(keras.Model):
     def __init__(self, classes):
@@ -40,7 +43,7 @@ CNN = "family: cnn, args: {filters: [2, 3], dense: [4], dropout: 0.1}"
 
 @pytest.fixture
 def built(tmp_path, monkeypatch):
-    """Builds networks: of an entry, for so many classes, with settings of ``train``."""
+    """Return a function that builds a network of an entry, with settings of ``train``."""
     from fleet.engines.keras.engine import KerasEngine
 
     (tmp_path / "starting_models.py").write_text(MODELS)
@@ -66,14 +69,9 @@ def weights(network):
     return {variable.path: variable.numpy() for variable in network._model.weights}
 
 
-def equal(network, reference, but=()):
+def have_equal_weights(network, reference):
     actual, expected = weights(network).values(), weights(reference).values()
-    names = list(weights(network))
-    return {
-        name: np.array_equal(a, b)
-        for name, a, b in zip(names, actual, expected, strict=True)
-        if name not in but
-    }
+    return all(map(np.array_equal, actual, expected)) and len(actual) == len(expected)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +80,7 @@ def equal(network, reference, but=()):
 @pytest.mark.parametrize(
     ("ending", "affine"), [("weights.h5", None), ("keras", None), ("keras", Affine(0.02, -1.0))]
 )
-def test_what_a_run_exports_and_what_keras_writes_is_taken_up(
-    built, tmp_path, entry, ending, affine
-):
+def test_load_pretrained_reads_exports_and_keras_files(built, tmp_path, entry, ending, affine):
     first = built(entry, affine=affine)
     first.step(np.ones((4, 8, 8, 1), np.uint8), np.array([0, 1, 2, 0]), 4)
     if ending == "keras":
@@ -93,7 +89,7 @@ def test_what_a_run_exports_and_what_keras_writes_is_taken_up(
         first._model.save_weights(tmp_path / "best.weights.h5")
     second = built(entry, seed=1)
     second.load_pretrained(tmp_path / f"best.{ending}", ())
-    assert all(equal(second, first).values())
+    assert have_equal_weights(second, first)
 
 
 def test_load_pretrained_skips_head_and_freezes_rest(built, tmp_path):
@@ -113,23 +109,18 @@ def test_load_pretrained_skips_head_and_freezes_rest(built, tmp_path):
     changed = {
         name for name, value in weights(second).items() if not np.array_equal(value, started[name])
     }
-    assert changed == {
-        "dense0/kernel",
-        "dense0/bias",
-        "logits/kernel",
-        "logits/bias",
-    }  # and no statistics
+    # The statistics are frozen, too.
+    assert changed == {"dense0/kernel", "dense0/bias", "logits/kernel", "logits/bias"}
     assert {name for name in started if name.startswith("stage")} | {
         "dense0/kernel",
         "dense0/bias",
     } == {name for name, value in weights(first).items() if np.array_equal(value, started[name])}
     second.export(second.state(), tmp_path / "more.keras")
-    assert len(second.state()) < len(built(classes=5).state()) + len(
-        started
-    )  # the optimizer keeps nothing of them
+    # The optimizer has no state for frozen weights.
+    assert len(second.state()) < len(built(classes=5).state()) + len(started)
 
 
-def test_what_does_not_fit_is_named_one_by_one(built, tmp_path):
+def test_load_pretrained_names_what_does_not_fit(built, tmp_path):
     first = built(classes=3)
     first.export(first.state(), tmp_path / "best.keras")
     with pytest.raises(
@@ -144,30 +135,28 @@ def test_what_does_not_fit_is_named_one_by_one(built, tmp_path):
         )
 
 
-def test_a_pattern_that_meets_nothing_is_a_mistake(built, tmp_path):
+def test_patterns_that_match_nothing_are_refused(built, tmp_path):
     first = built()
     first.export(first.state(), tmp_path / "best.keras")
-    with pytest.raises(
-        SettingError, match=r"'head.\*' matches no weight; the weights are stage0_conv/kernel, "
-    ) as caught:
+    with refused(SettingError, "'head.*' matches no weight", "stage0_conv/kernel, ") as caught:
         built().load_pretrained(tmp_path / "best.keras", ["head.*"])
     assert caught.value.setting == ("train", "start", "skip")
-    with pytest.raises(SettingError, match="'body' matches no weight") as caught:
+    with refused(SettingError, "'body' matches no weight") as caught:
         built(train="start: {file: best.keras, freeze: [body]}")
     assert caught.value.setting == ("train", "start", "freeze")
-    with pytest.raises(SettingError, match="the patterns freeze all weights"):
+    with refused(SettingError, "the patterns freeze all weights"):
         built(train="start: {file: best.keras, freeze: ['*']}")
 
 
 @pytest.mark.parametrize(("file", "content"), [("gone.keras", None), ("torn.weights.h5", b"torn")])
-def test_a_file_that_cannot_be_read_is_named(built, tmp_path, file, content):
+def test_load_pretrained_names_unreadable_files(built, tmp_path, file, content):
     if content:
         (tmp_path / file).write_bytes(content)
-    with pytest.raises(SettingError, match=f"{file} cannot be read as .weights.h5 or .keras"):
+    with refused(SettingError, f"{file} cannot be read as .weights.h5 or .keras"):
         built().load_pretrained(tmp_path / file, ())
 
 
-def test_long_lists_are_cut():
+def test_messages_shorten_long_lists_of_weights():
     shapes = {f"w{number:02}": (1,) for number in range(30)}
     with pytest.raises(SettingError, match=r"w18, w19, \.\.\."):
         match_patterns(["x"], shapes, "skip")

@@ -1,4 +1,4 @@
-"""Targets of every kind in Keras networks: against model.fit of Keras, and exact however a batch is cut."""
+"""Keras networks train on every kind of target like model.fit, however a batch is split."""
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from fleet.vocabulary.measures import LOSSES, METRICS, canonical_name, direction
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 from tests.examples import long_but_first
+from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
 
@@ -46,13 +47,13 @@ def build(kind, model=None, **train):
 
 def batch(kind, rows=12):
     random, target = np.random.default_rng(2), TARGETS[kind]
-    built = target.random_targets(random, rows)
-    built["weight"] = random.uniform(0.5, 2, rows)
-    return (random.normal(size=(rows, 4, 4, 1)).astype(np.float32), *target.split(built))
+    packed = target.random_targets(random, rows)
+    packed["weight"] = random.uniform(0.5, 2, rows)
+    return (random.normal(size=(rows, 4, 4, 1)).astype(np.float32), *target.split(packed))
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_a_network_learns_what_keras_itself_would(kind):
+def test_network_trains_like_keras(kind):
     import keras
 
     trainable, (inputs, targets, weights) = build(kind), batch(kind)
@@ -62,12 +63,14 @@ def test_a_network_learns_what_keras_itself_would(kind):
     reference.compile(
         keras.optimizers.SGD(0.1, momentum=0.9), getattr(keras.losses, LOSS[kind])(**options)
     )
-    by_pixel = weights[:, None, None] * np.ones((1, 4, 4)) if kind == "mask" else weights
-    fitted = reference.fit(
-        inputs, targets, batch_size=12, epochs=4, sample_weight=by_pixel, verbose=0, shuffle=False
-    )
+    if kind == "mask":
+        sample_weight = weights[:, None, None] * np.ones((1, 4, 4))
+    else:
+        sample_weight = weights
+    options = {"batch_size": 12, "epochs": 4, "verbose": 0, "shuffle": False}
+    fit = reference.fit(inputs, targets, sample_weight=sample_weight, **options)
     losses = [trainable.step(inputs, targets, 12, False, weights).loss / 12 for _ in range(4)]
-    np.testing.assert_allclose(losses, fitted.history["loss"], rtol=1e-4)
+    np.testing.assert_allclose(losses, fit.history["loss"], rtol=1e-4)
     for actual, expected in zip(
         trainable._model.get_weights(), reference.get_weights(), strict=True
     ):
@@ -95,11 +98,11 @@ def test_a_network_learns_what_keras_itself_would(kind):
 def test_metrics_of_split_batches_match_keras(kind, names):
     import keras
 
-    trainable, some = build(kind, metrics=names), batch(kind)
-    combined = trainable.evaluate(*some)
+    trainable, arrays = build(kind, metrics=names), batch(kind)
+    combined = trainable.evaluate(*arrays)
     parts = sum(
         (
-            trainable.evaluate(*(array[rows] for array in some))
+            trainable.evaluate(*(array[rows] for array in arrays))
             for rows in (slice(0, 5), slice(5, 6), slice(6, 12))
         ),
         StepTotals(),
@@ -107,7 +110,7 @@ def test_metrics_of_split_batches_match_keras(kind, names):
     np.testing.assert_allclose(combined.pack(), parts.pack(), rtol=1e-5)
     result = trainable.scores(parts.metric_totals)
     assert result == pytest.approx(trainable.scores(combined.metric_totals), rel=1e-5)
-    outputs, targets = np.asarray(trainable._model(some[0])), some[1]
+    outputs, targets = np.asarray(trainable._model(arrays[0])), arrays[1]
     if kind == "value":
         assert result["mae"] == pytest.approx(np.abs(outputs - targets).mean(), rel=1e-4)
         residual, total = (
@@ -150,15 +153,15 @@ def test_metrics_of_split_batches_match_keras(kind, names):
         ),
     ],
 )
-def test_losses_are_those_of_keras(kind, train, options):
+def test_losses_match_keras(kind, train, options):
     import keras
 
     trainable, (inputs, targets, weights) = build(kind, **train), batch(kind)
     outputs = trainable._model(inputs)
-    wanted = np.eye(3)[targets] if kind == "class" else targets
+    dense_targets = np.eye(3)[targets] if kind == "class" else targets
     name, arguments = options
     expected = float(
-        getattr(keras.losses, name)(**arguments)(wanted, outputs, sample_weight=weights)
+        getattr(keras.losses, name)(**arguments)(dense_targets, outputs, sample_weight=weights)
     )
     assert trainable.evaluate(inputs, targets, weights).loss / 12 == pytest.approx(
         expected, rel=1e-4
@@ -166,7 +169,7 @@ def test_losses_are_those_of_keras(kind, train, options):
 
 
 def with_void(rows=12):
-    """Masks some pixels of which count for nothing."""
+    """Return a batch of masks with excluded pixels."""
     inputs, targets, weights = batch("mask", rows)
     targets = targets.copy()
     targets[:, 0, :] = TARGETS["mask"].void
@@ -178,42 +181,55 @@ def with_void(rows=12):
     long_but_first(
         (
             "categorical_crossentropy",
-            lambda wanted, found, logits: -np.log((wanted * found).sum(-1))[:, 1:].mean((1, 2)),
+            lambda expected, predicted, logits: -np.log((expected * predicted).sum(-1))[:, 1:].mean(
+                (1, 2)
+            ),
         ),
         (
             "sparse_categorical_crossentropy",
-            lambda wanted, found, logits: -np.log((wanted * found).sum(-1))[:, 1:].mean((1, 2)),
+            lambda expected, predicted, logits: -np.log((expected * predicted).sum(-1))[:, 1:].mean(
+                (1, 2)
+            ),
         ),
-        ("mae", lambda wanted, found, logits: np.abs(wanted - found).mean(-1)[:, 1:].mean((1, 2))),
+        (
+            "mae",
+            lambda expected, predicted, logits: np.abs(expected - predicted)
+            .mean(-1)[:, 1:]
+            .mean((1, 2)),
+        ),
         (
             "dice",
-            lambda wanted, found, logits: 1
-            - 2 * (wanted * found)[:, 1:].sum((1, 2, 3)) / (wanted + found)[:, 1:].sum((1, 2, 3)),
+            lambda expected, predicted, logits: 1
+            - 2
+            * (expected * predicted)[:, 1:].sum((1, 2, 3))
+            / (expected + predicted)[:, 1:].sum((1, 2, 3)),
         ),
         (
             {"tversky": {"alpha": 0.3, "beta": 0.7}},
-            lambda wanted, found, logits: 1
-            - (wanted * found)[:, 1:].sum((1, 2, 3))
-            / (0.3 * found + 0.7 * wanted)[:, 1:].sum((1, 2, 3)),
+            lambda expected, predicted, logits: 1
+            - (expected * predicted)[:, 1:].sum((1, 2, 3))
+            / (0.3 * predicted + 0.7 * expected)[:, 1:].sum((1, 2, 3)),
         ),
         (
             f"{__name__}:of_pixels",
-            lambda wanted, found, logits: np.square(wanted - logits).sum(-1)[:, 1:].mean((1, 2)),
+            lambda expected, predicted, logits: np.square(expected - logits)
+            .sum(-1)[:, 1:]
+            .mean((1, 2)),
         ),
         (
             {f"{__name__}:of_masks": {"scale": 3}},
-            lambda wanted, found, logits: 3 * (wanted * logits)[:, 1:].sum((1, 2, 3)),
+            lambda expected, predicted, logits: 3 * (expected * logits)[:, 1:].sum((1, 2, 3)),
         ),
     ),
 )
 def test_losses_of_masks_exclude_void_pixels(loss, expected):
     trainable, (inputs, targets, weights) = build("mask", loss=loss), with_void()
     logits = np.asarray(trainable._model(inputs), np.float64)
-    result = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    wanted = np.eye(3)[np.where(targets == TARGETS["mask"].void, 0, targets)]
-    entry = expected(wanted, result, logits)
+    predicted = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    labels = np.eye(3)[np.where(targets == TARGETS["mask"].void, 0, targets)]
+    losses = expected(labels, predicted, logits)
     assert trainable.evaluate(inputs, targets, weights).loss == pytest.approx(
-        float((entry * weights).sum()), rel=1e-4
+        float((losses * weights).sum()), rel=1e-4
     )
     first = trainable.step(inputs, targets, 12, False, weights).loss
     assert np.isfinite([first, trainable.step(inputs, targets, 12, False, weights).loss]).all()
@@ -229,9 +245,7 @@ def test_class_weights_apply_to_pixel_losses_only():
         for train in ({}, {"loss": "categorical_crossentropy"})
     )
     assert named.loss == pytest.approx(default.loss, rel=1e-5)
-    with pytest.raises(
-        SettingError, match="class_weights apply to pixels, but dice returns one number per mask"
-    ):
+    with refused(SettingError, "class_weights apply to pixels", "dice"):
         build("mask", loss="dice", class_weights=weights)
 
 
@@ -245,14 +259,15 @@ def test_metrics_and_losses_take_parameters():
     result = trainable.scores(trainable.evaluate(*rows).metric_totals)
     assert list(result) == ["AUC", "auc_pr", "IoU"]
     assert result["AUC"] != result["auc_pr"]
-    hit = (outputs := np.asarray(trainable._model(rows[0])).argmax(1)) == rows[1]
-    union = (outputs == 1) | (rows[1] == 1)
-    assert result["IoU"] == pytest.approx((hit & (outputs == 1)).sum() / union.sum())
-    near, far = (
+    classes = np.asarray(trainable._model(rows[0])).argmax(1)
+    is_correct = classes == rows[1]
+    union = (classes == 1) | (rows[1] == 1)
+    assert result["IoU"] == pytest.approx((is_correct & (classes == 1)).sum() / union.sum())
+    small, large = (
         build("value", loss={"huber": {"delta": delta}}).evaluate(*batch("value")).loss
         for delta in (0.1, 9)
     )
-    assert near < far
+    assert small < large
 
 
 @pytest.mark.parametrize(
@@ -276,21 +291,15 @@ def test_spec_refuses_missing_or_invalid_parameters(train, complaint):
 
 
 @pytest.mark.parametrize(
-    ("train", "complaint"),
+    ("train", "names"),
     [
-        (
-            {"metrics": [{"AUC": {"corve": "PR"}}]},
-            "the metric AUC has no parameter corve; its parameters are num_thresholds, curve",
-        ),
-        (
-            {"loss": {"huber": {"delte": 1}}},
-            "huber has no parameter delte; its parameters are delta",
-        ),
-        ({"loss": {"huber": {"axis": 1}}}, "huber has no parameter axis"),
+        ({"metrics": [{"AUC": {"corve": "PR"}}]}, ["AUC has no parameter corve", "curve"]),
+        ({"loss": {"huber": {"delte": 1}}}, ["huber has no parameter delte", "delta"]),
+        ({"loss": {"huber": {"axis": 1}}}, ["huber has no parameter axis"]),
     ],
 )
-def test_loss_refuses_unknown_parameters(train, complaint):
-    with pytest.raises(SettingError, match=complaint):
+def test_build_refuses_unknown_parameters(train, names):
+    with refused(SettingError, *names):
         build("value", **train)
 
 
@@ -303,10 +312,11 @@ def of_pixels(targets, outputs):
 def of_masks(targets, outputs, scale=1):
     import tensorflow as tf
 
-    return scale * tf.reduce_sum(tf.one_hot(targets, 3) * outputs, axis=(1, 2, 3))  # no class at -1
+    # The one-hot vector of -1, which marks excluded pixels, is zero.
+    return scale * tf.reduce_sum(tf.one_hot(targets, 3) * outputs, axis=(1, 2, 3))
 
 
-def test_weights_of_classes_count_in_training_alone():
+def test_class_weights_apply_only_to_training():
     plain, weighted = build("class"), build("class", class_weights={"0": 3.0, "1": 1.0, "2": 0.0})
     inputs, targets, weights = batch("class")
     assert (
@@ -319,7 +329,7 @@ def test_weights_of_classes_count_in_training_alone():
     )
 
 
-def test_a_state_taken_up_goes_on_as_if_nothing_had_happened():
+def test_network_resumes_from_its_state():
     for kind in ("value", "mask"):
         trainable, reference, rows = build(kind), build(kind), batch(kind)
         for _ in range(3):
@@ -331,11 +341,11 @@ def test_a_state_taken_up_goes_on_as_if_nothing_had_happened():
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_what_is_exported_gives_what_was_trained(kind, tmp_path):
+def test_try_export_of_every_kind(kind, tmp_path):
     assert build(kind).try_export(tmp_path) == ""
 
 
-# ---- functions of one's own --------------------------------------------------------------------
+# ---- user-defined functions --------------------------------------------------------------------
 
 
 def two_inputs(input_shape, classes):
@@ -385,7 +395,7 @@ def last_metric():
     import keras
 
     class Last(keras.metrics.Metric):
-        """No sum: only the last batch counts."""
+        """The value of the last batch, so its state does not add up."""
 
         def __init__(self):
             super().__init__()
@@ -400,38 +410,38 @@ def last_metric():
     return Last
 
 
-def __getattr__(name):  # a class that stands on Keras, which is not imported before it is asked for
+def __getattr__(name):  # defines a class of Keras without importing Keras with this module
     if name == "Last":
         return last_metric()
     raise AttributeError(name)
 
 
-def test_a_function_of_ones_own_may_call_them_outputs():
+def test_user_function_may_take_outputs():
     trainable = build("value", {"build": f"{__name__}:of_outputs"})
     assert trainable.evaluate(*batch("value")).count == 12
 
 
-def test_a_sigmoid_of_several_labels_is_taken_away():
+def test_build_removes_the_sigmoid_of_labels():
     trainable = build("multilabel", {"build": f"{__name__}:ending_in_sigmoid"})
     assert (np.asarray(trainable._model(batch("multilabel")[0])) < 0).any()
 
 
-def test_a_loss_and_a_metric_of_ones_own():
+def test_custom_loss_and_metric():
     name = f"{__name__}:quartic"
     trainable, (inputs, targets, weights) = (
         build("value", loss=name, metrics=[name]),
         batch("value"),
     )
-    entry = (np.asarray(trainable._model(inputs)) - targets) ** 4
-    judged = trainable.evaluate(inputs, targets, weights)
-    assert judged.loss == pytest.approx(float((entry.mean(axis=1) * weights).sum()), rel=1e-4)
-    assert trainable.scores(judged.metric_totals) == pytest.approx(
-        {"quartic": entry.mean()}, rel=1e-4
+    errors = (np.asarray(trainable._model(inputs)) - targets) ** 4
+    totals = trainable.evaluate(inputs, targets, weights)
+    assert totals.loss == pytest.approx(float((errors.mean(axis=1) * weights).sum()), rel=1e-4)
+    assert trainable.scores(totals.metric_totals) == pytest.approx(
+        {"quartic": errors.mean()}, rel=1e-4
     )
 
 
 @pytest.mark.parametrize(
-    ("kind", "model", "train", "kinds", "complaint"),
+    ("kind", "model", "train", "error", "message"),
     [
         ("value", "two_inputs", {}, ModelError, "a model with 2 inputs; it should have one"),
         ("value", "two_outputs", {}, ModelError, "a model with 2 outputs; it should have one"),
@@ -440,7 +450,7 @@ def test_a_loss_and_a_metric_of_ones_own():
             "of_outputs",
             {},
             ModelError,
-            r"outputs of shape \(None, 3\); they should have the shape \(None, 4, 4, 3\)",
+            "outputs of shape (None, 3); they should have the shape (None, 4, 4, 3)",
         ),
         (
             "value",
@@ -466,36 +476,31 @@ def test_a_loss_and_a_metric_of_ones_own():
         ("mask", "of_outputs", {"loss": "huber"}, (SettingError, ModelError), "."),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(kind, model, train, kinds, complaint):
-    with pytest.raises(kinds, match=complaint):
+def test_build_refuses_unusable_models_and_settings(kind, model, train, error, message):
+    with refused(error, message):
         build(kind, {"build": f"{__name__}:{model}"}, **train)
 
 
-def test_the_tables_of_losses_and_metrics_are_those_of_keras():
+def test_losses_and_metrics_are_those_of_keras():
     import keras
 
     losses = {name for name in dir(keras.losses) if name.islower() and not name.startswith("_")}
-    losses -= {
-        "get",
-        "serialize",
-        "deserialize",
-        "ctc",
-        "circle",
-    }  # the last are of sequences and embeddings
+    # The last two are losses of sequences and embeddings.
+    losses -= {"get", "serialize", "deserialize", "ctc", "circle"}
     assert set(LOSSES) == losses
     classes = [getattr(keras.metrics, name) for name in dir(keras.metrics) if name[0].isupper()]
     names = {canonical_name(kind.__name__) for kind in classes}
     assert names - set(METRICS) == {"mean", "sum", "metric", "mean_metric_wrapper"}
     assert set(METRICS) <= names
     for kind in classes:
-        if (name := canonical_name(kind.__name__)) in METRICS:
+        name = canonical_name(kind.__name__)
+        if name in METRICS:
             try:
-                message = kind()._direction
-            except (TypeError, AttributeError):  # it wants the number of classes; or does not say
+                direction = kind()._direction
+            except (TypeError, AttributeError):  # it needs arguments, or has no direction
                 continue
-            assert message is None or {"up": "max", "down": "min"}[message] == direction_of(name), (
-                name
-            )
+            expected = {"up": "max", "down": "min", None: direction_of(name)}[direction]
+            assert direction_of(name) == expected, name
 
 
 def calling_sigmoid(input_shape, classes):
@@ -513,8 +518,8 @@ def calling_sigmoid(input_shape, classes):
 
 
 @pytest.mark.parametrize("kind", ["class", "multilabel"])
-def test_a_sigmoid_that_a_call_ends_in_is_refused(kind):
-    with pytest.raises(ModelError, match="returns probabilities, from a sigmoid"):
+def test_build_refuses_a_sigmoid_in_call(kind):
+    with refused(ModelError, "returns probabilities, from a sigmoid"):
         build(kind, {"build": f"{__name__}:calling_sigmoid"})
 
 
@@ -522,9 +527,9 @@ def reversed_error(outputs, targets):
     return abs(2 * outputs - targets)
 
 
-def test_a_loss_is_called_in_the_order_of_its_names():
+def test_loss_is_called_in_the_order_of_its_names():
     trainable = build("value", loss=f"{__name__}:reversed_error")
     inputs, targets, weights = batch("value")
-    sums, outputs = trainable.predict(inputs, targets, weights)
+    totals, outputs = trainable.predict(inputs, targets, weights)
     expected = (np.abs(2 * outputs - targets).mean(1) * weights).sum()
-    assert sums.loss == pytest.approx(expected, rel=1e-5)
+    assert totals.loss == pytest.approx(expected, rel=1e-5)
