@@ -1,4 +1,4 @@
-// The charts of a report, drawn by ECharts. A network that is clicked is highlighted in all of them.
+// The charts of a report, drawn by ECharts. Clicking a network highlights it in all charts.
 "use strict";
 (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -88,39 +88,39 @@ function chart(box, height, option, hits) {
   if (!box) return;
   box.style.height = height + "px";
   const drawn = echarts.init(box);
-  let pixels = null, lit = null;
+  let pixels = null, highlighted = null;
   const drawable = {draw() {
     drawn.setOption({animation: false, ...option()}, {replaceMerge: "series"});
     pixels = null;
   }};
-  const pointed = (hit, event) => {
+  const handleHover = (hit, event) => {
     drawn.getZr().setCursorStyle(hit && hit.network !== null ? "pointer" : "default");
     showTip(hit, event);
   };
-  const clicked = hit => { if (hit && hit.network !== null) toggle(name(hit.network)); };
+  const handleClick = hit => { if (hit && hit.network !== null) toggle(name(hit.network)); };
   if (hits.length && hits[0].x !== undefined) {
     const nearest = event => {
       pixels = pixels || hits.map(hit => drawn.convertToPixel({gridIndex: 0}, [hit.x, hit.y]));
-      let best = null, least = 25 * 25;
+      let best = null, minDistance = 25 * 25;
       pixels.forEach(([x, y], index) => {
-        const far = (x - event.offsetX) ** 2 + (y - event.offsetY) ** 2;
-        if (far < least) { least = far; best = hits[index]; }
+        const distance = (x - event.offsetX) ** 2 + (y - event.offsetY) ** 2;
+        if (distance < minDistance) { minDistance = distance; best = hits[index]; }
       });
       return best;
     };
-    const light = hit => {
-      if (lit === hit) return;
-      if (lit) drawn.dispatchAction({type: "downplay", seriesIndex: lit.series, dataIndex: lit.index});
-      lit = hit;
+    const highlight = hit => {
+      if (highlighted === hit) return;
+      if (highlighted) drawn.dispatchAction({type: "downplay", seriesIndex: highlighted.series, dataIndex: highlighted.index});
+      highlighted = hit;
       if (hit) drawn.dispatchAction({type: "highlight", seriesIndex: hit.series, dataIndex: hit.index});
     };
-    drawn.getZr().on("mousemove", event => { const hit = nearest(event); light(hit); pointed(hit, event.event); });
-    drawn.getZr().on("click", event => clicked(nearest(event)));
-    drawn.getZr().on("globalout", () => { light(null); showTip(null); });
+    drawn.getZr().on("mousemove", event => { const hit = nearest(event); highlight(hit); handleHover(hit, event.event); });
+    drawn.getZr().on("click", event => handleClick(nearest(event)));
+    drawn.getZr().on("globalout", () => { highlight(null); showTip(null); });
   } else {
-    drawn.on("mousemove", item => pointed(hits[item.dataIndex], item.event.event));
+    drawn.on("mousemove", item => handleHover(hits[item.dataIndex], item.event.event));
     drawn.on("mouseout", () => showTip(null));
-    drawn.on("click", item => clicked(hits[item.dataIndex]));
+    drawn.on("click", item => handleClick(hits[item.dataIndex]));
   }
   addEventListener("resize", () => { drawn.resize(); pixels = null; });
   charts.push(drawable);  // drawn once all have been created
@@ -189,7 +189,7 @@ function timeline(id, {unit, devices, seconds, bars}) {
     network, label: `${label}: ${unit} ${device}, ${begin.toFixed(1)} to ${end.toFixed(1)} s`})));
 }
 
-Object.entries(data.timelines).forEach(([id, found]) => timeline(id, found));
+Object.entries(data.timelines).forEach(([id, content]) => timeline(id, content));
 
 // ---- a search --------------------------------------------------------------------------------------------------------
 
@@ -206,8 +206,8 @@ data.searches.forEach((search, number) => {
     title: titled(`best ${monitor} so far, by seconds`), grid: GRID,
     xAxis: {type: "value", min: 0, max: search.seconds, axisLabel: {showMaxLabel: false}, ...LIGHT}, yAxis: value,
     series: [{type: "line", step: "end", silent: true, symbolSize: 6, lineStyle: {color: BLUE},
-              itemStyle: {color: BLUE}, data: [...search.found.map(([network, at, found]) => ({
-                value: [at, found], itemStyle: {color: color(network, BLUE)}})), ...last]}],
+              itemStyle: {color: BLUE}, data: [...search.found.map(([network, seconds, best]) => ({
+                value: [seconds, best], itemStyle: {color: color(network, BLUE)}})), ...last]}],
   }), search.found.map(([network, x, y, epoch], index) => ({
     network, x, y, series: 0, index, label: `${name(network)}: epoch ${epoch}, ${short(y)} after ${x.toFixed(1)} s`})));
 
@@ -229,15 +229,15 @@ data.searches.forEach((search, number) => {
         objectives.map((each, index) => `${each} ${short(point[2][index])}`).join(", ")})));
   });
 
-  const describe = ([network, status, found, values]) => `${name(network)}, ${status}: ${monitor} ${short(found)}; ` +
+  const describe = ([network, status, result, values]) => `${name(network)}, ${status}: ${monitor} ${short(result)}; ` +
     keys.map((key, index) => `${key.name} ${format(key, values[index])}`).join(", ");
   chart(keys.length > 1 ? box(id("parallel")) : null, 320, () => ({
     parallel: {left: 60, right: 80, top: 40, bottom: 24},
     parallelAxis: [...keys.map((key, dim) => ({dim, name: key.name, ...axis(key), splitLine: {show: false}})),
                    {dim: keys.length, name: monitor, type: "value", scale: true, inverse: !search.larger,
                     splitLine: {show: false}}],
-    series: [{type: "parallel", smooth: false, inactiveOpacity: 0.03, data: tried.map(([network, status, found, values]) => ({
-      value: [...values.map(point => point === null ? "-" : point), found],
+    series: [{type: "parallel", smooth: false, inactiveOpacity: 0.03, data: tried.map(([network, status, result, values]) => ({
+      value: [...values.map(point => point === null ? "-" : point), result],
       lineStyle: {color: color(network, bestIndex.has(network) ? ownColor(network) : data.statuses[status] || "#888"),
                   width: rank(network) || bestIndex.has(network) ? 2 : 1, opacity: opacity(network, bestIndex.has(network) ? 0.9 : 0.35)},
     }))}],

@@ -501,7 +501,7 @@ class Engine(Protocol):
 
 
 def pack_rows(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
-    """Return the arrays of a step as a tuple, without weights if there are none."""
+    """Return the arrays of a step as a tuple, without missing weights."""
     if weights is None:
         return (images, targets)
     return (images, targets, weights)

@@ -67,7 +67,7 @@ class DelayedGroup(Group):
     [
         # Later steps make up for delays of the machine.
         ([0.25, 0.0, 0.9, 0.0, 0.0], [0.0] * 5, [0.6, 0.35, 0.6, -0.3, 0.3]),
-        # They do not make up for a wait for samples, but for a short pause.
+        # They make up for a short pause, but not for a wait for samples.
         ([0.0] * 3, [0.0, 3.0, 0.01], [0.6, 0.6, 0.59]),
     ],
 )
