@@ -198,17 +198,17 @@ const axis = ({log, low, high, choices}) => choices ? {type: "category", data: c
 const format = (key, value) => value === null ? "none" : key.choices ? key.choices[value] : short(value);
 
 data.searches.forEach((search, number) => {
-  const id = part => `search-${number}-${part}`, {monitor, keys, tried} = search;
-  const last = search.found.length ? [[search.seconds, search.found[search.found.length - 1][2]]] : [];
+  const id = part => `search-${number}-${part}`, {monitor, keys, trials} = search;
+  const last = search.improvements.length ? [[search.seconds, search.improvements[search.improvements.length - 1][2]]] : [];
   const value = {type: "value", scale: true, ...LIGHT};
 
   chart(box(id("best")), 250, () => ({
     title: titled(`best ${monitor} so far, by seconds`), grid: GRID,
     xAxis: {type: "value", min: 0, max: search.seconds, axisLabel: {showMaxLabel: false}, ...LIGHT}, yAxis: value,
     series: [{type: "line", step: "end", silent: true, symbolSize: 6, lineStyle: {color: BLUE},
-              itemStyle: {color: BLUE}, data: [...search.found.map(([network, seconds, best]) => ({
+              itemStyle: {color: BLUE}, data: [...search.improvements.map(([network, seconds, best]) => ({
                 value: [seconds, best], itemStyle: {color: color(network, BLUE)}})), ...last]}],
-  }), search.found.map(([network, x, y, epoch], index) => ({
+  }), search.improvements.map(([network, x, y, epoch], index) => ({
     network, x, y, series: 0, index, label: `${name(network)}: epoch ${epoch}, ${short(y)} after ${x.toFixed(1)} s`})));
 
   const {objectives, pareto} = search;
@@ -236,15 +236,15 @@ data.searches.forEach((search, number) => {
     parallelAxis: [...keys.map((key, dim) => ({dim, name: key.name, ...axis(key), splitLine: {show: false}})),
                    {dim: keys.length, name: monitor, type: "value", scale: true, inverse: !search.larger,
                     splitLine: {show: false}}],
-    series: [{type: "parallel", smooth: false, inactiveOpacity: 0.03, data: tried.map(([network, status, result, values]) => ({
+    series: [{type: "parallel", smooth: false, inactiveOpacity: 0.03, data: trials.map(([network, status, result, values]) => ({
       value: [...values.map(point => point === null ? "-" : point), result],
       lineStyle: {color: color(network, bestIndex.has(network) ? ownColor(network) : data.statuses[status] || "#888"),
                   width: rank(network) || bestIndex.has(network) ? 2 : 1, opacity: opacity(network, bestIndex.has(network) ? 0.9 : 0.35)},
     }))}],
-  }), tried.map(point => ({network: point[0], label: describe(point)})));
+  }), trials.map(point => ({network: point[0], label: describe(point)})));
 
   keys.forEach((key, dim) => {
-    const points = tried.filter(point => point[3][dim] !== null);
+    const points = trials.filter(point => point[3][dim] !== null);
     chart(box(id("keys"), "chart third"), 240, () => ({
       title: titled(`${monitor} vs. ${key.name}`), grid: GRID, xAxis: axis(key), yAxis: value,
       series: [{type: "scatter", silent: true, symbolSize: 7, emphasis: {scale: 1.8}, data: points.map(point => ({

@@ -226,11 +226,11 @@ def _search(search: SearchReport, seconds: float, index: Mapping[str, int]) -> d
         "larger": search.is_larger_better,
         "seconds": seconds,
         "keys": keys,
-        "found": [
+        "improvements": [
             [index.get(best.network), _rounded(best.seconds), _rounded(best.value), best.epoch]
             for best in search.improvements
         ],
-        "tried": [
+        "trials": [
             [
                 index.get(trial.network),
                 str(trial.status),

@@ -148,7 +148,7 @@ def test_a_value_that_is_none_of_an_axis_is_left_out(report):
     )
     assert [key["name"] for key in drawn["keys"]] == ["learning_rate", "filters"]
     assert drawn["keys"][1]["choices"] == ["[8]", "[8, 16]"]
-    values = [values for *_, values in drawn["tried"]]
+    values = [values for *_, values in drawn["trials"]]
     assert [rate is None for rate, _ in values] == [True, True, True, True, False, False]
     assert [filters for _, filters in values] == [0, 1, None, 0, 0, 0]
 
@@ -156,8 +156,8 @@ def test_a_value_that_is_none_of_an_axis_is_left_out(report):
 def test_many_trials_are_subsampled_from_best_to_worst(
     report,
 ):
-    assert len(searched(report, many(MAX_TRIALS))["tried"]) == MAX_TRIALS
-    values = [value for _, _, value, _ in searched(report, many(10_000))["tried"]]
+    assert len(searched(report, many(MAX_TRIALS))["trials"]) == MAX_TRIALS
+    values = [value for _, _, value, _ in searched(report, many(10_000))["trials"]]
     assert len(values) == MAX_TRIALS
     assert values == sorted(values, reverse=True)
     assert values[0] == 1.0

@@ -215,13 +215,13 @@ def test_the_page_draws_each_and_has_it_in_tables(searched):
         "val_accuracy",
         ["learning_rate", "batch.size"],
     )
-    assert [(names[index], *improvement) for index, *improvement in search["found"]][-1] == (
+    assert [(names[index], *improvement) for index, *improvement in search["improvements"]][-1] == (
         "net-3",
         16.0,
         0.9,
         2,
     )
-    assert [(names[index], *improvement) for index, *improvement in search["tried"]][-1] == (
+    assert [(names[index], *improvement) for index, *improvement in search["trials"]][-1] == (
         "net-2",
         "pruned",
         0.1,
