@@ -55,7 +55,7 @@ class Notices:
         self._partial_line = b""  # of a line
         self._is_inside_line = False  # which has been shown as far as it came
         self._box: list[bytes] = []
-        self._was_dropped = False  # the last box that told of a status
+        self._was_dropped = False  # the last box about a status
 
     def feed(self, data: bytes) -> bytes:
         """Add data and return the text to show now."""

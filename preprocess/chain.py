@@ -161,7 +161,7 @@ class Chain:
         epoch: int,
         training: bool,
     ) -> tuple[BatchWork, int]:
-        """Apply the varying transforms to samples of one shape, as far as they are batched.
+        """Apply the varying transforms to samples of one shape, as far as batches support them.
 
         Args:
             kernels: the module :mod:`preprocess.kernels`.

@@ -1,7 +1,7 @@
 """Divide samples into held-out sets and folds: at random, or as an earlier launch did.
 
 A sample that a run has trained on is never used to score its networks, nor the other way round,
-whatever samples are added or removed: known samples keep their side, and only new ones are divided.
+even if samples are added or removed: known samples keep their side, and only new ones are divided.
 """
 
 from __future__ import annotations

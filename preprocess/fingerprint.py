@@ -63,7 +63,7 @@ class SampleIds:
         hashes: by the keys of ``_KINDS_OF_CHANGE``: (n,) uint64, ``NOT_READ`` if not inspected.
         unit: the noun for a sample: file, row, and so on.
         by_content: True if ``names`` are hashes of inputs.
-        facts: about all samples, in words.
+        facts: name -> text about all samples.
         classes: the names of ``labels``; empty if targets are not classes.
         labels: (n,) int32; empty if targets are not classes.
         requested_target: the ``data.target`` of the spec; empty if the source says its targets.
@@ -123,7 +123,7 @@ class Fingerprint:
 
     @property
     def digest(self) -> str:
-        """A hash of the data, however it is divided."""
+        """A hash of the data that does not depend on its division."""
         return hashlib.sha256(
             "".join(f"{name}\0{ids.digest}\n" for name, ids in sorted(self.splits.items())).encode()
         ).hexdigest()[:16]

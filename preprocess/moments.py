@@ -74,7 +74,7 @@ class Standardization:
     """The means and deviations with which networks standardize their inputs.
 
     Attributes:
-        transforms: the spec's list in words; the numbers are valid for this list only.
+        transforms: the spec's list as text; the numbers are valid for this list only.
         affine: the scale of networks that train on all samples.
         folds: the scale of the networks of each fold; empty without folds.
     """

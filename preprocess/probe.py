@@ -196,7 +196,7 @@ def _depth_warning(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
         return ""
     used = max(8, *bits)
     return (
-        f"data: images have 16 bits, of which those looked at use {used}, so decode keeps about "
+        f"data: images have 16 bits, of which the probed ones use {used}, so decode keeps about "
         f"{2 ** (used - 8)} of 256 gray levels; decode: {{bits: {used}}} keeps all of grayscale "
         "images, and images in color should be converted to 8 bits"
     )

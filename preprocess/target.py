@@ -284,7 +284,7 @@ class TargetWish:
 
 
 def find_targets(source: Source) -> Any:
-    """Return the array of a source's targets, whatever its name.
+    """Return the array of a source's targets, ``targets`` or ``labels``.
 
     Raises:
         InputError: it has none.

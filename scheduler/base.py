@@ -30,7 +30,7 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-# What a machine may have; sums, products and quotients of such numbers are numbers as well.
+# Limits of a machine; sums, products and quotients of such numbers stay finite.
 MIN_VALUE = 1e-12
 MAX_VALUE = 1e15
 MAX_NODES = 1_000_000  # more would only cost memory
@@ -203,7 +203,7 @@ class RateTable:
     def with_network(self, network: Network) -> RateTable:
         """Return the table with one more network."""
         table = replace(self, models=(*self.models, network))
-        # Where many come, one by one, that is quicker than to begin anew.
+        # If many are added one by one, this is faster than building the table again.
         vars(table).update(
             by_name={**self.by_name, network.name: network},
             names=(*self.names, network.name),
@@ -405,7 +405,7 @@ class Progress:
         target: the last answer of the policy; groups may still be changing toward it.
         rates_changed: whether the rates behind that answer have proved wrong, so that another
             answer may be better although no network has finished.
-        exclusive: networks that ran out of memory beside others and need GPUs of their own.
+        exclusive: networks that ran out of memory on a shared GPU and must not share GPUs.
         guessed: networks with guessed rates; slower networks do not hold others back here.
         ahead: epochs until the next rung, or the end, of each network; empty without rungs.
         survivors: networks that have passed a rung and may continue.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scheduler.base import MAX_VALUE, MIN_VALUE, InputError, Network, is_number
 
 MAX_MISTAKES = 8  # named in one line; the rest are counted
-BLOCK = 1 << 24  # bytes that are read at once
+BLOCK = 1 << 24  # bytes per read
 
 ProgressCallback = Callable[[int, int], object]  # called with the work done so far and the total
 

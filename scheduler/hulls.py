@@ -1,4 +1,4 @@
-"""Compute the concave hulls of many functions at once; bounds and prices follow from them."""
+"""Compute the concave hulls of many functions together, for bounds and prices."""
 
 from __future__ import annotations
 

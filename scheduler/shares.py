@@ -186,7 +186,7 @@ def dynamic_program(gains: Sequence[FloatArray], units: int) -> list[int]:
         gains: ``gains[j][n]`` is g_j(n).
     """
     gains = [gain[: units + 1] for gain in gains]
-    later = sum(len(gain) - 1 for gain in gains)  # what the takers not yet looked at can use
+    later = sum(len(gain) - 1 for gain in gains)  # units that the remaining takers can use
     units = min(units, later)
     # best[v - low] = F(v); beyond its end F stays as it is
     low = 0

@@ -73,7 +73,7 @@ class Logistic:
         """Do nothing: there are no statistics beside the weights."""
 
     def export(self, arrays, path):
-        """Do nothing: the engine's record says that there is nothing to export."""
+        """Do nothing: the engine's entry does not support export."""
 
     def close(self):
         """Do nothing: no resources are open."""

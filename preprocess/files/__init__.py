@@ -1,1 +1,1 @@
-"""File formats that need no library of their own; imports ``preprocess.base``."""
+"""File formats that need no further library; imports ``preprocess.base``."""

@@ -105,7 +105,7 @@ class Table:
         if column in self.lists:
             raise InputError(
                 f"{self.path}: column {column!r} holds lists or records, and {role} should be a "
-                "number or a text; give each number a column of its own (lists of labels are "
+                "number or a text; give each number a separate column (lists of labels are "
                 "read with data.target: multilabel)"
             )
         if cells.dtype.kind == "O":
@@ -206,7 +206,7 @@ class Table:
         return cells
 
     def text(self, column: str, role: str) -> list[str]:
-        """Return a complete column as text, whatever its type."""
+        """Return a complete column of any type as text."""
         return [str(cell) for cell in self.complete_column(column, role)]
 
     def _check_complete(self, column: str, missing: np.ndarray) -> None:

@@ -41,8 +41,8 @@ def write_digits(folder: str | Path) -> None:
 
     Every fifth sample of a class, in scikit-learn's order, goes to validation. The folder appears
     complete or not at all: it is written under a temporary name beside its place. Several processes
-    may do so at once. The files are not synced to disk (that takes ten times as long), because they
-    can be made again.
+    may do so at the same time. The files are not synced to disk (that takes ten times as long),
+    because they can be made again.
 
     Raises:
         InputError: scikit-learn is not installed, or the folder cannot be written.

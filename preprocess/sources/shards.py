@@ -72,7 +72,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where the records of some shards lie, in order.
+    """The positions of the records in shards, in order.
 
     Attributes:
         shards: the paths.

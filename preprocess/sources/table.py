@@ -451,8 +451,8 @@ def _files(table: Table, column: str) -> list[str]:
         first = seen.setdefault(file, row)
         if first != row:
             raise InputError(
-                f"{table.location(row, column)}: {name} stands in {table.unit} "
-                f"{table.lines[first]} too; each file must be listed once (options: weights can "
+                f"{table.location(row, column)}: {name} is also in {table.unit} "
+                f"{table.lines[first]}; list each file once (options: weights can "
                 "make it count for more)"
             )
     names_of = {parent: _names_in(parent) for parent in {os.path.dirname(file) for file in seen}}
@@ -519,7 +519,7 @@ def _targets(table: Table, columns: Columns, request: TargetWish | None) -> Targ
     kind = None if request is None else request.kind
     if kind == "mask":
         if len(names) > 1:
-            raise InputError(f"{origin}: masks should stand in one column of paths")
+            raise InputError(f"{origin}: masks should be in one column of paths")
         folder = os.path.dirname(table.path)
         masks = [os.path.join(folder, file) for file in _files(table, names[0])]
         return MaskFiles(masks, columns.masks)

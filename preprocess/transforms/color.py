@@ -186,7 +186,7 @@ class Scale(base.LeavesPixels):
 
     @cached_property
     def affine(self) -> Affine:
-        """The same as one multiplication and one addition."""
+        """The scale as one multiplication and one addition."""
         unchecked = Affine(self.mean, self.std)
         return replace(unchecked, precise=unchecked.precision > FLOAT32_LIMIT)
 

@@ -115,7 +115,7 @@ def exchange_seconds(measured: Sequence[CommTime], params_mb: float, gpus: int) 
     For each measured number of GPUs the time is linear in the model's size
     between the measured sizes, in proportion to it below the smallest, and on
     the last line beyond the largest. Between measured numbers of GPUs it is
-    interpolated; beyond the largest the last slope goes on, never downwards.
+    interpolated; beyond the largest, the last slope continues, but never falls.
     One GPU exchanges nothing.
 
     Args:

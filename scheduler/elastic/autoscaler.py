@@ -24,7 +24,7 @@ from functools import lru_cache
 from scheduler.base import InputError, check_range
 from scheduler.elastic.allocate import ScalingCurve, allocate
 
-MAX_MIN = 1e5  # of a setting: ten weeks; decisions go on for as long as a job stands still
+MAX_MIN = 1e5  # of a setting: ten weeks; decisions continue while a job pauses
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Which networks train together, on which GPUs ([FLEET]); imports base, files and hulls."""
+"""Choose which networks train together, on which GPUs ([FLEET]); imports base, files and hulls."""

@@ -79,7 +79,7 @@ def step_rate(network: Network, comm: tuple[CommTime, ...], gpus: int, batch: in
     >>> step_rate(net, (CommTime(10.0, 2, 0.1),), 2, 32)
     32.0
     """
-    assert network.params_mb is not None  # the analyzer has said so
+    assert network.params_mb is not None  # checked by the analyzer
     compute = step_seconds(network.step_s, np.array([-(-batch // gpus)]))[0]
     return batch / float(compute + exchange_seconds(comm, network.params_mb, gpus)[-1])
 

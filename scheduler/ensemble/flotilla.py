@@ -21,7 +21,7 @@ from scheduler.ensemble.rates import (
 
 MANY_SPARE = 1000  # GPUs that are left over, from which raising one at a time takes long
 FIRST_COLUMNS = 4096  # GPUs of a group up to which rates are worked out at first
-AT_ONCE = 1 << 20  # rates that are looked at in one step
+AT_ONCE = 1 << 20  # rates compared in one step
 
 
 def form_flotilla(

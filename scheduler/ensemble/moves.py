@@ -24,7 +24,7 @@ class Stance(Enum):
     """The state of a group with respect to changes of its devices."""
 
     INSIDE = auto()  # an epoch: it can take devices in
-    BETWEEN = auto()  # two epochs: it can also let go of devices, and stop
+    BETWEEN = auto()  # between two epochs: it can also release devices, and stop
     BUSY = auto()  # starting, stopping, changing, or dying: nothing can be asked of it
 
 

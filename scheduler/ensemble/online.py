@@ -318,7 +318,7 @@ class OnlineRates:
 
     @property
     def has_news(self) -> bool:
-        """Whether another plan may be better than the present one."""
+        """Return True if another plan may be better than the present one."""
         return (self.is_off or self.is_answered or self.may_grow) and (
             self._table is None or not self._unread
         )
@@ -384,7 +384,7 @@ class OnlineRates:
 
     @property
     def _is_sure(self) -> bool:
-        """Whether enough networks were measured at two sizes to predict how all others scale."""
+        """Return True if enough networks have two measured sizes to predict how others scale."""
         return sum(len(seen) > 1 for seen in self._seen.values()) >= POOLED
 
     def _max_gpus(self, kind: Traits, is_sure: bool) -> int:

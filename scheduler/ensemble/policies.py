@@ -53,7 +53,7 @@ class Policy:
         help: a one-line description.
         reads: the fields of :class:`~scheduler.base.Options` that ``decide`` reads.
         needs_rates: whether training rates must be known first, because it decides by them or
-            because its networks share a stream that is paced by them. Otherwise nothing is
+            because its networks share a stream at their common pace. Otherwise nothing is
             measured.
         own_samples: whether every trainer prepares its own samples, so that there are no
             preprocessors.

@@ -34,7 +34,7 @@ def curve(network: Network, gpus: int) -> NDArray[np.float64]:
     says nothing about scaling, so the rate stays constant; and no rate falls below a millionth of
     the last measured one, so that none is 0.
 
-    Efficiency 10 on one GPU and 9 on two goes on as 8.1 on three:
+    Efficiency 10 on one GPU and 9 on two is extrapolated to 8.1 on three:
 
     >>> curve(Network("a", (10.0, 18.0)), 4).round(2).tolist()
     [10.0, 18.0, 24.3, 29.16]
@@ -147,7 +147,7 @@ def last_useful(network: Network, gpus: int) -> int:
 class _Kinds:
     """The kinds of networks of the last table; networks may be appended one by one.
 
-    Networks may come to it one by one, and there may be thousands.
+    Networks may be added one by one, and there may be thousands.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""Which running jobs or groups make room, and how ([COSIM]); imports base and files."""
+"""Choose which jobs or groups make room, and how ([COSIM]); imports base and files."""

@@ -1,10 +1,10 @@
 """Decide step by step which jobs save or stop, so that nodes are free by a deadline.
 
-A plan says which jobs make room and how; here it becomes actions, one look at the machine after the
-other. Jobs save one after the other, as the plan assumes, the quickest first. Jobs that lose work
-are stopped last, because a job may end by itself before, so that others need not stop. A new plan
-is made for the remaining time when a job ends by itself, saves earlier than planned, does not obey
-or has changed, and when another job has taken free nodes.
+A plan says which jobs make room and how; here it becomes actions, one snapshot of the machine after
+the other. Jobs save one after the other, as the plan assumes, the quickest first. Jobs that lose
+work are stopped last, because a job may end by itself before, so that others need not stop. A new
+plan is made for the remaining time when a job ends by itself, saves earlier than planned, does not
+obey or has changed, and when another job has taken free nodes.
 
 These functions use neither a clock nor a batch system.
 """
@@ -41,7 +41,7 @@ class Step:
         until_min: the minute by which it will have saved.
         nodes: the number of nodes to release.
         actions: the actions of a plan.
-        detail: details in words.
+        detail: details as text.
     """
 
     kind: StepKind
@@ -53,12 +53,12 @@ class Step:
 
     @property
     def is_action(self) -> bool:
-        """Whether the step is an action to carry out."""
+        """Return True if the step is an action to carry out."""
         return self.kind in ("yield", "save", "stop")
 
 
 class Eviction:
-    """One eviction, from the first look at the machine to the last.
+    """One eviction, from the first snapshot of the machine to the last.
 
     Args:
         nodes: nodes of running jobs to free.
@@ -99,7 +99,7 @@ class Eviction:
 
     @property
     def is_done(self) -> bool:
-        """Whether the nodes are free."""
+        """Return True if the nodes are free."""
         return self.freed >= self.nodes
 
     def next_steps(
@@ -141,7 +141,7 @@ class Eviction:
             if job.id not in busy
         ]
         if not self.actions.keys() <= {job.id for job in free_to_act}:
-            self._is_planned = False  # one of them may not be asked any more
+            self._is_planned = False  # a job of the plan may no longer be a candidate
         if need <= 0:
             if self.actions:
                 steps.append(Step("enough", detail=f"{', '.join(self.actions)} can go on"))

@@ -2,7 +2,7 @@
 
 A job that must make room is *killed*, which takes no time and loses its progress since its last
 checkpoint; or checkpoints itself (*app*), which loses nothing but waits for its next safe moment;
-or is checkpointed by the system (*sys*), which loses nothing, begins at once and writes more.
+or is checkpointed by the system (*sys*), which loses nothing, starts immediately and writes more.
 Checkpoints are written one after the other, so a plan takes the sum of their times. The plan for a
 deadline frees at least the requested nodes within that time and loses the least. Ties are broken by
 the least time, then by the fewest needless kills, by *app* before *sys*, and by the fewest stopped
@@ -221,7 +221,7 @@ class Spectrum:
         InputError: as for :func:`plan_evictions`.
 
     >>> spectrum = Spectrum([RunningJob("a", 2, 10, app_time=1), RunningJob("b", 3, 7)], deadline=1)
-    >>> spectrum.losses().tolist()  # of 0, 1, ... 5 nodes, at once and after a minute
+    >>> spectrum.losses().tolist()  # of 0, 1, ... 5 nodes, immediately and after a minute
     [[0.0, 0.0], [7.0, 0.0], [7.0, 0.0], [7.0, 7.0], [17.0, 7.0], [17.0, 7.0]]
     >>> spectrum.plans(4)[1].actions
     {'a': 'app', 'b': 'kill'}
@@ -368,7 +368,7 @@ class _Item(NamedTuple):
     rows: int  # its nodes
     kill: int  # the cost of killing it
     pause: int  # the cost of its faster checkpoint
-    wait: int  # the columns that takes; more than there are where it is not possible
+    wait: int  # its duration in columns; more than the table has if it is impossible
     way: Action  # which one that is
 
 

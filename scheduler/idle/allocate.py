@@ -44,7 +44,7 @@ Counts = tuple[int, ...]
 
 FEW_COUNTS = 2000  # of all trainers; if there are more, counts in no optimum are dropped first
 
-# What the owner of a node is when it is not a trainer.
+# Owners of a node other than trainers.
 FREE = -1
 BUSY = -2
 

@@ -1,1 +1,1 @@
-"""Which walltimes to ask for ([SPEC]); imports base, files and hulls."""
+"""Choose walltimes to request ([SPEC]); imports base, files and hulls."""

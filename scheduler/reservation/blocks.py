@@ -1,4 +1,4 @@
-"""Solve the dynamic program of TOptimal on large laws, in blocks that numpy works on at once.
+"""Solve the dynamic program of TOptimal on large laws, in blocks for NumPy.
 
 With values v_0 < v_1 < ... and Q_j the probability that a run outlives the first
 j of them, the least expected cost from there on is (Gainaru et al., ICPP 2019,

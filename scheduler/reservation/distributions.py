@@ -335,7 +335,7 @@ class Discrete:
 def discretize(law: Law, points: int) -> Discrete:
     """Put a continuous law on ``points + 1`` equally spaced values from low to high.
 
-    A value stands for the interval that ends there, so a run is never taken
+    A value represents the interval that ends there, so a run is never considered
     for shorter than it is ([SPEC] section 4.2; Gainaru et al., ICPP 2019).
 
     Args:

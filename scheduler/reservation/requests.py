@@ -46,8 +46,7 @@ class RequestSequence:
     Attributes:
         requests: increasing.
         expected_makespan: the expected makespan of these requests.
-        excess: by how much that may be above the least, as a share of it; 0 where the answer is
-            exact.
+        excess: how far it may exceed the minimum, relatively; 0 if the answer is exact.
     """
 
     requests: tuple[float, ...]
@@ -74,7 +73,7 @@ def optimal_requests(
     Raises:
         InputError: ``backfill_rate`` or ``spent`` is out of range.
 
-    Half of the runs take 1, half take 10. Asking for 10 at once costs 10, for 1
+    Half of the runs take 1, half take 10. Requesting 10 first costs 10, for 1
     and then 10 it costs (1 + 11) / 2 = 6:
 
     >>> optimal_requests(Discrete([1, 10], [0.5, 0.5]))
@@ -137,9 +136,9 @@ def t_optimal(law: Discrete) -> RequestSequence:
     probability counts). For each i this is a line in Q_j; going down from the
     last j, slopes fall and Q_j grows, so the lower envelope of the lines is a
     queue that is only touched at its ends (the convex-hull trick). On large laws the same minima
-    are found for whole blocks of j at once (:mod:`scheduler.reservation.blocks`).
+    are found for whole blocks of j together (:mod:`scheduler.reservation.blocks`).
 
-    One run in three takes 4: asking for 2 first costs 2 + 4/3, for 4 at once 4.
+    One run in three takes 4: requesting 2 first costs 2 + 4/3, requesting 4 costs 4.
 
     >>> t_optimal(Discrete([1, 2, 4], [1/3, 1/3, 1/3])).requests
     (2.0, 4.0)

@@ -209,7 +209,7 @@ class _Simulation:
         run.work_min -= run.curve.factors[run.gpus - 1] * max(0.0, now - run.steady_min)
         self.holdings.append(JobHolding(run.number, run.gpus, run.start_min, run.steady_min, now))
 
-    # --- what came of it ---
+    # --- the results ---
 
     def outcome(self) -> Outcome:
         """Return the result, once the simulator has stopped."""

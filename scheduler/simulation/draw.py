@@ -15,7 +15,7 @@ from scheduler.files import RecordReader
 
 Floats = NDArray[np.float64]
 
-# What [FLEET] section 6.1 says of its 100 networks.
+# From [FLEET] section 6.1 about its 100 networks.
 RATES = (21.0, 176.0)  # samples/s on one GPU
 SIZES_MB = (232.0, 1190.0)
 SAMPLES_PER_EPOCH = 30_606  # Caltech256

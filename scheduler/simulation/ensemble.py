@@ -218,7 +218,7 @@ class _Group:
         return self.epoch + self.position / samples
 
     def holding(self) -> GroupHolding:
-        """Return its devices and their possible changes; simulated networks are built at once."""
+        """Return its devices and their possible changes; building takes no simulated time."""
         if self.state is not _State.TRAINING:
             stance = Stance.BUSY
         elif self.position:

@@ -1,8 +1,8 @@
 """Simulate what an eviction plan does to a machine, minute by minute.
 
 Batch jobs fill the machine when an on-demand job asks for nodes. The plan is carried out: killed
-jobs free their nodes at once; jobs that the system checkpoints queue for the file system at once,
-and run until their turn; jobs that checkpoint themselves queue at their next due moment; one
+jobs free their nodes immediately; jobs that the system checkpoints queue for the file system at
+once, and run until their turn; jobs that checkpoint themselves queue at their next due moment; one
 checkpoint is written at a time. The on-demand job starts as soon as its nodes are free. Stopped
 jobs restart in the order of stopping, once nodes are free: a killed job at its last checkpoint,
 others where they were.

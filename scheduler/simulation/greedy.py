@@ -10,7 +10,7 @@ from scheduler.eviction.plan import Action, Number, Plan, RunningJob, check_jobs
 def greedy(jobs: Sequence[RunningJob], nodes: int, deadline: Number) -> Plan:
     """Checkpoint the jobs with the highest loss while time lasts, then kill those with the lowest.
 
-    [COSIM] section IV-C, in time linear in the number of jobs but for the sort.
+    [COSIM] section IV-C, in time linear in the number of jobs, except the sort.
     It may lose more than it must, and may stop jobs that could run on.
 
     Raises:

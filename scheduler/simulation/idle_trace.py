@@ -43,7 +43,7 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Trace:
-    """Which nodes are idle, as changes over time.
+    """The idle nodes, as changes over time.
 
     Attributes:
         times_s: when something changes, rising (R,).
@@ -161,7 +161,7 @@ class TrainerJob:
         return rates
 
 
-# What a trainer is taken to gain: its samples, its speed-up over one node, or what its file says.
+# The gain of a trainer: its samples, its speed-up over one node, or the values of its file.
 OBJECTIVES: dict[str, Callable[[TrainerJob], RateCurve]] = {
     "samples": lambda job: job.samples,
     "efficiency": lambda job: job.samples.normalized(),

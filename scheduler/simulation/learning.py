@@ -16,12 +16,12 @@ from scheduler.ensemble.probing import Probes
 from scheduler.ensemble.rates import curve
 from scheduler.ensemble.sharing import share
 
-_STEPS = 100  # that an observation is said to rest on
+_STEPS = 100  # steps per simulated observation
 
 
 @dataclass(frozen=True)
 class Learning:
-    """How a policy learns rates during the run.
+    """Settings of how a policy learns rates during the run.
 
     Args:
         prior_error: standard deviation of the natural logarithms of the guessed rates on one GPU;

@@ -51,7 +51,7 @@ def replay(
         costs, stream: as the run's are assumed to be.
 
     Returns:
-        Both makespans. Networks that ended no epoch (they failed at once) are left out.
+        Both makespans. Networks that ended no epoch (they failed immediately) are left out.
 
     Raises:
         InputError: the record is of other networks, is out of order, or holds no epoch.

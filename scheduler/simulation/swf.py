@@ -19,7 +19,7 @@ from scheduler.base import MAX_VALUE, InputError, pluralize
 from scheduler.files import read_bytes
 
 UNKNOWN = -1
-PARTIAL = (2, 3, 4)  # status of the lines that tell parts of a job told as a whole elsewhere
+PARTIAL = (2, 3, 4)  # status of lines about parts of a job that has another line as a whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class SwfJob:
 
     @property
     def ran(self) -> bool:
-        """Whether this line describes a whole job that ran."""
+        """Return True if this line describes a whole job that ran."""
         return self.run_s > 0 and self.size > 0 and self.status not in PARTIAL
 
     @property
     def completed(self) -> bool:
-        """Whether it ran to its end, according to the trace."""
+        """Return True if it ran to its end, according to the trace."""
         return self.ran and self.status in (UNKNOWN, 1)
 
 

@@ -4,7 +4,7 @@ The paper takes three moments from Theta's trace at which 4,352 of its 4,392
 nodes ran 12, 16 and 24 jobs, none of which could be killed for nothing, and
 adds checkpoints at random. Taken from there: those counts; checkpoints of their
 own every hour; 40 to 90 % of a node's 192 GB in use, of which 20 to 60 % is what
-an application writes; 250 GB/s for the file system. Not said there, and assumed
+an application writes; 250 GB/s for the file system. Not given there, and assumed
 here:
 
 - how the nodes are shared: in proportion to log-normal weights (sigma 1), so

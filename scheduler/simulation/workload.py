@@ -44,7 +44,7 @@ class Rule(StrEnum):
 
 
 class Sizes(StrEnum):
-    """How many processors the drawn jobs need ([SPEC] section 5.2)."""
+    """The distribution of processors per job ([SPEC] section 5.2)."""
 
     FULL = "full"
     HALF = "half"
@@ -103,7 +103,7 @@ def draw_jobs(
     submit: float = 0.0,
     past: int = RECENT,
 ) -> list[QueueJob]:
-    """Draw jobs of one application that all arrive at once.
+    """Draw jobs of one application that all arrive at the same time.
 
     The same generator state gives the same jobs whatever the rule, so rules can be compared run by
     run.

@@ -215,7 +215,7 @@ def test_files_that_are_missing_or_listed_twice_are_named(table, pictures):
             )
         )
     with pytest.raises(
-        InputError, match=r"line 3, column 'image': ./images/0.png stands in line 2 too"
+        InputError, match=r"line 3, column 'image': ./images/0.png is also in line 2"
     ):
         open_table(table(["image", "target"], ["images/0.png", 1.5], ["./images/0.png", 2.5]))
 

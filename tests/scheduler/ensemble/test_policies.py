@@ -173,7 +173,7 @@ class TestEveryPolicy:
         assert set(decided.counts) == {"n1"}
 
 
-# ---- what stands in the table ------------------------------------------------------------------
+# ---- the table of policies ---------------------------------------------------------------------
 
 
 class Watched:
