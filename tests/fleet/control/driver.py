@@ -60,7 +60,7 @@ def make_prior_rates(setup, rates=None, learns=False, prior=None):
         if learns
         else None
     )
-    survey = RateMeasurement(
+    measurement = RateMeasurement(
         networks,
         {network.name: network.name for network in networks},
         setup.spec.profile,
@@ -68,7 +68,7 @@ def make_prior_rates(setup, rates=None, learns=False, prior=None):
         on_each,
         prior,
     )
-    return PriorRates(survey, rates, online)
+    return PriorRates(measurement, rates, online)
 
 
 class ControllerDriver:

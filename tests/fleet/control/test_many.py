@@ -68,13 +68,9 @@ def test_controller_handles_some_messages_before_it_decides():
     assert len(driver.progress) == before + 1
     assert [
         sum(isinstance(subject, SendMessage) for subject in effects) for effects in messages
-    ] == [0] * 7 + [
-        8,
-        0,
-    ]  # they go on
-    assert any(
-        isinstance(subject, SendMessage) for subject in driver.controller.handle(driver.now)
-    )  # when nothing waits any more
+    ] == [0] * 7 + [8, 0]
+    # The last one is decided when no more messages are pending.
+    assert any(isinstance(effect, SendMessage) for effect in driver.controller.handle(driver.now))
 
 
 def test_pace_without_a_rate_causes_no_decision(monkeypatch):

@@ -22,7 +22,9 @@ def network(name, minimum=1, maximum=None):
     return NetworkSpec(name, NETWORK.architecture, NETWORK.train, 0, minimum, maximum)
 
 
-def survey(networks, keys=None, rates=None, devices=4, gpus_per_node=2, max_gpus=None, timed=None):
+def make_measurement(
+    networks, keys=None, rates=None, devices=4, gpus_per_node=2, max_gpus=None, timed=None
+):
     return RateMeasurement(
         networks,
         keys or {network.name: network.name for network in networks},
@@ -46,25 +48,27 @@ def timed(*batches, gpus=1):
     )
 
 
-def run(survey, rate=lambda name, gpus: 10.0 * gpus, idle=4):
+def run(measurement, rate=lambda name, gpus: 10.0 * gpus, idle=4):
     """Make all measurements, side by side on idle ranks; return them in order."""
     done, running, free = [], [], idle
-    while not survey.is_done:
-        while (task := survey.next(free)) is not None:
+    while not measurement.is_done:
+        while (task := measurement.next(free)) is not None:
             running.append(task)
             free -= task.gpus
         task = running.pop(0)
         free += task.gpus
         done.append(task)
         value = rate(task.network, task.gpus)
-        survey.add(task, value, "" if value else "out of memory")
+        measurement.add(task, value, "" if value else "out of memory")
     assert not running
     return done
 
 
 def test_known_step_timings_are_not_measured_again():
     both = StepTimings({**timed(8, 16, 32).steps, **timed(32, gpus=2).steps}, 250_000)
-    rates = survey([elastic("a")], rates={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": both})
+    rates = make_measurement(
+        [elastic("a")], rates={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": both}
+    )
     assert run(rates, idle=2) == []
     table = rates.table(100)
     assert [step.batch for step in table.models[0].step_s] == [8, 16, 32]
@@ -80,7 +84,9 @@ def test_known_step_timings_are_not_measured_again():
     ],
 )
 def test_known_timings_are_used_if_they_show_batch_effects(before, again):
-    rates = survey([elastic("a")], rates={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": before})
+    rates = make_measurement(
+        [elastic("a")], rates={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": before}
+    )
     assert [task.gpus for task in run(rates, idle=2)] == again
 
 
@@ -96,16 +102,10 @@ SLOW_AND_FAST = {"a": 30.0, "b": 10.0}
         ([A], {"max_gpus": 2}, "a1 a2"),
         ([A], {"devices": 3, "max_gpus": 8}, "a1 a2 a3"),
         ([network("a", maximum=1), network("b", minimum=2, maximum=3)], {}, "a1 b2 b3"),
-        (
-            [A, B, network("c")],
-            {"keys": TWINS, "max_gpus": 2},
-            "a1 c1 a2 c2",
-        ),  # two train at equal speed
-        (
-            [network("a", maximum=1), B],
-            {"keys": TWINS, "max_gpus": 2},
-            "a1 b2",
-        ),  # a twin with wider bounds
+        # two with equal rates
+        ([A, B, network("c")], {"keys": TWINS, "max_gpus": 2}, "a1 c1 a2 c2"),
+        # a twin with wider bounds
+        ([network("a", maximum=1), B], {"keys": TWINS, "max_gpus": 2}, "a1 b2"),
     ],
     ids=[
         "one GPU before two",
@@ -118,16 +118,18 @@ SLOW_AND_FAST = {"a": 30.0, "b": 10.0}
 )
 def test_measurements_are_in_order_and_within_bounds(networks, options, tasks):
     assert (
-        " ".join(f"{task.network}{task.gpus}" for task in run(survey(networks, **options))) == tasks
+        " ".join(
+            f"{task.network}{task.gpus}" for task in run(make_measurement(networks, **options))
+        )
+        == tasks
     )
 
 
-@pytest.mark.parametrize(
-    ("gpus_per_node", "maximum"), [(1, 3), (3, 6)]
-)  # 30 / 10, where two nodes have 2; two nodes
+# The maximum is 30 / 10 GPUs, or two nodes.
+@pytest.mark.parametrize(("gpus_per_node", "maximum"), [(1, 3), (3, 6)])
 def test_measured_gpus_follow_from_single_gpu_rates(gpus_per_node, maximum):
     tasks = run(
-        survey([A, B], devices=9, gpus_per_node=gpus_per_node),
+        make_measurement([A, B], devices=9, gpus_per_node=gpus_per_node),
         lambda name, _: SLOW_AND_FAST[name],
         idle=9,
     )
@@ -135,32 +137,39 @@ def test_measured_gpus_follow_from_single_gpu_rates(gpus_per_node, maximum):
 
 
 def test_measurement_waits_until_enough_ranks_are_idle():
-    reference = survey([network("a")], rates={"a": {1: 10.0}}, max_gpus=2)
-    assert reference.next(1) is None
-    assert reference.next(2) == MeasurementTask("a", 2)
+    measurement = make_measurement([network("a")], rates={"a": {1: 10.0}}, max_gpus=2)
+    assert measurement.next(1) is None
+    assert measurement.next(2) == MeasurementTask("a", 2)
 
 
 def test_known_rates_are_not_measured_again():
     rates = {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}}
-    reference = survey([network("a"), network("b")], rates=rates, max_gpus=2)
-    assert run(reference, lambda *_: 7.0) == [MeasurementTask("b", 2)]
+    measurement = make_measurement([network("a"), network("b")], rates=rates, max_gpus=2)
+    assert run(measurement, lambda *_: 7.0) == [MeasurementTask("b", 2)]
     assert rates["b"] == {1: 5.0}  # the argument is unchanged
-    assert reference.known_rates["b"] == {1: 5.0, 2: 7.0}
-    assert run(survey([network("a"), network("b")], rates=reference.known_rates, max_gpus=2)) == []
+    assert measurement.known_rates["b"] == {1: 5.0, 2: 7.0}
+    assert (
+        run(
+            make_measurement(
+                [network("a"), network("b")], rates=measurement.known_rates, max_gpus=2
+            )
+        )
+        == []
+    )
 
 
 def test_failed_network_is_not_measured_again():
-    reference = survey([network("a"), network("b")], max_gpus=3)
-    tasks = run(reference, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0, idle=3)
+    measurement = make_measurement([network("a"), network("b")], max_gpus=3)
+    tasks = run(measurement, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0, idle=3)
     assert [task.gpus for task in tasks if task.network == "a"] == [1, 2]
-    assert reference.failed == {"a": Outcome("out of memory", is_failure=True)}
-    assert [model.name for model in reference.table(60).models] == ["b"]
+    assert measurement.failed == {"a": Outcome("out of memory", is_failure=True)}
+    assert [model.name for model in measurement.table(60).models] == ["b"]
 
 
 def test_twin_of_a_failed_network_is_measured_instead():
-    reference = survey([network("a"), network("b")], {"a": "k", "b": "k"}, max_gpus=3)
+    measurement = make_measurement([network("a"), network("b")], {"a": "k", "b": "k"}, max_gpus=3)
     tasks = run(
-        reference, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0 * gpus, idle=3
+        measurement, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0 * gpus, idle=3
     )
     assert sorted((task.network, task.gpus) for task in tasks) == [
         ("a", 1),
@@ -168,19 +177,19 @@ def test_twin_of_a_failed_network_is_measured_instead():
         ("b", 2),
         ("b", 3),
     ]
-    assert [(model.name, model.rates) for model in reference.table(60).models] == [
+    assert [(model.name, model.rates) for model in measurement.table(60).models] == [
         ("b", (1.0, 2.0, 3.0))
     ]
 
 
 def test_measurement_without_results_ends():
-    reference = survey([network("a"), network("b")], {"a": "k", "b": "k"})
-    run(reference, lambda *_: 0.0)
-    assert (set(reference.failed), reference.table(60).models) == ({"a", "b"}, ())
+    measurement = make_measurement([network("a"), network("b")], {"a": "k", "b": "k"})
+    run(measurement, lambda *_: 0.0)
+    assert (set(measurement.failed), measurement.table(60).models) == ({"a", "b"}, ())
 
 
 def test_rates_count_up_to_the_first_gap():
-    table = survey(
+    table = make_measurement(
         [network("a", 1, 2)], rates={"a": {1: 10.0, 2: 18.0, 4: 30.0}}, max_gpus=2
     ).table(60)
     assert (table.samples_per_epoch, table.gpus_per_node) == (60, 2)
@@ -188,9 +197,9 @@ def test_rates_count_up_to_the_first_gap():
 
 
 def test_measurement_starts_at_the_minimum_of_gpus():
-    reference = survey([network("a", minimum=2), network("b")], devices=3, max_gpus=3)
+    measurement = make_measurement([network("a", minimum=2), network("b")], devices=3, max_gpus=3)
     tasks = run(
-        reference, lambda name, gpus: 0.0 if (name, gpus) == ("a", 1) else 6.0 + gpus, idle=3
+        measurement, lambda name, gpus: 0.0 if (name, gpus) == ("a", 1) else 6.0 + gpus, idle=3
     )
     assert tasks == [
         MeasurementTask("b", 1),
@@ -199,20 +208,20 @@ def test_measurement_starts_at_the_minimum_of_gpus():
         MeasurementTask("a", 3),
         MeasurementTask("b", 3),
     ]
-    assert reference.failed == {}
-    assert [(model.name, model.rates) for model in reference.table(60).models] == [
+    assert measurement.failed == {}
+    assert [(model.name, model.rates) for model in measurement.table(60).models] == [
         ("a", (4.0, 8.0, 9.0)),
         ("b", (7.0, 8.0, 9.0)),
     ]
 
 
 def test_network_without_enough_trainers_has_no_rates():
-    reference = survey([network("a"), network("b", minimum=3)], max_gpus=2)
-    task = reference.next(1)
-    reference.limit_devices(2)
-    reference.add(task, 10.0, "")
-    run(reference, idle=2)
-    assert [model.name for model in reference.table(60).models] == ["a"]
+    measurement = make_measurement([network("a"), network("b", minimum=3)], max_gpus=2)
+    task = measurement.next(1)
+    measurement.limit_devices(2)
+    measurement.add(task, 10.0, "")
+    run(measurement, idle=2)
+    assert [model.name for model in measurement.table(60).models] == ["a"]
 
 
 @settings(max_examples=examples(200))
@@ -232,28 +241,28 @@ def test_measurement_ends_and_repeats_no_rate(created, devices, max_gpus, failin
         for index, (_, minimum, maximum) in enumerate(created)
     ]
     keys = {f"n{index}": key for index, (key, *_) in enumerate(created)}
-    reference = survey(networks, keys, devices=devices, max_gpus=max_gpus)
+    measurement = make_measurement(networks, keys, devices=devices, max_gpus=max_gpus)
     fails = {(f"n{index}", gpus) for index, gpus in failing}
     tasks = run(
-        reference, lambda name, gpus: 0.0 if (name, gpus) in fails else 10.0 * gpus, idle=devices
+        measurement, lambda name, gpus: 0.0 if (name, gpus) in fails else 10.0 * gpus, idle=devices
     )
     good = [
         (keys[task.network], task.gpus) for task in tasks if (task.network, task.gpus) not in fails
     ]
     assert len(set(good)) == len(good)
-    assert reference.measured == reference.total == len(tasks)
+    assert measurement.measured == measurement.total == len(tasks)
     assert all(
         task.gpus >= subject.min_gpus
         for task in tasks
         for subject in networks
         if subject.name == task.network
     )
-    assert set(reference.failed) == {task.network for task in tasks} & {
+    assert set(measurement.failed) == {task.network for task in tasks} & {
         name for name, gpus in fails if MeasurementTask(name, gpus) in tasks
     }
-    table = reference.table(60)
+    table = measurement.table(60)
     assert [model.name for model in table.models] == [
-        subject.name for subject in networks if subject.name not in reference.failed
+        subject.name for subject in networks if subject.name not in measurement.failed
     ]
     assert all(
         model.rates == tuple(10.0 * (index + 1) for index in range(len(model.rates)))
@@ -262,14 +271,14 @@ def test_measurement_ends_and_repeats_no_rate(created, devices, max_gpus, failin
 
 
 def test_failed_measurement_is_not_retried_on_missing_trainers():
-    reference = survey(
+    measurement = make_measurement(
         [network("a", minimum=3, maximum=4), network("b", minimum=3, maximum=4)],
         {"a": "same", "b": "same"},
     )
-    task = reference.next(4)
+    task = measurement.next(4)
     assert task == MeasurementTask("a", 3)
-    reference.limit_devices(2)
-    reference.retry(task)  # a transient failure, but it needs three GPUs
-    assert reference.is_done
-    reference.add(task, 0.0, "out of memory")  # its twin needs three as well
-    assert reference.is_done
+    measurement.limit_devices(2)
+    measurement.retry(task)  # a transient failure, but it needs three GPUs
+    assert measurement.is_done
+    measurement.add(task, 0.0, "out of memory")  # its twin needs three as well
+    assert measurement.is_done

@@ -63,11 +63,11 @@ def test_policy_receives_the_rate_of_the_last_epoch():
 
 def test_policy_is_notified_once_of_changed_rates():
     driver = ControllerDriver(ONE_EACH, trainers=2, learns={"a": {1: 10.0}, "b": {1: 10.0}}).begin()
-    assert [proposals.rates_changed for proposals in driver.progress] == [False]
+    assert [progress.rates_changed for progress in driver.progress] == [False]
     driver.end_epoch("a", rate=StepRate(11.0, **SURE))
     driver.end_epoch("a", rate=StepRate(20.0, **SURE))
     driver.end_epoch("b", rate=StepRate(10.0, **SURE))
-    assert [proposals.rates_changed for proposals in driver.progress] == [False, False, True, False]
+    assert [progress.rates_changed for progress in driver.progress] == [False, False, True, False]
 
 
 @pytest.mark.parametrize("probes", [frozenset(), frozenset([("a", 2)])], ids=["known", "probes"])
@@ -78,7 +78,7 @@ def test_probed_rate_causes_another_plan(probes):
     assert latest_rate(driver, "a", gpus=2) == pytest.approx(20.0)
     driver.end_epoch("a", rate=StepRate(19.0, **SURE), gpus=2)
     driver.end_epoch("a", rate=StepRate(19.0, **SURE), gpus=2)
-    assert [proposals.rates_changed for proposals in driver.progress] == [
+    assert [progress.rates_changed for progress in driver.progress] == [
         False,
         bool(probes),
         False,
@@ -91,7 +91,7 @@ def test_pace_calls_the_policy_if_devices_are_unused():
         before = len(driver.progress)
         driver.handle(Pace("a", 10, 5.0))  # without a step rate
         driver.handle(Pace("a", 10, 5.0, StepRate(10.0, **SURE)))
-        assert [proposals.rates_changed for proposals in driver.progress[before:]] == answers
+        assert [progress.rates_changed for progress in driver.progress[before:]] == answers
     assert driver.tables[-1].models[0].max_gpus == 4
 
 

@@ -87,7 +87,7 @@ def test_rates_are_measured_on_unshared_gpus():
 
 
 @pytest.mark.parametrize(
-    ("proposals", "trainers", "networks", "shown_s", "bound"),
+    ("networks_per_gpu", "trainers", "networks", "shown_s", "bound"),
     [
         (2, 4, "abcdef", 8.0, "per_device"),  # two networks pay, more may pay
         ("auto", 4, "abcdef", 8.0, "ranks"),
@@ -97,14 +97,14 @@ def test_rates_are_measured_on_unshared_gpus():
     ],
 )
 def test_sharing_event_names_what_limits_networks_per_gpu(
-    proposals, trainers, networks, shown_s, bound
+    networks_per_gpu, trainers, networks, shown_s, bound
 ):
     driver = ControllerDriver(
         {"a": [0], "b": [2]},
         networks=networks,
         trainers=trainers,
         slots=2,
-        parts={"resources": {"engine": "numpy", "networks_per_gpu": proposals}},
+        parts={"resources": {"engine": "numpy", "networks_per_gpu": networks_per_gpu}},
     ).begin()
     driver.handle(make_pace("a", shown_s, networks_per_gpu=2))
     event = driver.events_of("SharingLearned")[-1]

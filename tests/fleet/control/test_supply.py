@@ -58,7 +58,7 @@ def test_supply_limits_rates_and_is_updated_at_epoch_ends():
     driver.handle(Prepared(0, samples=10, busy_s=1.0), after=20.0)
     assert len(driver.progress) == before
     driver.end_epoch("a")
-    assert [proposals.rates_changed for proposals in driver.progress[before - 1 :]] == [False, True]
+    assert [progress.rates_changed for progress in driver.progress[before - 1 :]] == [False, True]
     assert [table.supply for table in driver.tables[before - 1 :]] == [100.0, 10.0]
     assert driver.events_of("SupplyChanged") == [SupplyChanged(10.0, 38.0)]  # on four devices
 
@@ -70,7 +70,7 @@ def test_supply_is_kept_if_it_differs_little():
         driver.end_epoch("a")
     assert {table.supply for table in driver.tables} == {10.0}
     assert not driver.events_of("SupplyChanged")
-    assert not any(proposals.rates_changed for proposals in driver.progress)
+    assert not any(progress.rates_changed for progress in driver.progress)
 
 
 def test_supply_above_all_demand_changes_nothing():

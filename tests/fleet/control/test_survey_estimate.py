@@ -11,7 +11,7 @@ from scheduler.base import Network, RateTable
 BATCHES, SIZE = 10, 100  # 1000 samples each
 
 
-def survey(rates, devices, prior=None, max_gpus=1, gpus_per_node=2):
+def make_measurement(rates, devices, prior=None, max_gpus=1, gpus_per_node=2):
     """Return the measurements of networks with these rates, and the table of the rates."""
     networks = parse(
         {
@@ -43,14 +43,15 @@ def survey(rates, devices, prior=None, max_gpus=1, gpus_per_node=2):
 )
 def test_estimate_runs_measurements_and_builds_side_by_side(rates, devices, options, expected):
     assert estimate_duration(
-        *survey(rates, devices, **options), build_s=2.0
+        *make_measurement(rates, devices, **options), build_s=2.0
     ) == MeasurementEstimate(*expected)
 
 
 @given(st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=8), st.integers(1, 4))
 def test_estimate_is_between_total_work_and_serial_time(rates, devices):
     actual = estimate_duration(
-        *survey({f"n{number}": (rate,) for number, rate in enumerate(rates)}, devices), build_s=0.5
+        *make_measurement({f"n{number}": (rate,) for number, rate in enumerate(rates)}, devices),
+        build_s=0.5,
     )
     work = [0.5 + BATCHES * SIZE / rate for rate in rates]
     assert actual.measurements == len(rates)

@@ -439,9 +439,8 @@ class Ranks:
     def draw_failure(self, group, probability=0.2):
         """Return whether a failure that happens now is transient; None if there is no failure."""
         failures = self.behaviors[group.network].failures
-        if (
-            not failures or group.has_failed or self.random.random() > probability
-        ):  # a failure needs all ranks
+        # a failure needs all ranks
+        if not failures or group.has_failed or self.random.random() > probability:
             return None
         return failures.pop(0)
 

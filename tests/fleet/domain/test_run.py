@@ -42,8 +42,9 @@ STORY = (
     ev.EpochEnded("a", record(3)),
     ev.NetworkFinished("a", "3 epochs", 3),
     ev.NetworkTested("a", 0.5, 0.9, 10, 1.0),
+    # by a launch that checked whether it had finished
     ev.NetworkLeased("a", 3, 3, 0),
-)  # by one that looked whether it was done
+)
 
 
 def test_run_state_follows_the_newest_event():
@@ -54,9 +55,8 @@ def test_run_state_follows_the_newest_event():
         [1],
         Outcome("loss is NaN", is_failure=True),
     )
-    assert (
-        apply_events(actual, [ev.GroupStarted("b", (0,), 0, 1)])["b"].outcome is None
-    )  # it is tried again
+    # it is tried again
+    assert apply_events(actual, [ev.GroupStarted("b", (0,), 0, 1)])["b"].outcome is None
     assert apply_events(actual, [ev.NetworkLeased("b", 4, 1, 5)]) == {}
 
 

@@ -173,9 +173,8 @@ def test_promotion_before_the_searcher_answers_resumes_a_trial():
         controller.handle_answer("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
     controller.end_epoch("net-0", record(1, 0.9), is_done=False)
     assert controller.decide()[-1] == CallSearcher("net", Report(0, 1, 0.9))
-    controller.end_epoch(
-        "net-1", record(1, 0.1), is_done=False
-    )  # so the first one is the better half
+    # so the first one is the better half
+    controller.end_epoch("net-1", record(1, 0.1), is_done=False)
     controller.decide()
     controller.handle_answer("net", Report(0, 1, 0.9), "go_on")
     assert "net-0" not in controller.paused | controller.awaiting_answer

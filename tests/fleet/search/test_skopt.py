@@ -18,12 +18,12 @@ SPACE = {
 FOREST = {"base_estimator": "ET", "n_initial_points": 5}  # seconds faster than a Gaussian process
 
 
-def value_of(proposals):
+def value_of(values):
     """Return a value that is best at a learning rate of 0.003 and six layers."""
     return (
         1
-        - abs(math.log10(proposals["train.optimizer.learning_rate"] / 0.003)) / 4
-        - abs(proposals["depth"] - 6) / 20
+        - abs(math.log10(values["train.optimizer.learning_rate"] / 0.003)) / 4
+        - abs(values["depth"] - 6) / 20
     )
 
 

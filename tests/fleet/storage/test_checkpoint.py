@@ -41,12 +41,8 @@ def check(*values, monitor="val_accuracy", **stopping):
         ((0.5, 0.7, 0.6), {}, 2, ""),
         ((0.5, 0.7, 0.6), {"max_epochs": 3}, 2, "3 epochs"),
         ((0.5, 0.7), {"stop_at": 0.7}, 2, "val_accuracy reached 0.7"),
-        (
-            (0.50, 0.51, 0.52, 0.53),
-            {"min_delta": 0.02},
-            4,
-            "",
-        ),  # 0.53 is better than 0.50 by more than 0.02
+        # 0.53 is better than 0.50 by more than 0.02
+        ((0.50, 0.51, 0.52, 0.53), {"min_delta": 0.02}, 4, ""),
         (
             (2.0, 1.0, 1.5, 1.5),
             {"patience": 2, "monitor": "val_loss"},

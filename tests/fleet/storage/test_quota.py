@@ -62,9 +62,8 @@ def test_make_room_keeps_previous_without_last(
 
 
 def test_make_room_keeps_the_first_checkpoint_of_a_child(paths):
-    state = TrainingState(
-        {"weights": np.zeros(25)}, "", (record(1),), architecture="softmax"
-    )  # 200 bytes
+    # 200 bytes
+    state = TrainingState({"weights": np.zeros(25)}, "", (record(1),), architecture="softmax")
     write_state(paths.last("a"), state)
     expected = Quota(paths, Checkpoint()).used() + state.size
     with refused(StorageError, "c/first.h5"):
