@@ -90,10 +90,7 @@ class Predictor:
         files = {name: paths.exported(name, self._spec.engine.suffix) for name in self.weights}
         for name, file in files.items():
             if self._spec.engine.join is not None and not file.is_file():
-                raise UserError(
-                    f"{file} is missing, because {name} was not exported; export it with: fleet "
-                    f"export {paths.root} {name}"
-                )
+                raise UserError(f"{file} is missing: {name} was not exported")
         self._ensemble = load_ensemble(
             self._spec, list(files.values()), list(self.weights.values()), self.sample.target.kind
         )

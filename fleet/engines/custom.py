@@ -205,9 +205,7 @@ def build_custom_model(
         with UserCode().running():
             built = function(**keywords)
     except SystemExit as error:
-        raise ModelError(
-            f"{name} exited instead of returning a {kind_name}: {exit_reason(error)}"
-        ) from error
+        raise ModelError(f"{name} did not return a {kind_name}: {exit_reason(error)}") from error
     except Exception as error:  # the user's function may raise anything
         raise ModelError(f"{name} raised {one_line(error)}") from error
     if not isinstance(built, kind):

@@ -131,8 +131,8 @@ class EmulatedNetwork:
         self._share = part
         self._group = group
         self._factor = 1.0
-        self._clock = time.perf_counter()  # of the emulated GPU, at the end of its last step
-        self._step_ended_s = self._clock  # of this machine, at the end of that step
+        self._clock = time.perf_counter()  # time on the emulated GPU at the end of its last step
+        self._step_ended_s = self._clock  # time on this machine at the end of that step
         self._is_between_epochs = True
         self._weights = np.zeros(WEIGHTS)
 

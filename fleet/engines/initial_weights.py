@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from fleet.errors import SettingError
 
-Shapes: TypeAlias = Mapping[str, Sequence[int]]  # of weights, by name
+Shapes: TypeAlias = Mapping[str, Sequence[int]]  # shapes of weights by name
 
 _SHOWN = 20  # maximum number of weights that a message lists
 

@@ -383,10 +383,7 @@ def read_ensembles(run: str | Path) -> list[EnsembleResult]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise UserError(
-            f"{path} is not a table of ensembles: {error}; delete it, and resume the run to write "
-            "it again"
-        ) from None
+        raise UserError(f"{path} is not a table of ensembles: {error}; delete it") from None
 
 
 def _parse(row: Mapping[str, str]) -> EnsembleResult:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import fleet.engines.keras.settings  # noqa: F401 - registers what Keras has
+import fleet.engines.keras.settings  # noqa: F401 - registers settings of Keras
 from fleet.comm.protocols import Group
 from fleet.engines.base import EngineContext, Slot, check_gpu_index
 from fleet.engines.custom import running_user_code, user_code_of, with_default_rate

@@ -142,7 +142,7 @@ def _make_named(train: Train, target: TargetSpec) -> Loss:
     arguments = loss_arguments(train, target, [key for key in options if key not in _NOT_SET])
     if "from_logits" in options:
         arguments["from_logits"] = True
-    if "axis" in options and options["axis"].default is None:  # the default reduces the batch, too
+    if "axis" in options and options["axis"].default is None:  # the default also reduces the batch
         arguments["axis"] = [1, 2, 3] if target.kind == "mask" else [1]
     takes_scores = "from_logits" in arguments or canonical_name(name) in _OF_SCORES
 

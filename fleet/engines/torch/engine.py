@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-import fleet.engines.torch.settings  # noqa: F401 - registers what PyTorch has
+import fleet.engines.torch.settings  # noqa: F401 - registers settings of PyTorch
 from fleet.comm.protocols import Group
 from fleet.engines.base import EngineContext, Slot, check_gpu_index
 from fleet.engines.custom import running_user_code, user_code_of, with_default_rate

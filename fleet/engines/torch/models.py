@@ -32,7 +32,7 @@ from launch.processes import end_with_parent
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
 
-_EPSILON = 1.001e-5  # of batch normalization, equal to the Keras engine's
+_EPSILON = 1.001e-5  # epsilon of batch normalization, equal to the Keras engine's
 _ROWS = 2  # rows of a trial batch
 # Deviations of noise on weights, which would move logits out of the range of probabilities.
 _NOISES = (0.1, 1.0) * 8

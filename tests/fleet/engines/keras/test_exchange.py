@@ -69,7 +69,7 @@ def test_mpi_exchange_raises_on_all_ranks():
     assert raised == {0: PeerFailed, 1: ValueError, 2: PeerFailed}
 
 
-def test_make_exchange_returns_none_for_one_rank():
+def test_make_exchange_sums_nothing_for_one_rank():
     from fleet.engines.keras.exchange import MpiExchange, NoExchange, make_exchange
 
     def rank_main(world):
