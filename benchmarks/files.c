@@ -1,7 +1,7 @@
-/* Counts and delays the operations on files below a folder, for files.py: gcc -shared -fPIC -o files.so files.c -ldl
+/* Count and delay operations on files below a folder, for files.py: gcc -shared -fPIC -o files.so files.c -ldl
  *
- * FLEET_FILES_UNDER: the folder. FLEET_FILES_LOG: a line for each operation is added to this file, where it is set.
- * FLEET_FILES_DELAY_US: how long each takes more. */
+ * FLEET_FILES_UNDER: the folder. FLEET_FILES_LOG: a file that receives a line for each operation, if set.
+ * FLEET_FILES_DELAY_US: delay of each operation, in microseconds. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -111,7 +111,7 @@ class SearchCost:
     """The cost of a search.
 
     Attributes:
-        until_near: GPU hours until a network reaches ``NEAR`` of the best random one; else infinite.
+        until_near: GPU hours until one reaches ``NEAR`` of the best random one, or infinite.
         total: Total GPU hours.
         hours: Duration of the search.
         best: Accuracy of the best network, as a share of that of the best random one.
