@@ -29,7 +29,7 @@ HEAVY = {
 
 
 @pytest.mark.parametrize("name", sorted(MODULES.keys() - HEAVY))
-def test_the_examples_of_a_module_hold(name):
+def test_docstring_examples_hold(name):
     assert doctest.testmod(import_module(name.removesuffix(".__init__"))).failed == 0
 
 

@@ -75,13 +75,13 @@ def same(expected, got):
         ),
     ],
 )
-def test_a_script_prints_what_stands_beside_it(tmp_path, name, arguments):
+def test_example_scripts_print_the_expected_output(tmp_path, name, arguments):
     got = printed(tmp_path, str(EXAMPLES / name), *arguments)
     assert same((EXAMPLES / name).with_suffix(".out").read_text(), got), got
 
 
 @pytest.mark.long
-def test_the_notebook_goes_from_data_to_the_best_ensemble(tmp_path):
+def test_example_notebook_runs_to_the_best_ensemble(tmp_path):
     code = "".join(
         re.findall(r"```python\n(.*?)```", (ROOT / "docs/notebook.md").read_text(), re.DOTALL)
     )
@@ -93,7 +93,7 @@ def test_the_notebook_goes_from_data_to_the_best_ensemble(tmp_path):
 
 
 @pytest.mark.long
-def test_the_digits_are_listed_as_expected(tmp_path):
+def test_example_digits_prints_the_expected_list(tmp_path):
     got = printed(tmp_path, "-m", "fleet", "check", str(EXAMPLES / "digits.yaml"))
     assert same((EXAMPLES / "digits.out").read_text(), got), got
 
@@ -142,7 +142,7 @@ def check_predicted(folder, run, name, table, target):
 
 
 @pytest.mark.long
-def test_the_page_on_data_takes_a_table_from_start_to_end(with_targets):
+def test_example_of_a_table_runs_to_the_end(with_targets):
     spec = (with_targets / "wine.yaml").read_text()
     assert spec.partition("\n\n")[2] in (ROOT / "docs/data.md").read_text(encoding="utf-8")
     printed(with_targets, "-m", "fleet.run", "wine.yaml")
@@ -174,7 +174,7 @@ EXTENDING = EXAMPLES / "extending"
 PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
 
 
-def test_the_page_shows_what_the_files_hold():
+def test_extending_page_shows_the_files():
     blocks = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     files = [path.read_text(encoding="utf-8") for path in EXTENDING.iterdir() if path.is_file()]
     assert [block for block in blocks if not any(block in text for text in files)] == []

@@ -186,7 +186,7 @@ def test_arrays_of_other_types_are_cropped_and_mirrored_at_once(kernels, dtype, 
     assert all(first == expected for expected in alone)
 
 
-def test_every_colour_is_turned_as_pillow_turns_it(kernels):
+def test_batches_rotate_hues_like_pillow(kernels):
     colours = np.random.default_rng(0).integers(0, 256, (4, 500, 500, 3), np.uint8)
     source = Memory(list(colours))
     pipeline = images_of(source, [{"color_jitter": {"hue": 0.5, "saturation": (0.0, 4.0)}}], 0)
@@ -195,7 +195,7 @@ def test_every_colour_is_turned_as_pillow_turns_it(kernels):
 
 
 @pytest.mark.parametrize("has_numba", [True, False])
-def test_the_loops_are_loaded_once_it_is_worth_it(has_numba, monkeypatch):
+def test_batches_load_compiled_loops_when_worthwhile(has_numba, monkeypatch):
     if has_numba:
         pytest.importorskip("numba")
     else:

@@ -11,7 +11,7 @@ from preprocess.transforms.decoding import with_full_decoding
 from tests.preprocess.samples import Memory, pattern
 
 
-def test_a_generator_that_is_set_equals_one_that_is_made():
+def test_chain_reset_generator_equals_a_new_one():
     generators = _Generators(seed=2**63)
     for epoch, index in [(0, 0), (5, 123_456_789), (0, 0)]:
         fresh = np.random.Philox(

@@ -116,7 +116,7 @@ FRAMES = [Image.new("L", (2, 2), value) for value in (10, 200)]
         "CMYK",
     ],
 )
-def test_a_file_is_an_image(data, mode, expected, tolerance):
+def test_decode_file_is_an_image(data, mode, expected, tolerance):
     assert_near(decode(data, mode), expected, tolerance)
 
 
@@ -136,7 +136,7 @@ def test_pixels_without_a_fixed_range_are_refused():
     ],
 )
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_an_image_is_turned_as_its_exif_orientation_says(orientation, seen, kind):
+def test_decode_follows_the_exif_orientation(orientation, seen, kind):
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored = smooth(24, 40)
@@ -151,20 +151,20 @@ ODD_EXIF = b"Exif\0\0" + struct.pack(
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_an_exif_that_cannot_be_written_back_turns_the_image(kind, pillow_too):
+def test_decode_uses_exif_that_cannot_be_rewritten(kind, pillow_too):
     options = {"lossless": True} if kind == "WEBP" else {}
     plain = decode(encode(smooth(24, 40), kind, **options))
     turned = decode(encode(smooth(24, 40), kind, **options, exif=ODD_EXIF))
     assert np.array_equal(turned, np.rot90(plain, -1))
 
 
-def test_an_exif_that_cannot_be_read_is_left_aside(pillow_too):
+def test_decode_ignores_unreadable_exif(pillow_too):
     data = encode(smooth(24, 40), "JPEG", exif=b"Exif\0\0no tags at all")
     assert np.array_equal(decode(data), decode(encode(smooth(24, 40), "JPEG")))
     assert decoders.reduction(data, (6, 10)) == 4
 
 
-def test_a_greyscale_file_may_use_fewer_than_16_bits():
+def test_decode_grayscale_file_may_use_fewer_than_16_bits():
     grey = np.array([[0, 15, 16, 2048, 4095, 4096, 65535]], np.uint16)
     data = encode(Image.fromarray(grey))
     assert decode(data, "L", bits=12).ravel().tolist() == [0, 0, 1, 128, 255, 255, 255]
@@ -196,7 +196,7 @@ def png_of_16_bits(image):
     )
 
 
-def test_a_bmp_of_eight_bits_and_two_colors_is_refused():
+def test_decode_bmp_of_eight_bits_and_two_colors_is_refused():
     image = Image.new("P", (3, 2))
     image.putpalette([0, 0, 0, 255, 255, 255])
     with pytest.raises(UnreadableImage, match="BMP file of 8 bits with two colors"):
@@ -204,13 +204,13 @@ def test_a_bmp_of_eight_bits_and_two_colors_is_refused():
     assert decode(encode(image.convert("1"), "BMP")).shape == (2, 3, 3)
 
 
-def test_the_first_frame_of_an_animation_is_taken():
+def test_decode_uses_the_first_frame_of_an_animation():
     frames = [Image.new("L", (2, 2), value) for value in (10, 200)]
     animation = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert decode(animation, "L").max() == 10
 
 
-def test_a_truncated_jpeg_is_refused():
+def test_decode_truncated_jpeg_is_refused():
     data = encode(pattern(64, 64), "JPEG")
     with pytest.raises(UnreadableImage, match="truncated"):
         decode(data[: len(data) // 2])
@@ -219,7 +219,7 @@ def test_a_truncated_jpeg_is_refused():
 @pytest.mark.parametrize(
     "data", [b"", b"\xff\xd8", b"no image at all", b"\x89PNG\r\n\x1a\n" + b"\0" * 40]
 )
-def test_what_is_no_image_is_refused(data):
+def test_decode_refuses_other_files(data):
     with pytest.raises(UnreadableImage):
         decode(data)
 
@@ -237,7 +237,7 @@ def test_decode_reduces_a_jpeg_if_that_is_enough():
     assert decode(data, at_least=(65, 50)).shape == (128, 100, 3)
 
 
-def test_a_fraction_is_enough_for_the_image_as_it_is_seen():
+def test_decode_draft_fits_the_displayed_image():
     exif = Image.Exif()
     exif[0x0112] = 6
     data = encode(smooth(64, 200), "JPEG", exif=exif)  # is seen as 200 high and 64 wide
@@ -263,7 +263,7 @@ def test_decode_reduces_as_far_as_at_least_allows(height, width, data):
     assert decoded == halvings[-1]
 
 
-def test_the_log_can_tell_which_decoder_runs(pillow_only):
+def test_decode_logs_which_decoder_runs(pillow_only):
     assert decoder_name().startswith("Pillow")
 
 
@@ -318,7 +318,7 @@ class TestBothDecoders:
         with pytest.raises(UnreadableImage, match="is damaged or truncated: Corrupt JPEG data"):
             decode(corrupt(data))
 
-    def test_a_damaged_colour_profile_is_no_damage(self):
+    def test_decode_ignores_a_damaged_color_profile(self):
         data = encode(smooth(16, 16), "JPEG", icc_profile=bytes(200))
         marked = data.replace(b"ICC_PROFILE\0\x01", b"ICC_PROFILE\0\x07")
         assert marked != data

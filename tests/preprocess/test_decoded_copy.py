@@ -56,7 +56,7 @@ def test_epochs_have_the_order_that_they_have_without_a_copy(data, path):
         assert copy.train.order(7, epoch).tolist() == data.train.order(7, epoch).tolist()
 
 
-def test_a_copy_of_an_earlier_form_is_made_anew(data, path):
+def test_decoded_copy_of_an_old_format_is_rebuilt(data, path):
     copied(data, TRANSFORMS, path)
     with h5py.File(path, "r+") as file:
         file.attrs["made_from"] = "0" * 64
@@ -92,7 +92,7 @@ def test_decode_once_rewrites_a_copy_that_would_differ(data, path, folder):
     assert sum(written) == 24
 
 
-def test_the_copy_holds_the_test_data_too(folder, path):
+def test_decoded_copy_has_the_test_data(folder, path):
     data = open_data("image_folder", str(folder), 0.4, seed=7, test=0.25)
     copy = copied(data, TRANSFORMS, path).data
     assert {name: source.labels.tolist() for name, source in copy.splits().items()} == {
@@ -100,7 +100,7 @@ def test_the_copy_holds_the_test_data_too(folder, path):
     }
 
 
-def test_what_the_copy_leaves_out_is_known_each_time(data, path):
+def test_decoded_copy_reports_left_out_samples_each_time(data, path):
     name = data.train.name(2)
     with open(name, "wb") as file:
         file.write(b"no image")
@@ -120,7 +120,7 @@ def test_what_the_copy_leaves_out_is_known_each_time(data, path):
 
 
 @pytest.mark.parametrize("transforms", [[], ["scale"], [{"flip": {"horizontal": True}}]])
-def test_there_must_be_something_to_do_once(path, transforms):
+def test_decoded_copy_needs_fixed_transforms(path, transforms):
     decoded = DataSet(Memory([pattern(4, 6)] * 3), None, ("a", "b"))
     with pytest.raises(InputError, match="nothing can be done once"):
         copied(decoded, parse_transforms(transforms), path)
@@ -152,7 +152,7 @@ def test_making_the_copy_reads_each_sample_once(path):
     assert read == list(range(20))
 
 
-def test_a_file_that_is_something_else_is_not_replaced(data, path):
+def test_decoded_copy_does_not_replace_other_files(data, path):
     foreign(path, np.zeros((4, 3, 4, 3), np.uint8), [0, 1, 0, 1])
     with pytest.raises(
         InputError, match="this program did not make it from images, so it is not replaced"

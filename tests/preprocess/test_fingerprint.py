@@ -92,7 +92,7 @@ def test_new_samples_are_divided_by_the_requested_share(names, began, share):
 
 
 @given(NAMES, st.integers(2, 5))
-def test_a_sample_stays_in_its_fold_and_new_ones_make_folds_even(names, folds):
+def test_fingerprint_keeps_folds_and_balances_new_samples(names, folds):
     Listed.samples = samples = [(name, ord(name[-1]) % 3) for name in names]
     source = listed("")
     previous = np.full(len(samples), -1)
@@ -108,7 +108,7 @@ def test_a_sample_stays_in_its_fold_and_new_ones_make_folds_even(names, folds):
     )
 
 
-def test_all_samples_of_a_side_may_not_go():
+def test_fingerprint_refuses_removal_of_a_whole_side():
     samples = [(f"{number}", 0) for number in range(10)]
     old, before = opened(samples, None)
     with pytest.raises(
@@ -118,7 +118,7 @@ def test_all_samples_of_a_side_may_not_go():
         opened([sample for sample in samples if sample[0] not in named(old.validation)], before)
 
 
-def test_other_settings_divide_anew():
+def test_fingerprint_divides_again_with_other_settings():
     samples = [(f"{number}", number % 3) for number in range(30)]
     Listed.samples = samples
     _, before = opened(samples, None)
@@ -151,7 +151,7 @@ def test_match_samples_by_content(now, matches):
     assert fp.match_samples(marks(*"abcd"), marks(*now)).tolist() == matches
 
 
-def test_a_second_row_that_is_like_one_of_before_is_one_more():
+def test_fingerprint_counts_a_duplicate_row_as_new():
     words = fp.compare_fingerprints(
         fp.Fingerprint({"train": marks(*"abc")}), fp.Fingerprint({"train": marks(*"abca")})
     )
@@ -337,7 +337,7 @@ def custom(path):
     return Own()
 
 
-def test_a_source_of_ones_own_may_say_what_it_is_known_by(monkeypatch):
+def test_fingerprint_of_a_custom_source(monkeypatch):
     def now(path="x"):
         return open_per_target(f"{__name__}:custom", path, None, 0, {}, None, (None,), "", None)[1]
 

@@ -61,7 +61,7 @@ def test_checked_labels_names_the_first_wrong_sample(labels, message):
     assert "\n" not in str(caught.value)
 
 
-def test_there_is_a_label_for_each_sample():
+def test_labels_are_one_per_sample():
     with pytest.raises(InputError, match=r"shape \(3,\) for 2 samples"):
         checked_labels(Labelled(np.array([0, 1, 1]), count=2), "mine:f")
 
@@ -111,7 +111,7 @@ def test_labels_of_validation_data_are_looked_at_too():
         open_data(f"{__name__}:validation_outside", "here", None, 0)
 
 
-def test_a_list_of_labels_is_read_like_an_array():
+def test_labels_list_of_labels_is_read_like_an_array():
     data = open_data(f"{__name__}:with_a_list", None, 0.5, 0)
     assert (sorted(data.train.labels), sorted(data.validation.labels)) == ([0, 1], [0, 1])
     assert (data.classes, data.train.read(1).shape) == (("a", "b"), (2, 2, 1))

@@ -48,7 +48,7 @@ def test_blocks_come_to_what_all_rows_come_to():
     np.testing.assert_allclose(parts.affine().std, Moments.of(rows).affine().std, rtol=1e-12)
 
 
-def test_what_cannot_be_read_is_left_out():
+def test_moments_leave_out_unreadable_samples():
     samples = list(table(20))
     samples[3] = None
     samples[5] = np.full(5, np.nan, np.float32)
@@ -57,7 +57,7 @@ def test_what_cannot_be_read_is_left_out():
     )
 
 
-def test_a_fold_is_standardized_by_the_samples_that_it_trains_on():
+def test_moments_of_a_fold_use_its_training_samples():
     samples, folds = table(30), np.arange(30) % 3
     for fold, affine in enumerate(standardize(list(samples), folds=folds).folds):
         rows = samples[folds != fold].astype(np.float64)

@@ -175,7 +175,7 @@ def test_masks_move_on_the_host_as_images_on_the_device(
         (["decode"], 0),
     ],
 )
-def test_the_last_crop_and_the_flips_about_it_are_left(transforms, deferred):
+def test_on_device_defers_the_last_crop_and_flips(transforms, deferred):
     parsed = parse_transforms(transforms)
     with_device = defer_to_device(parsed)
     host, device = split_device(with_device)
@@ -184,7 +184,7 @@ def test_the_last_crop_and_the_flips_about_it_are_left(transforms, deferred):
     assert len(host) + deferred == len(parsed)
 
 
-def test_what_the_device_cannot_take_is_said():
+def test_on_device_reports_unsupported_transforms():
     images = [pattern(8, 8), pattern(8, 9), *[pattern(8, 8)] * 6]
     for source, words in (
         (
@@ -201,7 +201,7 @@ def test_what_the_device_cannot_take_is_said():
             probe_samples(source, defer_to_device(parse_transforms([CROP])), 0)
 
 
-def test_a_sample_of_another_size_is_left_out_alone(kernels):
+def test_on_device_sample_of_another_size_is_left_out_alone(kernels):
     source = Memory([pattern(8, 6, seed=number) for number in range(20)])
     _, device = images_of(source, [CROP], 0)
     source.samples[1] = pattern(6, 8)  # as many bytes

@@ -32,7 +32,7 @@ def test_decoded_images_come_back_pixel_for_pixel(data, path, folder):
         assert np.array_equal(train.read(index), expected)
 
 
-def test_what_cannot_be_decoded_is_left_out_without_a_gap(data, path, folder):
+def test_packing_leaves_out_undecodable_samples(data, path, folder):
     broken = data.train.name(1)
     with open(broken, "wb") as file:
         file.write(b"no image")
@@ -43,7 +43,7 @@ def test_what_cannot_be_decoded_is_left_out_without_a_gap(data, path, folder):
     assert all(train.read(index).any() for index in range(len(train)))
 
 
-def test_progress_is_told_of_every_sample(data, path):
+def test_packing_reports_progress_of_every_sample(data, path):
     steps = []
     write_hdf5(data.splits(), path, steps.append)
     assert sum(steps) == 8
@@ -63,7 +63,7 @@ def test_write_hdf5_refuses_random_pipelines(data, path, transforms, tmp_path):
     assert not list(tmp_path.glob("*packed*"))
 
 
-def test_an_interrupted_write_leaves_the_old_file_and_no_other(data, path, tmp_path):
+def test_packing_interrupted_write_leaves_old_file_and_no_other(data, path, tmp_path):
     write_hdf5(data.splits(), path)
 
     def interrupt(count):
@@ -75,13 +75,13 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(data, path, tmp_p
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["packed.h5"]
 
 
-def test_what_a_killed_write_has_left_is_swept_away(data, path, tmp_path):
+def test_packing_deletes_files_of_a_killed_write(data, path, tmp_path):
     (tmp_path / ".packed.h5.1.tmp").touch()
     write_hdf5(data.splits(), path)
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["packed.h5"]
 
 
-def test_a_place_that_does_not_exist_is_named(data, tmp_path):
+def test_packing_names_a_missing_folder(data, tmp_path):
     with pytest.raises(InputError, match="cannot write .*nowhere/x.h5: No such file"):
         write_hdf5(data.splits(), tmp_path / "nowhere/x.h5")
 
@@ -122,7 +122,7 @@ def test_write_hdf5_reports_a_full_disk_before_hdf5_errors(data, path, monkeypat
         write_hdf5(data.splits(), path)
 
 
-def test_a_file_of_nothing_is_not_written(data, path):
+def test_packing_writes_no_empty_file(data, path):
     for part in (data.train, data.validation):
         for index in range(len(part)):
             os.unlink(part.name(index))

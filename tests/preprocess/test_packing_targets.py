@@ -113,7 +113,7 @@ def test_unreadable_samples_leave_no_gap(path):
     ] == [[0, 2, 3, 4], [0, 2, 3, 4], [7, 8, 8, 9], [0, 2, 3, 4]]
 
 
-def test_all_parts_are_written_and_read(path):
+def test_packing_targets_of_all_splits_are_read_back(path):
     parts = {
         name: Samples(INPUTS[:count], target=TargetSpec("value", 1), targets=np.arange(count) / 2)
         for name, count in (("train", 5), ("validation", 3), ("test", 2))

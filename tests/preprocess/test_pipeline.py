@@ -69,7 +69,7 @@ def test_evaluation_is_the_same_in_every_epoch():
     assert np.array_equal(load(pipe, [3], training=False)[0][0], IMAGES[3][1:5, 0:5])
 
 
-def test_it_is_known_whether_anything_is_random():
+def test_pipeline_knows_whether_transforms_are_random():
     assert pipeline().is_random
     assert not pipeline(transforms=[{"center_crop": {"size": [3, 3]}}, "scale"]).is_random
 
@@ -86,7 +86,7 @@ def test_prepare_stops_before_the_first_random_transform():
     )
 
 
-def test_the_order_of_an_epoch_is_the_sources():
+def test_pipeline_order_is_that_of_the_source():
     pipe = pipeline(seed=3)
     assert pipe.samples == 12
     assert pipe.order(4).tolist() == pipe.source.order(3, 4).tolist()
@@ -114,7 +114,7 @@ def test_without_a_scale_there_is_nothing_for_the_trainer_to_do():
     assert pipeline().sample.affine is None
 
 
-def test_a_scale_for_three_channels_does_not_fit_one():
+def test_pipeline_scale_for_three_channels_does_not_fit_one():
     for more in ([], [f"{__name__}:keep"]):  # scaled by the trainers, or here
         with pytest.raises(
             InputError, match="3 numbers, one for each channel, but samples have 1 channels"
@@ -127,7 +127,7 @@ def test_a_scale_for_three_channels_does_not_fit_one():
 # ---- samples that cannot be used --------------------------------------------------------------
 
 
-def test_a_bad_sample_leaves_black_and_no_label_and_is_named():
+def test_pipeline_unreadable_sample_is_black_and_unlabeled():
     images, labels, bad = load(pipeline([*IMAGES[:2], None, IMAGES[3]], ["decode"]), [3, 2, 1])
     [sample] = bad
     assert (sample.name, sample.reason, sample.position) == ("sample 2", "cannot be read", 1)
@@ -136,7 +136,7 @@ def test_a_bad_sample_leaves_black_and_no_label_and_is_named():
     assert np.array_equal(images[[0, 2]], np.stack([IMAGES[3], IMAGES[1]]))
 
 
-def test_a_source_that_ends_before_it_said_is_a_clear_error():
+def test_pipeline_names_a_source_that_is_too_short():
     class Short(Memory):
         def read(self, index):
             if index > 20:
@@ -148,7 +148,7 @@ def test_a_source_that_ends_before_it_said_is_a_clear_error():
         broken.load(range(30), 0, *broken.empty(30))
 
 
-def test_a_file_that_cannot_be_decoded_is_a_bad_sample():
+def test_pipeline_undecodable_file_is_unreadable():
     files = [encode(image) for image in IMAGES]
     files[5] = files[5][:60]
     _, labels, [bad] = load(pipeline(files, ["decode"]), range(12))
@@ -159,7 +159,7 @@ def test_a_file_that_cannot_be_decoded_is_a_bad_sample():
 @pytest.mark.parametrize(
     "odd", [pattern(6, 7), pattern(6, 6, channels=1), np.zeros((6, 6, 3), np.float32)]
 )
-def test_a_sample_of_another_shape_or_type_is_bad(odd):
+def test_pipeline_sample_of_another_shape_is_unreadable(odd):
     pipe = pipeline([*IMAGES, *IMAGES, odd, *IMAGES, *IMAGES], [])  # too late for the first look
     _, _, [bad] = load(pipe, [0, 24])
     assert bad.position == 1
@@ -172,7 +172,7 @@ def refuse_dark(image, rng, training):
     return image
 
 
-def test_a_users_transform_may_refuse_an_image():
+def test_pipeline_custom_transform_may_refuse_an_image():
     dark = np.zeros((6, 6, 3), np.uint8)
     _, _, [bad] = load(pipeline([*IMAGES, dark], ["decode", f"{__name__}:refuse_dark"]), [12])
     assert str(bad) == "sample 12: too dark"
@@ -202,7 +202,7 @@ def elsewhere(image, rng, training):
     return Tensor(None)
 
 
-def test_a_users_transform_may_give_a_tensor():
+def test_pipeline_custom_transform_may_return_a_tensor():
     images, _, bad = load(pipeline(transforms=[f"{__name__}:tensor"]), [4])
     assert bad == []
     assert np.array_equal(images[0], (IMAGES[4] / 2).astype(np.float32))
@@ -211,19 +211,19 @@ def test_a_users_transform_may_give_a_tensor():
 @pytest.mark.parametrize(
     ("name", "message"), [("listed", "gives a list"), ("elsewhere", r"use .cpu\(\) first")]
 )
-def test_what_is_no_array_names_the_transform(name, message):
+def test_pipeline_names_a_transform_without_array(name, message):
     with pytest.raises(InputError, match=f"transform {__name__}:{name} .*{message}"):
         pipeline(transforms=[f"{__name__}:{name}"])
 
 
-def test_a_source_may_read_tensors_or_images_of_pillow():
+def test_pipeline_source_may_read_tensors_or_images_of_pillow():
     samples = [Tensor(IMAGES[0]), Image.fromarray(IMAGES[1]), memoryview(encode(IMAGES[2]))]
     images, _, bad = load(pipeline(samples, transforms=["decode"]), [0, 1, 2])
     assert bad == []
     assert np.array_equal(images, np.stack(IMAGES[:3]))
 
 
-def test_a_source_that_reads_no_array_is_named():
+def test_pipeline_source_that_reads_no_array_is_named():
     with pytest.raises(InputError, match=r"data.source: read\(0\) gives a dict"):
         pipeline([{"image": IMAGES[0]}] * 2, transforms=[])
 

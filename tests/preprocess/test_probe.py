@@ -20,7 +20,7 @@ def looked_at(samples, transforms, keep=False):
     return infer_sample_spec(Memory(samples), parse_transforms(transforms), 7, keep)
 
 
-def test_what_a_sample_is_after_its_transforms():
+def test_probe_infers_the_transformed_sample():
     transforms = [
         "decode",
         {"random_crop": {"size": [4, 5], "padding": 2}},
@@ -80,7 +80,7 @@ def test_bad_samples_are_passed_over():
         (IMAGES, ["decode", "scale", {"rotate": {"degrees": 3}}], "put scale after it"),
     ],
 )
-def test_what_cannot_work_is_said_at_the_start(samples, transforms, complaint):
+def test_probe_refuses_impossible_transforms(samples, transforms, complaint):
     with pytest.raises(InputError, match=complaint):
         looked_at(samples, transforms)
 
@@ -122,7 +122,7 @@ def test_inputs_may_be_of_any_rank():
     assert looked_at([np.arange(5)] * 3, ["decode"]).image == ImageSpec((5,), "int64")
 
 
-def test_a_users_transform_must_give_numbers():
+def test_probe_custom_transform_must_return_numbers():
     with pytest.raises(InputError, match="transforms must give numbers"):
         infer_sample_spec(Memory(IMAGES), [UserTransform(f"{__name__}:text")], 7)
 
@@ -140,7 +140,7 @@ def of_16_bits(maximum):
         ([of_16_bits(4095)] * 2, {"decode": {"bits": 12}}, ""),
     ],
 )
-def test_images_of_few_of_16_bits_are_told_of(samples, decode, message):
+def test_probe_warns_of_images_with_few_of_16_bits(samples, decode, message):
     transforms = parse_transforms([decode, {"resize": {"size": [4, 4]}}])
     line = probe_samples(Memory(samples), transforms, 7).remark
     assert message in line

@@ -7,7 +7,7 @@ from preprocess.base import InputError
 from preprocess.sample import Affine, ImageSpec
 
 
-def test_an_image_takes_its_numbers_times_their_bytes():
+def test_sample_image_takes_its_numbers_times_their_bytes():
     image = ImageSpec((4, 5, 3), "float32")
     array = np.zeros(image.shape, image.dtype)
     assert (image.size, image.nbytes, str(image)) == (array.size, array.nbytes, "4 x 5 x 3 float32")
@@ -19,7 +19,7 @@ def test_numbers_with_a_fraction_travel_in_single_precision(dtype):
     assert ImageSpec.of(np.zeros((2, 2, 1), np.uint8)).dtype == "uint8"
 
 
-def test_an_affine_fits_its_number_of_channels():
+def test_sample_affine_fits_its_number_of_channels():
     Affine(0.5, 0.5).check(4)
     Affine((0.5, 0.4, 0.3), 0.5).check(3)
     with pytest.raises(InputError, match="3 numbers"):

@@ -48,7 +48,7 @@ def _loops(request, monkeypatch):
 )
 @pytest.mark.parametrize("width", [256, 251])
 @pytest.mark.usefixtures("_loops")
-def test_the_compiled_loop_gives_the_same_bits(numbers, width):
+def test_scaling_compiled_loop_gives_the_same_bits(numbers, width):
     images = np.stack([pattern(256, width, seed=seed) for seed in range(2)])
     out = np.empty(images.shape, np.float32)
     scale_into(out, images, *numbers)

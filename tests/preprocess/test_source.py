@@ -18,12 +18,12 @@ def memory(labels, classes=("a", "b", "c")):
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
-def test_a_fraction_lies_between_0_and_1(fraction):
+def test_open_data_fraction_lies_between_0_and_1(fraction):
     with pytest.raises(InputError, match="not a fraction between 0 and 1"):
         split(memory([0, 0, 1, 1]), fraction, 0)
 
 
-def test_a_view_reads_names_and_orders_as_its_source_does():
+def test_view_reads_and_orders_like_its_source():
     source = memory([0, 1, 2, 0, 1, 2])
     view = View(source, np.array([1, 4, 5]))
     assert isinstance(view, Source)
@@ -36,7 +36,7 @@ def test_a_view_reads_names_and_orders_as_its_source_does():
 # ---- opening ----------------------------------------------------------------------------------
 
 
-def test_a_fraction_is_held_out_for_validation(folder):
+def test_open_data_fraction_is_held_out_for_validation(folder):
     data = open_data("image_folder", str(folder), 0.4, seed=7)
     assert (len(data.train), len(data.validation), data.classes) == (5, 3, ("cat", "dog"))
 
@@ -45,13 +45,13 @@ def test_validation_may_be_left_out(folder):
     assert open_data("image_folder", str(folder), None, seed=7).validation is None
 
 
-def test_one_class_is_not_enough(folder):
+def test_open_data_one_class_is_not_enough(folder):
     (folder / "dog").rename(folder.parent / "dog")
     with pytest.raises(InputError, match="only one class, 'cat'"):
         open_data("image_folder", str(folder), 0.1, seed=7)
 
 
-def test_an_unknown_source_is_told_all_there_are():
+def test_open_data_lists_sources_for_an_unknown_one():
     with pytest.raises(InputError) as caught:
         open_data("imagefolder", "x", None, 0)
     assert all(name in str(caught.value) for name in SOURCES)
@@ -60,7 +60,7 @@ def test_an_unknown_source_is_told_all_there_are():
 @pytest.mark.parametrize(
     "source", sorted(name for name in SOURCES if not name.startswith("builtin:"))
 )
-def test_a_source_of_files_wants_a_path_that_exists(source, tmp_path):
+def test_open_data_needs_an_existing_path(source, tmp_path):
     with pytest.raises(InputError, match="it needs a path"):
         open_data(source, None, None, 0)
     with pytest.raises(InputError, match=r"nowhere: (file|folder) not found"):
@@ -108,7 +108,7 @@ def test_open_data_holds_out_test_before_validation(folder):
     assert {second.name(index) for index in range(len(second))} != names["test"]
 
 
-def test_the_two_shares_of_one_seed_are_chosen_apart():
+def test_open_data_draws_both_splits_independently():
     source = memory([0, 1] * 30)
     assert (
         split(source, 0.3, 1)[1].indices.tolist()
@@ -119,7 +119,7 @@ def test_the_two_shares_of_one_seed_are_chosen_apart():
 
 
 @pytest.mark.parametrize("part", ["validation", "test"])
-def test_a_split_may_lack_classes_but_not_add_any(folder, part):
+def test_open_data_split_may_lack_classes_but_not_add_any(folder, part):
     write(folder.parent / "more/dog/9.png", pattern(4, 6))
     options = {"validation": None, "seed": 7, part: str(folder.parent / "more")}
     data = open_data("image_folder", str(folder), **options)
@@ -145,7 +145,7 @@ def parted(folder, *parts):
     return root
 
 
-def test_a_test_part_that_stands_in_for_validation_is_told_of(folder):
+def test_open_data_warns_of_test_data_as_validation(folder):
     root = parted(folder, "test")
     data = open_data("image_folder", str(root), 0.5, seed=7)
     assert (len(data.train), len(data.validation), data.test) == (8, 1, None)
@@ -154,7 +154,7 @@ def test_a_test_part_that_stands_in_for_validation_is_told_of(folder):
     assert open_data("image_folder", str(root), 0.5, seed=7).remark == ""
 
 
-def test_a_test_part_that_is_named_is_no_validation_data(folder, monkeypatch):
+def test_open_data_named_test_split_is_not_validation(folder, monkeypatch):
     root = parted(folder, "test")
     monkeypatch.chdir(root)
     data = open_data("image_folder", str(root), 0.25, seed=7, test="./test")
@@ -197,18 +197,18 @@ def test_parts_may_spell_a_class_in_two_ways(tmp_path, train_name, test_name):
 
 
 @pytest.mark.parametrize("names", [(NFC, NFD), ("cat", "cat ")])
-def test_one_class_in_two_folders_is_refused(tmp_path, names):
+def test_open_data_one_class_in_two_folders_is_refused(tmp_path, names):
     with pytest.raises(InputError, match="one name in two spellings"):
         open_data("image_folder", classes_of(tmp_path, *names), None, 0)
 
 
-def test_one_class_in_two_spellings_is_one_in_tables(tmp_path):
+def test_open_data_one_class_in_two_spellings_is_one_in_tables(tmp_path):
     (tmp_path / "a.csv").write_text(f"x,target\n1,cat\n2,cat \n3,{NFC}\n4,{NFD}\n")
     data = open_data("table", str(tmp_path / "a.csv"), None, 0)
     assert (data.classes, data.train.labels.tolist()) == (("caf\u00e9", "cat"), [1, 1, 0, 0])
 
 
-def test_a_lone_class_keeps_its_spelling_in_tables(tmp_path):
+def test_open_data_lone_class_keeps_its_spelling_in_tables(tmp_path):
     (tmp_path / "a.csv").write_text("x,target\n1, cat\n2, dog\n3, cat\n")
     assert open_data("table", str(tmp_path / "a.csv"), None, 0).classes == (" cat", " dog")
 
@@ -216,7 +216,7 @@ def test_a_lone_class_keeps_its_spelling_in_tables(tmp_path):
 # ---- invalid validation data -------------------------------------------------------------
 
 
-def test_a_share_of_many_small_classes_is_told_of(tmp_path):
+def test_open_data_warns_of_a_large_share(tmp_path):
     for name in range(10):
         for number in range(2):
             write(tmp_path / f"{name}/{number}.png", pattern(4, 6, seed=number))
@@ -288,16 +288,16 @@ def not_a_source(path):
     return [1, 2, 3]
 
 
-def test_a_users_source_is_called_with_path_and_options():
+def test_open_data_passes_path_and_options():
     data = open_data(f"{__name__}:custom", "some path", None, 0, {"count": 6})
     assert (len(data.train), data.classes) == (6, ("some path", "b"))
 
 
-def test_a_users_source_may_bring_validation_data():
+def test_open_data_custom_source_may_have_validation():
     assert len(open_data(f"{__name__}:mine_with_validation", "p", 0.5, 0).validation) == 4
     assert len(open_data(f"{__name__}:custom", "p", 0.5, 0).validation) == 2
 
 
-def test_a_function_that_returns_no_source_is_told_what_one_has():
+def test_open_data_describes_a_source_in_errors():
     with pytest.raises(InputError, match="returned list, not a source, which has"):
         open_data(f"{__name__}:not_a_source", "p", None, 0)

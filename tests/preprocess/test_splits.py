@@ -45,7 +45,7 @@ def test_classes_are_divided_as_ever(labels, fraction, seed):
     st.floats(0.05, 0.95),
     st.integers(0, 9),
 )
-def test_a_group_is_never_divided_and_both_sides_have_some(groups, fraction, seed):
+def test_split_group_is_never_divided_and_both_sides_have_some(groups, fraction, seed):
     remaining, held_out = split(source([0] * len(groups), groups=np.array(groups)), fraction, seed)
     assert {*remaining.groups}.isdisjoint(held_out.groups)
     assert len(remaining) + len(held_out) == len(groups)
@@ -93,7 +93,7 @@ def test_folds_are_of_one_size_and_have_each_class_alike(labels, folds, seed):
     ),
     st.integers(0, 9),
 )
-def test_a_group_is_in_one_fold_and_each_fold_has_a_group(groups, seed):
+def test_split_group_is_in_one_fold_and_each_fold_has_a_group(groups, seed):
     fold = assign_folds(source([0] * len(groups), groups=np.array(groups)), 4, seed)
     assert all(len(set(fold[np.array(groups) == group])) == 1 for group in set(groups))
     assert set(fold) == {0, 1, 2, 3}
@@ -105,7 +105,7 @@ def test_folds_follow_from_the_seed_and_are_others_than_a_split():
     assert not np.array_equal(assign_folds(samples, 5, 1), assign_folds(samples, 5, 2))
 
 
-def test_a_part_of_a_source_keeps_its_groups_and_strata():
+def test_view_keeps_groups_and_strata():
     view = View(
         source([0, 1, 0, 1], groups=np.arange(4), strata=np.arange(4) + 4), np.array([1, 3])
     )

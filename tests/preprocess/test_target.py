@@ -42,7 +42,7 @@ def test_values_travel_with_a_weight():
     assert (weights.tolist(), bad, data.classes) == (list(range(10)), [], ("x", "y"))
 
 
-def test_one_value_may_be_a_number_for_each_sample():
+def test_target_one_value_may_be_a_number_for_each_sample():
     targets = loaded(opened(target=TargetSpec("value", 1), targets=np.arange(10)).train)
     assert targets[0].sample.target.split(targets[2])[0].tolist() == [
         [float(number)] for number in range(10)
@@ -149,7 +149,7 @@ def test_checked_target_names_the_first_wrong_sample(message, complaint):
         opened(**message)
 
 
-def test_a_spec_says_what_targets_are_where_a_source_cannot():
+def test_target_request_defines_the_kind():
     numbers = np.arange(10) % 3
     source = opened(target_request=TargetWish("value"), targets=numbers).train
     assert loaded(source)[0].sample.target == TargetSpec("value", 1)
@@ -175,7 +175,7 @@ def test_a_spec_says_what_targets_are_where_a_source_cannot():
         (TargetWish("value"), {}, "has neither targets nor labels"),
     ],
 )
-def test_a_spec_that_says_what_is_not_so_is_refused(target_request, message, complaint):
+def test_target_request_must_fit_the_data(target_request, message, complaint):
     with pytest.raises(InputError, match=complaint):
         opened(target_request=target_request, **message)
 
@@ -227,7 +227,7 @@ def masked(count=6, height=8, width=10, outputs=200, **attributes):
         ],
     ],
 )
-def test_a_mask_goes_with_its_image(transforms, training):
+def test_target_mask_goes_with_its_image(transforms, training):
     pipeline, images, targets, bad = loaded(masked(), ["decode", *transforms], training, epoch=3)
     masks, weights = pipeline.sample.target.split(targets)
     np.testing.assert_array_equal(masks, images[:, :, :, 0])
@@ -245,7 +245,7 @@ def test_pixels_from_outside_count_for_nothing():
     assert not images[outside].any()
 
 
-def test_a_turned_mask_has_no_class_that_it_had_not():
+def test_target_rotated_mask_gets_no_new_class():
     source = masked(outputs=2)
     pipeline, _, targets, _ = loaded(source, ["decode", {"rotate": {"degrees": 45}}], epoch=1)
     assert set(np.unique(pipeline.sample.target.split(targets)[0])) == {0, 1, 255}
@@ -309,7 +309,7 @@ def blind(image, rng, training):
     return image
 
 
-def test_a_transform_of_ones_own_takes_and_gives_the_mask():
+def test_target_custom_transform_gets_the_mask():
     source = masked(count=2)
     pipeline = Pipeline.from_source(source, [UserTransform(f"{__name__}:cut_out")], 0)
     images, targets = pipeline.empty(2)
@@ -319,7 +319,7 @@ def test_a_transform_of_ones_own_takes_and_gives_the_mask():
         infer_sample_spec(source, [UserTransform(f"{__name__}:blind")], 0)
 
 
-def test_a_target_knows_its_shape_and_type():
+def test_target_knows_its_shape_and_type():
     assert class_target(("a", "b")).wire == np.int64
     assert TargetSpec("mask", 300, size=(4, 5)).wire["target"].base == np.int32
     for spec in (

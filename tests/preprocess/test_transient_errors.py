@@ -45,13 +45,13 @@ def test_read_with_retries_retries_transient_errors():
     assert len(attempts) == 3
 
 
-def test_what_does_not_pass_in_time_is_no_bad_sample():
+def test_transient_error_that_persists_is_raised():
     with pytest.raises(OSError, match="Stale file handle: 'a'") as caught:
         read_with_retries(Failing(4), lambda: "a")
     assert is_transient(caught.value)
 
 
-def test_what_will_never_pass_is_a_bad_sample_at_once():
+def test_permanent_error_is_an_unreadable_sample():
     failing = Failing(2, errno.EACCES)
     with pytest.raises(UnreadableSample, match="a: cannot be read: Permission denied"):
         read_with_retries(failing, lambda: "a")
@@ -68,7 +68,7 @@ def test_files_of_a_folder_are_read_again(folder, monkeypatch):
         source.read(0)
 
 
-def test_a_shard_whose_handle_is_stale_is_opened_again(tmp_path, monkeypatch):
+def test_transient_errors_reopen_a_shard_with_a_stale_handle(tmp_path, monkeypatch):
     write_records(
         tmp_path / "a.tfrecord", *(labelled(encode(pattern(4, 6)), label) for label in (0, 1))
     )
@@ -79,7 +79,7 @@ def test_a_shard_whose_handle_is_stale_is_opened_again(tmp_path, monkeypatch):
     assert len(source._open) == len(stale) == 1
 
 
-def test_an_hdf5_file_whose_handle_is_stale_is_opened_again(folder, tmp_path):
+def test_transient_errors_reopen_hdf5_with_a_stale_handle(folder, tmp_path):
     write_hdf5(DataSet(ImageFolder(folder), None, ("cat", "dog")).splits(), tmp_path / "a.h5")
     source, _, _ = open_hdf5(str(tmp_path / "a.h5"))
     expected = source.read(0)
@@ -146,7 +146,7 @@ def test_is_transient_for_errors_of_file_systems_and_networks(error):
         urllib.error.URLError(socket.gaierror(socket.EAI_NONAME, "Name or service not known")),
     ],
 )
-def test_what_is_wrong_with_a_network_or_a_name_will_not_pass(error):
+def test_is_transient_is_false_for_wrong_networks(error):
     assert not is_transient(error)
 
 

@@ -46,7 +46,7 @@ def state():
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_code_changes_is_put_back(change):
+def test_user_code_changes_are_restored(change):
     before = state()
     with UserCode().running():
         CHANGES[change]()
@@ -126,7 +126,7 @@ def test_import_user_module_is_the_same_in_every_process(tmp_path, monkeypatch):
     sys.modules.pop("drawing")
 
 
-def test_a_process_is_kept_around_several_calls():
+def test_user_code_state_lasts_over_several_calls():
     before = os.getcwd()
     with restoring_process():
         os.chdir("/")
@@ -136,7 +136,7 @@ def test_a_process_is_kept_around_several_calls():
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_a_call_looks_at_each_setting_twice(quick):
+def test_user_code_reads_each_setting_twice(quick):
     looks, cwd = [], SETTINGS["the working folder"]
     register("the working folder", lambda: looks.append(1), cwd.set)
     try:
@@ -147,7 +147,7 @@ def test_a_call_looks_at_each_setting_twice(quick):
         register("the working folder", cwd.get, cwd.set)
 
 
-def test_an_abandoned_thread_restores_nothing_later(monkeypatch):
+def test_user_code_abandoned_thread_restores_nothing_later(monkeypatch):
     inside, go = threading.Event(), threading.Event()
 
     def hang():

@@ -41,6 +41,6 @@ def test_hulls_are_those_of_the_monotone_chain(heights, seed):
         )
 
 
-def test_of_points_on_a_line_only_the_ends_are_vertices():
+def test_hulls_of_collinear_points_are_the_ends():
     x = np.arange(1000)
     assert concave_hulls(np.zeros(1000, int), x, 0.1 * x).tolist() == [0, 999]

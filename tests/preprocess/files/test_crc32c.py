@@ -34,6 +34,6 @@ def test_messages_of_several_blocks_agree_with_the_definition(length):
     assert crc32c(data) == crc32c_bit_by_bit(data)
 
 
-def test_the_mask_is_undone_by_the_inverse_that_readers_use():
+def test_crc32c_mask_is_inverted_by_readers():
     unmasked = (mask_crc(0x12345678) - 0xA282EAD8) & 0xFFFFFFFF
     assert (unmasked << 15 | unmasked >> 17) & 0xFFFFFFFF == 0x12345678

@@ -20,7 +20,7 @@ class Full(io.BytesIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_what_is_written_is_there():
+def test_file_has_the_written_bytes():
     memory = io.BytesIO()
     with DeferredErrorFile(memory, PLACE).hdf5() as file:
         file["numbers"] = [1, 2, 3]
@@ -28,7 +28,7 @@ def test_what_is_written_is_there():
         assert file["numbers"][:].tolist() == [1, 2, 3]
 
 
-def test_a_full_disk_is_told_once_hdf5_is_done():
+def test_file_reports_a_full_disk_after_hdf5():
     target = DeferredErrorFile(Full(), PLACE)
     with (
         pytest.raises(CannotWrite, match=r"No space left on device: 'a\.h5'") as caught,
@@ -64,7 +64,7 @@ class Small(io.BytesIO):
     st.integers(0, 30),
     st.integers(1, 30),
 )
-def test_what_was_written_is_read_back_though_the_disk_is_full(room, writes, start, size):
+def test_file_reads_back_although_the_disk_is_full(room, writes, start, size):
     target, content_before = DeferredErrorFile(Small(room), PLACE), io.BytesIO()
     for position, data in writes:
         for file in (target, content_before):

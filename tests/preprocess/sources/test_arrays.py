@@ -69,7 +69,7 @@ def test_read_returns_a_copy(saved):
         (np.array([list("a")] * 6), None),
     ],
 )
-def test_the_type_and_the_shape_say_what_targets_are(saved, y, target):
+def test_arrays_infer_the_kind_of_targets(saved, y, target):
     source, _, _ = open_npz(saved(x=X, y=y))
     assert getattr(source, "target", None) == target
     assert hasattr(source, "labels") == (target is None)
@@ -143,7 +143,7 @@ def test_classes_that_the_spec_counts_keep_their_numbers(saved):
         (list("abcdef"), "value", r"values should be \(n,\) or \(n, values\) numbers"),
     ],
 )
-def test_what_the_spec_says_of_targets_must_be_true(saved, y, target_request, complaint):
+def test_arrays_check_the_targets_of_the_spec(saved, y, target_request, complaint):
     with pytest.raises(InputError, match=complaint):
         open_npz(saved(x=X, y=np.array(y)), target=TargetWish(target_request))
 
@@ -172,7 +172,7 @@ def test_options_name_other_arrays(saved):
     ],
 )
 @pytest.mark.parametrize("layout", ["suffixes", "files"])
-def test_the_parts_of_the_data_are_found_by_their_names(saved, tmp_path, names, lengths, layout):
+def test_arrays_find_splits_by_name(saved, tmp_path, names, lengths, layout):
     arrays = {
         name: (X[:count], LABELS[:count], np.ones(count))
         for name, count in zip(names, (4, 2, 2), strict=False)
@@ -238,7 +238,7 @@ def test_places_without_such_files_are_named(tmp_path, saved):
         open_npz(str(tmp_path / "text.npz"))
 
 
-def test_a_file_that_ends_too_early_is_refused(tmp_path):
+def test_arrays_file_that_ends_too_early_is_refused(tmp_path):
     np.save(tmp_path / "x.npy", X)
     np.save(tmp_path / "y.npy", LABELS)
     with open(tmp_path / "x.npy", "r+b") as file:
@@ -284,7 +284,7 @@ def test_array_parts_have_their_usual_names(saved, tmp_path, layout, name):
     assert [len(part) for part in opened] == [6, 4, 2]
 
 
-def test_test_arrays_that_validate_are_told_of_or_named(saved):
+def test_arrays_warn_of_test_data_as_validation(saved):
     path = saved(x_train=X, y_train=LABELS, x_test=X[:3] + 1, y_test=LABELS[:3])
     data = open_data("npz", path, 0.5, 0)
     assert (len(data.validation), data.test) == (3, None)
@@ -316,7 +316,7 @@ def test_floats_that_are_all_zero_or_one_have_two_readings(saved, y):
         ([1.0, 0.0], ("dog", "cat"), [1, 0]),
     ],
 )
-def test_told_names_are_those_of_the_classes(saved, y, names, labels):
+def test_class_names_of_the_spec_are_used(saved, y, names, labels):
     target_request = TargetWish("class", names=names)
     source, _, _ = open_npz(saved(x=np.zeros((2, 3)), y=np.array(y)), target=target_request)
     assert source.labels.tolist() == labels
@@ -324,6 +324,6 @@ def test_told_names_are_those_of_the_classes(saved, y, names, labels):
 
 
 @pytest.mark.parametrize(("y", "names"), [(["dog", "cow"], ("cat", "dog")), ([0, 1], ("1", "2"))])
-def test_classes_that_are_none_of_the_told_names_are_refused(saved, y, names):
+def test_arrays_refuse_classes_missing_in_the_spec(saved, y, names):
     with pytest.raises(InputError, match="not among"):
         open_npz(saved(x=np.zeros((2, 3)), y=np.array(y)), target=TargetWish("class", names=names))

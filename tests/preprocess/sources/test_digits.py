@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_there_are_1797_digits_of_ten_classes(folder):
+def test_digits_are_1797_samples_of_ten_classes(folder):
     data = open_data("builtin:digits", str(folder), None, seed=0)
     assert (len(data.train), len(data.validation)) == (1442, 355)
     assert data.classes == tuple("0123456789")
@@ -80,14 +80,14 @@ def test_another_process_may_be_faster(quick, monkeypatch, tmp_path):
     assert len(digits.open_digits(str(tmp_path / "digits"))[0]) == 1442
 
 
-def test_a_folder_that_is_not_the_digits_is_refused(tmp_path, folder):
+def test_digits_folder_that_is_not_the_digits_is_refused(tmp_path, folder):
     shutil.copytree(folder, tmp_path / "digits")
     (tmp_path / "digits/train/3/0013.png").unlink()
     with pytest.raises(InputError, match="holds 1796 images instead of 1797 digits; delete it"):
         digits.open_digits(str(tmp_path / "digits"))
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
+def test_digits_name_a_read_only_folder(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot write the digits to .*file/digits"):
         digits.write_digits(tmp_path / "file/digits")

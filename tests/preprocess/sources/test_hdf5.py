@@ -46,7 +46,7 @@ def test_hdf5_can_be_pickled_after_reading(data, path):
     assert pickle.loads(pickle.dumps(train)).read(0) == first
 
 
-def test_a_sample_keeps_the_name_of_its_file(data, path):
+def test_hdf5_sample_keeps_the_name_of_its_file(data, path):
     write_hdf5(data.splits(), path)
     assert open_hdf5(path)[0].name(0) == f"{path}:/train[{data.train.name(0)}]"
 
@@ -62,7 +62,7 @@ def test_images_and_labels_at_the_root_are_enough(path):
     assert data.train.name(3) == f"{path}:/[3]"
 
 
-def test_the_names_of_the_classes_may_be_given(path):
+def test_hdf5_names_of_the_classes_may_be_given(path):
     foreign(path, IMAGES, [0, 1, 1, 0], classes=["ant", "bee"])
     assert open_hdf5(path)[0].classes == ("ant", "bee")
 
@@ -76,13 +76,13 @@ def test_the_names_of_the_classes_may_be_given(path):
         (IMAGES, [0, 1, -1, 1], r"labels: .*\[2\] has the target -1, not one of the 2 classes"),
     ],
 )
-def test_a_file_of_another_layout_is_told_what_is_wanted(path, images, labels, complaint):
+def test_hdf5_describes_the_expected_layout(path, images, labels, complaint):
     foreign(path, images, labels)
     with pytest.raises(InputError, match=complaint):
         open_hdf5(path)
 
 
-def test_a_file_without_labels_or_of_another_kind_is_refused(path, tmp_path):
+def test_hdf5_file_without_labels_or_of_another_kind_is_refused(path, tmp_path):
     with h5py.File(path, "w") as file:
         file["images"] = IMAGES
     with pytest.raises(InputError, match="there is no data set /labels"):
@@ -145,7 +145,7 @@ def test_truth_values_are_two_classes(path):
     assert (source.classes, source.labels.tolist()) == (("False", "True"), [1, 0, 1, 1])
 
 
-def test_the_list_of_classes_gives_text_its_numbers(path):
+def test_hdf5_list_of_classes_gives_text_its_numbers(path):
     foreign(path, IMAGES, TEXTS, classes=["dog", "cat", "ant", "bee"])
     source, _, _ = open_hdf5(path)
     assert source.classes == ("dog", "cat", "ant", "bee")
@@ -166,14 +166,14 @@ def test_labels_that_are_no_utf_8_stay_different(path):
 # ---------------------------------------------------------------------
 
 
-def test_a_truncated_file_is_refused_by_its_path(path):
+def test_hdf5_truncated_file_is_refused_by_its_path(path):
     foreign(path, IMAGES, [0, 1, 0, 1])
     os.truncate(path, os.path.getsize(path) // 2)
     with pytest.raises(InputError, match=rf"{path}: cannot be read as HDF5: .*truncated"):
         open_hdf5(path)
 
 
-def test_a_file_that_its_writer_left_open_is_refused(path):
+def test_hdf5_file_that_its_writer_left_open_is_refused(path):
     writer = (
         "import h5py, os, sys; file = h5py.File(sys.argv[1], 'w', libver='latest'); "
         "file['images'] = file['labels'] = [0, 1]; file.swmr_mode = True; file.flush(); os._exit(0)"
@@ -198,19 +198,19 @@ def parts(folder, *, rows=(2, 2)):
     return str(folder / "whole.h5")
 
 
-def test_a_virtual_data_set_is_read_from_its_sources(tmp_path):
+def test_hdf5_virtual_data_set_is_read_from_its_sources(tmp_path):
     source, _, _ = open_hdf5(parts(tmp_path))
     assert np.array_equal([source.read(index) for index in range(4)], IMAGES)
 
 
-def test_a_missing_source_of_a_virtual_data_set_is_refused(tmp_path):
+def test_hdf5_missing_source_of_a_virtual_data_set_is_refused(tmp_path):
     path = parts(tmp_path)
     (tmp_path / "part1.h5").unlink()
     with pytest.raises(InputError, match="images is virtual, and its source .*part1.h5 is not "):
         open_hdf5(path)
 
 
-def test_a_source_that_is_too_small_or_cut_is_refused(tmp_path):
+def test_hdf5_source_that_is_too_small_or_cut_is_refused(tmp_path):
     path = parts(tmp_path, rows=(2, 1))
     with pytest.raises(InputError, match="part1.h5: /images .* is smaller than it was"):
         open_hdf5(path)
@@ -231,7 +231,7 @@ def test_rows_of_a_virtual_data_set_need_a_source(tmp_path):
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_missing_number_among_sources_is_refused(tmp_path, missing):
+def test_hdf5_missing_number_among_sources_is_refused(tmp_path, missing):
     path = parts(tmp_path)
     with h5py.File(path, "a") as file:
         del file["images"]
@@ -266,7 +266,7 @@ def test_missing_or_short_external_storage_is_refused(tmp_path, path):
 
 
 @pytest.mark.parametrize("name", ["images", "weights", "classes"])
-def test_a_link_that_leads_nowhere_is_refused(path, name):
+def test_hdf5_link_that_leads_nowhere_is_refused(path, name):
     with h5py.File(path, "w") as file:
         file["images"], file["labels"] = IMAGES, [0, 1, 0, 1]
         file.pop(name, None)

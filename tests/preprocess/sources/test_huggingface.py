@@ -151,14 +151,12 @@ def test_rows_parse_text_as_classes_and_integers_by_spec(tmp_path):
         ({"x": [[1.0], [2.0]], "y": [1.5, None]}, {}, r"column 'y': .*\[1\] has no value"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_columns_that_there_are(
-    columns, options, complaint, tmp_path
-):
+def test_huggingface_lists_the_columns_in_errors(columns, options, complaint, tmp_path):
     with pytest.raises(InputError, match=complaint):
         opened(saved(tmp_path / "data", columns), **options)
 
 
-def test_a_folder_that_the_library_has_not_written_is_refused(tmp_path):
+def test_huggingface_refuses_another_folder(tmp_path):
     with pytest.raises(InputError, match="not a data set that save_to_disk has written"):
         opened(str(tmp_path))
     with pytest.raises(InputError, match="no split train; there are test"):
@@ -173,7 +171,7 @@ def test_hugging_face_splits_have_their_usual_names(tmp_path, name):
     assert [len(part) for part in data.splits().values()] == [3, 2, 1]
 
 
-def test_test_splits_that_validate_are_told_of(tmp_path):
+def test_huggingface_warns_of_test_data_as_validation(tmp_path):
     columns = {"x": [[float(row)] for row in range(6)], "label": [0, 1] * 3}
     path = saved(tmp_path / "data", columns, train=range(4), test=(4, 5))
     data = opened(path, validation=0.1)
@@ -181,7 +179,7 @@ def test_test_splits_that_validate_are_told_of(tmp_path):
     assert f"{path}/test is used for validation" in data.remark
 
 
-def test_a_label_below_zero_is_refused(tmp_path):
+def test_huggingface_label_below_zero_is_refused(tmp_path):
     features = {
         "x": datasets.Value("float32"),
         "labels": datasets.Sequence(datasets.ClassLabel(names=["cat", "dog"])),
@@ -191,7 +189,7 @@ def test_a_label_below_zero_is_refused(tmp_path):
         opened(path)
 
 
-def test_told_names_are_those_of_the_classes(tmp_path):
+def test_class_names_of_the_spec_are_used(tmp_path):
     features = {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=["cat", "dog"])}
     path = saved(tmp_path / "a", {"x": [1.0, 2], "label": [0, 1]}, features)
     with pytest.raises(InputError, match="'cat'"):

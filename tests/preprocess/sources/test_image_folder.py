@@ -25,7 +25,7 @@ def test_classes_and_files_come_in_alphabetical_order(folder):
     ]
 
 
-def test_a_sample_is_the_bytes_of_its_file(folder):
+def test_image_folder_sample_is_the_bytes_of_its_file(folder):
     assert ImageFolder(folder).read(4) == (folder / "dog/1.png").read_bytes()
 
 
@@ -48,7 +48,7 @@ def names(source):
     return [source.name(index).removeprefix(f"{source.folder}/") for index in range(len(source))]
 
 
-def test_a_class_may_be_a_link(folder, elsewhere):
+def test_image_folder_class_may_be_a_link(folder, elsewhere):
     (folder / "eel").symlink_to(elsewhere)
     source = ImageFolder(folder)
     assert source.classes == ("cat", "dog", "eel")
@@ -101,7 +101,7 @@ def test_open_image_folder_names_a_broken_link(folder, link, target):
         ImageFolder(folder)
 
 
-def test_a_link_to_an_image_that_is_gone_is_a_bad_sample(folder):
+def test_image_folder_broken_link_is_unreadable(folder):
     (folder / "cat/3.png").symlink_to("gone.png")
     (folder / "README.md").symlink_to("gone.md")
     source = ImageFolder(folder)
@@ -119,14 +119,14 @@ def test_hidden_files_and_other_kinds_of_files_are_left_out(folder):
     assert ImageFolder(folder).classes == ("cat", "dog")
 
 
-def test_a_file_that_has_vanished_is_a_bad_sample(folder):
+def test_image_folder_deleted_file_is_unreadable(folder):
     source = ImageFolder(folder)
     (folder / "dog/0.png").unlink()
     with pytest.raises(UnreadableSample, match="dog/0.png: cannot be read: No such file"):
         source.read(3)
 
 
-def test_there_is_an_order_for_each_seed_and_epoch(folder):
+def test_image_folder_orders_by_seed_and_epoch(folder):
     source = ImageFolder(folder)
     orders = [source.order(seed, epoch).tolist() for seed in (1, 2) for epoch in (0, 1)]
     assert all(sorted(order) == list(range(8)) for order in orders)
@@ -143,7 +143,7 @@ def test_open_image_folder_finds_validation_images(folder, name):
     assert (len(train), len(validation)) == (8, 1)
 
 
-def test_a_class_may_be_named_train(folder):
+def test_image_folder_class_may_be_named_train(folder):
     (folder / "cat").rename(folder / "train")
     train, validation = open_image_folder(str(folder))
     assert (train.classes, validation) == (("dog", "train"), None)
@@ -161,7 +161,7 @@ def test_open_image_folder_names_what_is_wrong_with_a_path(tmp_path):
             open_image_folder(str(tmp_path / name))
 
 
-def test_a_class_without_images_is_named(folder):
+def test_image_folder_class_without_images_is_named(folder):
     (folder / "eel").mkdir()
     (folder / "eel/notes.txt").touch()
     with pytest.raises(InputError, match=r"eel: no images in this class \(files that end in .apng"):
@@ -209,12 +209,12 @@ def test_image_parts_that_hold_no_classes_are_refused(tmp_path, places):
         open_image_folder(laid_out(tmp_path, *places))
 
 
-def test_an_image_class_may_have_the_name_of_a_part(tmp_path):
+def test_image_folder_class_may_be_named_like_a_split(tmp_path):
     train, validation = open_image_folder(laid_out(tmp_path, "dev1", "dev2", "dev3"))
     assert (train.classes, validation) == (("dev1", "dev2", "dev3"), None)
 
 
-def test_the_plainest_name_of_an_image_part_counts(tmp_path):
+def test_image_folder_uses_the_plainest_split_name(tmp_path):
     path = laid_out(tmp_path, "train/a", "train/b", "val/a", "valid/a", "test/a", "test2/a")
     assert open_image_folder(path)[1].folder == str(tmp_path / "val")
     with pytest.raises(InputError, match="dev and valid are all validation data"):

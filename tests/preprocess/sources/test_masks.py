@@ -39,7 +39,7 @@ def palette():
         (encode(palette()), np.asarray(palette())),
     ],
 )
-def test_the_numbers_of_a_mask_are_kept_whatever_image_it_is(content, expected):
+def test_masks_keep_numbers_of_every_image_mode(content, expected):
     assert np.array_equal(decode_mask(content).numbers, expected)
 
 
@@ -64,7 +64,7 @@ def test_masks_make_each_number_a_class_except_ignored(tmp_path):
     assert [masks.read(0).tolist(), masks.read(1).tolist()] == [[[0, 2], [-1, 2]], [[1]]]
 
 
-def test_an_option_says_which_number_is_which_class(tmp_path):
+def test_masks_map_numbers_to_classes_by_an_option(tmp_path):
     masks = MaskFiles(
         [saved(tmp_path / "0.png", MASK)],
         PixelClasses.from_options({"sky": 255, "sea": 0, "ship": 7}, None),
@@ -80,7 +80,7 @@ def test_an_option_says_which_number_is_which_class(tmp_path):
         masks.read(0)
 
 
-def test_the_spec_may_name_the_classes(tmp_path):
+def test_masks_spec_may_name_the_classes(tmp_path):
     request = TargetWish("mask", names=("sea", "ship"), ignore=255)
     masks = MaskFiles(
         [saved(tmp_path / "0.png", MASK % 2)], PixelClasses.from_options(None, request)
@@ -206,7 +206,7 @@ def test_white_is_one_class_in_images_of_one_bit_and_of_eight(tmp_path, kind):
         MaskFiles(files, PixelClasses())
 
 
-def test_a_palette_that_was_not_looked_at_is_a_bad_sample(tmp_path):
+def test_masks_unexpected_palette_is_unreadable(tmp_path):
     files = [saved(tmp_path / f"{number}.png", painted(BLACK, RED)) for number in range(101)]
     saved(tmp_path / "1.png", painted(RED, BLACK))
     masks = MaskFiles(files, PixelClasses(range(2), "ab"))
@@ -246,7 +246,7 @@ def test_formats_that_change_numbers_are_no_masks(tmp_path, name, options, messa
 
 
 @pytest.mark.parametrize("name", ["0.png", "0.tif"])
-def test_a_mask_is_turned_as_its_exif_orientation_says(tmp_path, name):
+def test_masks_follow_the_exif_orientation(tmp_path, name):
     exif = Image.Exif()
     exif[0x0112] = 6
     for image in (Image.fromarray(SIGN), painted(BLACK, RED)):
@@ -266,7 +266,7 @@ def fill(folder, names, suffix=""):
 
 
 @pytest.mark.parametrize("suffix", ["", "_mask"])
-def test_a_mask_has_the_name_of_its_image(tmp_path, suffix):
+def test_masks_have_the_names_of_their_images(tmp_path, suffix):
     fill(tmp_path, ["b", "a/c"], suffix)
     source, validation = open_image_folder(str(tmp_path))
     assert (validation, len(source)) == (None, 2)

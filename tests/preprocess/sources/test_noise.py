@@ -9,7 +9,7 @@ from preprocess.base import InputError
 from preprocess.source import open_data
 
 
-def test_it_has_the_samples_that_were_asked_for():
+def test_noise_has_the_requested_samples():
     data = open_data(
         "builtin:noise",
         None,
@@ -25,7 +25,7 @@ def test_it_has_the_samples_that_were_asked_for():
     assert sorted(data.train.order(3, 1)) == list(range(1000))
 
 
-def test_a_fraction_of_it_may_be_for_validation():
+def test_noise_can_hold_out_a_fraction():
     data = open_data("builtin:noise", None, 0.1, seed=0)
     assert (len(data.train), len(data.validation)) == (900, 100)
 

@@ -71,18 +71,18 @@ def find_names(path, folder):
         (["val-0.tar", "val-1.tar"], ["val-0.tar", "val-1.tar"], []),
     ],
 )
-def test_a_folder_may_hold_validation_shards_too(touch, names, train, validation):
+def test_shards_folder_may_hold_validation_shards_too(touch, names, train, validation):
     folder = touch(*names)
     assert find_names(folder, folder) == (train, validation)
 
 
 @pytest.mark.parametrize("pattern", ["x-*.tar", "x-{08..10}.tar"])
-def test_a_pattern_means_the_shards_that_fit(touch, pattern):
+def test_shards_pattern_selects_files(touch, pattern):
     folder = touch("x-08.tar", "x-09.tar", "x-10.tar", "y.tar")
     assert find_names(f"{folder}/{pattern}", folder) == (["x-08.tar", "x-09.tar", "x-10.tar"], [])
 
 
-def test_a_pattern_for_all_parts_trains_on_one(touch):
+def test_shards_pattern_of_all_splits_trains_on_one(touch):
     folder = touch("birds-train-0.tar", "birds-val-0.tar", "birds-test-0.tar")
     assert find_names(f"{folder}/*.tar", folder) == (["birds-train-0.tar"], ["birds-val-0.tar"])
 
@@ -102,7 +102,7 @@ def test_no_shards_is_an_error_that_names_the_place(touch, path):
         find_shards(f"{folder}/{path}".rstrip("/"), r"\.tar$")
 
 
-def test_test_shards_that_validate_are_told_of(tmp_path):
+def test_shards_warn_of_test_data_as_validation(tmp_path):
     for path in ("x-train-0.txt", "x-test-0.txt"):
         (tmp_path / path).write_text("ab")
     train, validation = open_shards(Letters(), str(tmp_path), 1, None, PixelClasses())
@@ -167,7 +167,7 @@ def test_few_files_are_open_at_a_time(paths, monkeypatch):
     assert len(source._open) == 1
 
 
-def test_a_shard_that_has_vanished_is_a_bad_sample(paths):
+def test_shards_deleted_file_is_unreadable(paths):
     source = Shards(paths, Letters())
     os.unlink(paths[0])
     with pytest.raises(UnreadableSample, match=r"0.txt\[1\]: cannot be read: No such file"):
@@ -200,7 +200,7 @@ def test_other_options_want_another_scan(paths):
     assert load_index(tuple(paths), Letters(numbers=True)).values[0] == ord("c")
 
 
-def test_a_damaged_index_is_made_anew(paths, tmp_path):
+def test_shards_rebuild_a_damaged_index(paths, tmp_path):
     load_index(tuple(paths), Letters())
     [index_file] = tmp_path.glob(".index-*.npz")
     for damaged in (b"", b"rubbish", index_file.read_bytes()[:200]):
@@ -208,7 +208,7 @@ def test_a_damaged_index_is_made_anew(paths, tmp_path):
         assert len(load_index(tuple(paths), Letters()).offsets) == 8
 
 
-def test_an_index_that_cannot_be_kept_is_done_without(paths, tmp_path, monkeypatch):
+def test_shards_work_without_a_stored_index(paths, tmp_path, monkeypatch):
     def refuse(source, target):
         raise PermissionError
 

@@ -73,7 +73,7 @@ def test_open_table_matches_features_of_splits_by_name(table):
         )
 
 
-def test_a_parquet_file_is_read_in_the_same_way(tmp_path):
+def test_table_parquet_file_is_read_in_the_same_way(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     labels = pyarrow.array(list("xyx")).dictionary_encode()
@@ -171,7 +171,7 @@ def test_read_table_accepts_delimiters_bom_and_empty_lines(tmp_path):
     assert (source.read(1).tolist(), source.name(1)) == ([3], f"{tmp_path}/t.csv line 4")
 
 
-def test_what_is_no_text_is_refused(tmp_path):
+def test_table_refuses_binary_files(tmp_path):
     (tmp_path / "t.csv").write_bytes(b"a,target\n\xff\xfe,1\n")
     with pytest.raises(InputError, match="not text in UTF-8 at byte 9"):
         open_table(str(tmp_path / "t.csv"))
@@ -188,7 +188,7 @@ def pictures(tmp_path):
     return tmp_path
 
 
-def test_a_column_of_paths_is_relative_to_the_table(table, pictures):
+def test_table_column_of_paths_is_relative_to_the_table(table, pictures):
     path = table(
         ["image", "kind"],
         *([f"images/{number}.png", "ab"[number % 2]] for number in range(4)),
@@ -220,7 +220,7 @@ def test_files_that_are_missing_or_listed_twice_are_named(table, pictures):
         open_table(table(["image", "target"], ["images/0.png", 1.5], ["./images/0.png", 2.5]))
 
 
-def test_a_file_that_vanishes_later_is_a_bad_sample(table, pictures):
+def test_table_deleted_file_is_unreadable(table, pictures):
     source, _, _ = open_table(
         table(["image", "target"], ["images/0.png", 1.5], ["images/1.png", 2.5])
     )
@@ -231,7 +231,7 @@ def test_a_file_that_vanishes_later_is_a_bad_sample(table, pictures):
         source.read(1)
 
 
-def test_a_column_says_which_part_a_row_belongs_to(table):
+def test_table_column_assigns_rows_to_splits(table):
     path = table(
         ["a", "target", "part"],
         [1, 1.5, "train"],
@@ -299,7 +299,7 @@ def test_groups_and_strata_are_kept_for_who_splits(table):
     assert source.read(0).tolist() == [1]
 
 
-def test_test_rows_that_validate_are_told_of(table):
+def test_table_warns_of_test_data_as_validation(table):
     rows = [[number, number % 2, "training"] for number in range(6)]
     path = table(["a", "target", "part"], *rows, [9, 0, "Testing"], [8, 1, "Testing"])
     data = open_data("table", path, 0.5, 0, {"split": "part"})
@@ -322,7 +322,7 @@ def test_validation_data_may_lack_a_label(table):
         assert np.asarray(data.validation.targets)[:, columns].tolist() == [[1, 0, 0], [0, 0, 0]]
 
 
-def test_validation_data_may_lack_a_class_of_those_told(table):
+def test_table_validation_may_lack_a_class(table):
     train = table(["a", "target"], [1, "dog"], [2, "cat"])
     validation = table(["a", "target"], [1, "dog"], name="v.csv")
     for request in (TargetWish("class", names=("dog", "cat")), TargetWish("class", 2)):
@@ -331,14 +331,14 @@ def test_validation_data_may_lack_a_class_of_those_told(table):
 
 
 @pytest.mark.parametrize("name", ["Unnamed: 0", "", "__index_level_0__"])
-def test_the_index_that_pandas_writes_is_no_feature(table, name):
+def test_table_index_that_pandas_writes_is_no_feature(table, name):
     path = table([name, "a", "target"], [3, 1.5, "x"], [1, 2.5, "y"])
     source, _, _ = open_table(path)
     assert source.columns.inputs == ("a",)
     assert source.read(0).tolist() == [1.5]
 
 
-def test_the_index_in_the_metadata_of_pandas_is_no_feature(tmp_path):
+def test_table_index_in_the_metadata_of_pandas_is_no_feature(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = {"a": [1.5, 2.5], "target": ["x", "y"], "id": [7, 8], "__index_level_1__": [1, 0]}
@@ -359,13 +359,13 @@ def test_the_index_in_the_metadata_of_pandas_is_no_feature(tmp_path):
         ('1,2,"cat"\n3,4,"dog\n', 4),
     ],
 )
-def test_an_unclosed_quote_is_refused_with_its_line(tmp_path, rows, line):
+def test_table_unclosed_quote_is_refused_with_its_line(tmp_path, rows, line):
     (tmp_path / "t.csv").write_text("a,b,target\n0,0,dog\n" + rows)
     with pytest.raises(InputError, match=rf"t.csv line {line}: a quote is opened"):
         open_table(str(tmp_path / "t.csv"))
 
 
-def test_a_cell_may_have_several_lines(tmp_path):
+def test_table_cell_may_have_several_lines(tmp_path):
     (tmp_path / "t.csv").write_text('a,target,note\n1,x,"two\nlines"\n2,y,"a ""b"" c"\n')
     source, _, _ = open_table(str(tmp_path / "t.csv"), inputs=["a"])
     assert source.labels.tolist() == [0, 1]
@@ -432,7 +432,7 @@ def test_parquet_columns_of_any_type_mean_what_they_hold(tmp_path):
         open_table(str(tmp_path / "t.parquet"), targets="level")
 
 
-def test_a_folder_of_files_is_one_table(table, tmp_path):
+def test_table_folder_of_files_is_one_table(table, tmp_path):
     (tmp_path / "parts").mkdir()
     for number in range(2):
         rows = [["a", "target"], [number, "x"], [number + 5, "y"]]
@@ -446,7 +446,7 @@ def test_a_folder_of_files_is_one_table(table, tmp_path):
         open_table(str(tmp_path / "parts"))
 
 
-def test_the_files_of_a_folder_may_be_parts_and_all_are_there(tmp_path):
+def test_table_files_of_a_folder_may_be_splits(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):

@@ -73,12 +73,12 @@ def test_they_go_through_the_pipeline_as_files_do(tmp_path):
     "name",
     ["a.tfrecord", "a.tfrecords", "a.tfrec", "a.tfrecord-00000-of-00001", "train-00000-of-00001"],
 )
-def test_the_usual_names_are_known(tmp_path, name):
+def test_tfrecord_usual_names_are_known(tmp_path, name):
     rec.write_records(tmp_path / name, rec.labelled(b"x", 0), rec.labelled(b"y", 1))
     assert len(opened(tmp_path)) == 2
 
 
-def test_the_features_can_have_other_names(tmp_path):
+def test_tfrecord_features_can_have_other_names(tmp_path):
     rec.write_records(
         tmp_path / "a.tfrecord",
         *(rec.example(jpeg=rec.text(b"image"), animal=rec.text(name)) for name in (b"dog", b"cat")),
@@ -148,7 +148,7 @@ def test_numbers_are_labels_or_values_with_weights(tmp_path, features, kind, exp
     assert source.target.kind == (kind or "value")
 
 
-def test_a_weight_that_is_missing_is_named(tmp_path):
+def test_tfrecord_weight_that_is_missing_is_named(tmp_path):
     rec.write_records(tmp_path / "a.tfrecord", rec.labelled(b"x", 0))
     with pytest.raises(InputError, match=r"a.tfrecord\[0\]: no feature 'w' that can be used"):
         opened(tmp_path, weight_key="w")
@@ -176,7 +176,7 @@ def test_inputs_may_be_arrays(tmp_path, feature, options, expected):
     assert (source.tolist(), source.dtype) == (expected.tolist(), expected.dtype)
 
 
-def test_an_array_of_another_shape_is_a_bad_sample(tmp_path):
+def test_tfrecord_array_of_another_shape_is_unreadable(tmp_path):
     rec.write_records(
         tmp_path / "a.tfrecord",
         *(
@@ -230,25 +230,25 @@ def damaged(tmp_path):
     return damaged
 
 
-def test_a_damaged_image_is_a_bad_sample_and_the_others_are_not(damaged):
+def test_tfrecord_damaged_image_is_unreadable_alone(damaged):
     source = damaged(position=12 + 80)
     with pytest.raises(UnreadableSample, match=r"a.tfrecord\[0\]: its checksum is wrong"):
         source.read(0)
     assert source.read(1) == b"y" * 100
 
 
-def test_a_damaged_length_is_an_error_at_the_start(damaged):
+def test_tfrecord_damaged_length_is_an_error_at_the_start(damaged):
     with pytest.raises(InputError, match="not a TFRecord at byte 0"):
         damaged(position=0)
 
 
 @pytest.mark.parametrize("length", [5, 100, 300, 410])
-def test_a_file_that_ends_too_early_is_an_error_at_the_start(damaged, length):
+def test_tfrecord_file_that_ends_too_early_is_error_at_start(damaged, length):
     with pytest.raises(InputError, match="the file is not complete"):
         damaged(length=length)
 
 
-def test_a_compressed_file_is_told_so(tmp_path):
+def test_tfrecord_refuses_compressed_files(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(gzip.compress(rec.record(rec.labelled(b"x", 0))))
     with pytest.raises(InputError, match="is compressed"):
         opened(tmp_path)
@@ -272,13 +272,13 @@ def test_a_compressed_file_is_told_so(tmp_path):
         (b"\xff" * 20, "not a tf.train.Example"),
     ],
 )
-def test_a_record_that_cannot_be_used_is_named_with_what_it_has(tmp_path, message, complaint):
+def test_tfrecord_lists_the_features_in_errors(tmp_path, message, complaint):
     rec.write_records(tmp_path / "a.tfrecord", rec.labelled(b"x", 0), message)
     with pytest.raises(InputError, match=rf"a.tfrecord\[1\]: .*{complaint}"):
         opened(tmp_path)
 
 
-def test_an_image_feature_of_another_kind_is_a_bad_sample(tmp_path):
+def test_tfrecord_image_of_another_kind_is_unreadable(tmp_path):
     rec.write_records(
         tmp_path / "a.tfrecord",
         rec.labelled(b"x", 0),
@@ -297,7 +297,7 @@ def test_labels_of_any_bytes_stay_apart(tmp_path):
     assert opened(tmp_path / "a.tfrecord").classes == ("\\xe8", "\\xe9")
 
 
-def test_a_missing_numbered_file_is_refused(tmp_path):
+def test_tfrecord_missing_numbered_file_is_refused(tmp_path):
     for name in ("train-00000-of-00003", "train-00002-of-00003"):
         rec.write_records(tmp_path / name, rec.labelled(b"x", 0), rec.labelled(b"y", 1))
     with pytest.raises(InputError, match="train-00001-of-00003: file not found"):

@@ -48,12 +48,12 @@ def test_folders_in_the_tar_and_long_names_are_part_of_the_key(tmp_path):
     assert [opened(tmp_path).read(index) for index in range(3)] == [b"a0", b"b0", b"c"]
 
 
-def test_a_label_may_be_the_name_of_a_class(tmp_path):
+def test_webdataset_label_may_be_the_name_of_a_class(tmp_path):
     write_tar(tmp_path / "a.tar", members(("0", b"x", b"dog"), ("1", b"x", b"cat")))
     assert opened(tmp_path).classes == ("cat", "dog")
 
 
-def test_the_members_can_have_other_extensions(tmp_path):
+def test_webdataset_members_can_have_other_extensions(tmp_path):
     write_tar(
         tmp_path / "a.tar",
         [
@@ -118,14 +118,14 @@ def test_targets_are_text_json_or_arrays_with_weights(
         ("npy", array(np.zeros(2))[:90], "its npy is not a target"),
     ],
 )
-def test_a_target_that_cannot_be_read_is_named(tmp_path, extension, content, complaint):
+def test_webdataset_target_that_cannot_be_read_is_named(tmp_path, extension, content, complaint):
     write_tar(tmp_path / "a.tar", [("0.jpg", b"x"), (f"0.{extension}", content)])
     with pytest.raises(InputError, match=complaint):
         opened(tmp_path, label_key=extension)
 
 
 @pytest.mark.parametrize("weight", [[], [("0.weight", b"much")]])
-def test_a_weight_that_is_missing_or_no_number_is_named(tmp_path, weight):
+def test_webdataset_weight_that_is_missing_or_no_number_is_named(tmp_path, weight):
     write_tar(tmp_path / "a.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *weight])
     with pytest.raises(
         InputError, match=r"a.tar\[/0\]: no weight: its member weight should be a number"
@@ -184,7 +184,7 @@ def test_labels_are_all_numbers_or_all_names(tmp_path):
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_what_is_no_whole_and_plain_tar_file_is_refused(tmp_path, compress):
+def test_webdataset_refuses_damaged_tar_files(tmp_path, compress):
     if compress:
         with tarfile.open(tmp_path / "a.tar", "w:gz") as tar:
             tar.add(__file__)
@@ -194,7 +194,7 @@ def test_what_is_no_whole_and_plain_tar_file_is_refused(tmp_path, compress):
         opened(tmp_path)
 
 
-def test_a_tar_file_that_ends_too_early_is_refused(tmp_path):
+def test_webdataset_tar_file_that_ends_too_early_is_refused(tmp_path):
     write_tar(tmp_path / "a.tar", members(("0", b"x" * 2000, b"1"), ("1", b"y" * 2000, b"2")))
     content = (tmp_path / "a.tar").read_bytes()
     (tmp_path / "a.tar").write_bytes(content[:6000])
@@ -266,7 +266,7 @@ def test_lists_of_texts_are_labels(tmp_path):
     assert source.targets.tolist() == [[1, 1], [0, 0], [1, 0]]
 
 
-def test_a_number_that_is_no_place_in_the_names_is_refused(tmp_path):
+def test_webdataset_refuses_numbers_beyond_the_names(tmp_path):
     json_tar(tmp_path / "a.tar", [0, 1], [-1])
     request = TargetWish("multilabel", names=("sky", "sea"))
     with pytest.raises(InputError, match=r"a.tar\[1\] has the label '-1'"):

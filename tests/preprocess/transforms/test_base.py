@@ -12,7 +12,7 @@ from tests.preprocess.samples import pattern
 @pytest.mark.parametrize(
     "transform", [Flip(horizontal=True), Rotate(degrees=30), ColorJitter(contrast=1.0)]
 )
-def test_in_evaluation_nothing_is_random(transform):
+def test_transforms_are_not_random_in_evaluation(transform):
     image = pattern(4, 4)
     assert transform.apply(image, None, False) is image
 
@@ -21,6 +21,6 @@ def test_in_evaluation_nothing_is_random(transform):
     "transform", [Resize(size=(2, 2)), Rotate(degrees=3), ColorJitter(contrast=0.1)]
 )
 @pytest.mark.parametrize("image", [np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 4), np.uint8)])
-def test_what_pillow_cannot_do_is_an_error_that_says_what_it_can(transform, image, rng):
+def test_transforms_list_what_pillow_supports(transform, image, rng):
     with pytest.raises(InputError, match="uint8 images with 1 or 3 channels"):
         transform.apply(image, rng, True)

@@ -52,7 +52,7 @@ def test_scaling_is_the_formula_with_one_rounding_a_step():
 @pytest.mark.parametrize(
     ("draw", "expected"), [(0.5, [255, 0, 0]), (1.0, [0, 255, 255]), (0.0, [0, 255, 255])]
 )
-def test_the_hue_turns_by_the_share_of_a_circle_that_was_drawn(draw, expected):
+def test_color_jitter_rotates_the_hue(draw, expected):
     red = np.array([[[255, 0, 0]]], np.uint8)
     turned = ColorJitter(hue=0.5).apply(red, Draws(draw), True)[0, 0]
     np.testing.assert_allclose(turned.astype(int), expected, atol=6)  # a hue has 256 steps
@@ -82,7 +82,7 @@ def test_some_images_lose_their_colours_and_keep_their_channels(draw, is_grey):
     assert bool((np.ptp(grey, axis=2) == 0).all()) is is_grey
 
 
-def test_what_is_erased_is_one_window_of_the_wanted_area(rng):
+def test_random_erasing_erases_one_window(rng):
     image = np.full((20, 30, 3), 9, np.uint8)
     for _ in range(50):
         erased = RandomErasing(p=1.0, scale=(0.1, 0.2), value=(1, 2, 3)).apply(image, rng, True)
@@ -93,14 +93,14 @@ def test_what_is_erased_is_one_window_of_the_wanted_area(rng):
     assert (image == 9).all()
 
 
-def test_noise_may_take_the_place_of_what_is_erased(rng):
+def test_random_erasing_can_fill_with_noise(rng):
     erased = RandomErasing(p=1.0, scale=(1.0, 1.0), ratio=(1.0, 1.0), value="random").apply(
         np.zeros((16, 16, 1), np.uint8), rng, True
     )
     assert len(np.unique(erased)) > 50
 
 
-def test_a_value_for_each_channel_needs_as_many_channels(rng):
+def test_color_value_for_each_channel_needs_as_many_channels(rng):
     with pytest.raises(InputError, match="2 numbers of value.*3 channels"):
         RandomErasing(p=1.0, value=(1, 2)).apply(pattern(4, 4), rng, True)
 

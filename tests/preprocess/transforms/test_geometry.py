@@ -17,7 +17,7 @@ from preprocess.transforms.geometry import (
 from tests.preprocess.samples import Draws, numbered, pattern
 
 
-def test_a_centre_crop_leaves_as_much_on_either_side():
+def test_center_crop_is_symmetric():
     assert CenterCrop(size=(1, 2)).apply(numbered(3, 4), None, True)[:, :, 0].tolist() == [[5, 6]]
 
 
@@ -28,7 +28,7 @@ def test_a_centre_crop_leaves_as_much_on_either_side():
     draws=st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True)),
     data=st.data(),
 )
-def test_a_random_crop_is_a_window_of_the_padded_image(height, width, padding, draws, data):
+def test_geometry_random_crop_is_a_window_of_the_padded_image(height, width, padding, draws, data):
     image = numbered(height, width) + 1
     padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
     size = data.draw(st.tuples(*(st.integers(1, length) for length in padded.shape[:2])))
@@ -40,14 +40,14 @@ def test_a_random_crop_is_a_window_of_the_padded_image(height, width, padding, d
     assert np.array_equal(window, padded[top : top + size[0], x : x + size[1]])
 
 
-def test_a_random_crop_reaches_every_place(rng):
+def test_geometry_random_crop_reaches_every_place(rng):
     crop = RandomCrop(size=(1, 1))
     corners = {int(crop.apply(numbered(3, 3), rng, True)[0, 0, 0]) for _ in range(200)}
     assert corners == set(range(9))
 
 
 @pytest.mark.parametrize("padding", [0, 1, 4])
-def test_in_evaluation_a_random_crop_is_the_centre_crop(padding):
+def test_random_crop_is_the_center_crop_in_evaluation(padding):
     image = numbered(5, 6)
     assert np.array_equal(
         RandomCrop(size=(2, 3), padding=padding).apply(image, None, False),
@@ -56,14 +56,14 @@ def test_in_evaluation_a_random_crop_is_the_centre_crop(padding):
 
 
 @pytest.mark.parametrize("crop", [CenterCrop(size=(5, 3)), RandomCrop(size=(6, 3), padding=1)])
-def test_an_image_that_is_too_small_to_crop_is_bad(crop, rng):
+def test_crop_of_a_small_image_is_refused(crop, rng):
     with pytest.raises(UnreadableImage, match="3 x 4 pixels is too small"):
         crop.apply(numbered(3, 4), rng, True)
 
 
 @pytest.mark.parametrize("width", [224, 217, 15])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_large_image_is_mirrored_wherever_its_rows_lie(width, channels):
+def test_geometry_large_image_is_mirrored_wherever_its_rows_lie(width, channels):
     large = np.random.default_rng(0).integers(0, 256, (2000, 256, channels), np.uint8)
     for image in (
         large[3:1990, 256 - width :],
@@ -83,19 +83,19 @@ def test_a_large_image_is_mirrored_wherever_its_rows_lie(width, channels):
         (Flip(horizontal=True, vertical=True), [0.4, 0.4], [[3, 2], [1, 0]]),
     ],
 )
-def test_a_flip_mirrors_half_of_the_images(flip, draws, expected):
+def test_geometry_flip_mirrors_half_of_the_images(flip, draws, expected):
     assert flip.apply(numbered(2, 2), Draws(*draws), True)[:, :, 0].tolist() == expected
 
 
 @pytest.mark.parametrize(("draw", "turns"), [(0.0, -1), (0.5, 0)])
-def test_the_angle_is_uniform_to_both_sides(draw, turns):
+def test_geometry_angle_is_uniform_to_both_sides(draw, turns):
     image = pattern(4, 4)
     assert np.array_equal(
         Rotate(degrees=90).apply(image, Draws(draw), True), np.rot90(image, turns)
     )
 
 
-def test_the_corners_that_a_rotation_brings_in_are_black():
+def test_geometry_corners_that_a_rotation_brings_in_are_black():
     turned = Rotate(degrees=45).turn(np.full((9, 9, 3), 200, np.uint8), 45)
     assert turned[0, 0].tolist() == [0, 0, 0]
     assert turned[4, 4].tolist() == [200, 200, 200]
@@ -133,9 +133,7 @@ def test_random_resized_crop_draws_area_and_ratio_in_range(height, width, seed):
     size=st.tuples(st.integers(1, 300), st.integers(1, 300)),
     ratio=st.sampled_from([(3 / 4, 4 / 3), (0.5, 0.5)]),
 )
-def test_no_window_is_smaller_than_what_is_enough_leaves_of_it(
-    height, width, seed, training, size, ratio
-):
+def test_geometry_window_is_never_below_the_minimum(height, width, seed, training, size, ratio):
     crop = RandomResizedCrop(size=size, scale=(0.08, 1.0), ratio=ratio)
     min_size = crop.min_size(height, width)
     *_, h, w = crop.window(height, width, np.random.default_rng(seed) if training else None)
@@ -160,7 +158,7 @@ def test_random_resized_crop_falls_back_to_the_center():
     assert np.array_equal(crop.apply(image, np.random.default_rng(0), True), image[:, 3:6])
 
 
-def test_in_evaluation_a_random_resized_crop_shows_the_centre():
+def test_random_resized_crop_is_centered_in_evaluation():
     image = pattern(32, 48)
     result = RandomResizedCrop(size=(7, 14)).apply(image, None, False)
     # The largest window twice as wide as high is 24 x 48; 0.875 of it is 21 x 42.
@@ -168,6 +166,6 @@ def test_in_evaluation_a_random_resized_crop_shows_the_centre():
 
 
 @pytest.mark.parametrize("wrong", [{"scale": (0.5, 0.2)}, {"ratio": (2.0, 1.0)}])
-def test_a_range_begins_below_its_end(wrong):
+def test_geometry_range_begins_below_its_end(wrong):
     with pytest.raises(ValueError, match="the first number should be the smaller"):
         RandomResizedCrop(size=4, **wrong)

@@ -18,12 +18,12 @@ from preprocess.transforms.parse import (
 )
 
 
-def test_a_spec_gives_names_or_names_with_parameters():
+def test_parse_spec_gives_names_or_names_with_parameters():
     items = ["decode", {"random_crop": {"size": [32, 24], "padding": 4}}, {"scale": None}]
     assert parse_transforms(items) == (Decode(), RandomCrop(size=(32, 24), padding=4), Scale())
 
 
-def test_every_wrong_item_is_reported_with_its_place():
+def test_parse_every_wrong_item_is_reported_with_its_place():
     with pytest.raises(InputError) as caught:
         parse_transforms(
             ["decode", "flop", {"rotate": {"angle": 3}}, {"flip": {"horizontal": True}}, 7]
@@ -79,7 +79,7 @@ def test_parse_transform_lists_transforms_for_an_unknown_one():
         ("preprocess:", "not an import path"),
     ],
 )
-def test_a_wrong_item_is_told_what_is_wrong(item, complaint):
+def test_parse_explains_a_wrong_item(item, complaint):
     with pytest.raises(InputError) as caught:
         parse_transform(item)
     assert complaint in str(caught.value)
@@ -99,7 +99,7 @@ def test_decode_comes_first():
         parse_transforms([{"flip": {"horizontal": True}}, "decode"])
 
 
-def test_every_parameter_says_what_is_wanted():
+def test_parse_describes_every_parameter():
     for name in TRANSFORMS:
         for parameter, schema in TypeAdapter(TRANSFORMS[name]).json_schema()["properties"].items():
             assert schema.get("description"), f"{name}.{parameter}"
@@ -113,7 +113,7 @@ def test_item_schema_names_all_transforms_and_parameters():
     assert re.search(path["pattern"], "module:function")
 
 
-def test_a_module_that_fails_is_told_with_its_place(tmp_path, monkeypatch):
+def test_parse_names_the_line_of_a_failing_module(tmp_path, monkeypatch):
     (tmp_path / "broken_transforms.py").write_text("x = 1\ny = x / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(

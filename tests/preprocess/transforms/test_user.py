@@ -67,7 +67,7 @@ def noise(tmp_path, monkeypatch):
     sys.modules.pop("drawing_noise", None)
 
 
-def test_what_a_function_draws_follows_from_its_generator(noise):
+def test_custom_transform_draws_from_its_generator(noise):
     image = np.zeros((2, 2, 1))
     first = noise.apply(image, rng_for(1, 3), True)
     random.seed(8)
@@ -77,7 +77,7 @@ def test_what_a_function_draws_follows_from_its_generator(noise):
     assert not np.array_equal(changed.apply(image, rng_for(2, 3), True), first)
 
 
-def test_what_a_function_changes_in_the_process_is_put_back(noise):
+def test_custom_transform_changes_are_restored(noise):
     before = os.getcwd(), np.geterr()
     noise.apply(np.zeros((2, 2, 1)), rng_for(1, 3), True)
     assert (os.getcwd(), np.geterr()) == before

@@ -123,18 +123,18 @@ def test_allocations_by_hand():
         ([(1.0, 1.1, 3.0), (1.0, 1.5)], 3, "greedy + dynamic program"),
     ],
 )
-def test_the_method_chosen_is_stated(curves, gpus, method):
+def test_allocate_method_chosen_is_stated(curves, gpus, method):
     assert allocate([ScalingCurve(allocation) for allocation in curves], gpus).method == method
 
 
 @pytest.mark.parametrize("factors", [(1.0, -0.5), (1.0, math.nan), (math.inf,)])
-def test_a_factor_that_cannot_be_is_refused(factors):
+def test_allocate_factor_is_refused_if_impossible(factors):
     with pytest.raises(InputError, match="scaling factor"):
         ScalingCurve(factors)
 
 
 @pytest.mark.parametrize("factors", [(), (0.0, 0.0)])
-def test_a_job_that_can_run_nowhere_is_refused(factors):
+def test_allocate_job_that_can_run_nowhere_is_refused(factors):
     with pytest.raises(InputError, match="0 everywhere"):
         ScalingCurve(factors)
 
@@ -164,13 +164,13 @@ def test_step_times_are_interpolated(steps, batch, seconds):
 
 
 @pytest.mark.parametrize("steps", [(), (StepTime(8, 1.0),), (StepTime(8, 1.0), StepTime(8, 1.1))])
-def test_one_batch_size_says_too_little(steps):
+def test_allocate_needs_more_than_one_batch_size(steps):
     with pytest.raises(InputError, match="two different ones"):
         elastic.step_seconds(steps, np.array([8]))
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
-def test_a_step_time_that_cannot_be_is_refused(seconds):
+def test_allocate_step_time_is_refused_if_impossible(seconds):
     with pytest.raises(InputError, match="seconds must be positive"):
         elastic.step_seconds([StepTime(8, 1.0), StepTime(16, seconds)], np.array([8]))
 
@@ -195,7 +195,7 @@ def test_exchange_times_are_interpolated_by_size_and_gpus(rows, megabytes, secon
     )
 
 
-def test_an_exchange_that_was_never_measured_is_asked_for():
+def test_allocate_asks_for_an_unmeasured_exchange():
     with pytest.raises(InputError, match="2 or more GPUs"):
         elastic.exchange_seconds([CommTime(100, 1, 0.0)], 100, 2)
     assert elastic.exchange_seconds([], 100, 1).tolist() == [0.0]
@@ -210,7 +210,7 @@ def all_rates(gpus, batches):
 
 
 @pytest.mark.parametrize("ends", [(8, 64), (20, 20), (1, 300), (40, 50)])
-def test_the_best_batch_is_the_best_of_all(ends):
+def test_allocate_best_batch_is_the_best_of_all(ends):
     batches = elastic.BatchRange(*ends)
     curve = elastic.scaling_curve(network(), EXCHANGES, batches, gpus=6)
     reference = min(32, batches.largest)
@@ -221,7 +221,7 @@ def test_the_best_batch_is_the_best_of_all(ends):
             assert rates[samples.tolist().index(curve.batches[k])] == pytest.approx(rates.max())
 
 
-def test_a_fixed_batch_is_measured_against_the_same_reference():
+def test_allocate_fixed_batch_is_measured_against_same_reference():
     curve = elastic.scaling_curve(
         network(), EXCHANGES, elastic.BatchRange(16, 64), gpus=4, fixed=48
     )
@@ -231,12 +231,12 @@ def test_a_fixed_batch_is_measured_against_the_same_reference():
     assert curve.batches == (0, 48, 48, 48)
 
 
-def test_a_job_whose_smallest_batch_needs_more_gpus_starts_there():
+def test_allocate_starts_at_the_gpus_of_the_smallest_batch():
     curve = elastic.scaling_curve(network(), EXCHANGES, elastic.BatchRange(65, 100), gpus=4)
     assert curve.min_gpus == 3
 
 
-def test_a_batch_that_fits_nowhere_is_refused():
+def test_allocate_batch_that_fits_nowhere_is_refused():
     with pytest.raises(
         InputError, match="'net': a batch of 200 does not fit on 4 GPUs of 32 samples each"
     ):
@@ -256,12 +256,12 @@ def test_missing_measurements_are_named(measured, message):
 
 
 @pytest.mark.parametrize("ends", [(0, 8), (9, 8)])
-def test_a_batch_range_that_cannot_be_is_refused(ends):
+def test_allocate_batch_range_is_refused_if_impossible(ends):
     with pytest.raises(InputError, match="smallest <= largest"):
         elastic.BatchRange(*ends)
 
 
-def test_a_profile_feeds_the_analyzer():
+def test_allocate_profile_feeds_the_analyzer():
     profile = parse_rates(
         {
             "samples_per_epoch": 1000,

@@ -132,7 +132,9 @@ DECISIONS = {
 @pytest.mark.parametrize(
     ("running", "waiting", "now", "how", "size", "started"), DECISIONS.values(), ids=DECISIONS
 )
-def test_a_decision_says_how_many_gpus_each_job_has(running, waiting, now, how, size, started):
+def test_autoscaler_decision_says_how_many_gpus_each_job_has(
+    running, waiting, now, how, size, started
+):
     decision = decide(running, waiting, now, how)
     assert (decision.running, decision.started) == (size, started)
 
@@ -157,7 +159,7 @@ def test_decisions_fall_on_multiples_of_the_interval(now, interval, expected):
     assert next_decision(now, interval) == pytest.approx(expected)
 
 
-def test_a_decision_is_never_in_the_past():
+def test_autoscaler_decision_is_never_in_the_past():
     assert next_decision(0.1 + 0.2, 0.1) >= 0.1 + 0.2
 
 

@@ -80,7 +80,7 @@ def test_elastic_maximizes_sum_of_scaling_factors(ranges, gpus):
     )
 
 
-def test_nothing_changes_until_a_network_comes_or_goes():
+def test_elastic_changes_only_when_networks_come_or_go():
     models = [network(name) for name in "ab"]
     first = decide(models, 4)
     assert decide(models, 4, grown(first)) is first
@@ -116,7 +116,7 @@ def test_bounds_of_groups_hold():
     assert answer.counts["many"] >= 3
 
 
-def test_a_network_has_the_gpus_that_its_least_batch_takes():
+def test_elastic_network_gets_the_gpus_of_its_minimum_batch():
     wide = network("wide", (100, 128))
     assert curve_of(wide, COMM, 8).min_gpus == 4
     (table_,) = with_best_batches(RateTable(1000, 4, (wide,), COMM), 8).models
@@ -128,7 +128,7 @@ def test_a_network_has_the_gpus_that_its_least_batch_takes():
         with_best_batches(RateTable(1000, 4, (network("wide", (100, 128), max_gpus=2),), COMM), 8)
 
 
-def test_the_best_rates_are_those_of_the_analyzer():
+def test_elastic_best_rates_are_those_of_the_analyzer():
     each_network = network("a")
     (table_,) = with_best_batches(RateTable(1000, 4, (each_network,), COMM), 8).models
     curve = scaling_curve(each_network, COMM, BatchRange(*each_network.batches), 8)
@@ -136,7 +136,7 @@ def test_the_best_rates_are_those_of_the_analyzer():
     assert table_.rates == pytest.approx([alone * factor for factor in curve.factors])
 
 
-def test_a_batch_that_cannot_be_is_refused():
+def test_elastic_batch_is_refused_if_impossible():
     table, cluster = RateTable(1000, 4, (network("a"), Network("b", (1.0,)))), Cluster.of(2, 2)
     with pytest.raises(InputError, match="gives a a batch of 300; it must be from 32 to 256"):
         check_round(Round((Member("a", (0,), 300),)), table, Progress(), cluster)
@@ -144,7 +144,7 @@ def test_a_batch_that_cannot_be_is_refused():
         check_round(Round((Member("b", (0,), 32),)), table, Progress(), cluster)
 
 
-def test_the_simulation_trains_each_epoch_with_one_batch():
+def test_elastic_simulation_trains_each_epoch_with_one_batch():
     """a ends after an epoch on 1 of 2 GPUs; b grows after its epoch and takes a larger batch."""
     slow = Network(
         "b",

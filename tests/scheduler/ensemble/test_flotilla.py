@@ -87,7 +87,7 @@ def by_the_book(table, candidates, gpus, delta, peak_limited):
 
 @given(ensembles(), st.floats(0, 100), st.booleans())
 @settings(max_examples=examples(120), deadline=None)
-def test_a_flotilla_is_what_algorithm_2_says_line_by_line(drawn, delta, peak_limited):
+def test_flotilla_is_what_algorithm_2_says_line_by_line(drawn, delta, peak_limited):
     table, cluster = drawn
     options = Options(delta=Delta(delta, relative=False), peak_limited=peak_limited)
     members = form_flotilla(table, names(table), cluster.gpus, options)
@@ -137,13 +137,13 @@ def test_bounds_of_a_group_are_kept():
 
 @pytest.mark.parametrize("value", [-3.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_delta_that_is_no_distance_is_refused(value, relative):
+def test_flotilla_delta_that_is_no_distance_is_refused(value, relative):
     with pytest.raises(InputError, match="delta is"):
         Delta(value, relative=relative)
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, 1.5, float("nan")])
-def test_an_alpha_that_is_no_share_is_refused(alpha):
+def test_flotilla_alpha_that_is_no_share_is_refused(alpha):
     with pytest.raises(InputError, match="alpha is"):
         Options(alpha=alpha)
 

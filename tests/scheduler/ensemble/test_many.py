@@ -90,7 +90,7 @@ def sorted_whole(values, few, *ties):
     st.integers(1, 20),
 )
 @settings(max_examples=examples(80), deadline=None)
-def test_what_is_sorted_as_far_as_it_is_looked_at_is_sorted(pairs, few):
+def test_many_networks_partial_sort_equals_the_full_one(pairs, few):
     values, tie = (
         np.array([network for network, _ in pairs], np.float64),
         np.array([copy_ for _, copy_ in pairs], np.int64),
@@ -106,7 +106,7 @@ def test_what_is_sorted_as_far_as_it_is_looked_at_is_sorted(pairs, few):
     st.sampled_from([0.0, 0.15, 1.0]),
 )
 @settings(max_examples=examples(80), deadline=None)
-def test_a_flotilla_of_a_crowd_is_that_of_all_choices_sorted(drawn, finished, peak_limited, delta):
+def test_many_networks_flotilla_equals_that_of_all_choices(drawn, finished, peak_limited, delta):
     (table, cluster), absent = drawn, IndexedSet(finished)
     options = Options(delta=Delta(delta, relative=True), peak_limited=peak_limited)
     sizes = flotilla.form_flotilla(table, rows_outside(table.names, absent), cluster.gpus, options)
@@ -142,7 +142,7 @@ def test_curves_of_a_kind_equal_single_curves(drawn, copied):
 
 @given(ensembles(most_networks=20), st.sets(st.sampled_from(NAMES)), st.integers(0, 3))
 @settings(max_examples=examples(60), deadline=None)
-def test_a_set_that_can_be_skipped_changes_no_answer(drawn, finished, seed):
+def test_many_networks_set_that_can_be_skipped_changes_no_answer(drawn, finished, seed):
     table, cluster = drawn
     for name in POLICIES:
         answers = {
@@ -284,7 +284,7 @@ def test_adaptive_sizes_follow_the_definition(drawn, data):
 
 @given(ensembles(most_networks=30, most_gpus=6))
 @settings(max_examples=examples(80), deadline=None)
-def test_the_level_of_a_crowd_is_the_one_that_a_search_finds(drawn):
+def test_many_networks_level_equals_that_of_a_search(drawn):
     table, cluster = drawn
     hull, rows = waterfill.hulls(table, cluster.gpus), np.arange(len(table.models))
     work = np.array([network.epochs for network in table.models], dtype=np.float64)
@@ -296,7 +296,7 @@ def test_the_level_of_a_crowd_is_the_one_that_a_search_finds(drawn):
     assert sizes.gpus == pytest.approx(searched.gpus, rel=1e-9)
 
 
-def test_a_crowd_is_not_searched_for(monkeypatch):
+def test_many_networks_are_not_searched_one_by_one(monkeypatch):
     table = RateTable(
         100, 4, tuple(Network(f"n{number}", (10.0 + number,)) for number in range(50))
     )

@@ -156,7 +156,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize(("groups", "target", "free", "expected"), BY_HAND.values(), ids=BY_HAND)
-def test_a_move_is_made_when_it_can_be(groups, target, free, expected):
+def test_moves_are_made_when_possible(groups, target, free, expected):
     assert m.plan_moves(groups, target, free=free) == expected
 
 
@@ -219,7 +219,7 @@ def situations(draw, stances=tuple(m.Stance), must_build=st.booleans()):
 
 
 @given(situations(), st.booleans())
-def test_each_move_takes_devices_that_nobody_else_has(situation, frees_at_once):
+def test_moves_take_free_devices_only(situation, frees_at_once):
     groups, target, free = situation
     available = set(free)
     for move in m.plan_moves(groups, target, free, frees_at_once):
@@ -295,7 +295,7 @@ def carried_out(groups, moves_):
 
 @settings(max_examples=examples(300))
 @given(situations(stances=(BETWEEN,)), st.booleans())
-def test_moves_lead_to_what_is_wanted_and_then_there_are_none(situation, frees_at_once):
+def test_moves_lead_to_the_target_and_then_end(situation, frees_at_once):
     groups, target, free = situation
     for _ in range(6):
         groups = carried_out(groups, m.plan_moves(groups, target, free, frees_at_once))

@@ -50,7 +50,7 @@ OBSERVATIONS = st.lists(
 
 @given(OBSERVATIONS, st.randoms())
 @settings(max_examples=examples(60), deadline=None)
-def test_what_was_seen_stands_in_whatever_order_it_came(seen, random):
+def test_online_rates_do_not_depend_on_the_order(seen, random):
     first, second = online(*"abc"), online(*"abc")
     for name, gpus, table in seen:
         first.observe(name, gpus, learn.Observation(table))
@@ -65,7 +65,7 @@ def test_what_was_seen_stands_in_whatever_order_it_came(seen, random):
         assert len(network.rates) == network.max_gpus
 
 
-def test_an_observation_replaces_the_one_before_it():
+def test_online_rates_observation_replaces_the_one_before_it():
     rates = online("a")
     rates.observe("a", 1, learn.Observation(10.0, 0.1, 20))
     rates.observe("a", 1, learn.Observation(12.0, 0.1, 500))
@@ -81,7 +81,7 @@ def test_networks_of_one_speed_are_seen_together():
     assert not rates.has_seen("c")
 
 
-def test_an_observation_of_nothing_is_none():
+def test_online_rates_observation_of_nothing_is_none():
     rates = online("a")
     rates.observe("a", 1, learn.Observation(0.0))
     assert not rates.has_seen("a")
@@ -92,7 +92,7 @@ def test_an_observation_of_nothing_is_none():
 
 @given(OBSERVATIONS, st.integers(1, 20), st.integers(1, 3), st.none() | st.integers(3, 20))
 @settings(max_examples=examples(60), deadline=None)
-def test_nothing_is_planned_on_more_than_twice_the_largest_seen(seen, gpus, sizes, limit):
+def test_online_rates_plan_at_most_twice_the_largest_seen(seen, gpus, sizes, limit):
     rates = online(
         *(learn.Traits(name, name, min_gpus=sizes, max_gpus=limit) for name in "abc"), gpus=gpus
     )
@@ -263,7 +263,7 @@ def test_too_few_observations_say_nothing_of_noise():
     assert noise.deviation > 0
 
 
-def test_a_plan_by_wrong_rates_is_made_again():
+def test_online_rates_plan_by_wrong_rates_is_made_again():
     rates = online(
         learn.Traits("a", "a", operations=1.0), learn.Traits("b", "b", operations=1.0), gpus=8
     )
@@ -277,7 +277,7 @@ def test_a_plan_by_wrong_rates_is_made_again():
     assert not rates.has_news
 
 
-def test_the_share_of_a_network_that_proves_slow_grows():
+def test_online_rates_share_of_a_network_that_proves_slow_grows():
     """With online rates, `adaptive` plans more GPUs for it, though no network finished."""
     rates, cluster = online("a", "b", gpus=8), Cluster.of(8, 8)
     for gpus in (1, 2, 4):
@@ -327,7 +327,7 @@ def test_online_plan_tries_a_promising_size_once():
     assert group_sizes(rates.table(), Progress(finished=peers), cluster) == {"x": 1}
 
 
-def test_a_plan_that_could_not_change_is_left_alone():
+def test_online_does_not_replan_without_alternatives():
     rates = online("a", "b", gpus=2)  # a GPU each, however well they scale
     rates.observe("a", 1, learn.Observation(10.0))
     rates.observe("b", 1, learn.Observation(10.0))
@@ -340,7 +340,7 @@ def test_a_plan_that_could_not_change_is_left_alone():
 @pytest.mark.parametrize("policy", POLICIES)
 @given(seen=OBSERVATIONS, gpus=st.integers(1, 16), changed=st.booleans())
 @settings(max_examples=examples(30), deadline=None)
-def test_every_policy_can_carry_out_a_plan_by_online_rates(policy, seen, gpus, changed):
+def test_online_rates_suit_every_policy(policy, seen, gpus, changed):
     rates, cluster = online(*"abc", gpus=gpus), Cluster.of(gpus, min(4, gpus))
     first = POLICIES[policy].decide(rates.table(), Progress(), cluster, Options())
     check_round(first, rates.table(), Progress(), cluster)

@@ -33,7 +33,7 @@ def test_no_other_split_into_streams_keeps_more_gpus_busy(groups, count):
 
 @given(GROUPS, st.integers(0, 3), st.floats(1, 200))
 @settings(max_examples=examples(60), deadline=None)
-def test_nobody_is_faster_than_its_rate_or_its_stream(groups, count, supply):
+def test_pace_is_limited_by_rate_and_stream(groups, count, supply):
     rates, gpus = zip(*groups, strict=True)
     stream = Stream(count=count, rate=supply)
     streams = stream.split(rates, gpus)
@@ -50,12 +50,12 @@ def test_nobody_is_faster_than_its_rate_or_its_stream(groups, count, supply):
 
 
 @pytest.mark.parametrize("window", [0.0, -0.1, 1.1, math.nan])
-def test_a_ring_whose_window_is_no_part_of_it_is_refused(window):
+def test_pace_refuses_a_window_that_does_not_fit(window):
     with pytest.raises(InputError, match="a window above 0 %"):
         Ring(window=window)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])
-def test_a_stream_that_produces_nothing_is_refused(rate):
+def test_pace_stream_that_produces_nothing_is_refused(rate):
     with pytest.raises(InputError, match="at least 1e-12 samples/s"):
         Stream(rate=rate)

@@ -83,7 +83,7 @@ def test_no_group_has_two_slots_of_a_gpu_whatever_ends_or_dies(drawn, name, data
 
 @given(shared(), st.sampled_from(sorted(POLICIES)), st.booleans())
 @settings(max_examples=examples(80), deadline=None)
-def test_every_network_trains_its_epochs_on_gpus_that_are_shared(drawn, name, learns):
+def test_planning_trains_all_epochs_on_shared_gpus(drawn, name, learns):
     rates, cluster = drawn
     answer = simulate(
         rates,
@@ -218,7 +218,7 @@ def test_simulation_on_slow_input_plans_with_the_supply(stream):
     assert spans[2] == pytest.approx(30.0, rel=0.1)
 
 
-def test_an_algorithm_to_the_letter_does_not_look_at_the_input():
+def test_planning_literal_algorithm_ignores_the_input():
     rates = table((400, 750), (390, 740), supply=100.0)
     (wide,) = plan(
         POLICIES["global"],
@@ -231,6 +231,6 @@ def test_an_algorithm_to_the_letter_does_not_look_at_the_input():
 
 
 @pytest.mark.parametrize(("gpus_per_node", "slots"), [(3, 2), (2, 0)])
-def test_a_node_has_as_many_devices_as_all_its_gpus_have_slots(gpus_per_node, slots):
+def test_planning_counts_devices_by_slots(gpus_per_node, slots):
     with pytest.raises(InputError, match="must be a multiple"):
         Cluster((0,), gpus_per_node, slots)

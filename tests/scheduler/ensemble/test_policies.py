@@ -140,9 +140,7 @@ class TestEveryPolicy:
 
     @runs
     @given(drawn=ensembles(bounded=False), options=OPTIONS, rng=st.randoms(use_true_random=False))
-    def test_it_ends_when_devices_die_and_never_asks_for_a_dead_one(
-        self, policy, drawn, options, rng
-    ):
+    def test_policy_never_plans_a_dead_device(self, policy, drawn, options, rng):
         # Each answer is checked.
         assert Trainer(drawn, policy, options, rng, devices_die=True).run()
 
@@ -154,14 +152,14 @@ class TestEveryPolicy:
             "small": 1
         }
 
-    def test_nothing_is_wanted_when_all_have_finished(self, policy):
+    def test_policy_plans_nothing_after_the_end(self, policy):
         done = Progress(finished=frozenset({"n0", "n1"}))
         assert (
             POLICIES[policy].decide(table((1.0,), (2.0,)), done, Cluster.of(4, 4), Options())
             == Round()
         )
 
-    def test_a_finished_network_is_never_wanted_again(self, policy):
+    def test_policy_never_plans_a_finished_network(self, policy):
         progress = Progress(
             finished=frozenset({"n0"}),
             target=Round((Member("n0", (0,)), Member("n1", (1,)))),
@@ -200,12 +198,12 @@ def test_policy_reads_only_its_declared_settings(policy):
     assert watched.read == POLICIES[policy].reads
 
 
-def test_every_row_goes_by_its_own_name_and_has_a_line_of_help():
+def test_policies_have_their_name_and_help():
     assert [policy.name for policy in POLICIES.values()] == list(POLICIES)
     assert all(policy.help for policy in POLICIES.values())
 
 
-def test_a_row_that_reads_what_is_no_setting_is_refused():
+def test_policy_refuses_unknown_settings():
     with pytest.raises(
         InputError,
         match="policy mine reads unknown options 'gamma'; "
@@ -244,7 +242,7 @@ def test_a_row_that_reads_what_is_no_setting_is_refused():
         (Round((Member("n0", (0,)), Member("n2", (0,)))), r"assigns the devices \[0, 0\]"),
     ],
 )
-def test_an_answer_that_cannot_be_carried_out_is_refused(answer, message):
+def test_policy_refuses_impossible_answers(answer, message):
     rates, progress = (
         table((1.0,), (1.0,), (1.0,), max_gpus=2),
         Progress(finished=frozenset({"n1"})),
@@ -268,7 +266,7 @@ class TestGlobal:
     def test_first_round_is_a_flotilla_with_spare_gpus_for_slowest(self):
         assert self.decide().counts == {"n0": 2, "n1": 2, "n2": 4}
 
-    def test_a_round_goes_on_while_alpha_of_the_gpus_are_active(self):
+    def test_policy_round_lasts_while_alpha_of_gpus_are_busy(self):
         running = (Member("n1", (0, 1)), Member("n2", (4, 5, 6, 7)))
         assert self.decide(alpha=0.75, running=running, finished=frozenset({"n0"})) == Round(
             running
@@ -280,7 +278,7 @@ class TestGlobal:
         assert self.decide(running=running, finished=finished) == Round()
         assert self.decide(finished=finished).counts == {"n1": 3, "n2": 5}
 
-    def test_a_round_of_which_a_part_has_begun_goes_on(self):
+    def test_policy_keeps_a_round_that_has_partly_started(self):
         target = self.decide()
         assert self.decide(running=target.members[:1], target=target).counts == target.counts
 
@@ -393,7 +391,7 @@ class TestAdaptive:
         for before, after in zip(remaining, second.members, strict=True):
             assert set(before.devices) <= set(after.devices)
 
-    def test_its_last_answer_stands_until_a_network_finishes(self):
+    def test_policy_keeps_its_answer_until_a_network_ends(self):
         target = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
         assert self.decide(running=(Member("n0", (0, 1, 2)),), target=target) == target
 
@@ -411,7 +409,7 @@ class TestAdaptive:
         progress = Progress(running=target.members, target=target)
         assert POLICIES["adaptive"].decide(rates, progress, Cluster.of(2, 2), Options()) == target
 
-    def test_it_answers_anew_when_a_device_has_died(self):
+    def test_policy_replans_after_a_device_died(self):
         target = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
         progress = Progress(running=target.members, target=target)
         decided = POLICIES["adaptive"].decide(
@@ -433,7 +431,7 @@ class TestAdaptive:
         counts = POLICIES["adaptive"].decide(rates, progress, Cluster.of(9, 9), Options()).counts
         assert counts == {"n0": 2, "n1": 4, "n2": 3}
 
-    def test_who_is_near_its_rung_does_not_wait_until_others_are(self):
+    def test_policy_network_near_its_rung_does_not_wait(self):
         rates = table(*[tuple(10.0 * gpus for gpus in range(1, 9))] * 4)
         target = Round((Member("n0", (0, 1)), Member("n1", (2, 3))))
         progress = Progress(

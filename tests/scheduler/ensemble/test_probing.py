@@ -109,7 +109,7 @@ def test_no_probes_where_measured_or_plan_is_unchanged(drawn):
     assert not find_probes(fixed, rates_, lower.__getitem__, lambda table: fixed)
 
 
-def test_of_many_doubts_the_greatest_are_asked_about():
+def test_probing_tries_the_most_uncertain_sizes():
     names = [f"n{number}" for number in range(AT_A_TIME + 3)]
     rates_ = RateTable(1, 4, tuple(Network(name, (10.0, 20.0), max_gpus=2) for name in names))
     questions = []
@@ -176,11 +176,11 @@ def test_irrelevant_rate_triggers_no_plan():
 @pytest.mark.parametrize(
     "policy", sorted(name for name, policy in POLICIES.items() if not policy.rearranges)
 )
-def test_a_policy_that_leaves_groups_as_they_are_tries_nothing(policy):
+def test_probing_is_empty_if_groups_never_change(policy):
     assert ask_policy(uncertain(), policy)[1] == frozenset()
 
 
-def test_an_answer_that_stands_tries_nothing_new():
+def test_probing_is_empty_for_an_unchanged_answer():
     rates = uncertain()
     answer, probes_ = ask_policy(rates)
     assert probes_

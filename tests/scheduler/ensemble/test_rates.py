@@ -124,7 +124,7 @@ def test_on_a_large_cluster_few_columns_are_kept():
     assert rt.bent_curves(table((10.0, 20.0), (10.0, 19.0)), 10**6).rate.shape[1] < 40
 
 
-def test_what_differs_by_rounding_alone_scales_without_end():
+def test_rates_with_rounding_errors_scale_linearly():
     assert rt.is_straight(Network("a", (0.1, 0.2, 0.3)))  # 0.3 / 3 < 0.2 / 2
     assert not rt.is_straight(Network("a", (0.1, 0.2, 0.2999)))
     assert not rt.is_straight(Network("a", (10.0,)))

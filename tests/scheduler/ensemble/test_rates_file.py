@@ -33,7 +33,7 @@ def changed(path, value):
     return content
 
 
-def test_a_rates_file_says_all_that_it_holds():
+def test_rates_file_is_read_completely():
     assert parse_rates(RIGHT) == RateTable(
         30606,
         4,
@@ -45,7 +45,7 @@ def test_a_rates_file_says_all_that_it_holds():
     )
 
 
-def test_what_is_written_is_read_back():
+def test_files_are_read_back_as_written():
     assert write_rates(parse_rates(RIGHT)) == RIGHT
     shared = {**RIGHT, "sharing": [1, 1.6, 2.1]}
     assert parse_rates(shared).sharing == (1, 1.6, 2.1)
@@ -115,7 +115,7 @@ def test_parse_rates_names_the_place_of_a_mistake(path, value, message):
     assert "\n" not in str(caught.value)
 
 
-def test_all_mistakes_are_named_at_once():
+def test_rates_file_names_all_errors():
     content = changed(["models", 0, "rates"], [0, -1])
     content["gpus_per_node"] = 0
     with pytest.raises(InputError) as caught:
@@ -136,7 +136,7 @@ def test_very_many_mistakes_are_counted():
         ("", "not JSON"),
     ],
 )
-def test_a_file_that_is_no_rates_file_is_refused(tmp_path, text, message):
+def test_rates_file_refuses_other_files(tmp_path, text, message):
     file = tmp_path / "rates.json"
     file.write_text(text)
     with pytest.raises(InputError) as caught:
@@ -144,7 +144,7 @@ def test_a_file_that_is_no_rates_file_is_refused(tmp_path, text, message):
     assert message in str(caught.value)
 
 
-def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
+def test_rates_file_refuses_missing_or_binary_files(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         read_rates(tmp_path / "none.json")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
@@ -152,7 +152,7 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
         read_rates(tmp_path / "binary")
 
 
-def test_a_file_is_read(tmp_path):
+def test_rates_file_is_read(tmp_path):
     file = tmp_path / "rates.json"
     file.write_text(json.dumps(RIGHT))
     assert read_rates(file) == parse_rates(RIGHT)

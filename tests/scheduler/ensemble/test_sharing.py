@@ -45,7 +45,7 @@ def test_sharing_curve_is_fitted_across_speeds(curve, alone):
     assert sharing.curve == pytest.approx(curve)
 
 
-def test_nothing_is_known_before_anything_has_trained_alone():
+def test_sharing_is_unknown_without_a_network_alone():
     sharing = Sharing()
     sharing.observe(("a", 1), 2, 10.0, *SURE)
     sharing.observe(("a", 1), 4, 6.0, *SURE)
@@ -69,7 +69,7 @@ def test_sharing_prior_holds_until_measured():
     assert sharing.curve[1] == 1.0
 
 
-def test_a_few_uneven_steps_change_nothing_and_many_do():
+def test_sharing_few_uneven_steps_change_nothing_and_many_do():
     sharing = Sharing()
     sharing.observe(("a", 1), 1, 1000.0, 0.5, 500)
     sharing.observe(("a", 1), 2, 90.0, 3.0, 10)  # one of ten took a hundred times as long
@@ -82,7 +82,7 @@ def test_a_few_uneven_steps_change_nothing_and_many_do():
     assert sharing.curve == (1.0, 1.2)
 
 
-def test_what_rests_on_more_steps_counts_for_more():
+def test_sharing_weights_observations_by_steps():
     sharing = Sharing()
     for name, rate, steps in (("a", 8.0, 400), ("b", 5.0, 10)):
         sharing.observe((name, 1), 1, 10.0, 0.0, 400)
@@ -146,7 +146,7 @@ def test_shared_rates_are_converted_to_unshared_ones():
     ]
 
 
-def test_where_no_gpu_is_shared_nothing_is_learned_of_it():
+def test_sharing_learns_nothing_without_shared_gpus():
     rates = OnlineRates([Traits("a", "a")], 100, 1, 1)
     rates.observe("a", 1, Observation(10.0, steps=1000))
     rates.record_plan()

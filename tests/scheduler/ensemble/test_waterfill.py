@@ -34,7 +34,7 @@ def least_time(table, gpus):
 
 @given(ensembles())
 @settings(max_examples=examples(80), deadline=None)
-def test_the_lower_bound_is_that_of_the_linear_program(drawn):
+def test_waterfill_lower_bound_is_that_of_the_linear_program(drawn):
     table, cluster = drawn
     assert lower_bound(table, cluster.gpus) == pytest.approx(
         least_time(table, cluster.gpus), rel=1e-6
@@ -58,7 +58,7 @@ def test_water_filling_uses_all_gpus_or_brings_all_to_their_peak(drawn, seed):
 
 @given(ensembles(bounded=False))
 @settings(max_examples=examples(80), deadline=None)
-def test_a_hull_is_concave_lies_on_the_curve_and_above_it(drawn):
+def test_waterfill_hull_is_concave_lies_on_curve_and_above_it(drawn):
     table, cluster = drawn
     hull, hull_ = hulls(table, cluster.gpus), curves(table, cluster.gpus)
     for row in range(len(table.models)):
@@ -72,7 +72,7 @@ def test_a_hull_is_concave_lies_on_the_curve_and_above_it(drawn):
 
 @given(ensembles(most_gpus=80))
 @settings(max_examples=examples(100), deadline=None)
-def test_a_straight_end_of_a_curve_need_not_be_written_out(drawn):
+def test_waterfill_straight_end_of_curve_need_not_be_written_out(drawn):
     table, cluster = drawn
     written_out = replace(
         table,
@@ -116,6 +116,6 @@ def test_sharing_between_two_sizes_costs_the_average_of_both():
         (Network("a", (1.0,), epochs=1, min_gpus=3), "a needs at least 3 GPUs, not 2"),
     ],
 )
-def test_there_is_no_bound_for_what_cannot_be_trained(network, message):
+def test_waterfill_has_no_bound_for_untrainable_networks(network, message):
     with pytest.raises(InputError, match=message):
         lower_bound(RateTable(100, 1, (network,)), 2)

@@ -35,14 +35,14 @@ def test_eviction_saves_in_turn_and_stops_losers_last():
     assert eviction.is_done
 
 
-def test_nobody_is_stopped_for_nothing_when_a_job_ends_by_itself():
+def test_eviction_stops_no_job_in_vain():
     eviction = Eviction(2, 10, margin_min=1)
     assert look(eviction, 0, CHEAP, DEAR) == []
     assert look(eviction, 5, CHEAP) == [("ended", "dear")]
     assert eviction.is_done
 
 
-def test_what_ends_by_itself_leaves_fewer_nodes_to_free():
+def test_eviction_counts_jobs_that_end_by_themselves():
     eviction = Eviction(4, 10, margin_min=1, saves_on_request={"slow"})
     assert look(eviction, 0, SLOW, CHEAP, DEAR) == [("save", "slow")]
     assert look(eviction, 1, SLOW, CHEAP) == [("ended", "dear"), ("enough", "")]
@@ -57,26 +57,26 @@ def test_eviction_stops_a_job_that_did_not_save_in_time():
     assert look(eviction, 9, QUICK, DEAR) == [("stop", "quick")]
 
 
-def test_there_may_be_time_for_another_to_save_instead():
+def test_eviction_may_save_another_job_instead():
     eviction = Eviction(2, 10, margin_min=1, saves_on_request={"quick", "slow"})
     assert look(eviction, 0, QUICK, SLOW) == [("save", "quick")]
     assert look(eviction, 2, QUICK, SLOW) == [("deaf", "quick"), ("save", "slow")]
 
 
-def test_one_that_saves_by_itself_is_stopped_once_it_has():
+def test_eviction_stops_a_job_after_it_saved():
     eviction = Eviction(2, 10, margin_min=1)
     assert look(eviction, 0, QUICK, DEAR) == [("save", "quick")]
     assert look(eviction, 2, QUICK, DEAR) == [("stop", "quick")]
 
 
-def test_a_job_that_was_stopped_and_stays_is_stopped_again():
+def test_eviction_stops_a_remaining_job_again():
     eviction = Eviction(2, 0, margin_min=0)
     assert look(eviction, 0, CHEAP) == [("stop", "cheap")]
     assert look(eviction, 1, CHEAP) == []
     assert look(eviction, 2, CHEAP) == [("stop", "cheap")]
 
 
-def test_what_could_not_be_done_is_planned_anew():
+def test_eviction_replans_a_failed_action():
     eviction = Eviction(2, 0, margin_min=0)
     assert look(eviction, 0, CHEAP, DEAR) == [("stop", "cheap")]
     eviction.cancel_action("cheap")  # no longer a candidate, for example because its user changed
@@ -127,7 +127,7 @@ def test_eviction_replans_when_a_job_saves_early():
     assert eviction.is_done
 
 
-def test_a_job_that_has_taken_free_nodes_makes_room_in_turn():
+def test_eviction_evicts_a_job_that_took_free_nodes():
     eviction = Eviction(2, 10, margin_min=1, saves_on_request={"quick"})
     assert look(eviction, 0, QUICK) == [("save", "quick")]
     assert look(eviction, 2) == [("freed", "quick")]

@@ -98,7 +98,7 @@ def test_decimal_losses_and_times_are_added_up_exactly(jobs, data):
 
 @settings(deadline=None, max_examples=examples(60))
 @given(job_lists(max_jobs=5, nodes=(4, 8, 12)), st.integers(0, 6))
-def test_one_pass_answers_for_every_count_of_nodes(jobs, deadline):
+def test_plan_evictions_spectrum_covers_all_counts(jobs, deadline):
     spectrum = Spectrum(jobs, deadline)
     losses = spectrum.losses()
     plans_of_all = sum(job.nodes for job in jobs)
@@ -151,7 +151,7 @@ def crowd(count, seed, most_nodes=60, most_time=6):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_printed_algorithm_finds_the_same_losses_and_times(seed):
+def test_plan_evictions_matches_the_printed_algorithm(seed):
     jobs = crowd(12, seed)
     nodes = sum(job.nodes for job in jobs) * (seed + 1) // 5
     losses, printed = plan_evictions(jobs, nodes, 10), algorithm_1(jobs, nodes, 10)
@@ -195,7 +195,7 @@ def test_deadlines_are_multiples_of_the_step():
     ]
 
 
-def test_nothing_to_free_stops_nobody():
+def test_plan_for_zero_nodes_stops_no_job():
     assert plan_evictions([RunningJob("a", 1, 0, 0, 0)], 0, 1) == [
         Plan(0, 0, 0, 0, {}),
         Plan(1, 0, 0, 0, {}),
@@ -252,7 +252,7 @@ def test_times_are_rounded_up_but_not_for_the_noise_of_floats(value, grain, roun
         ({"sys_time": -0.5}, "job a: sys_time is -0.5"),
     ],
 )
-def test_a_job_out_of_range_is_refused(fields, message):
+def test_plan_evictions_job_out_of_range_is_refused(fields, message):
     with pytest.raises(InputError, match=message):
         RunningJob(**{"id": "a", "nodes": 1, "loss": 0, **fields})
 
@@ -279,12 +279,12 @@ def test_plan_evictions_refuses_values_out_of_range(solve, nodes, deadline, step
 
 
 @pytest.mark.parametrize("solve", [plan_evictions, greedy, branch_and_bound, algorithm_1])
-def test_an_id_that_comes_twice_is_refused(solve):
+def test_plan_evictions_id_that_comes_twice_is_refused(solve):
     with pytest.raises(InputError, match="job a appears twice"):
         solve([RunningJob("a", 2, 1), RunningJob("a", 3, 1)], 1, 1)
 
 
-def test_a_table_that_would_not_fit_is_refused():
+def test_plan_evictions_table_that_would_not_fit_is_refused():
     jobs = [RunningJob("a", 100_003, 1, app_time=1.23456789), RunningJob("b", 100_000, 1)]
     with pytest.raises(InputError, match="coarser times"):
         plan_evictions(jobs, 150_000, 15)

@@ -37,7 +37,7 @@ def test_checkpoint_is_bound_by_file_system_or_fullest_node(sizes, seconds):
     ("since", "interval", "wait"),
     [(0, 60, 60), (40, 60, 20), (60, 60, 0), (61, 60, 59), (0.1, 0.3, 0.2), (5, None, None)],
 )
-def test_the_application_waits_for_its_next_due_moment(since, interval, wait):
+def test_running_jobs_application_waits_for_its_next_due_moment(since, interval, wait):
     assert Checkpointing("a", 1, since, interval).wait_min == wait
 
 
@@ -72,13 +72,13 @@ def test_job_without_interval_or_size_has_no_app_checkpoint(fields):
         {"nodes": 1.5},
     ],
 )
-def test_a_job_out_of_range_is_refused(fields):
+def test_running_jobs_job_out_of_range_is_refused(fields):
     with pytest.raises(InputError, match="job a: " + next(iter(fields))):
         Checkpointing(**{"id": "a", "nodes": 2, "since_checkpoint_min": 0, **fields})
 
 
 @pytest.mark.parametrize("bandwidths", [(0, 1), (1, -1), (float("inf"), 1), (1, float("nan"))])
-def test_a_bandwidth_out_of_range_is_refused(bandwidths):
+def test_running_jobs_bandwidth_out_of_range_is_refused(bandwidths):
     with pytest.raises(InputError, match="bandwidth is .* GB/s"):
         FileSystem(*bandwidths)
 
@@ -104,7 +104,7 @@ def test_a_bandwidth_out_of_range_is_refused(bandwidths):
         ),
     ],
 )
-def test_the_direct_form_is_read(write, name, text):
+def test_running_jobs_direct_form_is_read(write, name, text):
     assert read_jobs(write(name, text)) == JOBS
 
 
@@ -113,7 +113,7 @@ def test_whole_numbers_stay_whole(write):
     assert [type(value) for value in (job.nodes, job.loss, job.app_time)] == [int, int, int]
 
 
-def test_the_raw_form_is_worked_out_in_csv_and_in_json(write):
+def test_running_jobs_raw_form_is_worked_out_in_csv_and_in_json(write):
     jobs = [RunningJob("17", 4, 9600, app_time=20.3, sys_time=1), RunningJob("md", 2, 900)]
     assert read_jobs(write("jobs.csv", RAW), STORAGE) == jobs
     records = [
@@ -224,7 +224,7 @@ HEADER = "id,nodes,loss,app_time,sys_time\n"
         ("a.csv", RAW, r"a.csv:2: a job in the raw form needs the bandwidths"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(write, name, text, message):
+def test_running_jobs_mistake_is_named_with_its_place(write, name, text, message):
     with pytest.raises(InputError, match=message) as caught:
         read_jobs(write(name, text))
     assert "\n" not in str(caught.value)
@@ -247,17 +247,17 @@ def test_a_mistake_is_named_with_its_place(write, name, text, message):
     ],
     ids=["digits in csv", "digits in json", "depth"],
 )
-def test_a_file_meant_to_hurt_is_refused_like_any_other(write, name, text, message):
+def test_read_jobs_refuses_malicious_files(write, name, text, message):
     with pytest.raises(InputError, match=message):
         read_jobs(write(name, text))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match="jobs.csv: No such file"):
         read_jobs(tmp_path / "jobs.csv")
 
 
 @pytest.mark.parametrize("resolution", [0, -1, float("inf"), float("nan")])
-def test_a_resolution_out_of_range_is_refused(write, resolution):
+def test_running_jobs_resolution_out_of_range_is_refused(write, resolution):
     with pytest.raises(InputError, match="the resolution is"):
         read_jobs(write("jobs.csv", DIRECT), resolution=resolution)

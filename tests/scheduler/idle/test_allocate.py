@@ -163,7 +163,7 @@ PREEMPTED = Problem(
 )
 
 
-def test_the_published_m_makes_a_feasible_case_infeasible():
+def test_allocate_published_m_makes_a_feasible_case_infeasible():
     published = PREEMPTED.nodes + 1
     ask = (PREEMPTED.trainers, nodes_of(PREEMPTED), PREEMPTED.nodes, PREEMPTED.horizon_s)
     assert allocate_nodes(*ask).counts == PREEMPTED.ask(sharing.allocate) == (0,)
@@ -180,7 +180,7 @@ def test_published_m_forbids_changes_of_half_of_the_nodes():
     assert small.counts == (4, 4)  # at most (9 - 1) / 2 nodes may move
 
 
-def test_a_trainer_below_its_minimum_loses_nothing_by_a_change():
+def test_allocate_trainer_below_minimum_changes_for_free():
     trainer = sharing.Trainer(
         sharing.RateCurve((4,), (40.0,)), n_min=2, n_max=4, up_s=100, down_s=100
     )
@@ -224,14 +224,14 @@ def test_allocate_equally_serves_the_first_with_few_nodes():
         ((1,), 4, -1.0, "the horizon is -1"),
     ],
 )
-def test_a_state_that_cannot_be_is_refused(allocator, current, nodes, horizon_s, complaint):
+def test_allocate_state_is_refused_if_impossible(allocator, current, nodes, horizon_s, complaint):
     with pytest.raises(InputError, match=complaint):
         allocator(
             [sharing.Trainer(sharing.RateCurve((2,), (2.0,)), n_max=2)], current, nodes, horizon_s
         )
 
 
-def test_the_program_over_nodes_refuses_a_node_held_twice():
+def test_allocate_program_over_nodes_refuses_a_node_held_twice():
     team = [sharing.Trainer(sharing.RateCurve((2,), (2.0,)), n_max=2)] * 2
     with pytest.raises(InputError, match=r"each node 0\.\.2 can be held once"):
         allocate_nodes(team, [frozenset({0}), frozenset({0})], 3, 60.0)
@@ -249,7 +249,7 @@ def test_the_program_over_nodes_refuses_a_node_held_twice():
         ((0, 2), (1.0, 1.0), "is 1.0 on 0 nodes"),
     ],
 )
-def test_a_curve_that_cannot_be_is_refused(nodes, values, complaint):
+def test_allocate_curve_is_refused_if_impossible(nodes, values, complaint):
     with pytest.raises(InputError, match=complaint):
         sharing.RateCurve(nodes, values)
 
@@ -264,12 +264,12 @@ def test_a_curve_that_cannot_be_is_refused(nodes, values, complaint):
         (1, 2, math.inf, "up_s inf"),
     ],
 )
-def test_a_trainer_that_cannot_be_is_refused(n_min, n_max, up_s, complaint):
+def test_allocate_trainer_is_refused_if_impossible(n_min, n_max, up_s, complaint):
     with pytest.raises(InputError, match=complaint):
         sharing.Trainer(sharing.RateCurve((2,), (2.0,)), n_min, n_max, up_s)
 
 
-def test_a_curve_of_no_worth_on_one_node_has_no_speed_up():
+def test_allocate_curve_of_no_worth_on_one_node_has_no_speed_up():
     with pytest.raises(InputError, match="0 on one node"):
         sharing.RateCurve((1, 2), (0.0, 2.0)).normalized()
 
@@ -307,7 +307,7 @@ def test_place_in_order_serves_the_smallest_first():
     assert sharing.place_in_order(free, {0: 3, 1: 1, 2: 2}).tolist() == [1, 2, 2, 0, 0, 0]
 
 
-def test_who_gives_up_nodes_gives_its_last():
+def test_placement_releases_the_last_nodes():
     placed = sharing.place_by_index(np.array([0, sharing.FREE, 0, 0]), {0: 1})
     assert placed.tolist() == [0, sharing.FREE, sharing.FREE, sharing.FREE]
 
@@ -319,7 +319,7 @@ def test_who_gives_up_nodes_gives_its_last():
         ({1: 1}, "trainer 0 has nodes, but no count"),
     ],
 )
-def test_a_placement_that_cannot_be_is_refused(counts, complaint):
+def test_allocate_placement_is_refused_if_impossible(counts, complaint):
     with pytest.raises(InputError, match=complaint):
         sharing.place_by_index(np.array([0, sharing.FREE, sharing.BUSY]), counts)
 

@@ -40,7 +40,7 @@ def test_cdf_is_the_scaled_uncut_distribution(pair):
     assert law.cdf(times) == pytest.approx(expected)
 
 
-def test_the_density_is_that_of_the_uncut_law_scaled_up(pair):
+def test_distribution_density_is_rescaled_by_truncation(pair):
     law, uncut = pair
     times = np.linspace(law.low, law.high, 41)[1:-1]
     inside = uncut.cdf(law.high) - uncut.cdf(law.low)
@@ -70,7 +70,7 @@ def test_discretize_keeps_the_distribution_at_its_values(pair):
         ("exponential", {"rate": 40}, stats.expon(scale=1 / 40)),
     ],
 )
-def test_a_law_cut_far_out_in_its_tail_keeps_its_digits(name, parameters, uncut):
+def test_distribution_cut_far_out_in_its_tail_keeps_its_digits(name, parameters, uncut):
     law = make_law(name, low=1, high=2, **parameters)
     times = np.array([1.01, 1.1, 1.5])
     inside = uncut.sf(1) - uncut.sf(2)
@@ -79,13 +79,13 @@ def test_a_law_cut_far_out_in_its_tail_keeps_its_digits(name, parameters, uncut)
     assert stats.kstest(law.sample(np.random.default_rng(0), 1000), law.cdf).pvalue > 0.01
 
 
-def test_the_law_of_past_runs_counts_equal_ones_together():
+def test_distribution_of_past_runs_counts_equal_ones_together():
     law = empirical_law([5.0, 2.0, 5.0, 2.0, 9.0])
     assert law.values.tolist() == [2.0, 5.0, 9.0]
     assert law.probabilities.tolist() == [0.4, 0.4, 0.2]
 
 
-def test_the_law_beyond_a_time_is_conditional():
+def test_distribution_beyond_a_time_is_conditional():
     law = Discrete([1, 2, 3], [0.5, 0.25, 0.25])
     assert law.longer_than(1).probabilities.tolist() == [0.5, 0.5]
     assert law.longer_than(3) is None
@@ -126,7 +126,7 @@ def test_work_within_a_time_is_what_a_run_stopped_there_achieves():
         ("exponential", {"low": 0, "high": 3, "rate": float("nan")}, "rate is nan"),
     ],
 )
-def test_a_law_that_cannot_be_is_refused(name, parameters, message):
+def test_distribution_is_refused_if_impossible(name, parameters, message):
     with pytest.raises(InputError, match=message):
         make_law(name, **parameters)
 
@@ -156,7 +156,7 @@ def test_runs_that_are_no_times_are_refused(runs):
         empirical_law(runs)
 
 
-def test_a_law_wants_a_point():
+def test_distribution_needs_a_point():
     with pytest.raises(InputError, match="the number of points is 0"):
         discretize(make_law("uniform", low=0, high=1), 0)
 
@@ -177,6 +177,6 @@ def test_coarsen_stays_within_its_excess(values, max_values, zero):
     assert np.allclose(coarse.probabilities, [(rounded == value).mean() for value in coarse.values])
 
 
-def test_a_law_of_few_values_stays_as_it_is():
+def test_distribution_of_few_values_stays_as_it_is():
     coarse, excess = coarsen(Discrete([1, 2, 3], [0.5, 0, 0.5]), 2)
     assert (coarse.values.tolist(), excess) == ([1, 3], 0.0)

@@ -16,7 +16,7 @@ def written(write):
     return partial(write, "runs.txt")
 
 
-def test_one_number_a_line_with_comments_and_blank_lines(written):
+def test_log_reads_numbers_comments_and_blank_lines(written):
     assert read_runs(written("# seconds\n12\n\n3.5e1  # slow disk\n")).tolist() == [12.0, 35.0]
 
 
@@ -44,17 +44,17 @@ TABLES = [
     ("read", "text", "message"),
     [(read_runs, *row) for row in RUNS] + [(read_table, *row) for row in TABLES],
 )
-def test_a_file_of_neither_run_times_nor_a_law_says_where(written, read, text, message):
+def test_log_names_the_line_of_an_error(written, read, text, message):
     with pytest.raises(InputError, match=message):
         read(written(text))
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_log_names_a_missing_file(tmp_path):
     with pytest.raises(InputError, match=r"none\.log: No such file"):
         read_runs(tmp_path / "none.log")
 
 
-def test_a_table_is_a_law(written):
+def test_log_table_is_a_distribution(written):
     law = read_table(written("# hours,probability\n1,0.25\n2,0.75\n"))
     assert (law.values.tolist(), law.probabilities.tolist()) == ([1.0, 2.0], [0.25, 0.75])
 
@@ -88,7 +88,7 @@ def test_blocks_of_any_size_read_what_lines_say(tmp_path, lines, size, ends):
     "wrong", ["x", "1 2", "1.2.3", "1-2", "0", "-1", "inf", "nan", "1e400", "1e", "1,2", "0x1"]
 )
 @pytest.mark.parametrize("size", [4, 1 << 20])
-def test_a_wrong_line_is_named_wherever_it_stands(tmp_path, monkeypatch, wrong, size):
+def test_log_names_every_wrong_line(tmp_path, monkeypatch, wrong, size):
     monkeypatch.setattr(files, "BLOCK", size)
     path = tmp_path / "runs.txt"
     path.write_text(f"1\n2 # two\n\n{wrong}\n3\n")

@@ -105,7 +105,7 @@ def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
         make_law("lognormal", mu=1, sigma=1.5, low=0, high=400),
     ],
 )
-def test_the_bounded_search_agrees_with_the_full_one(monkeypatch, law, rate):
+def test_requests_bounded_search_agrees_with_the_full_one(monkeypatch, law, rate):
     full = discretize(law, 300)
     bounded = req.at_optimal(full, rate, spent=2.0)
     monkeypatch.setattr(req, "COARSE", 1000)
@@ -130,7 +130,7 @@ def test_makespan_by_count_is_the_best_of_each_count(law, rate):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(laws(), rates, st.data())
-def test_the_makespan_of_any_sequence_is_its_definition(law, rate, data):
+def test_requests_makespan_of_any_sequence_is_its_definition(law, rate, data):
     requests = data.draw(st.sampled_from(list(every_sequence(law))))
     assert req.expected_makespan(law, requests, rate) == pytest.approx(
         makespan(law, requests, rate)
@@ -156,7 +156,7 @@ def test_theorem_2_from_the_first_value_loses_probability():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_envelope_and_the_labels_agree_without_backfill(seed):
+def test_requests_envelope_and_the_labels_agree_without_backfill(seed):
     rng = np.random.default_rng(seed)
     law = empirical_law(rng.lognormal(1.0, 1.0, 300))
     labels = req.at_optimal(law, 0.0).expected_makespan
@@ -235,7 +235,7 @@ def test_optimal_requests_on_fewer_values_stay_within_excess(law, rate, max_valu
     )
 
 
-def test_a_million_equal_values_get_one_request():
+def test_requests_million_equal_values_get_one_request():
     assert req.t_optimal(discretize(LARGE["uniform"], 10**6)).requests == (20.0,)
 
 
@@ -252,12 +252,12 @@ def test_table_1_atoptimal(rate, requests):
     assert [math.floor(100 * request + 1e-9) / 100 for request in sequence] == requests
 
 
-def test_a_request_is_never_made_where_there_is_no_probability():
+def test_requests_skip_values_without_probability():
     assert req.optimal_requests(Discrete([0, 1, 2], [0, 1, 0])).requests == (1.0,)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-15])
-def test_when_another_request_gains_nothing_it_is_not_made(rate):
+def test_requests_skip_requests_without_gain(rate):
     uniform = discretize(make_law("uniform", low=0, high=3), 30)
     assert req.optimal_requests(uniform, rate).requests == (3.0,)
 

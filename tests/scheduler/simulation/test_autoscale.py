@@ -58,7 +58,7 @@ def test_rounding_does_not_delay_a_job_past_its_decision():
     ("drop", "expected", "ratio"),
     [(False, (25.0, 30.0, 38.0), 0.0), (True, (25.0, 25.0, None), 1 / 3)],
 )
-def test_a_job_that_does_not_fit_waits_or_is_dropped(drop, expected, ratio):
+def test_autoscale_job_that_does_not_fit_waits_or_is_dropped(drop, expected, ratio):
     outcome = simulate(jobs(0, 10, 12), replace(EVENTS, drop=drop))
     assert outcome.completion_min == pytest.approx(expected)
     assert outcome.drop_ratio == pytest.approx(ratio)
@@ -70,7 +70,7 @@ def test_job_that_never_fits_is_dropped():
     assert outcome.completed == 1
 
 
-def test_a_resize_costs_time_in_which_the_gpus_are_held():
+def test_autoscale_resize_costs_time_in_which_the_gpus_are_held():
     """The first halts from 10 to 12 and ends at 27; the second halts to 29 (13 min left)."""
     outcome = simulate(jobs(0, 10), replace(EVENTS, rescale_cost_min=2.0, hold_min=0.0))
     assert outcome.completion_min == pytest.approx((27.0, 27.0 + 2.0 + 13.0 / 1.5 - 10.0))
@@ -102,11 +102,11 @@ def test_minutes_end_the_simulation():
     assert outcome.end_min == 25.0
 
 
-def test_a_job_that_arrives_after_the_end_is_not_counted():
+def test_autoscale_job_that_arrives_after_the_end_is_not_counted():
     assert simulate(jobs(0, 10, 99), replace(EVENTS, drop=True), minutes=50).drop_ratio == 0.0
 
 
-def test_nothing_to_do_has_no_efficiency():
+def test_autoscale_nothing_to_do_has_no_efficiency():
     outcome = simulate(jobs(99), EVENTS, minutes=50)
     assert math.isnan(outcome.sjs_efficiency)
     assert math.isnan(outcome.mean_completion_min)
@@ -149,7 +149,7 @@ def test_simulation_passes_its_audit_and_bounds_resizes(jobs_, how, minutes):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(some_jobs, some_settings)
-def test_in_the_end_every_job_has_completed_or_was_dropped(jobs_, how):
+def test_autoscale_completes_or_drops_every_job(jobs_, how):
     outcome = simulate(jobs_, how)
     assert outcome.completed + len(outcome.dropped) == len(jobs_)
     if not how.drop:
@@ -178,7 +178,7 @@ def tampered(outcome, index, **changes):
         (lambda o: replace(o, dropped=(0,)), "dropped job held GPUs"),
     ],
 )
-def test_the_audit_finds_what_is_wrong(change, message):
+def test_autoscale_audit_finds_errors(change, message):
     jobs_ = jobs(0, 10)
     outcome = simulate(jobs_, EVENTS)
     with pytest.raises(BrokenRuleError, match=message):

@@ -24,7 +24,7 @@ def both(holds):
 
 
 @given(st.lists(spans, max_size=12))
-def test_the_free_processors_are_those_of_the_array(holds):
+def test_availability_free_processors_are_those_of_the_array(holds):
     free, array, _ = both(holds)
     assert [free.at(t) for t in range(HORIZON)] == array.tolist()
     assert free.min_free(3, 9) == array[3:9].min()
@@ -38,7 +38,7 @@ def test_free_until_stops_at_the_first_small_step(holds, processors, time):
 
 
 @given(st.lists(spans, max_size=12), st.integers(1, 10), st.integers(1, 8), st.integers(0, 20))
-def test_the_earliest_place_is_the_first_with_room(holds, processors, duration, after):
+def test_availability_earliest_place_is_the_first_with_room(holds, processors, duration, after):
     free, array, _ = both(holds)
     endless = np.concatenate((array, np.full(duration, 10)))
     places = (t for t in range(after, HORIZON) if endless[t : t + duration].min() >= processors)
@@ -46,7 +46,7 @@ def test_the_earliest_place_is_the_first_with_room(holds, processors, duration, 
 
 
 @given(st.lists(spans, max_size=8), st.integers(0, 20))
-def test_what_is_released_and_what_is_past_leaves_no_step(holds, time):
+def test_availability_drops_released_and_past_steps(holds, time):
     free, array, reserved = both(holds)
     free.forget(time)
     assert [free.at(t) for t in range(time, HORIZON)] == array[time:].tolist()

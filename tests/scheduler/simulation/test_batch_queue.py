@@ -47,7 +47,7 @@ def starts(schedule):
 
 @settings(max_examples=examples(300), deadline=None)
 @given(jobs(), st.sampled_from(Convention), st.booleans(), st.booleans())
-def test_every_simulation_passes_its_audit(queue, convention, speculative, streamed):
+def test_batch_queue_every_simulation_passes_its_audit(queue, convention, speculative, streamed):
     stream = Stream(2.0, lambda rng: float(rng.integers(1, 4)), processors=2) if streamed else None
     schedule = simulate(queue, 10, convention, speculative=speculative, stream=stream)
     useful = sum(job.processors * job.run_time for job in schedule.jobs)
@@ -64,7 +64,7 @@ def test_every_simulation_passes_its_audit(queue, convention, speculative, strea
 
 @settings(max_examples=examples(100), deadline=None)
 @given(jobs(), st.sampled_from(Convention), st.booleans())
-def test_a_simulation_is_a_function_of_its_inputs(queue, convention, speculative):
+def test_batch_queue_simulation_is_a_function_of_its_inputs(queue, convention, speculative):
     assert (
         simulate(queue, 10, convention, speculative=speculative).runs
         == simulate(queue, 10, convention, speculative=speculative).runs
@@ -73,7 +73,7 @@ def test_a_simulation_is_a_function_of_its_inputs(queue, convention, speculative
 
 @settings(max_examples=examples(100), deadline=None)
 @given(jobs(small=False))
-def test_a_planned_round_is_that_of_a_naive_planner(queue):
+def test_batch_queue_planned_round_is_that_of_a_naive_planner(queue):
     queue = [
         replace(job, submit=0, requests=(max(job.run_time, job.requests[-1]),)) for job in queue
     ]
@@ -126,7 +126,7 @@ def test_conventions_on_jobs_of_the_full_machine(convention, expected):
     assert starts(simulate(queue, 4, convention)) == expected
 
 
-def test_a_failed_job_waits_for_the_next_round():
+def test_batch_queue_failed_job_waits_for_the_next_round():
     queue = [QueueJob(0, 4, 3, (2, 5)), QueueJob(0, 4, 1, (1,))]
     schedule = simulate(queue, 4, PLANNED)
     assert starts(schedule) == {0: [0, 3], 1: [2]}
@@ -136,7 +136,7 @@ def test_a_failed_job_waits_for_the_next_round():
     assert schedule.response() == pytest.approx((6 + 3) / 2)
 
 
-def test_a_failed_job_fills_a_gap_of_its_own_round():
+def test_batch_queue_failed_job_fills_a_gap_of_its_own_round():
     queue = [QueueJob(0, 1, 20, (20,)), QueueJob(0, 4, 6, (6,)), QueueJob(0, 4, 3, (2, 3))]
     # The round lasts until 20.
     assert starts(simulate(queue, 5, PLANNED)) == {
@@ -182,7 +182,7 @@ def test_speculation_takes_the_best_use_of_the_gap():
     ]
 
 
-def test_a_wide_job_is_a_better_use_of_a_gap_than_a_narrow_one():
+def test_batch_queue_prefers_wide_jobs_for_gaps():
     law = Discrete([1, 18.5], [0.5, 0.5])
     queue = [
         QueueJob(0, 4, 2, (20,)),
@@ -254,7 +254,7 @@ def test_small_jobs_fill_gaps_in_order_of_arrival():
         ([Run(1, 0.5, 2.5, 4, True, False), Run(0, 4, 7, 7, True, False)], "job 1 started before"),
     ],
 )
-def test_the_audit_finds_a_schedule_that_breaks_a_rule(runs, message):
+def test_batch_queue_audit_finds_a_schedule_that_breaks_a_rule(runs, message):
     queue = (QueueJob(0, 2, 3, (4,)), QueueJob(1, 2, 2, (4,)))
     with pytest.raises(BrokenRuleError, match=message):
         audit_queued(Schedule(3, queue, tuple(runs)))
@@ -278,6 +278,6 @@ def test_jobs_that_cannot_be_are_refused(queue, processors, message):
         simulate(queue, processors)
 
 
-def test_a_stream_that_cannot_be_is_refused():
+def test_batch_queue_stream_is_refused_if_impossible():
     with pytest.raises(InputError, match="stream"):
         simulate([QueueJob(0, 1, 1, (1,))], 1, stream=Stream(0.0, lambda rng: 1.0))

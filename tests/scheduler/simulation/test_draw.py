@@ -19,7 +19,7 @@ TABLE = {
 }
 
 
-def test_a_drawn_ensemble_lies_in_the_papers_ranges():
+def test_drawn_ensemble_lies_in_the_papers_ranges():
     drawn = generate(100, seed=1)
     single = [network.rates[0] for network in drawn.models]
     sizes = [network.params_mb for network in drawn.models]
@@ -42,7 +42,7 @@ def test_equal_seeds_draw_equal_ensembles_and_others_do_not():
     assert generate(10, seed=3) == generate(10, seed=3) != generate(10, seed=4)
 
 
-def test_one_network_can_be_drawn_and_none_cannot():
+def test_draw_ensemble_one_network_can_be_drawn_and_none_cannot():
     assert len(generate(1).models) == 1
     with pytest.raises(InputError, match="the number of networks is 0"):
         generate(0)
@@ -58,7 +58,7 @@ def test_heavy_tails_are_heavier():
     assert largest_share(heavy=True) > 2 * largest_share(heavy=False)
 
 
-def test_a_table_is_converted():
+def test_draw_ensemble_table_is_converted():
     assert convert(TABLE) == RateTable(
         30606, 4, (Network("m0", (30.8, 60.7), epochs=23, params_mb=582.0), Network("m1", (105.7,)))
     )

@@ -19,7 +19,7 @@ def file(write):
     )
 
 
-def test_a_file_of_jobs_is_read(file):
+def test_elastic_jobs_file_of_jobs_is_read(file):
     jobs_ = read_jobs(
         file({"gpus": 2, "jobs": [JOB, {**JOB, "arrival_min": 2.5, "scaling": [0, 1]}]})
     )
@@ -30,7 +30,7 @@ def test_a_file_of_jobs_is_read(file):
     ]
 
 
-def test_what_is_written_is_read_back(file):
+def test_files_are_read_back_as_written(file):
     jobs = generate(10, 60, "high", "fixed", seed=1)
     jobs_ = read_jobs(file(job_record(10, jobs)))
     assert job_record(jobs_.gpus, jobs_.jobs) == job_record(10, jobs)
@@ -80,7 +80,7 @@ def test_bad_files_are_refused_in_one_line_that_names_the_place(file, content, m
     assert "\n" not in str(raised.value)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_elastic_jobs_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match="none.json: No such file"):
         read_jobs(tmp_path / "none.json")
 
@@ -127,7 +127,7 @@ def test_jobs_arrive_in_order_and_within_the_minutes():
     assert 0 <= arrivals[0] < arrivals[-1] < 200
 
 
-def test_a_fixed_batch_needs_at_least_the_gpus_that_hold_it():
+def test_elastic_jobs_fixed_batch_needs_enough_gpus():
     minimums = {job.curve.min_gpus for job in generate(400, 60, "high", "fixed", seed=0)}
     assert minimums == set(range(1, 9))
     assert {job.curve.min_gpus for job in generate(400, 60, "high", "elastic", seed=0)} == {1}
@@ -159,7 +159,7 @@ def test_numbers_that_cannot_be_are_refused(wrong, message):
 # --- what is assumed ---
 
 
-def test_the_first_category_scales_as_the_paper_measured():
+def test_elastic_jobs_first_category_scales_as_paper_measured():
     """Scaling factors of category 1 on two GPUs, by batch per GPU ([ELASTIC] Table II)."""
     kind, *_ = workload().categories
     for per_gpu, measured in [(8, 0.86), (11, 1.06), (16, 1.3), (22, 1.45), (32, 1.66)]:
@@ -178,13 +178,13 @@ def test_communication_bound_jobs_scale_worst():
 
 
 @pytest.mark.parametrize("category", [1, 2, 3, 4])
-def test_one_category_can_be_drawn_alone(category):
+def test_elastic_jobs_one_category_can_be_drawn_alone(category):
     jobs = generate(400, 60, "high", "elastic", seed=0, category=category)
     assert {job.length_min for job in jobs} == {workload().categories[category - 1].length_min}
     assert sum(job.length_min for job in jobs) == pytest.approx(400 * 60, rel=0.2)
 
 
-def test_the_smallest_and_the_largest_batch_are_baselines_too():
+def test_elastic_jobs_have_smallest_and_largest_baselines():
     ends = {
         policy: generate(40, 60, "high", policy, seed=0, category=1)[0].curve
         for policy in ("smallest", "largest")
@@ -194,6 +194,6 @@ def test_the_smallest_and_the_largest_batch_are_baselines_too():
     assert ends["largest"].min_gpus > ends["smallest"].min_gpus == 1
 
 
-def test_there_are_four_categories():
+def test_elastic_jobs_there_are_four_categories():
     with pytest.raises(InputError, match="category is 5; it must be a whole number from 1 to 4"):
         generate(40, 60, "high", "elastic", seed=0, category=5)

@@ -79,7 +79,7 @@ def scripted(monkeypatch):
 # --- by hand ------------------------------------------------------------------------------------
 
 
-def test_one_network_takes_its_epochs_over_its_rate():
+def test_ensemble_one_network_takes_its_epochs_over_its_rate():
     simulated = run(table((3, 10)), 1)
     assert (simulated.makespan_s, simulated.lower_bound_s, simulated.waiting_s_per_gpu) == (
         30.0,
@@ -93,7 +93,7 @@ def test_first_signal_is_the_last_first_epoch():
     assert run(table((4, 10)), 1).first_signal_s == 10.0
 
 
-def test_a_free_gpu_takes_the_next_network():
+def test_ensemble_free_gpu_takes_the_next_network():
     simulated = run(table((1, 10), (1, 10), (2, 10)), 1)
     assert simulated.makespan_s == 40.0
     assert [len(network.members) for network in simulated.rounds] == [1, 1, 1]
@@ -107,13 +107,13 @@ def test_lockstep_trains_all_at_the_slowest_rate():
     assert simulated.waiting_s_per_gpu == pytest.approx((10 + 20) / 2)
 
 
-def test_a_slow_stream_holds_everyone():
+def test_ensemble_waits_for_a_slow_stream():
     assert run(table((1, 10), (1, 20)), 2, stream=Stream(rate=4.0)).makespan_s == pytest.approx(
         25.0
     )
 
 
-def test_a_group_grows_at_any_step_as_soon_as_devices_are_free(scripted):
+def test_ensemble_group_grows_at_any_step(scripted):
     scripted(
         {
             frozenset(): {"n0": [0], "n1": [1]},
@@ -128,7 +128,7 @@ def test_a_group_grows_at_any_step_as_soon_as_devices_are_free(scripted):
     assert simulated.regroup_s_per_gpu == pytest.approx((3 * 2 + 3 * 2) / 2)
 
 
-def test_a_group_shrinks_at_the_end_of_its_epoch_only(scripted):
+def test_ensemble_group_shrinks_at_the_end_of_its_epoch_only(scripted):
     scripted(
         {
             frozenset(): {"n0": [0, 1], "n1": [2]},
@@ -192,7 +192,7 @@ def test_policy_sees_networks_only_after_their_arrival():
     ] == [("n0", 2, 0.0, 5.0), ("n0", 1, 5.0, 15.0), ("n1", 1, 5.0, 15.0), ("n2", 1, 40.0, 42.0)]
 
 
-def test_a_round_says_who_trained_how_many_epochs():
+def test_ensemble_round_says_who_trained_how_many_epochs():
     simulated = run(
         table((2, 10, 20), (1, 10, 20)), 2, "global", Costs(), Stream(count=1), alpha=1.0
     )
@@ -204,7 +204,7 @@ def test_a_round_says_who_trained_how_many_epochs():
     assert (first.start_s, first.end_s, second.end_s) == (0.0, 10.0, 15.0)
 
 
-def test_policies_are_not_told_the_epochs(monkeypatch):
+def test_ensemble_policy_does_not_know_the_epochs(monkeypatch):
     def curious(rates, progress, cluster, options):
         assert all(network.epochs is None for network in rates.models)
         return POLICIES["baseline"].decide(rates, progress, cluster, options)
@@ -213,7 +213,7 @@ def test_policies_are_not_told_the_epochs(monkeypatch):
     assert run(table((2, 10)), 1, "curious").makespan_s == 20.0
 
 
-def test_a_policy_may_be_told_other_rates_than_the_true_ones():
+def test_ensemble_policy_may_use_wrong_rates():
     true, wrong_rates = table((1, 10, 9), (1, 10, 9)), table((1, 10, 20), (1, 1, 1))
     options = Options(delta=Delta(0.0, relative=False))
     alone = simulate(
@@ -239,7 +239,7 @@ def test_group_that_grows_at_its_epochs_end_still_ends_it():
         ),
     ],
 )
-def test_what_cannot_be_trained_is_refused(rates, message):
+def test_ensemble_refuses_untrainable_networks(rates, message):
     with pytest.raises(InputError, match=message):
         run(rates, 2)
 

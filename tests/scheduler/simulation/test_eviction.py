@@ -28,7 +28,7 @@ def spans(outcome, name):
     return [(use.start_min, use.end_min, use.done_min) for use in outcome.uses if use.job == name]
 
 
-def test_a_killed_job_lets_go_at_once_and_does_its_work_again():
+def test_eviction_killed_job_repeats_its_work():
     outcome = simulate(
         [job("a", 2), job("b", 3)], {"a": "kill"}, nodes=2, length_min=10, storage=SLOW
     )
@@ -102,7 +102,7 @@ def test_two_runs_are_the_same():
         ({"b": "sys"}, 1, "the plan checkpoints b by 'sys', which it cannot do"),
     ],
 )
-def test_a_plan_that_cannot_be_carried_out_is_refused(actions, nodes, message):
+def test_eviction_plan_that_cannot_be_carried_out_is_refused(actions, nodes, message):
     jobs = [job("a", 2), BatchJob(Checkpointing("b", 1, 5), 10)]
     with pytest.raises(InputError, match=message):
         simulate(jobs, actions, nodes, 10, SLOW)
@@ -125,7 +125,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(actions, nodes, message):
         ),
     ],
 )
-def test_the_audit_sees_what_it_is_for(spoil, message):
+def test_eviction_audit_finds_violations(spoil, message):
     jobs, actions = [job("a", 2), job("b", 3)], {"a": "kill"}
     outcome = simulate(jobs, actions, nodes=2, length_min=10, storage=SLOW)
     with pytest.raises(BrokenRuleError, match=message):
@@ -155,6 +155,6 @@ def test_equal_seeds_draw_equal_machines():
 @pytest.mark.parametrize(
     ("jobs", "nodes", "granularity"), [(0, 10, 1), (11, 10, 1), (2, 10, 4), (3, 256, 128)]
 )
-def test_a_machine_that_cannot_be_shared_so_is_refused(jobs, nodes, granularity):
+def test_eviction_refuses_an_impossible_machine(jobs, nodes, granularity):
     with pytest.raises(InputError, match="cannot be shared"):
         theta_like(jobs, 0, nodes, granularity)

@@ -22,7 +22,7 @@ TRUTHS = {
 
 
 @pytest.mark.parametrize("name", TRUTHS)
-def test_the_law_that_made_a_sample_is_found_again(name):
+def test_fit_distribution_that_made_a_sample_is_found_again(name):
     truth = make_law(name, **TRUTHS[name])
     fits = fit_laws(truth.sample(np.random.default_rng(1), 1500))
     same = next(fit for fit in fits if fit.law.name == name)
@@ -32,7 +32,7 @@ def test_the_law_that_made_a_sample_is_found_again(name):
     assert np.abs(same.law.cdf(times) - truth.cdf(times)).max() < 0.03
 
 
-def test_every_law_is_fitted_the_best_first():
+def test_fit_every_distribution_is_fitted_the_best_first():
     fits = fit_laws(make_law("uniform", low=1, high=2).sample(np.random.default_rng(1), 50))
     assert {fit.law.name for fit in fits} == set(LAWS)
     assert [fit.aic for fit in fits] == sorted(fit.aic for fit in fits)
@@ -47,7 +47,7 @@ def test_every_law_is_fitted_the_best_first():
         ("lognormal", ["mu", "sigma"]),
     ],
 )
-def test_the_parameters_are_found_again(name, parameters):
+def test_fit_parameters_are_found_again(name, parameters):
     truth = make_law(name, **TRUTHS[name])
     fits = fit_laws(truth.sample(np.random.default_rng(1), 1500))
     best_fit = next(fit.law for fit in fits if fit.law.name == name).parameters()
@@ -55,7 +55,7 @@ def test_the_parameters_are_found_again(name, parameters):
         assert best_fit[parameter] == pytest.approx(TRUTHS[name][parameter], rel=0.1)
 
 
-def test_the_fit_does_not_depend_on_the_unit():
+def test_fit_does_not_depend_on_the_unit():
     hours = make_law("lognormal", mu=1, sigma=0.5, low=0, high=20).sample(
         np.random.default_rng(2), 300
     )
@@ -66,7 +66,7 @@ def test_the_fit_does_not_depend_on_the_unit():
 
 @pytest.mark.skipif(not WALLTIMES.is_dir(), reason="the logs of run times are not here")
 @pytest.mark.parametrize("name", ["SLANT_walltime.log", "CT_eye_segmentation.log"])
-def test_a_law_fits_the_real_logs(name):
+def test_fit_distribution_fits_the_real_logs(name):
     runs = read_runs(WALLTIMES / name)
     assert fit_laws(runs)[0].distance < 1.36 / len(runs) ** 0.5  # not rejected at 5 %
 

@@ -90,7 +90,7 @@ def test_completed_trainer_holds_nodes_until_an_event():
         assert [record.ended_s for record in done.trainers] == [50, None]
 
 
-def test_a_trainer_that_is_done_makes_room_for_the_next():
+def test_replay_trainer_that_is_done_makes_room_for_the_next():
     jobs = [job(total=500, n_max=1), job(total=500, n_max=1), job(n_max=1, submit_s=90)]
     done = replay(
         trace(200, (0, [0], [])),
@@ -119,7 +119,7 @@ def test_work_is_done_before_its_nodes_leave_at_the_same_moment():
     assert (done.trainers[0].ended_s, done.preemption_cost) == (100, 0)
 
 
-def test_a_heavier_objective_is_served_first():
+def test_replay_heavier_objective_is_served_first():
     light, heavy = job(), job()
     heavy = TrainerJob(
         "net", 0.0, 1e9, heavy.samples, Trainer(heavy.samples.scaled(3), 1, 2, 5.0, 2.0)
@@ -216,7 +216,7 @@ settings_of = st.builds(
 
 @settings(deadline=None)
 @given(traces(), jobs_of, settings_of)
-def test_a_replay_keeps_its_own_rules_and_is_the_same_twice(nodes, jobs, how):
+def test_replay_keeps_its_own_rules_and_is_the_same_twice(nodes, jobs, how):
     done, again = replay(nodes, jobs, how), replay(nodes, jobs, how)
     assert done.trainers == again.trainers
     assert done.outcome.tolist() == again.outcome.tolist()
@@ -243,7 +243,7 @@ def stolen(owner, counts):
 
 
 @pytest.mark.parametrize("placement", [shared, migrating, stolen])
-def test_the_audit_finds_a_placement_that_breaks_the_rules(placement):
+def test_replay_audit_finds_a_placement_that_breaks_the_rules(placement):
     nodes = trace(100, (0, [0, 1, 2], []), (50, [3], [0]))
     with pytest.raises(BrokenRuleError):
         replay(nodes, [job(n_max=1), job(n_max=1)], idle_nodes.Settings(placement=placement))
@@ -282,7 +282,7 @@ def week():
         ),
     ],
 )
-def test_the_week_of_the_paper_has_the_efficiency_that_is_known(week, settings, expected):
+def test_replay_has_the_papers_efficiency(week, settings, expected):
     by_index, by_name, jobs = week
     nodes = by_name if settings.placement is place_in_order else by_index
     summary = idle_nodes.summarize(nodes, jobs, settings, replay(nodes, jobs, settings))

@@ -120,7 +120,7 @@ def test_at_one_moment_a_node_leaves_before_it_joins_again(events):
         ("t_s,node,delta\n0,0,1\n5,0,1\n", "idle.csv:3: node 0 joins, but is idle already"),
     ],
 )
-def test_a_mistake_in_the_events_is_named_with_its_line(events, text, complaint):
+def test_idle_trace_mistake_in_the_events_is_named_with_its_line(events, text, complaint):
     with pytest.raises(InputError) as error:
         read_events(events(text))
     assert str(error.value).endswith(complaint)
@@ -150,7 +150,7 @@ def test_blocks_of_any_size_read_the_same(events, monkeypatch, text, size):
     assert read() == trace_
 
 
-def test_whoever_waits_hears_how_far_reading_is(events, monkeypatch):
+def test_idle_trace_reports_progress_of_reading(events, monkeypatch):
     monkeypatch.setattr(files, "BLOCK", 20)
     path, calls = events("t_s,node,delta\n" + "".join(f"{t},{t},1\n" for t in range(99))), []
     read_events(path, lambda done, total: calls.append((done, total)))
@@ -161,14 +161,14 @@ def test_whoever_waits_hears_how_far_reading_is(events, monkeypatch):
 @pytest.mark.parametrize(
     "spoil", [lambda data: data[:-9], lambda data: data[:30], lambda data: b"not gzip"]
 )
-def test_a_gzip_file_that_is_cut_or_none_is_refused(events, spoil):
+def test_idle_trace_gzip_file_that_is_cut_or_none_is_refused(events, spoil):
     path = events("t_s,node,delta\n" + "".join(f"{t},{t},1\n" for t in range(99)), "idle.csv.gz")
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(InputError, match=r"idle\.csv\.gz: not a whole gzip file"):
         read_events(path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"none\.csv: No such file"):
         read_events(tmp_path / "none.csv")
 
@@ -193,14 +193,14 @@ def test_node_seconds_sum_the_idle_time_of_nodes(flips):
     )
 
 
-def test_a_selection_keeps_its_nodes_and_time_only(events):
+def test_idle_trace_selection_keeps_its_nodes_and_time_only(events):
     trace = read_events(events("t_s,node,delta\n0,0,1\n0,2,1\n60,0,-1\n90,2,-1\n")).select(
         1, 3, end_s=60
     )
     assert (changes(trace), trace.size, trace.end_s) == ([(0.0, [1], [True])], 2, 60.0)
 
 
-def test_the_pool_stays_as_it_is_after_the_last_event(events):
+def test_idle_trace_pool_stays_as_it_is_after_the_last_event(events):
     trace = read_events(events("t_s,node,delta\n0,0,1\n10,1,1\n"))
     assert trace.node_seconds() == 10
     assert trace.select(end_s=100).node_seconds() == 190
@@ -215,18 +215,18 @@ def test_the_pool_stays_as_it_is_after_the_last_event(events):
         (0, 2, float("nan"), "a replay of nan s shows nothing"),
     ],
 )
-def test_a_selection_of_nothing_is_refused(first, last, end_s, complaint):
+def test_idle_trace_selection_of_nothing_is_refused(first, last, end_s, complaint):
     with pytest.raises(InputError, match=complaint):
         Trace.constant(2, 60.0).select(first, last, end_s)
 
 
-def test_nodes_can_be_arranged_anew():
+def test_idle_trace_can_rearrange_nodes():
     trace = Trace.of(np.array([0.0, 1.0]), np.array([2, 0]), np.array([True, True]), 3, 5.0)
     assert trace.arranged(np.array([2, 0, 1])).nodes.tolist() == [0, 1]
 
 
 @needs_summit
-def test_the_summit_trace_is_whole():
+def test_idle_trace_summit_trace_is_whole():
     trace = read_events(SUMMIT / "summit_idle_events.csv.gz")
     assert len(trace.times_s) == 22_883
     assert round(trace.node_seconds() / 3600) == 137_639
@@ -263,7 +263,7 @@ def test_without_an_objective_samples_are_the_objective(trainers):
         ("samples", {"net": 0.5}, (0, 5, 10)),
     ],
 )
-def test_the_objective_is_a_choice(trainers, objective, weights, values):
+def test_idle_trace_objective_is_a_choice(trainers, objective, weights, values):
     job, _ = with_objective(read_trainers(trainers(TRAINERS)), objective, weights)
     assert job.trainer.objective == RateCurve((0, 1, 4), values)
 
@@ -282,7 +282,7 @@ def test_rescaling_can_be_made_dearer(trainers):
         (("samples", {}, -1.0), "the rescale factor is -1.0"),
     ],
 )
-def test_an_objective_that_cannot_be_is_refused(trainers, arguments, complaint):
+def test_idle_trace_objective_is_refused_if_impossible(trainers, arguments, complaint):
     with pytest.raises(InputError, match=complaint):
         with_objective(read_trainers(trainers(TRAINERS)), *arguments)
 
@@ -339,7 +339,7 @@ def changed(*path_and_value):
         (changed("jobs", 0, 5, 9), "jobs[0]: n_max 9 is beyond the curve, which ends at 4 nodes"),
     ],
 )
-def test_a_mistake_in_the_trainers_is_named_with_its_place(trainers, document, complaint):
+def test_idle_trace_mistake_in_trainers_is_named_with_its_place(trainers, document, complaint):
     with pytest.raises(InputError) as error:
         read_trainers(trainers(document))
     assert complaint in str(error.value)
@@ -358,7 +358,7 @@ def test_a_mistake_in_the_trainers_is_named_with_its_place(trainers, document, c
         ("", r"names\.txt: the file is empty"),
     ],
 )
-def test_a_mistake_in_the_names_is_named_with_its_line(tmp_path, text, complaint):
+def test_idle_trace_mistake_in_the_names_is_named_with_its_line(tmp_path, text, complaint):
     path = tmp_path / "names.txt"
     path.write_text(text)
     with pytest.raises(InputError, match=complaint):

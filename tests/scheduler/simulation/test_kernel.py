@@ -25,7 +25,7 @@ def test_cancelled_event_does_not_move_the_clock(sim):
     assert sim.now == 1.0
 
 
-def test_an_event_may_schedule_another_at_the_same_moment(sim):
+def test_simulator_event_may_schedule_another_at_the_same_moment(sim):
     log = []
     sim.after(1.0, 5, lambda: sim.after(0.0, 0, lambda: log.append(sim.now)))
     sim.run()
@@ -59,7 +59,7 @@ def test_run_until_leaves_later_events_in_the_queue(sim):
 
 
 @pytest.mark.parametrize("time", [-1.0, float("nan"), float("inf")])
-def test_a_moment_that_cannot_come_is_refused(sim, time):
+def test_simulator_moment_that_cannot_come_is_refused(sim, time):
     with pytest.raises(ValueError, match="the clock shows 0"):
         sim.at(time, 0, lambda: None)
 

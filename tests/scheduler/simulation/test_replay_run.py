@@ -16,7 +16,7 @@ def run(records):
     return replay(records, RATES, Cluster.of(1, 1), REFERENCE, Options(), Costs(), Stream())
 
 
-def test_a_run_is_simulated_with_the_epochs_that_it_needed():
+def test_replay_run_run_is_simulated_with_epochs_that_it_needed():
     replayed = run(
         [
             Record(3.0, "group", "a", (0,)),
@@ -53,6 +53,6 @@ def test_stint_without_an_end_ends_with_the_record():
         ),
     ],
 )
-def test_a_record_that_cannot_be_replayed_is_refused(records, message):
+def test_replay_run_record_that_cannot_be_replayed_is_refused(records, message):
     with pytest.raises(InputError, match=message):
         run(records)

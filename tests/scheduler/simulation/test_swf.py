@@ -19,7 +19,7 @@ def written(write):
     return partial(write, "trace.swf")
 
 
-def test_the_columns_are_read_by_their_place(written):
+def test_swf_columns_are_read_by_their_place(written):
     trace = read_swf(written(f"; Computer: Test\n; MaxProcs: 64\n;\n\n{LINE}\n"))
     (job,) = trace.jobs
     assert (job.job, job.wait_s, job.run_s, job.processors) == (1, 5.0, 3600.0, 4)
@@ -48,7 +48,7 @@ def test_size_is_the_requested_one_if_unknown():
         ({"status": 5}, True),
     ],
 )
-def test_only_whole_jobs_that_ran_count(changes, ran):
+def test_swf_only_whole_jobs_that_ran_count(changes, ran):
     assert SwfJob(1, 0, **{"run_s": 10, "processors": 2, "status": 1, **changes}).ran is ran
 
 
@@ -63,7 +63,7 @@ rows = st.tuples(*(full if name in INTEGERS else times for name in COLUMNS))
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(rows, min_size=1, max_size=5), st.sampled_from(["t.swf", "t.swf.gz"]))
-def test_what_is_written_is_read_again(tmp_path, lines, name):
+def test_swf_is_read_back_as_written(tmp_path, lines, name):
     trace = Trace(
         tuple(SwfJob(number, abs(row[1]), *row[2:]) for number, row in enumerate(lines)),
         {"MaxProcs": "128", "Note": "a: b"},
@@ -72,7 +72,7 @@ def test_what_is_written_is_read_again(tmp_path, lines, name):
     assert read_swf(tmp_path / name) == trace
 
 
-def test_a_written_trace_has_18_columns_and_its_header(tmp_path):
+def test_swf_written_trace_has_18_columns_and_its_header(tmp_path):
     write_swf(tmp_path / "t.swf.gz", Trace((SwfJob(1, 0.5, run_s=30),), {"MaxProcs": "2"}))
     assert gzip.decompress((tmp_path / "t.swf.gz").read_bytes()).decode().splitlines() == [
         "; MaxProcs: 2",
@@ -103,17 +103,17 @@ def test_a_written_trace_has_18_columns_and_its_header(tmp_path):
         (f"{LINE}\n{LINE}\n", r"trace\.swf:2: job 1 appears twice"),
     ],
 )
-def test_a_trace_that_is_none_says_where(written, text, message):
+def test_swf_names_the_line_of_an_error(written, text, message):
     with pytest.raises(InputError, match=message):
         read_swf(written(text))
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_swf_place_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(InputError, match=r"t\.swf: cannot be written: No such file"):
         write_swf(tmp_path / "nowhere" / "t.swf", Trace((SwfJob(1, 0),)))
 
 
-def test_a_trace_that_is_not_compressed_though_its_name_says_so(tmp_path):
+def test_swf_refuses_uncompressed_files_named_gz(tmp_path):
     (tmp_path / "t.swf.gz").write_text(LINE)
     with pytest.raises(InputError, match=r"t\.swf\.gz: not a whole gzip file"):
         read_swf(tmp_path / "t.swf.gz")

@@ -29,7 +29,7 @@ def drawn(rule, **changes):
         (workload.Rule.ATOPTIMAL, (9.0,)),
     ],
 )
-def test_what_each_rule_asks_for(rule, expected):
+def test_workload_requests_of_each_rule(rule, expected):
     assert workload.choose_requests(rule, KNOWN, recent=[1, 4, 1], backfill_rate=0.95) == expected
 
 
@@ -37,14 +37,14 @@ def test_recent_rule_requests_the_longest_once():
     assert workload.choose_requests(workload.Rule.RECENT, KNOWN, recent=[9, 1]) == (9.0,)
 
 
-def test_only_a_trace_knows_what_users_asked_for():
+def test_workload_users_requests_need_a_trace():
     with pytest.raises(
         InputError, match="the other rules are: classical, recent, toptimal, atoptimal"
     ):
         workload.choose_requests(workload.Rule.USER, KNOWN, [1])
 
 
-def test_all_rules_draw_the_same_jobs():
+def test_workload_all_rules_draw_the_same_jobs():
     def without_requests(jobs):
         return [(job.submit, job.processors, job.run_time) for job in jobs]
 
@@ -54,7 +54,7 @@ def test_all_rules_draw_the_same_jobs():
     assert {job.requests for job in classical} == {(20.0,)}
 
 
-def test_a_job_that_knows_more_past_runs_asks_for_no_less():
+def test_workload_more_past_runs_request_no_less():
     first = [
         [job.requests[0] for job in drawn(workload.Rule.RECENT, past=past)] for past in (1, 100)
     ]
@@ -84,11 +84,11 @@ def test_sizes_follow_their_law_and_fit_the_machine(sizes, mean, spread):
 
 
 @pytest.mark.parametrize("sizes", workload.Sizes)
-def test_a_machine_of_one_processor_has_jobs_of_one(sizes):
+def test_workload_machine_of_one_processor_has_jobs_of_one(sizes):
     assert workload.draw_sizes(sizes, 1, 3, np.random.default_rng(0)).tolist() == [1, 1, 1]
 
 
-def test_the_stream_brings_its_share_of_the_machine_as_work():
+def test_workload_stream_brings_its_share_of_the_machine_as_work():
     stream = workload.small_stream(LAW, 0.5, 100)
     rng = np.random.default_rng(0)
     work = np.mean([stream.draw(rng) for _ in range(2000)])
@@ -143,18 +143,18 @@ def test_runs_that_did_not_complete_tell_nothing():
     } == {None}
 
 
-def test_the_optimal_rule_on_a_trace_is_that_of_the_log():
+def test_workload_optimal_rule_on_a_trace_is_that_of_the_log():
     trace = Trace((*past(9, user=1, executable=1),))
     last = workload.jobs_from_trace(trace, workload.Rule.TOPTIMAL)[-1]
     assert last.requests == t_optimal(last.law).requests
 
 
-def test_a_trace_without_a_run_is_refused():
+def test_workload_trace_without_a_run_is_refused():
     with pytest.raises(InputError, match="no job of the trace"):
         workload.jobs_from_trace(Trace((SwfJob(1, 0, 0, 0, 4),)), workload.Rule.USER)
 
 
-def test_a_schedule_as_a_trace_names_the_run_before(tmp_path):
+def test_workload_schedule_as_a_trace_names_the_run_before(tmp_path):
     schedule = simulate([QueueJob(0, 4, 3, (2, 5)), QueueJob(0.5, 2, 1, (1,))], 4)
     trace = workload.schedule_to_trace(schedule, unit_s=3600)
     first, second, again = trace.jobs
