@@ -43,7 +43,7 @@ class MPIGroup:
         self._broadcast_count = 0  # buffers broadcast so far; equal on all ranks
 
     @property
-    def is_master(self) -> bool:  # noqa: D102 - Group says it
+    def is_master(self) -> bool:  # noqa: D102 - see Group
         return self.rank == 0
 
     # ---- collectives ----
@@ -203,7 +203,7 @@ class MPIBroadcast:
             ]
         self.is_done()
 
-    def is_done(self) -> bool:  # noqa: D102 - Broadcast says it
+    def is_done(self) -> bool:  # noqa: D102 - see Broadcast
         if not _are_done(self._requests):
             return False
         if not self._children:

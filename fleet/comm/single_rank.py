@@ -26,7 +26,7 @@ class SingleRankGroup:
     def barrier(self) -> None:
         """Do nothing: there is no other rank."""
 
-    def allgather(self, value: T) -> list[T]:  # noqa: D102 - Group says it
+    def allgather(self, value: T) -> list[T]:  # noqa: D102 - see Group
         return [value]
 
     def broadcast_value(self, value: T | None) -> T:  # noqa: D102
@@ -39,7 +39,7 @@ class SingleRankGroup:
     def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> SingleRankGroup:  # noqa: D102
         return self
 
-    def is_done(self) -> bool:  # noqa: D102 - Broadcast says it
+    def is_done(self) -> bool:  # noqa: D102 - see Broadcast
         return True
 
     def check(self) -> None:

@@ -58,7 +58,7 @@ class ULFMWorld(MPIWorld):
 
     # ---- which ranks are alive ----
 
-    def check_for_deaths(self) -> None:  # noqa: D102 - World says it
+    def check_for_deaths(self) -> None:  # noqa: D102 - see World
         status = self._update_dead_ranks()
         if status is not None:
             self._end(status, is_known_to_all=True)
@@ -262,7 +262,7 @@ class ULFMGroup(MPIGroup):
         super().__init__(world, comm, ranks, shares_node)
         self._launch = world
 
-    def check(self) -> None:  # noqa: D102 - Group says it
+    def check(self) -> None:  # noqa: D102 - see Group
         self._launch.check(self.ranks)
 
     @contextmanager

@@ -78,7 +78,7 @@ class MPIWorld:
 
     # ---- messages ----
 
-    def send(self, rank: int, tag: Tag, message: Message) -> None:  # noqa: D102 - World says it
+    def send(self, rank: int, tag: Tag, message: Message) -> None:  # noqa: D102 - see World
         self._send(rank, tag, message)
 
     def receive(self, tag: Tag) -> Message | None:  # noqa: D102

@@ -157,9 +157,10 @@ class RateMemory:
                     self.keys[event.network], event.gpus, self._make_rate(event, "trained")
                 )
                 self._book.write()
+            # Unless it is the cached curve.
             case ev.SharingLearned() if (
                 self._launch.spec.engine.learns and event.speedups != Sharing(self.sharing).curve
-            ):  # otherwise it is the cached curve
+            ):
                 for count, speedup in enumerate(event.speedups[1:], start=2):
                     self._book.add(
                         self._sharing_key,

@@ -90,7 +90,7 @@ class StrictOrder:
             self._latest = epoch, self._orders.order(epoch)
         return self._latest[1]
 
-    def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - Order says it
+    def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - see Order
         if self._latest is None:
             self._order(0)
         assert self._latest is not None
@@ -139,7 +139,7 @@ class RingOrder:
             self._latest = production, np.append(order, range(self._full_shards, self.shards))
         return int(self._latest[1][position])
 
-    def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - Order says it
+    def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - see Order
         production = sequence // self.shards
         shard = self.shard(sequence)
         samples = self._samples[shard * self._size : (shard + 1) * self._size]
@@ -184,7 +184,7 @@ class FoldOrder:
         self._order = order
         self._keeps = keeps
 
-    def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - Order says it
+    def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - see Order
         production, indices = self._order.chunk(sequence)
         return production, indices[self._keeps[indices]]
 

@@ -66,16 +66,18 @@ def launch(tmp_path):
             3,
             interruption=signal,
         )
-        noted = [logged.event for logged in read_events(prepared.paths.events)]
+        events = [logged.event for logged in read_events(prepared.paths.events)]
         started = max(
-            position for position, event in enumerate(noted) if isinstance(event, ev.LaunchStarted)
+            position for position, event in enumerate(events) if isinstance(event, ev.LaunchStarted)
         )
-        return status, Noted(noted[started:], events_of(prepared.paths.events, ev.EpochEnded))
+        return status, LaunchEvents(
+            events[started:], events_of(prepared.paths.events, ev.EpochEnded)
+        )
 
     return launch
 
 
-class Noted:
+class LaunchEvents:
     """The events of one launch, and the epochs of all."""
 
     def __init__(self, events, epochs):
@@ -103,10 +105,10 @@ def test_online_rates_survive_interruption_and_are_corrected(
 
     with monkeypatch.context() as patch:
         patch.setattr(RateBook, "add", note)
-        status, noted = launch(policy, order, signal)
+        status, events = launch(policy, order, signal)
     assert status is ExitStatus.RESUMABLE
-    assert not noted.of(ev.CachedRatesUsed)
-    learned = {event.network: event.rate for event in noted.of(ev.RateLearned)}
+    assert not events.of(ev.CachedRatesUsed)
+    learned = {event.network: event.rate for event in events.of(ev.RateLearned)}
     assert learned
     assert learned == {name: RATES[name] for name in learned}
 
@@ -123,13 +125,13 @@ def test_online_rates_survive_interruption_and_are_corrected(
         sizes["2"] = {**sizes["1"]}  # equally wrong
     cache_path().write_text(json.dumps(wrong))
 
-    status, noted = launch(policy, order)
-    assert (status, noted.epochs) == (ExitStatus.OK, EVERY_EPOCH)
-    (messages,) = noted.of(ev.CachedRatesUsed)
+    status, events = launch(policy, order)
+    assert (status, events.epochs) == (ExitStatus.OK, EVERY_EPOCH)
+    (messages,) = events.of(ev.CachedRatesUsed)
     assert {name: rates[0].rate for name, rates in messages.rates.items()} == pytest.approx(
         {name: rate / 2 for name, rate in learned.items()}
     )
-    off = {event.network: (event.expected, event.rate) for event in noted.of(ev.RateMismatch)}
+    off = {event.network: (event.expected, event.rate) for event in events.of(ev.RateMismatch)}
     assert off == {name: (rate / 2, rate) for name, rate in learned.items()}
     earlier = [
         sizes
@@ -148,20 +150,18 @@ def test_online_rates_survive_interruption_and_are_corrected(
 
 @pytest.mark.parametrize("policy", long_but_first(*sorted(POLICIES, key="global".__ne__)))
 def test_online_policies_plan_without_measuring(launch, policy):
-    status, noted = launch(policy, "strict")
-    assert (status, noted.epochs) == (ExitStatus.OK, EVERY_EPOCH)
-    kinds = [type(event) for event in noted.events]
+    status, events = launch(policy, "strict")
+    assert (status, events.epochs) == (ExitStatus.OK, EVERY_EPOCH)
+    kinds = [type(event) for event in events.events]
     assert not {ev.ProfilingFinished, ev.RateMeasured, ev.CachedRatesUsed}.intersection(kinds)
     assert kinds.index(ev.PlanChanged) < kinds.index(ev.FirstStep)
     assert kinds.count(ev.TrainersReady) == kinds.count(ev.FirstStep) == 1
-    assert noted.of(ev.PlanChanged)[0].members
-    assert noted.of(ev.LaunchEnded)[0].profiling_s == 0
+    assert events.of(ev.PlanChanged)[0].members
+    assert events.of(ev.LaunchEnded)[0].profiling_s == 0
     if policy in LEARNING:
-        first = noted.of(ev.RatesEstimated)[0]
-        assert (first.seen, sorted(first.rates)) == (
-            0,
-            sorted(BATCHES),
-        )  # guesses: nothing has trained
+        first = events.of(ev.RatesEstimated)[0]
+        # guesses: nothing has trained
+        assert (first.seen, sorted(first.rates)) == (0, sorted(BATCHES))
         assert (
             kinds.index(ev.RatesEstimated) < kinds.index(ev.FirstStep) < kinds.index(ev.RateLearned)
         )
@@ -169,12 +169,12 @@ def test_online_policies_plan_without_measuring(launch, policy):
 
 def test_online_rates_differ_from_offline_measurement(launch):
     """Check that the test above would detect a measurement."""
-    status, noted = launch("global", "strict", when="offline")
+    status, events = launch("global", "strict", when="offline")
     assert status is ExitStatus.OK
-    assert len(noted.of(ev.RateMeasured)) == 2
-    assert noted.of(ev.LaunchEnded)[0].profiling_s > 0
-    assert noted.of(ev.LaunchEnded)[0].profiling_s == pytest.approx(
-        noted.of(ev.ProfilingFinished)[0].seconds, abs=0.001
+    assert len(events.of(ev.RateMeasured)) == 2
+    assert events.of(ev.LaunchEnded)[0].profiling_s > 0
+    assert events.of(ev.LaunchEnded)[0].profiling_s == pytest.approx(
+        events.of(ev.ProfilingFinished)[0].seconds, abs=0.001
     )
 
 

@@ -414,11 +414,12 @@ def cases(draw, failing=False, regroups=False):
                 },
             }
         )
+    # with the first curve, more devices are always faster
     curve = (
         st.floats(1, 50).map(lambda rate: [rate * gpus**0.9 for gpus in range(1, trainers + 1)])
         if regroups
         else st.lists(st.floats(1, 50), min_size=1, max_size=trainers)
-    )  # with the first curve, more devices are always faster
+    )
     rates = [{"name": model["name"], "rates": draw(curve)} for model in models]
     content = {
         "seed": 5,

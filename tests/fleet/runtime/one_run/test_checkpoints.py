@@ -63,11 +63,12 @@ def test_finished_network_with_damaged_checkpoint_stays(folders, position):
 
 def test_deleted_checkpoint_is_reported_with_resume_epoch(folders, monkeypatch, capsys):
     signal = Signal()
+    # in the third epoch, when two are saved
     monkeypatch.setattr(
         SoftmaxRegression,
         "step",
         counting(SoftmaxRegression.step, {2 * 3 + 1: lambda: setattr(signal, "has_come", True)}),
-    )  # in the third epoch, when two are saved
+    )
     runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
     assert runner.launch(signal) is ExitStatus.RESUMABLE
     runner.prepared.paths.last("n0").unlink()

@@ -75,9 +75,8 @@ def test_joining_rank_build_failure_fails_all_ranks(folders, monkeypatch):
     build = NumpyEngine.build
 
     def small(engine, network, group):
-        if (
-            network.name == "grows" and group.size < network.min_gpus
-        ):  # so it is for a rank that will join
+        # a group smaller than the minimum is that of a rank that will join
+        if network.name == "grows" and group.size < network.min_gpus:
             raise MemoryError("wanted 3 GB")
         return build(engine, network, group)
 

@@ -7,9 +7,8 @@ from fleet.runtime.training.shared_gpus import SharedGpus
 from launch import mps
 from tests.fleet.one_process import Launch
 
-ROLES = assign(
-    [0] * 5 + [1] * 3, 2, 2, slots=2
-)  # trainers 1 to 4 on two GPUs, 6 and 7 on two that are not shared
+# trainers 1 to 4 on two GPUs, 6 and 7 on two that are not shared
+ROLES = assign([0] * 5 + [1] * 3, 2, 2, slots=2)
 
 
 class FakeDaemons:
