@@ -6,12 +6,12 @@ import keras
 
 
 def broken(input_shape, classes):
-    """A model function that raises."""
+    """Raise an error in a model function."""
     raise ValueError("unknown layer")
 
 
 class _Explodes(keras.layers.Layer):
-    """Raises in training, on one rank only: as a GPU that is short of memory would."""
+    """Raise in training on one rank only, like a GPU without free memory."""
 
     def call(self, inputs, training=None):
         if training and os.environ.get("OMPI_COMM_WORLD_RANK") == "2":
@@ -20,14 +20,14 @@ class _Explodes(keras.layers.Layer):
 
 
 def explodes_on_rank(input_shape, classes):
-    """A network whose step fails on rank 2, while rank 1 waits in the exchange."""
+    """Build a network whose step fails on rank 2 while rank 1 waits in the exchange."""
     return keras.Sequential(
         [keras.Input(input_shape), keras.layers.Flatten(), _Explodes(), keras.layers.Dense(classes)]
     )
 
 
 def missing_on_rank(input_shape, classes):
-    """A network that cannot be built on rank 2, while rank 1 waits for it to join the exchange."""
+    """Fail to build a network on rank 2 while rank 1 waits for it to join the exchange."""
     if os.environ.get("OMPI_COMM_WORLD_RANK") == "2":
         raise FileNotFoundError("not on this node")
     return keras.Sequential(
@@ -36,7 +36,7 @@ def missing_on_rank(input_shape, classes):
 
 
 class _Adds(keras.layers.Layer):
-    """Adds a sum over the rows of a batch, and a mean, to the loss."""
+    """Add a sum over the rows of a batch, and a mean, to the loss."""
 
     def call(self, inputs):
         self.add_loss(
@@ -49,7 +49,7 @@ class _Adds(keras.layers.Layer):
 
 
 def penalised(input_shape, classes):
-    """Penalties of all kinds: on weights, on activities, and of a layer of its own."""
+    """Add penalties of all kinds: on weights, on activities, and of a custom layer."""
     return keras.Sequential(
         [
             keras.Input(input_shape),

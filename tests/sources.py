@@ -42,7 +42,7 @@ class Numbered(RandomAccess):
 
     @staticmethod
     def number(image):
-        """Which sample an image is."""
+        """Return the number of the sample that an image encodes."""
         return int(image[0, 0, 0]) * 256 + int(image[0, 1, 0])
 
 
@@ -70,12 +70,12 @@ def measures(path):
 
 
 def too_many_classes(path):
-    """Open samples with one class more than there are."""
+    """Open samples with a wrong additional class."""
     return _labelled(Numbered(int(path), seed=1), np.arange(int(path)) % (len(CLASSES) + 1))
 
 
 def one_hot(path):
-    """Open samples with a row for each label."""
+    """Open samples with a row per label."""
     return _labelled(
         Numbered(int(path), seed=1), np.eye(len(CLASSES))[np.arange(int(path)) % len(CLASSES)]
     )
@@ -90,7 +90,7 @@ class _Slowly:
 
 
 def slow(path):
-    """The same, a millisecond each: a run that takes a while."""
+    """Like ``numbered``, a millisecond per sample, for a longer run."""
     return Numbered(int(path), seed=1, before=_Slowly(0.001)), Numbered(20, seed=2)
 
 
@@ -100,7 +100,7 @@ class _SlowlyOnRank0(_Slowly):
 
 
 def slow_on_rank_0(path):
-    """The same, and twenty each on rank 0, as where it is busy with something else."""
+    """Like ``slow``, twenty milliseconds on rank 0, as if it were busy."""
     return Numbered(int(path), seed=1, before=_SlowlyOnRank0(0.001)), Numbered(20, seed=2)
 
 
@@ -114,7 +114,7 @@ class _FailsAt:
 
 
 class _Gated:
-    """A millisecond per sample; after ``quick`` samples of a rank 50, until a file exists."""
+    """Sleep a millisecond per sample; after ``quick`` samples of a rank 50, until a file exists."""
 
     def __init__(self, quick, gate):
         self._remaining, self._gate = quick, Path(gate)
@@ -125,20 +125,20 @@ class _Gated:
 
 
 def gated(path):
-    """Open samples that a rank reads slowly from some on until a file exists: COUNT:QUICK:FILE."""
+    """Open samples that become slow after QUICK until a file exists: COUNT:QUICK:FILE."""
     count, quick, gate = path.split(":")
     return Numbered(int(count), seed=1, before=_Gated(int(quick), gate)), Numbered(20, seed=2)
 
 
 def raising(path):
-    """A source with a bug, which has nothing to do with any one sample."""
+    """A source with a bug that is not related to a sample."""
     return Numbered(
         int(path), seed=1, before=_FailsAt(int(path) - 1, RuntimeError("the source has a bug"))
     ), Numbered(20, seed=2)
 
 
 def partly_bad(path):
-    """A source whose sample 5 cannot be read."""
+    """A source whose sample 5 is unreadable."""
     return Numbered(
         int(path), seed=1, before=_FailsAt(5, UnreadableSample("sample 5", "torn file"))
     ), Numbered(20, seed=2)
@@ -151,12 +151,12 @@ class _OnRank0Alone:
 
 
 def on_rank_0_alone(path):
-    """A source that other ranks cannot read, as if it lay on a disk of the first node."""
+    """A source that other ranks cannot read, as if it were on a disk of the first node."""
     return Numbered(int(path), seed=1, before=_OnRank0Alone()), Numbered(20, seed=2)
 
 
 class _Noting:
-    """Appends every read to a file of this rank: the split and the index of the sample."""
+    """Append every read to a file of this rank: the split and the index of the sample."""
 
     def __init__(self, folder, part):
         self.folder, self.part = folder, part
@@ -187,12 +187,12 @@ def reads(folder):
 
 
 def unvalidated(path):
-    """Training samples alone."""
+    """Open training samples only."""
     return Numbered(int(path), seed=1)
 
 
 def one_fold(path, folds, fold, seed):
-    """Of ``unvalidated``, what a network of a fold trains on, and what it is judged by."""
+    """Return the training and validation samples of a fold's network, from ``unvalidated``."""
     source = unvalidated(path)
     in_fold = assign_folds(source, folds, seed) == fold
     return View(source, np.flatnonzero(~in_fold)), View(source, np.flatnonzero(in_fold))
@@ -202,58 +202,58 @@ def one_fold(path, folds, fold, seed):
 
 
 def zeros(input_shape, classes):
-    """Weights of nothing."""
+    """Return empty weights."""
     return np.zeros((int(np.prod(input_shape)) + 1, classes))
 
 
 def not_a_number(input_shape, classes):
-    """Weights whose first loss is NaN."""
+    """Return weights whose first loss is NaN."""
     return np.full((int(np.prod(input_shape)) + 1, classes), np.nan)
 
 
 def broken(input_shape, classes):
-    """A model function that raises."""
+    """Raise an error as a model function."""
     raise ValueError("unknown layer")
 
 
 def exits(input_shape, classes):
-    """A model function that ends the program."""
+    """Exit the program in a model function."""
     sys.exit(3)
 
 
 def interrupts(input_shape, classes):
-    """A model function that raises what is no Exception."""
+    """Raise a BaseException in a model function."""
     raise KeyboardInterrupt
 
 
 def hangs(input_shape, classes):
-    """A model function that never comes back."""
+    """Hang in a model function."""
     time.sleep(600)
 
 
 def hangs_in_c(input_shape, classes):
-    """The same, while Python handles no signal."""
+    """Hang while Python handles no signal."""
     _lock_twice(ctypes.CDLL(None))
 
 
 def hangs_deaf(input_shape, classes):
-    """The same, where no other thread of Python runs, either."""
+    """Hang while no other thread of Python runs."""
     _lock_twice(ctypes.PyDLL(None))
 
 
 def _lock_twice(libc):
-    mutex = ctypes.create_string_buffer(64)  # more than a pthread_mutex_t has
+    mutex = ctypes.create_string_buffer(64)  # more than the size of a pthread_mutex_t
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
 
 
 def too_large(input_shape, classes):
-    """A network that does not fit."""
+    """Return a network that does not fit into memory."""
     raise MemoryError("wanted 900 GB")
 
 
 def shaky(input_shape, classes, failures, folder):
-    """Weights of nothing, from a file system that fails so many times before it gives them."""
+    """Return empty weights after a file system error has occurred a number of times."""
     tries = len(list(Path(folder).glob("try-*")))
     (Path(folder) / f"try-{tries}").touch()
     if tries < failures:
@@ -262,7 +262,7 @@ def shaky(input_shape, classes, failures, folder):
 
 
 def warning(input_shape, classes):
-    """Zeros, of which an engine would warn."""
+    """Return zeros and a warning as from an engine."""
     warnings.warn("a loss is not used", NetworkWarning, stacklevel=2)
     return zeros(input_shape, classes)
 
@@ -271,7 +271,7 @@ def warning(input_shape, classes):
 
 
 def noise(image, rng, training):
-    """Disturb all pixels but the two that say which sample it is."""
+    """Change all pixels but the two that encode the sample's number."""
     if not training:
         return image
     changed = image // 2 + rng.integers(0, 128, image.shape, np.uint8)

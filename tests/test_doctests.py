@@ -1,4 +1,4 @@
-"""The examples in docstrings say what happens."""
+"""The examples in docstrings are correct."""
 
 import doctest
 import re
@@ -13,7 +13,7 @@ MODULES = {
     for package in ("fleet", "preprocess", "scheduler", "launch")
     for path in sources(package)
 }
-# Loading these starts MPI or TensorFlow, or needs what only an extra has.
+# Importing these starts MPI or TensorFlow, or needs an optional package.
 HEAVY = {
     name
     for name, path in MODULES.items()

@@ -1,4 +1,4 @@
-"""Every example runs, and prints what stands beside it."""
+"""Every example runs and prints the output in the file beside it."""
 
 import csv
 import doctest
@@ -100,7 +100,7 @@ def test_example_digits_prints_the_expected_list(tmp_path):
 
 @pytest.fixture
 def with_targets(tmp_path):
-    """A copy of the examples of targets, with their data."""
+    """Copy the examples of targets, with their data."""
     shutil.copytree(
         EXAMPLES / "targets", tmp_path / "targets", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -184,7 +184,7 @@ def test_extending_page_shows_the_files():
 
 @pytest.fixture
 def extending_folder(tmp_path):
-    """A copy of the example's folder, with images to train on."""
+    """Copy the example's folder, with images to train on."""
     shutil.copytree(EXTENDING, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
     printed(tmp_path / "own", "my_source.py", "squares")
     return tmp_path / "own"
@@ -216,7 +216,7 @@ def test_custom_parts_train_in_a_job_of_a_custom_batch_system(extending_folder, 
     assert script[:3] == ["#!/bin/bash", "#$ -S /bin/bash", "#$ -N own"]
     assert {"#$ -l h_rt=01:00:00", "#$ -r y", "#$ -pe mpi 3", "#$ -l exclusive=true"} <= set(script)
 
-    # as the batch system would
+    # as the batch system does
     printed(extending_folder, paths.job_script, program="bash", JOB_ID="17", PATH=path)
     rows = {row.name: row for row in read_results(paths.root)}
     assert {name: row.status for name, row in rows.items()} == dict.fromkeys(
@@ -325,7 +325,7 @@ def own_network(group):
 def test_custom_engine_follows_the_gradient_on_any_ranks(monkeypatch, ranks):
     monkeypatch.syspath_prepend(EXTENDING)
     images = np.random.default_rng(0).integers(0, 3, (5, 2, 2, 1)).astype(np.uint8)
-    labels = np.array([0, 1, -1, 2, 1])  # one could not be read
+    labels = np.array([0, 1, -1, 2, 1])  # one is unreadable
     before, after = {}, {}
 
     def rank_main(world):
@@ -357,7 +357,7 @@ def test_custom_engine_fails_on_both_ranks(monkeypatch):
 
     def rank_main(world):
         network = own_network(world.group([0, 1], 1))
-        wrong = 9 if world.rank == 1 else 0  # of three classes
+        wrong = 9 if world.rank == 1 else 0  # beyond the three classes
         with pytest.raises(IndexError if wrong else PeerFailed):
             network.step(np.zeros((1, 2, 2, 1), np.uint8), np.array([wrong]), 2)
 

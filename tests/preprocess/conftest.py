@@ -12,7 +12,7 @@ def rng():
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two classes, cat with three and dog with five images of 4 x 6 pixels, all different."""
+    """Write two classes, cat with three and dog with five images of 4 x 6 pixels, all different."""
     for name, count in (("cat", 3), ("dog", 5)):
         for number in range(count):
             write(
@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def data(folder):
-    """The same, two of five held out for validation."""
+    """Open the folder with two of five samples held out for validation."""
     return open_data("image_folder", str(folder), 0.4, seed=7)
 
 

@@ -1,4 +1,4 @@
-"""Shards as the tests write them, from the definitions of the formats."""
+"""Shards for tests, written from the definitions of the formats."""
 
 import io
 import struct
@@ -6,7 +6,7 @@ import tarfile
 
 
 def crc32c_bit_by_bit(data):
-    """CRC-32C as long division."""
+    """Compute CRC-32C by long division."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -40,19 +40,19 @@ def delimited(number, *parts):
 
 
 def integers(*values, packed=True):
-    """A Feature that is an int64_list."""
+    """Encode a Feature with an int64_list."""
     if packed:
         return delimited(3, delimited(1, *map(varint, values)))
     return delimited(3, *(varint(1 << 3) + varint(value) for value in values))
 
 
 def text(*values):
-    """A Feature that is a bytes_list."""
+    """Encode a Feature with a bytes_list."""
     return delimited(1, *(delimited(1, value) for value in values))
 
 
 def floats(*values):
-    """A Feature that is a float_list, packed and not."""
+    """Encode a Feature with a float_list, packed and unpacked."""
     return delimited(
         2,
         delimited(1, struct.pack("<f", values[0])),
@@ -61,7 +61,7 @@ def floats(*values):
 
 
 def example(**features):
-    """A tf.train.Example; two underscores in a name mean a slash."""
+    """Encode a tf.train.Example; two underscores in a name mean a slash."""
     return delimited(
         1,
         *(
@@ -72,7 +72,7 @@ def example(**features):
 
 
 def labelled(image, label):
-    """An Example with an image and its label between other features."""
+    """Encode an Example with an image and its label between other features."""
     return example(
         image__height=integers(4),
         image__encoded=text(image),
@@ -88,7 +88,7 @@ def write_records(path, *messages):
 
 
 def write_tar(path, members):
-    """A tar file of (name, content)."""
+    """Make a tar file of (name, content)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for name, content in members:

@@ -61,7 +61,7 @@ class Memory(RandomAccess):
 
 
 class Samples(RandomAccess):
-    """Inputs with targets of any kind, masks and weights, as a test defines them."""
+    """Inputs with targets of any kind, masks and weights, as defined by a test."""
 
     def __init__(self, inputs, **attributes):
         self.inputs = inputs

@@ -1,4 +1,4 @@
-"""Samples that are done at once have the bits of samples that are done one after the other."""
+"""Batched transforms give the same bits as one sample at a time."""
 
 import sys
 
@@ -26,20 +26,20 @@ def kernels():
 
 
 def brighter(image, rng, training):
-    """A transform of a user's own, which draws as often as it likes."""
+    """A custom transform that draws any number of times."""
     if image[0, 0, 0] == 255:
         raise UnreadableImage("is too bright")
     return np.clip(image + rng.integers(0, 9, rng.integers(1, 4)).sum(), 0, 255).astype(image.dtype)
 
 
 def images_of(source, transforms, seed):
-    """A pipeline that keeps samples."""
+    """Make a pipeline that stores samples."""
     parsed = parse_transforms(transforms)
     return Pipeline(source, parsed, seed, infer_sample_spec(source, parsed, seed, keep=True))
 
 
 def made_or_not(source, transforms, seed):
-    """The same, or another example where such samples cannot be transformed so."""
+    """Make the pipeline, or skip the example if it cannot transform such samples."""
     try:
         return images_of(source, transforms, seed)
     except InputError:
@@ -47,7 +47,7 @@ def made_or_not(source, transforms, seed):
 
 
 def both(pipeline, kernels, indices, epoch, training=True):
-    """Everything that comes out, as it is kept and as it is loaded, one by one and at once."""
+    """Load all samples, stored and directly, one by one and batched."""
     stored = pipeline.empty_stored(len(indices))
     pipeline.load_stored(indices, *stored)
     results = []
@@ -71,7 +71,7 @@ def both(pipeline, kernels, indices, epoch, training=True):
     return results
 
 
-# Each makes an image of any size of at least 6 x 5 pixels to another one that the next can take.
+# Each turns an image of at least 6 x 5 pixels into one that the next can use.
 sizes = st.tuples(st.integers(5, 12), st.integers(5, 12))
 MOVES = st.one_of(
     st.builds(

@@ -51,21 +51,21 @@ LOOKED_UP = np.array([[[10, 20, 30], [40, 50, 60]]])
 FRAMES = [Image.new("L", (2, 2), value) for value in (10, 200)]
 
 
-# The bytes of a file, and the image that it is: to how much, where the format loses something.
+# The bytes of a file, its image, and the tolerance if the format is lossy.
 @pytest.mark.parametrize(
     ("data", "mode", "expected", "tolerance"),
     [
         (encode(RGB), "RGB", RGB, 0),
         (encode(GREY), "L", GREY, 0),
         (encode(GREY), "RGB", np.repeat(GREY, 3, axis=2), 0),  # three equal channels
-        # the usual weighted sum
+        # the usual weighted sum of channels
         (
             encode(RGB),
             "L",
             (RGB @ [0.299, 0.587, 0.114])[:, :, None].round(),
             1,
         ),
-        # nothing is blended
+        # no blending
         (
             encode(np.concatenate([RGB, np.zeros((5, 7, 1), np.uint8)], axis=2)),
             "RGB",
@@ -144,7 +144,7 @@ def test_decode_follows_the_exif_orientation(orientation, seen, kind):
     assert np.array_equal(decode(encode(stored, kind, exif=exif)), seen(plain))
 
 
-# Turned by a quarter, with a resolution of 0 / 0, which Pillow reads and does not write.
+# Rotated by 90 degrees, with a resolution of 0 / 0, which Pillow reads but does not write.
 ODD_EXIF = b"Exif\0\0" + struct.pack(
     "<2sHIHHHIHHHHIIIII", b"II", 42, 8, 2, 0x0112, 3, 1, 6, 0, 0x011A, 5, 1, 38, 0, 0, 0
 )
@@ -179,7 +179,7 @@ def test_several_channels_of_fewer_than_16_bits_are_refused():
 
 
 def png_of_16_bits(image):
-    """A PNG file of 16 bits a channel, which Pillow does not write."""
+    """Make a PNG file with 16 bits per channel, which Pillow does not write."""
 
     def chunk(kind, content):
         checksum = struct.pack(">I", zlib.crc32(kind + content))
@@ -240,7 +240,7 @@ def test_decode_reduces_a_jpeg_if_that_is_enough():
 def test_decode_draft_fits_the_displayed_image():
     exif = Image.Exif()
     exif[0x0112] = 6
-    data = encode(smooth(64, 200), "JPEG", exif=exif)  # is seen as 200 high and 64 wide
+    data = encode(smooth(64, 200), "JPEG", exif=exif)  # displayed 200 high and 64 wide
     assert decode(data, at_least=(50, 16)).shape == (50, 16, 3)
     assert decode(data, at_least=lambda height, width: (height // 4, width // 4)).shape == (
         50,
@@ -268,13 +268,13 @@ def test_decode_logs_which_decoder_runs(pillow_only):
 
 
 def corrupt(data):
-    """A JPEG whose last third is another image's: its codes mean nothing."""
+    """Make a JPEG whose last third is from another image, with invalid codes."""
     position = 2 * len(data) // 3
     return data[:position] + bytes(range(1, 200)) + data[position + 199 :]
 
 
 class TestBothDecoders:
-    """Which of the two is installed must not change a result."""
+    """Results must not depend on which of the two is installed."""
 
     @pytest.fixture(autouse=True)
     def _needs_both(self):

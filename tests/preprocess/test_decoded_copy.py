@@ -1,4 +1,4 @@
-"""A copy in which all is done that is the same in every epoch."""
+"""The decoded copy of a data set, with all fixed transforms applied."""
 
 import os
 

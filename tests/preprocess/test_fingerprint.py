@@ -17,7 +17,7 @@ from tests.preprocess.records import labelled, write_records, write_tar
 
 
 class Listed(RandomAccess):
-    """Samples that stand in a list: (name, class)."""
+    """A source of listed samples: (name, class)."""
 
     samples = ()
 
@@ -59,7 +59,7 @@ NAMES = st.lists(st.text("abcdefgh", min_size=1, max_size=6), min_size=60, max_s
 
 @given(NAMES, st.data(), st.booleans(), st.booleans())
 def test_samples_keep_their_side_when_others_change(names, draw, by_content, groups):
-    """Of samples identified by content, a new one may replace an equal one that was removed."""
+    """If samples are identified by content, a new one may replace an equal one that was removed."""
     samples = [(name, ord(name[-1]) % 3) for name in names]
     options = {"by_content": by_content, "groups": groups, "test": 0.2}
     began = draw.draw(st.integers(40, len(samples)))
@@ -70,7 +70,7 @@ def test_samples_keep_their_side_when_others_change(names, draw, by_content, gro
     )
     try:
         new, after = opened(now, before, **options)
-    except InputError as error:  # all groups that were held out have gone, say
+    except InputError as error:  # for example, all held-out groups were removed
         assert "start over with --fresh" in str(error)  # noqa: PT017
         return
     for earlier, later in itertools.permutations(new.splits(), 2):
@@ -147,7 +147,7 @@ def marks(*names, **more):
     ],
 )
 def test_match_samples_by_content(now, matches):
-    """An edited one stands where it stood, and a second one like it belongs with the first."""
+    """An edited row keeps its place, and a second row like it belongs to the first."""
     assert fp.match_samples(marks(*"abcd"), marks(*now)).tolist() == matches
 
 
@@ -283,7 +283,7 @@ def test_fingerprint_depends_on_content_not_location(tmp_path, monkeypatch, writ
         f"1 {unit} more in class 1"
     ]
     inserted = words("inserted", np.insert(IMAGES, 5, 99, axis=0), np.insert(LABELS, 5, 1))
-    assert (f"1 {unit} more in class 1" in inserted) or is_large  # these are known by their places
+    assert (f"1 {unit} more in class 1" in inserted) or is_large  # these are identified by position
 
 
 def test_masks_are_looked_at(tmp_path):
@@ -311,7 +311,7 @@ def test_hash_files_selects_the_same_files_of_many(tmp_path, monkeypatch):
 
 
 class Own:
-    """A source that says itself what it is known by."""
+    """A source that provides its own fingerprint."""
 
     version = 1
 

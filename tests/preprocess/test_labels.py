@@ -1,4 +1,4 @@
-"""Labels of a source of the user's own: classes, or one clear line."""
+"""Labels of custom sources: classes, or an error in one line."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.preprocess.samples import Memory, numbered
 
 
 class Labelled(Memory):
-    """A source with any labels."""
+    """Make a source with any labels."""
 
     def __init__(self, labels, classes=("a", "b"), count=None):
         super().__init__(

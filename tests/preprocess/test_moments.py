@@ -35,7 +35,7 @@ def test_they_are_those_of_scikit_learn():
     affine = standardize(list(table())).affine
     np.testing.assert_allclose(affine.mean, scaler.mean_, rtol=1e-12)
     np.testing.assert_allclose(affine.std, scaler.scale_, rtol=1e-12)
-    assert affine.std[3] == 1  # always the same
+    assert affine.std[3] == 1  # constant
     np.testing.assert_allclose(
         affine.apply(table())[:, :2], scaler.transform(table())[:, :2], atol=1e-3
     )

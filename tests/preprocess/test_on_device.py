@@ -33,7 +33,7 @@ CENTER = {"center_crop": {"size": [3, 3]}}
 
 @pytest.fixture(scope="module", params=[True, False], ids=["at once", "one by one"])
 def kernels(request):
-    """With the compiled loops, and without them."""
+    """Run with and without the compiled loops."""
     if request.param:
         pytest.importorskip("numba")
         assert NUMBA.load()
@@ -54,7 +54,7 @@ def images_of(source, transforms, seed):
 
 
 def all_of(pipeline, epoch, training):
-    """Load all samples through storage and directly; return inputs, targets and bad samples."""
+    """Load all samples, stored and directly; return inputs, targets and unreadable samples."""
     rows = np.arange(pipeline.samples)[::-1]
     stored = pipeline.empty_stored(len(rows))
     pipeline.load_stored(rows, *stored)
@@ -168,7 +168,7 @@ def test_masks_move_on_the_host_as_images_on_the_device(
         (["decode", CROP, JITTER, FLIP], 1),
         (["decode", CROP, FLIP, CENTER, FLIP], 3),  # all after the first crop
         (["decode", CENTER], 0),
-        (["decode", CENTER, FLIP, "scale"], 1),  # what is the same in every epoch is kept
+        (["decode", CENTER, FLIP, "scale"], 1),  # fixed transforms are stored
         (["decode", CROP, JITTER, "scale"], 0),
         (["decode", CROP, "scale", JITTER], 0),
         ([], 0),
@@ -204,7 +204,7 @@ def test_on_device_reports_unsupported_transforms():
 def test_on_device_sample_of_another_size_is_left_out_alone(kernels):
     source = Memory([pattern(8, 6, seed=number) for number in range(20)])
     _, device = images_of(source, [CROP], 0)
-    source.samples[1] = pattern(6, 8)  # as many bytes
+    source.samples[1] = pattern(6, 8)  # with as many bytes
     images, targets = device.empty(3)
     bad = device.load(range(3), 0, images, targets)
     assert [(error.position, error.reason) for error in bad] == [

@@ -1,4 +1,4 @@
-"""A data set in one HDF5 file, whole or not at all."""
+"""A data set in one HDF5 file, complete or not at all."""
 
 import errno
 import io
@@ -87,7 +87,7 @@ def test_packing_names_a_missing_folder(data, tmp_path):
 
 
 class FullDisk(io.FileIO):
-    """A file for which there is room for the first bytes only."""
+    """A file with room for the first bytes only."""
 
     free = 4000
 

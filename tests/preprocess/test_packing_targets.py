@@ -19,7 +19,7 @@ INPUTS = np.random.default_rng(0).random((5, 3)).astype(np.float32)
 
 
 def back(source, path):
-    """What is in a file that a source was written to."""
+    """Return the content of a file that a source was written to."""
     bad = write_hdf5({"train": source}, path)
     opened, validation, test = open_hdf5(path)
     assert (validation, test) == (None, None)

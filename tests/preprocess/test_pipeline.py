@@ -28,7 +28,7 @@ def pipeline(samples=IMAGES, transforms=RANDOM, seed=7):
 
 
 def load(pipe, indices, epoch=0, training=True):
-    """Images, labels and bad samples; the arrays hold rubbish before."""
+    """Return images, labels and unreadable samples; the arrays had other content before."""
     images, labels = pipe.empty(len(indices))
     images[:], labels[:] = 77, 77
     bad = pipe.load(indices, epoch, images, labels, training)
@@ -115,7 +115,7 @@ def test_without_a_scale_there_is_nothing_for_the_trainer_to_do():
 
 
 def test_pipeline_scale_for_three_channels_does_not_fit_one():
-    for more in ([], [f"{__name__}:keep"]):  # scaled by the trainers, or here
+    for more in ([], [f"{__name__}:keep"]):  # scaled by the trainers, or by the pipeline
         with pytest.raises(
             InputError, match="3 numbers, one for each channel, but samples have 1 channels"
         ):
@@ -160,7 +160,7 @@ def test_pipeline_undecodable_file_is_unreadable():
     "odd", [pattern(6, 7), pattern(6, 6, channels=1), np.zeros((6, 6, 3), np.float32)]
 )
 def test_pipeline_sample_of_another_shape_is_unreadable(odd):
-    pipe = pipeline([*IMAGES, *IMAGES, odd, *IMAGES, *IMAGES], [])  # too late for the first look
+    pipe = pipeline([*IMAGES, *IMAGES, odd, *IMAGES, *IMAGES], [])  # too late for the probe
     _, _, [bad] = load(pipe, [0, 24])
     assert bad.position == 1
     assert "the others are 6 x 6 x 3 uint8" in bad.reason
@@ -179,7 +179,7 @@ def test_pipeline_custom_transform_may_refuse_an_image():
 
 
 class Tensor:
-    """An array of another library, which may be none of this host's."""
+    """An array of another library that may not be in host memory."""
 
     def __init__(self, array):
         self._array = array

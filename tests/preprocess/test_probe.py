@@ -1,4 +1,4 @@
-"""The first look at a data set."""
+"""The probe of a data set."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a sample is."""
+"""Specs of samples."""
 
 import numpy as np
 import pytest

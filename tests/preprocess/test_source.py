@@ -102,7 +102,7 @@ def test_open_data_holds_out_test_before_validation(folder):
     }
     assert len(set.union(*names.values())) == 8
     alone = open_data("image_folder", str(folder), None, seed=7, test=0.25).test
-    # whatever the validation
+    # for any validation data
     assert {alone.name(index) for index in range(len(alone))} == names["test"]
     second = open_data("image_folder", str(folder), None, seed=8, test=0.5).test
     assert {second.name(index) for index in range(len(second))} != names["test"]
@@ -136,7 +136,7 @@ def test_open_data_split_may_lack_classes_but_not_add_any(folder, part):
 
 
 def parted(folder, *parts):
-    """The folder as the training part beside others."""
+    """Put the folder as training split beside others."""
     root = folder.parent / "all"
     root.mkdir()
     folder.rename(root / "train")
@@ -179,7 +179,7 @@ NFC, NFD = "caf\u00e9", "cafe\u0301"
 
 
 def classes_of(folder, *names):
-    """A folder of these classes with an image each."""
+    """Make a folder of these classes with one image each."""
     for number, name in enumerate(names):
         write(folder / name / "0.png", pattern(4, 6, seed=number))
     return str(folder)

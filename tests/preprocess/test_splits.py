@@ -25,7 +25,7 @@ def source(labels, **attributes):
     st.integers(0, 9),
 )
 def test_classes_are_divided_as_ever(labels, fraction, seed):
-    """The choice of every run that was ever made: its checkpoints speak of these samples."""
+    """Checkpoints of existing runs depend on this choice, so it must never change."""
     rng, validation = rng_for(seed, SPLIT), np.zeros(len(labels), bool)
     for label in range(6):
         members = np.flatnonzero(np.array(labels) == label)

@@ -1,4 +1,4 @@
-"""Targets: what a source may say of them, what is refused, and how they travel."""
+"""Targets: what sources may have, what is refused, and how they are stored."""
 
 import numpy as np
 import pytest
@@ -195,7 +195,7 @@ def pair_of(path, pair):
 
 
 def masked(count=6, height=8, width=10, outputs=200, **attributes):
-    """Images whose red channel is their mask, so that both must move alike."""
+    """Make images whose red channel is their mask, so that both must move together."""
     random = np.random.default_rng(0)
     masks = [random.integers(0, outputs, (height, width)) for _ in range(count)]
     images = [np.stack([mask, 0 * mask, 0 * mask], axis=2).astype(np.uint8) for mask in masks]

@@ -1,4 +1,4 @@
-"""Samples that cannot be read for the moment, and which errors may pass when one tries again."""
+"""Samples that are temporarily unreadable, and errors that are transient."""
 
 import builtins
 import errno
@@ -27,7 +27,7 @@ def _without_pauses(monkeypatch):
 
 
 class Failing:
-    """Fails so many times with an error of the system."""
+    """Fail a number of times with a system error."""
 
     def __init__(self, times, number=errno.ESTALE, then=lambda *arguments, **options: b"x"):
         self.remaining, self._number, self._then = times, number, then
@@ -96,9 +96,7 @@ def test_transient_errors_reopen_hdf5_with_a_stale_handle(folder, tmp_path):
 
 
 def after(cause, error=None):
-    """An error as Python makes it when it is raised because of another one, or while another is
-    handled.
-    """
+    """Chain an error to another one as Python does, explicitly or implicitly."""
     try:
         try:
             raise cause

@@ -1,4 +1,4 @@
-"""Code of users leaves the process as it was."""
+"""Code of users does not change the state of the process."""
 
 import locale
 import logging

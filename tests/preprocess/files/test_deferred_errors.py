@@ -1,4 +1,4 @@
-"""Writing HDF5 where the disk may be full."""
+"""HDF5 files on a disk that may be full."""
 
 import errno
 import io
@@ -44,7 +44,7 @@ def test_hdf5_raises_other_errors_unchanged():
 
 
 class Small(io.BytesIO):
-    """A file with room for so many bytes more."""
+    """A file on a disk with room for a number of bytes."""
 
     def __init__(self, room):
         super().__init__()

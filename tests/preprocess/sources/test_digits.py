@@ -45,7 +45,7 @@ def test_writing_twice_changes_nothing(folder):
 
 @pytest.fixture
 def quick(monkeypatch, folder):
-    """Writing by copying, which is faster."""
+    """Write by copying, which is faster."""
 
     def copy(data, path):
         shutil.copytree(folder, path, dirs_exist_ok=True)
@@ -66,13 +66,13 @@ def test_write_digits_leaves_nothing_when_interrupted(quick, monkeypatch, tmp_pa
     monkeypatch.setattr(digits, "_write", quick)
     train, validation = digits.open_digits(str(tmp_path / "digits"))
     assert len(train) + len(validation) == digits.COUNT
-    assert [path.name for path in tmp_path.iterdir()] == ["digits"]  # nothing left over
+    assert [path.name for path in tmp_path.iterdir()] == ["digits"]  # no temporary file is left
 
 
 def test_another_process_may_be_faster(quick, monkeypatch, tmp_path):
     def overtaken(data, path):
         monkeypatch.setattr(digits, "_write", quick)
-        digits.write_digits(tmp_path / "digits")  # sweeps our partial folder away
+        digits.write_digits(tmp_path / "digits")  # deletes the partial folder
         (path / "train").mkdir()
 
     monkeypatch.setattr(digits, "_write", overtaken)

@@ -1,4 +1,4 @@
-"""Samples in one HDF5 file, our own or somebody else's."""
+"""Samples in one HDF5 file, written by FLEET or another program."""
 
 import os
 import pickle
@@ -184,7 +184,7 @@ def test_hdf5_file_that_its_writer_left_open_is_refused(path):
 
 
 def parts(folder, *, rows=(2, 2)):
-    """A virtual data set of two files, and the labels."""
+    """Make a virtual data set of two files, and the labels."""
     layout = h5py.VirtualLayout((4, *IMAGES.shape[1:]), IMAGES.dtype)
     for part in range(2):
         with h5py.File(folder / f"part{part}.h5", "w") as file:

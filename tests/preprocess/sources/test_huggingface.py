@@ -25,7 +25,7 @@ def files(images):
 
 
 def saved(path, columns, features=None, **splits):
-    """A data set with some columns, or its splits: part -> rows."""
+    """Save a data set with some columns, or its splits: split -> rows."""
     dataset = datasets.Dataset.from_dict(
         columns, features=None if features is None else datasets.Features(features)
     )
@@ -39,7 +39,7 @@ def saved(path, columns, features=None, **splits):
 
 def opened(path, request=None, validation=None, **options):
     data = open_data("huggingface", path, validation, 0, options, target=request)
-    return pickle.loads(pickle.dumps(data))  # as other ranks are given it
+    return pickle.loads(pickle.dumps(data))  # as sent to other ranks
 
 
 def test_images_with_classes_and_splits(tmp_path):
@@ -114,7 +114,9 @@ def test_rows_report_a_missing_image_as_unreadable(tmp_path):
         {"image": files(IMAGES[:2]), "label": [0, 1]},
         {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])},
     )
-    file = next((tmp_path / "data").glob("*.arrow"))  # the library of today puts files into it
+    file = next(
+        (tmp_path / "data").glob("*.arrow")
+    )  # current versions of the library put files into it
     with pyarrow.ipc.open_stream(file.read_bytes()) as opened_file:
         table = opened_file.read_all()
     table = table.set_column(0, table.field(0), pyarrow.array(places, table.field(0).type))

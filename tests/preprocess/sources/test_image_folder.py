@@ -1,4 +1,4 @@
-"""Folders of images, one a class."""
+"""Folders of images, one folder per class."""
 
 import os
 
@@ -39,7 +39,7 @@ def test_folders_below_a_class_belong_to_it(folder):
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """A folder with one image, outside of the data set."""
+    """Make a folder with one image, outside of the data set."""
     write(tmp_path / "elsewhere/0.png", pattern(4, 6, seed=9))
     return tmp_path / "elsewhere"
 
@@ -172,7 +172,7 @@ def test_image_folder_class_without_images_is_named(folder):
 
 
 def laid_out(folder, *places):
-    """A folder with an image in each of some places."""
+    """Make a folder with an image at each of these places."""
     for number, path in enumerate(places):
         write(folder / path / "0.png", pattern(4, 6, seed=number))
     return str(folder)

@@ -1,4 +1,4 @@
-"""Masks: which number is which class, and where they lie."""
+"""Masks: the numbers of classes, and the places of mask files."""
 
 import pickle
 
@@ -122,12 +122,12 @@ def test_masks_of_one_number_or_of_very_many_are_refused(tmp_path):
 # ---- palettes, formats and orientations
 # -----------------------------------------------------------
 
-SIGN = np.array([[0, 1, 1], [0, 0, 1]], np.uint8)  # 1 is what is wanted
+SIGN = np.array([[0, 1, 1], [0, 0, 1]], np.uint8)  # 1 is the expected class
 BLACK, WHITE, RED = (0, 0, 0), (255, 255, 255), (200, 0, 0)
 
 
 def painted(*colours, mask=SIGN, kind="P"):
-    """The mask in two colors, the first of the palette first."""
+    """Make the mask in two colors, with the palette's first color first."""
     if kind != "P":
         return Image.fromarray(np.array([colour[0] for colour in colours], np.uint8)[mask]).convert(
             kind

@@ -1,4 +1,4 @@
-"""The data set that is made up."""
+"""The generated data set."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""What all shards have in common: finding them, their index, the order of an epoch."""
+"""Common features of all shards: finding files, the index, the order of an epoch."""
 
 import os
 from collections import Counter
@@ -28,7 +28,7 @@ def test_shuffle_with_a_full_buffer_is_uniform():
     rng = np.random.default_rng(0)
     orders = Counter(tuple(shuffle(np.arange(3), 5, rng)) for _ in range(6000))
     assert len(orders) == 6
-    assert all(850 < count < 1150 for count in orders.values())  # 1000 and 5 standard deviations
+    assert all(850 < count < 1150 for count in orders.values())  # 1000 +- 5 standard deviations
 
 
 # ---- finding shards ---------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_shards_warn_of_test_data_as_validation(tmp_path):
 
 @dataclass(frozen=True)
 class Letters:
-    """A format of one byte a record, which is its own label."""
+    """A format with one byte per record, which is its label."""
 
     pattern = "txt$"
     numbers: bool = False

@@ -216,7 +216,7 @@ def test_masks_are_encoded_images(tmp_path):
 
 @pytest.fixture
 def damaged(tmp_path):
-    """Open two records of which one byte is changed, or of which the end is cut off."""
+    """Open two records with one changed byte, or with the end cut off."""
 
     def damaged(position=None, length=None):
         content = bytearray(

@@ -23,7 +23,7 @@ def opened(path, kind=None, **options):
 
 
 def members(*samples):
-    """The members of samples (key, image, label), with an unused member."""
+    """Yield the members of samples (key, image, label), with an unused member."""
     return [
         member
         for key, image, label in samples
@@ -210,7 +210,7 @@ def test_shards_can_be_pickled_after_reading(
     assert source.read(1) == b"other"
     sent = pickle.loads(pickle.dumps(source))
     for descriptor in source._open.values():
-        os.close(descriptor)  # in another process it would be none, or that of another file
+        os.close(descriptor)  # in another process it would be invalid, or that of another file
     source._open.clear()
     assert [sent.read(0), sent.read(1)] == [b"image", b"other"]
 

@@ -1,4 +1,4 @@
-"""What holds for several transforms."""
+"""Common properties of transforms."""
 
 import numpy as np
 import pytest

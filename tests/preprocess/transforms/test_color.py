@@ -1,4 +1,4 @@
-"""An image's values, on arrays small enough to see."""
+"""Transforms of pixel values, on small arrays."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""An image's size, place and direction, on arrays small enough to see."""
+"""Transforms of size, position and direction, on small arrays."""
 
 import numpy as np
 import pytest
@@ -137,8 +137,8 @@ def test_geometry_window_is_never_below_the_minimum(height, width, seed, trainin
     crop = RandomResizedCrop(size=size, scale=(0.08, 1.0), ratio=ratio)
     min_size = crop.min_size(height, width)
     *_, h, w = crop.window(height, width, np.random.default_rng(seed) if training else None)
-    # What is left of the window, to within a pixel, where the image is decoded at the smallest size
-    # that is enough.
+    # The remaining part of the window, to within a pixel, if the image is decoded at the smallest
+    # sufficient size.
     assert (h + 1) * min_size[0] >= size[0] * height
     assert (w + 1) * min_size[1] >= size[1] * width
 

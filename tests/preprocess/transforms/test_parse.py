@@ -1,4 +1,4 @@
-"""What a spec may say of transforms."""
+"""The syntax of transforms in a spec."""
 
 import re
 

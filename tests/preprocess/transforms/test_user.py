@@ -1,4 +1,4 @@
-"""The user's own functions."""
+"""Custom transforms."""
 
 import os
 import pickle
