@@ -250,8 +250,9 @@ def to_onnx(file: Path, path: Path) -> None:
                 return
     path.unlink()
     raise UserError(
-        "the module uses its number of rows as a Python int, so the ONNX file would accept only "
-        f"{_ROWS} rows; use x.shape[0], or -1 in shapes, and do not loop over rows"
+        f"{file} cannot be written as ONNX: its module uses the number of rows as a Python int, so "
+        f"the ONNX file would accept only {_ROWS} rows; use x.shape[0], or -1 in shapes, and do "
+        "not loop over rows"
     )
 
 

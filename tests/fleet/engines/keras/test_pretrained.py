@@ -123,13 +123,15 @@ def test_load_pretrained_skips_head_and_freezes_rest(built, tmp_path):
 def test_load_pretrained_names_what_does_not_fit(built, tmp_path):
     first = built(classes=3)
     first.export(first.state(), tmp_path / "best.keras")
-    with pytest.raises(
+    with refused(
         SettingError,
-        match=r"logits/kernel has shape \(4, 3\) in the file and \(4, 5\) in the network; "
-        r"logits/bias has shape \(3,\) in the file and \(5,\) in the network; to initialize",
+        "best.keras",
+        "logits/kernel has shape (4, 3) in the file and (4, 5) in the network",
+        "logits/bias has shape (3,) in the file and (5,) in the network",
+        "train.start.skip",
     ):
         built(classes=5).load_pretrained(tmp_path / "best.keras", ())
-    with pytest.raises(SettingError, match="fit the network: the network has no stage0_conv/0, "):
+    with refused(SettingError, "the network has no stage0_conv/0, "):
         built("build: starting_models:unnamed").load_pretrained(
             tmp_path / "best.keras", ["dense/*"]
         )
@@ -158,7 +160,7 @@ def test_load_pretrained_names_unreadable_files(built, tmp_path, file, content):
 
 def test_messages_shorten_long_lists_of_weights():
     shapes = {f"w{number:02}": (1,) for number in range(30)}
-    with pytest.raises(SettingError, match=r"w18, w19, \.\.\."):
+    with refused(SettingError, "w18, w19, ..."):
         match_patterns(["x"], shapes, "skip")
-    with pytest.raises(SettingError, match="w19 has .*; 10 more; "):
+    with refused(SettingError, "w19 has ", "; 10 more; "):
         match_weights("a", shapes, dict.fromkeys(shapes, (2,)), ())

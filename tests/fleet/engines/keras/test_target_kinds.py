@@ -271,22 +271,22 @@ def test_metrics_and_losses_take_parameters():
 
 
 @pytest.mark.parametrize(
-    ("train", "complaint"),
+    ("train", "names"),
     [
-        (
-            {"metrics": ["IoU"]},
-            "the metric IoU needs target_class_ids; write {IoU: {target_class_ids: ...}}",
-        ),
+        ({"metrics": ["IoU"]}, ["train.metrics", "{IoU: {target_class_ids: ...}}"]),
         (
             {"metrics": ["AUC", {"AUC": {"curve": "PR"}}]},
-            "named 'AUC'; a parameter `name` gives one another name",
+            ["train.metrics", "'AUC'", "parameter `name`"],
         ),
-        ({"metrics": [{"AUC": {}, "mae": {}}]}, "should be one name with its parameters"),
-        ({"loss": "categorical_generalized_cross_entropy"}, "needs q"),
+        ({"metrics": [{"AUC": {}, "mae": {}}]}, ["train.metrics", "{'AUC': {}, 'mae': {}}"]),
+        (
+            {"loss": "categorical_generalized_cross_entropy"},
+            ["train.loss", "{categorical_generalized_cross_entropy: {q: ...}}"],
+        ),
     ],
 )
-def test_spec_refuses_missing_or_invalid_parameters(train, complaint):
-    with pytest.raises(SpecError, match=complaint):
+def test_parse_refuses_missing_or_invalid_parameters(train, names):
+    with refused(SpecError, *names):
         parse({"models": [{"family": "softmax"}], "train": train})
 
 

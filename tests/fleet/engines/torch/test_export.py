@@ -245,7 +245,7 @@ def test_write_onnx_refuses_fixed_number_of_rows(tmp_path, monkeypatch, exporter
     model = {"build": "tests.torch_modules:row_by_row"}
     network = built(model)
     network.export(network.state(), tmp_path / "best.safetensors")
-    with pytest.raises(UserError, match=r"x.shape\[0\]"):
+    with refused(UserError, "best.safetensors", "use x.shape[0]"):
         write_onnx(spec_of(model).engine, tmp_path / "best.safetensors", tmp_path / "best.onnx")
     assert not (tmp_path / "best.onnx").exists()
 
@@ -292,23 +292,23 @@ def test_load_pretrained_names_what_does_not_fit(tmp_path):
     first = built(NET)
     first.export(first.state(), tmp_path / "best.safetensors")
     wider = built({**NET, "args": {"width": 5}})
-    with pytest.raises(
+    with refused(
         SettingError,
-        match=r"body.0.weight has shape \(4, 1, 3, 3\) in the file and \(5, 1, 3, 3\) in the "
-        r"network; body.0.bias has .*; head.weight has",
+        "best.safetensors",
+        "body.0.weight has shape (4, 1, 3, 3) in the file and (5, 1, 3, 3) in the network",
+        "body.0.bias has",
+        "head.weight has",
     ) as caught:
         wider.load_pretrained(tmp_path / "best.safetensors", ())
     assert "num_batches" not in str(caught.value)
-    with pytest.raises(SettingError, match="the file has no .*; the network has no body.0.bias"):
+    with refused(SettingError, "the file has no ", "the network has no body.0.bias"):
         built(CNN).load_pretrained(tmp_path / "best.safetensors", ())
-    with pytest.raises(
-        SettingError, match="'tail' matches no weight; the weights are body.0.weight, "
-    ):
+    with refused(SettingError, "'tail' matches no weight", "body.0.weight, "):
         built(NET).load_pretrained(tmp_path / "best.safetensors", ["tail"])
-    with pytest.raises(SettingError, match="the patterns freeze all weights"):
+    with refused(SettingError, "the patterns freeze all weights"):
         built(NET, start={"file": "best.safetensors", "freeze": ["*"]})
     (tmp_path / "best.pt").write_bytes(b"pickled")
-    with pytest.raises(SettingError, match="best.pt is not a .safetensors file"):
+    with refused(SettingError, "best.pt is not a .safetensors file"):
         built(NET).load_pretrained(tmp_path / "best.pt", ())
 
 
