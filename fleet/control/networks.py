@@ -353,12 +353,14 @@ class Networks:
         )
         outcome = leased.status.outcome
         history = leased.status.history
-        if outcome is not None and leased.is_news:
-            self._outbox.log(
-                events.NetworkFailed(leased.network, outcome.reason, deaths=outcome.deaths)
-                if outcome.is_failure
-                else events.NetworkFinished(leased.network, outcome.reason, len(history))
-            )
+        if outcome is None or not leased.is_news:
+            return
+        event: events.NetworkFailed | events.NetworkFinished
+        if outcome.is_failure:
+            event = events.NetworkFailed(leased.network, outcome.reason, deaths=outcome.deaths)
+        else:
+            event = events.NetworkFinished(leased.network, outcome.reason, len(history))
+        self._outbox.log(event)
 
     # ---- temporarily unavailable networks ----
 

@@ -64,13 +64,10 @@ class SharingLimits:
         """
         max_networks = config.spec.resources.networks_per_gpu
         roles = config.roles
-        return cls(
-            roles,
-            None if max_networks == "auto" else max_networks,
-            Sharing(config.sharing, alone_rates(rates), roles.idle_slots)
-            if roles.slots > 1
-            else None,
-        )
+        learned = None
+        if roles.slots > 1:
+            learned = Sharing(config.sharing, alone_rates(rates), roles.idle_slots)
+        return cls(roles, None if max_networks == "auto" else max_networks, learned)
 
     def describe(self, curve: Sequence[float], networks: float) -> events.SharingLearned:
         """Return the event that reports the speedups.

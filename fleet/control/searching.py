@@ -185,11 +185,9 @@ class Searches:
         decided = self._decided
         self._decided = []
         training = self._launch.groups.names
-        counts = (
-            Counter(map(self.controller.entry_of, training))
-            if self.controller.has_searchers
-            else {}
-        )
+        counts: Mapping[str, int] = {}
+        if self.controller.has_searchers:
+            counts = Counter(map(self.controller.entry_of, training))
         decided += self.controller.decide(counts, training | self._networks.awaiting_checkpoint)
         are_news = [self._follow(decision) for decision in decided]
         return any(are_news)

@@ -266,6 +266,10 @@ class StreamGrants:
             needed = preprocessors_needed(reached, demand)
         self.producers = self._preprocessors[:needed]
         supply = reached[needed - 1]
+        if not demand:
+            bottleneck = ""
+        else:
+            bottleneck = "input" if supply < demand else "training"
         self._started = StreamStarted(
             needed,
             len(self._preprocessors),
@@ -274,7 +278,7 @@ class StreamGrants:
             kept=self._layout is None,
             supply_samples_per_s=supply,
             demand_samples_per_s=demand,
-            bottleneck="" if not demand else "input" if supply < demand else "training",
+            bottleneck=bottleneck,
         )
         return self._started
 

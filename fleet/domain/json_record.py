@@ -106,12 +106,14 @@ def from_json(record: Any, kinds: Mapping[str, type]) -> Any:
 def _annotations(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Return the type and the annotations of each field."""
     hints = get_type_hints(kind, include_extras=True)
-    return {
-        field.name: (get_args(hints[field.name])[0], hints[field.name].__metadata__)
-        if get_origin(hints[field.name]) is Annotated
-        else (hints[field.name], ())
-        for field in dataclasses.fields(kind)
-    }
+    annotations = {}
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if get_origin(hint) is Annotated:
+            annotations[field.name] = (get_args(hint)[0], hint.__metadata__)
+        else:
+            annotations[field.name] = (hint, ())
+    return annotations
 
 
 @cache

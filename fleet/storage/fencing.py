@@ -35,11 +35,11 @@ def fence_out(paths: RunPaths, name: str | None = None) -> None:
     """
     with storage_errors(paths.models):
         _move_back(paths, name)
-        for folder in (
-            sorted(paths.models.glob("[!.]*/"))
-            if name is None
-            else filter(Path.is_dir, [paths.model(name)])
-        ):
+        if name is None:
+            folders = sorted(paths.models.glob("[!.]*/"))
+        else:
+            folders = list(filter(Path.is_dir, [paths.model(name)]))
+        for folder in folders:
             os.rename(folder, folder.with_name(f".{folder.name}{_ASIDE}"))
         _move_back(paths, name)
 

@@ -3,10 +3,10 @@
 A rank that starts a network writes a marker, a small file in ``training/``, and removes it when it
 is done with the network, when it exits, and when a signal ends the launch. So a marker that remains
 belongs to a rank that was killed, by the kernel or by code of the network. Surviving ranks of the
-same node (:mod:`fleet.runtime.death_detector`) rename its marker, and then no other network is blamed. If
-no rank could, a death counts only if all markers of the launch name one network. Rank 0, if it
-trains nothing, has a marker without a network: if that remains too, the whole launch was killed
-from outside, and no network is blamed.
+same node (:mod:`fleet.runtime.death_detector`) rename its marker, and then no other network is
+blamed. If no rank could, a death counts only if all markers of the launch name one network. Rank 0,
+if it trains nothing, has a marker without a network: if that remains too, the whole launch was
+killed from outside, and no network is blamed.
 
 ``deaths.json`` in the folder of a network has the deaths that count. Each records how many epochs
 the network had finished; once it finishes another one, the death no longer counts, because the

@@ -389,11 +389,13 @@ class Results:
         else:
             shown_status = Status.TRAINING if history else Status.WAITING
         nan = math.nan
-        loss, accuracy, val_loss, val_accuracy = (
-            (nan, nan, nan, nan)
-            if record is None
-            else (record.loss, record.accuracy, record.val_loss, record.val_accuracy)
-        )
+        scores = dict.fromkeys(net.SCORES, nan)
+        metrics: dict[str, float] = {}
+        if record is not None:
+            scores = {name: record.value(name) for name in net.SCORES}
+            metrics = {
+                name: record.value(name) for name in record.metrics if name not in net.SCORES
+            }
         tested = status.tested or net.EvaluationResult(nan, nan, 0)
         return NetworkResult(
             name,
@@ -402,10 +404,10 @@ class Results:
             parameters,
             len(history),
             best,
-            loss,
-            accuracy,
-            val_loss,
-            val_accuracy,
+            scores["loss"],
+            scores["accuracy"],
+            scores["val_loss"],
+            scores["val_accuracy"],
             tested.loss,
             tested.accuracy,
             seconds=sum(record.seconds for record in history),
@@ -413,15 +415,7 @@ class Results:
             parent=network.parent,
             parent_epoch=network.parent_epoch,
             metrics={
-                **(
-                    {}
-                    if record is None
-                    else {
-                        metric: record.value(metric)
-                        for metric in record.metrics
-                        if metric not in net.SCORES
-                    }
-                ),
+                **metrics,
                 **{
                     f"test_{metric}": nan if value is None else value
                     for metric, value in tested.metrics.items()

@@ -107,7 +107,8 @@ class ControllerDriver:
         probes=frozenset(),
         **setup,
     ):
-        self.plan, self.probes = plan, probes
+        self.plan = plan
+        self.probes = probes
         models = [
             {"family": "softmax", "name": name, "gpus": (gpus or {}).get(name, [1, 4])}
             for name in networks
@@ -191,7 +192,8 @@ class ControllerDriver:
 
     def read_mail(self):
         """Return the messages to each rank since the last call."""
-        mail, self.mail = dict(self.mail), defaultdict(list)
+        mail = dict(self.mail)
+        self.mail = defaultdict(list)
         return mail
 
     def events_of(self, kind):

@@ -113,7 +113,8 @@ class Measuring(Choosing):
             parts={"train": {"batch": {"size": list(size)}}, "schedule": {"policy": "elastic"}},
         )
         self.send_ready()
-        self.orders, self.saved = [], []
+        self.orders = []
+        self.saved = []
         while actual := {
             order.ranks: order
             for mail in self.read_mail().values()

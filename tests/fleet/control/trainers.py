@@ -102,18 +102,23 @@ class Ranks:
         node_requests=None,
     ):
         self.controller: Controller = make()
-        self.make, self.setup, self.random = make, setup, Random(seed)
+        self.make = make
+        self.setup = setup
+        self.random = Random(seed)
         self.behaviors = {
             name: Behavior(fate.epochs, list(fate.failures)) for name, fate in behaviors.items()
         }
         self.trained = {name: list((histories or {}).get(name, ())) for name in behaviors}
         self.half_done = {}  # network -> its epoch when it was saved
-        self.mail, self.outgoing = defaultdict(deque), defaultdict(deque)
+        self.mail = defaultdict(deque)
+        self.outgoing = defaultdict(deque)
         self.group_of = dict.fromkeys(setup.roles.trainers)  # rank -> its group, or None
         self.recruit = {}  # rank -> (network, whether it has built it)
         self.meeting = {}  # number -> the group that is forming
         self.waiting = set()  # idle ranks whose Ready was handled
-        self.exited, self.dead, self.unreported_deaths = set(), set(), set()
+        self.exited = set()
+        self.dead = set()
+        self.unreported_deaths = set()
         self.producing = ()  # preprocessors
         self.reports_left = 6  # of preprocessors
         self.reading = []
@@ -134,7 +139,9 @@ class Ranks:
         self.owner = {}  # rank -> the network that the controller assigned it to
         self.promised = set()  # recruits among them
         self.inputs = []  # (seconds, input, effects)
-        self.now, self.steps, self.status = 0.0, 0, None
+        self.now = 0.0
+        self.steps = 0
+        self.status = None
         self.deaths = deaths
         self.end_request_step = end_request_step
         self.slow = slow
@@ -219,7 +226,8 @@ class Ranks:
             yield lambda network=network: self.read(network)
 
     def report_deaths(self):
-        died, self.unreported_deaths = tuple(sorted(self.unreported_deaths)), set()
+        died = tuple(sorted(self.unreported_deaths))
+        self.unreported_deaths = set()
         self.handle(do.RanksDied(died))
 
     def handle(self, message):
@@ -462,7 +470,8 @@ class Ranks:
             self.send(group.master, m.FellBack(name, "torn", tuple(self.trained[name]), 0))
         if len(self.trained[name]) >= self.behaviors[name].epochs and name not in self.half_done:
             self.send(group.master, m.Converged(name, "converged before"))
-            group.state, group.is_inside = "waits", False
+            group.state = "waits"
+            group.is_inside = False
             return
         group.epoch = self.half_done.pop(name, group.epoch)
         group.state = "trains"
@@ -477,7 +486,8 @@ class Ranks:
         elif self.mail[group.master] and chance < 0.6:
             assert isinstance(self.mail[group.master].popleft(), m.Pause)
             self.send(group.master, m.Paused(name, group.epoch))
-            group.state, group.is_inside = "waits", True
+            group.state = "waits"
+            group.is_inside = True
         elif chance > 0.8:
             history = self.trained[name]
             history.append(
@@ -489,7 +499,8 @@ class Ranks:
             self.send(
                 group.master, m.EpochDone(name, history[-1], 0.0, final, rate=self.step_rate())
             )
-            group.state, group.is_inside = "waits", False
+            group.state = "waits"
+            group.is_inside = False
 
     def epoch_of(self, name, epoch, **more):
         """Return the record of an epoch."""
@@ -516,7 +527,8 @@ class Ranks:
         assert isinstance(order, m.Continue | m.Regroup), f"{group} receives {order}"
         epoch = group.epoch if group.is_inside else order.stream_epoch
         if isinstance(order, m.Continue):
-            group.state, group.epoch = "trains", epoch
+            group.state = "trains"
+            group.epoch = epoch
             return
         assert set(order.ranks[: order.stay_count]) <= set(group.ranks)
         assert not set(order.ranks[order.stay_count :]) & set(group.ranks)

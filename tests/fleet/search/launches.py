@@ -98,7 +98,10 @@ class Launch:
         began=None,
         earlier=(),
     ):
-        self.disk, self.epochs, self.value, self.steps = disk, epochs, value, steps
+        self.disk = disk
+        self.epochs = epochs
+        self.value = value
+        self.steps = steps
         self.searcher = searcher or make_searcher(
             search.sampler,
             space,
@@ -126,7 +129,9 @@ class Launch:
             obeys=find_rule(prune.rule).obeys,
         )
         self.alive = set(fixed)
-        self.added, self.ends, self.calls = {}, {}, []
+        self.added = {}
+        self.ends = {}
+        self.calls = []
         self.pending_call = None
         rates = {(event.network, event.record.epoch) for event in disk.of(EpochEnded)}
         for name, status in sorted(disk.statuses.items()):
@@ -178,7 +183,8 @@ class Launch:
                 return self
 
     def consult(self):
-        consult, self.pending_call = self.pending_call, None
+        consult = self.pending_call
+        self.pending_call = None
         self.calls.append(consult.call)
         try:
             answer = make_call(self.searcher, consult.call)

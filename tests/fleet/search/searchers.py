@@ -8,13 +8,11 @@ class Careful:
     """Proposes near the best so far, judges at random by all earlier calls, pauses and resumes."""
 
     def __init__(self, space, seed, mode, pauses=True):
-        self.space, self.random, self.pauses, self.best, self.paused = (
-            space,
-            random.Random(seed),
-            pauses,
-            0.0,
-            [],
-        )
+        self.space = space
+        self.random = random.Random(seed)
+        self.pauses = pauses
+        self.best = 0.0
+        self.paused = []
 
     def ask(self, number):
         if self.random.random() < 0.1:
@@ -46,12 +44,10 @@ class Scripted:
     """Returns prepared answers, or raises them."""
 
     def __init__(self, space, seed, mode, asks=(), reports=None, resumes=()):
-        self.asks, self.reports, self.resumes, self.tells = (
-            list(asks),
-            dict(reports or {}),
-            list(resumes),
-            [],
-        )
+        self.asks = list(asks)
+        self.reports = dict(reports or {})
+        self.resumes = list(resumes)
+        self.tells = []
 
     def ask(self, number):
         answer = self.asks.pop(0) if self.asks else None

@@ -194,7 +194,8 @@ class OutcomeRecorder(RandomSearcher):
 
     def __init__(self, space, seed, mode, pauses=False):
         super().__init__(space, seed, mode)
-        self.pauses, self.outcomes = pauses, {}
+        self.pauses = pauses
+        self.outcomes = {}
 
     def report(self, number, epoch, value):
         return "pause" if self.pauses and epoch == 2 else "go_on"

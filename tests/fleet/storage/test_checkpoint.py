@@ -162,17 +162,22 @@ class EarlyStopping:
     """Early stopping with a state, as in textbooks: the reference for the one without a state."""
 
     def __init__(self, stopping):
-        self.stopping, self.sign = stopping, 1 if stopping.monitor.endswith("accuracy") else -1
+        self.stopping = stopping
+        self.sign = 1 if stopping.monitor.endswith("accuracy") else -1
         self.best = self.best_epoch = self.waited = self.epochs = self.loss = 0
 
     def see(self, value, loss):
         self.epochs += 1
         if self.epochs == 1 or self.sign * (value - self.best) > self.stopping.min_delta:
-            self.best, self.best_epoch, self.waited, self.loss = value, self.epochs, 0, loss
+            self.best = value
+            self.best_epoch = self.epochs
+            self.waited = 0
+            self.loss = loss
             return
         self.waited += 1
         if value == self.best and loss < self.loss:
-            self.best_epoch, self.loss = self.epochs, loss
+            self.best_epoch = self.epochs
+            self.loss = loss
 
     @property
     def is_over(self):

@@ -48,7 +48,9 @@ class FakeProcess:
     """The observations of a process, with a clock that tests set."""
 
     def __init__(self, knows=None, has_ended=False):
-        self.knows, self.has_ended, self.time = knows, has_ended, 0.0
+        self.knows = knows
+        self.has_ended = has_ended
+        self.time = 0.0
 
     def now(self):
         return self.time
@@ -309,7 +311,9 @@ class Machine:
     """The observations of a simulated launch: its own clock, deaths on its host, all jobs."""
 
     def __init__(self, world, offset, speed):
-        self._world, self._offset, self._speed = world, offset, speed
+        self._world = world
+        self._offset = offset
+        self._speed = speed
 
     def now(self):
         return self._offset + self._speed * self._world.time
@@ -334,8 +338,12 @@ class Leases(RuleBasedStateMachine):
         super().__init__()
         self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")  # no waits for the disk
         self.folder = Path(self._folder.name)
-        self.time, self.answers, self.count = 0.0, True, 0
-        self.dead_here, self.ended_jobs, self.written = set(), set(), []
+        self.time = 0.0
+        self.answers = True
+        self.count = 0
+        self.dead_here = set()
+        self.ended_jobs = set()
+        self.written = []
         self.leases = []
 
     def teardown(self):
