@@ -56,9 +56,7 @@ def printed(folder, *command, program=sys.executable, **variables):
 
 
 def same(expected, got):
-    """Whether an output is as expected, where `...` stands for anything and white space for white
-    space.
-    """
+    """Return True if the output is as expected; `...` matches anything, white space any white space."""
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     return doctest.OutputChecker().check_output(expected, got, flags)
 

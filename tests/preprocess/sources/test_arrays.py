@@ -10,6 +10,7 @@ from preprocess.base import InputError, Source
 from preprocess.source import open_data
 from preprocess.sources.arrays import open_npy, open_npz
 from preprocess.target import TargetSpec, TargetWish
+from tests.refusals import refused
 
 X = np.random.default_rng(0).random((6, 2, 3)).astype(np.float32)
 LABELS = np.array([0, 1, 0, 2, 1, 2])
@@ -231,7 +232,7 @@ def test_places_without_such_files_are_named(tmp_path, saved):
         open_npz(str(tmp_path / "nowhere.npz"))
     with pytest.raises(InputError, match="no train.npz in this folder"):
         open_npz(str(tmp_path))
-    with pytest.raises(InputError, match="is a file; it must be the folder with x.npy and y.npy"):
+    with refused(InputError, "x.npy", "y.npy", "folder"):
         open_npy(saved(x=X, y=LABELS))
     (tmp_path / "text.npz").write_text("no zip file")
     with pytest.raises(InputError, match="text.npz is not an .npz file, or not a whole one"):

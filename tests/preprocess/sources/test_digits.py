@@ -9,6 +9,7 @@ from preprocess.base import InputError
 from preprocess.decode import decode
 from preprocess.source import open_data
 from preprocess.sources import digits
+from tests.refusals import refused
 
 pytest.importorskip("sklearn")
 
@@ -83,7 +84,7 @@ def test_another_process_may_be_faster(quick, monkeypatch, tmp_path):
 def test_digits_folder_that_is_not_the_digits_is_refused(tmp_path, folder):
     shutil.copytree(folder, tmp_path / "digits")
     (tmp_path / "digits/train/3/0013.png").unlink()
-    with pytest.raises(InputError, match="holds 1796 images instead of 1797 digits; delete it"):
+    with refused(InputError, "1796", "1797"):
         digits.open_digits(str(tmp_path / "digits"))
 
 

@@ -14,6 +14,7 @@ from preprocess.packing import write_hdf5
 from preprocess.source import open_data
 from preprocess.sources.hdf5 import open_hdf5
 from tests.preprocess.samples import foreign, pattern
+from tests.refusals import refused
 
 
 def test_encoded_files_come_back_byte_for_byte(data, path):
@@ -212,7 +213,7 @@ def test_hdf5_missing_source_of_a_virtual_data_set_is_refused(tmp_path):
 
 def test_hdf5_source_that_is_too_small_or_cut_is_refused(tmp_path):
     path = parts(tmp_path, rows=(2, 1))
-    with pytest.raises(InputError, match="part1.h5: /images .* is smaller than it was"):
+    with refused(InputError, "part1.h5: /images", "smaller"):
         open_hdf5(path)
     os.truncate(tmp_path / "part1.h5", 600)
     with pytest.raises(InputError, match="part1.h5: cannot be read as HDF5: .*truncated"):
@@ -258,10 +259,10 @@ def test_missing_or_short_external_storage_is_refused(tmp_path, path):
         file["images"][:] = IMAGES
     assert np.array_equal(open_hdf5(path)[0].read(3), IMAGES[3])
     os.truncate(raw, 100)
-    with pytest.raises(InputError, match="lies in the file .*pixels.raw, which has 100 bytes; it "):
+    with refused(InputError, "pixels.raw", "100 bytes"):
         open_hdf5(path)
     raw.unlink()
-    with pytest.raises(InputError, match="lies in the file .*pixels.raw, which is missing"):
+    with refused(InputError, "pixels.raw", "missing"):
         open_hdf5(path)
 
 

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face, as the library itself writes them; nothing is tested where it is not
+"""Data sets of Hugging Face, as written by the library; skipped if it is not
 installed.
 """
 
@@ -114,9 +114,8 @@ def test_rows_report_a_missing_image_as_unreadable(tmp_path):
         {"image": files(IMAGES[:2]), "label": [0, 1]},
         {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])},
     )
-    file = next(
-        (tmp_path / "data").glob("*.arrow")
-    )  # current versions of the library put files into it
+    # Current versions of the library put files into it.
+    file = next((tmp_path / "data").glob("*.arrow"))
     with pyarrow.ipc.open_stream(file.read_bytes()) as opened_file:
         table = opened_file.read_all()
     table = table.set_column(0, table.field(0), pyarrow.array(places, table.field(0).type))

@@ -11,6 +11,7 @@ from preprocess.sources.image_folder import open_image_folder
 from preprocess.sources.masks import MaskFiles, PixelClasses, decode_mask
 from preprocess.target import TargetSpec, TargetWish
 from tests.preprocess.samples import encode, pattern, write
+from tests.refusals import refused
 
 MASK = np.array([[0, 7], [255, 7]], np.uint8)
 
@@ -311,11 +312,11 @@ def test_two_folders_of_other_names_are_two_classes(tmp_path):
 def test_images_and_masks_that_lack_each_other_are_named(tmp_path):
     fill(tmp_path, "abc")
     (tmp_path / "masks/b.png").unlink()
-    with pytest.raises(InputError, match=r"images/b.jpg: no mask of this name in .*masks$"):
+    with refused(InputError, "images/b.jpg", "no mask", "masks"):
         open_image_folder(str(tmp_path))
     for name in "bc":
         (tmp_path / f"images/{name}.jpg").unlink()
-    with pytest.raises(InputError, match=r"masks/c.png: no image of this name in .*images$"):
+    with refused(InputError, "masks/c.png", "no image", "images"):
         open_image_folder(str(tmp_path))
     write(tmp_path / "images/c.png", pattern(2, 2))
     write(tmp_path / "images/c.jpg", pattern(2, 2))

@@ -17,6 +17,7 @@ from preprocess.source import open_data
 from preprocess.sources.table import open_table
 from preprocess.target import TargetSpec, TargetWish
 from tests.preprocess.samples import pattern, write
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_open_table_matches_features_of_splits_by_name(table):
         == data.test.read(0).tolist()
         == data.train.read(0).tolist()
     )
-    with pytest.raises(InputError, match="v.csv: no column 'height' for a feature"):
+    with refused(InputError, "v.csv", "'height'"):
         open_data(
             "table",
             path,
@@ -380,7 +381,7 @@ def test_codes_with_leading_zeros_are_classes_of_their_own(table):
 
 def test_codes_that_are_one_number_are_no_features(table):
     path = table(["zip", "target"], ["02134", "x"], ["2134", "y"])
-    with pytest.raises(InputError, match="line 3, column 'zip': '2134' and '02134' in line 2"):
+    with refused(InputError, "line 3, column 'zip'", "'2134'", "'02134'", "line 2"):
         open_table(path)
     months = table(["month", "target"], ["01", "x"], ["12", "y"])
     assert open_table(months)[0].read(0).tolist() == [1]
@@ -395,7 +396,7 @@ def test_numbers_with_commas_are_no_classes(table):
 
 def test_open_table_completes_numeric_file_names(table, tmp_path):
     path = table(["image", "age", "target"], [10, 1, "x"], [11, 2, "y"])
-    with pytest.raises(InputError, match="line 2, column 'image': 10 is no file"):
+    with refused(InputError, "line 2, column 'image'", "10"):
         open_table(path)
     for number in (10, 11):
         write(tmp_path / f"{number}.png", pattern(2, 2, seed=number))
@@ -442,7 +443,7 @@ def test_table_folder_of_files_is_one_table(table, tmp_path):
     assert (source.labels.tolist(), validation) == ([0, 1, 0, 1], None)
     assert source.name(3).endswith("parts/part-00001.csv line 3")
     table(["b", "target"], [1, "x"], name="parts/part-00002.csv")
-    with pytest.raises(InputError, match="part-00002.csv: column 'a' is not in both"):
+    with refused(InputError, "part-00002.csv", "column 'a'"):
         open_table(str(tmp_path / "parts"))
 
 

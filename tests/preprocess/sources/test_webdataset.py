@@ -14,6 +14,7 @@ from preprocess.source import open_data
 from preprocess.target import TargetSpec, TargetWish
 from tests.preprocess.records import write_tar
 from tests.preprocess.samples import encode
+from tests.refusals import refused
 
 
 def opened(path, kind=None, **options):
@@ -269,5 +270,5 @@ def test_lists_of_texts_are_labels(tmp_path):
 def test_webdataset_refuses_numbers_beyond_the_names(tmp_path):
     json_tar(tmp_path / "a.tar", [0, 1], [-1])
     request = TargetWish("multilabel", names=("sky", "sea"))
-    with pytest.raises(InputError, match=r"a.tar\[1\] has the label '-1'"):
+    with refused(InputError, "a.tar[1]", "'-1'"):
         open_data("webdataset", str(tmp_path), None, 0, {"label_key": "json"}, target=request)
