@@ -1,15 +1,15 @@
 # make env | env-torch | demo | test | test-other | test-track | test-torch | test-long | test-all | coverage | test-cluster | test-cluster-all | chaos | format | check | bench | clean
-# VENV=dir puts the environment elsewhere; PYTHON=3.12, or an interpreter, makes it with another Python.
+# VENV=dir chooses another folder for the environment; PYTHON=3.12, or a path, chooses its Python.
 
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 export VENV
 export PATH := $(BIN):$(PATH)
-# Open MPI refuses to start as root, and binds ranks to cores, unless told otherwise.
+# By default Open MPI refuses to start as root.
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
-# Tests that run side by side: launches wait more than they compute.
+# Number of parallel tests: launches wait more than they compute.
 WORKERS ?= 3
 
 .PHONY: env env-torch demo test test-other test-track test-torch test-long test-all coverage test-cluster test-cluster-all chaos format check bench clean
@@ -17,11 +17,12 @@ WORKERS ?= 3
 env:
 	@tools/env.sh
 
-# The same, and PyTorch.
+# The environment with PyTorch.
 env-torch:
 	@tools/env.sh torch
 
-# The main job on scikit-learn's digits: 1 rank prepares, 4 train ten networks. One machine has no fabric to look for.
+# The main job on scikit-learn's digits: one preprocessor, and four trainers for ten networks. MPI need
+# not look for a fabric on one machine.
 demo: env
 	OMPI_MCA_btl=^ofi OMPI_MCA_mtl=^ofi $(BIN)/mpirun -n 5 --oversubscribe --bind-to none $(BIN)/python -m fleet.run examples/digits.yaml
 
@@ -35,30 +36,30 @@ test-other: env
 		tests/fleet/spec tests/fleet/engines tests/fleet/prediction tests/preprocess tests/test_doctests.py \
 		tests/mpi/test_keras.py $(PYTEST_ARGS)
 
-# What was written for trackers, read back by their libraries. These have an environment of their own, without TensorFlow.
+# Exports to trackers, read back with their libraries in a separate environment without TensorFlow.
 test-track: export PATH := $(CURDIR)/.venv-track/bin:$(PATH)
 test-track: env
 	$(BIN)/python -m venv .venv-track
 	.venv-track/bin/python -m pip install -qq -e '.[track,pandas,parquet]' optuna-dashboard pytest pytest-timeout pytest-xdist hypothesis
 	.venv-track/bin/python -m pytest -o addopts=-q -rs tests/fleet/export $(PYTEST_ARGS)
 
-# The tests of PyTorch, in an environment of their own, each in one thread, since threads of tests that run side by side wait
-# for each other. (Horovod is TensorFlow's there, and takes minutes to build.)
+# The tests of PyTorch in a separate environment, with one thread each, since threads of parallel tests
+# wait for each other. (Horovod is left out: it is for TensorFlow and takes minutes to build.)
 test-torch: export PATH := $(CURDIR)/.venv-torch/bin:$(PATH)
 test-torch: export OMP_NUM_THREADS ?= 1
 test-torch:
 	HOROVOD= VENV=.venv-torch tools/env.sh torch
 	.venv-torch/bin/python -m pytest -n $(WORKERS) -rs -m torch $(PYTEST_ARGS)
 
-# What `make test` leaves out. None is begun after FLEET_TEST_UNTIL (seconds of `date +%s`), where that is given.
+# The tests that `make test` leaves out. None starts after FLEET_TEST_UNTIL (seconds of `date +%s`).
 test-long: env
 	$(BIN)/python -m pytest -n $(WORKERS) -m "long and not cluster" $(PYTEST_ARGS)
 
-# All tests. FLEET_TEST_EXAMPLES is a factor for how many random examples they try.
+# All tests. FLEET_TEST_EXAMPLES is a factor for the number of random examples.
 test-all: env
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-# The lines and branches that all tests reach, those of MPI ranks and of other processes included.
+# Lines and branches covered by all tests, including MPI ranks and other processes.
 coverage: export COVERAGE_RCFILE := $(CURDIR)/pyproject.toml
 coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
 coverage: env
@@ -66,15 +67,15 @@ coverage: env
 	$(BIN)/python -m coverage run -m pytest $(PYTEST_ARGS)
 	$(BIN)/coverage combine -q && $(BIN)/coverage report --skip-covered --sort=miss
 
-# On the four virtual nodes of a Slurm of its own, which it installs where it is missing: root and apt-get are wanted.
+# Tests on a separate Slurm with four virtual nodes, installed if missing; needs root and apt-get.
 test-cluster: env
 	$(BIN)/python -m pytest -rs -m "not long" tests/cluster $(PYTEST_ARGS)
 
-# The full shows as well, of ten minutes and more each; what they measure is printed.
+# Also the full trials of ten minutes and more each, which print their measurements.
 test-cluster-all: env
 	$(BIN)/python -m pytest -rsP tests/cluster $(PYTEST_ARGS)
 
-# Faults at random moments; an hour, and it writes docs/reliability.md. As root, because it fills up disks of its own.
+# Faults at random moments: takes an hour and writes docs/reliability.md. Needs root to fill up disks.
 chaos: env
 	$(BIN)/python -m tests.chaos $(or $(CHAOS_ARGS),--document docs/reliability.md $(if $(wildcard runs/digits/events.jsonl),--run runs/digits))
 
@@ -87,7 +88,7 @@ check: env
 	$(BIN)/mypy
 	cd benchmarks && $(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache *.py
 
-# Speeds and ratios; DATA is the folder of the published traces and of CIFAR-10 as JPEG files, where there is one.
+# Benchmarks; DATA is the folder of published traces and of CIFAR-10 as JPEG files, if available.
 bench: env
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/steps.py

@@ -56,7 +56,7 @@ def printed(folder, *command, program=sys.executable, **variables):
 
 
 def same(expected, got):
-    """Return True if the output is as expected; `...` matches anything, white space any white space."""
+    """Return True if the output is as expected; `...` matches anything, and spaces any spaces."""
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     return doctest.OutputChecker().check_output(expected, got, flags)
 
