@@ -59,7 +59,7 @@ def results_of(content, paths, statuses=None, **more):
     return Results(content, paths, run, **more)
 
 
-def come_to(results, name, status):
+def apply_status(results, name, status):
     """Apply the events that bring a network to a status."""
     entries, outcome, tested = (
         results.network_status(name).history,

@@ -8,7 +8,7 @@ from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.spec import parse
 from fleet.storage.event_log import LoggedEvent
 from fleet.storage.paths import RunPaths
-from tests.fleet.histories import come_to, results_of
+from tests.fleet.histories import apply_status, results_of
 
 START = ev.LaunchStarted(
     networks=2,
@@ -80,14 +80,14 @@ def as_text(log):
     return "".join(json.dumps(line) + "\n" for line in as_lines(log))
 
 
-def made_up_run(folder):
+def write_sample_run(folder):
     """Write a run: in its table the second network waits, in its log it has trained."""
     paths = RunPaths(folder / "run")
     spec = parse(
         {"models": [{"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"}]}
     )
     results = results_of(spec, paths)
-    come_to(results, "a", NetworkStatus((), Outcome("2 epochs")))
+    apply_status(results, "a", NetworkStatus((), Outcome("2 epochs")))
     paths.results.write_text(paths.results.read_text().replace("b,", "b<1>,"))
     paths.events.write_text(as_text(LOG))
     return paths

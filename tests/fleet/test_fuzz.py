@@ -613,7 +613,7 @@ def test_json_output_is_one_value(name):
 
 
 @st.composite
-def torn(draw, content):
+def damaged(draw, content):
     """Draw a damaged file, as bytes; None for a missing one, "folder" for a folder."""
     kind = draw(st.sampled_from(["other", "none", "folder", "cut", "flip", "insert", "repeat"]))
     if kind == "other":
@@ -655,7 +655,7 @@ def test_damaged_files_cause_no_traceback(sandbox, name, words):
     file = next(word for word in words.split() if word in FILES)
 
     @quick
-    @given(torn(FILES[file].encode()))
+    @given(damaged(FILES[file].encode()))
     def check(content):
         fill()
         put(file, content)
@@ -665,7 +665,7 @@ def test_damaged_files_cause_no_traceback(sandbox, name, words):
 
 
 @st.composite
-def bent(draw, content):
+def changed(draw, content):
     """Draw the content with up to three values replaced, removed, renamed or put into lists."""
     content = json.loads(json.dumps(content))
     for _ in range(draw(st.integers(1, 3))):
@@ -702,7 +702,7 @@ def test_invalid_json_causes_no_traceback(sandbox, name, words):
     file = next(word for word in words.split() if word.endswith(".json"))
 
     @quick
-    @given(bent(json.loads(FILES[file])))
+    @given(changed(json.loads(FILES[file])))
     def check(content):
         fill()
         Path(file).write_text(json.dumps(content))
@@ -715,7 +715,7 @@ def test_invalid_json_causes_no_traceback(sandbox, name, words):
 @given(
     st.sampled_from(["events.jsonl", "results.csv"]).flatmap(
         lambda file: st.tuples(
-            st.just(file), torn((EVENTS if file == "events.jsonl" else RESULTS).encode())
+            st.just(file), damaged((EVENTS if file == "events.jsonl" else RESULTS).encode())
         )
     )
 )
@@ -726,7 +726,7 @@ def test_damaged_runs_cause_no_traceback(sandbox, change):
 
 
 @quick
-@given(bent(as_lines(LOG)))
+@given(changed(as_lines(LOG)))
 def test_invalid_logs_cause_no_traceback(sandbox, events):
     fill()
     Path("done/events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
@@ -749,7 +749,7 @@ def check_readers_of_specs(top):
 
 
 @settings(quick, max_examples=examples(60))
-@given(bent(SPEC))
+@given(changed(SPEC))
 def test_specs_cause_no_traceback_or_files_elsewhere(sandbox, content):
     fill()
     Path("spec.yaml").write_text(yaml.safe_dump(content, allow_unicode=True))
@@ -758,7 +758,7 @@ def test_specs_cause_no_traceback_or_files_elsewhere(sandbox, content):
 
 
 @quick
-@given(torn(FILES["spec.yaml"].encode()))
+@given(damaged(FILES["spec.yaml"].encode()))
 def test_damaged_specs_cause_no_traceback(sandbox, content):
     fill()
     put("spec.yaml", content)

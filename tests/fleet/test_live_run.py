@@ -23,7 +23,7 @@ from fleet.storage.event_log import EventLog, RunTail
 from fleet.storage.lease import Lease, Process, Times, is_held
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
-from tests.fleet.logs import made_up_run
+from tests.fleet.logs import write_sample_run
 from tests.refusals import refused
 
 
@@ -53,7 +53,7 @@ def test_is_held_until_the_launch_releases_the_folder(paths):
     assert not is_held(paths.lease)
 
 
-def answering(paths, answer):
+def answer_in_thread(paths, answer):
     """Answer the first command in a thread; return a list that receives its content."""
     result = []
 
@@ -69,13 +69,13 @@ def answering(paths, answer):
 
 
 def test_command_returns_the_networks_it_concerns(lease_held):
-    result = answering(lease_held, {"networks": ["cnn", "cnn.2"]})
+    result = answer_in_thread(lease_held, {"networks": ["cnn", "cnn.2"]})
     assert live_run.add(lease_held.root, {"family": "cnn"}) == ["cnn", "cnn.2"]
     assert result == [{"do": "add", "entry": {"family": "cnn"}}]
 
 
 def test_command_raises_refusals_of_the_launch(lease_held):
-    answering(lease_held, {"error": "a has ended: 2 epochs", "is_over": True})
+    answer_in_thread(lease_held, {"error": "a has ended: 2 epochs", "is_over": True})
     with pytest.raises(UserError, match="a has ended: 2 epochs"):
         command(lease_held.root, {"do": "stop", "network": "a"})
 
@@ -241,7 +241,7 @@ def test_add_refuses_other_objects(paths, entry):
 
 
 def test_add_accepts_an_entry_of_the_api(lease_held):
-    result = answering(lease_held, {"networks": ["cnn"]})
+    result = answer_in_thread(lease_held, {"networks": ["cnn"]})
     live_run.add(lease_held.root, ModelEntry(family="cnn", args={"filters": (8, 16)}))
     assert result == [{"do": "add", "entry": {"family": "cnn", "args": {"filters": [8, 16]}}}]
 
@@ -311,7 +311,7 @@ class Cell:
 
 
 def test_show_table_ends_with_the_results_in_a_notebook(tmp_path, monkeypatch):
-    paths, cell, launcher, polls = made_up_run(tmp_path), Cell(), Launcher(), []
+    paths, cell, launcher, polls = write_sample_run(tmp_path), Cell(), Launcher(), []
     paths.spec.write_text(
         "models: [{family: softmax, name: a}, {family: softmax, name: b}]\n"
         "data: {source: image_folder, path: images}\n"

@@ -16,7 +16,7 @@ from fleet.spec import dump, parse
 from fleet.storage.paths import RunPaths
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
-from tests.fleet.histories import come_to, results_of
+from tests.fleet.histories import apply_status, results_of
 from tests.fleet.prediction.saved_predictions import keep
 
 NAMES = ("cat", "dog")
@@ -67,7 +67,7 @@ def folded_run(folder, unfinished=()):
     results, targets = results_of(spec, paths), np.array([0, 0, 1, 1])
     for name, (accuracy, logit) in FOLDED.items():
         record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
-        come_to(
+        apply_status(
             results,
             name,
             NetworkStatus((record,), None if name in unfinished else Outcome("1 epoch")),
@@ -101,7 +101,7 @@ def made_run(folder, target=None, data=DATA, engine="keras"):
     results, targets = results_of(spec, paths), np.array([0, 0, 1, 1])
     for name, accuracy, logit in (("a", 0.9, 1.0), ("b", 0.8, 3.0), ("c", 0.7, -1.0)):
         record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
-        come_to(results, name, NetworkStatus((record,), Outcome("1 epoch")))
+        apply_status(results, name, NetworkStatus((record,), Outcome("1 epoch")))
         paths.exported(name, ".keras").parent.mkdir(parents=True, exist_ok=True)
         paths.exported(name, ".keras").write_text(str(logit))
         keep(paths, name, np.stack([0 * targets, logit * (2 * targets - 1)], axis=1), targets)

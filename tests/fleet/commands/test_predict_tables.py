@@ -20,7 +20,7 @@ from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.source import open_data
 from preprocess.sources.table import columns_of
 from preprocess.target import target_of
-from tests.fleet.histories import come_to, record, results_of
+from tests.fleet.histories import apply_status, record, results_of
 
 TRAINED = [
     ["age", "height", "fit", "name", "score"],
@@ -80,7 +80,7 @@ def make_run(tmp_path, monkeypatch):
             target=target_of(train),
         )
         results = results_of(spec, paths)
-        come_to(results, "net", NetworkStatus((record(1),), Outcome("1 epoch")))
+        apply_status(results, "net", NetworkStatus((record(1),), Outcome("1 epoch")))
         paths.exported("net", ".keras").parent.mkdir(parents=True)
         paths.exported("net", ".keras").write_text("")
         paths.spec.write_text(dump(spec.document))

@@ -11,12 +11,12 @@ from fleet.domain.events import EpochEnded
 from fleet.errors import StorageError
 from fleet.monitor.html import write_report
 from tests.fakes import Clock
-from tests.fleet.logs import LOG, as_text, made_up_run
+from tests.fleet.logs import LOG, as_text, write_sample_run
 
 
 @pytest.fixture
 def run(tmp_path):
-    return made_up_run(tmp_path)
+    return write_sample_run(tmp_path)
 
 
 def test_the_command_writes_the_page_and_prints_the_numbers(run, capsys):

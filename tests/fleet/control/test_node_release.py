@@ -41,7 +41,7 @@ class Launch(ControllerDriver):
     def wait(self, seconds):
         self.handle(None, after=seconds)
 
-    def give_back(self, count=1, within_s=60.0):
+    def release(self, count=1, within_s=60.0):
         offer = self.offer(count, within_s)
         self.handle(NodesRequested("one", offer))
         return offer
@@ -58,7 +58,7 @@ def test_release_moves_the_groups_of_the_chosen_node():
     driver = Launch(hosts=("n1", "n2", "n3"))
     driver.plan = {"a": [0, 1], "b": [3, 4], "c": [5]}
     driver.wait(10.0)
-    assert dict(driver.give_back().actions) == {"c": "app"}
+    assert dict(driver.release().actions) == {"c": "app"}
     assert driver.read_mail() == {6: [Pause(run_ends=True)]}
     driver.handle(Paused("c", 0), after=1.0)
     assert driver.read_mail() == {6: [Stop(final=False)]}
@@ -80,7 +80,7 @@ def test_release_kills_the_cheapest_group_without_time_to_save():
     driver.wait(100.0)
     driver.end_epoch("b", gpus=2)
     driver.wait(10.0)  # 2 GPUs have trained for 10 s since, one for 110 s
-    offer = driver.give_back(within_s=1.0)
+    offer = driver.release(within_s=1.0)
     assert (offer.nodes, dict(offer.actions)) == ((1,), {"b": "kill"})
     driver.read_mail()
     driver.handle(Paused("b", 1))
@@ -117,13 +117,13 @@ def test_release_assumes_the_step_time_of_the_largest_batch():
 
 def test_release_of_a_node_without_groups_is_immediate():
     driver = Launch({"a": [0, 1], "b": [3, 4]}, "ab")
-    driver.give_back()
+    driver.release()
     assert driver.released == [(("node 2",), (6, 7, 8), 0.0, False)]
 
 
 def test_released_nodes_cannot_be_released_again():
     driver = Launch()
-    driver.give_back()
+    driver.release()
     assert driver.offer(1, 60.0).nodes == (1,)
     with refused(UserError, "2 nodes", "release 1,"):
         driver.offer(2, 60.0)
@@ -134,7 +134,7 @@ def test_release_pauses_a_forming_group_once_it_has_formed():
     driver.plan = PLAN
     driver.end_epoch("a")
     assert isinstance(driver.read_mail()[6][0], Start)
-    driver.give_back(2)
+    driver.release(2)
     assert 6 not in driver.read_mail()
     driver.handle(Joined("c"))
     assert driver.read_mail() == {6: [Pause(run_ends=True)]}
@@ -142,14 +142,14 @@ def test_release_pauses_a_forming_group_once_it_has_formed():
 
 def test_release_frees_devices_of_a_group_that_fails():
     driver = Launch()
-    driver.give_back()
+    driver.release()
     driver.handle(Failed("c", "the loss became nan", "", may_pass=False), Ready(6))
     assert driver.released
 
 
 def test_release_ends_the_ranks_of_the_node_with_ulfm():
     driver = Launch(outlives=True)
-    driver.give_back()
+    driver.release()
     driver.handle(Paused("c", 0), Stopped("c", 0.5))
     driver.read_mail()
     driver.handle(Ready(6))
@@ -162,13 +162,13 @@ def test_release_ends_the_ranks_of_the_node_with_ulfm():
 
 def test_release_ends_all_ranks_of_the_node_and_no_others():
     driver = Launch({"a": [0, 1], "b": [3, 4]}, "ab", outlives=True)
-    driver.give_back()
+    driver.release()
     assert driver.read_mail() == {rank: [LeaveLaunch()] for rank in (6, 7, 8)}
 
 
 def test_release_does_not_wait_for_dead_ranks():
     driver = Launch(outlives=True)
-    driver.give_back()
+    driver.release()
     driver.handle(RanksDied((6,)))
     assert driver.released
     assert [event.rank for event in driver.events_of("RankDied")] == [6]
@@ -177,7 +177,7 @@ def test_release_does_not_wait_for_dead_ranks():
 
 def test_end_request_takes_precedence_over_a_release():
     driver = Launch()
-    driver.give_back()
+    driver.release()
     driver.handle(EndRequested("SIGTERM came"), Paused("c", 0))
     driver.handle(Paused("a", 0), Paused("b", 0))
     driver.read_mail()
@@ -197,14 +197,14 @@ def test_release_is_refused_if_too_few_gpus_would_be_left():
 
 def test_release_keeps_the_node_of_the_coordinator():
     driver = Launch({"a": [0]}, "a")
-    driver.give_back(2)
+    driver.release(2)
     with refused(UserError, "1 node", "release 0,"):
         driver.offer(1, 60.0)
 
 
 def test_released_idle_ranks_exit_with_the_run():
     driver = Launch({"a": [0, 1]}, "a")
-    driver.give_back()
+    driver.release()
     driver.end_epoch("a", final="done")
     driver.read_mail()
     driver.handle(Stopped("a", 0.1), Ready(1), Ready(2))

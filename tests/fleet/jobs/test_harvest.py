@@ -21,7 +21,7 @@ from fleet.storage.paths import RunPaths
 from launch.base import InputError
 from launch.queues import QUEUES, QueuedJob
 from launch.systems import SYSTEMS
-from tests.fleet.histories import come_to, record, results_of
+from tests.fleet.histories import apply_status, record, results_of
 from tests.fleet.logs import START
 from tests.fleet.storage.test_lease import hold
 
@@ -81,7 +81,7 @@ def finish(run, *names):
     )
     results = results_of(spec, run.paths)
     for name in names:
-        come_to(results, name, NetworkStatus((), Outcome("2 epochs")))
+        apply_status(results, name, NetworkStatus((), Outcome("2 epochs")))
 
 
 TAKEN, EPOCH = NetworkLeased("a", 1, 0, 0), EpochEnded("a", record(1))

@@ -28,7 +28,7 @@ from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Holder, create_generation
 from fleet.storage.paths import RunPaths
 from launch.queues import QueuedJob
-from tests.fleet.histories import come_to, record, results_of
+from tests.fleet.histories import apply_status, record, results_of
 from tests.fleet.logs import START
 
 START_S, IDLE_S, LOOK_S = (
@@ -167,13 +167,15 @@ class Launch:
         if name in training.failing:
             training.epochs_left[name] = 0
             self.log.add(NetworkFailed(name, "loss is NaN"))
-            come_to(self.results, name, NetworkStatus((), Outcome("loss is NaN", is_failure=True)))
+            apply_status(
+                self.results, name, NetworkStatus((), Outcome("loss is NaN", is_failure=True))
+            )
         else:
             training.epochs_left[name] -= 1
             self.log.add(EpochEnded(name, record(epoch, seconds=1.0, samples=10)))
             if not training.epochs_left[name]:
                 self.log.add(NetworkFinished(name, f"{epoch} epochs", epoch))
-            come_to(
+            apply_status(
                 self.results,
                 name,
                 NetworkStatus(

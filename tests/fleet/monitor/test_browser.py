@@ -16,7 +16,7 @@ from PIL import Image
 
 from fleet.monitor.html import render
 from fleet.monitor.report import read_report
-from tests.fleet.logs import made_up_run
+from tests.fleet.logs import write_sample_run
 from tests.fleet.monitor.test_search_summary import searched  # noqa: F401 (a fixture)
 
 CHROMIUM = os.environ.get("FLEET_TEST_CHROMIUM") or next(
@@ -133,7 +133,7 @@ def browse(tmp_path):
 
 
 def test_tooltip_selection_and_sorting_work(tmp_path, browse):
-    page = browse(render(read_report(made_up_run(tmp_path))))
+    page = browse(render(read_report(write_sample_run(tmp_path))))
     assert page.run(_DRIVE) == [
         "a: epoch 2, training loss 0.5",
         "a",
@@ -155,7 +155,7 @@ def test_the_pictures_of_a_search_are_drawn(browse, searched):  # noqa: F811
 
 
 def test_open_page_reloads_until_writing_stops(tmp_path, browse):
-    report = read_report(made_up_run(tmp_path))
+    report = read_report(write_sample_run(tmp_path))
     page, file = browse(render(report, 1.0)), tmp_path / "page.html"
     file.write_text(render(replace(report, name="anew"), 1.0))
     until = time.monotonic() + 30

@@ -10,13 +10,13 @@ from fleet.monitor.charts import BARS, DRAWN, MAX_TRIALS, NAMED, POINTS, as_scri
 from fleet.monitor.report import NetworkCurve, read_report
 from fleet.storage.results import Status
 from scheduler.simulation.ensemble import Stint
-from tests.fleet.logs import made_up_run
+from tests.fleet.logs import write_sample_run
 from tests.fleet.monitor.test_search_summary import many
 
 
 @pytest.fixture
 def report(tmp_path):
-    return read_report(made_up_run(tmp_path))
+    return read_report(write_sample_run(tmp_path))
 
 
 def curves(report, *found):

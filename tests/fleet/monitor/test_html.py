@@ -7,12 +7,12 @@ import pytest
 from fleet.monitor.html import html_table, render
 from fleet.monitor.report import read_report
 from fleet.units import format_duration
-from tests.fleet.logs import LOG, as_text, epoch, made_up_run
+from tests.fleet.logs import LOG, as_text, epoch, write_sample_run
 
 
 @pytest.fixture
 def run(tmp_path):
-    return made_up_run(tmp_path)
+    return write_sample_run(tmp_path)
 
 
 class _Reader(HTMLParser):

@@ -16,13 +16,13 @@ from fleet.monitor.timeline import dated_events
 from fleet.storage.event_log import LoggedEvent
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, leaderboard
-from tests.fleet.logs import LOG, START, as_lines, as_text, epoch, made_up_run
+from tests.fleet.logs import LOG, START, as_lines, as_text, epoch, write_sample_run
 from tests.places import ROOT
 
 
 @pytest.fixture
 def run(tmp_path):
-    return made_up_run(tmp_path)
+    return write_sample_run(tmp_path)
 
 
 def test_a_log_of_0_1_0_gives_the_numbers_that_it_gave_then():

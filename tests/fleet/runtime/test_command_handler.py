@@ -12,7 +12,7 @@ from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.command_queue import CommandQueue
 from fleet.search.searcher import Verdict
 from fleet.storage.paths import RunPaths
-from tests.fleet.histories import come_to, results_of, spec
+from tests.fleet.histories import apply_status, results_of, spec
 
 
 class Admission:
@@ -142,7 +142,7 @@ def test_command_release_is_refused_if_invalid(handled, content, wrong):
 
 
 def test_command_for_an_ended_network_is_refused(handled):
-    come_to(handled.results, "a", NetworkStatus((), Outcome("4 epochs")))
+    apply_status(handled.results, "a", NetworkStatus((), Outcome("4 epochs")))
     assert handled.answer(do="stop", network="a") == {
         "error": "a has ended: 4 epochs",
         "is_over": True,

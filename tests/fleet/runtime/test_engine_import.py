@@ -19,7 +19,7 @@ from fleet.runtime.engine_import import (
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
 from tests.fakes import World
-from tests.fleet.histories import come_to, results_of
+from tests.fleet.histories import apply_status, results_of
 
 ROLES = assign([0, 0, 0, 0], 1, None)  # trainers 1, 2, 3
 
@@ -61,9 +61,9 @@ def test_engine_import_loads_where_sharing_pays(spec, slots, networks_per_gpu, r
 def test_engine_import_ignores_networks_that_have_ended(spec, tmp_path):
     assert plan_import(spec, ROLES, fresh=False) == ImportPlan("numpy", frozenset({1, 2, 3}))
     results = results_of(spec, RunPaths(tmp_path))
-    come_to(results, "b", NetworkStatus((), Outcome("done")))
+    apply_status(results, "b", NetworkStatus((), Outcome("done")))
     assert plan_import(spec, ROLES, fresh=False).ranks == {1}
-    come_to(results, "a", NetworkStatus((), Outcome("it cannot be built", is_failure=True)))
+    apply_status(results, "a", NetworkStatus((), Outcome("it cannot be built", is_failure=True)))
     assert not plan_import(spec, ROLES, fresh=False).ranks
     assert plan_import(spec, ROLES, fresh=True).ranks == {1, 2, 3}
 

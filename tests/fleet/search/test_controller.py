@@ -196,7 +196,7 @@ def test_budget_ends_proposals_but_not_training(budget):
     assert {end for _, end in launch.outcomes.values()} == {TrialOutcome.FINISHED}
 
 
-def coming(controller):
+def remaining_trials(controller):
     """Return the networks and epochs that may still come, and the epochs of proposed networks."""
     (subject,) = controller.remaining_work.searches
     return subject.networks, subject.epochs, subject.proposed
@@ -221,15 +221,15 @@ def test_remaining_work_follows_space_and_budget():
         "val_accuracy",
         trainers=2,
     )
-    assert coming(controller)[:2] == (3, 50)  # a space of three
+    assert remaining_trials(controller)[:2] == (3, 50)  # a space of three
     launch, _ = run(search_of(max_trials=20, budget=Budget(gpu_hours=1)))
-    assert coming(launch.controller) == (
+    assert remaining_trials(launch.controller) == (
         0,
         0,
         {name: epochs for name, (epochs, _) in launch.outcomes.items()},
     )
     spent, _ = run(search_of(max_trials=20, max_concurrent=1, budget=Budget(epochs=3)))
-    assert coming(spent.controller)[:2] == (0, 0)
+    assert remaining_trials(spent.controller)[:2] == (0, 0)
 
 
 def test_budget_ends_promotions():

@@ -21,7 +21,7 @@ def curve(draw):
         yield best
 
 
-def trained(curves, prune):
+def train_all(curves, prune):
     """Return the epochs that each network trains, one after another, and its last score."""
     pruner, actual = Curves(prune, MAX_EPOCHS, 0), []
     for number, scores in enumerate(curves):
@@ -36,7 +36,7 @@ def trained(curves, prune):
 def test_curves_prune_hopeless_networks_and_keep_the_best(seed):
     draw = random.Random(seed)
     curves = [list(curve(draw)) for _ in range(40)]
-    actual = trained(curves, Prune(rule="learning_curve", min_trials=5))
+    actual = train_all(curves, Prune(rule="learning_curve", min_trials=5))
     assert sum(epochs for epochs, _ in actual) < 0.75 * 40 * MAX_EPOCHS
     assert (
         max(score for epochs, score in actual if epochs == MAX_EPOCHS)
@@ -48,20 +48,20 @@ def test_curves_prune_nothing_before_min_trials_and_min_epochs():
     good, bad = [1 - epoch**-1.0 for epoch in range(1, MAX_EPOCHS + 1)], [0.1] * MAX_EPOCHS
     assert [
         epochs
-        for epochs, _ in trained([good, bad, bad], Prune(rule="learning_curve", min_trials=3))
+        for epochs, _ in train_all([good, bad, bad], Prune(rule="learning_curve", min_trials=3))
     ] == [MAX_EPOCHS] * 3
     assert [
         epochs
-        for epochs, _ in trained(
+        for epochs, _ in train_all(
             [good, good, bad], Prune(rule="learning_curve", min_trials=2, min_epochs=7)
         )
     ] == [MAX_EPOCHS, MAX_EPOCHS, 7]
-    assert trained([good, bad], Prune(rule="learning_curve", min_trials=1))[1] == (3, 0.1)
+    assert train_all([good, bad], Prune(rule="learning_curve", min_trials=1))[1] == (3, 0.1)
 
 
 def test_curves_prune_nan_and_ignore_it_for_others():
     good = [1 - epoch**-1.0 for epoch in range(1, MAX_EPOCHS + 1)]
-    actual = trained(
+    actual = train_all(
         [[-math.inf] * MAX_EPOCHS, good, [-math.inf] * MAX_EPOCHS, good],
         Prune(rule="learning_curve", min_trials=1),
     )

@@ -50,7 +50,7 @@ def test_asha_pause_resumes_networks_once_among_the_best(scores, factor):
         promoted |= candidates
 
 
-def halved(scores, factor):
+def keep_best(scores, factor):
     """Return the networks that continue in successive halving."""
     best = sorted(scores, key=lambda name: (-scores[name], int(name[1:])))[
         : max(1, len(scores) // factor)
@@ -65,7 +65,7 @@ def test_bracket_in_step_equals_successive_halving(scores, factor, random):
         assert bracket.add(name, 1, by_name[name]) is PAUSE
     assert bracket.promotable() is None
     settled = bracket.settle()
-    assert set(settled.go_on) == halved(by_name, factor)
+    assert set(settled.go_on) == keep_best(by_name, factor)
     assert set(settled.stop) == by_name.keys() - set(settled.go_on)
 
 

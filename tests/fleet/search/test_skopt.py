@@ -27,7 +27,7 @@ def value_of(values):
     )
 
 
-def searched(count, space=SPACE, max_concurrent=3, mode="maximize"):
+def run_search(count, space=SPACE, max_concurrent=3, mode="maximize"):
     """Return the proposals if some networks always train, with values by :func:`value_of`."""
     searcher, training, actual = (
         make_searcher("skopt_searcher:Searcher", space, 4, mode, FOREST),
@@ -54,7 +54,7 @@ def searched(count, space=SPACE, max_concurrent=3, mode="maximize"):
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["maximize", "minimize"])
 def test_skopt_proposals_improve_within_the_space(mode):
-    actual = searched(22, mode=mode)
+    actual = run_search(22, mode=mode)
     assert all(
         1e-5 <= subject["train.optimizer.learning_rate"] <= 0.1
         and subject["filters"] in SPACE["filters"]
@@ -65,11 +65,11 @@ def test_skopt_proposals_improve_within_the_space(mode):
 
 
 def test_skopt_answers_equal_calls_equally():
-    assert searched(9) == searched(9)
+    assert run_search(9) == run_search(9)
 
 
 def test_skopt_ends_with_an_exhausted_space():
-    actual = searched(9, space={"kernel": (1, 3, 5)})
+    actual = run_search(9, space={"kernel": (1, 3, 5)})
     assert sorted(subject["kernel"] for subject in actual) == [1, 3, 5]
 
 

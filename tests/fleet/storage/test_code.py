@@ -12,14 +12,14 @@ def write(tmp_path, monkeypatch):
     """Return a function that writes importable modules, and hashes the sources of a target."""
     monkeypatch.syspath_prepend(tmp_path / "here")
 
-    def written(target="models:build", spec_folder="here", **texts):
+    def write_and_hash(target="models:build", spec_folder="here", **texts):
         for name, text in texts.items():
             path = tmp_path / "here" / f"{name.replace('__in__', '/')}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         return hash_sources(target, tmp_path / spec_folder)
 
-    return written
+    return write_and_hash
 
 
 def test_hash_sources_covers_the_file_of_the_function(write):

@@ -31,7 +31,7 @@ def path(tmp_path):
     return tmp_path / "run" / "events.jsonl"
 
 
-def written(path, *events, clock=lambda: 0.0):
+def write_log(path, *events, clock=lambda: 0.0):
     log = EventLog(path, clock)
     for event in events:
         log.add(event)
@@ -40,12 +40,12 @@ def written(path, *events, clock=lambda: 0.0):
 
 def test_read_events_returns_order_and_times(path):
     times = iter([100.0, 101.5, 103.25])
-    written(path, LOST, SKIPPED, clock=lambda: next(times))
+    write_log(path, LOST, SKIPPED, clock=lambda: next(times))
     assert list(read_events(path)) == [(1.5, LOST), (3.25, SKIPPED)]
 
 
 def test_event_log_writes_time_type_and_fields(path):
-    written(path, SKIPPED)
+    write_log(path, SKIPPED)
     assert path.read_text() == (
         '{"t_s": 0.0, "event": "bad_sample", "name": "x.png", "reason": "torn", "training": true}\n'
     )
@@ -54,7 +54,7 @@ def test_event_log_writes_time_type_and_fields(path):
 def test_read_events_skips_other_kinds_unparsed(path, monkeypatch):
     assert events_of(path, RankDied) == []  # without a log
     named = SampleSkipped("lost", "a file of this name", training=True)
-    written(path, LOST, SKIPPED, named, LOST)
+    write_log(path, LOST, SKIPPED, named, LOST)
     read, events = [], event_log.event_from_json
     monkeypatch.setattr(
         event_log, "event_from_json", lambda record: read.append(record) or events(record)
@@ -72,9 +72,9 @@ def test_event_log_is_unbuffered(path):
 
 @pytest.mark.parametrize("cut", [1, 2, 10, 30])
 def test_read_events_skips_incomplete_line(path, cut):
-    written(path, LOST, SKIPPED)
+    write_log(path, LOST, SKIPPED)
     path.write_bytes(path.read_bytes()[:-cut])
-    written(path, LaunchEnded(0))
+    write_log(path, LaunchEnded(0))
     # A line that only lacks its end is complete.
     assert [event for _, event in read_events(path)] == [
         LOST,
@@ -99,12 +99,12 @@ def test_read_events_skips_incomplete_line(path, cut):
     ],
 )
 def test_read_events_skips_invalid_lines(path, line):
-    written(path, SKIPPED)
+    write_log(path, SKIPPED)
     tail = RunTail(RunPaths(path.parent))
     assert [dated.event for dated in tail.poll()] == [SKIPPED]
     with path.open("a") as file:
         file.write(line + "\n")
-    written(path, LOST)
+    write_log(path, LOST)
     assert [dated.event for dated in tail.poll()] == [LOST]
     assert [event for _, event in read_events(path)] == [SKIPPED, LOST]
 
@@ -112,17 +112,17 @@ def test_read_events_skips_invalid_lines(path, line):
 def test_launch_status_from_log_or_abnormal_end(path):
     before = log_position(path)
     assert launch_status(0, path, before) == ExitStatus.INFRASTRUCTURE
-    written(path, LOST)
+    write_log(path, LOST)
     assert launch_status(0, path, before) == ExitStatus.INFRASTRUCTURE
     assert launch_status(9, path, before) == 9
-    written(path, LaunchEnded(int(ExitStatus.RESUMABLE)))
+    write_log(path, LaunchEnded(int(ExitStatus.RESUMABLE)))
     assert launch_status(0, path, before) == ExitStatus.RESUMABLE
     assert launch_status(0, path, log_position(path)) == ExitStatus.INFRASTRUCTURE
 
 
 def test_event_log_writes_nan_as_null(path):
     event = EpochEnded("a", record(1, val_loss=math.nan, val_accuracy=math.inf))
-    written(path, event)
+    write_log(path, event)
 
     def refuse(constant):
         pytest.fail(f"{constant} is not JSON")
@@ -150,14 +150,14 @@ def test_read_run_merges_concurrent_logs_by_date(
         (4, "18", 10.0),
         (5, "17", 60.0),
     ):
-        written(RunPaths(tmp_path, launch).events, replace(START, date=date), RankDied(rank, 0))
+        write_log(RunPaths(tmp_path, launch).events, replace(START, date=date), RankDied(rank, 0))
     assert ranks_of(paths) == [1, 4, 3, 2, 5]
     assert [type(event) for _, event in read_run(paths)] == [type(START), RankDied] * 5
 
 
 def test_read_run_keeps_order_if_clock_goes_back(tmp_path):
     for rank, launch, date in ((1, "17", 90.0), (2, "17", 30.0), (3, "18", 60.0), (4, "18", 100.0)):
-        written(RunPaths(tmp_path, launch).events, replace(START, date=date), RankDied(rank, 0))
+        write_log(RunPaths(tmp_path, launch).events, replace(START, date=date), RankDied(rank, 0))
     assert ranks_of(RunPaths(tmp_path)) == [3, 1, 2, 4]
 
 

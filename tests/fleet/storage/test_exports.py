@@ -15,7 +15,7 @@ def paths(tmp_path):
     return RunPaths(tmp_path)
 
 
-def saved(paths, *accuracies, keep="best+last"):
+def save_network(paths, *accuracies, keep="best+last"):
     """Save a network after the last of these epochs."""
     writer = CheckpointWriter(paths, Checkpoint(keep=keep))
     writer.save(
@@ -26,9 +26,9 @@ def saved(paths, *accuracies, keep="best+last"):
     writer.close()
 
 
-def exported(paths, *accuracies, keep="best+last"):
+def export_network(paths, *accuracies, keep="best+last"):
     """Save and export a network."""
-    saved(paths, *accuracies, keep=keep)
+    save_network(paths, *accuracies, keep=keep)
     writer = CheckpointWriter(paths, Checkpoint(keep=keep))
     writer.export(
         "net", Stopping(max_epochs=len(accuracies)), lambda arrays, path: path.write_text("x")
@@ -38,36 +38,36 @@ def exported(paths, *accuracies, keep="best+last"):
 
 @pytest.mark.parametrize("keep", ["best+last", "last"])
 def test_export_is_current_until_a_better_epoch(paths, keep):
-    saved(paths, 0.5, keep=keep)
+    save_network(paths, 0.5, keep=keep)
     assert not is_exported(paths, "net", keep, ".keras")
-    exported(paths, 0.5, 0.6, keep=keep)
+    export_network(paths, 0.5, 0.6, keep=keep)
     assert is_exported(paths, "net", keep, ".keras")
-    saved(paths, 0.5, 0.6, 0.7, keep=keep)
+    save_network(paths, 0.5, 0.6, 0.7, keep=keep)
     assert not is_exported(paths, "net", keep, ".keras")
     assert paths.foreign_files() == []
 
 
 def test_export_stays_current_without_better_epoch(paths):
-    exported(paths, 0.5, 0.7)
-    saved(paths, 0.5, 0.7, 0.6)
+    export_network(paths, 0.5, 0.7)
+    save_network(paths, 0.5, 0.7, 0.6)
     assert is_exported(paths, "net", "best+last", ".keras")
     assert not is_exported(paths, "net", "last", ".keras")
 
 
 def test_export_without_a_note_is_accepted(paths):
-    exported(paths, 0.5)
+    export_network(paths, 0.5)
     paths.export_note("net").unlink()
     assert is_exported(paths, "net", "best+last", ".keras")
 
 
 def test_export_without_its_checkpoint_is_accepted(paths):
-    exported(paths, 0.5)
+    export_network(paths, 0.5)
     paths.best("net").write_bytes(b"damaged")
     assert is_exported(paths, "net", "best+last", ".keras")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"history": 3}'])
 def test_export_with_a_damaged_note_is_repeated(paths, content):
-    exported(paths, 0.5)
+    export_network(paths, 0.5)
     paths.export_note("net").write_bytes(content)
     assert not is_exported(paths, "net", "best+last", ".keras")

@@ -76,7 +76,7 @@ def hold(folder, name="a", floor=0, **me):
     return lease
 
 
-def taking(lease, folder, until=1e9):
+def acquire(lease, folder, until=1e9):
     """Acquire a lease step by step; return the seconds that it took, None after ``until``."""
     for pause in lease.steps(folder):
         lease._process.time += pause
@@ -214,7 +214,7 @@ def test_lease_raises_if_the_folder_is_unwritable(tmp_path):
 def test_incomplete_generation_is_held_until_stale(folder, content):
     folder.mkdir()
     (folder / "00000001").write_text(content)
-    assert taking(make(), folder) == pytest.approx(60, abs=1)
+    assert acquire(make(), folder) == pytest.approx(60, abs=1)
 
 
 def test_lease_deletes_old_generations(folder):
@@ -272,7 +272,7 @@ JOB = {"system": "slurm", "job": "17"}
 def test_lease_of_a_dead_holder_is_taken_over(folder, first, second, around, seconds):
     first_lease = hold(folder, "first", **first)
     lease = make("second", FakeProcess(**around), **second)
-    assert taking(lease, folder) == pytest.approx(seconds, abs=0.5)
+    assert acquire(lease, folder) == pytest.approx(seconds, abs=0.5)
     assert lease.took_over
     with pytest.raises(LeaseLost):
         first_lease.check()
@@ -288,7 +288,7 @@ def test_lease_of_a_dead_holder_is_taken_over(folder, first, second, around, sec
 def test_lease_of_a_suspended_job_is_kept(folder, second, words):
     lease = hold(folder, **JOB)
     with refused(UserError, words):
-        taking(make("second", FakeProcess(knows=True), **second), folder)
+        acquire(make("second", FakeProcess(knows=True), **second), folder)
     lease.check()
 
 

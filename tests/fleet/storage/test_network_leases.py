@@ -26,7 +26,7 @@ def launch(run, name, around=None, **me):
     return NetworkLeases(run, make(name, around, **me))
 
 
-def got(leases, names, max_held=9):
+def acquire(leases, names, max_held=9):
     """Request networks, poll once, and return the acquired ones."""
     leases.request(names, max_held)
     leases.poll()
@@ -43,16 +43,16 @@ def wait(leases, seconds):
 
 def test_network_lease_passes_to_other_launch_on_release(run):
     first, second = launch(run, "first"), launch(run, "second")
-    assert got(first, "ab", max_held=1) == ["a"]
-    assert got(second, "abc") == ["b", "c"]
+    assert acquire(first, "ab", max_held=1) == ["a"]
+    assert acquire(second, "abc") == ["b", "c"]
     first.release("a")
-    assert got(second, "abc") == ["a"]
+    assert acquire(second, "abc") == ["a"]
     assert second.lease_of("a").fence.generation == 2
     first.check()
 
 
 def test_network_lease_of_killed_launch_is_taken_over(run):
-    got(launch(run, "first", system="slurm", job="17"), "ab")
+    acquire(launch(run, "first", system="slurm", job="17"), "ab")
     ended, same, new_job = (
         launch(run, name, FakeProcess(knows=is_known), system="slurm", job=job, restarts=restarts)
         for name, job, restarts, is_known in (
@@ -61,17 +61,17 @@ def test_network_lease_of_killed_launch_is_taken_over(run):
             ("other", "19", 0, True),
         )
     )
-    assert got(new_job, "a") == got(ended, "a") == []
+    assert acquire(new_job, "a") == acquire(ended, "a") == []
     assert wait(new_job, 200) == []  # the batch system still knows the holder's job
-    assert got(same, "b") == ["b"]  # the same job, requeued
+    assert acquire(same, "b") == ["b"]  # the same job, requeued
     assert wait(ended, 58) == []
     assert wait(ended, 4) == [("a", True)]
 
 
 def test_network_lease_of_a_living_launch_is_kept(run):
     first, second = launch(run, "first"), launch(run, "second")
-    got(first, "a")
-    got(second, "a")
+    acquire(first, "a")
+    acquire(second, "a")
     for _ in range(100):
         first.renew()
         assert wait(second, 1) == []
@@ -79,10 +79,10 @@ def test_network_lease_of_a_living_launch_is_kept(run):
 
 def test_network_lease_fences_out_stopped_launch(run):
     first, second = launch(run, "first"), launch(run, "second")
-    got(first, "a")
+    acquire(first, "a")
     fence = first.lease_of("a").fence
     write_state(run.last("a"), TrainingState({}, "net", history(0.5)), fence=fence)
-    got(second, "a")
+    acquire(second, "a")
     assert wait(second, 70) == [("a", True)]
     with refused(LeaseLost, "network a", "process 1 on node"):
         write_state(run.last("a"), TrainingState({}, "net", history(0.5, 0.6)), fence=fence)
@@ -98,14 +98,14 @@ def test_network_lease_fences_out_stopped_launch(run):
 
 
 def test_network_leases_wait_while_the_run_is_held(run):
-    door = run.lease
-    door.mkdir(parents=True)
-    alone = hold(door, "alone")
+    folder = run.lease
+    folder.mkdir(parents=True)
+    alone = hold(folder, "alone")
     first = launch(run, "first")
-    assert got(first, "ab") == []
+    assert acquire(first, "ab") == []
     assert not run.network_lease("a").exists() or not read_holders(run)
     alone.release()
-    assert got(first, "ab") == ["a", "b"]
+    assert acquire(first, "ab") == ["a", "b"]
 
 
 def test_network_lease_is_released_if_the_run_is_held(run):
@@ -119,7 +119,7 @@ def test_network_lease_is_released_if_the_run_is_held(run):
 
     lease = first._lease.sibling("network a")
     first._attempts["a"] = lease, steps(lease)
-    assert got(first, "a") == []
+    assert acquire(first, "a") == []
     assert not read_holders(run)
 
 
@@ -127,17 +127,17 @@ def test_network_leases_fence_out_a_dead_holder_of_the_run(run):
     run.lease.mkdir(parents=True)
     hold(run.lease, "dead")
     first = launch(run, "first", FakeProcess(knows=None))
-    assert got(first, "a") == []
+    assert acquire(first, "a") == []
     assert wait(first, 70) == [("a", False)]
 
 
 def test_generations_rise_across_single_and_shared_launches(run):
     first = launch(run, "first")
-    got(first, "a")
+    acquire(first, "a")
     first.release("a")
     run.lease.mkdir(parents=True)
     hold(run.lease, "alone", floor=6).release()
-    assert got(launch(run, "second"), "a") == ["a"]
+    assert acquire(launch(run, "second"), "a") == ["a"]
     assert read_holders(run)
 
 
@@ -149,7 +149,7 @@ def test_reclaim_networks_is_refused_while_one_is_held(run):
         ),
     )
     alone._process.now = time.monotonic
-    got(first, "a")
+    acquire(first, "a")
     ended = threading.Event()
 
     def renew():

@@ -21,7 +21,7 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, leaderboard, read_results, recover
 from tests.examples import examples
 from tests.fakes import Clock
-from tests.fleet.histories import come_to, history, record, results_of, spec
+from tests.fleet.histories import apply_status, history, record, results_of, spec
 from tests.refusals import refused
 
 FAILURE = Outcome("out of memory", is_failure=True)
@@ -43,8 +43,8 @@ def names(results):
 
 def test_rows_have_the_status_of_each_network(results):
     assert {row.status for row in results.rows()} == {Status.WAITING}
-    come_to(results, "a", NetworkStatus((record(1),), Outcome("3 epochs")))
-    come_to(results, "b", NetworkStatus((record(1),), FAILURE))
+    apply_status(results, "a", NetworkStatus((record(1),), Outcome("3 epochs")))
+    apply_status(results, "b", NetworkStatus((record(1),), FAILURE))
     rows = {row.name: row for row in results.rows()}
     assert [(rows[name].status, rows[name].reason) for name in "abc"] == [
         (Status.FINISHED, "3 epochs"),
@@ -54,7 +54,7 @@ def test_rows_have_the_status_of_each_network(results):
 
 
 def test_row_has_the_best_epoch_and_all_seconds(results):
-    come_to(results, "a", NetworkStatus(history(0.5, 0.9, 0.8)))
+    apply_status(results, "a", NetworkStatus(history(0.5, 0.9, 0.8)))
     row = results.rows()[0]
     assert (
         row.name,
@@ -117,7 +117,7 @@ def test_row_has_the_best_epoch_and_all_seconds(results):
 )
 def test_rows_begin_with_the_best_network(results, scores, order):
     for name, score in scores.items():
-        come_to(
+        apply_status(
             results,
             name,
             NetworkStatus(
@@ -128,7 +128,7 @@ def test_rows_begin_with_the_best_network(results, scores, order):
     assert "".join(names(results)) == order
 
 
-def ranked(tmp_path, monitor, rows, **trains):
+def rank_networks(tmp_path, monitor, rows, **trains):
     """Return the names of networks with one epoch each, in the order of the table."""
     models = [{"family": "softmax", "name": name, "train": trains.get(name, {})} for name in rows]
     direction = {"direction": "max"} if "own" in monitor else {}
@@ -140,7 +140,7 @@ def ranked(tmp_path, monitor, rows, **trains):
         spec(*models, train=train, resources={"engine": "keras"}), RunPaths(tmp_path)
     )
     for name, (metrics, scores) in rows.items():
-        come_to(results, name, NetworkStatus((record(1, metrics=metrics, **scores),)))
+        apply_status(results, name, NetworkStatus((record(1, metrics=metrics, **scores),)))
     return names(results)
 
 
@@ -163,7 +163,7 @@ def test_rows_are_ranked_by_the_monitored_value(tmp_path, monitor, expected):
             {"val_loss": 0.3, "accuracy": 0.5},
         ),
     }
-    assert "".join(ranked(tmp_path, monitor, rows, a={"loss": "huber"})) == expected
+    assert "".join(rank_networks(tmp_path, monitor, rows, a={"loss": "huber"})) == expected
 
 
 def test_rows_break_no_ties_by_different_losses(tmp_path):
@@ -171,8 +171,8 @@ def test_rows_break_no_ties_by_different_losses(tmp_path):
         name: ({"val_mae": 1.0}, {"val_loss": loss})
         for name, loss in (("a", 0.3), ("b", 0.1), ("c", -3805.0))
     }
-    assert ranked(tmp_path, "val_mae", rows, c={"loss": "huber"}) == ["a", "b", "c"]
-    assert ranked(tmp_path, "val_mae", rows) == ["c", "b", "a"]
+    assert rank_networks(tmp_path, "val_mae", rows, c={"loss": "huber"}) == ["a", "b", "c"]
+    assert rank_networks(tmp_path, "val_mae", rows) == ["c", "b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_read_results_returns_what_was_written(tmp_path_factory, records, reason
     content.by_name["a"].parameters.update(drawn)
     results = results_of(content, RunPaths(tmp_path_factory.mktemp("run")), parameters={"b": 7})
     for name, entry in zip("abc", records, strict=True):
-        come_to(
+        apply_status(
             results,
             name,
             NetworkStatus((entry,), Outcome(reason, is_failure=True) if name == "b" else None),
@@ -235,10 +235,14 @@ def test_table_is_rewritten_when_cheap_or_after_a_minute():
 
 
 def test_cached_lines_match_current_table(results):
-    come_to(results, "a", NetworkStatus((record(1, val_accuracy=0.5),)))
+    apply_status(results, "a", NetworkStatus((record(1, val_accuracy=0.5),)))
     # adds a column to all rows
-    come_to(results, "b", NetworkStatus((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),)))
-    come_to(results, "a", NetworkStatus((record(1, val_accuracy=0.5), record(2, val_accuracy=0.7))))
+    apply_status(
+        results, "b", NetworkStatus((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),))
+    )
+    apply_status(
+        results, "a", NetworkStatus((record(1, val_accuracy=0.5), record(2, val_accuracy=0.7)))
+    )
     results.set_parameters("c", 7)
     assert [
         (row.name, row.epochs, row.parameters, row.metrics)
@@ -252,7 +256,7 @@ def test_added_network_has_row_immediately(results):
 
 
 def test_table_is_not_rewritten_without_changes(results):
-    come_to(results, "a", NetworkStatus((record(1),)))
+    apply_status(results, "a", NetworkStatus((record(1),)))
     results.paths.results.unlink()
     for event in (
         GroupStarted("a", (0,), 0, 1),
@@ -301,14 +305,14 @@ def test_read_results_refuses_folders_without_a_run(tmp_path):
 # ---- resuming ------------------------------------------------------------------------------------
 
 
-def recovered(results):
+def recover_run(results):
     """Restore the state of a run from its files; return the checkpoints."""
     statuses, states = recover(results)
     results.run.restore(statuses)
     return states
 
 
-def leave_network(results, name, epochs, best=True, **fields):
+def write_network(results, name, epochs, best=True, **fields):
     """Write the checkpoints of a network."""
     state = TrainingState(arrays={}, identity="i", history=epochs, **fields)
     write_state(results.paths.last(name), state)
@@ -318,33 +322,33 @@ def leave_network(results, name, epochs, best=True, **fields):
 
 
 def test_network_resumes_from_its_checkpoint(results):
-    leave_network(results, "a", history(0.5, 0.6))
-    states = recovered(results)
+    write_network(results, "a", history(0.5, 0.6))
+    states = recover_run(results)
     assert (list(states), results.network_status("a")) == (["a"], NetworkStatus(history(0.5, 0.6)))
 
 
 def test_parameters_are_kept_for_launches_without_building(results):
     results.set_parameters("b", 7)
     again = results_of(results.spec, results.paths, parameters={"a": 52})
-    recovered(again)
+    recover_run(again)
     assert {row.name: row.parameters for row in again.rows()} == {"a": 52, "b": 7, "c": None}
 
 
 def test_network_that_had_converged_is_finished(results):
-    leave_network(results, "a", history(0.5, 0.6, 0.7))
-    recovered(results)
+    write_network(results, "a", history(0.5, 0.6, 0.7))
+    recover_run(results)
     assert results.network_status("a").outcome == Outcome("3 epochs")
     assert results.rows()[0].reason == "3 epochs"
 
 
 @pytest.mark.parametrize("epochs", [(0.5, 0.6, 0.7), (0.5, 0.7, 0.6)])
 def test_damaged_last_keeps_finished_network_by_best(results, epochs):
-    leave_network(results, "a", history(*epochs))
+    write_network(results, "a", history(*epochs))
     best = 1 + epochs.index(0.7)
     write_state(results.paths.best("a"), TrainingState({}, "i", history(*epochs)[:best]))
     write_history(results.paths.history("a"), history(*epochs))
     results.paths.last("a").write_bytes(b"damaged")
-    recovered(results)
+    recover_run(results)
     assert results.network_status("a") == NetworkStatus(history(*epochs), Outcome("3 epochs"))
     assert (results.row(results.spec.by_name["a"]).best_epoch, list(results.damaged)) == (
         best,
@@ -355,19 +359,19 @@ def test_damaged_last_keeps_finished_network_by_best(results, epochs):
 
 def test_longer_training_resumes_from_best_if_last_damaged(tmp_path):
     longer = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 9}}), RunPaths(tmp_path))
-    leave_network(longer, "a", history(0.5, 0.7, 0.6))
+    write_network(longer, "a", history(0.5, 0.7, 0.6))
     write_state(longer.paths.best("a"), TrainingState({}, "i", history(0.5, 0.7)))
     write_history(longer.paths.history("a"), history(0.5, 0.7, 0.6))
     longer.paths.last("a").write_bytes(b"damaged")
-    assert recovered(longer)["a"].epoch == 2
+    assert recover_run(longer)["a"].epoch == 2
     assert longer.network_status("a") == NetworkStatus(history(0.5, 0.7))
 
 
 def test_network_resumes_with_a_longer_rule(tmp_path):
     short = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 1}}), RunPaths(tmp_path))
-    leave_network(short, "a", history(0.5), final="1 epoch")
+    write_network(short, "a", history(0.5), final="1 epoch")
     longer = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 9}}), RunPaths(tmp_path))
-    recovered(longer)
+    recover_run(longer)
     assert longer.network_status("a").outcome is None
 
 
@@ -383,56 +387,58 @@ def test_network_resumes_with_a_longer_rule(tmp_path):
 def test_finished_network_keeps_its_reason(tmp_path, rule):
     """Fewer epochs, less patience, or another rule that does not let it continue."""
     results = results_of(spec(*MODELS, train={"stopping": rule}), RunPaths(tmp_path))
-    leave_network(results, "a", history(0.7, 0.6, 0.5), final="no better val_accuracy for 2 epochs")
-    recovered(results)
+    write_network(results, "a", history(0.7, 0.6, 0.5), final="no better val_accuracy for 2 epochs")
+    recover_run(results)
     assert results.network_status("a").outcome == Outcome("no better val_accuracy for 2 epochs")
 
 
 def test_network_inside_an_epoch_is_not_finished(results):
-    leave_network(results, "a", history(0.5, 0.6, 0.7), position=16, stream_epoch=3)
-    assert recovered(results)["a"].position == 16
+    write_network(results, "a", history(0.5, 0.6, 0.7), position=16, stream_epoch=3)
+    assert recover_run(results)["a"].position == 16
     assert results.network_status("a").outcome is None
 
 
-def resumed(results, **changes):
+def resume(results, **changes):
     """Return the results of the next launch."""
     again = results_of(results.spec, results.paths, **changes)
-    recovered(again)
+    recover_run(again)
     return again
 
 
-def failed(results):
+def failure_reasons(results):
     return {row.name: row.reason for row in results.rows() if row.status is Status.FAILED}
 
 
 def test_failed_network_stays_failed_unless_transient(results):
-    come_to(results, "b", NetworkStatus((), FAILURE))
-    come_to(
+    apply_status(results, "b", NetworkStatus((), FAILURE))
+    apply_status(
         results,
         "c",
         NetworkStatus((), Outcome("Stale file handle", is_failure=True, may_pass=True)),
     )
-    assert failed(results) == {"b": "out of memory", "c": "Stale file handle"}
-    assert failed(resumed(results)) == {"b": "out of memory"}
+    assert failure_reasons(results) == {"b": "out of memory", "c": "Stale file handle"}
+    assert failure_reasons(resume(results)) == {"b": "out of memory"}
 
 
 def test_failed_network_is_retried_if_attempt_differs(
     results,
 ):
-    come_to(results, "b", NetworkStatus((), FAILURE))
-    come_to(results, "c", NetworkStatus((), FAILURE))
-    again = resumed(results, attempt_id=lambda network: f"another {network.name}")
-    assert failed(again) == {}
-    come_to(again, "c", NetworkStatus((), Outcome("the loss became inf", is_failure=True)))
-    come_to(again, "b", NetworkStatus((), Outcome("3 epochs")))
+    apply_status(results, "b", NetworkStatus((), FAILURE))
+    apply_status(results, "c", NetworkStatus((), FAILURE))
+    again = resume(results, attempt_id=lambda network: f"another {network.name}")
+    assert failure_reasons(again) == {}
+    apply_status(again, "c", NetworkStatus((), Outcome("the loss became inf", is_failure=True)))
+    apply_status(again, "b", NetworkStatus((), Outcome("3 epochs")))
     assert not results.paths.failure("b").exists()
-    assert failed(resumed(results, attempt_id=again.attempt_id)) == {"c": "the loss became inf"}
+    assert failure_reasons(resume(results, attempt_id=again.attempt_id)) == {
+        "c": "the loss became inf"
+    }
 
 
 def test_failure_is_written_once_and_row_each_time(results):
-    come_to(results, "b", NetworkStatus((), FAILURE))
+    apply_status(results, "b", NetworkStatus((), FAILURE))
     results.paths.failure("b").unlink()
-    come_to(results, "b", NetworkStatus(history(0.5), FAILURE))
+    apply_status(results, "b", NetworkStatus(history(0.5), FAILURE))
     assert not results.paths.failure("b").exists()
     assert {row.name: row.epochs for row in read_results(results.paths.root)}["b"] == 1
 
@@ -443,13 +449,13 @@ def test_failure_is_written_once_and_row_each_time(results):
 def test_network_is_retried_if_failure_unreadable(results, content):
     with atomic_write(results.paths.failure("b")) as file:
         file.write(content)
-    recovered(results)
-    assert failed(results) == {}
+    recover_run(results)
+    assert failure_reasons(results) == {}
 
 
 def test_table_has_test_columns_only_with_results(results):
     assert "test acc" not in leaderboard(results.rows())[0]
-    come_to(
+    apply_status(
         results,
         "a",
         NetworkStatus((record(1),), Outcome("1 epoch"), net.EvaluationResult(0.5, 0.75, 8)),
@@ -460,7 +466,7 @@ def test_table_has_test_columns_only_with_results(results):
 
 
 def test_leaderboard_shortens_reasons_and_drops_empty(results):
-    come_to(results, "a", NetworkStatus((), Outcome("x" * 80, is_failure=True)))
+    apply_status(results, "a", NetworkStatus((), Outcome("x" * 80, is_failure=True)))
     headers, rows = leaderboard(results.rows())
     by_name = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
     assert by_name["a"]["why"] == "x" * 47 + "..."
@@ -522,7 +528,7 @@ def test_leaderboard_limits_the_varied_parameters():
 
 
 def test_table_has_empty_cells_and_reads_nan(results):
-    come_to(results, "a", NetworkStatus(history(0.5)))
+    apply_status(results, "a", NetworkStatus(history(0.5)))
     results.write()
     with open(results.paths.results, newline="") as file:
         cells = {row["name"]: row for row in csv.DictReader(file)}
