@@ -198,7 +198,9 @@ def as_array(value: Any, giver: str, expected: str) -> np.ndarray:
             return np.asarray(value)
         except Exception as error:  # a tensor on a GPU or with a gradient explains itself
             reason = f": {format_exception(error)}"
-    raise InputError(f"{giver} gives a {type(value).__name__}; it should give {expected}{reason}")
+    raise InputError(
+        f"{giver} returned a {type(value).__name__}; it should return {expected}{reason}"
+    )
 
 
 def row_numbers(source: Source) -> np.ndarray:

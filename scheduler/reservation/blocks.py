@@ -34,8 +34,8 @@ FIRST = 64  # states of a block that are tried first; twice as many next, as lon
 def cumulative_sums(terms: Array) -> Array:
     """Compute ``numpy.cumsum`` with an error that grows only with the square root of numpy's.
 
-    The law of a million equal values has many sequences of one cost, which rounding must not tell
-    apart.
+    The distribution of a million equal values has many sequences of one cost, which rounding must
+    not tell apart.
 
     >>> cumulative_sums(np.array([1.0, 2.0, 4.0]))
     array([1., 3., 7.])

@@ -8,9 +8,9 @@ the k-th job requests v_k - v_(k-1) + c, and the chain requests
     A = v_r + r c,    v_r the first that is at least X
 
 in total. The sequence with the least expected A is found by a dynamic program over the values of
-the law and the number of jobs. (Checkpointed reservations: Gainaru, Goglin, Honore, Pallez,
-Profiles of upcoming HPC Applications and their Impact on Reservation Strategies, IEEE TPDS 32(5),
-2021, where a checkpoint is written at the end of each.)
+the distribution and the number of jobs. (Checkpointed reservations: Gainaru, Goglin, Honore,
+Pallez, Profiles of upcoming HPC Applications and their Impact on Reservation Strategies, IEEE TPDS
+32(5), 2021, where a checkpoint is written at the end of each.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from scheduler.base import InputError
 from scheduler.reservation.distributions import Discrete, coarsen
 
-MAX_VALUES = 500  # of a law; more are put on so many
+MAX_VALUES = 500  # of a distribution; one with more values is reduced
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Chain:
     """The requests of a chain and their expected cost.
 
     Attributes:
-        requests: the requests of each job, in the unit of the law; overheads included.
+        requests: the requests of each job, in the unit of the distribution; overheads included.
         requested: expected sum of the requests of the jobs that run.
         used: expected time for which nodes are held.
         jobs: expected number of jobs.

@@ -1,7 +1,7 @@
-"""Define laws of run times: continuous ones on a bounded interval, and discrete ones.
+"""Define distributions of run times: continuous ones on a bounded interval, and discrete ones.
 
-The six laws of the reservations (truncated normal, beta, exponential, bounded
-Pareto, lognormal, uniform) all live on ``[low, high]``: a law with a longer
+The six distributions of the reservations (truncated normal, beta, exponential, bounded
+Pareto, lognormal, uniform) all live on ``[low, high]``: a distribution with a longer
 tail is cut there and scaled up. The algorithms work on a :class:`Discrete`
 law, made from one of the six by :func:`discretize` or from past runs by
 :func:`empirical_law`. Times are in any unit, the same throughout.
@@ -22,11 +22,11 @@ from scheduler.base import MAX_VALUE, InputError, check_range
 
 Array = NDArray[np.float64]
 
-MAX_POINTS = 1_000_000  # that a law is put on
+MAX_POINTS = 1_000_000  # of a discretized distribution
 
 
 class Uncut(NamedTuple):
-    """A law before it is shifted and cut: distribution function, its inverse, density."""
+    """A distribution before it is shifted and cut: distribution function, its inverse, density."""
 
     cdf: Callable[[Array], Array]
     inverse: Callable[[Array], Array]
@@ -63,10 +63,11 @@ class LawFamily(NamedTuple):
     """One of the six families, before it is cut.
 
     Attributes:
-        uncut: the law, from the parameters.
+        uncut: the distribution, from the parameters.
         shape_parameters: parameters beside the bounds.
         positive: parameters that must be above zero.
-        origin_and_unit: origin and unit of the scale that the law is on, from the parameters.
+        origin_and_unit: origin and unit of the scale that the distribution is on, from the
+            parameters.
         is_log: whether the scale is that of the logarithm (of a time over the origin).
     """
 
@@ -226,10 +227,11 @@ def make_law(name: str, **parameters: float) -> Law:
 
     Args:
         name: a key of ``LAWS``.
-        parameters: ``low``, ``high`` and those of the law.
+        parameters: ``low``, ``high`` and those of the distribution.
 
     Raises:
-        InputError: the law is unknown, or a parameter is missing, superfluous or out of range.
+        InputError: the distribution is unknown, or a parameter is missing, superfluous or out of
+            range.
 
     >>> make_law("uniform", low=0, high=3).cdf(1.5)
     array(0.5)
@@ -269,14 +271,16 @@ class Discrete:
         mass = np.array(self.probabilities, float)
         if values.ndim != 1 or values.shape != mass.shape or not values.size:
             raise InputError(
-                f"a law needs as many values as probabilities, at least one; given: "
+                f"a distribution needs as many values as probabilities, at least one; given: "
                 f"{values.size} and {mass.size}"
             )
         if not np.all(np.isfinite(values) & (values >= 0)) or np.any(np.diff(values) <= 0):
-            raise InputError("the times of a law must be finite, at least 0 and increasing")
+            raise InputError(
+                "the times of a distribution must be finite, at least 0 and increasing"
+            )
         if not np.all(mass >= 0) or not math.isclose(mass.sum(), 1.0, abs_tol=1e-9):
             raise InputError(
-                f"the probabilities of a law must be at least 0 and sum to 1; "
+                f"the probabilities of a distribution must be at least 0 and sum to 1; "
                 f"the sum is {mass.sum():.12g}, the smallest {mass.min():.12g}"
             )
         object.__setattr__(self, "values", values)
@@ -299,7 +303,7 @@ class Discrete:
         return float(self.values[np.flatnonzero(self.probabilities)[-1]])
 
     def longer_than(self, time: float) -> Discrete | None:
-        """Return the law of the runs that take longer than ``time``; None if there are none."""
+        """Return the distribution of runs longer than ``time``; None if there are none."""
         if time < self.values[0]:
             return self
         longer = self.values > time
@@ -339,7 +343,7 @@ def discretize(law: Law, points: int) -> Discrete:
     for shorter than it is ([SPEC] section 4.2; Gainaru et al., ICPP 2019).
 
     Args:
-        law: the law.
+        law: the distribution.
         points: number of intervals, n in the paper.
 
     Raises:
@@ -355,7 +359,7 @@ def discretize(law: Law, points: int) -> Discrete:
 
 
 def empirical_law(runs: ArrayLike) -> Discrete:
-    """Return the law of past runs: each observed time with its relative frequency.
+    """Return the distribution of past runs: each observed time with its relative frequency.
 
     Args:
         runs: run times, finite and above 0, in any order.
@@ -376,7 +380,7 @@ def empirical_law(runs: ArrayLike) -> Discrete:
 
 
 def coarsen(law: Discrete, max_values: int) -> tuple[Discrete, float]:
-    """Reduce a law to fewer values; also return the relative excess cost of its best sequence.
+    """Reduce a distribution to fewer values; also return the relative excess of the best cost.
 
     Neighboring values are merged into the largest of them, so that none grows by more than a factor
     1 + e; e is the smallest for which ``max_values`` values remain, to 1 %. Take a sequence that is
@@ -389,7 +393,7 @@ def coarsen(law: Discrete, max_values: int) -> tuple[Discrete, float]:
         max_values: the most values, at least 1.
 
     Returns:
-        The law, and e.
+        The distribution, and e.
 
     >>> coarse, excess = coarsen(Discrete([8, 10, 20, 21], [0.25, 0.25, 0.25, 0.25]), max_values=3)
     >>> coarse.values.tolist(), coarse.probabilities.tolist(), round(excess, 6)

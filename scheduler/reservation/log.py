@@ -41,7 +41,7 @@ def read_runs(path: str | Path) -> Array:
 
 
 def read_table(path: str | Path) -> Discrete:
-    """Read a law, ``time,probability`` per line; blank lines and ``#`` comments are skipped.
+    """Read a distribution, ``time,probability`` per line; skip blank lines and ``#`` comments.
 
     Raises:
         InputError: the file cannot be read, a line is wrong, or the probabilities do not sum to 1.

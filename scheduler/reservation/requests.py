@@ -12,8 +12,8 @@ with the least expected T. Without backfill (zeta = 0) this is TOptimal, with it
 ATOptimal: Gainaru et al., Speculative Scheduling for Stochastic HPC
 Applications, ICPP 2019 ([SPEC]), section 4.1.
 
-Only a value of the law is ever worth asking for (between two values the lower
-one serves as well), and a sequence ends with the law's longest value.
+Only a value of the distribution is ever worth asking for (between two values the lower
+one serves as well), and a sequence ends with the distribution's longest value.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from scheduler.base import InputError
 from scheduler.reservation.blocks import cumulative_sums, solve_in_blocks
 from scheduler.reservation.distributions import Array, Discrete, coarsen, empirical_law
 
-MIN_RUNS = 5  # with fewer past runs their law says too little of the longest run to come
+MIN_RUNS = 5  # fewer past runs say too little about the longest future run
 SAFETY = 2.0  # factor on the longest known time, with few past runs or after all requests failed
 BLOCKS_FROM = 2000  # values from which working in blocks pays
-MAX_EXACT = 4000  # values of a law that the labels of a job with backfill are worked out for
+MAX_EXACT = 4000  # values of a distribution; one with more values is reduced if jobs can backfill
 COARSE = 42  # three times so many values, or an eighth, give the sequence that bounds the search
 SWEEP_EVERY = 8  # values, after which labels are left out from which nothing more can be best
 TIE = 1e-12  # relative difference of equal costs; fewer requests win
@@ -59,16 +59,16 @@ def optimal_requests(
 ) -> RequestSequence:
     """Return the sequence of requests with the least expected makespan.
 
-    With backfill the time grows with the square of the number of values. A law of more than
-    ``MAX_EXACT`` is first put on so many (:func:`scheduler.reservation.distributions.coarsen`), and
-    the answer says what that may cost.
+    With backfill the time grows with the square of the number of values. A distribution of more
+    than ``MAX_EXACT`` is first reduced
+    (:func:`scheduler.reservation.distributions.coarsen`), and the answer says what that may cost.
 
     Args:
         law: the distribution of the run time.
         backfill_rate: zeta, the work for backfilling that arrives per unit of machine time, in [0,
             1).
-        spent: time that failed requests have already taken, in the unit of the law; part of the
-            makespan.
+        spent: time that failed requests have already taken, in the unit of the distribution; part
+            of the makespan.
 
     Raises:
         InputError: ``backfill_rate`` or ``spent`` is out of range.
@@ -95,11 +95,11 @@ def optimal_requests(
 def expected_makespan(
     law: Discrete, requests: Sequence[float], backfill_rate: float = 0.0, spent: float = 0.0
 ) -> float:
-    """Compute the expected makespan of requests ([SPEC] Theorem 1, summed over the law).
+    """Compute the expected makespan of requests ([SPEC] Theorem 1, summed over the distribution).
 
     Args:
         law: the distribution of the run time.
-        requests: increasing; the last is at least the law's longest value.
+        requests: increasing; the last is at least the distribution's longest value.
         backfill_rate: zeta, in [0, 1).
         spent: time that failed requests have already taken.
 
@@ -289,7 +289,7 @@ def makespan_by_count(
 
 @dataclass(frozen=True)
 class _Support:
-    """The values of a law with positive probability, with the sums that make a cost O(1)."""
+    """The values of a distribution with positive probability, with sums for costs in O(1)."""
 
     values: Array
     reached: Array  # reached[j] = probability of the first j values
@@ -415,7 +415,7 @@ class _Bound:
 
     @classmethod
     def of(cls, law: Discrete, support: _Support, rate: float, spent: float) -> _Bound | None:
-        """Return the bound; None for a law of few values, where it costs more than it saves."""
+        """Return the bound; None for a distribution of few values, where it does not pay off."""
         size = len(support.values)
         if size <= 4 * COARSE:
             return None
@@ -453,7 +453,7 @@ class _Bound:
 
 
 def _thin(support: _Support, count: int) -> Discrete:
-    """Return the law on up to 3 ``count`` values, even by index, probability and log survival."""
+    """Reduce a distribution to 3 ``count`` values, even by index, probability, log survival."""
     last = len(support.values) - 1
     tail = -np.log(support.alive[:-1])
     picked = np.concatenate(
@@ -523,7 +523,7 @@ def requests_after(
 ) -> RequestSequence:
     """Return the next requests after some requests have failed.
 
-    The optimal sequence for the law beyond the longest failed request. A job
+    The optimal sequence for the distribution beyond the longest failed request. A job
     that has outlived the whole law asks for twice the longest time known.
 
     Args:
@@ -533,7 +533,7 @@ def requests_after(
 
     Returns:
         The requests still to make. The expected makespan counts the time of the failed ones; for a
-        job that has outlived the law it takes the run to last as long as the request.
+        job that has outlived the distribution it takes the run to last as long as the request.
 
     Raises:
         InputError: a failed request is not finite and above 0, or the rate is out of range.
@@ -554,7 +554,7 @@ def requests_after(
 def requests_from_runs(
     runs: ArrayLike, failed: Sequence[float] = (), backfill_rate: float = 0.0
 ) -> RequestSequence:
-    """Return :func:`requests_after` for the law of at least five past runs.
+    """Return :func:`requests_after` for the distribution of at least five past runs.
 
     Fewer tell too little of how long a run can take: ask for twice the longest time known.
 
@@ -581,7 +581,7 @@ def requests_from_runs(
 
 
 def has_too_few_runs(runs: ArrayLike) -> bool:
-    """Return True if these past runs are too few to estimate a law."""
+    """Return True if these past runs are too few to estimate a distribution."""
     return np.size(runs) < MIN_RUNS
 
 
@@ -596,7 +596,7 @@ def _failed_times(failed: Sequence[float]) -> tuple[float, float]:
 def _single(
     request: float, law: Discrete | None, spent: float, backfill_rate: float
 ) -> RequestSequence:
-    """Return one request, for a law that it covers or for a run of just that length."""
+    """Return one request, for a distribution that it covers or for a run of just that length."""
     law = empirical_law([request]) if law is None else law
     return RequestSequence((request,), expected_makespan(law, [request], backfill_rate, spent))
 

@@ -209,7 +209,7 @@ def _check(jobs: Sequence[QueueJob], processors: int, stream: Stream | None) -> 
         increasing = all(later > earlier for earlier, later in pairwise((0.0, *requests)))
         if not (requests and increasing and requests[-1] < math.inf):
             raise InputError(
-                f"job {index} asks for {requests}: requests must be finite, above 0 and increasing"
+                f"job {index} requests {requests}: requests must be finite, above 0 and increasing"
             )
     if stream is not None and not (
         0 < stream.interval < math.inf and 1 <= stream.processors <= processors

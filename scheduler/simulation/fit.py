@@ -16,10 +16,10 @@ FEWEST = 5
 
 @dataclass(frozen=True)
 class Fit:
-    """A law fitted to run times, with its goodness of fit.
+    """A distribution fitted to run times, with its goodness of fit.
 
     Attributes:
-        law: the law with the likeliest parameters.
+        law: the distribution with the likeliest parameters.
         aic: Akaike's criterion, 2 x parameters - 2 x log-likelihood; the smaller, the better.
         distance: largest difference to the distribution function of the run times
             (Kolmogorov-Smirnov).
@@ -31,7 +31,7 @@ class Fit:
 
 
 def fit_laws(runs: ArrayLike) -> tuple[Fit, ...]:
-    """Fit every law by maximum likelihood, the best by Akaike's criterion first.
+    """Fit every distribution by maximum likelihood, the best by Akaike's criterion first.
 
     The bounds are not searched: the likelihood would pull them onto the
     extremes of the sample, where a beta density is zero or infinite. They are
@@ -46,7 +46,7 @@ def fit_laws(runs: ArrayLike) -> tuple[Fit, ...]:
     sample = np.sort(np.asarray(runs, float))
     if sample.size < FEWEST or sample[0] == sample[-1]:
         raise InputError(
-            f"to fit a law takes at least {FEWEST} run times that are not all equal; "
+            f"to fit a distribution takes at least {FEWEST} run times that are not all equal; "
             f"given: {sample.size}, {np.unique(sample).size} different"
         )
     if not (math.isfinite(sample[-1]) and sample[0] > 0):
@@ -71,7 +71,10 @@ def _fit(name: str, sample: Array, low: float, high: float) -> Fit:
     def cost(point: Array) -> float:
         try:
             density = law_at(point).pdf(sample)
-        except (InputError, OverflowError):  # a corner of the search where the law does not exist
+        except (
+            InputError,
+            OverflowError,
+        ):  # a corner of the search where the distribution does not exist
             return math.inf
         if np.all(density > 0):
             return -float(np.sum(np.log(density)))

@@ -1,8 +1,8 @@
-"""Make jobs for the batch queue from a law or a trace, and write a schedule as a trace.
+"""Make jobs for the batch queue from a distribution or a trace, and write a schedule as a trace.
 
 One of five rules decides the requests of a job:
 
-- ``classical``: the longest run time known; where a law is given, its upper bound.
+- ``classical``: the longest run time known; where a distribution is given, its upper bound.
 - ``recent``: the longest of the application's last ten runs, and the classical request when that
   fails.
 - ``toptimal``, ``atoptimal``: the optimal sequence (:mod:`scheduler.reservation.choose_requests`)
@@ -28,7 +28,7 @@ from scheduler.simulation.batch_queue import QueueJob, Run, Schedule, Stream
 from scheduler.simulation.swf import SwfJob, Trace
 
 RECENT = 10  # runs that the rule ``recent`` looks back on; [SPEC] section 5.3 finds 10 best
-HISTORY = 200  # latest runs of an application that its law is learnt from
+HISTORY = 200  # latest runs of an application that its distribution is learnt from
 MAX_JOBS = 1_000_000  # drawn at random
 STREAM_SCALE = 100  # jobs of the stream are so many times shorter ([SPEC] section 5.2)
 
@@ -87,7 +87,7 @@ def _optimal(law: Discrete, backfill_rate: float) -> tuple[float, ...]:
     return optimal_requests(law, backfill_rate).requests
 
 
-# ---------------------------------------------------------------- drawn from a law
+# ---------------------------------------------------------------- drawn from a distribution
 
 
 def draw_jobs(
@@ -113,10 +113,11 @@ def draw_jobs(
         count: number of jobs.
         processors: the number of processors of the machine.
         sizes: the numbers of processors that jobs request.
-        rule: how they choose their requests; they know the law, and some past runs drawn from it.
+        rule: how they choose their requests; they know the distribution, and some past runs drawn
+            from it.
         rng: the source of randomness.
         backfill_rate: zeta, for ``atoptimal``.
-        points: the points of the law as the algorithms see it.
+        points: the points of the distribution as the algorithms see it.
         submit: when they arrive.
         past: how many past runs of its own each job knows; the rule ``recent`` asks for the longest
             of them.
@@ -142,7 +143,7 @@ def draw_jobs(
 def draw_sizes(
     sizes: Sizes, processors: int, count: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return the processors of each of ``count`` jobs: all, half, or drawn from a law on [1, P].
+    """Return the processors of ``count`` jobs: all, half, or drawn from a distribution on [1, P].
 
     The laws are a normal of mean P/2 and standard deviation 0.3 P, and a beta with both shapes 2.
     """
@@ -160,7 +161,8 @@ def draw_sizes(
 def small_stream(law: Law, work_rate: float, processors: int) -> Stream:
     """Return a stream of small jobs with ``work_rate`` of the machine's capacity as work.
 
-    Their run times follow the law scaled down by ``STREAM_SCALE``, and are known at arrival.
+    Their run times follow the distribution scaled down by ``STREAM_SCALE``, and are known at
+    arrival.
     """
     if not 0 < work_rate < 1:
         raise InputError(

@@ -209,7 +209,7 @@ def test_pipeline_custom_transform_may_return_a_tensor():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("listed", "gives a list"), ("elsewhere", r"use .cpu\(\) first")]
+    ("name", "message"), [("listed", "returned a list"), ("elsewhere", r"use .cpu\(\) first")]
 )
 def test_pipeline_names_a_transform_without_array(name, message):
     with pytest.raises(InputError, match=f"transform {__name__}:{name} .*{message}"):
@@ -224,7 +224,7 @@ def test_pipeline_source_may_read_tensors_or_images_of_pillow():
 
 
 def test_pipeline_source_that_reads_no_array_is_named():
-    with pytest.raises(InputError, match=r"data.source: read\(0\) gives a dict"):
+    with pytest.raises(InputError, match=r"data.source: read\(0\) returned a dict"):
         pipeline([{"image": IMAGES[0]}] * 2, transforms=[])
 
 

@@ -139,7 +139,7 @@ def test_bad_arguments_are_one_line_and_status_2(refused, log, words, message):
         (
             "--table",
             "1,0.5\n2,0.6\n",
-            "in.txt: the probabilities of a law must be at least 0 and sum to 1",
+            "in.txt: the probabilities of a distribution must be at least 0 and sum to 1",
         ),
     ],
 )

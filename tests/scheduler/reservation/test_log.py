@@ -34,9 +34,9 @@ TABLES = [
     ("1,0.5\n2\n", r"runs\.txt:2: '2' is not a row 'time,probability'"),
     ("1,0.5\n2,half\n", r"runs\.txt:2: 'half' is not a number; it must be a probability"),
     ("1,0.5\n2,-0.5\n", r"runs\.txt:2: -0.5 is not a probability"),
-    ("1,0.5\n2,0.4\n", r"runs\.txt: the probabilities of a law must .* the sum is 0.9"),
-    ("2,0.5\n1,0.5\n", r"runs\.txt: the times of a law must .* increasing"),
-    ("", r"runs\.txt: a law needs .* at least one"),
+    ("1,0.5\n2,0.4\n", r"runs\.txt: the probabilities of a distribution must .* the sum is 0.9"),
+    ("2,0.5\n1,0.5\n", r"runs\.txt: the times of a distribution must .* increasing"),
+    ("", r"runs\.txt: a distribution needs .* at least one"),
 ]
 
 
