@@ -1,1 +1,1 @@
-"""One module for each ``fleet`` command; may import everything but ``fleet.__main__``, which holds their table."""
+"""The ``fleet`` commands, one module each; they may import everything but ``fleet.__main__``."""

@@ -145,8 +145,8 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
         for fact, paths in zip(facts, leftovers, strict=True):
             if paths:
                 print(
-                    f"fleet doctor: removed {pluralize(len(paths), 'leftover file')} of dead processes "
-                    f"from {fact.host}: {shortened(', '.join(map(str, paths)))}",
+                    f"fleet doctor: removed {pluralize(len(paths), 'leftover file')} of dead "
+                    f"processes from {fact.host}: {shortened(', '.join(map(str, paths)))}",
                     file=sys.stderr,
                 )
         gpu_nodes = sorted(

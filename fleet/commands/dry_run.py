@@ -35,7 +35,7 @@ from fleet.commands.output import add_json, print_policies, show
 from fleet.control.measurement import MeasurementEstimate, RateMeasurement, estimate_duration
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.jobs.dry_run import DryRun, estimated_rates, make_dry_run, with_epochs
-from fleet.monitor.accounting import Account
+from fleet.monitor.accounting import ACTIVITIES, Account
 from fleet.monitor.report import read_report
 from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.inputs import open_inputs
@@ -309,8 +309,8 @@ def _announce(
     total_s = profiling.seconds + planned.makespan_s
     if profiling.measurements:
         print(
-            f"Rates are measured first: {pluralize(profiling.measurements, 'measurement')} in about "
-            f"{format_duration(profiling.seconds)}. The whole run: {about(total_s)}{note}."
+            f"Rates are measured first: {pluralize(profiling.measurements, 'measurement')} in "
+            f"about {format_duration(profiling.seconds)}. The whole run: {about(total_s)}{note}."
         )
     if spec.document.walltime is not None and total_s > spec.document.walltime:
         print(
@@ -331,7 +331,9 @@ def _print(
         f"{pluralize(len({stint.name for stint in account.stints}), 'network')} trained in "
         f"{pluralize(len(account.stints), 'group')}; GPU time: "
         + ", ".join(
-            f"{name} {share:.1%}" for name, share in account.spent.shares.items() if share >= 0.0005
+            f"{ACTIVITIES[name]} {share:.1%}"
+            for name, share in account.spent.shares.items()
+            if share >= 0.0005
         )
     )
     if account.measured_s is not None:
@@ -347,8 +349,8 @@ def _print(
         else:
             measuring = ""
         print(
-            f"The dry run took {format_duration(account.measured_s)}, {account.ratio:.3f} times the "
-            f"simulated time ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between "
+            f"The dry run took {format_duration(account.measured_s)}, {account.ratio:.3f} times "
+            f"the simulated time ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between "
             f"epochs). The run will take {run_time}{measuring}."
         )
 

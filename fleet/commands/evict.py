@@ -7,12 +7,12 @@
 The jobs come from a file (CSV with a header, or JSON), or from Slurm: the jobs that run on this
 cluster now. A file has the columns id,nodes,loss,app_time,sys_time (in node-seconds and minutes;
 empty if not possible), or id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min, from
-which the others are computed with the bandwidths. The plan for a deadline has the smallest loss and,
-among plans of equal loss, the shortest time. No job is changed without --carry-out --yes. With
-them, jobs are sent the checkpoint signal that their comment names, and are requeued or cancelled, in
-the order and at the times of the plan, until the nodes are free. Requeued jobs are held in the queue
-until the job of --for has started, or without --for until the deadline. --carry-out alone prints
-what would be done. Only your own jobs are changed, unless you are an operator of Slurm.
+which the others are computed with the bandwidths. The plan for a deadline has the smallest loss
+and, among plans of equal loss, the shortest time. No job is changed without --carry-out --yes. With
+them, jobs are sent the checkpoint signal that their comment names, and are requeued or cancelled,
+in the order and at the times of the plan, until the nodes are free. Requeued jobs are held in the
+queue until the job of --for has started, or without --for until the deadline. --carry-out alone
+prints what would be done. Only your own jobs are changed, unless you are an operator of Slurm.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--resolution",
         type=exact_number,
         metavar="MIN",
-        help="round checkpoint times up to multiples of this many minutes (not at all if a file has "
-        f"the times, else {RESOLUTION:g})",
+        help="round checkpoint times up to multiples of this many minutes (not at all if a file "
+        f"has the times, else {RESOLUTION:g})",
     )
     parser.add_argument(
         "--aggregate-bandwidth",
@@ -112,8 +112,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--for",
         dest="urgent",
         metavar="JOB",
-        help="with --carry-out: the waiting job that needs the nodes; requeued jobs are held until it "
-        "has started (until the deadline, for at least a minute)",
+        help="with --carry-out: the waiting job that needs the nodes; requeued jobs are held until "
+        "it has started (until the deadline, for at least a minute)",
     )
     parser.add_argument(
         "--margin",
@@ -176,7 +176,7 @@ def _jobs(args: argparse.Namespace) -> list[RunningJob]:
 def _costs(
     args: argparse.Namespace, storage: FileSystem | None
 ) -> Callable[[Sequence[SlurmJob]], list[RunningJob]]:
-    """Return the function that reads costs of Slurm jobs from the site's file and their comments."""
+    """Return a function that reads costs of Slurm jobs from the site file and their comments."""
     site = SiteCheckpoints() if args.site is None else read_site(args.site)
     warned: set[str] = set()
 

@@ -46,8 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
             const=False,
             type=Path,
             metavar="DIR",
-            help=f"write results.{kind}, with a row per network, and history.{kind}, with a row per "
-            "network and epoch, to this folder (RUN/export)",
+            help=f"write results.{kind}, with a row per network, and history.{kind}, with a row "
+            "per network and epoch, to this folder (RUN/export)",
         )
     for tracker in TRACKERS.values():
         parser.add_argument(

@@ -1,17 +1,17 @@
-"""Train the networks of one or several specs on nodes that are idle for a while, in jobs that may be ended at any time.
+"""Train the networks of one or several specs on idle nodes, in jobs that may be preempted.
 
-    fleet harvest photos.yaml --system slurm --nodes-per-job 1 --backlog 2 --max-jobs 32 --idle-timeout 5min -- --qos=preempt
+    fleet harvest photos.yaml --system slurm --backlog 2 --max-jobs 32 -- --qos=preempt
     fleet harvest a.yaml b.yaml --system slurm --walltime 4h --dry-run -- --partition=low
     fleet harvest photos.yaml --system slurm --end
 
-Each job is an ordinary launch on networks that it holds by lease; when it is ended, others take
-them over, and at most an epoch is trained again. This command hands in the first jobs. From then on
-each job keeps --backlog jobs in the queue as long as networks wait, and takes back what is left
-when all are done. What follows -- goes to sbatch, bsub or qsub. The nodes that are idle now, and
-what was measured in the runs, decide which run the next job is for, and how large it is.
-jobs/harvest.jsonl in the folder of each run has all that was done. After three launches in a row
-that finished no epoch no more jobs are handed in; the same command begins again. Jobs that you
-cancel are replaced as those that others preempt, until you say --end.
+Each job is an ordinary launch that holds leases of the networks that it trains; when a job ends,
+other jobs take its networks over, and repeat at most one epoch. This command submits the first
+jobs. Then each job keeps --backlog jobs in the queue while networks wait, and cancels the remaining
+ones when all networks are done. Options after -- are passed to sbatch, bsub or qsub. The idle nodes
+and the measurements of the runs determine the run and the size of the next job. The file
+jobs/harvest.jsonl in the folder of each run records all actions. After three launches in a row
+without a finished epoch no more jobs are submitted; repeat the command to go on. Jobs that you
+cancel are replaced like preempted ones, until you use --end.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from launch.render import Job, render
 from launch.sites import Site
 from launch.systems import SYSTEMS, System
 
-INTERMIXED = True  # what follows -- comes after options, and belongs to the words before them
+INTERMIXED = True  # the words after -- follow options, but belong to the specs before them
 FORMER_OPTIONS = {"--most": "--max-jobs", "--idle": "--idle-timeout"}
 _WALLTIME_S = 3600.0
 _DEFAULTS = HarvestLimits()
@@ -66,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=integer(1, 1000),
         default=_DEFAULTS.nodes_per_job,
         metavar="N",
-        help=f"number of nodes of a job at most ({_DEFAULTS.nodes_per_job})",
+        help=f"maximum number of nodes of a job ({_DEFAULTS.nodes_per_job})",
     )
     parser.add_argument(
         "--backlog",
@@ -80,36 +80,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=opts.size,
         default=_DEFAULTS.max_jobs,
         metavar="N",
-        help=f"number of jobs that wait or run, at most ({_DEFAULTS.max_jobs})",
+        help=f"maximum number of waiting and running jobs ({_DEFAULTS.max_jobs})",
     )
     parser.add_argument(
         "--idle-timeout",
         type=duration,
         default=IDLE_S,
         metavar="5min",
-        help=f"a job ends after this time without a network ({format_duration(IDLE_S)})",
+        help=f"end a job after this time without a network ({format_duration(IDLE_S)})",
     )
     parser.add_argument(
         "--walltime",
         type=duration,
         metavar="2h",
-        help="walltime of a job (that of the spec, or "
-        f"{format_duration(_WALLTIME_S)}); --time after -- takes its place",
+        help="walltime of a job (the spec's, or "
+        f"{format_duration(_WALLTIME_S)}); --time after -- overrides it",
     )
     opts.add(parser)
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument(
         "--end",
         action="store_true",
         help="submit no more jobs, and cancel the waiting ones; running jobs continue",
     )
-    instead.add_argument("--dry-run", action="store_true", help="only print the scripts")
+    modes.add_argument("--dry-run", action="store_true", help="only print the scripts")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the scripts, and hand in the first jobs."""
-    names, options = _apart(args.specs)
+    """Write the scripts, and submit the first jobs."""
+    names, options = _split_words(args.specs)
     site = opts.find_site(args.site)
     system = opts.system_of(args.system, site, args.site)
     if system.queue_commands not in QUEUES:
@@ -117,28 +117,28 @@ def run(args: argparse.Namespace) -> None:
             other_system.name for other_system in SYSTEMS.values() if other_system.queue_commands
         )
         raise UserError(
-            f"--system {system.name}: a harvest asks for idle nodes, which this system does not report; "
-            f"{able} do"
+            f"--system {system.name}: this system does not report idle nodes, which a harvest "
+            f"needs; use {able}"
         )
     args.nodes = args.nodes_per_job
     specs = [(name, load(name)) for name in names]
     roots = [spec.output.absolute() for _, spec in specs]
     if len(set(roots)) < len(roots):
-        raise UserError("two of the specs have the same output; each run needs a folder of its own")
+        raise UserError("two of the specs have the same output; each run needs its own folder")
     if args.end:
-        _call_off(args, roots, system)
+        _end(args, roots, system)
         return
     runs = []
     scripts = {}
     for name, spec in specs:
         check_shareable(spec, name)
-        of_spec = opts.with_gpus(args, spec, site)
-        harvest_run = _run(args, spec, of_spec)
+        spec_site = opts.with_gpus(args, spec, site)
+        harvest_run = _run(args, spec, spec_site)
         runs.append(harvest_run)
         for nodes in range(1, args.nodes_per_job + 1):
             args.nodes = nodes
-            job = _job(args, name, spec, harvest_run, system, of_spec)
-            scripts[harvest_run.paths.harvest_script(nodes)] = render(job, system, of_spec)
+            job = _job(args, name, spec, harvest_run, system, spec_site)
+            scripts[harvest_run.paths.harvest_script(nodes)] = render(job, system, spec_site)
     plan = HarvestPlan(
         tuple(runs),
         HarvestLimits(args.nodes_per_job, args.backlog, args.max_jobs),
@@ -171,18 +171,19 @@ def _begin(
     plan.record_request()
     orders = Backlog(plan, BatchQueue(system), os.environ).top_up(resubmit=bool(replaced))
     for change in replaced:
-        print(f"fleet harvest: this replaces what was asked for before: {change}", file=sys.stderr)
-    places = [str(run_.paths.harvest_log) for run_ in plan.runs]
+        print(f"fleet harvest: this changes the running harvest: {change}", file=sys.stderr)
+    logs = [str(run_.paths.harvest_log) for run_ in plan.runs]
     show(
         args,
-        lambda: {"done": [str(order) for order in orders], "noted": places, "replaced": replaced},
+        lambda: {"done": [str(order) for order in orders], "noted": logs, "replaced": replaced},
         lambda: print(
-            f"{pluralize(len(orders), 'change')} of the queue; {', '.join(places)} will tell of all others"
+            f"{pluralize(len(orders), 'change')} of the queue; see {', '.join(logs)} for later ones"
         ),
     )
     if not (orders or args.json):
         print(
-            "fleet harvest: nothing is to be handed in: all networks are over or in training, or the backlog is full",
+            "fleet harvest: no job was submitted: all networks have ended or are training, or the "
+            "backlog is full",
             file=sys.stderr,
         )
 
@@ -193,7 +194,7 @@ def _replaced(plan: HarvestPlan, scripts: Mapping[Path, str]) -> list[str]:
     for run_ in plan.runs:
         if not run_.paths.harvest.exists() or is_cancelled(run_.paths):
             continue
-        with suppress(UserError):  # what cannot be read is no harvest that goes on
+        with suppress(UserError):  # an unreadable file does not belong to a running harvest
             changes |= dict.fromkeys(_changes(HarvestPlan.read(run_.paths.harvest), plan))
         for path, script in scripts.items():
             if path.parent == run_.paths.jobs and path.exists():
@@ -202,7 +203,7 @@ def _replaced(plan: HarvestPlan, scripts: Mapping[Path, str]) -> list[str]:
 
 
 def _changes(old: HarvestPlan, new: HarvestPlan) -> Iterator[str]:
-    """In which options two plans differ."""
+    """Yield the options in which two plans differ, as ``--option old -> new``."""
     for limit in ("nodes_per_job", "backlog", "max_jobs"):
         before = getattr(old.limits, limit)
         now = getattr(new.limits, limit)
@@ -210,14 +211,14 @@ def _changes(old: HarvestPlan, new: HarvestPlan) -> Iterator[str]:
             yield f"--{limit.replace('_', '-')} {before} -> {now}"
     for label, before, now in (
         ("runs", [str(run.root) for run in old.runs], [str(run.root) for run in new.runs]),
-        ("options behind --", old.options, new.options),
+        ("options after --", old.options, new.options),
     ):
         if list(before) != list(now):
             yield f"{label}: {' '.join(before) or 'none'} -> {' '.join(now) or 'none'}"
 
 
 def _words_changed(old: str, new: str) -> Iterator[str]:
-    """Where two scripts differ, word by word.
+    """Yield the words in which two scripts differ, as ``old -> new``.
 
     >>> list(_words_changed("#SBATCH --time=01:00:00 x", "#SBATCH --time=02:00:00 x"))
     ['--time=01:00:00 -> --time=02:00:00']
@@ -228,19 +229,19 @@ def _words_changed(old: str, new: str) -> Iterator[str]:
         None, before, now, autojunk=False
     ).get_opcodes():
         if tag != "equal":
-            yield f"{' '.join(before[begin:end]) or 'none'} -> {' '.join(now[new_begin:new_end]) or 'none'}"
+            replaced = " ".join(before[begin:end]) or "none"
+            yield f"{replaced} -> {' '.join(now[new_begin:new_end]) or 'none'}"
 
 
-def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -> None:
+def _end(args: argparse.Namespace, roots: Sequence[Path], system: System) -> None:
     plans = [HarvestPlan.read(RunPaths(root).harvest) for root in roots]
     for root in roots:
-        add_note(RunPaths(root), ChainCancelled())  # until the harvest is asked for again
+        add_note(RunPaths(root), ChainCancelled())  # holds until the next fleet harvest
     orders = []
     running_jobs = []
     queue = BatchQueue(system)
-    for root, plan in zip(
-        roots, plans, strict=True
-    ):  # runs that are harvested together look again, which is no harm
+    for root, plan in zip(roots, plans, strict=True):
+        # A plan may cover several of the runs; topping it up twice does no harm.
         orders += Backlog(plan, queue, os.environ).top_up()
         running_jobs += [
             job.id
@@ -248,32 +249,32 @@ def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -
             if job.runs
         ]
     at_work = running_jobs and [
-        f"{', '.join(running_jobs)} at work: such a job goes on until no network is left for it, and may be "
-        "ended as any job"
+        f"still running: {', '.join(running_jobs)}; each goes on until no network is left for it, "
+        "and you may cancel it"
     ]
     show(
         args,
         lambda: {"done": [str(order) for order in orders], "running": running_jobs},
         lambda: print(
-            f"no more jobs are handed in; {pluralize(len(orders), 'change')} of the queue",
+            f"no more jobs are submitted; {pluralize(len(orders), 'change')} of the queue",
             *at_work,
             sep="\n",
         ),
     )
 
 
-def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split words into the specs and the options after them.
+def _split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split words into specs and the options after them.
 
     Raises:
-        UserError: there is no spec.
+        UserError: no spec is given.
 
-    >>> _apart(["a.yaml", "--qos=preempt", "-p", "low"])
+    >>> _split_words(["a.yaml", "--qos=preempt", "-p", "low"])
     (['a.yaml'], ['--qos=preempt', '-p', 'low'])
     """
     first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
     if not first:
-        raise UserError("a SPEC comes before the --")
+        raise UserError("give at least one SPEC before the --")
     return list(words[:first]), list(words[first:])
 
 

@@ -1,13 +1,13 @@
-"""Keep one job of a chain; the scripts that fleet submit writes end in this command.
+"""Run one job of a chain; the scripts that fleet submit writes call this command.
 
     fleet job RUN --system slurm --jobs 20 --retries 2 -- mpirun ... python -m fleet.run SPEC
 
-It starts the launch, and passes SIGTERM and SIGUSR2 on to it as SIGUSR2, upon which the launch
-saves everything and ends with status 75. If networks are left then, it sees to it that another job
-follows. It ends with the status of the launch.
+It starts the launch, and forwards SIGTERM and SIGUSR2 as SIGUSR2, on which the launch saves
+everything and ends with status 75. If networks remain, it makes another job follow. It ends with
+the status of the launch.
 
-With --harvest it makes one launch, beside those of other jobs, and keeps jobs in the queue as long
-as networks wait.
+With --harvest it runs one launch, alongside those of other jobs, and keeps jobs in the queue while
+networks wait.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("--system", metavar="NAME", required=True, help="batch system of this job")
     parser.add_argument(
-        "--jobs", type=count, default=1, metavar="N", help="number of jobs after one another (1)"
+        "--jobs", type=count, default=1, metavar="N", help="maximum number of jobs of the chain (1)"
     )
     parser.add_argument(
         "--retries",
         type=integer(),
         default=0,
         metavar="N",
-        help="number of failures of the machine after which to go on (0)",
+        help="number of machine failures after which the chain continues (0)",
     )
     parser.add_argument(
         "--warn-after",
         type=duration,
         metavar="SECONDS",
-        help="when to save everything, if the batch system sends no signal",
+        help="time after which to save everything, if the batch system sends no signal",
     )
     parser.add_argument(
         "--request",
@@ -53,8 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         action="append",
         default=[],
-        help="walltime of the first job of the chain, of the second, ...; that of the script if none "
-        "is given",
+        help="walltime of the first job of the chain; repeat it for the second, ... (the script's)",
     )
     parser.add_argument(
         "--once",
@@ -62,20 +61,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="option to add to the command until a launch has started with it, such as "
-        "--once=--remeasure; may be given several times",
+        "--once=--remeasure; repeat it for several options",
     )
     parser.add_argument(
         "--harvest",
         type=Path,
         metavar="FILE",
-        help="how the job is one of several that share the run; fleet harvest writes the file",
+        help="file of the harvest that the job belongs to; fleet harvest writes it",
     )
     parser.add_argument("command", nargs="+", help="command of the launch, after --")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Keep the job."""
-    allow_imports_beside(_spec_of(args.command))  # beside it lies what a user has made
+    """Run the job."""
+    allow_imports_beside(_spec_of(args.command))  # custom modules may be next to the spec
     system = find_system(args.system)
     job = _job_id(system)
     if args.harvest is not None:
@@ -109,6 +108,7 @@ def _job_id(system: System) -> str:
     job = os.environ.get(system.job_variable)
     if not job:
         raise UserError(
-            f"{system.job_variable} is not set: this is no job of {system.name} (fleet submit starts one)"
+            f"{system.job_variable} is not set: this is not a job of {system.name}; start one with "
+            "fleet submit"
         )
     return job

@@ -1,4 +1,4 @@
-"""What commands that hand in jobs have in common: options, machine, batch system, times, and what the ranks do."""
+"""Options that commands for batch jobs share: machine, batch system, times and ranks."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from launch.render import Job
 from launch.sites import SITES, Site, parse_site
 from launch.systems import SYSTEMS, System
 
-MOST_JOBS = 20  # of a chain, where nobody says
+MAX_JOBS = 20  # of a chain, by default
 WARNING_S = 120.0  # before the end of the walltime
-_WARNING_SHARE = 0.1  # of a short one
+_WARNING_SHARE = 0.1  # of a short walltime
 size = integer(1, 100_000)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare what is asked for each job, whoever hands it in."""
+    """Declare the options of jobs."""
     parser.add_argument(
         "--system",
         metavar="NAME",
-        help=f"batch system: {', '.join(SYSTEMS)}, or module:system of your own (that of the site)",
+        help=f"batch system: {', '.join(SYSTEMS)}, or a custom module:system (the site's)",
     )
     parser.add_argument(
         "--site",
         default="generic",
         metavar="NAME",
-        help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)",
+        help=f"machine: {', '.join(SITES)}, or your own YAML file (generic)",
     )
     parser.add_argument(
         "--warn",
         type=duration,
         metavar="2min",
-        help="save everything this long before the walltime ends (2min, or a tenth of the walltime if "
-        "that is less)",
+        help="save everything this long before the walltime ends (2min, or a tenth of the walltime "
+        "if that is less)",
     )
     parser.add_argument(
         "--ranks-per-node", type=size, metavar="N", help="number of ranks on each node (the site's)"
@@ -53,24 +53,24 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--gpus-per-node",
         type=size,
         metavar="N",
-        help="number of GPUs of each node, if the site does not say (resources.gpus_per_node of the "
+        help="number of GPUs per node, for a site without GPUs (resources.gpus_per_node of the "
         "spec)",
     )
-    parser.add_argument("--account", metavar="NAME", help="account that pays for the time")
+    parser.add_argument("--account", metavar="NAME", help="account to charge")
     parser.add_argument("--queue", metavar="NAME", help="queue or partition")
 
 
 def find_site(name: str) -> Site:
-    """Return the site of a name, or of a file.
+    """Return the site with a name, or the site that a file describes.
 
     Raises:
-        UserError: there is none.
+        UserError: the site is unknown.
     """
     if name in SITES:
         return SITES[name]
     if not name.endswith((".yaml", ".yml")) and not os.path.exists(name):
         raise UserError(
-            f"--site {name} is unknown; there are {', '.join(SITES)}, or a YAML file of your own"
+            f"--site {name} is unknown; use one of {', '.join(SITES)}, or your own YAML file"
         )
     return parse_site(read_yaml(Path(name))[0], name)
 
@@ -81,7 +81,7 @@ def with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
     assumed = spec.resources.gpus_per_node
     if requested is not None and site.gpus:
         raise UserError(
-            f"--gpus-per-node goes with a site that does not say; {args.site} has {site.gpus}"
+            f"--gpus-per-node is for sites that do not set it; {args.site} has {site.gpus} GPUs"
         )
     if requested is not None:
         gpus = requested
@@ -91,25 +91,26 @@ def with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
         gpus = assumed
     if not gpus or site.gpus:
         return site
-    # One rank trains on each, two prepare; a number of ranks that the site's file names is kept if
-    # it will do.
-    return replace(
-        site, gpus=gpus, ranks=3 * gpus if site.ranks == Site.ranks else max(site.ranks, gpus + 1)
-    )
+    # By default one rank per GPU trains, and two prepare samples.
+    if site.ranks == Site.ranks:
+        ranks = 3 * gpus
+    else:
+        ranks = max(site.ranks, gpus + 1)
+    return replace(site, gpus=gpus, ranks=ranks)
 
 
 def system_of(name: str | None, site: Site, source: str) -> System:
     """Return the requested batch system, or the site's.
 
     Raises:
-        UserError: neither, or they differ.
+        UserError: neither is given, or they differ.
     """
     if name is None and site.system is None:
         raise UserError(
-            f"--system says which batch system there is: {', '.join(SYSTEMS)}, or an import path"
+            f"choose the batch system with --system: {', '.join(SYSTEMS)}, or an import path"
         )
     if name is not None and site.system not in (None, name):
-        raise UserError(f"--system {name}: {source} has {site.system}")
+        raise UserError(f"--system {name}: the site {source} has the batch system {site.system}")
     return find_system(str(name or site.system))
 
 
@@ -124,7 +125,12 @@ def job_of(
     """Return the job that launches a spec, with the options that all commands share.
 
     Args:
-        path: of the spec, as the user named it.
+        args: the options.
+        path: the spec file, as the user named it.
+        spec: the spec.
+        system: the batch system.
+        site: the machine.
+        walltime: the walltime of the job, in seconds.
     """
     paths = RunPaths(spec.output.absolute())
     return Job(
@@ -145,11 +151,9 @@ def job_of(
 
 
 def _warning(args: argparse.Namespace, walltime: float | None, system: System) -> float:
-    """How long before the end of its walltime a job saves everything; both in seconds."""
+    """Return how long before the end of its walltime a job saves everything; in seconds."""
     if walltime is None and system.has_queue:
-        raise UserError(
-            "--walltime (or walltime in the spec) says how long a job may take, such as 2h"
-        )
+        raise UserError("set the walltime of the job with --walltime, such as 2h, or in the spec")
     warning: float = args.warn or min(WARNING_S, _WARNING_SHARE * (walltime or math.inf))
     if walltime is not None and warning >= walltime:
         raise UserError(
@@ -159,28 +163,29 @@ def _warning(args: argparse.Namespace, walltime: float | None, system: System) -
 
 
 def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
-    """Ranks of a node: what is asked for, what the spec's preprocessors and slots want beside the GPUs, or the site's.
+    """Return the ranks per node that the options or the spec request; None for the site's.
 
-    With slots (``resources.networks_per_gpu: K``) a GPU has K trainers, and as many ranks prepare
-    as without.
+    With slots (``resources.networks_per_gpu: K``) a GPU has K trainers; the number of preprocessors
+    does not change.
     """
     requested: int | None = args.ranks_per_node
-    preparing = spec.resources.preprocessors
+    preprocessors = spec.resources.preprocessors
     slots = spec.resources.networks_per_gpu
-    further = 0 if slots == "auto" else (slots - 1) * site.gpus
-    if requested is not None or not site.gpus or (preparing == "auto" and not further):
+    extra = 0 if slots == "auto" else (slots - 1) * site.gpus
+    if requested is not None or not site.gpus or (preprocessors == "auto" and not extra):
         return requested
-    if preparing == "auto":
-        return site.ranks + further
-    if preparing < args.nodes:
+    if preprocessors == "auto":
+        return site.ranks + extra
+    if preprocessors < args.nodes:
         raise UserError(
-            f"resources.preprocessors: {preparing} should be at least {args.nodes}, one on each node"
+            f"resources.preprocessors: {preprocessors} should be at least {args.nodes}, one per "
+            "node"
         )
-    return site.gpus + further + math.ceil(preparing / args.nodes)
+    return site.gpus + extra + math.ceil(preprocessors / args.nodes)
 
 
 def trainers_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
-    """Return how many ranks of a node train where several may share a GPU; None for one on each."""
+    """Return the number of trainers per node if networks share GPUs; None for one per GPU."""
     if spec.resources.networks_per_gpu == 1 or not site.gpus:
         return None
     roles = roles_of_job(args, spec, site)

@@ -1,4 +1,4 @@
-"""What is known of a spec's networks without a run: how fast they train, alone and several on one GPU."""
+"""Look up known training rates of a spec's networks, alone and sharing a GPU, without a run."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ from scheduler.ensemble.sharing import Sharing
 def known_rates_of(
     spec: Spec, spec_path: str, rates_path: str | None, sample: SampleSpec, cluster: Cluster
 ) -> tuple[RateTable, str] | None:
-    """Rates of a file, or of earlier runs, and where they come from; None if there are none.
+    """Return rates from a file or from earlier runs, and their origin; None if there are none.
 
     Args:
-        spec_path: the file of the spec, as the user named it.
-        rates_path: a file of rates that the user named.
+        spec: the spec.
+        spec_path: the spec file, as the user named it.
+        rates_path: a rates file that the user named.
+        sample: the shape and target of the samples.
+        cluster: the GPUs of the run.
     """
     file = find_rates_file(spec, rates_path)
     if file is not None:
@@ -42,12 +45,11 @@ def known_rates_of(
 
 
 def known_beside_steps(spec: Spec) -> Overheads | None:
-    """Return the overheads of the newest launch on such a machine, or None."""
+    """Return the overheads of the newest launch on this kind of machine, or None."""
     cached_overheads = read_cache(cache_path()).get(
         beside_steps_key(spec.resources.engine, hardware()), {}
     )
-    is_whole = len(cached_overheads) == len(dataclasses.fields(Overheads))
-    if is_whole:
+    if len(cached_overheads) == len(dataclasses.fields(Overheads)):
         return Overheads(*(cached_overheads[number].rate for number in sorted(cached_overheads)))
     return None
 
@@ -66,11 +68,11 @@ def cached(
 
 
 def recorded_sharing(spec: Spec) -> tuple[float, ...]:
-    """Return the speed-ups of networks that share a GPU: from the rates file, the run or the cache."""
+    """Return speed-ups of networks that share a GPU, from the rates file, the run or the cache."""
     if spec.schedule.rates is not None:
         try:
             return read_rates(spec.schedule.rates).sharing
-        except InputError:  # which the run will say
+        except InputError:  # the run reports it
             return ()
     measured = replay_log(read_run(RunPaths(spec.output), (SharingLearned,))).sharing
     if len(measured) > 1:
@@ -84,9 +86,8 @@ def recorded_sharing(spec: Spec) -> tuple[float, ...]:
 def shared_cluster(spec: Spec, cluster: Cluster) -> Cluster:
     """Return a cluster of whole GPUs with the slots that the networks of a spec may use."""
     requested = spec.resources.networks_per_gpu
-    max_slots = min(
-        MAX_SLOTS, math.ceil(spec.max_networks / max(1, cluster.gpus))
-    )  # more would stay empty
+    # More slots than this would stay empty.
+    max_slots = min(MAX_SLOTS, math.ceil(spec.max_networks / max(1, cluster.gpus)))
     slots = max_slots if requested == "auto" else min(requested, max_slots)
     if slots <= 1:
         return cluster
@@ -94,9 +95,9 @@ def shared_cluster(spec: Spec, cluster: Cluster) -> Cluster:
 
 
 def with_sharing(spec: Spec, rates: RateTable) -> RateTable:
-    """Rates that say what networks train together that share a GPU, as far as it is known of this machine.
+    """Return rates with the known speed-ups of networks that share a GPU of this machine.
 
-    Of what is not known, :func:`scheduler.ensemble.sharing.speedup` has a guess.
+    :func:`scheduler.ensemble.sharing.speedup` guesses unknown ones.
     """
     is_shared = spec.resources.networks_per_gpu != 1 and len(rates.sharing) < 2
     if is_shared:

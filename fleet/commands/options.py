@@ -1,4 +1,4 @@
-"""Options that several commands share: a spec, a cluster, the settings of a policy, a law of run times."""
+"""Declare options that several commands share: spec, cluster, policies and laws of run times."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def add_seed(parser: argparse._ActionsContainer, purpose: str, default: int | No
     """Declare ``--seed``.
 
     Args:
-        purpose: what is drawn with it.
-        default: where it is not given; None where a spec may have one.
+        parser: the parser or a group of it.
+        purpose: what is drawn with the seed.
+        default: the default; None if a spec may set the seed.
     """
     parser.add_argument(
         "--seed",
@@ -44,7 +45,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--gpus-per-node",
         type=count,
         metavar="G",
-        help="number of GPUs of each of its nodes (as where the rates were measured)",
+        help="number of GPUs per node (as in the measurement of the rates)",
     )
 
 
@@ -54,13 +55,13 @@ def cluster_of(
     """Return the cluster that the options describe.
 
     Args:
-        args: of the command.
-        gpus_per_node: where the options do not say; a smaller cluster is part of one node.
-        slots: of each GPU.
-        fills: whether they are used also where it does not pay.
+        args: the arguments of the command.
+        gpus_per_node: the default; a smaller cluster is part of one node.
+        slots: number of slots per GPU.
+        fills: whether slots are used even if that is slower.
 
     Raises:
-        InputError: the cluster is very large, or a node is larger than it.
+        InputError: the cluster is too large, or smaller than one of its nodes.
     """
     return Cluster.of(
         args.gpus, args.gpus_per_node or max(1, min(gpus_per_node, args.gpus)), slots, fills
@@ -68,16 +69,17 @@ def cluster_of(
 
 
 def describe_gpus(cluster: Cluster) -> str:
-    """Return how many GPUs a cluster has, in words.
+    """Describe the GPUs of a cluster.
 
     >>> describe_gpus(Cluster.of(4, 2)), describe_gpus(Cluster.of(4, 2, slots=3))
-    ('4 GPUs, 2 a node', '4 GPUs, 2 a node, up to 3 networks on each')
+    ('4 GPUs, 2 per node', '4 GPUs, 2 per node, up to 3 networks on each')
     """
     if cluster.slots > 1:
         shared = f", up to {pluralize(cluster.slots, 'network')} on each"
     else:
         shared = ""
-    return f"{pluralize(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node{shared}"
+    per_node = cluster.gpus_per_node // cluster.slots
+    return f"{pluralize(cluster.whole_gpus, 'GPU')}, {per_node} per node{shared}"
 
 
 def add_policy(
@@ -86,14 +88,16 @@ def add_policy(
     """Declare ``--policy``.
 
     Args:
-        default: what holds without it, in brackets.
-        more: names that it takes beside those of policies.
+        parser: the parser of the command.
+        default: the default, in parentheses.
+        more: valid names besides those of policies.
+        required: whether the option is required.
     """
     parser.add_argument(
         "--policy",
         metavar="NAME",
         required=required,
-        help=f"policy that decides: {', '.join([*POLICIES, *more])}, or a custom module:policy "
+        help=f"scheduling policy: {', '.join([*POLICIES, *more])}, or a custom module:policy "
         f"{default}",
     )
 
@@ -106,8 +110,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="delta",
         type=delta,
         metavar="D",
-        help="how close to the fastest the networks of a flotilla are: as a share of its rate, like "
-        f"15%%, or in samples per second, like 20/s (15%%); {_readers('delta')}",
+        help="how much slower than the fastest network the others of a flotilla may be: a share of "
+        f"its rate, like 15%%, or samples per second, like 20/s (15%%); {_readers('delta')}",
     )
     group.add_argument(
         "--round-end-share",
@@ -121,9 +125,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="peak_limited",
         action="store_false",
         default=None,
-        help="as in the paper: let a flotilla give away GPUs that make a network slower (Algorithm 2), "
-        "and estimate rates beyond the measured ones from twice the GPUs of a node (Equation 5); "
-        f"{_readers('peak_limited')}",
+        help="follow the paper literally: assign GPUs even if they make a network slower "
+        "(Algorithm 2), and extrapolate rates beyond the measured ones from twice the GPUs of a "
+        f"node (Equation 5); {_readers('peak_limited')}",
     )
     add_seed(group, f"all random choices; {_readers('seed')}", default=None)
 
@@ -140,14 +144,14 @@ def options_of(
     """Return the settings that the options describe.
 
     Args:
-        args: of the command.
-        policies: those that are asked.
-        default: what holds where the options do not say.
-        read: settings that something else than a policy reads.
+        args: the arguments of the command.
+        policies: the policies that the command uses.
+        default: the settings that the options override.
+        read: settings that the command itself reads.
 
     Raises:
-        UserError: nothing reads a setting that is given.
-        InputError: a setting is out of its range.
+        UserError: an option would have no effect.
+        InputError: a setting is out of range.
     """
     _refuse_unread(args, policies, read)
     settings = {name: getattr(args, name) for name in _OPTION_OF if getattr(args, name) is not None}
@@ -166,7 +170,7 @@ _OPTION_OF = {
 def _refuse_unread(
     args: argparse.Namespace, policies: Sequence[Policy], read: Sequence[str]
 ) -> None:
-    """Refuse what is given and changes nothing."""
+    """Refuse options that have no effect."""
     for setting, option in _OPTION_OF.items():
         if getattr(args, setting) is not None and not any(
             setting in (*policy.reads, *read) for policy in policies
@@ -178,14 +182,14 @@ def _refuse_unread(
             raise UserError(f"{option}: {readers}")
 
 
-POINTS = 200  # intervals that a law is cut into by default
+POINTS = 200  # default number of intervals that discretize a law
 
 _OPTIONS = {
-    "mu": "mean before the cut (truncnorm), or of the logarithm (lognormal)",
-    "sigma": "standard deviation before the cut (truncnorm), or of the logarithm (lognormal)",
+    "mu": "mean before truncation (truncnorm), or of the logarithm (lognormal)",
+    "sigma": "standard deviation before truncation (truncnorm), or of the logarithm (lognormal)",
     "alpha": "shape (beta, pareto)",
     "beta": "second shape (beta)",
-    "rate": "one over the mean before the cut (exponential)",
+    "rate": "one over the mean before truncation (exponential)",
     "low": "shortest run time",
     "high": "longest run time",
 }
@@ -201,7 +205,7 @@ def add_law_parameters(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=POINTS,
         metavar="N",
-        help=f"number of equal intervals that the law is cut into ({POINTS})",
+        help=f"number of equal intervals that discretize the law ({POINTS})",
     )
 
 
@@ -209,12 +213,12 @@ def law_of(args: argparse.Namespace) -> Law | None:
     """Return the law that the options describe, or None.
 
     Raises:
-        UserError: there are parameters and no ``--distribution``.
-        InputError: they are not those of the law.
+        UserError: there are parameters but no ``--distribution``.
+        InputError: the law does not have these parameters.
     """
     parameters = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
     if args.distribution is not None:
         return make_law(args.distribution, **parameters)
     if parameters:
-        raise UserError(f"--{next(iter(parameters))} goes with --distribution {'|'.join(LAWS)}")
+        raise UserError(f"--{next(iter(parameters))} needs --distribution {'|'.join(LAWS)}")
     return None

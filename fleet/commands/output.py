@@ -1,6 +1,6 @@
-"""How commands print: JSON for programs, text and tables for people, and figures in files.
+"""Print the results of commands as JSON, text or tables, and draw figures.
 
-matplotlib is imported here alone, and only when a figure is wanted.
+Only this module imports matplotlib, and only to draw a figure.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Give a command its ``--json`` option."""
+    """Declare ``--json``."""
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
 
 
-_outputs: list[IO[str]] = []  # where JSON goes while all else goes to stderr
+_outputs: list[IO[str]] = []  # the outputs for JSON while other output goes to stderr
 
 
 @contextmanager
 def only_json() -> Iterator[None]:
-    """Send all that is printed to stderr, such as by a user's module, and only JSON to stdout."""
+    """Print only JSON to stdout; redirect other output, such as of custom modules, to stderr."""
     _outputs.append(sys.stdout)
     try:
         with redirect_stdout(sys.stderr):
@@ -45,21 +45,23 @@ def only_json() -> Iterator[None]:
 
 
 def print_json(value: Any, indent: int | None = 1) -> None:
-    """Print a dataclass, dict or list as JSON; what JSON cannot say (NaN, infinity) becomes null.
+    """Print a dataclass, dict or list as JSON; NaN and infinity become null.
 
     Args:
-        indent: None for a single line.
+        value: the value to print.
+        indent: number of spaces per level; None for a single line.
     """
     output = _outputs[-1] if _outputs else sys.stdout
     print(json.dumps(as_json(value), indent=indent, allow_nan=False), file=output, flush=True)
 
 
 def show(args: argparse.Namespace, record: Callable[[], Any], text: Callable[[], object]) -> None:
-    """Print what a command has found.
+    """Print the results of a command.
 
     Args:
-        record: makes what ``--json`` prints of it.
-        text: prints it for people, without ``--json``.
+        args: the arguments of the command.
+        record: returns the results for ``--json``.
+        text: prints the results as text.
     """
     if args.json:
         print_json(record())
@@ -68,10 +70,11 @@ def show(args: argparse.Namespace, record: Callable[[], Any], text: Callable[[],
 
 
 def print_policies(outcomes: Sequence[Simulated], is_known: bool = True) -> None:
-    """Print how policies do side by side, the reference among them.
+    """Print a comparison of policies.
 
     Args:
-        is_known: whether rates were measured; times by estimated ones are rounded.
+        outcomes: the simulation of each policy, including the reference.
+        is_known: whether rates were measured; times with estimated rates are rounded.
     """
 
     def rounded(seconds: float) -> float:
@@ -107,7 +110,7 @@ def print_policies(outcomes: Sequence[Simulated], is_known: bool = True) -> None
     )
     print(
         f"No schedule can be faster than {rounded(outcomes[0].lower_bound_s):.0f} s"
-        f"{'' if is_known else ', by estimated rates'}; speed-up is over {REFERENCE.name}."
+        f"{'' if is_known else ' (with estimated rates)'}; speed-up is over {REFERENCE.name}."
     )
 
 
@@ -115,6 +118,7 @@ def add_plot(parser: argparse.ArgumentParser, subject: str) -> None:
     """Declare ``--plot``.
 
     Args:
+        parser: the parser of the command.
         subject: what the figure shows.
     """
     parser.add_argument(
@@ -127,8 +131,8 @@ def figure_file(path: Path, width: float, height: float) -> Iterator[Figure]:
     """Provide a figure to draw on, and write it to a file at the end.
 
     Args:
-        path: of the file; its ending says in which format.
-        width, height: of the figure, in inches.
+        path: the file; its suffix determines the format.
+        width, height: the size of the figure, in inches.
 
     Raises:
         UserError: matplotlib is not installed, or the file cannot be written.

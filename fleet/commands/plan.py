@@ -1,10 +1,10 @@
-"""Show which networks train first, on which GPUs.
+"""Show which networks train first, and on which GPUs.
 
   fleet plan --rates rates.json --gpus 16 --gpus-per-node 4 --policy global
   fleet plan spec.yaml --gpus 16
 
-Rates come from --rates, from `schedule.rates` of the spec, or from the profile that a run of the
-spec has left. The spec also gives the policy, its settings, and the bounds of groups.
+Rates come from --rates, from `schedule.rates` of the spec, or from the profile of an earlier run of
+the spec. The spec also sets the policy, its settings, and the sizes of groups.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fleet.spec import Spec
 
 FORMER_OPTIONS = opts.FORMER_OPTIONS
-MOST_TOLD = 16  # devices, or ranges of them, of one network
+MAX_LISTED = 16  # devices of one network, or ranges of devices
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
 
         rates = with_sharing(spec, rates)
         cluster = shared_cluster(spec, cluster)
-    if not options.peak_limited:  # so that the rates shown are those that are planned with
+    if not options.peak_limited:  # print the same rates that the plan uses
         rates = extend_as_printed(rates, cluster.whole_gpus)
     if policy.sets_batch:
         rates = with_best_batches(rates, cluster.whole_gpus)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
                 }
                 for member in planned.members
             ],
-            "idle_gpus": cluster.whole_gpus - len(_tenants(planned, cluster)),
+            "idle_gpus": cluster.whole_gpus - len(_networks_by_gpu(planned, cluster)),
             "placement_score": score(planned.members, cluster.gpus_per_node),
         }
         | ({"networks_per_gpu": cluster.slots} if cluster.slots > 1 else {}),
@@ -88,24 +88,24 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _gpus(member: Member, cluster: Cluster) -> tuple[int, ...]:
-    """Return the GPUs of a group, whichever of their slots it has."""
+    """Return the GPUs of a group, regardless of its slots."""
     return tuple(map(cluster.gpu, member.devices))
 
 
-def _tenants(planned: Round, cluster: Cluster) -> Counter[int]:
-    """GPU -> how many networks are on it."""
+def _networks_by_gpu(planned: Round, cluster: Cluster) -> Counter[int]:
+    """Return GPU -> number of its networks."""
     return Counter(gpu for member in planned.members for gpu in _gpus(member, cluster))
 
 
 def _load(path: str | None) -> Spec | None:
     if path is None:
         return None
-    from fleet.spec import load  # pydantic takes a while, and rates alone need none
+    from fleet.spec import load  # importing pydantic takes a while, and rates do not need it
 
     spec = load(path)
     if not spec.networks:
         raise UserError(
-            f"{path}: the networks of a search are not known in advance, so there is nothing to plan"
+            f"{path}: the networks of a search are not known in advance, so they cannot be planned"
         )
     return spec
 
@@ -113,35 +113,35 @@ def _load(path: str | None) -> Spec | None:
 def _rates(args: argparse.Namespace, spec: Spec | None) -> RateTable:
     if spec is None:
         if args.rates is None:
-            raise UserError("name a spec, or a rates file with --rates")
+            raise UserError("give a spec, or a rates file with --rates")
         return read_rates(args.rates)
     from fleet.runtime.known_rates import find_rates_file, read_rates_of
 
     file = find_rates_file(spec, args.rates)
     if file is None:
-        raise UserError(f"{args.spec} has not been profiled yet: name a rates file with --rates")
+        raise UserError(f"no rates of {args.spec} are known yet; give a rates file with --rates")
     return read_rates_of(spec, file)
 
 
 def _devices(devices: Sequence[int]) -> str:
-    """Numbers of devices; many are told as ranges.
+    """Format the numbers of devices; many are joined to ranges.
 
     >>> _devices((2, 0)), _devices((9, *range(20)))
     ('2 0', '0-19')
     """
-    if len(devices) <= MOST_TOLD:
+    if len(devices) <= MAX_LISTED:
         return " ".join(map(str, devices))
     ranges = format_numbers(sorted(set(devices)), " ").split()
-    return " ".join(ranges[:MOST_TOLD] + ["..."] * (len(ranges) > MOST_TOLD))
+    return " ".join(ranges[:MAX_LISTED] + ["..."] * (len(ranges) > MAX_LISTED))
 
 
 def _paces(rates: RateTable, planned: Round, cluster: Cluster) -> dict[str, float]:
-    """Network -> samples/s in this round."""
+    """Return network -> samples/s in this round."""
     networks = {network.name: network for network in rates.models}
-    tenants = _tenants(planned, cluster)
+    counts = _networks_by_gpu(planned, cluster)
     return {
         member.name: rate(networks[member.name], member.gpus)
-        * share(rates.sharing, max(tenants[gpu] for gpu in _gpus(member, cluster)))
+        * share(rates.sharing, max(counts[gpu] for gpu in _gpus(member, cluster)))
         for member in planned.members
     }
 
@@ -149,18 +149,18 @@ def _paces(rates: RateTable, planned: Round, cluster: Cluster) -> dict[str, floa
 def _print(
     policy: Policy, rates: RateTable, planned: Round, paces: dict[str, float], cluster: Cluster
 ) -> None:
-    tenants = _tenants(planned, cluster)
+    idle_gpus = cluster.whole_gpus - len(_networks_by_gpu(planned, cluster))
     fastest = max(paces.values(), default=1.0)
-    chosen = any(member.batch is not None for member in planned.members)
+    has_batches = any(member.batch is not None for member in planned.members)
     print_table(
-        ["network", "GPUs", "nodes", "devices", *["batch"] * chosen, "samples/s", ""],
+        ["network", "GPUs", "nodes", "devices", *["batch"] * has_batches, "samples/s", ""],
         [
             [
                 member.name,
                 member.gpus,
                 nodes_of(member.devices, cluster.gpus_per_node),
                 _devices(_gpus(member, cluster)),
-                *["" if member.batch is None else member.batch] * chosen,
+                *["" if member.batch is None else member.batch] * has_batches,
                 paces[member.name],
                 bar(paces[member.name], fastest, 20),
             ]
@@ -169,8 +169,9 @@ def _print(
         title=f"{policy.name}: first round on {opts.describe_gpus(cluster)}",
     )
     waiting = len(rates.models) - len(planned.members)
+    placement = score(planned.members, cluster.gpus_per_node)
     print(
-        f"{len(planned.members)} of {pluralize(len(rates.models), 'network')} to train now, {waiting} to wait; "
-        f"{pluralize(cluster.whole_gpus - len(tenants), 'idle GPU')}; "
-        f"placement score {score(planned.members, cluster.gpus_per_node):.4g} (nodes per GPU, summed over groups)"
+        f"{len(planned.members)} of {pluralize(len(rates.models), 'network')} train now, {waiting} "
+        f"wait; {pluralize(idle_gpus, 'idle GPU')}; placement score {placement:.4g} "
+        "(nodes per GPU, summed over groups)"
     )

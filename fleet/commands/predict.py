@@ -1,14 +1,14 @@
-"""Predict with the best network of a run, or with the mean of several.
+"""Predict with the best network of a run, or with an ensemble of several.
 
   fleet predict runs/digits photo.png folder/            with the best network
   fleet predict runs/digits folder/ --top 5 --json       with the mean of the best five
-  fleet predict runs/digits folder/ --select greedy      with the ensemble that is best on the validation samples
-  fleet predict runs/digits --top 5 --save five.keras    write them as one Keras model (of PyTorch .safetensors)
+  fleet predict runs/digits folder/ --select greedy      with the best ensemble on validation data
+  fleet predict runs/digits --top 5 --save five.keras    save them as one Keras model
   fleet predict runs/wine new.csv > predicted.csv        for each row of a table
 
-Inputs are prepared as the run prepares its validation samples. A .npy file holds inputs as rows of
-an array. The columns of a table are found by their names, and what is predicted for its rows is
-printed as CSV. fleet report says how good the networks are together.
+Inputs are prepared like the validation samples of the run. A .npy file contains inputs as rows of
+an array. The columns of a table are matched by name, and predictions for its rows are printed as
+CSV. Networks of the engine torch are saved as .safetensors. fleet report compares ensembles.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     selection.add_argument(
         "--select",
         choices=[GREEDY],
-        help="average the ensemble that is best on the validation samples; a network may count several "
-        "times",
+        help="average the ensemble that is best on the validation samples; a network may be "
+        "selected several times",
     )
     parser.add_argument(
-        "--save", metavar="FILE", help="write the networks as one, a .keras or .safetensors file"
+        "--save", metavar="FILE", help="save the networks as one .keras or .safetensors file"
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print what the networks predict."""
+    """Print the predictions."""
     if not args.images and args.save is None:
-        raise UserError("name images, tables or .npy files, or a file to --save the networks to")
+        raise UserError("give images, tables or .npy files, or a file to --save the networks to")
     predictor = Predictor(args.run, args.top, args.select)
     kind = predictor.sample.target.kind
     if kind == "mask" and args.images:
         raise UserError(
-            "masks are not printed: --save the networks as one, or use fleet.api.Predictor"
+            "masks cannot be printed: --save the networks as one, or use fleet.api.Predictor"
         )
     if args.save is not None:
         try:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
     if args.images:
         names, predicted = predictor.predict_files(args.images)
         predictions = [
-            {"image": name, **_ANSWERS[kind](predictor.names, row)}
+            {"image": name, **_FORMATS[kind](predictor.names, row)}
             for name, row in zip(names, predicted, strict=True)
         ]
     show(
@@ -86,30 +86,30 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _predict_rows(predictor: Predictor, args: argparse.Namespace) -> None:
-    """Print what the networks predict for the rows of tables, as a table or as one object."""
+    """Print the predictions for the rows of tables, as CSV or JSON."""
     tables = {table: predictor.predict_files([table])[1] for table in args.images}
-    answer = partial(_ANSWERS[predictor.sample.target.kind], predictor.names)
+    as_record = partial(_FORMATS[predictor.sample.target.kind], predictor.names)
     show(
         args,
         lambda: {
             "networks": predictor.weights,
             "names": predictor.names,
             "rows": [
-                {"table": table, "row": row, **answer(numbers)}
+                {"table": table, "row": row, **as_record(numbers)}
                 for table, predicted in tables.items()
                 for row, numbers in enumerate(predicted)
             ],
         },
-        lambda: _print_rows(predictor, tables, answer),
+        lambda: _print_rows(predictor, tables, as_record),
     )
 
 
 def _print_rows(
     predictor: Predictor,
     tables: dict[str, np.ndarray],
-    answer: Callable[[np.ndarray], dict[str, Any]],
+    as_record: Callable[[np.ndarray], dict[str, Any]],
 ) -> None:
-    print(f"With {_joined(predictor)}:", file=sys.stderr)
+    print(f"With {_describe_ensemble(predictor)}:", file=sys.stderr)
     position = ["table", "row"] if len(tables) > 1 else ["row"]
     headers = [
         *position,
@@ -123,7 +123,7 @@ def _print_rows(
     )
     for table, predicted in tables.items():
         for row, numbers in enumerate(predicted):
-            prediction = answer(numbers)
+            prediction = as_record(numbers)
             if "class" in prediction:
                 chosen = [prediction["class"]]
             elif "labels" in prediction:
@@ -140,30 +140,30 @@ def _class(names: tuple[str, ...], row: np.ndarray) -> dict[str, Any]:
     return {
         "class": names[likeliest],
         "probability": float(row[likeliest]),
-        "probabilities": _named(names, row),
+        "probabilities": _by_name(names, row),
     }
 
 
 def _labels(names: tuple[str, ...], row: np.ndarray) -> dict[str, Any]:
     return {
         "labels": [name for name, share in zip(names, row, strict=True) if share > 0.5],
-        "probabilities": _named(names, row),
+        "probabilities": _by_name(names, row),
     }
 
 
 def _values(names: tuple[str, ...], row: np.ndarray) -> dict[str, Any]:
-    return {"values": _named(names, row)}
+    return {"values": _by_name(names, row)}
 
 
-def _named(names: tuple[str, ...], row: np.ndarray) -> dict[str, float]:
+def _by_name(names: tuple[str, ...], row: np.ndarray) -> dict[str, float]:
     return dict(zip(names, map(float, row), strict=True))
 
 
-_ANSWERS = {"class": _class, "multilabel": _labels, "value": _values}
+_FORMATS = {"class": _class, "multilabel": _labels, "value": _values}
 
 
 def _print(predictor: Predictor, predictions: list[dict[str, Any]], saved: str | None) -> None:
-    print(f"With {_joined(predictor)}:")
+    print(f"With {_describe_ensemble(predictor)}:")
     if predictions:
         columns = [
             name
@@ -174,10 +174,10 @@ def _print(predictor: Predictor, predictions: list[dict[str, Any]], saved: str |
             columns, [[_format_value(row[column]) for column in columns] for row in predictions]
         )
     if saved is not None:
-        print(f"{saved} holds them as one network.")
+        print(f"Saved as one network: {saved}")
 
 
-def _joined(predictor: Predictor) -> str:
+def _describe_ensemble(predictor: Predictor) -> str:
     """Describe the averaged networks, and the number of folds of each, in one line."""
     weights = predictor.weights
     shares = {

@@ -1,13 +1,13 @@
-"""Show the results of a run, or how far it has come: networks, GPU time, makespan measured and simulated.
+"""Show the results of a run, finished or not: networks, GPU time, measured and simulated makespan.
 
   fleet report runs/digits
   fleet report runs/digits --json
-  fleet report runs/digits --at 350s    as it stood then
-  fleet report runs/digits --every 30s    write the page anew while the run goes on
+  fleet report runs/digits --at 350s      the state at that time
+  fleet report runs/digits --every 30s    update the HTML report while the run goes on
 
-It also writes RUN/report.html if it may: one file that needs no server and no internet. It has the
-leaderboard, learning curves, what searches found and pruned, which network had which GPU when,
-where the time went, and the same run simulated.
+It also writes RUN/report.html if possible: one file that needs no server and no internet. The HTML
+report has a leaderboard, learning curves, the results of searches, pruning by epoch, the use of the
+GPUs over time, and a simulation of the run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,24 @@ from fleet.arguments import duration, moment, new_file
 from fleet.commands.output import add_json, show
 from fleet.errors import StorageError, UserError
 from fleet.jobs.harvest_log import HarvestEnded, find_end
+from fleet.monitor.accounting import ACTIVITIES
 from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED_CHUNKS, RunReport, best_rows, read_report, report_at
-from fleet.monitor.search_summary import front_table, improvements_table, rungs_table
-from fleet.prediction.ensembles import TABLE_NOTE, make_table
+from fleet.monitor.search_summary import (
+    FRONT_TITLE,
+    RUNGS_TITLE,
+    front_table,
+    improvements_table,
+    rungs_table,
+)
+from fleet.prediction.ensembles import TABLE_NOTE, TABLE_TITLE, make_table
 from fleet.runtime.compatibility import find_data_changes
 from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 from fleet.units import format_duration, pluralize
 
-_LOOK_S = 1.0  # between two looks whether a launch is still at work
+_POLL_S = 1.0  # between two checks whether a launch is still running
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -43,44 +50,42 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--at",
         type=moment,
         metavar="350s",
-        help=(
-            "show the run as it stood then, from its log and its spec: seconds of the run, launch after launch (of a "
-            "harvest by date); nothing is written into its folder"
-        ),
+        help="show the state of the run at this time, counted over all launches (for a harvest "
+        "since its start), from the run's log; nothing is written to the run's folder",
     )
     parser.add_argument(
-        "--html", type=new_file, metavar="FILE", help="write the page to this file, and not to RUN"
+        "--html", type=new_file, metavar="FILE", help="write the HTML report to this file instead"
     )
     parser.add_argument(
         "--every",
         type=duration,
         metavar="30s",
-        help=(
-            "write the page again and again, until the launch has ended; a page that is open loads itself anew"
-        ),
+        help="update the HTML report at this interval until the launch ends; an open page reloads "
+        "itself",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the numbers of a report, and write it where that is allowed."""
+    """Print a report, and write it as HTML if possible."""
     paths = RunPaths(args.run)
     if args.every is not None:
         if args.json or args.at is not None:
             raise UserError(
-                "--every: it rewrites the page while the run goes on; use it without --json and --at"
+                "--every updates the HTML report while the run goes on; use it without --json and "
+                "--at"
             )
         _keep_writing(paths, args.html or paths.report, args.every)
     if args.at is None:
         report = replace(read_report(paths), data_now=tuple(find_data_changes(paths)))
     else:
         report = report_at(paths, args.at)
-    over = find_end(paths) if args.at is None else None
-    if over is None:
+    harvest_end = find_end(paths) if args.at is None else None
+    if harvest_end is None:
         harvest = {}
     else:
-        harvest = {"harvest": {"why": over.why, "again": over.again}}
-    show(args, lambda: report.as_dict() | harvest, lambda: _print(report, over))
+        harvest = {"harvest": {"why": harvest_end.why, "again": harvest_end.again}}
+    show(args, lambda: report.as_dict() | harvest, lambda: _print(report, harvest_end))
     page = args.html or (paths.report if args.at is None else None)
     if page is None:
         return
@@ -92,21 +97,21 @@ def run(args: argparse.Namespace) -> None:
         print(f"fleet report: {error}", file=sys.stderr)  # the run may belong to another user
         return
     if not args.json:
-        print(f"{page} shows it.")
+        print(f"HTML report: {page}")
 
 
 def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
-    """Write the page until no launch is at work, or Ctrl-C; whoever calls writes the last, which stands still."""
+    """Update the page until no launch runs, or Ctrl-C; the caller writes the final page."""
     is_announced = False
     with suppress(KeyboardInterrupt):
         while find_held_lease(paths) is not None:
             try:
-                with suppress(UserError):  # a launch that has just begun has nothing to report yet
+                with suppress(UserError):  # a launch that has just started has no results yet
                     write_report(page, read_report(paths), every_s)
                     if not is_announced:
                         print(
-                            f"{page} shows it, and is written anew every {format_duration(every_s)}, until the "
-                            "launch ends or Ctrl-C.",
+                            f"HTML report: {page}, updated every {format_duration(every_s)} until "
+                            "the launch ends or Ctrl-C",
                             flush=True,
                         )
                     is_announced = True
@@ -116,31 +121,33 @@ def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
                 print(f"fleet report: {error}", file=sys.stderr)
             until = time.monotonic() + every_s
             while time.monotonic() < until and find_held_lease(paths) is not None:
-                time.sleep(min(_LOOK_S, every_s))
+                time.sleep(min(_POLL_S, every_s))
 
 
-def _print(report: RunReport, over: HarvestEnded | None) -> None:
+def _print(report: RunReport, harvest_end: HarvestEnded | None) -> None:
     account = report.account
     headers, rows, left_out = best_rows(report.rows)
-    print_table(headers, rows, title=f"{report.name}: the best network first")
+    print_table(headers, rows, title=f"{report.name}: leaderboard")
     if left_out:
         print(left_out)
     if report.data_changes:
         print(report.data_changes)
     if report.ensembles:
-        print_table(*make_table(report.ensembles), title="Ensembles of the best networks")
+        print_table(*make_table(report.ensembles), title=TABLE_TITLE)
         print(TABLE_NOTE)
     for search in report.searches:
         if search.trials:
-            print_table(*improvements_table(search), title=f"{search.title}: the best so far")
+            print_table(*improvements_table(search), title=f"{search.title}: best so far")
         print(search.summary)
         if search.objectives:
-            print_table(*front_table(search), title=f"{search.title}: the Pareto front")
+            print_table(*front_table(search), title=f"{search.title}: {FRONT_TITLE}")
     if report.rungs:
-        print_table(*rungs_table(report.rungs), title="What was pruned when")
+        print_table(*rungs_table(report.rungs), title=RUNGS_TITLE)
     print(
         f"{format_duration(account.seconds)} on {pluralize(account.gpus, account.device)}: "
-        + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items())
+        + ", ".join(
+            f"{ACTIVITIES[name]} {share:.1%}" for name, share in account.spent.shares.items()
+        )
     )
     if report.cache_summary:
         print(report.cache_summary)
@@ -148,16 +155,20 @@ def _print(report: RunReport, over: HarvestEnded | None) -> None:
         print(report.input_summary)
     if account.startup:
         print(
-            f"{sum(seconds for _, seconds in account.startup):.1f} s from the command to the first step: "
+            "from the command to the first step: "
+            f"{sum(seconds for _, seconds in account.startup):.1f} s: "
             + ", ".join(f"{part} {seconds:.1f}" for part, seconds in account.startup)
         )
     if account.first_signal_s is not None:
-        print(f"every network had ended an epoch after {format_duration(account.first_signal_s)}")
+        print(
+            f"every network had finished an epoch after {format_duration(account.first_signal_s)}"
+        )
     if report.run.missed:
         print(MISSED_CHUNKS.format(chunks=pluralize(report.run.missed, "chunk")))
     if account.ratio is not None:
         print(
-            f"makespan {account.measured_s:.1f} s, simulated {account.simulated_s:.1f} s: {account.ratio:.3f}"
+            f"makespan: {account.measured_s:.1f} s measured, {account.simulated_s:.1f} s simulated "
+            f"(ratio {account.ratio:.3f})"
         )
-    if over is not None:
-        print(f"{str(over)[0].upper()}{str(over)[1:]}.")
+    if harvest_end is not None:
+        print(f"{str(harvest_end)[0].upper()}{str(harvest_end)[1:]}.")

@@ -1,12 +1,12 @@
-"""Find the walltime requests that cost least, one after the other.
+"""Find the sequence of walltime requests with the lowest expected cost.
 
     fleet reserve --distribution truncnorm --mu 8 --sigma 2 --low 0 --high 20
     fleet reserve --log runs.txt --backfill-rate 0.2
 
-A job that outlives its request is stopped and asks for the next one. Its run time is known as a
-distribution, a table, or a log of past runs. Answers are in the unit in which times are given. With
-fewer than 5 past runs, or for a job that has outlived all times known, the answer is twice the
-longest time known.
+A job that exceeds its request is stopped and submitted again with the next one. Its run time is
+given as a distribution, a table, or a log of past runs. Results are in the unit of these times.
+With fewer than 5 past runs, or for a job that has exceeded all known times, the result is twice the
+longest known time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from scheduler.reservation import requests as asking
 from scheduler.reservation.distributions import LAWS, Discrete, discretize, empirical_law
 from scheduler.reservation.log import read_runs, read_table
 
-PLOT_UP_TO = 2000  # values of a law: the costs by number of requests take time quadratic in them
+# Maximum number of values of a law: the costs by number of requests take quadratic time.
+PLOT_UP_TO = 2000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,10 +34,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--distribution", choices=LAWS, help="law of the run times, with the parameters below"
     )
     source.add_argument(
-        "--log", type=Path, metavar="FILE", help="file of past run times, one number per line"
+        "--log", type=Path, metavar="FILE", help="file with past run times, one number per line"
     )
     source.add_argument(
-        "--table", type=Path, metavar="FILE", help="file of a law, as rows time,probability"
+        "--table", type=Path, metavar="FILE", help="file with a law, as rows time,probability"
     )
     add_law_parameters(parser)
     parser.add_argument(
@@ -44,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=share,
         default=0.0,
         metavar="Z",
-        help="work for backfilling that arrives per unit of machine time, below 1 (0)",
+        help="work for backfilling that arrives per unit of machine time; below 1 (0)",
     )
     parser.add_argument(
         "--failed",
@@ -52,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TIME",
-        help="a request of this job that was too short; may be repeated",
+        help="request of this job that was too short; repeat it for several requests",
     )
     add_json(parser)
 
@@ -62,14 +63,14 @@ def run(args: argparse.Namespace) -> None:
     run_times, best, is_short = _best(args)
     remaining = run_times.longer_than(max(args.failed, default=0.0))
     if is_short or remaining is None:
-        _say_why(remaining)
+        _print_reason(remaining)
     if remaining is None:
         single = best.expected_makespan
     else:
         single = asking.expected_makespan(
             remaining, [remaining.longest], args.backfill_rate, sum(args.failed)
         )
-    # How much the expected makespan may exceed the least, as a share of it; nearly always 0.
+    # How far the expected makespan may exceed the minimum, as a share of it; nearly always 0.
     bound = {"error_bound": best.excess} if best.excess else {}
     needed = _needed(best, remaining)
     costs: tuple[float, ...] = ()
@@ -113,7 +114,7 @@ def _best(args: argparse.Namespace) -> tuple[Discrete, asking.RequestSequence, b
     return law_of_runs, asking.requests_after(law_of_runs, args.failed, args.backfill_rate), False
 
 
-def _say_why(remaining: Discrete | None) -> None:
+def _print_reason(remaining: Discrete | None) -> None:
     if remaining is None:
         reason = "the job has exceeded every known run time"
     else:
@@ -145,13 +146,14 @@ def _print(
     )
     saved = 1 - best.expected_makespan / single
     print(
-        f"expected makespan {best.expected_makespan:.6g}; one request for the longest known run time: "
+        f"expected makespan {best.expected_makespan:.6g}; one request for the longest known run "
+        "time: "
         f"{single:.6g}" + (f" ({saved:.1%} saved)" if saved > 0 else "")
     )
     if best.excess:
         print(
-            f"The run times were rounded up to {asking.MAX_EXACT} values for this: no sequence has an expected "
-            f"makespan more than {best.excess:.2%} lower."
+            f"The run times were rounded up to {asking.MAX_EXACT} values: no sequence has an "
+            f"expected makespan more than {best.excess:.2%} lower."
         )
     if costs:
         print_table(

@@ -1,9 +1,9 @@
 """Print the JSON Schema of a spec, with which editors complete and check YAML.
 
     fleet schema > fleet.schema.json
-    fleet schema --markdown            all keys as a page for people: docs/spec.md
+    fleet schema --markdown            all keys as a Markdown page: docs/spec.md
 
-In VS Code with the YAML extension, the first line of a spec then says
+For VS Code with the YAML extension, write in the first line of a spec:
 # yaml-language-server: $schema=fleet.schema.json
 """
 
@@ -17,10 +17,8 @@ from fleet.spec.documentation import page
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the argument."""
-    parser.add_argument(
-        "--markdown", action="store_true", help="print the keys as a page in Markdown"
-    )
+    """Declare the arguments."""
+    parser.add_argument("--markdown", action="store_true", help="print the keys as a Markdown page")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""How long ranks take to import what they need, and what a site has against that: ``fleet doctor --startup``."""
+"""Time the imports of ranks, and find out how to speed them up (``fleet doctor --startup``)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fleet.spec.engines import EngineInfo, find_engine
 from fleet.terminal import print_table
 from launch.systems import SYSTEMS
 
-_SLOW = 2.0  # times as long as alone; more cores than ranks make no such difference
-# An engine may import MPI, which takes this process for the rank that waits for it, and waits for
-# the others.
+# Ratio to the time on a rank alone; busy cores do not slow imports down that much.
+_SLOW = 2.0
+# An engine may import mpi4py, which must not initialize MPI in this extra process.
 _TIMED = """import importlib, json, sys, time
 import mpi4py
 mpi4py.rc.initialize = False
@@ -36,10 +36,12 @@ print(json.dumps(took))"""
 
 @dataclass(frozen=True)
 class Imports:
-    """What one rank imported.
+    """The import times of one rank.
 
     Attributes:
-        seconds: of each package, one behind the other; ``python`` is the interpreter itself.
+        rank: the rank.
+        host: its node.
+        seconds: package -> seconds, in the order of imports; ``python`` is the interpreter.
     """
 
     rank: int
@@ -48,19 +50,19 @@ class Imports:
 
     @property
     def all_s(self) -> float:
-        """How long it took."""
+        """The total time, in seconds."""
         return sum(self.seconds.values())
 
 
 @dataclass(frozen=True)
 class Startup:
-    """How long imports take, and what can be done about it here.
+    """The import times of all ranks, and the programs that could shorten them.
 
     Attributes:
-        alone: on rank 0, while no other imports; the disk's cache is warm then for rank 0's node.
-        ranks: of all at a time.
-        image: the program that runs images; None where there is none.
-        broadcast: the program that copies a file to all nodes of a job; None where there is none.
+        alone: the times on rank 0 alone; they warm the disk cache of its node.
+        ranks: the times of all ranks together.
+        image: the program that runs container images, or None.
+        broadcast: the program that copies a file to all nodes of a job, or None.
     """
 
     alone: Imports
@@ -70,29 +72,27 @@ class Startup:
 
     @property
     def advice(self) -> str:
-        """What to do."""
+        """A recommendation."""
         slowest = max(imports.all_s for imports in self.ranks)
         middle = median(imports.all_s for imports in self.ranks)
         summary = (
-            f"imports: {self.alone.all_s:.1f} s on a rank alone, {middle:.1f} s in the middle of all at a time, "
-            f"{slowest:.1f} s on the slowest"
+            f"imports: {self.alone.all_s:.1f} s on one rank alone; on all ranks together, the "
+            f"median is {middle:.1f} s and the slowest takes {slowest:.1f} s"
         )
         if slowest <= _SLOW * self.alone.all_s:
-            return f"{summary}: nothing to gain"
+            return f"{summary}: an image would not help"
         if self.image is None:
             return (
-                f"{summary}; one image file would spare the file system, but neither apptainer nor singularity is "
-                "here: ask the site, or put the environment on a disk of each node"
+                f"{summary}; a container image would relieve the file system, but neither "
+                "apptainer nor singularity is installed: ask the site, or install the environment "
+                "on a local disk of each node"
             )
-        return (
-            f"{summary}; fleet submit --image FILE.sif"
-            + (f" --broadcast (by {self.broadcast})" if self.broadcast else "")
-            + " reads one file instead"
-        )
+        broadcast = f" --broadcast (with {self.broadcast})" if self.broadcast else ""
+        return f"{summary}; fleet submit --image FILE.sif{broadcast} reads one file instead"
 
 
 def time_imports(world: World, spec: Spec | None) -> Startup:
-    """Time it; collective."""
+    """Time the imports on rank 0 alone, then on all ranks together; collective."""
     names = _packages(find_engine(Resources().engine) if spec is None else spec.engine)
     alone = world.broadcast_value(_timed(world, names) if world.rank == 0 else None)
     ranks = world.allgather(_timed(world, names))
@@ -109,9 +109,9 @@ def _packages(engine: EngineInfo) -> list[str]:
 
 
 def _timed(world: World, names: list[str]) -> Imports:
-    """Import packages in an interpreter of their own: here they are there already."""
+    """Import packages in a new interpreter, since this one has imported them already."""
     began = time.perf_counter()
-    path = os.pathsep.join(path or os.getcwd() for path in sys.path)  # beside the spec, too
+    path = os.pathsep.join(path or os.getcwd() for path in sys.path)  # includes the spec's folder
     result = subprocess.run(
         [sys.executable, "-c", _TIMED, *names],
         check=True,
@@ -131,7 +131,7 @@ def _first(*programs: str) -> str | None:
 
 
 def print_startup(startup: Startup) -> None:
-    """Print a line for each rank, and the advice."""
+    """Print a line for each rank, and the recommendation."""
     names = list(startup.alone.seconds)
     print_table(
         ["rank", "host", *names, "all"],

@@ -1,18 +1,19 @@
-"""Hand an ensemble to a batch system, as one job or as a chain of jobs that ends when all networks are done.
+"""Submit a run to a batch system, as one job or as a chain of jobs until all networks are done.
 
     fleet submit photos.yaml --system slurm --nodes 2 --gpus-per-node 4 --walltime 2h --chain
     fleet submit photos.yaml --site perlmutter --account m1234 --nodes 4 --walltime 6h --chain
     fleet submit photos.yaml --site my_site.yaml --nodes 1 --walltime 30min --dry-run
     fleet submit --end runs/photos
 
-With --walltime auto it asks for what is likely to cost least, by what past runs took, and says why.
+With --walltime auto it requests the walltime with the lowest expected cost, based on past runs, and
+explains why.
 
-The job saves everything shortly before its walltime ends. With --chain it is then put into the
-queue again, or followed by another job, until all networks are done. The folder of the run has the
-script, what the jobs print, and jobs/stops.jsonl with every stop and its reason. --end RUN ends the
-chain of a run: its next job is taken back, the one that runs saves and ends, and no other follows.
-`--system local` runs on this machine, now. --fresh-network, --accept-changes and --remeasure count
-for the first launch of the chain that gets so far as to start.
+The job saves everything shortly before its walltime ends. With --chain it is then requeued, or
+followed by another job, until all networks are done. The folder of the run contains the script, the
+output of the jobs, and jobs/stops.jsonl with every stop and its reason. --end RUN ends the chain of
+a run: its next job is cancelled, the running job saves and ends, and no other job follows.
+`--system local` runs on this machine immediately. --fresh-network, --accept-changes and --remeasure
+apply to the first launch of the chain that starts successfully.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_spec(parser, optional=True)
     parser.add_argument(
-        "--nodes", type=opts.size, default=1, metavar="N", help="number of nodes to ask for (1)"
+        "--nodes", type=opts.size, default=1, metavar="N", help="number of nodes to request (1)"
     )
     parser.add_argument(
         "--walltime",
         type=duration_or_auto,
         metavar="2h",
-        help="walltime to ask for (that of the spec); auto: what past runs, or simulated ones, say",
+        help="walltime to request (the spec's); auto: computed from past or simulated runs",
     )
     parser.add_argument(
         "--chain", action="store_true", help="continue in further jobs until all networks are done"
@@ -69,41 +70,41 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--max-jobs",
         type=opts.size,
         metavar="N",
-        help=f"with --chain: number of jobs at most ({opts.MOST_JOBS})",
+        help=f"with --chain: maximum number of jobs ({opts.MAX_JOBS})",
     )
     parser.add_argument(
         "--retries",
         type=integer(0, 100_000),
         metavar="N",
-        help=f"with --chain: number of failures of the machine after which to go on ({RETRIES})",
+        help=f"with --chain: number of machine failures after which to continue ({RETRIES})",
     )
     opts.add(parser)
     parser.add_argument(
         "--image",
         type=Path,
         metavar="FILE.sif",
-        help="run the ranks in this image, by apptainer: they import from one file, not from thousands",
+        help="run the ranks in this container image with apptainer, which makes imports faster",
     )
     parser.add_argument(
         "--broadcast",
         action="store_true",
-        help="with --image: copy it to each node first, where the batch system can (slurm: sbcast)",
+        help="with --image: copy it to each node first, if the batch system can (slurm: sbcast)",
     )
     add_changes(parser)
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument(
         "--end",
         type=Path,
         metavar="RUN",
-        help="end the chain of a run, by its folder or its spec: its next job is taken back, and the "
-        "one that runs saves and ends",
+        help="end the chain of a run, given its folder or its spec: cancel its next job, and let "
+        "the running job save and end",
     )
-    instead.add_argument("--dry-run", action="store_true", help="only print the script")
+    modes.add_argument("--dry-run", action="store_true", help="only print the script")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the script and hand it in; or end a chain."""
+    """Write the script and submit it, or end a chain."""
     if args.end is not None:
         return _end(args)
     if args.spec is None:
@@ -117,22 +118,23 @@ def run(args: argparse.Namespace) -> int:
     numbers: dict[str, object] = {} if requests is None else {"walltime": requests.numbers()}
     if not site.gpus and spec.engine.uses_gpus and system.has_queue:
         print(
-            "fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would",
+            "fleet submit: the job requests no GPUs; set --gpus-per-node, resources.gpus_per_node "
+            "or --site",
             file=sys.stderr,
         )
-    pay = _slots_that_pay(args, spec, site)
-    if pay:
-        print(f"fleet submit: {pay}", file=sys.stderr)
+    advice = _sharing_advice(args, spec, site)
+    if advice:
+        print(f"fleet submit: {advice}", file=sys.stderr)
     if args.dry_run:
         show(args, lambda: {"script": script, **numbers}, lambda: print(script, end=""))
         return ExitStatus.OK
-    return _hand_in(args, script, paths, system, numbers)
+    return _submit(args, script, paths, system, numbers)
 
 
 def _end(args: argparse.Namespace) -> int:
-    """End a chain, and say what was done."""
+    """End a chain, and print what was done."""
     if args.spec is not None:
-        raise UserError(f"--end {args.end} goes without a spec; {args.spec} is one")
+        raise UserError(f"--end {args.end} takes no spec; leave {args.spec} out")
     if args.end.suffix in (".yaml", ".yml"):
         root = load(str(args.end)).output
     else:
@@ -145,9 +147,7 @@ def _end(args: argparse.Namespace) -> int:
         print(f"{', '.join(cancelled)} cancelled")
     if signaled:
         print(f"{', '.join(signaled)} signaled to save and end (SIGUSR2)")
-    print(
-        f"no further job follows; submit the same spec again to resume from the checkpoints in {root}"
-    )
+    print(f"no other job follows; submit the spec again to resume from the checkpoints in {root}")
     return ExitStatus.OK
 
 
@@ -163,23 +163,24 @@ def _automatic(
     return requests
 
 
-def _hand_in(
+def _submit(
     args: argparse.Namespace,
     script: str,
     paths: RunPaths,
     system: System,
     numbers: dict[str, object],
 ) -> int:
-    """Write the script, and submit it; run it where there is no batch system."""
+    """Write the script, and submit it; run it if there is no batch system."""
     if args.json and not system.has_queue:
         raise UserError(
-            f"--json: with --system {system.name} the run itself prints; --dry-run --json gives the script"
+            f"--json: with --system {system.name} the run prints its own output; use --dry-run "
+            "--json for the script"
         )
     check_folder(paths)
     with writing_into(paths), atomic_write(paths.job_script) as file:
         file.write(script)
     if not system.has_queue:
-        # The job takes Ctrl-C, saves, and ends.
+        # The job receives Ctrl-C, saves, and ends.
         signal.signal(signal.SIGINT, lambda number, frame: None)
         return subprocess.run(["bash", str(paths.job_script)], check=False).returncode
     id_ = submit(system, paths.job_script)
@@ -207,7 +208,7 @@ def _job(
 ) -> Job:
     if not system.has_queue and args.nodes != 1:
         raise UserError(
-            f"--nodes is {args.nodes}; with --system {system.name} there is only this machine"
+            f"--nodes is {args.nodes}, but --system {system.name} has only this machine"
         )
     once = _once(args, spec)
     image = _image(args)
@@ -234,38 +235,36 @@ def _image(args: argparse.Namespace) -> Path | None:
     if args.image is None:
         if args.broadcast:
             raise UserError(
-                "--broadcast copies the image of --image to the nodes, and there is none: add --image "
-                "FILE.sif"
+                "--broadcast copies a container image to the nodes; add --image FILE.sif"
             )
         return None
     if not args.image.is_file():
         raise UserError(
-            f"--image {args.image}: there is no such file; `apptainer build {args.image} "
-            "launch/containers/fleet.def` makes one"
+            f"--image {args.image}: the file does not exist; create it with `apptainer build "
+            f"{args.image} launch/containers/fleet.def`"
         )
     image: Path = args.image.absolute()
     return image
 
 
 def _folders_to_bind(path: str, spec: Spec) -> tuple[Path, ...]:
-    """Return the folders of spec and data outside of the working folder and the run's folder."""
+    """Return the folders of spec and data outside the working folder and the run's folder."""
     data = spec.document.data
     named = [
         str(Path(path).parent),
         *(folder for folder in (data.path, data.validation, data.test) if isinstance(folder, str)),
     ]
-    paths = map(
-        Path, map(os.path.abspath, named)
-    )  # without "..", which would seem to lie in the working folder
+    # Absolute paths without "..", which would seem to lie in the working folder.
+    paths = map(Path, map(os.path.abspath, named))
     folders = [
         next(folder for folder in (path_, *path_.parents) if folder.is_dir()) for path_ in paths
     ]
-    bound = (Path.cwd(), spec.output.absolute())
+    bound_folders = (Path.cwd(), spec.output.absolute())
     return tuple(
         dict.fromkeys(
             folder
             for folder in folders
-            if folder.parent != folder and not any(map(folder.is_relative_to, bound))
+            if folder.parent != folder and not any(map(folder.is_relative_to, bound_folders))
         )
     )
 
@@ -283,20 +282,21 @@ def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
 
 
 def _limits(args: argparse.Namespace, system: System) -> tuple[int, int]:
-    """Return how many jobs there may be, and after how many failures of the machine another one follows."""
+    """Return the maximum numbers of jobs, and of machine failures that the chain survives."""
     if args.chain and system.has_queue and not (system.after or system.requeue):
         raise UserError(
-            f"--chain: {system.name} has neither after nor requeue, so no job can follow another"
+            f"--chain: {system.name} has neither `after` nor `requeue`, so no job can follow "
+            "another"
         )
     if args.chain:
-        return args.max_jobs or opts.MOST_JOBS, RETRIES if args.retries is None else args.retries
+        return args.max_jobs or opts.MAX_JOBS, RETRIES if args.retries is None else args.retries
     if (args.max_jobs, args.retries) != (None, None):
-        raise UserError("--max-jobs and --retries go with --chain")
+        raise UserError("--max-jobs and --retries need --chain")
     return 1, 0
 
 
-def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
-    """Return how many networks should share a GPU where the job lets fewer; nothing where that is not so, or not known."""
+def _sharing_advice(args: argparse.Namespace, spec: Spec, site: Site) -> str:
+    """Advise to let more networks share a GPU; empty if that is not faster, or unknown."""
     gpus = args.nodes * site.gpus
     networks = spec.max_networks
     if not spec.engine.uses_gpus or not 0 < gpus < networks:
@@ -305,14 +305,14 @@ def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
     slots = opts.roles_of_job(args, spec, site).slots
     speedups = recorded_sharing(spec)
     requested = spec.resources.networks_per_gpu
-    pays = useful_networks_per_gpu(speedups)
-    # What is known may all pay; then one more may, too.
-    count = min(pays + (pays == len(speedups) == slots), math.ceil(networks / gpus))
+    useful = useful_networks_per_gpu(speedups)
+    # If all measured numbers pay off, one more may pay off, too.
+    count = min(useful + (useful == len(speedups) == slots), math.ceil(networks / gpus))
     if len(speedups) < 2 or count <= slots:
         return ""
-    more = "" if count <= pays else "; more may pay"
-    raised = "" if requested == "auto" else f"resources.networks_per_gpu: {count} with "
+    more = "" if count <= useful else "; more may pay off"
+    setting = "" if requested == "auto" else f"resources.networks_per_gpu: {count} and "
     return (
-        f"{describe_sharing(speedups)}{more}. This job lets {slots} share one; {raised}--ranks-per-node "
-        f"{ranks + (count - slots) * site.gpus} would let {count}"
+        f"{describe_sharing(speedups)}{more}. This job has {slots} per GPU; for {count}, use "
+        f"{setting}--ranks-per-node {ranks + (count - slots) * site.gpus}"
     )

@@ -1,10 +1,10 @@
-"""A process beside a launch that writes a run for trackers while the run goes on.
+"""Write a run for trackers while the run goes on, in a separate process.
 
     python -m fleet.export.follow SPEC RUN mlflow=DIR wandb=DIR optuna=FILE
 
-Rank 0 starts it, and writes a byte whenever there is something new. Its input ends with the launch.
-The first failure of a tracker is a line of JSON on its output; that tracker is then tried again
-only at the end.
+Rank 0 starts the process, and sends it a byte whenever there are new results. Its input ends with
+the launch. The first failure of a tracker is a line of JSON on its output; that tracker is then
+tried again only at the end.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from fleet.export.trackers import load, write
 from fleet.spec import allow_imports_beside
 from fleet.storage.paths import RunPaths
 
-# pause between two writes: a multiple of the last write, and a minimum
+# The pause between two writes: a multiple of the last write, and a minimum.
 _PAUSE = 4
-_LEAST_S = 1.0
-_ALONE_S = 120.0  # maximum time that it outlives the launch
+_MIN_PAUSE_S = 1.0
+_MAX_OUTLIVE_S = 120.0  # how long the process may outlive the launch
 
 
 def main(argv: list[str]) -> None:
@@ -65,7 +65,7 @@ class Follower:
     _failed: set[tuple[str, Path]] = field(default_factory=set)
 
     def write(self, is_last: bool) -> None:
-        """Write what is new."""
+        """Write new results."""
         for name, path in self.targets:
             if (name, path) in self._failed and not is_last:
                 continue
@@ -88,18 +88,18 @@ class Follower:
 
 
 def write_requests(source: int) -> Iterator[bool]:
-    """Yield each time something is to be written; True for the last time.
+    """Yield each time there are results to write; True for the last time.
 
     Args:
         source: the file descriptor that delivers bytes.
     """
     is_last = False
-    pause_s = _LEAST_S
+    pause_s = _MIN_PAUSE_S
     while not is_last:
         is_last = not os.read(source, 1 << 16) or _ends_within(source, pause_s)
         began = time.monotonic()
         yield is_last
-        pause_s = max(_LEAST_S, _PAUSE * (time.monotonic() - began))
+        pause_s = max(_MIN_PAUSE_S, _PAUSE * (time.monotonic() - began))
 
 
 def _ends_within(source: int, seconds: float) -> bool:
@@ -115,7 +115,7 @@ def _end_in_time(parent: int) -> None:
     """End this process some time after the launch has ended, even if a library hangs."""
     while os.getppid() == parent:
         time.sleep(5.0)
-    time.sleep(_ALONE_S)
+    time.sleep(_MAX_OUTLIVE_S)
     os._exit(1)
 
 

@@ -24,14 +24,14 @@ T = TypeVar("T")
 _DATABASE = "mlflow.db"
 _STATUSES = {Status.FINISHED: "FINISHED", Status.PRUNED: "KILLED", Status.FAILED: "FAILED"}
 _WRITTEN = "fleet.written"  # tag: number of written epochs, and their fingerprint
-# limits of the store for a batch and for a value
+# Limits of the store for a batch and for a value.
 _MAX_METRICS = 1000
 _MAX_PARAMS = 100
 _MAX_LENGTH = 5000
 
 
 def write(run: TrackedRun, path: Path) -> None:
-    """Add to a store what it lacks of a run."""
+    """Add missing results of a run to a store."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     path.mkdir(parents=True, exist_ok=True)
     client = MlflowClient(*[f"sqlite:///{path.absolute() / _DATABASE}"] * 2)
@@ -103,7 +103,7 @@ class _Store:
     def write(
         self, run: TrackedRun, network: TrackedNetwork, parent: str, child: Run | None
     ) -> None:
-        """Add to a network what it lacks."""
+        """Add missing results of a network."""
         fingerprint = f"{len(network.epochs)} {network.fingerprint}"
         written = "" if child is None else child.data.tags.get(_WRITTEN, "")
         if written == fingerprint:
@@ -121,7 +121,7 @@ class _Store:
                 network.name,
             )
         metrics = [
-            Metric(_named(name), value, _ms(epoch.date), epoch.epoch)
+            Metric(_valid_name(name), value, _ms(epoch.date), epoch.epoch)
             for epoch in network.epochs[done:]
             for name, value in epoch.values.items()
         ]
@@ -153,14 +153,14 @@ class _Store:
         """Update parameters, tags and status of a run; its files stay where they are."""
         number = existing.info.run_id
         new = [
-            Param(_named(name), str(value)[:_MAX_LENGTH])
+            Param(_valid_name(name), str(value)[:_MAX_LENGTH])
             for name, value in params.items()
-            if _named(name) not in existing.data.params
+            if _valid_name(name) not in existing.data.params
         ]
         for batch in _parts(new, _MAX_PARAMS):
             self._client.log_batch(number, params=batch)
         uris = {name: path.absolute().as_uri() for name, path in files.items()}
-        tags = {_named(name): value for name, value in tags.items()}
+        tags = {_valid_name(name): value for name, value in tags.items()}
         tags = {**tags, **{f"fleet.file.{name}": uri for name, uri in uris.items()}}
         changed = {
             name: value for name, value in tags.items() if existing.data.tags.get(name) != value
@@ -171,7 +171,7 @@ class _Store:
             )
             if uris:
                 self._client.log_text(number, json.dumps(uris, indent=1), "files.json")
-        for name in existing.data.tags:  # a network that failed may train again
+        for name in existing.data.tags:  # a failed network may train again
             if (
                 name.startswith("fleet.")
                 and name not in tags
@@ -185,7 +185,7 @@ class _Store:
                 self._client.set_terminated(number, status, _ms(ended))
 
 
-def _named(name: str) -> str:
+def _valid_name(name: str) -> str:
     """Replace characters that MLflow does not allow in names."""
     return re.sub(r"[^\w\-. /]", "_", name)
 

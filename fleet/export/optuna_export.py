@@ -1,7 +1,7 @@
 """Write a run as Optuna studies: one per entry whose networks differ, one for all other networks.
 
-Existing trials stay as they are, and running ones get what they lack. A finished trial cannot be
-changed, so a study is written again if a network has trained on, or has been replaced.
+Existing trials do not change, except that running ones get new results. A finished trial cannot be
+changed, so a study is written again if a network has trained further, or has been replaced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STATES = {
 
 
 def write(run: TrackedRun, path: Path) -> None:
-    """Add to a journal, or to an SQLite database, what it lacks of a run."""
+    """Add missing results of a run to a journal, or to an SQLite database."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = _storage(path)
     for entry in dict.fromkeys(network.entry for network in run.networks):
@@ -147,7 +147,7 @@ def _is_continued_by(before: FrozenTrial, now: FrozenTrial) -> bool:
 
 
 def _update_trial(storage: BaseStorage, existing: FrozenTrial, current: FrozenTrial) -> None:
-    """Add to a running trial what it lacks."""
+    """Add missing results to a running trial."""
     number = existing._trial_id
     for epoch, value in current.intermediate_values.items():
         if epoch not in existing.intermediate_values:
@@ -169,9 +169,8 @@ def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
     values = None
     if state is TrialState.COMPLETE:
         values = [objective.value for objective in network.objectives]
-        if any(
-            map(math.isnan, values)
-        ):  # all but the first objective may become known while the run goes on
+        # Except for the first one, objectives may become known while the run goes on.
+        if any(map(math.isnan, values)):
             if run.is_going_on and values[0] == values[0]:
                 state = TrialState.RUNNING
             else:
@@ -229,7 +228,7 @@ def _different(choices: Sequence[Any]) -> list[Any]:
 
 
 def _categories(choices: Sequence[Any]) -> Callable[[Any], Any]:
-    """Return how choices are written: as JSON if Optuna would confuse some, such as 1 and 1.0."""
+    """Return a function that writes choices, as JSON if Optuna would confuse some (1 and 1.0)."""
     plain = list(map(to_scalar, choices))
     if len(set(plain)) < len(plain):
         return key_of_value

@@ -54,7 +54,7 @@ class TrackedNetwork:
         name: its name.
         key: unique among all runs, including runs that were started over in the same folder.
         params: its hyperparameters.
-        drawn: those that differ within its entry, as the spec writes them.
+        drawn: the hyperparameters that differ within its entry, as the spec writes them.
         entry: name of its entry; empty if the entry's networks do not differ.
         objectives: the monitored value first.
         status: its status.
@@ -115,8 +115,8 @@ class TrackedRun:
         began, ended: in seconds since 1970.
         is_going_on: True if no launch has logged its end.
         params: its settings.
-        spaces: entry -> what differs between its networks, with the possible values.
-        networks: in the order in which they came.
+        spaces: entry -> its space or grid.
+        networks: its networks, in the order in which they were added.
         files: name -> path.
     """
 
@@ -149,9 +149,9 @@ def read_tracked_run(paths: RunPaths) -> TrackedRun:
     began = run.launches[0].start.date if run.launches else 0.0
     key = _digest(f"{document.name}\0{began}")
     rows = {row.name: row for row in past.rows}
-    making = _NetworkBuilder(run, paths, key, began)
+    builder = _NetworkBuilder(run, paths, key, began)
     networks = [
-        making.network(spec, document.models[spec.entry], rows[spec.name])
+        builder.network(spec, document.models[spec.entry], rows[spec.name])
         for spec in past.spec.networks
     ]
     files = (paths.spec, paths.results, paths.report, paths.ensembles)
@@ -173,13 +173,13 @@ def read_tracked_run(paths: RunPaths) -> TrackedRun:
 
 
 def _space(entry: ModelEntry) -> Mapping[str, Any]:
-    """Return what differs between the networks of an entry."""
+    """Return the space or grid of an entry."""
     return entry.space or entry.grid or {}
 
 
 @dataclass
 class _NetworkBuilder:
-    """Collects what is known of networks."""
+    """Builds the networks of a tracked run."""
 
     run: RunState
     paths: RunPaths
@@ -253,15 +253,15 @@ class _NetworkBuilder:
         )
 
     def _epochs(
-        self, name: str, history: Sequence[EpochRecord], converge: Stopping
+        self, name: str, history: Sequence[EpochRecord], stopping: Stopping
     ) -> Iterator[TrackedEpoch]:
         best = BestEpoch()
-        monitor = converge.metric
+        monitor = stopping.metric
         for record in history:
-            best = best.with_epoch(record, converge)
+            best = best.with_epoch(record, stopping)
             values = {column: record.value(column) for column in (*SCORES, *record.metrics)}
             values |= {column: float(getattr(record, column)) for column in _OF_EPOCHS} | {
-                f"best_{monitor}": converge.sign * best.score
+                f"best_{monitor}": stopping.sign * best.score
             }
             t_s = self._ended.get((name, record.epoch, record.stream_epoch))
             yield TrackedEpoch(

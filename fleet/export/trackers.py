@@ -16,15 +16,16 @@ from fleet.export.tracked_run import DATABASES, TrackedRun
 
 @dataclass(frozen=True)
 class Tracker:
-    """A tracker, and what is known of it without loading its library.
+    """The description of a tracker, which does not load its library.
 
     Attributes:
         name: its name.
-        write: import path ``module:function`` of what adds a run to a file or folder.
-        default_path: what is written, relative to the folder of the run.
-        is_file: True if that is a file.
+        write: import path ``module:function`` of the function that adds a run to a file or folder.
+        default_path: the file or folder, relative to the folder of the run.
+        is_file: True for a file.
         help: what is written, in a few words.
-        viewer: command that shows it; ``{path}`` stands for it, ``{storage}`` for its database URL.
+        viewer: command that shows the file or folder, with ``{path}`` for its path and
+            ``{storage}`` for its database URL.
     """
 
     name: str
@@ -93,7 +94,7 @@ def target_paths(
 
 
 def write(name: str, run: TrackedRun, path: Path) -> None:
-    """Add to a tracker's file or folder what it lacks of a run; nothing is written twice.
+    """Add missing results of a run to a tracker's file or folder; nothing is written twice.
 
     Args:
         name: one of :data:`TRACKERS`.
@@ -105,7 +106,7 @@ def write(name: str, run: TrackedRun, path: Path) -> None:
     """
     add = load(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path.with_name(f".{path.name}.lock")):
+    with _locked(path.with_name(f".{path.name}.lock")):
         add(run, path)
 
 
@@ -116,7 +117,7 @@ def load(name: str) -> Callable[[TrackedRun, Path], None]:
         The function that adds a run to a file or folder.
 
     Raises:
-        UserError: it is not installed.
+        UserError: the library is not installed.
     """
     try:
         add: Callable[[TrackedRun, Path], None] = resolve_name(TRACKERS[name].write)
@@ -129,8 +130,8 @@ def load(name: str) -> Callable[[TrackedRun, Path], None]:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Keep other processes from writing there, if the file system has locks."""
+def _locked(lock: Path) -> Iterator[None]:
+    """Keep other processes from writing, if the file system has locks."""
     with open(lock, "w", encoding="utf-8") as file:
         with suppress(OSError):  # some parallel file systems have no locks
             fcntl.flock(file, fcntl.LOCK_EX)

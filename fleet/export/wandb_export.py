@@ -1,7 +1,7 @@
 """Write each network as an offline W&B run, in a folder for ``wandb sync``.
 
-A W&B folder cannot be extended. So the folder of a network that has trained on is written again,
-with the same name and id: an earlier upload is replaced, and nothing appears twice.
+A W&B folder cannot be extended. So the folder of a network that has trained further is written
+again with the same name and id: an earlier upload is replaced, and nothing appears twice.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ def _replace(run: TrackedRun, network: TrackedNetwork, folder: Path, fingerprint
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fleet-") as aside:
         written = _log(run, network, Path(aside))
         (written / _WRITTEN).write_text(fingerprint, encoding="utf-8")
-        for before in folder.parent.glob(
-            f"offline-run-*-{network.key}"
-        ):  # its start may have changed
+        # The start of the network, and so the name of its folder, may have changed.
+        for before in folder.parent.glob(f"offline-run-*-{network.key}"):
             shutil.rmtree(before, ignore_errors=True)
         written.rename(folder)
 

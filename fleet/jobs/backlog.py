@@ -35,7 +35,7 @@ class HarvestLimits:
         nodes_per_job: maximum number of nodes of a job.
         backlog: maximum number of waiting jobs.
         max_jobs: maximum number of waiting and running jobs.
-        fruitless: launches in a row without an epoch after which a run is given up.
+        fruitless: number of launches in a row without an epoch after which a run is given up.
         passing: the same for launches that ended with a transient error, such as a full disk.
     """
 
@@ -54,7 +54,7 @@ class HarvestState:
         name: unique name of the run in the harvest.
         waiting: unfinished networks that no launch holds.
         training: networks that a launch holds.
-        per_node: networks that a node trains at once.
+        per_node: number of networks that a node trains at the same time.
         rate: mean samples/s of a network; None if nothing was measured yet.
         start_s: seconds from the start of a launch to its first step.
         fruitless_launches: launches in a row without an epoch.
@@ -187,9 +187,9 @@ def _room(runs: Sequence[HarvestState], orders: Sequence[Order], limits: Harvest
 
 def _cancel_to_make_room(runs: Sequence[HarvestState], orders: Sequence[Order]) -> list[Order]:
     """Cancel a waiting job of a run with several jobs, so that a run without jobs can get one."""
-    taken_back = {order.job for order in orders if isinstance(order, Cancel)}
+    cancelled = {order.job for order in orders if isinstance(order, Cancel)}
     for run in reversed(runs):
-        waiting = [job for job, _ in run.queued if job not in taken_back]
+        waiting = [job for job, _ in run.queued if job not in cancelled]
         if waiting and len(waiting) + run.running > 1:
             return [Cancel(run.name, waiting[-1])]
     return []
@@ -202,7 +202,6 @@ def _share_nodes(
     if not runs or room <= 0 or nodes <= 0:
         return []
     shares = [work_share_per_s(run) for run in runs if run.rate is not None]
-
     if shares:
         usual = statistics.fmean(shares)
     else:

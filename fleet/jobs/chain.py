@@ -343,8 +343,8 @@ class ChainJob:
                     f"jobs of the chain have run {_times(len(stops))} (jobs: {self._limits.jobs})"
                 )
                 return int(ExitStatus.RESUMABLE)
-            status, goes_on = self._launch(command, stops, lease)
-            if not goes_on or self._system.has_queue:
+            status, continues = self._launch(command, stops, lease)
+            if not continues or self._system.has_queue:
                 return status
 
     def _launch(
@@ -355,17 +355,17 @@ class ChainJob:
         once = () if has_started(self._paths, self._job) else self._once
         add_note(self._paths, JobStarted(self._job, before[1]))
         status = self._warned.run([*command, *once], before)
-        lease.check()  # while this one was suspended, another job may have continued the chain
+        lease.check()  # while this job was suspended, another one may have continued the chain
         stop = JobStop(status, bool(self._warned.warning))
         decision = decide_continuation([*stops, stop], self._limits)
         if stop.is_failure and (refused := self._warned.wait_for_space()) is not None:
             decision = Continuation(False, str(refused))
             with suppress(OSError):
                 self._paths.reserved_space.unlink(missing_ok=True)  # makes room for the next note
-        following, then = self._follow(decision, _next_request([*stops, stop], self._requests))
-        add_note(self._paths, JobStopped(self._job, stop, self._warned.end_reason, following, then))
-        print_message(f"status {status}; {then}")
-        return status, following is not None
+        next_job, text = self._follow(decision, _next_request([*stops, stop], self._requests))
+        add_note(self._paths, JobStopped(self._job, stop, self._warned.end_reason, next_job, text))
+        print_message(f"status {status}; {text}")
+        return status, next_job is not None
 
     def _follow(self, decision: Continuation, request: float | None) -> tuple[str | None, str]:
         """Arrange for the next launch; return the job that makes it, and the decision as text."""
@@ -378,12 +378,13 @@ class ChainJob:
                 return (None, "it received a signal to stop")
             return (self._job, decision.reason)
         try:
-            later = delay_options(self._system, [self._paths])
-            return continue_job(
-                self._system, self._job, self._paths.job_script, request, later
-            ), decision.reason
+            options = delay_options(self._system, [self._paths])
+            next_job = continue_job(
+                self._system, self._job, self._paths.job_script, request, options
+            )
+            return next_job, decision.reason
         except (InputError, OSError) as error:
-            return None, f"{decision.reason}, but no further job could be submitted: {error}"
+            return None, f"{decision.reason}, but no other job could be submitted: {error}"
 
 
 # ---- ending a chain -----------------------------------------------------------------------------
@@ -413,7 +414,7 @@ def end_chain(paths: RunPaths) -> tuple[list[str], list[str]]:
         history = ChainHistory.read(paths)
         last_decision = history.decision and f"; the last decision was: {history.decision}"
         raise UserError(
-            f"--end {paths.root}: no job of the chain is waiting or running "
+            f"--end {paths.root}: the chain has no waiting or running job "
             f"({', '.join(sorted(history.job_ids)) or f'{paths.stops} lists none'}){last_decision}"
         )
     add_note(paths, ChainCancelled())  # from now on no job submits another one
@@ -435,7 +436,7 @@ def _system_of_chain(paths: RunPaths) -> tuple[System, str]:
         script = paths.job_script.read_text(encoding="utf-8")
     except OSError:
         raise UserError(
-            f"--end {paths.root}: found no chain: {paths.job_script}, which fleet submit "
+            f"--end {paths.root}: there is no chain: {paths.job_script}, which fleet submit "
             "writes, is missing"
         ) from None
     system = _SYSTEM.search(script)
@@ -446,13 +447,12 @@ def _system_of_chain(paths: RunPaths) -> tuple[System, str]:
     if not batch_system.has_queue:
         raise UserError(
             f"--end {paths.root}: with --system {batch_system.name} the chain runs in the "
-            "foreground; "
-            "press Ctrl-C there, and it saves and ends"
+            "foreground; press Ctrl-C there to save and end"
         )
     if not (batch_system.queue_commands and batch_system.tell):
         raise UserError(
-            f"--end {paths.root}: {batch_system.name} defines no queue_commands or no tell, so "
-            "fleet "
-            "cannot find or signal its jobs; end them with the batch system's own commands"
+            f"--end {paths.root}: {batch_system.name} does not define both queue_commands and "
+            "tell, so fleet cannot find or signal its jobs; end them with the commands of the "
+            "batch system"
         )
     return batch_system, name[1].strip("'\"") if name else ""

@@ -22,7 +22,7 @@ from scheduler.ensemble.rates import rates_up_to_gap
 _STEPS = 16  # maximum number of steps of the largest batch in an emulated epoch
 _SIZE = 8  # pixels per side of a generated sample
 _SECONDS = 30.0  # duration of a dry run, unless this machine needs longer for its steps
-# core seconds per step and rank, and per epoch and group
+# Core seconds per step and rank, and per epoch and group.
 _STEP_S = 4e-4
 _EPOCH_S = 0.05
 _LOAD = 0.5  # share of the cores to use
@@ -105,8 +105,8 @@ def _of_classes(document: Document, spec: Spec, sample: SampleSpec) -> Document:
     ):
         return document
     train = document.train
-    converge = dataclasses.replace(train.stopping, monitor=None, direction=None, stop_at=None)
-    train = dataclasses.replace(train, stopping=converge, loss=None, metrics=(), class_weights=None)
+    stopping = dataclasses.replace(train.stopping, monitor=None, direction=None, stop_at=None)
+    train = dataclasses.replace(train, stopping=stopping, loss=None, metrics=(), class_weights=None)
     return dataclasses.replace(
         document,
         train=train,
@@ -173,7 +173,7 @@ def _data(data: Data, samples: int, real: int, largest: int, sample: SampleSpec)
 
 
 def with_epochs(spec: Spec, rates: RateTable, samples: int) -> RateTable:
-    """Return the rates with the maximum number of epochs where they name none.
+    """Return the rates; networks without epochs get their maximum number of epochs.
 
     Args:
         spec: the spec of the networks.
@@ -212,9 +212,7 @@ def measured_rates(
         measured = cached.get(keys[network.name], {})
         if not measured:
             return None
-        rates = rates_up_to_gap(
-            measured, min_gpus=min(measured)
-        )  # a group has at min_gpus the minimum size of its network
+        rates = rates_up_to_gap(measured, min_gpus=min(measured))
         models.append(
             Network(network.name, rates, min_gpus=network.min_gpus, max_gpus=network.max_gpus)
         )
@@ -224,7 +222,7 @@ def measured_rates(
 def estimated_rates(spec: Spec, sample: SampleSpec, gpus_per_node: int) -> RateTable:
     """Estimate rates of unmeasured networks by the square root of their number of parameters.
 
-    They say which networks are slower than others, not how long anything takes.
+    They tell which networks are slower than others, but not how long training takes.
     """
     counts = {
         network.name: count_for(

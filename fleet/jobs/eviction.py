@@ -23,12 +23,12 @@ from launch.slurm_jobs import SlurmJob
 from scheduler.eviction.execution import Eviction, Step
 from scheduler.eviction.plan import RunningJob
 
-LOOK_S = 0.5, 10.0  # min and max between two snapshots; a sixtieth of the deadline
+SNAPSHOT_S = 0.5, 10.0  # min and max between two snapshots; a sixtieth of the deadline
 PATIENCE_S = 300.0  # after the deadline, for slow jobs and an unresponsive Slurm
 KEEP_S = 60.0  # minimum time to keep nodes free for an unnamed job
-TELL_MIN = 1.0  # between two messages that a job has not started
+MESSAGE_MIN = 1.0  # minutes between two messages that a job has not started
 
-GiveBack = Callable[[str, int, float], Sequence[str]]
+ReleaseNodes = Callable[[str, int, float], Sequence[str]]
 Costs = Callable[[Sequence[SlurmJob]], list[RunningJob]]
 
 
@@ -67,13 +67,14 @@ class ClusterView:
         partition: restricts the view to the jobs of this partition.
         user: restricts evictions to the jobs of this user; None allows all users.
         costs: returns what jobs would lose, and how long they take to save.
-        give_back: makes a run release a number of nodes within some seconds; returns their names.
+        release_nodes: makes a run release a number of nodes within some seconds; returns their
+            names.
     """
 
     partition: str | None
     user: str | None
     costs: Costs
-    give_back: GiveBack
+    release_nodes: ReleaseNodes
     seen: dict[str, SlurmJob] = field(default_factory=dict)  # each job as it was first seen
 
     def take_snapshot(self) -> ClusterSnapshot:
@@ -190,23 +191,23 @@ def carry_out(
         InputError: all jobs together have fewer nodes than requested.
         UserError: the log cannot be written.
     """
-    holding = HeldJobs(log.note, machine.may_touch, keeping.held_jobs)
-    room = PausedRuns()
-    course = _Course(
+    held_jobs = HeldJobs(log.note, machine.may_touch, keeping.held_jobs)
+    paused_runs = PausedRuns()
+    execution = _Execution(
         eviction,
         machine,
         log,
         keeping,
-        holding,
-        room,
+        held_jobs,
+        paused_runs,
         interruption,
         FreedNodes(snapshot, keeping.job),
     )
     try:
-        return course.run(snapshot, sleep or interruption.sleep, now_s)
+        return execution.run(snapshot, sleep or interruption.sleep, now_s)
     finally:
-        room.end()
-        holding.release()
+        paused_runs.end()
+        held_jobs.release()
 
 
 class FreedNodes:
@@ -265,28 +266,28 @@ class FreedNodes:
 
 
 @dataclass
-class _Course:
+class _Execution:
     """The execution of one eviction.
 
     Attributes:
         free_min: minute since which the nodes are free.
-        silence: Slurm's last error in place of an answer.
+        slurm_error: the last error of Slurm; empty after an answer.
         taken_by: jobs that took freed nodes and are evicted in turn, with their number of nodes.
-        told_min: minute of the last message that the urgent job has not started.
+        message_min: minute of the last message that the urgent job has not started.
     """
 
     eviction: Eviction
     machine: ClusterView
-    diary: EvictionLog
+    log: EvictionLog
     keeping: KeepFree
-    holding: HeldJobs
-    room: PausedRuns
+    held_jobs: HeldJobs
+    paused_runs: PausedRuns
     interruption: DeferredSignals
     freed: FreedNodes
     free_min: float | None = None
-    silence: str = ""
+    slurm_error: str = ""
     taken_by: dict[str, int] = field(default_factory=dict)
-    told_min: float = 0.0
+    message_min: float = 0.0
 
     def __post_init__(self) -> None:
         self.first = frozenset(self.machine.seen)
@@ -296,43 +297,43 @@ class _Course:
     ) -> bool:
         """Run the loop of :func:`carry_out`."""
         start = now_s()
-        pause = min(max(self.eviction.deadline_min, LOOK_S[0]), LOOK_S[1])
+        pause = min(max(self.eviction.deadline_min, SNAPSHOT_S[0]), SNAPSHOT_S[1])
         snapshot: ClusterSnapshot | None = first
         while True:
             minute = (now_s() - start) / 60
             if snapshot is not None:
                 self._keep_back(snapshot)
                 self._act(minute, snapshot)
-            self.room.touch()
+            self.paused_runs.touch()
             ended = self._end(minute, snapshot)
             if ended is not None:
-                is_good, message = ended
-                self.diary.note("end", message, freed=self.eviction.freed)
-                return is_good
+                has_succeeded, message = ended
+                self.log.note("end", message, freed=self.eviction.freed)
+                return has_succeeded
             sleep(pause)
-            snapshot = self._look()
+            snapshot = self._take_snapshot()
 
-    def _look(self) -> ClusterSnapshot | None:
+    def _take_snapshot(self) -> ClusterSnapshot | None:
         """Return the current state, or None if Slurm does not answer."""
         try:
             snapshot = self.machine.take_snapshot()
         except InputError as error:  # it may answer later
-            if str(error) != self.silence:
-                self.diary.note("silent", f"{error}; retrying")
-            self.silence = str(error)
+            if str(error) != self.slurm_error:
+                self.log.note("silent", f"{error}; retrying")
+            self.slurm_error = str(error)
             return None
-        self.silence = ""
+        self.slurm_error = ""
         return snapshot
 
     def _keep_back(self, snapshot: ClusterSnapshot) -> None:
         """Hold waiting jobs that would take freed nodes, and delay submissions of their runs."""
-        self.room.add_jobs(
+        self.paused_runs.add_jobs(
             (job.script, job.user)
             for job in snapshot.queue.values()
             if job.is_resumable and must_wait(job, self.keeping.job, self.machine)
         )
-        self.room.touch()
-        self.holding.hold_waiting(
+        self.paused_runs.touch()
+        self.held_jobs.hold_waiting(
             snapshot.queue, competing_jobs(snapshot, self.keeping.job, self.machine)
         )
 
@@ -357,18 +358,18 @@ class _Course:
         for step in self.eviction.next_steps(minute, jobs, nodes_by_job):
             self._take(step, minute, snapshot)
             if step.kind in ("freed", "ended"):
-                self.holding.watch(step.job)
-        self.holding.hold_waiting(snapshot.queue)
+                self.held_jobs.watch(step.job)
+        self.held_jobs.hold_waiting(snapshot.queue)
         if not self.eviction.is_done:
             self.free_min = None
         elif self.free_min is None:
-            self.free_min = self.told_min = minute
+            self.free_min = self.message_min = minute
             owners = self.freed.describe_owners()
             if owners:
-                how = f"were freed after {minute:.1f} min, but {owners}"
+                state = f"were freed after {minute:.1f} min, but {owners}"
             else:
-                how = f"are free after {minute:.1f} min"
-            self.diary.note("free", f"{self.eviction.freed} nodes {how}", freed=self.eviction.freed)
+                state = f"are free after {minute:.1f} min"
+            self.log.note("free", f"{self.eviction.freed} nodes {state}", freed=self.eviction.freed)
 
     def _counts(self, job: str) -> bool:
         return job in self.first or job in self.taken_by
@@ -382,7 +383,7 @@ class _Course:
         is_evicted_next = must_wait(
             snapshot.queue[job], self.keeping.job, self.machine
         ) and self.machine.partition in (None, snapshot.queue[job].partition)
-        self.diary.note(
+        self.log.note(
             "taken",
             f"{minute:7.1f} min  job {job} of {user} took {node_list}"
             + ("; it will be evicted in turn" if is_evicted_next else ""),
@@ -424,7 +425,7 @@ class _Course:
     def _waits(
         self, job: str, reason: str, minute: float, given_up: str
     ) -> tuple[bool, str] | None:
-        """Log now and then that the urgent job has not started, or give up."""
+        """Log at intervals that the urgent job has not started, or give up."""
         owners = self.freed.describe_owners()
         causes = "; ".join(
             [*([f"Slurm says {reason}"] if reason else []), *([owners] if owners else [])]
@@ -432,9 +433,9 @@ class _Course:
         causes = f" ({causes})" if causes else ""
         if given_up:
             return False, f"job {job} has not started{causes}; {given_up}"
-        if minute >= self.told_min + TELL_MIN:
-            self.told_min = minute
-            self.diary.note(
+        if minute >= self.message_min + MESSAGE_MIN:
+            self.message_min = minute
+            self.log.note(
                 "waits", f"{minute:7.1f} min  job {job} has not started yet{causes}", job=job
             )
         return None
@@ -447,28 +448,25 @@ class _Course:
         }
         if not step.is_action:
             actions = {"actions": step.actions} if step.actions else {}
-            self.diary.note(step.kind, describe_step(minute, step), **fields, **actions)
+            self.log.note(step.kind, describe_step(minute, step), **fields, **actions)
             return
         user = self.machine.seen[step.job].user
         try:
             problem = self.machine.find_obstacle(step.job)
             done = "" if problem else self._do(step, minute, snapshot)
-        except (
-            InputError,
-            FleetError,
-        ) as error:  # FleetError: the run does not release nodes
+        except (InputError, FleetError) as error:  # FleetError: the run does not release nodes
             problem = str(error)
             done = ""
         if problem:
             self.eviction.cancel_action(step.job)
-            self.diary.note(
+            self.log.note(
                 "refused",
                 f"{minute:7.1f} min  job {step.job} of {user}: skipped: {problem}",
                 **fields,
                 user=user,
             )
         else:
-            self.diary.note(
+            self.log.note(
                 step.kind,
                 f"{describe_step(minute, step)} (of {user}; {done})",
                 **fields,
@@ -477,16 +475,18 @@ class _Course:
             )
 
     def _do(self, step: Step, minute: float, snapshot: ClusterSnapshot) -> str:
-        """Carry out an action and return kind was done, as text."""
+        """Carry out an action, and return what was done as text."""
         if step.kind == "yield":
-            self.room.touch(60 * (step.until_min - minute))  # no snapshots are taken until then
-            released = self.machine.give_back(
+            self.paused_runs.touch(
+                60 * (step.until_min - minute)
+            )  # no snapshots are taken until then
+            released = self.machine.release_nodes(
                 snapshot.runs[step.job], step.nodes, 60 * (step.until_min - minute)
             )
             remaining = slurm_control.shrink(step.job, released)
             return f"{', '.join(released)} released; it keeps {', '.join(remaining)}"
         if step.kind == "stop":
-            return self.holding.put_back(step.job)
+            return self.held_jobs.put_back(step.job)
         signal = snapshot.signals.get(step.job)
         if signal is None:
             return "it saves by itself"
@@ -560,7 +560,7 @@ def dry_run_lines(
     lines = []
     for minute, step in steps:
         if step.is_action or step.kind == "plan":
-            how = {
+            note = {
                 "yield": " (its comment says that it can)",
                 "save": f" (signal {signals[step.job]})"
                 if step.job in signals
@@ -572,6 +572,6 @@ def dry_run_lines(
                 describe_step(minute, step).replace(
                     f"job {step.job}:", f"job {step.job}{owner}:", 1
                 )
-                + how
+                + note
             )
     return lines

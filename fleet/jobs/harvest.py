@@ -56,8 +56,8 @@ from launch.systems import System, submit
 
 GAP_S = 600.0  # prior for how long nodes stay idle; it counts as one gap
 _EVERY_S = 30.0  # between two updates of the queue
-_TURNS = 12  # attempts, of a few seconds each, of an ending job to get its turn
-# after a transient error: the first pause, the longest pause, all pauses
+_ATTEMPTS = 12  # of an ending job to take the lease, a few seconds each
+# After a transient error: the first pause, the longest pause, all pauses.
 _PAUSE_S = 5.0
 _MAX_PAUSE_S = 300.0
 _PATIENCE_S = 300.0
@@ -72,7 +72,8 @@ class HarvestRun:
         job: the name of its jobs.
         root: its folder.
         networks: the names of all its networks.
-        per_node: networks that a node trains at once, until a launch has shown it.
+        per_node: estimated number of networks that a node trains at the same time; launches
+            replace it.
         epochs: maximum number of epochs of each network; empty if unknown.
     """
 
@@ -161,8 +162,8 @@ class BatchQueue:
 
     def submit(self, script: Path, nodes: int, plan: HarvestPlan) -> str:
         """Submit a job and return its id."""
-        later = delay_options(self._system, [run.paths for run in plan.runs])
-        return submit(self._system, script, more=(*plan.options, *later))
+        delay = delay_options(self._system, [run.paths for run in plan.runs])
+        return submit(self._system, script, more=(*plan.options, *delay))
 
     def cancel(self, job: str) -> None:
         """Cancel a waiting job."""
@@ -215,9 +216,8 @@ class Backlog:
         """
         run = next(run for run in self._plan.runs if run.root == root)
         jobs = self._queue.jobs([run.job])
-        other_jobs = [
-            queued for queued in jobs if queued.id not in {job, *self._ending_jobs(jobs)}
-        ]  # networks that this job held are available to it
+        # Networks that this job held are available to it.
+        other_jobs = [queued for queued in jobs if queued.id not in {job, *self._ending_jobs(jobs)}]
         return read_harvest_state(run, other_jobs, [], self._logs[run.job]).waiting > 0
 
     def top_up(self, ending_job: str = "", resubmit: bool = False) -> list[Order]:
@@ -239,7 +239,7 @@ class Backlog:
                 plan = HarvestPlan.read(self._file)
                 if plan != self._plan:
                     self._use_plan(plan)
-        for attempts_left in reversed(range(_TURNS if ending_job else 1)):
+        for attempts_left in reversed(range(_ATTEMPTS if ending_job else 1)):
             try:
                 lease = lease_of_process(self._environment)
                 lease.take(self._plan.runs[0].paths.jobs_lease)
@@ -320,13 +320,13 @@ class Backlog:
 
     def _log_ends(self, runs: Sequence[HarvestState], orders: Sequence[Order]) -> None:
         """Log the end of the harvest of each run that has come to its end, with the reason."""
-        coming = {order.name for order in orders if isinstance(order, Submit)}
-        taken_back = {order.job for order in orders if isinstance(order, Cancel)}
+        submitted = {order.name for order in orders if isinstance(order, Submit)}
+        cancelled = {order.job for order in orders if isinstance(order, Cancel)}
         active = {
             state.name
             for state in runs
-            if state.running or {job for job, _ in state.queued} - taken_back
-        } | coming
+            if state.running or {job for job, _ in state.queued} - cancelled
+        } | submitted
         for run, state in zip(self._plan.runs, runs, strict=True):
             ends = state.is_over or is_given_up(state, self._plan.limits) or not active
             if ends and state.name not in active and harvest_log.find_end(run.paths) is None:
@@ -337,7 +337,7 @@ class Backlog:
 
     def _failed(self, run: HarvestRun) -> int:
         """Return how many networks of a run have failed."""
-        outcomes = (standing.outcome for standing in self._logs[run.job].run.statuses.values())
+        outcomes = (status.outcome for status in self._logs[run.job].run.statuses.values())
         return sum(outcome is not None and outcome.is_failure for outcome in outcomes)
 
     def _end_reason(self, run: HarvestRun, state: HarvestState) -> str:
@@ -353,16 +353,15 @@ class Backlog:
             for note in harvest_log.read_harvest_log(run.paths)
             if isinstance(note, harvest_log.LaunchEnded) and note.why
         ]
-        last = reasons[-1] if reasons else ""
-        because = last and f"; the last reason: {last}"
+        last_reason = f"; the last reason: {reasons[-1]}" if reasons else ""
         if state.fruitless_launches >= self._plan.limits.fruitless:
-            return f"{state.fruitless_launches} launches in a row finished no epoch{because}"
+            return f"{state.fruitless_launches} launches in a row finished no epoch{last_reason}"
         if state.transient_failures >= self._plan.limits.passing:
             return (
                 f"{state.transient_failures} launches in a row ended with a transient "
-                f"error{because}"
+                f"error{last_reason}"
             )
-        return f"no job is left for the remaining networks{because}"
+        return f"no job is left for the remaining networks{last_reason}"
 
     def _requested_nodes(self, job: str) -> int:
         """Return how many nodes a job requested, if its batch system does not say."""
@@ -455,10 +454,9 @@ def read_harvest_state(
     """
     logs = logs or RunLogs(run.paths)
     logs.refresh()
-    done = {name for name, standing in logs.run.statuses.items() if standing.outcome is not None}
-    done = (done | ended_in_table(run.paths)) & set(
-        run.networks
-    )  # networks that ended long ago may have no log
+    done = {name for name, status in logs.run.statuses.items() if status.outcome is not None}
+    # Networks that ended long ago may have no log.
+    done = (done | ended_in_table(run.paths)) & set(run.networks)
     running = {job.id for job in jobs if job.runs}
     # A network held by a launch that has died waits for another launch.
     leased = {
@@ -474,13 +472,13 @@ def read_harvest_state(
         for note in harvest_log.read_harvest_log(run.paths)
         if isinstance(note, JobSubmitted | JobStarted)
     }
-    at_once = partial(_concurrent_networks, run, logs.start)
+    concurrent_networks = partial(_concurrent_networks, run, logs.start)
     rates = [record.samples / record.seconds for record in logs.records]
     return HarvestState(
         run.job,
         waiting=len(set(run.networks) - done - leased.keys()),
         training=len(leased),
-        per_node=at_once(1),
+        per_node=concurrent_networks(1),
         rate=statistics.fmean(rates) if rates else None,
         samples_left=_samples_left(run, done, logs),
         start_s=statistics.median(logs.first_s) if logs.first_s else 0.0,
@@ -490,7 +488,7 @@ def read_harvest_state(
         queued=tuple((job.id, job.nodes) for job in jobs if not job.runs),
         nodes=sum(job.nodes for job in jobs if job.runs),
         spare=sum(
-            max(0, at_once(max(1, job.nodes)) - by_job[job.id])
+            max(0, concurrent_networks(max(1, job.nodes)) - by_job[job.id])
             for job in jobs
             if job.runs and job.id in own_jobs
         ),
@@ -499,7 +497,7 @@ def read_harvest_state(
 
 
 def _concurrent_networks(run: HarvestRun, start: LaunchStarted | None, nodes: int) -> int:
-    """Return how many networks this number of nodes trains at once."""
+    """Return how many networks this number of nodes trains at the same time."""
     if start is None:
         return run.per_node * nodes
     largest = max((min_gpus for min_gpus, _ in start.bounds.values()), default=1)
@@ -548,9 +546,8 @@ class HarvestJob:
         if storage_error is not None:
             return self._give_up(storage_error, ExitStatus.CAN_PASS)
         reserve_emergency_space(self._paths.reserved_space)
-        if isinstance(
-            harvest_log.newest_by_job(self._paths).get(self._job), JobStarted
-        ):  # the batch system has requeued it
+        newest = harvest_log.newest_by_job(self._paths).get(self._job)
+        if isinstance(newest, JobStarted):  # the batch system has requeued the job
             self._note(harvest_log.end_without_report(self._job, is_back=True))
         if not self._finds_work():
             self._note(
@@ -619,7 +616,7 @@ class HarvestJob:
     def _finds_work(self) -> bool:
         try:
             return self._backlog.has_work(self._paths.root, self._job)
-        except (InputError, OSError):  # unknown: the launch will find out
+        except (InputError, OSError):  # the launch will find out
             return True
 
     def _top_up(self, ending_job: str = "") -> str:
@@ -638,7 +635,7 @@ class HarvestJob:
         until = time.monotonic() + _PATIENCE_S
         pause_s = _PAUSE_S
         while problem := self._top_up(self._job):
-            if not self._was_answered:  # no answer so far: nothing is known of other jobs
+            if not self._was_answered:  # without an answer, other jobs are unknown
                 return
             if self._warned.is_signalled or time.monotonic() >= until:
                 with suppress(StorageError):

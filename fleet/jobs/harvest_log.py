@@ -217,7 +217,7 @@ def count_transient(past: Sequence[PastLaunch]) -> int:
 
 def _without_epoch(past: Sequence[PastLaunch]) -> Iterator[PastLaunch]:
     """Yield the launches since the last one with an epoch, or forgiven, newest first."""
-    return takewhile(lambda one: not (one.epochs or one.is_forgiven), reversed(past))
+    return takewhile(lambda launch: not (launch.epochs or launch.is_forgiven), reversed(past))
 
 
 def newest_by_job(paths: RunPaths) -> dict[str, JobStarted | LaunchEnded]:
@@ -236,10 +236,8 @@ def end_without_report(job: str, is_back: bool) -> LaunchEnded:
         job: the id of its job.
         is_back: True if the job waits in the queue again, or is running again.
     """
-    return LaunchEnded(
-        job,
-        None,
-        why="it ended without reporting, and its job was requeued: preempted, or its node died"
-        if is_back
-        else "it ended without reporting: preempted, cancelled, killed, or its node died",
-    )
+    if is_back:
+        reason = "it ended without reporting, and its job was requeued: preempted, or its node died"
+    else:
+        reason = "it ended without reporting: preempted, cancelled, killed, or its node died"
+    return LaunchEnded(job, None, why=reason)

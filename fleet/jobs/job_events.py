@@ -22,7 +22,7 @@ class JobSubmitted(JsonRecord, word="submitted"):
 
 
 class JobStarted(JsonRecord, word="begun"):
-    """The launch of a job is about to start, perhaps again.
+    """The launch of a job is about to start, for the first time or again.
 
     Attributes:
         log_bytes: size of the launch's event log at that time.

@@ -1,9 +1,9 @@
 """Hold jobs in the queue, so that they do not take nodes that an eviction frees for an urgent job.
 
-Slurm starts whatever fits: perhaps a job that was just requeued, or one that FLEET has submitted
-for a harvest or a chain. So these jobs are held, and released once the urgent job has started, its
-time is over, or the eviction is interrupted. An eviction that is killed cannot release anything;
-the next one with the same record file releases what it held.
+Slurm starts any job that fits, such as a job that was just requeued, or one that FLEET has
+submitted for a harvest or a chain. So these jobs are held, and released once the urgent job has
+started, its time is over, or the eviction is interrupted. An eviction that is killed cannot release
+its jobs; the next one with the same record file does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launch.base import InputError
 from launch.slurm_jobs import SlurmJob, find_jobs
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-# attempts to release a job, and the pause between them: Slurm may be busy
+# Attempts to release a job, and the pause between them: Slurm may be busy.
 _TRIES = 3
 _PAUSE_S = 2.0
 
@@ -78,7 +78,7 @@ class HeldJobs:
         return done
 
     def release(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Release all held jobs, and note those that cannot be released."""
+        """Release all held jobs, and note failures."""
         refusals: dict[str, str] = {}
         for attempt in range(_TRIES):
             if self._job_ids and attempt:
@@ -116,7 +116,7 @@ class HeldJobs:
             self._drop(job, f"it cannot be held: {error}")
 
     def _begin(self, job: str) -> None:
-        """Note the hold before it is made, because a killed process could not do so afterwards."""
+        """Note the hold before Slurm makes it, because a killed process could not do so later."""
         self._note(
             "hold",
             f"job {job} is held in the queue; if this command dies, run: scontrol release {job}",
@@ -142,9 +142,9 @@ def unreleased_jobs(record: Path) -> list[str]:
 
 
 class DeferredSignals:
-    """Context manager that defers signals which would end this process, and wakes a sleeping one.
+    """Context manager that defers signals that would end this process; they end its sleep.
 
-    So no action is interrupted halfway, and everything started is cleaned up.
+    So no action is interrupted halfway, and everything is cleaned up.
 
     Attributes:
         name: name of the received signal; empty if there was none.

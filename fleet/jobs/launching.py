@@ -36,9 +36,9 @@ ORDERLY_STATUSES = (
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _ROOM_S = 900.0  # that a job waits for a full or missing disk, within its walltime
 _PROBE_BYTES = 2**20
-# between two tries
-_LEAST_S = 1.0
-_MOST_S = 30.0
+# Minimum and maximum pause between two tries.
+_MIN_PAUSE_S = 1.0
+_MAX_PAUSE_S = 30.0
 _LAST_BYTES = 2**15
 
 
@@ -64,9 +64,7 @@ def reserve_emergency_space(path: Path) -> None:
     """Create a small file, if possible, whose deletion frees room on a full disk."""
     with suppress(StorageError), storage_errors(path):
         if not path.exists():
-            path.write_bytes(
-                os.urandom(_LAST_BYTES)
-            )  # not zeros, which some file systems do not store
+            path.write_bytes(os.urandom(_LAST_BYTES))  # some file systems do not store zeros
 
 
 class WarnedLaunch:
@@ -94,12 +92,12 @@ class WarnedLaunch:
         self._warn_after = warn_after
         self.environment = {**os.environ, SYSTEM_VARIABLE: system.name}
         self._process: subprocess.Popen | None = None
-        self.warning = self.end_reason = self._last_message = (
-            ""  # the last line of the launch on standard error
-        )
+        self.warning = ""
+        self.end_reason = ""
+        self._last_message = ""  # the last line of the launch on standard error
         self._partial_line = b""
         self.is_signalled = False
-        self._is_interrupted = False  # by Ctrl-C; a second one ends the launch at once
+        self._is_interrupted = False  # by Ctrl-C; a second one ends the launch immediately
 
     def listen(self) -> None:
         """Start to forward the signals of the batch system."""
@@ -107,13 +105,13 @@ class WarnedLaunch:
             signal.signal(number, self._pass_on)
 
     def wait_for_space(self) -> StorageError | None:
-        """Wait until files can be written, unless the error is permanent or a warning comes.
+        """Wait until files can be written, unless the error is permanent or a warning arrives.
 
         Returns:
             The last error, or None if files can be written.
         """
         until = time.monotonic() + _ROOM_S
-        pause_s = _LEAST_S
+        pause_s = _MIN_PAUSE_S
         is_reported = False
         while (error := find_storage_error(self._paths.jobs)) is not None:
             if not error.may_pass or self.is_signalled or time.monotonic() >= until:
@@ -124,7 +122,7 @@ class WarnedLaunch:
                     f"{error}; waiting for at most {format_duration(until - time.monotonic())}"
                 )
             self.pause(min(pause_s, max(0.0, until - time.monotonic())))
-            pause_s = min(2 * pause_s, _MOST_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         return None
 
     def pause(self, seconds: float) -> None:
@@ -144,7 +142,7 @@ class WarnedLaunch:
 
         Args:
             command: the command of the launcher.
-            log_position: the mark of the event log before the launch.
+            log_position: the position in the event log before the launch.
             every_s: seconds between two calls of `meanwhile`; None for no calls.
             meanwhile: called at intervals.
         """
@@ -198,9 +196,8 @@ class WarnedLaunch:
         if status == ExitStatus.BAD_INPUT:
             return self._last_message or "it ended"
         after = f" after {self.warning}" if self.warning else ""
-        return f"it broke off: its launcher ended with status {ended}{after}" + (
-            self._last_message and f": {self._last_message}"
-        )
+        message = f": {self._last_message}" if self._last_message else ""
+        return f"it failed: its launcher ended with status {ended}{after}{message}"
 
     def _is_ended(self) -> bool:
         """Return True, and print it, if the batch system is ending the job."""

@@ -1,9 +1,9 @@
-"""Delay submissions: while an eviction is active, the next jobs of chains and harvests start later.
+"""Delay the next jobs of chains and harvests while an eviction is active.
 
 A job that has saved submits the next one, which could take the nodes before the eviction sees it.
-So an eviction puts an empty file into the folder of each run that it meets, and touches it with
-every snapshot. A job that is submitted for such a run asks for a later start; the eviction finds it
-in the queue and holds it. If the eviction is killed, the file expires after :data:`LASTS_S`.
+So an eviction creates an empty file in the folder of each affected run, and touches it with every
+snapshot. A job that is submitted for such a run requests a later start; the eviction finds it in
+the queue and holds it. If the eviction is killed, the file expires after :data:`LASTS_S`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def find_run(script: str) -> RunPaths | None:
     """
     paths = RunPaths(Path(script).parent.parent)
     name = Path(script).name
-    of_harvest = name.startswith("harvest-") and name.endswith(".sh")
-    if script in map(str, (paths.job_script, paths.jobs / name if of_harvest else "")):
+    is_of_harvest = name.startswith("harvest-") and name.endswith(".sh")
+    if script in map(str, (paths.job_script, paths.jobs / name if is_of_harvest else "")):
         return paths
     return None
 

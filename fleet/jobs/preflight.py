@@ -124,11 +124,11 @@ def check_ranks(
     problem = binding_problem([rank.cores for rank in ranks], node_of)
     findings = [Finding(problem, BINDING_REMEDY)] if problem else []
     for node, node_ranks in enumerate(by_node(range(len(ranks)), node_of)):
-        of_node = [ranks[rank] for rank in node_ranks]
-        findings += _check_threads(node, of_node, slots)
+        node_facts = [ranks[rank] for rank in node_ranks]
+        findings += _check_threads(node, node_facts, slots)
         if needs_gpus:
             findings += _check_gpus(
-                node, of_node, [ranks[rank] for rank in node_ranks if rank in trainers], slots
+                node, node_facts, [ranks[rank] for rank in node_ranks if rank in trainers], slots
             )
     return findings
 
@@ -196,8 +196,7 @@ def check_shared_memory(ranks: Sequence[RankFacts], needed: int) -> list[Finding
     return [
         Finding(
             f"{fullest.host} has {format_size(fullest.shared_free)} of shared memory free, but "
-            "samples need "
-            f"{format_size(needed)} on each node",
+            f"samples need {format_size(needed)} on each node",
             "lower data.shared_memory, or free space in /dev/shm",
         )
     ]
@@ -223,8 +222,7 @@ def check_lease(trials: Sequence[LeaseTrial]) -> list[Finding]:
         return [
             Finding(
                 f"{hosts} can take the lease of the run's folder at the same time, so two "
-                "launches could write "
-                "there",
+                "launches could write there",
                 share,
             )
         ]
@@ -242,7 +240,7 @@ def check_lease(trials: Sequence[LeaseTrial]) -> list[Finding]:
     ]
 
 
-# ---- the parts ----------------------------------------------------------------------------------
+# ---- threads and GPUs ---------------------------------------------------------------------------
 
 
 def _check_threads(node: int, ranks: Sequence[RankFacts], slots: int) -> Iterator[Finding]:
@@ -272,8 +270,7 @@ def _check_gpus(
                 "check CUDA_VISIBLE_DEVICES and similar variables, and the resources of the job",
             )
         return
-    # As the engine chooses: the only visible GPU of a rank, or the one at its index among the
-    # trainers.
+    # The engine chooses the only visible GPU of a rank, or the GPU at its index among the trainers.
     gpus_needed = -(-len(trainers) // slots)
     assigned = [
         rank.gpus[0]
@@ -285,12 +282,12 @@ def _check_gpus(
         if rank.gpus
     ]
     if installed > 1:
-        alone = [rank.gpus[0] for rank in ranks if len(rank.gpus) == 1]
+        only_gpus = [rank.gpus[0] for rank in ranks if len(rank.gpus) == 1]
     else:
-        alone = []
+        only_gpus = []
     duplicates = {
         gpu: count
-        for gpus in (alone, assigned)
+        for gpus in (only_gpus, assigned)
         for gpu, count in Counter(gpus).items()
         if gpu and count > slots
     }
@@ -313,6 +310,6 @@ def _check_gpus(
     missing = len(trainers) - sum(map(bool, assigned))
     if missing:
         yield Finding(
-            f"{pluralize(missing, 'trainer')} of node {node} without a GPU of their own",
+            f"{pluralize(missing, 'trainer')} of node {node} without their own GPU",
             "start fewer ranks there, or set resources.gpus_per_node",
         )

@@ -1,4 +1,4 @@
-"""The running jobs of a Slurm cluster, as the eviction planner needs them.
+"""Read the running jobs of a Slurm cluster, for the eviction planner.
 
 ``squeue`` reports nodes and elapsed times, but not how a job saves checkpoints. That comes from the
 site's file and from the job's comment; a more specific setting wins:
@@ -25,7 +25,7 @@ from scheduler.eviction.plan import RunningJob, round_up
 from scheduler.eviction.running_jobs import RESOLUTION, Checkpointing, FileSystem
 from scheduler.files import read_json
 
-# GB a node; GB a node; minutes; seconds since 1970; minutes; minutes
+# In GB per node, GB per node, minutes, seconds since 1970, minutes, and minutes.
 CHECKPOINT_KEYS = (
     "memory_gb",
     "critical_gb",
@@ -113,8 +113,8 @@ def running_jobs(
         UserError: sizes are given without bandwidths, or a last checkpoint lies in the future.
         InputError: a number is out of range.
     """
-    grain = RESOLUTION if resolution is None else resolution
-    joined = []
+    step_min = RESOLUTION if resolution is None else resolution
+    running = []
     for job in jobs:
         if job.elapsed_s is None:
             warn(
@@ -122,28 +122,27 @@ def running_jobs(
             )
             continue
         try:
-            joined.append(_join(job, site, storage, now_s, grain))
+            running.append(_join(job, site, storage, now_s, step_min))
             problem = job.unread
         except (UserError, InputError) as error:
             # A problem that remains without the comment is in the site's file, and raised again.
-            joined.append(_join(replace(job, checkpoint={}), site, storage, now_s, grain))
+            running.append(_join(replace(job, checkpoint={}), site, storage, now_s, step_min))
             problem = str(error)
         if problem:
             warn(f"{problem}; its comment is ignored")
-    return joined
+    return running
 
 
 def _join(
-    job: SlurmJob, site: SiteCheckpoints, storage: FileSystem | None, now_s: float, grain: float
+    job: SlurmJob, site: SiteCheckpoints, storage: FileSystem | None, now_s: float, step_min: float
 ) -> RunningJob:
     facts = _checkpoint_facts(site.for_job(job), f"job {job.id}")
     interval = facts.get("interval_min")
     assert job.elapsed_s is not None, "jobs without elapsed time are left out"
     since_s = job.elapsed_s
     if "last_checkpoint" in facts:
-        since_s = min(
-            since_s, now_s - facts["last_checkpoint"]
-        )  # a requeued job began at its checkpoint
+        # A requeued job began at its checkpoint.
+        since_s = min(since_s, now_s - facts["last_checkpoint"])
         if since_s < -SKEW_S:
             raise UserError(
                 f"job {job.id}: its last_checkpoint lies {-since_s:.0f} s in the future"
@@ -165,16 +164,15 @@ def _join(
             "--node-bandwidth"
         )
     if storage is not None:
-        costs = checkpointing.running_job(storage, grain)
+        costs = checkpointing.running_job(storage, step_min)
     else:
         costs = RunningJob(job.id, job.nodes, checkpointing.loss)
-    if (
-        job.signal is not None and storage is not None and "critical_gb" in facts
-    ):  # it saves on request
-        written = storage.seconds([facts["critical_gb"]] * job.nodes)
-        costs = replace(costs, app_time=round_up(written / 60, grain))
+    if job.signal is not None and storage is not None and "critical_gb" in facts:
+        # The job saves on request.
+        write_s = storage.seconds([facts["critical_gb"]] * job.nodes)
+        costs = replace(costs, app_time=round_up(write_s / 60, step_min))
     times = {
-        name: round_up(facts[name], grain) for name in ("app_time", "sys_time") if name in facts
+        name: round_up(facts[name], step_min) for name in ("app_time", "sys_time") if name in facts
     }
     return replace(costs, **times)  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ def find_system(name: str) -> System:
     """Return the batch system of a name, or of an import path ``module:system``.
 
     Raises:
-        UserError: there is none.
+        UserError: no batch system has this name, or the import path leads to something else.
 
     >>> find_system("slurm").job_variable
     'SLURM_JOB_ID'
@@ -43,10 +43,8 @@ def known_systems(environment: Mapping[str, str]) -> Mapping[str, System]:
     if not name or name in SYSTEMS:
         return SYSTEMS
     try:
-        return {
-            name: find_system(name),
-            **SYSTEMS,
-        }  # the custom one first: it may modify one of the table
+        # The custom system comes first, since it may modify one of the table.
+        return {name: find_system(name), **SYSTEMS}
     except UserError as error:
         raise UserError(f"{SYSTEM_VARIABLE}: {error}") from None
 

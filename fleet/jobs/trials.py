@@ -1,7 +1,7 @@
-"""Smoke-test all networks of a spec, each for a limited time, whatever users' functions do.
+"""Smoke-test all networks of a spec, each for a limited time, even if users' functions misbehave.
 
-Another process does it (:mod:`fleet.engines.smoke_test`). If it dies or hangs, its current network
-is to blame, and a new process continues with the others.
+Another process tests them (:mod:`fleet.engines.smoke_test`). If it dies or hangs, its current
+network has failed, and a new process continues with the others.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SmokeTestResults:
     """The results of a smoke test.
 
     Attributes:
-        trials: by the index of the network in the spec.
+        trials: index of a network in the spec -> its result.
         problem: why no network can be built here, such as a missing library; empty if some can.
     """
 
@@ -76,11 +76,11 @@ def try_networks(
         UserError: the engine cannot be created.
     """
     done = SmokeTestResults()
-    untried = list(networks)
-    while untried:
-        before = len(untried)
+    untested = list(networks)
+    while untested:
+        before = len(untested)
         request = SmokeTestRequest(
-            spec, sample, tuple(untried), rates, steps, int(_SHARE * free_memory()), samples or {}
+            spec, sample, tuple(untested), rates, steps, int(_SHARE * free_memory()), samples or {}
         )
         # Leftovers of the process are deleted with its folder.
         with (
@@ -88,13 +88,14 @@ def try_networks(
             tempfile.TemporaryDirectory(prefix="fleet-check-") as temporary,
             closing(_Process(request, log, temporary)) as process,
         ):
-            for trial in _watched(process, request, done):
+            for trial in _results_of(process, request, done):
                 done.trials[trial.network] = trial
-                untried.remove(trial.network)
+                untested.remove(trial.network)
                 advance(1)
-            if len(untried) == before and not done.problem:
+            if len(untested) == before and not done.problem:
                 done.problem = (
-                    f"the process that builds them ended before the first one{process.last_line()}"
+                    "the process that builds networks ended before the first one"
+                    f"{process.last_line()}"
                 )
         if done.problem:
             break
@@ -163,10 +164,10 @@ class _Process:
         self.popen.wait()
 
 
-def _watched(
+def _results_of(
     process: _Process, request: SmokeTestRequest, done: SmokeTestResults
 ) -> Iterator[SmokeTestResult]:
-    """Yield the trials of a process until it ends, and that of the network with which it ends."""
+    """Yield results of a process until it ends, and then of the network that ended it."""
     stage = "starting"
     index = None
     has_ended = False
@@ -194,10 +195,14 @@ def _watched(
         elif "unusable" in message:
             raise UserError(message["unusable"])
     if index is not None:
-        yield SmokeTestResult(index, _ended(process) if has_ended else _hung(process, stage, limit))
+        if has_ended:
+            problem = _describe_end(process)
+        else:
+            problem = _describe_hang(process, stage, limit)
+        yield SmokeTestResult(index, problem)
 
 
-def _ended(process: _Process) -> str:
+def _describe_end(process: _Process) -> str:
     """Return why a process ended with a network."""
     status = process.popen.wait()
     output = process.last_line()
@@ -207,7 +212,7 @@ def _ended(process: _Process) -> str:
     return f"it crashed: {name}{', perhaps out of memory' if name == 'SIGKILL' else ''}{output}"
 
 
-def _hung(process: _Process, stage: str, limit_s: float) -> str:
+def _describe_hang(process: _Process, stage: str, limit_s: float) -> str:
     """Return where a process hangs."""
     location = process.find_hang()
     return (

@@ -26,6 +26,17 @@ from scheduler.ensemble.costs import Costs
 from scheduler.simulation.ensemble import Stint
 from scheduler.simulation.replay_run import ReplayedRun, replay, stints_of
 
+# Activity -> its label in reports.
+ACTIVITIES = {
+    "training": "training",
+    "data": "waiting for data",
+    "waiting": "idle",
+    "checkpointing": "checkpointing",
+    "moving": "starting and regrouping",
+    "scheduling": "scheduling",
+    "profiling": "measuring rates",
+}
+
 
 @dataclass(frozen=True)
 class TimeSpent:
@@ -122,8 +133,8 @@ def account(run: RunState) -> Account | None:
     """Return the account of a run, or None if no launch has started.
 
     Raises:
-        InputError: the log is damaged: times go back, or numbers are impossible.
-        ValueError: the same.
+        InputError: the log is damaged: times decrease, or numbers are impossible.
+        ValueError: the log is damaged.
     """
     launches = run.launches
     if not launches:
@@ -200,7 +211,7 @@ def _startup(launch: RunLaunch) -> tuple[tuple[str, float], ...]:
     )
 
 
-# ---- where the time went -----------------------------------------------------------------------
+# ---- time by activity --------------------------------------------------------------------------
 
 
 def _spent(run: RunState, stints: Sequence[Stint]) -> TimeSpent:
@@ -210,7 +221,7 @@ def _spent(run: RunState, stints: Sequence[Stint]) -> TimeSpent:
     scheduling = sum(launch.scheduling_s * len(launch.gpus) for launch in launches)
     profiling = sum(launch.profiling_s * len(launch.gpus) for launch in launches)
     checkpointing = sum(launch.checkpointing_s for launch in launches)
-    shares = _had(launches, stints)
+    shares = _gpu_parts(launches, stints)
     for epoch in run.epochs:
         took = epoch.record.seconds
         waited = epoch.record.waited_s
@@ -254,7 +265,9 @@ def _launch_of(stint: Stint, launches: Sequence[RunLaunch]) -> int:
     )
 
 
-def _had(launches: Sequence[RunLaunch], stints: Iterable[Stint]) -> Mapping[str, Sequence[_Part]]:
+def _gpu_parts(
+    launches: Sequence[RunLaunch], stints: Iterable[Stint]
+) -> Mapping[str, Sequence[_Part]]:
     """Return the parts of GPUs that each network had; concurrent networks share a GPU equally."""
     stints_by_gpu: defaultdict[tuple[int, int], list[Stint]] = defaultdict(list)
     for stint in stints:
@@ -264,8 +277,8 @@ def _had(launches: Sequence[RunLaunch], stints: Iterable[Stint]) -> Mapping[str,
     shares: defaultdict[str, list[_Part]] = defaultdict(list)
     for sharing in stints_by_gpu.values():
         times = sorted({time for stint in sharing for time in (stint.start_s, stint.end_s)})
-        # in order of their start
         now = list[Stint]()
+        # In the order of their starts.
         coming = deque(sharing)
         for begin, end in pairwise(times):
             now = [stint for stint in now if stint.end_s > begin]
@@ -276,7 +289,7 @@ def _had(launches: Sequence[RunLaunch], stints: Iterable[Stint]) -> Mapping[str,
     return shares
 
 
-# ---- what moves cost ---------------------------------------------------------------------------
+# ---- costs of moves ----------------------------------------------------------------------------
 
 
 def _costs(run: RunState, is_lockstep: bool) -> Costs:
@@ -336,7 +349,7 @@ def _replay(start: LaunchStarted, run: RunState, costs: Costs) -> ReplayedRun | 
     )
     settings = start.options
     delta = start.options.delta
-    # until 0.1.0 samples/s had no unit
+    # Until version 0.1.0 samples/s had no unit.
     if delta.endswith(("%", "/s")):
         unit = ""
     else:
@@ -347,13 +360,13 @@ def _replay(start: LaunchStarted, run: RunState, costs: Costs) -> ReplayedRun | 
     scaled = Costs(**{name: seconds / scale for name, seconds in dataclasses.asdict(costs).items()})
     records = [record._replace(t_s=record.t_s / scale) for record in run.records]
     # The input of the last launch that prepared samples, if any.
-    fed = next(
+    supply = next(
         (launch.supply for launch in reversed(run.launches) if launch.stream or launch.supply), None
     )
     try:
         stream = parse_stream(start.stream)
-        if fed is not None:
-            stream = dataclasses.replace(stream, rate=fed.supply_samples_per_s * scale)
+        if supply is not None:
+            stream = dataclasses.replace(stream, rate=supply.supply_samples_per_s * scale)
         return replay(
             records, rates, start.cluster, find_policy(start.policy), options, scaled, stream
         )

@@ -147,7 +147,8 @@ def _timeline(
             device,
             stint.start_s * scale,
             stint.end_s * scale,
-            f"{stint.name}: {pluralize(len(stint.devices), account.device)}, {_epochs(stint.epochs)}",
+            f"{stint.name}: {pluralize(len(stint.devices), account.device)}, "
+            f"{_epochs(stint.epochs)}",
             None,
         ]
         for stint, device in wide
@@ -182,7 +183,7 @@ def is_crowded(stints: Sequence[Stint]) -> bool:
 
 
 def _crowds(
-    occupancies: Sequence[tuple[Stint, int]], most_s: float
+    occupancies: Sequence[tuple[Stint, int]], max_s: float
 ) -> tuple[Sequence[tuple[Stint, int]], list[tuple[int, list[Stint]]]]:
     """Return single bars, and (device, stints) of narrow ones that are merged into one bar.
 
@@ -190,7 +191,7 @@ def _crowds(
 
     Args:
         occupancies: (stint, device), in the order of their starts.
-        most_s: maximum duration of a merged bar, which follows from the maximum number of bars.
+        max_s: maximum duration of a merged bar, which follows from the maximum number of bars.
     """
     if len(occupancies) <= BARS:
         return occupancies, []
@@ -198,9 +199,9 @@ def _crowds(
     crowds = list[tuple[int, list[Stint]]]()
     latest = dict[int, list[Stint]]()
     for stint, device in occupancies:
-        if stint.end_s - stint.start_s >= most_s:
+        if stint.end_s - stint.start_s >= max_s:
             wide.append((stint, device))
-        elif device in latest and stint.end_s - latest[device][0].start_s <= most_s:
+        elif device in latest and stint.end_s - latest[device][0].start_s <= max_s:
             latest[device].append(stint)
         else:
             latest[device] = [stint]

@@ -1,18 +1,18 @@
 """Estimate when a run will end, as a range, from rates, finished epochs and stopping rules (pure).
 
-The rest of the run is simulated twice under its policy: with few epochs of each network, and with
-many of those that its stopping rule allows. Epochs are stretched by the ratio of measured to
-promised time of the network's own epochs, which accounts for validation, checkpoints and a busy
+The rest of the run is simulated twice under its policy: once with few, and once with many of the
+epochs that the stopping rule of each network allows. Epochs are stretched by the ratio of measured
+to expected time of the network's own epochs, which accounts for validation, checkpoints and a busy
 machine; networks without epochs use the ratios of the others. If many networks wait, only a sample
 is simulated, as if it came last; until then the others keep all devices busy. If none waits, groups
 continue unchanged and nothing is simulated. Of all observations (epochs, times to form groups) the
-quicker ones count for the lower end and the slower ones for the upper end. Time already spent in
+faster ones count for the lower end and the slower ones for the upper end. Time already spent in
 current epochs is subtracted. The reported range has the middle of both ends; its width is limited
 so that it is neither often wrong nor meaningless.
 
-Future trials of a search are assumed to be like earlier ones, and to train as many epochs as those
-that were pruned, paused or finished, and as a pruner with rungs lets them train on average. A few
-stand for all of them.
+Future trials of a search are assumed to resemble earlier ones, and to train as many epochs as the
+trials that were pruned, paused or finished, and as a pruner with rungs lets them train on average.
+A few stand-ins represent all of them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _EPOCHS = 300  # maximum number of simulated epochs; beyond, several count as on
 _WAITING = 150  # maximum number of simulated waiting networks, or one per device
 _DEVICES = 64  # minimum number of simulated devices; larger clusters are sampled
 _OWN = 0.1  # minimum relative error of epoch times of a network with finished epochs
-_OTHERS = 0.5  # the same of one without, while few have finished epochs
+_OTHERS = 0.5  # the same for a network without, while few networks have finished epochs
 _FORMING = 0.25  # relative error of forming times of other groups
 _RECENT = 10  # number of recent epochs that stretches are computed from
-# range: high over low; in recorded runs the actual time is inside in four of five cases
+# Bounds of high / low; in recorded runs the actual time is inside the range in four of five cases.
 _WIDEST = 3.0
 _NARROWEST = 2.4
 _FEW = 0.25  # share of networks below the low, and above the high, number of epochs
@@ -101,7 +101,7 @@ class Estimator:
             return group
         return None
 
-    def _promised(self, name: str, gpus: int) -> float:
+    def _expected_rate(self, name: str, gpus: int) -> float:
         """Return the samples/s of a network on a number of GPUs, by the current rates."""
         return rate(Network(name, self._rates_of(name)), gpus)
 
@@ -116,12 +116,12 @@ class Estimator:
         return name
 
     def _stretches(self, name: str) -> list[float]:
-        """Return measured over promised times of a network's recent epochs."""
+        """Return measured over expected times of a network's recent epochs."""
         waits = bool(self._stream().count)  # waits for other networks are simulated
         return [
             max(record.seconds - waits * record.waited_s, 1e-6)
             / record.samples
-            * self._promised(name, record.gpus)
+            * self._expected_rate(name, record.gpus)
             for record in self._launch.timed[name][-_RECENT:]
         ]
 
@@ -155,19 +155,18 @@ class Estimator:
         self._now_s = max(self._now_s, launch.ended_s, now_s or 0.0)
         if launch.rates:
             self._typical = (statistics.median(rates[0] for rates in launch.rates.values()),)
-        if not (
-            launch.timed or (launch.rates and launch.building)
-        ):  # neither rates nor start-up times are known
+        # Without epochs, both rates and start-up times are necessary.
+        if not (launch.timed or (launch.rates and launch.building)):
             return None
-        standings = {
+        statuses = {
             name: network.status
             for name, network in self._run.networks.items()
             if name in self._networks
         }
         epochs_left = {
             name: self._epochs_left(name, remaining)
-            for name, standing in standings.items()
-            if standing.outcome is None and not standing.is_paused and name not in remaining.idle
+            for name, status in statuses.items()
+            if status.outcome is None and not status.is_paused and name not in remaining.idle
         }
         epochs_left = {name: epochs for name, epochs in epochs_left.items() if epochs[1]}
         networks = len(epochs_left)
@@ -278,7 +277,7 @@ class Estimator:
         for name, epochs in running.items():
             group = self._group(name)
             assert group is not None
-            samples_per_s = self._promised(name, len(group.devices)) / stretches[name]
+            samples_per_s = self._expected_rate(name, len(group.devices)) / stretches[name]
             training_s = epochs * self._launch.start.samples / samples_per_s
             ends.append(regroup_s + training_s + ending_s - self._done_s([name], regroup_s, sign))
         return max(0.0, *ends)
@@ -293,7 +292,7 @@ class Estimator:
         )
 
     def _stretches_of(self, names: Iterable[str], sign: int) -> dict[str, float]:
-        """Return measured over promised epoch times by network, low (sign -1) or high (1)."""
+        """Return measured over expected epoch times by network, low (sign -1) or high (1)."""
         usual = self._usual_stretch(sign)
         return {
             name: self._own_stretch(name, sign) if name in self._launch.timed else usual
@@ -326,7 +325,7 @@ class Estimator:
             epochs_left, start.cluster.without(launch.removed_devices)
         )
         epochs_left = self._sampled(sampled_networks, cluster)
-        # epochs that count as one
+        # Several epochs may be simulated as one.
         epochs_per_step = max(1, math.ceil(sum(epochs_left.values()) / _EPOCHS))
         costs = self._costs(sign)
         export_s = self._ending_s(is_over=True)
@@ -371,10 +370,8 @@ class Estimator:
                 self._stream(),
                 policy_rates=table({}),
             )
-        except (
-            InputError,
-            UserError,
-        ):  # a network does not fit on the remaining devices, or the policy gives up
+        # A network may not fit on the remaining devices, or the policy may give up.
+        except (InputError, UserError):
             return None
         unsimulated = {
             name: epochs for name, epochs in sampled_networks.items() if name not in epochs_left
@@ -456,7 +453,7 @@ class Estimator:
         for name, epochs in epochs_left.items():
             min_gpus = self._networks[name].min_gpus
             samples_per_s = min(
-                self._promised(name, min_gpus) / stretches[name], self._supply or math.inf
+                self._expected_rate(name, min_gpus) / stretches[name], self._supply or math.inf
             )
             busy_s += min_gpus * (self._launch.start.samples * epochs / samples_per_s + regroup_s)
         return busy_s
@@ -492,27 +489,27 @@ def useful_range(low: float, high: float) -> tuple[float, float]:
     [(1.15, 3.46), (1.29, 3.1), (1.67, 5.0), (0.0, 0.0)]
     """
     low = min(low, high)
-    if low * _WIDEST**2 <= high:  # also if both are 0: nothing is left
+    if low * _WIDEST**2 <= high:  # also if both are 0
         return high / _WIDEST, high
     middle = math.sqrt(low * high)
     width = math.sqrt(min(max(high / low, _NARROWEST), _WIDEST))
     return middle / width, middle * width
 
 
-def _likely_left(history: Sequence[EpochRecord], converge: Stopping) -> tuple[int, int]:
+def _likely_left(history: Sequence[EpochRecord], stopping: Stopping) -> tuple[int, int]:
     """Return likely low and high numbers of epochs that a network still trains.
 
     With early stopping, the square root of the last improvement's epoch is assumed to be uniform
     over the remaining range, so early epochs are more likely. The values are quartiles plus
     patience.
     """
-    min_epochs, max_epochs = remaining_epochs(history, converge)
+    min_epochs, max_epochs = remaining_epochs(history, stopping)
     if min_epochs == max_epochs:
         return min_epochs, max_epochs
-    patience = converge.patience or 0
+    patience = stopping.patience or 0
     done = len(history)
     first = math.sqrt(max(1, done + min_epochs - patience))
-    last = math.sqrt(converge.max_epochs)
+    last = math.sqrt(stopping.max_epochs)
     few, many = (
         min(
             max_epochs,

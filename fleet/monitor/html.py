@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fleet.monitor.accounting import Account
+from fleet.monitor.accounting import ACTIVITIES, Account
 from fleet.monitor.charts import (
     DRAWN,
     MAX_TRIALS,
@@ -23,26 +23,27 @@ from fleet.monitor.charts import (
 from fleet.monitor.importance import importance_of
 from fleet.monitor.report import MISSED_CHUNKS, RunReport, best_rows
 from fleet.monitor.search_summary import (
+    FRONT_TITLE,
+    RUNGS_TITLE,
     SearchReport,
     front_table,
     improvements_table,
     rungs_table,
     trials_table,
 )
-from fleet.prediction.ensembles import TABLE_NOTE, make_table
+from fleet.prediction.ensembles import TABLE_NOTE, TABLE_TITLE, make_table
 from fleet.storage.files import atomic_write
 from fleet.storage.results import Status, short_names
 from fleet.units import format_duration, pluralize
 
-# The parts of the GPU time in the order of the bar: label and color.
+# Activity -> label and color, in the order of the bar of GPU time.
 _SPENT = {
-    "training": ("training", "#4e79a7"),
-    "data": ("waiting for data", "#f28e2b"),
-    "waiting": ("idle", "#bab0ac"),
-    "checkpointing": ("checkpointing", "#e15759"),
-    "moving": ("starting and regrouping", "#76b7b2"),
-    "scheduling": ("scheduling", "#edc948"),
-    "profiling": ("profiling", "#b07aa1"),
+    activity: (label, color)
+    for (activity, label), color in zip(
+        ACTIVITIES.items(),
+        ("#4e79a7", "#f28e2b", "#bab0ac", "#e15759", "#76b7b2", "#edc948", "#b07aa1"),
+        strict=True,
+    )
 }
 
 _ROWS = 30  # rows per network in the table of losses
@@ -81,11 +82,10 @@ def render(report: RunReport, every_s: float | None = None, skip_slow: bool = Fa
         _summary(report),
         _note(report.data_changes),
         "<noscript><p class=note>The charts need JavaScript, which is disabled. The tables show "
-        "the same numbers."
-        "</p></noscript>",
+        "the same numbers.</p></noscript>",
         "<h2>Leaderboard</h2>",
         *_leaderboard(report),
-        *_together(report),
+        *_ensembles(report),
         "<h2>Learning curves</h2>",
         *_curves(report),
         *(
@@ -95,10 +95,9 @@ def render(report: RunReport, every_s: float | None = None, skip_slow: bool = Fa
         ),
         *_rungs(report),
         f"<h2>Networks by {account.device}</h2>",
-        "<p class=note>Each bar is a network on a "
-        f"{'slot of a ' * (account.slots > 1)}{account.device}. "
-        "A dark edge marks the start of a "
-        f"group.{_CROWD if is_crowded(account.stints) else ''}</p>",
+        f"<p class=note>Each bar is a network on a {'slot of a ' * (account.slots > 1)}"
+        f"{account.device}. A dark edge marks the start of a group."
+        f"{_CROWD if is_crowded(account.stints) else ''}</p>",
         "<div id=timeline></div>",
         _stints(account),
         f"<h2>{account.device} time</h2>",
@@ -112,8 +111,7 @@ def render(report: RunReport, every_s: float | None = None, skip_slow: bool = Fa
         "<div id=simulated></div>",
     ]
     seconds = None if every_s is None else max(1, round(every_s))
-    # A script reloads the page until it is no longer written; without scripts, the meta element
-    # does.
+    # A script reloads the page while it is updated; without scripts, the meta element does.
     if seconds is None:
         again = ""
     else:
@@ -247,12 +245,12 @@ def _legend(items: Iterable[tuple[str, str]]) -> str:
     )
 
 
-def _together(report: RunReport) -> list[str]:
-    """Return the scores of combined networks; empty if they were not computed."""
+def _ensembles(report: RunReport) -> list[str]:
+    """Return the scores of ensembles; empty if they were not computed."""
     if not report.ensembles:
         return []
     return [
-        "<h2>Ensembles of the best networks</h2>",
+        f"<h2>{TABLE_TITLE}</h2>",
         html_table(*make_table(report.ensembles)),
         f"<p class=note>{TABLE_NOTE}</p>",
     ]
@@ -266,17 +264,17 @@ def _search(search: SearchReport, number: int, skip_slow: bool) -> list[str]:
     if not search.improvements:
         return [title, "<p class=note>None of its networks has a value yet.</p>"]
     if len(search.trials) <= DRAWN:
-        few = ""
+        limit = ""
     else:
-        few = (
+        limit = (
             f" The best {DRAWN} of {len(search.trials)} networks are drawn, including their "
             "ancestors."
         )
     if any(trial.parent for trial in search.trials):
         descent = [
-            "<p class=note>Which network started from the weights of which other network, over "
-            "trained epochs. "
-            f"The best network and its ancestors are blue.{few}</p>",
+            "<p class=note>Lines of descent: networks that started from the weights of other "
+            "networks, over trained epochs. The best network and its ancestors are blue."
+            f"{limit}</p>",
             _chart_element(number, "descent"),
         ]
     else:
@@ -292,7 +290,7 @@ def _search(search: SearchReport, number: int, skip_slow: bool) -> list[str]:
         f"{html_table(*improvements_table(search))}</div>",
         *(
             [
-                "<h3>The Pareto front</h3>",
+                f"<h3>{FRONT_TITLE}</h3>",
                 _chart_element(number, "pareto"),
                 html_table(*front_table(search)),
                 "<p class=note>No other network is at least as good in all objectives and better "
@@ -342,7 +340,7 @@ def _rungs(report: RunReport) -> list[str]:
     """Return the table of rungs; empty if no network was paused or pruned."""
     if not report.rungs:
         return []
-    return ["<h2>Pruning by epoch</h2>", html_table(*rungs_table(report.rungs))]
+    return [f"<h2>{RUNGS_TITLE}</h2>", html_table(*rungs_table(report.rungs))]
 
 
 def _curves(report: RunReport) -> list[str]:
@@ -353,8 +351,7 @@ def _curves(report: RunReport) -> list[str]:
     if len(report.losses) > DRAWN:
         gray += (
             f" {DRAWN - NAMED} of the other {len(report.losses) - NAMED} are drawn, evenly spaced "
-            "from the "
-            "best to the worst."
+            "from the best to the worst."
         )
     rows = [
         [curve.name, epoch, f"{value:.4g}"]
@@ -385,7 +382,7 @@ def _stints(account: Account) -> str:
     ]
     return _details(
         f"The first {len(rows)} of {len(account.stints)} bars as a table",
-        html_table(["network", f"{account.device}s", "from s", "to s"], rows),
+        html_table(["network", f"{account.device}s", "start, s", "end, s"], rows),
     )
 
 
@@ -443,9 +440,8 @@ def _comparison(account: Account) -> str:
     replay = account.replay
     if measured_s is None or simulated_s is None or replay is None:
         return (
-            "<p class=note>There is nothing to simulate: no network has finished an epoch, or "
-            "some were added "
-            "during the run, and a simulation only covers networks of its beginning.</p>"
+            "<p class=note>The run cannot be simulated: no network has finished an epoch, or "
+            "networks were added during the run.</p>"
         )
     bound_s = replay.simulated.lower_bound_s * account.time_scale
     rows = [
@@ -462,8 +458,7 @@ def _comparison(account: Account) -> str:
     return (
         html_table(["makespan", "seconds", "measured / this"], rows)
         + "<p class=note>The simulation uses the same networks, epochs, policy and rates, and the "
-        "mean costs of "
-        "this run:</p>"
+        "mean costs of this run:</p>"
         + html_table(
             ["", "milliseconds"], [[label, f"{1000 * seconds:.1f}"] for label, seconds in costs]
         )

@@ -81,16 +81,14 @@ def _by_permutation(
     inputs = [
         [_number(trial.values.get(key), search.space[key]) for key in keys] for trial in ranked
     ]
-    order = [
-        -float(position) for position in range(len(ranked))
-    ]  # ranks, so that outliers have no more weight than the last network
+    # Ranks, so that outliers have no more weight than the last network.
+    order = [-float(position) for position in range(len(ranked))]
     forest = RandomForestRegressor(100, min_samples_leaf=2, oob_score=True, random_state=0).fit(
         inputs, order
     )
     if forest.oob_score_ <= 0:
-        return [0.0] * len(
-            keys
-        ), "The values of the keys do not predict the ranking of the networks."
+        message = "The values of the keys do not predict the ranking of the networks."
+        return [0.0] * len(keys), message
     importances = permutation_importance(
         forest, inputs, order, n_repeats=10, random_state=0
     ).importances_mean
@@ -112,9 +110,10 @@ def _by_optuna(
         if None not in [coordinate_of(trial.values.get(key), search.space[key]) for key in keys]
     ]
     if len(ranked) < MIN_NETWORKS:
-        return [0.0] * len(
-            keys
-        ), "Too few networks have values inside the space for all keys to compute importances."
+        message = (
+            "Too few networks have values inside the space for all keys to compute importances."
+        )
+        return [0.0] * len(keys), message
     logging.getLogger("optuna").setLevel(logging.WARNING)
     space: dict[str, optuna.distributions.BaseDistribution] = {
         key: optuna.distributions.FloatDistribution(

@@ -1,4 +1,4 @@
-"""Progress within long epochs, as a line at intervals: for a log, where nothing moves."""
+"""Report the progress within long epochs, as a line at intervals, for batch logs."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class Progress:
             more = f"; and {len(due) - _MAX_NAMED} more"
         else:
             more = ""
-        return "; ".join(map(self._described, due[:_MAX_NAMED])) + more
+        return "; ".join(map(self._describe, due[:_MAX_NAMED])) + more
 
-    def _described(self, name: str) -> str:
+    def _describe(self, name: str) -> str:
         pace = self._paces[name]
         if self._run.launch is None:
             samples = 1

@@ -32,19 +32,17 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import load_run_spec
 
 _SHUFFLES = {
-    "network": "Each network shuffles by its own epochs, so the schedule does not change its "
-    "samples.",
-    "stream": "Networks share a stream of samples, and a network's shuffle is that of the "
-    "stream's epochs "
-    "that it trained on. Its history records them, and a replay repeats them.",
+    "network": "Each network has its own shuffle in each epoch, so the schedule does not change "
+    "its samples.",
+    "stream": "Networks share a stream of samples: the shuffle of a network depends on the epochs "
+    "of the stream that it trained on. Its history records them, and a replay repeats them.",
 }
 
 MAX_ROWS = 200  # maximum number of networks in a table
 
-# Message about missed chunks.
 MISSED_CHUNKS = (
-    "{chunks} of the ring could not be used by a group that needed them: one of its "
-    "nodes had dropped them"
+    "{chunks} of the ring could not be used by a group that needed them, because one of its nodes "
+    "had dropped them"
 )
 
 
@@ -108,10 +106,9 @@ class RunReport:
             for change in self.run.data_changes
         )
         return (
-            f"The data changed during the run, and you accepted that: {changes} Values from "
-            "before and after "
-            "are not comparable; a network's best epoch is after the change, if it has trained "
-            "since then."
+            f"The data changed during the run, and you accepted that: {changes} Values from before "
+            "and after are not comparable; the best epoch of a network that has trained since then "
+            "is one after the change."
         )
 
     @property
@@ -208,8 +205,7 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
         total = len(table.without_fold_means(rows))
         notes.append(
             f"These are the best {total - len(omitted)} of {total} networks. See results.csv for "
-            "all; "
-            f"not shown: {left_out}."
+            f"all; not shown: {left_out}."
         )
     more = table.varied_parameters(rows)[table.SHOWN_PARAMETERS :]
     if more:
@@ -221,7 +217,7 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
 
 
 def _record(row: table.NetworkResult) -> dict[str, Any]:
-    """Return a row of the table as a dictionary, with metrics if its spec asks for some."""
+    """Return a row of the table as a dictionary, with metrics if its spec has any."""
     record = dataclasses.asdict(row)
     if row.metrics:
         return record
@@ -297,7 +293,7 @@ def _report(
     histories = [
         (row.name, history) for row in rows if (history := run.status_of(row.name).history)
     ]
-    judged = [
+    with_accuracy = [
         (name, history)
         for name, history in histories
         if not all(math.isnan(_accuracy(record)) for record in history)
@@ -309,9 +305,9 @@ def _report(
         account=run_account,
         rungs=make_rung_reports(run, rows),
         losses=tuple(_curve(name, history, attrgetter("loss")) for name, history in histories),
-        accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
+        accuracies=tuple(_curve(name, history, _accuracy) for name, history in with_accuracy),
         val_losses=()
-        if judged
+        if with_accuracy
         else tuple(_curve(name, history, attrgetter("val_loss")) for name, history in histories),
     )
 

@@ -57,7 +57,7 @@ def read_log(paths: RunPaths) -> list[LoggedEvent]:
         UserError: it has no log.
     """
     if not paths.event_logs():
-        raise UserError(f"{paths.root} has no {paths.events.name}: there is nothing to report")
+        raise UserError(f"{paths.root} has no {paths.events.name}, so there is nothing to report")
     return list(read_run(paths))
 
 
@@ -77,7 +77,7 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     spec, samples = with_added_networks(spec, run), _samples(paths, spec)
     if samples:
         spec = with_data_defaults(
-            spec, {feed: (sample.target, ()) for feed, sample in samples.items()}
+            spec, {pipeline: (sample.target, ()) for pipeline, sample in samples.items()}
         )
     refused = run.refused
     counted = {
@@ -98,7 +98,7 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
 def _samples(paths: RunPaths, spec: Spec) -> dict[str, SampleSpec]:
     """Return the sample of each input pipeline; empty if none was stored."""
     if paths.sample.exists():
-        return {feed: read_sample(paths, feed) for feed in spec.data_by_pipeline}
+        return {pipeline: read_sample(paths, pipeline) for pipeline in spec.data_by_pipeline}
     return {}
 
 

@@ -22,6 +22,9 @@ from fleet.storage.results import NetworkResult, Status, short_names, without_fo
 from fleet.terminal import brief
 from fleet.units import listed, pluralize
 
+FRONT_TITLE = "Pareto front"
+RUNGS_TITLE = "Pruning by epoch"
+
 _MAX_ROWS = 12  # maximum number of rows and names in a table
 _BEST = 200  # maximum number of networks in the table of a search
 
@@ -134,9 +137,8 @@ class SearchReport:
         """The search in a sentence or two."""
         if not self.trials:
             return (
-                f"The search of {self.entry} has no networks: its searcher {self.searcher} never "
-                "proposed a "
-                "network."
+                f"The search of {self.entry} has no networks: its sampler {self.searcher} never "
+                "proposed one."
             )
         counts = Counter(str(trial.status) for trial in self.trials)
         text = f"{pluralize(len(self.trials), 'network')}: " + ", ".join(
@@ -199,14 +201,14 @@ class SearchReport:
 
 @dataclass(frozen=True)
 class RungReport:
-    """The networks that have trained a number of epochs at which some were paused or pruned.
+    """The decisions about networks after a number of epochs at which some were paused or pruned.
 
     Attributes:
         epochs: the number of epochs.
-        came: number of networks that have trained as many.
-        went_on: number of networks that have trained more.
-        paused: networks that are paused here now.
-        pruned: networks that were pruned here, each with what pruned it.
+        came: number of networks that have trained at least as many epochs.
+        went_on: number of networks that have trained more epochs.
+        paused: networks that are paused after these epochs now.
+        pruned: network that was pruned after these epochs -> the rules that pruned it.
     """
 
     epochs: int
@@ -217,18 +219,18 @@ class RungReport:
 
     @property
     def pruned_by(self) -> str:
-        """What has pruned networks here."""
+        """The rules that have pruned networks after these epochs."""
         return ", ".join(dict.fromkeys(name for by in self.pruned.values() for name in by))
 
 
 def make_rung_reports(run: RunState, rows: Sequence[NetworkResult]) -> tuple[RungReport, ...]:
-    """Return where networks were paused and pruned, and by what; lowest first."""
+    """Return the epochs after which networks were paused or pruned, lowest first."""
     # A network pruned by a command may have finished its current epoch first.
     named = {row.name: row for row in rows}
     pruned = defaultdict[int, dict[str, tuple[str, ...]]](dict)
-    for name, judged in run.verdicts["stop"].items():
+    for name, verdict in run.verdicts["stop"].items():
         if name in named and named[name].status is Status.PRUNED:
-            pruned[named[name].epochs][name] = judged.by
+            pruned[named[name].epochs][name] = verdict.by
     paused = {
         name: named[name].epochs
         for name in run.verdicts["pause"]
@@ -292,7 +294,7 @@ def make_search_reports(
     ]
     unsearched = added.get("")
     if unsearched:
-        values = _that_differ(
+        values = _differing_settings(
             {name: _entry_settings(run.added_entries.get(name, {})) for name in unsearched}
         )
         numbered = {
@@ -328,14 +330,16 @@ def _with_objectives(
             replace(
                 trial,
                 objectives=run.objective_values.get(trial.network)
-                or _come_to(names, table.get(trial.network), run),
+                or _current_objectives(names, table.get(trial.network), run),
             )
             for trial in report.trials
         ),
     )
 
 
-def _come_to(names: Sequence[str], row: NetworkResult | None, run: RunState) -> tuple[float, ...]:
+def _current_objectives(
+    names: Sequence[str], row: NetworkResult | None, run: RunState
+) -> tuple[float, ...]:
     """Return the current objectives of a network whose searcher has not received them yet."""
     return objective_values(names, row, {} if row is None else network_facts(row, run))
 
@@ -360,7 +364,7 @@ def _entry_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _that_differ(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _differing_settings(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return for each network the settings that differ between networks."""
     keys = dict.fromkeys(key for settings in values.values() for key in settings)
     differ = [
@@ -412,18 +416,18 @@ def _report(
         for network in added
         for t_s, position, record in ends.get(network, ())
     )
-    converge = _converge(spec, train, [record for *_, record in epochs])
+    stopping = _stopping(spec, train, [record for *_, record in epochs])
     improvements = list[Improvement]()
     best = dict[str, float]()
     for t_s, _, network, record in epochs:
-        value = record.value(converge.metric)
+        value = record.value(stopping.metric)
         if not math.isfinite(value):
             continue
         if network not in failed and (
-            not improvements or converge.sign * value > converge.sign * improvements[-1].value
+            not improvements or stopping.sign * value > stopping.sign * improvements[-1].value
         ):
             improvements.append(Improvement(t_s, network, record.epoch, value))
-        if network not in best or converge.sign * value > converge.sign * best[network]:
+        if network not in best or stopping.sign * value > stopping.sign * best[network]:
             best[network] = value
     trials = [
         _make_trial(addition, table.get(addition.network), best.get(addition.network, math.nan))
@@ -431,28 +435,28 @@ def _report(
     ]
     return SearchReport(
         name,
-        converge.metric,
-        converge.sign > 0,
+        stopping.metric,
+        stopping.sign > 0,
         space,
-        tuple(_placed(trials)),
+        tuple(_with_begins(trials)),
         tuple(improvements),
     )
 
 
-def _converge(spec: Spec, train: Mapping[str, Any], records: Sequence[EpochRecord]) -> Stopping:
-    """Return what the networks of an entry monitor, by the spec or else by the data."""
+def _stopping(spec: Spec, train: Mapping[str, Any], records: Sequence[EpochRecord]) -> Stopping:
+    """Return the stopping rule of an entry, with the monitor of the spec, or else of the data."""
     settings = train.get("stopping") or {}
-    converge = replace(
+    stopping = replace(
         spec.document.train.stopping,
         **{key: settings[key] for key in ("monitor", "direction") if key in settings},
     )
     if (
-        converge.monitor is None
+        stopping.monitor is None
         and records
         and all(math.isnan(record.val_accuracy) for record in records)
     ):
-        return replace(converge, monitor="val_loss")
-    return converge
+        return replace(stopping, monitor="val_loss")
+    return stopping
 
 
 def _make_trial(added: NetworkAdded, row: NetworkResult | None, value: float) -> SearchTrial:
@@ -474,7 +478,7 @@ def _make_trial(added: NetworkAdded, row: NetworkResult | None, value: float) ->
     )
 
 
-def _placed(trials: Iterable[SearchTrial]) -> Iterator[SearchTrial]:
+def _with_begins(trials: Iterable[SearchTrial]) -> Iterator[SearchTrial]:
     """Add the epochs before each trial; a parent has a smaller number than its children."""
     begins: dict[str, int] = {}
     for trial in trials:
@@ -505,7 +509,7 @@ def coordinate_of(value: Any, values: Dimension) -> float | None:
 def improvements_table(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
     """Return headers and rows: the improvements, newest first."""
     return (
-        ["after s", "network", "epoch", f"best {search.monitor}"],
+        ["time, s", "network", "epoch", f"best {search.monitor}"],
         [
             [round(best.seconds, 1), best.network, best.epoch, f"{best.value:.4g}"]
             for best in search.improvements[: -_MAX_ROWS - 1 : -1]

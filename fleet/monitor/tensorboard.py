@@ -1,4 +1,4 @@
-"""TensorBoard files of each network, written without TensorFlow, which rank 0 never imports.
+"""Write TensorBoard files of each network without TensorFlow, which rank 0 never imports.
 
 An event file is a sequence of records, each framed by its length and two checksums; the
 ``tensorboard`` package provides the messages and the framing. A thread writes the files, because a

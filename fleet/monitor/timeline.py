@@ -12,14 +12,11 @@ from fleet.domain.run import LaunchKilled, RunLaunch, RunState
 from fleet.spec import Spec
 from fleet.storage.event_log import LoggedEvent, split_launches
 
-# Apparent overlap of consecutive launches, in seconds and as a share of their time: a launch's
-# clock
-# and that of the file server, which dates it, never quite agree.
+# Apparent overlap of consecutive launches, in seconds and as a share of their time: the clock of a
+# launch and that of the file server, which dates it, never quite agree.
 _JITTER_S = 1.0
 _DRIFT = 1e-3
-_UNSEEN_S = (
-    5.0  # a launch that shares networks may hold none for this time, so others do not see it
-)
+_UNSEEN_S = 5.0  # a launch may hold no network for this time, so that others do not see it
 
 
 @dataclass(frozen=True)
@@ -72,14 +69,14 @@ class PlacedLaunch:
 def place_launches(log: Iterable[LoggedEvent]) -> list[PlacedLaunch]:
     """Return the launches of a run; an incomplete launch at the beginning of the log is skipped.
 
-    They follow each other. Concurrent launches are placed by their dates, and the nodes of each are
-    numbered after those that others used at the time.
+    They follow each other. Concurrent launches are placed by their dates, and each launch gets node
+    numbers that no other launch used at the time.
 
     Args:
         log: the logs of all launches, in the order of their dates.
     """
     launches: list[PlacedLaunch] = []
-    # of all launches that are concurrent with the latest one
+    # Of the latest launch and all launches concurrent with it.
     date = 0.0
     ends_date = 0.0
     began_s = 0.0

@@ -61,7 +61,7 @@ class PlainView:
             def write() -> None:
                 nonlocal line
                 with storage_errors(STDOUT):
-                    # output that cannot be flushed is kept and flushed the next time
+                    # Output that cannot be flushed stays in the buffer until the next time.
                     pending = line
                     line = ""
                     self._out.write(pending)
@@ -117,7 +117,7 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
                 f"policy {event.policy}"
             )
         case ev.CachedRatesUsed():
-            return _describe_remembered(event)
+            return _describe_cached_rates(event)
         case ev.RateMeasured():
             spread = f" ± {event.spread:.0%}" if event.spread else ""
             result = event.reason or f"{event.rate:.0f} samples/s{spread}"
@@ -152,7 +152,7 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
         case ev.EpochEnded():
             return _describe_epoch(event, max_epochs[event.network])
         case ev.NetworkFinished():
-            return f"{event.network} is finished: {event.reason}"
+            return f"{event.network} has finished: {event.reason}"
         case ev.NetworkLeased():
             return (
                 f"{event.network} continues in this launch after {pluralize(event.epochs, 'epoch')}"
@@ -171,7 +171,7 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
             parent = f" from {event.parent}" if event.parent else ""
             return f"{event.network} is new{parent}" + (f": {values}" if values else "")
         case ev.NetworkVerdict():
-            return _describe_judged(event)
+            return _describe_verdict(event)
         case ev.LaunchInterrupted():
             if event.replay:
                 return (
@@ -186,12 +186,12 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
             return _describe_trouble(event, device)
 
 
-def _describe_judged(event: ev.NetworkVerdict) -> str:
-    done = {"pause": "is paused", "stop": "is pruned", "go_on": "continues"}[event.verdict]
-    when = pluralize(event.epochs, "epoch")
+def _describe_verdict(event: ev.NetworkVerdict) -> str:
+    verb = {"pause": "is paused", "stop": "is pruned", "go_on": "continues"}[event.verdict]
+    time = pluralize(event.epochs, "epoch")
     if event.by == (USER,) and event.verdict != "go_on":
-        when = "its current epoch"  # commands come at any time
-    return f"{event.network} {done} after {when} (by {' and '.join(event.by)})"
+        time = "its current epoch"  # commands come at any time
+    return f"{event.network} {verb} after {time} (by {' and '.join(event.by)})"
 
 
 def format_eta(estimated: ev.TimeLeftEstimated) -> str:
@@ -203,7 +203,7 @@ def format_eta(estimated: ev.TimeLeftEstimated) -> str:
     return high
 
 
-def _describe_remembered(event: ev.CachedRatesUsed) -> str:
+def _describe_cached_rates(event: ev.CachedRatesUsed) -> str:
     """Describe cached rates: their age, their machines, and how to measure again."""
     rates = [rate for network_rates in event.rates.values() for rate in network_rates]
     ages = sorted(rate.age_s for rate in rates)
@@ -211,9 +211,8 @@ def _describe_remembered(event: ev.CachedRatesUsed) -> str:
     hosts = ", ".join(sorted({rate.machine.partition(":")[0] for rate in rates}))
     return (
         f"using cached rates of {pluralize(len(event.rates), 'network')}, measured {age} ago on "
-        f"{hosts}, "
-        f"spread up to {max(rate.spread for rate in rates):.0%}: {event.cache}; use --remeasure "
-        "to measure again"
+        f"{hosts}, spread up to {max(rate.spread for rate in rates):.0%}: {event.cache}; use "
+        "--remeasure to measure again"
     )
 
 
@@ -229,15 +228,13 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
             if event.corrected:
                 advice = (
                     "the cache now has the new rate for later runs; further corrections in this "
-                    "launch are "
-                    "not reported"
+                    "launch are not reported"
                 )
             else:
                 advice = "correct schedule.rates"
             return (
                 f"WARNING: {event.network} on {pluralize(event.gpus, device)} trains "
-                f"{event.rate:.0f} samples/s, "
-                f"but {event.expected:.0f} were expected: {advice}"
+                f"{event.rate:.0f} samples/s, but {event.expected:.0f} were expected: {advice}"
             )
         case ev.NetworkFailed():
             return f"{event.network} FAILED: {event.reason}"
@@ -248,8 +245,7 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
         case ev.NetworkRetried():
             return (
                 f"{event.network} failed: {event.reason}; this may be transient: retry "
-                f"{event.retry} of "
-                f"{event.retries}"
+                f"{event.retry} of {event.retries}"
             )
         case ev.NetworkRolledBack():
             if event.finished:
@@ -258,10 +254,10 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
                     "is intact"
                 )
             if event.epochs or event.position:
-                goes_on = f"continues after epoch {event.epochs}"
+                outcome = f"continues after epoch {event.epochs}"
             else:
-                goes_on = "starts over"
-            return f"WARNING: {event.network} {goes_on}: {event.damage}"
+                outcome = "starts over"
+            return f"WARNING: {event.network} {outcome}: {event.damage}"
         case ev.NetworkWarned():
             return f"WARNING: {event.network}: {event.warning}"
         case ev.ChangesAccepted():
@@ -289,8 +285,7 @@ def _describe_trouble_around(event: ev.Event) -> str:
         case ev.TooLateToStart():
             return (
                 f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} "
-                "left, "
-                f"but groups took {format_duration(event.needed_s)} to start"
+                f"left, but groups took {format_duration(event.needed_s)} to start"
             )
         case ev.SharingLearned():
             return _describe_sharing(event)
@@ -302,14 +297,13 @@ def _describe_trouble_around(event: ev.Event) -> str:
             )
         case ev.SearcherFailed():
             return (
-                f"WARNING: the searcher of {event.entry} failed and will not be called again: "
+                f"WARNING: the sampler of {event.entry} failed and will not be called again: "
                 f"{event.reason}"
             )
         case ev.TrackerFailed():
             return (
                 f"WARNING: trackers: cannot write {event.tracker}, continuing without it: "
-                f"{event.reason}; "
-                "fleet export can write the same later"
+                f"{event.reason}; fleet export can write the same data later"
             )
         case ev.SearcherStarted(changed=changed) if changed:
             return f"the search of {event.entry} continues with other settings: {changed}"
@@ -337,18 +331,18 @@ def _describe_trouble_around(event: ev.Event) -> str:
 def _describe_epoch(event: ev.EpochEnded, max_epochs: int) -> str:
     record = event.record
     if math.isnan(record.val_loss):
-        judged = ""
+        validation = ""
     else:
-        judged = f", validation {record.val_loss:.4f}{_share(record.val_accuracy)}"
-    judged += "".join(
+        validation = f", validation {record.val_loss:.4f}{_share(record.val_accuracy)}"
+    validation += "".join(
         f", {name} {record.value(name):.4g}"
         for name in record.metrics
         if name.startswith("val_") or f"val_{name}" not in record.metrics
     )
     return (
         f"{event.network} epoch {record.epoch}/{max_epochs}: loss "
-        f"{record.loss:.4f}{_share(record.accuracy)}"
-        f"{judged} ({record.samples / max(record.seconds, 1e-9):.0f} samples/s)"
+        f"{record.loss:.4f}{_share(record.accuracy)}{validation} "
+        f"({record.samples / max(record.seconds, 1e-9):.0f} samples/s)"
     )
 
 
@@ -375,8 +369,8 @@ def _describe_stream(event: ev.StreamStarted) -> str:
         return rates + "the rates of networks are not known yet"
     if event.bottleneck == "input":
         return rates + (
-            "input is the bottleneck (for more preprocessors, start more ranks or raise "
-            "resources.preprocessors; or decode once with data.cache: memory or file)"
+            "the input is the bottleneck (start more ranks or raise resources.preprocessors; or "
+            "decode only once with data.cache: memory or file)"
         )
     spare = event.of - event.preprocessors
     if spare:
@@ -432,7 +426,7 @@ def describe_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
     return f"{', '.join(parts)}: {count} {'pays' if count == 1 else 'pay'} off"
 
 
-# Events that the live table itself shows; lines about all others stay on the screen above it.
+# Events that the live table shows; lines about all other events stay on the screen above it.
 _PASSING = (
     ev.RateMeasured,
     ev.TrainersReady,

@@ -31,6 +31,7 @@ _MAX_NUMBERS = 500_000_000  # numbers in memory to choose networks: 2 GB, and ab
 GREEDY = "greedy"
 ROUNDS = 50  # rounds of greedy selection
 
+TABLE_TITLE = "Ensembles of the best networks"
 # The note below a table of ensembles.
 TABLE_NOTE = (
     "Each row is the mean prediction of its networks. Its validation scores are optimistic, "

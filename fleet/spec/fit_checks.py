@@ -15,8 +15,8 @@ from fleet.units import format_size, listed
 from fleet.vocabulary.measures import MeasureWord
 from preprocess.sample import SampleSpec
 
-# More bytes than any GPU has (2026: 432 GB). Each GPU holds the whole network, so a larger one cannot
-# be trained anywhere.
+# More bytes than any GPU has (2026: 432 GB). Each GPU holds the whole network, so a larger one
+# cannot be trained anywhere.
 LARGEST_GPU = 500 * 10**9
 
 # Network, key path, what is wrong, what would be right.

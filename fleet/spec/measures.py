@@ -191,8 +191,8 @@ def check_measures(
     ]
     if duplicates:
         raise ValueError(
-            f"metrics: two columns of the results would be named {duplicates[0]!r}; rename one with "
-            "the parameter `name`, as in {AUC: {curve: PR, name: auc_pr}}"
+            f"metrics: two columns of the results would be named {duplicates[0]!r}; rename one "
+            "with the parameter `name`, as in {AUC: {curve: PR, name: auc_pr}}"
         )
     if isinstance(class_weights, Mapping) and not all(map(is_weight, class_weights.values())):
         raise ValueError(f"class_weights: {class_weights} should be numbers of at least 0")

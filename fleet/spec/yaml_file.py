@@ -52,7 +52,8 @@ for _class in (_Loader, _Dumper):
         "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"), list("-+0123456789")
     )
 
-# A spec is a page of text, numbers, lists and mappings; anything larger is an attack or an accident.
+# A spec is a page of text, numbers, lists and mappings; anything larger is an attack or an
+# accident.
 _MAX_YAML_NODES = 100_000  # after aliases are expanded
 _MAX_YAML_DEPTH = 50
 # Characters: longer than any path, and Python does not write integers of more than 4300 digits.

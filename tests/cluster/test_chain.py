@@ -202,7 +202,7 @@ def test_end_saves_and_stops_a_chain_until_submitted_again(ensemble):
     assert (stop["status"], stop["next"], stop["then"]) == (75, None, CHAIN_CANCELLED), (
         ensemble.report()
     )
-    with pytest.raises(AssertionError, match="no job of the chain is waiting or running"):
+    with pytest.raises(AssertionError, match="the chain has no waiting or running job"):
         ensemble.slurm.call(
             sys.executable,
             "-m",

@@ -591,7 +591,7 @@ def test_fuzzing_starts_from_valid_command_lines(name):
                 words in err
                 for words in (
                     "has no rates of",
-                    "has not been profiled",
+                    "are known yet",
                     "it is no run",
                     "is not the folder of a run",
                 )

@@ -1,1 +1,1 @@
-"""Commands to a run that is going on; imports what ``fleet.commands`` may import."""
+"""Commands for running runs; imports what ``fleet.commands`` may import."""

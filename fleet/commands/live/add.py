@@ -1,10 +1,10 @@
-"""Add networks to a run that is going on.
+"""Add networks to a running run.
 
   fleet add runs/digits entry.yaml
 
-The file holds what an entry of `models` in a spec holds: a family or a build: function, args,
-train, gpus, ... The names of its networks are printed once the run has accepted them. A network
-whose values are wrong fails by itself.
+The file contains an entry of `models`, as in a spec: a family or a build: function, args, train,
+gpus, ... The names of its networks are printed once the run has accepted them. A network with
+invalid values fails without affecting the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument(
-        "entry", metavar="ENTRY", type=Path, help="YAML file of an entry of `models`"
+        "entry", metavar="ENTRY", type=Path, help="YAML file with an entry of `models`"
     )
     add_json(parser)
 

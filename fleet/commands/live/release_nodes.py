@@ -1,13 +1,13 @@
-"""Have a run that is going on give nodes back, and train on with the rest.
+"""Let a running run release nodes, and go on training on the others.
 
   fleet release-nodes runs/digits --nodes 1 --within 2min
 
-The launch chooses the nodes on which stopping costs least. The groups there save and leave, at
-their next step; where the time is too short for that, they give up what they have trained since
-their last checkpoint. Their networks go on elsewhere. The command ends once the nodes are free.
-Under mpirun --with-ft ulfm their processes end as well, and with --shrink JOB Slurm takes the nodes
-out of its job then. In any other launch they wait, without work, for its end, since MPI lets no
-rank leave before the others.
+The launch chooses the nodes on which stopping costs least. The groups there save and stop at their
+next step; if the time is too short for that, they lose what they have trained since their last
+checkpoint. Their networks continue elsewhere. The command returns once the nodes are free. Under
+mpirun --with-ft ulfm the processes on the nodes end, and with --shrink JOB Slurm then removes the
+nodes from its job. In other launches the processes wait idle for the end of the launch, since MPI
+does not allow ranks to end early.
 """
 
 from __future__ import annotations
@@ -23,41 +23,44 @@ from fleet.live_run import request_nodes, wait_for_nodes
 from launch.base import InputError
 from launch.slurm_control import shrink
 
-_LATER = 2.0  # times as long as was asked for is waited, and
-_LATER_S = 60.0  # so many seconds
+# The command waits for this multiple of the requested time, plus some seconds.
+_PATIENCE = 2.0
+_PATIENCE_S = 60.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
-    parser.add_argument("--nodes", type=count, required=True, metavar="N", help="how many nodes")
+    parser.add_argument(
+        "--nodes", type=count, required=True, metavar="N", help="number of nodes to release"
+    )
     parser.add_argument(
         "--within",
         type=duration,
         required=True,
         metavar="2min",
-        help="time until they should be free",
+        help="time in which the nodes should be free",
     )
     parser.add_argument(
         "--shrink",
         metavar="JOB",
-        help="the Slurm job of the run: have Slurm take the nodes out of it; mpirun's daemons must not "
-        "have been started by srun, which is what it does by itself (docs/eviction.md)",
+        help="Slurm job of the run, from which to remove the nodes; srun must not have started the "
+        "daemons of mpirun, as it does by default (docs/eviction.md)",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Have nodes given back, and wait for it; status 1 where that took longer than was asked for."""
+    """Request the release of nodes, and wait for it; return 1 if it took longer than requested."""
     release = request_nodes(args.run, args.nodes, args.within)
     if not args.json:
         for action, networks in (
-            ("saves and leaves", release.saving),
-            ("leaves without saving", release.dropping),
+            ("saves and stops", release.saving),
+            ("stops without saving", release.dropping),
         ):
             for network in networks:
                 print(f"{network} {action}", flush=True)
-    released = wait_for_nodes(args.run, release, _LATER * args.within + _LATER_S)
+    released = wait_for_nodes(args.run, release, _PATIENCE * args.within + _PATIENCE_S)
     is_late = released is not None and released.seconds > args.within
     if args.shrink is not None and released is not None:
         remaining = _shrink(args.shrink, released)
@@ -80,32 +83,34 @@ def run(args: argparse.Namespace) -> int:
         if released.has_ended:
             outcome = "its processes end"
         else:
-            outcome = "its processes wait, without work, for the end of the launch, which is not under --with-ft ulfm"
-        late = ", later than asked for" if is_late else ""
+            outcome = (
+                "its processes wait for the end of the launch, which runs without --with-ft ulfm"
+            )
+        late = ", later than requested" if is_late else ""
         print(
-            f"{', '.join(released.hosts)}: given back after {released.seconds:.1f} s{late}; {outcome}"
+            f"{', '.join(released.hosts)}: released after {released.seconds:.1f} s{late}; {outcome}"
         )
     if remaining is not None and not args.json:
-        print(f"job {args.shrink} goes on with {', '.join(remaining)}")
+        print(f"job {args.shrink} continues on {', '.join(remaining)}")
     if is_late:
         return ExitStatus.INFRASTRUCTURE
     return ExitStatus.OK
 
 
 def _shrink(job: str, released: NodesReleased) -> list[str]:
-    """Have Slurm take nodes out of a job; those that it keeps.
+    """Let Slurm remove nodes from a job; return the nodes that it keeps.
 
     Raises:
-        InfrastructureError: there are still processes on them, or Slurm refuses.
+        InfrastructureError: processes still run on the nodes, or Slurm refuses.
     """
     if not released.has_ended:
         raise InfrastructureError(
-            f"job {job} keeps its nodes: the launch is not under --with-ft ulfm, so its "
-            "processes on them do not end before it does"
+            f"job {job} keeps its nodes: the launch runs without --with-ft ulfm, so its processes "
+            "on them end only with the launch"
         )
     try:
         return shrink(job, released.hosts)
     except InputError as error:
         raise InfrastructureError(
-            f"the nodes are quiet, but job {job} keeps them: {error}"
+            f"the nodes are idle, but job {job} keeps them: {error}"
         ) from None

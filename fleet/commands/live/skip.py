@@ -1,10 +1,10 @@
-"""Leave networks out of the next launches of a run, or have them trained again.
+"""Exclude networks from the next launches of a run, or include them again.
 
-  fleet skip runs/digits cnn-3           from the next launch on, cnn-3 is not trained; its row says `skipped`
-  fleet skip runs/digits cnn-3 --undo    the launches after that train it again, from where it was
+  fleet skip runs/digits cnn-3           the next launches do not train cnn-3, which is `skipped`
+  fleet skip runs/digits cnn-3 --undo    the next launches train it again, from its checkpoint
 
-It takes effect when a launch begins, so it can be given at any time. A launch that is at work goes
-on with the network: `fleet stop` drops it there.
+You can use it at any time; it takes effect when a launch starts. The current launch goes on
+training the network; stop it there with `fleet stop`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Note which networks are left out."""
+    """Record which networks to skip."""
     paths = RunPaths(args.run)
     if not paths.marker.exists():
         raise UserError(f"{args.run} is not the folder of a run")
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     names = list(with_added_networks(load_run_spec(paths), state).by_name)
     before = read_skipped(paths)
     chosen = frozenset(args.networks)
-    # What is left out may have gone from the spec since.
+    # Skipped networks may have been removed from the spec.
     unknown = sorted(chosen - (before if args.undo else frozenset()) - set(names))
     if unknown:
         raise UserError(
@@ -51,11 +51,11 @@ def run(args: argparse.Namespace) -> None:
         )
     skipped = before - chosen if args.undo else before | chosen
     write_skipped(paths, skipped)
-    does = "train" if args.undo else "skip"
+    action = "train" if args.undo else "skip"
     is_running = is_held(paths.lease) or find_held_lease(paths) is not None
     notes = ["the current launch is not affected"] * is_running
     show(
         args,
         lambda: {"skipped": sorted(skipped), "is_running": is_running},
-        lambda: print(f"the next launches {does} {', '.join(args.networks)}", *notes, sep="\n"),
+        lambda: print(f"the next launches {action} {', '.join(args.networks)}", *notes, sep="\n"),
     )

@@ -1,12 +1,12 @@
-"""Watch a run that is going on: a line for every epoch's end, and for every network that comes, ends or is dropped.
+"""Follow a running run, or replay a finished one, with a line for each event.
 
   fleet watch runs/digits
-  fleet watch runs/digits --json    one JSON object a line, for the ends of epochs alone
-  fleet watch runs/digits --from 0s --speed 60    the run once more, from its beginning, a minute in a second
+  fleet watch runs/digits --json                  one JSON object per line, only for ends of epochs
+  fleet watch runs/digits --from 0s --speed 60    replay the run, one minute per second
 
-It shows what comes from now on, and ends with the launch. Of several launches that share the
-networks of a run it shows what all of them do, until none is at work. With --from it shows the run
-again; if the run goes on, it catches up with the present and follows it.
+It prints events such as ends of epochs, new networks and finished networks from now on, and ends
+with the launch. If several launches share the networks of a run, it shows the events of all of
+them, until none is running. With --from it replays the run; if the run goes on, it then follows it.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from fleet.storage.paths import RunPaths
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
-    parser.add_argument("--json", action="store_true", help="print reports as JSON, one a line")
+    parser.add_argument("--json", action="store_true", help="print reports as JSON, one per line")
     parser.add_argument(
         "--from",
         dest="from_s",
         type=moment,
         metavar="0s",
-        help="show the run again from this time on, in seconds of the run as its report counts them",
+        help="replay the run from this time on, counted as in its report",
     )
     parser.add_argument(
         "--speed",
         type=positive,
         metavar="60",
-        help="with --from: how many seconds of the run pass in one (1)",
+        help="with --from: seconds of the run per second (1)",
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print what happens until the launch has ended."""
+    """Print events until the launch has ended."""
     paths = RunPaths(args.run)
     if args.from_s is None and args.speed is not None:
-        raise UserError("--speed goes with --from, which replays a run")
+        raise UserError("--speed needs --from, which replays a run")
     state = new_run_state(paths)
     lease = find_held_lease(paths)
     if lease is None and args.from_s is None:
@@ -64,13 +64,12 @@ def run(args: argparse.Namespace) -> None:
             "replays it"
         )
     if lease is None and not paths.event_logs():
-        raise UserError(f"{args.run} has no {paths.events.name}, so there is nothing to show")
+        raise UserError(f"{args.run} has no {paths.events.name}, so it cannot be replayed")
 
     def is_over() -> bool:
         nonlocal lease
-        if lease is not None and not is_held(
-            lease
-        ):  # a network may have been finished: there may be others
+        # The lease may be that of a finished network; another one may be held.
+        if lease is not None and not is_held(lease):
             lease = find_held_lease(paths)
         return lease is None
 
@@ -79,14 +78,14 @@ def run(args: argparse.Namespace) -> None:
         replay_networks(state, paths.event_logs())
     else:
         tail = RunTail(paths)
-        for event in _again(state, tail, args.from_s, args.speed or 1.0):
+        for event in _replay(state, tail, args.from_s, args.speed or 1.0):
             _print(event, state, args.json)
     for dated in follow(tail, is_over):
         state.apply(dated.at, dated.event, dated.log)
         _print(dated.event, state, args.json)
 
 
-def _again(state: RunState, tail: RunTail, from_s: float, speed: float) -> Iterator[Event]:
+def _replay(state: RunState, tail: RunTail, from_s: float, speed: float) -> Iterator[Event]:
     """Replay the events so far from some time on, at the given speed."""
     logs: defaultdict[Path, list[LoggedEvent]] = defaultdict(list)
     for dated in tail.poll():
@@ -100,8 +99,8 @@ def _again(state: RunState, tail: RunTail, from_s: float, speed: float) -> Itera
             yield event
 
 
-def _print(event: Event, state: RunState, as_lines_of_json: bool) -> None:
-    if not as_lines_of_json:
+def _print(event: Event, state: RunState, as_json: bool) -> None:
+    if not as_json:
         text = format_event(event, state)
         if text:
             print(text, flush=True)

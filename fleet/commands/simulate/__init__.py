@@ -1,4 +1,4 @@
-"""One module for each ``fleet simulate`` command, and what draws for them; imports options, plots and ``scheduler``.
+"""The ``fleet simulate`` commands, one module each; they import options, plots and ``scheduler``.
 
-Of the rooms of ``fleet`` it needs no runtime, so whoever reads what trains can leave it out.
+They do not import the runtime, so you can ignore them when you read the code that trains networks.
 """

@@ -3,11 +3,11 @@
   fleet simulate autoscale --jobs generate --gpus 400 --minutes 480 --interval 0 --policy elastic
   fleet simulate autoscale --jobs jobs.json --drop --json
 
-Jobs come from a file, or are drawn at random. The batch of an elastic job follows its number of
-GPUs; that of a fixed job, the baseline, does not. A file gives the scaling of each job, so there
-the policy changes nothing. The completion time of a job is counted from its arrival; efficiency is
-the work of the jobs that completed over the GPU-minutes they held. docs/elastic.md says what is
-assumed.
+Jobs come from a file, or are drawn at random. The batch of an elastic job depends on its number of
+GPUs; the batch of a fixed job, the baseline, does not. A file contains the scaling of each job, so
+the policy has no effect on it. The completion time of a job counts from its arrival; efficiency is
+the work of completed jobs divided by the GPU-minutes that they held. docs/elastic.md lists the
+assumptions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from scheduler.simulation.elastic_jobs import (
     read_jobs,
 )
 
-# What --json prints of an outcome.
+# The fields of an outcome that --json prints.
 PRINTED = (
     "sjs_efficiency",
     "drop_ratio",
@@ -70,7 +70,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--minutes",
         type=positive,
         metavar="M",
-        help="with a file: when the simulation ends (with the last job); with generate: for how long jobs arrive (480)",
+        help="with a file: end of the simulation (the end of the last job); with generate: period "
+        "in which jobs arrive (480)",
     )
     add(
         "--interval",
@@ -83,13 +84,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--policy",
         choices=POLICIES,
         default=ELASTIC,
-        help="with generate: jobs of elastic batches, or baselines of fixed ones: random, smallest, largest (elastic)",
+        help="with generate: elastic batches, or fixed ones as a baseline: random, smallest, "
+        "largest (elastic)",
     )
     add(
         "--category",
         type=integer(1, 4),
         metavar="N",
-        help="with generate: only jobs of this category of the paper's Table I, from 1 to 4 (all)",
+        help="with generate: only jobs of this category in Table I of the paper, from 1 to 4 (all)",
     )
     add(
         "--drop",
@@ -100,14 +102,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--arrivals",
         choices=PATTERNS,
         default="bursty",
-        help="with generate: the pattern of arrivals (bursty)",
+        help="with generate: pattern of arrivals (bursty)",
     )
     add(
         "--load",
         type=positive,
         default=1.0,
         metavar="X",
-        help="with generate: work that arrives in busy times, over what the cluster can do (1)",
+        help="with generate: work that arrives in busy periods, relative to the capacity (1)",
     )
     add_seed(parser, "the draws of generate")
     add(
@@ -115,7 +117,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=number(0),
         default=0.0,
         metavar="M",
-        help="minutes for which a resized job stands still (0)",
+        help="minutes for which a resized job pauses (0)",
     )
     add(
         "--hold-min",
@@ -167,7 +169,7 @@ def _jobs(args: argparse.Namespace) -> tuple[int, Sequence[ElasticJob], float]:
             math.inf,
         )
     if args.category is not None:
-        raise UserError("--category goes with --jobs generate: a file says what its jobs are like")
+        raise UserError("--category needs --jobs generate: a file describes its own jobs")
     file = read_jobs(args.jobs)
     return file.gpus if args.gpus is None else args.gpus, file.jobs, args.minutes or math.inf
 
@@ -261,7 +263,7 @@ def plot(path: Path, jobs: Sequence[ElasticJob], outcome: Outcome, settings: Aut
 
 
 def _gpus_in_use(outcome: Outcome) -> tuple[list[float], list[int]]:
-    """Return the minutes at which the number of GPUs in use changes, and that number from then on."""
+    """Return the minutes at which the number of GPUs in use changes, and the new numbers."""
     changes: Counter[float] = Counter()
     for holding in outcome.holdings:
         changes[holding.start_min] += holding.gpus

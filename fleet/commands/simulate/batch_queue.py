@@ -1,18 +1,18 @@
-"""Simulate a batch queue whose jobs do not know how long they will run, under a rule for their requests.
+"""Simulate a batch queue of jobs with unknown run times, under a rule for their requests.
 
-    fleet simulate batch-queue --distribution truncnorm --mu 8 --sigma 2 --low 6 --high 16 --requests toptimal
+    fleet simulate batch-queue --distribution truncnorm --mu 8 --sigma 2 --low 6 --high 16
     fleet simulate batch-queue trace.swf --requests recent --convention work-conserving
     fleet simulate batch-queue trace.swf --fit
 
 Jobs are drawn from a law (times in hours) or read from a trace in the Standard Workload Format.
-Utilisation counts runs that complete; the response of a job is the time from its arrival to its
-completion. When reservations start decides which rule is best: docs/reservations.md has the
-numbers.
+Utilization counts completed runs; the response time of a job is the time from its arrival to its
+completion. Which rule is best depends on when reservations start; see docs/reservations.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,8 +40,8 @@ from scheduler.simulation.workload import (
 )
 
 HOUR_S = 3600.0
-MOST_RUNS = 10_000
-PROCESSORS = 100  # of the machine, where no trace tells
+MAX_RUNS = 10_000
+PROCESSORS = 100  # of the machine, without a trace
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--distribution",
         choices=LAWS,
-        help="instead of a trace: the law of the run times, in hours",
+        help="instead of a trace: law of the run times, in hours",
     )
     add_law_parameters(parser)
     add(
@@ -85,14 +85,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Rule,
         choices=list(Rule),
         default=Rule.TOPTIMAL,
-        help="walltimes that jobs ask for: the longest time known; the longest of the last ten runs; optimal without "
-        "or with backfill; as in the trace (toptimal)",
+        help="walltimes that jobs request: the longest known time; the longest of the last ten "
+        "runs; optimal without or with backfill; as in the trace (toptimal)",
     )
     add(
         "--backfill-rate",
         type=share,
         metavar="Z",
-        help="rate of backfill that atoptimal counts on (--stream)",
+        help="rate of backfill that atoptimal assumes (--stream)",
     )
     add(
         "--convention",
@@ -114,10 +114,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--runs",
-        type=integer(1, MOST_RUNS),
+        type=integer(1, MAX_RUNS),
         default=20,
         metavar="N",
-        help="number of simulations with different draws, which are averaged (20; a trace is simulated once)",
+        help="number of simulations with different draws to average (20; a trace is simulated "
+        "once)",
     )
     add_seed(parser, "the draws")
     add(
@@ -138,7 +139,7 @@ def run(args: argparse.Namespace) -> None:
     """Simulate, or fit, and print."""
     law = law_of(args)
     if (law is None) == (args.trace is None):
-        raise UserError("name either a trace or a --distribution")
+        raise UserError("give either a trace or a --distribution")
     trace = None if args.trace is None else read_swf(args.trace)
     if args.fit:
         if trace is None:
@@ -146,7 +147,7 @@ def run(args: argparse.Namespace) -> None:
         _fit(args, trace)
         return
     if trace is not None and args.stream is not None:
-        raise UserError("--stream goes with --distribution, whose law it scales down")
+        raise UserError("--stream needs --distribution, whose law it scales down")
     schedules = list(_schedules(args, law, trace))
     if args.write_trace is not None:
         write_swf(
@@ -168,9 +169,8 @@ def _schedules(
         rate = args.backfill_rate
     else:
         rate = args.stream or 0.0
-    for seed in range(
-        args.seed, args.seed + (1 if law is None else args.runs)
-    ):  # of a trace, nothing is drawn
+    # A trace has no random draws.
+    for seed in range(args.seed, args.seed + (1 if law is None else args.runs)):
         if law is not None:
             jobs = draw_jobs(
                 law,
@@ -199,12 +199,12 @@ def _processors(args: argparse.Namespace, trace: Trace | None) -> int:
     default = PROCESSORS if trace is None else trace.machine_size
     processors: int | None = args.processors or default
     if processors is None:
-        raise UserError(f"{args.trace}: its header has no MaxProcs; name --processors")
+        raise UserError(f"{args.trace}: the header has no MaxProcs; set --processors")
     return processors
 
 
 def _result(args: argparse.Namespace, schedules: list[Schedule], hours: float) -> dict[str, Any]:
-    """Means over the runs of a simulation; times in hours."""
+    """Return means over the runs of a simulation; times are in hours."""
 
     def mean(value: Callable[[Schedule], float]) -> float:
         return statistics.fmean(map(value, schedules))
@@ -237,20 +237,19 @@ def _print(result: dict[str, Any]) -> None:
         f"{pluralize(result['runs'], 'run')}; requests: {result['requests']}; "
         f"reservations: {result['convention']}{speculation}"
     )
+    small_response = []
+    if not math.isnan(result["small_mean_response_h"]):  # NaN without small jobs
+        hours = f"{result['small_mean_response_h']:.4g}"
+        small_response = [["response of small jobs, hours", hours]]
     print_table(
         ["", "mean"],
         [
-            ["utilisation", f"{result['utilisation']:.1%}"],
+            ["utilization", f"{result['utilisation']:.1%}"],
             ["lost in failed runs", f"{result['lost']:.1%}"],
             ["response, hours", f"{result['mean_response_h']:.4g}"],
-            *(
-                []
-                if result["small_mean_response_h"]
-                != result["small_mean_response_h"]  # no small job: not a number
-                else [["response of small jobs, hours", f"{result['small_mean_response_h']:.4g}"]]
-            ),
+            *small_response,
             ["makespan, hours", f"{result['makespan_h']:.4g}"],
-            ["submissions a job", f"{result['submissions_per_job']:.3g}"],
+            ["submissions per job", f"{result['submissions_per_job']:.3g}"],
         ],
     )
 
@@ -277,7 +276,7 @@ def _fit(args: argparse.Namespace, trace: Trace) -> None:
 
 
 def _print_fits(hours: list[float], fits: Sequence[Fit]) -> None:
-    print(f"{pluralize(len(hours), 'completed run')}, in hours; the best law first")
+    print(f"{pluralize(len(hours), 'completed run')}, in hours; best law first")
     print_table(
         ["law", "parameters", "AIC", "KS distance"],
         [[fit.law.name, _listed(fit.law), f"{fit.aic:.1f}", f"{fit.distance:.3f}"] for fit in fits],

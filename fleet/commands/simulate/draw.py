@@ -3,10 +3,10 @@
   fleet simulate draw --networks 100 --seed 1 --out rates.json
   fleet simulate draw --convert table.json --out rates.json
 
-A drawn ensemble is half ResNet and half DenseNet variants with random block counts; rates, sizes
-and epochs lie in the ranges of the paper's section 6.1. A table to convert has the keys
-images_per_epoch, gpus_per_node and dnns, a list of {id, r, epochs, params_mb}; r are the rates
-on 1, 2, ... GPUs.
+A drawn ensemble has ResNet and DenseNet variants in equal numbers, with random numbers of blocks;
+rates, sizes and epochs are in the ranges of section 6.1 of the paper. A table to convert has the
+keys images_per_epoch, gpus_per_node and dnns, a list of {id, r, epochs, params_mb}, where r are the
+rates on 1, 2, ... GPUs.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> None:
         args,
         lambda: {"file": str(args.out), "networks": networks, "samples_per_epoch": samples},
         lambda: print(
-            f"{args.out}: {pluralize(networks, 'network')}, {pluralize(samples, 'sample')} per epoch"
+            f"{args.out}: {pluralize(networks, 'network')}, "
+            f"{pluralize(samples, 'sample')} per epoch"
         ),
     )

@@ -2,19 +2,19 @@
 
   fleet simulate ensemble rates.json --gpus 80 --policy adaptive
   fleet simulate ensemble rates.json --gpus 80 --policy all --draw-epochs --seed 3
-  fleet simulate ensemble rates.json --gpus 80 --policy global --literal --pace-tolerance 20/s --plot gantt.png
+  fleet simulate ensemble rates.json --gpus 80 --policy global --literal --plot gantt.png
   fleet simulate ensemble rates.json --gpus 80 --policy adaptive --profile online --rate-error 5%
-  fleet simulate ensemble rates.json --gpus 8 --policy adaptive --networks-per-gpu auto --sharing 1,1.6,2.1,2.4
+  fleet simulate ensemble r.json --gpus 8 --policy adaptive --networks-per-gpu 3 --sharing 1,1.6,2
 
-The policies are those of a real run. FILE is a rates file whose networks have epochs, which the
-policies do not know. By default `global` trains in lockstep and the others at free pace. Moves cost
-what they cost in each kind of system: `adaptive` pays 5 s for every group that starts or changes;
-the paper's policies pay a checkpoint of 34 s for every group that stops unfinished, and 0.46 s for
-a decision (Table 4 of the paper); `baseline` and `homogeneous` pay nothing. With `--profile
-online`, policies begin with guesses, and learn rates while networks train. With
-`--networks-per-gpu`, networks share GPUs while they outnumber them: K on each, or with auto as many
-as pay. No schedule can be shorter than the bound, even if moves cost nothing and the epochs are
-known.
+The policies are the same as in a run. FILE is a rates file with the epochs of each network, which
+the policies do not know. By default `global` trains in lockstep, and the others at free pace. The
+cost of moves depends on the policy: `adaptive` pays 5 s for every group that starts or changes; the
+policies of the paper pay 34 s for the checkpoint of every group that stops unfinished, and 0.46 s
+for a decision (Table 4 of the paper); `baseline` and `homogeneous` pay nothing. With `--profile
+online`, policies start with guesses, and learn rates while networks train. With
+`--networks-per-gpu`, networks share GPUs while there are more networks than GPUs: K on each, or
+with auto as many as pay off. No schedule can be shorter than the lower bound, even if moves cost
+nothing and the epochs are known.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from scheduler.simulation.ensemble import Simulated, simulate
 from scheduler.simulation.learning import Learning
 
 FORMER_OPTIONS = FORMER_POLICY_OPTIONS | {"--per-device": "--networks-per-gpu"}
-ALL = "all"  # the policies that have a name
+ALL = "all"  # all policies of the table
 
-_FACTOR = 2.0  # by which counted operations miss the rate of a network
+_FACTOR = 2.0  # typical error of rates that are guessed from numbers of operations
 
-# What --json prints of a simulation.
+# The fields of a simulation that --json prints.
 PRINTED = (
     "policy",
     "makespan_s",
@@ -70,20 +70,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_cluster(parser)
     add_policy(parser, "(required)", ALL, required=True)
     add_options(parser)
-    group = parser.add_argument_group("what is simulated")
+    group = parser.add_argument_group("simulation")
     group.add_argument(
         "--stream",
         type=stream,
         metavar="S",
         help="how networks share samples: free, lockstep, a number of lockstep streams, ring, or "
-        "ring:10%% with the size of its window (as the policy's system does)",
+        "ring:10%% with the size of its window (the policy's default)",
     )
     group.add_argument(
         "--stream-rate",
         type=positive,
         default=math.inf,
         metavar="R",
-        help="samples/s that preprocessing produces (no limit)",
+        help="samples/s of the preprocessing (no limit)",
     )
     for cost in dataclasses.fields(Costs):
         group.add_argument(
@@ -97,8 +97,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=share,
         default=0.0,
         metavar="E",
-        help="standard deviation of the errors of the rates that the policy is told, or that training "
-        "shows it, like 5%% (0)",
+        help="standard deviation of the errors of the rates that the policy uses, or that training "
+        "measures, like 5%% (0)",
     )
     group.add_argument(
         "--profile",
@@ -111,38 +111,38 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--prior-factor",
         type=number(1, 100),
         metavar="F",
-        help="with --profile online, the factor by which guessed rates are typically wrong before "
-        f"anything has trained ({_FACTOR:g})",
+        help="with --profile online: typical factor between guessed and actual rates before any "
+        f"training ({_FACTOR:g})",
     )
     group.add_argument(
         "--networks-per-gpu",
         type=_slots,
         default=1,
         metavar="K",
-        help="how many networks may share a GPU, or auto: as many as pay (1)",
+        help="maximum number of networks that share a GPU, or auto: as many as pay off (1)",
     )
     group.add_argument(
         "--sharing",
         type=_sharing,
         metavar="S",
-        help="how many times as many samples/s as one 1, 2, ... networks on one GPU train together, "
-        "like 1,1.6,2.1 (as in FILE)",
+        help="throughput of 1, 2, ... networks on one GPU relative to one network, like 1,1.6,2.1 "
+        "(as in FILE)",
     )
     group.add_argument(
         "--draw-epochs",
         action="store_true",
         help="draw the epochs of each network from those in the file, with --seed",
     )
-    add_plot(parser, "which network trained when on which GPU")
+    add_plot(parser, "the networks on each GPU over time")
     add_json(parser)
 
 
 _COST_HELP = {
-    "checkpoint_s": "seconds for which a group that stops unfinished still holds its GPUs",
-    "regroup_s": "seconds before a group that starts, grows or shrinks trains",
-    "scheduling_s": "seconds before a decision takes effect",
-    "profile_s": "seconds before the first decision",
-    "epoch_s": "seconds that an epoch takes beyond its samples",
+    "checkpoint_s": "seconds that a group that stops unfinished still holds its GPUs",
+    "regroup_s": "seconds until a group that starts, grows or shrinks begins to train",
+    "scheduling_s": "seconds until a decision takes effect",
+    "profile_s": "seconds until the first decision",
+    "epoch_s": "seconds of an epoch in addition to its samples",
 }
 
 
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         policies = [find_policy(args.policy)]
     if args.plot and len(policies) > 1:
-        raise UserError("--plot draws one policy: name it with --policy")
+        raise UserError("--plot draws one policy: choose it with --policy")
     is_online = args.profile == "online"
     if args.prior_factor is not None and not is_online:
         raise UserError("--prior-factor: only --profile online guesses rates; leave it out")
@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> None:
     cluster = _cluster(args, rates)
     if args.draw_epochs:
         rates = redraw_epochs(rates, options.seed)
-    if not options.peak_limited:  # the rates that the networks have, too
+    if not options.peak_limited:  # also for the actual rates of the networks
         rates = extend_as_printed(rates, cluster.whole_gpus)
     estimates = rates
     learning = None
@@ -200,7 +200,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _when_profiled(text: str) -> str:
-    """Accept the former word for ``offline``."""
+    """Replace the old value ``before`` by ``offline``."""
     if text != "before":
         return text
     print(renaming_notice("--profile before", "--profile offline"), file=sys.stderr)
@@ -219,8 +219,8 @@ def _sharing(text: str) -> tuple[float, ...]:
     speedups = tuple(map(positive, text.split(",")))
     if speedups[0] != 1 or len(speedups) > MAX_SLOTS:
         raise argparse.ArgumentTypeError(
-            f"{text[:40]!r} should begin with 1, as one network trains as much as one, "
-            f"and have at most {MAX_SLOTS} numbers"
+            f"{text[:40]!r} should begin with 1, the throughput of one network, and have at most "
+            f"{MAX_SLOTS} numbers"
         )
     return speedups
 
@@ -229,17 +229,18 @@ def _cluster(args: argparse.Namespace, rates: RateTable) -> Cluster:
     """Return the cluster that the options describe, with its slots.
 
     Raises:
-        UserError: nobody says what networks train that share a GPU, or it is said and none do.
+        UserError: the speed-ups of networks that share a GPU are unknown, or given but not used.
     """
     is_shared = args.networks_per_gpu != 1
     if is_shared and len(rates.sharing) < 2:
         raise UserError(
-            f"--networks-per-gpu: {args.file} does not say what networks train together that share a GPU; give "
+            f"--networks-per-gpu: {args.file} has no throughputs of networks that share a GPU; set "
             "--sharing, like 1,1.6,2.1"
         )
     if args.sharing is not None and not is_shared:
         raise UserError(
-            "--sharing: with --networks-per-gpu 1 no GPU is shared; leave it out, or give --networks-per-gpu auto"
+            "--sharing: with --networks-per-gpu 1 no GPU is shared; leave it out, or use "
+            "--networks-per-gpu auto"
         )
     return cluster_of(
         args,
@@ -268,7 +269,7 @@ def _print(outcome: Simulated, cluster: Cluster) -> None:
             for text, value in [
                 ("makespan, s", outcome.makespan_s),
                 ("lower bound, s", outcome.lower_bound_s),
-                ("first epoch of all, s", outcome.first_signal_s),
+                ("first epoch of all networks, s", outcome.first_signal_s),
                 ("waiting per GPU, s", outcome.waiting_s_per_gpu),
                 ("regrouping per GPU, s", outcome.regroup_s_per_gpu),
                 ("scheduling, s", outcome.scheduling_s),
@@ -277,8 +278,8 @@ def _print(outcome: Simulated, cluster: Cluster) -> None:
             ]
         ],
         title=f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound on "
-        f"{pluralize(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node, in "
-        f"{pluralize(len(outcome.rounds), 'round')}",
+        f"{pluralize(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} per "
+        f"node, in {pluralize(len(outcome.rounds), 'round')}",
     )
     shown_rounds = outcome.rounds if len(outcome.rounds) <= 30 else outcome.rounds[:30]
     print_table(
@@ -300,10 +301,10 @@ def _print(outcome: Simulated, cluster: Cluster) -> None:
 
 
 def plot(path: Path, outcome: Simulated, cluster: Cluster) -> None:
-    """Draw a bar for every network on every device it had; one colour a network."""
+    """Draw a bar for every network on each of its devices, in one color per network."""
     names = sorted({stint.name for stint in outcome.stints})
-    # Golden-ratio steps around the colour wheel keep neighbours in the list apart.
-    colour = {
+    # Golden-ratio steps around the color wheel keep neighbors in the list apart.
+    colors = {
         name: colorsys.hsv_to_rgb(index * 0.618 % 1, 1, 1) for index, name in enumerate(names)
     }
     with figure_file(path, 12, 2 + 0.06 * cluster.gpus) as figure:
@@ -313,7 +314,7 @@ def plot(path: Path, outcome: Simulated, cluster: Cluster) -> None:
             axes.broken_barh(
                 [(stint.start_s, stint.end_s - stint.start_s) for stint in stints],
                 (device, 0.9),
-                facecolors=[colour[stint.name] for stint in stints],
+                facecolors=[colors[stint.name] for stint in stints],
             )
         for stint in outcome.stints:
             if stint.end_s - stint.start_s > outcome.makespan_s / 40:  # room for its name

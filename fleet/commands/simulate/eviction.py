@@ -1,10 +1,10 @@
-"""Simulate a full machine of which an on-demand job wants nodes: what plans for longer deadlines do to it.
+"""Simulate how an on-demand job gets nodes of a full machine, for several deadlines.
 
     fleet simulate eviction --running 24 --nodes 1024 --deadline 15 --step 5
 
 Batch jobs like those of Theta are drawn. For each deadline the plan is carried out, minute by
-minute, until all jobs have ended. Numbers are means over the draws. docs/eviction.md says what is
-assumed.
+minute, until all jobs have ended. Numbers are means over the draws. docs/eviction.md lists the
+assumptions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from scheduler.simulation.eviction import Outcome, simulate
 from scheduler.simulation.greedy import greedy
 from scheduler.simulation.theta import NODES, STORAGE, theta_like
 
-MOST_DRAWS = 10_000
-# What --json prints of each deadline, and what it is the mean of.
+MAX_DRAWS = 10_000
+# Key that --json prints for each deadline -> the field of an outcome that it averages.
 MEANS = {
     "start_min": "start_min",
     "lost_node_s": "lost_node_s",
@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=integer(),
         required=True,
         metavar="MIN",
-        help="the last deadline, in minutes",
+        help="last deadline, in minutes",
     )
     add("--step", type=count, default=1, metavar="MIN", help="minutes between deadlines (1)")
     add(
@@ -71,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=number(MIN_VALUE, MAX_VALUE),
         default=60.0,
         metavar="MIN",
-        help="minutes for which the on-demand job runs (60)",
+        help="run time of the on-demand job, in minutes (60)",
     )
     add(
         "--policy",
@@ -81,10 +81,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--draws",
-        type=integer(1, MOST_DRAWS),
+        type=integer(1, MAX_DRAWS),
         default=1,
         metavar="D",
-        help="number of machines to draw, over which the results are averaged (1)",
+        help="number of machines to draw and average over (1)",
     )
     add_seed(parser, "the first machine")
     add_json(parser)
@@ -99,7 +99,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _print(args: argparse.Namespace, results: list[dict[str, float]]) -> None:
     print(
-        f"{pluralize(args.running, 'job')} on {pluralize(args.machine, 'node')}; an on-demand job needs {args.nodes}"
+        f"{pluralize(args.running, 'job')} on {pluralize(args.machine, 'node')}; an on-demand job "
+        f"needs {args.nodes}"
     )
     print_table(
         [
@@ -140,7 +141,7 @@ def _plans(args: argparse.Namespace, jobs: list[RunningJob]) -> list[Plan]:
 
 
 def _mean(outcomes: tuple[tuple[Plan, Outcome], ...]) -> dict[str, float]:
-    """Means over the draws, for one deadline."""
+    """Return means over the draws for one deadline."""
     return {
         "deadline": outcomes[0][0].deadline,
         "planned_min": statistics.fmean(plan.checkpoint_time for plan, _ in outcomes),

@@ -1,9 +1,9 @@
-"""Simulate trainers that grow and shrink on nodes that come and go, by replaying a trace of idle nodes.
+"""Replay a trace of idle nodes, with trainers that grow and shrink as nodes join and leave.
 
-  fleet simulate idle-nodes --events idle.csv.gz --trainers trainers.json --policy exact --horizon 120
+  fleet simulate idle-nodes --events idle.csv.gz --trainers trainers.json --horizon 120
 
-Efficiency is the work of the trainers over the most that they could do on dedicated nodes, as many
-as were idle on average. docs/idle-nodes.md says what is counted, and how.
+Efficiency is the work of the trainers divided by the work that they could do on as many dedicated
+nodes as were idle on average. docs/idle-nodes.md explains how it is computed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from scheduler.simulation.idle_nodes import (
     summarize,
 )
 
-# Names that are found without being asked for, beside the events.
+# The default file of node names, in the folder of the events.
 NAMES_BESIDE = "summit_node_names.txt.gz"
 
 
@@ -42,34 +42,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="CSV[.gz]",
-        help="file of the times at which nodes join and leave: t_s,node,delta",
+        help="file with the times at which nodes join and leave: t_s,node,delta",
     )
     add(
         "--trainers",
         type=Path,
         required=True,
         metavar="JSON[.gz]",
-        help="file of the trainers: curves and jobs",
+        help="file with the trainers: curves and jobs",
     )
     add(
         "--policy",
         choices=POLICIES,
         default="exact",
-        help="how many nodes each trainer gets (exact)",
+        help="policy that assigns nodes to trainers (exact)",
     )
     add(
         "--horizon",
         type=number(0),
         default=120.0,
         metavar="S",
-        help="seconds for which no node is expected to leave (120)",
+        help="seconds in which no node is expected to leave (120)",
     )
     add(
         "--max-parallel",
         type=count,
         default=10,
         metavar="N",
-        help="number of trainers that take part at once (10)",
+        help="maximum number of concurrent trainers (10)",
     )
     add(
         "--nodes",
@@ -78,28 +78,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="A:B",
         help="only the nodes from A to B - 1 (all)",
     )
-    add("--hours", type=positive, metavar="H", help="how long to replay (to the last event)")
+    add("--hours", type=positive, metavar="H", help="hours to replay (until the last event)")
     add(
         "--completions-are-events",
         action="store_true",
-        help="decide also when a trainer ends or arrives, and not only when nodes come and go",
+        help="also decide when a trainer ends or arrives, not only when nodes join or leave",
     )
     add(
         "--placement",
         choices=PLACEMENTS,
-        help="order in which nodes are given away: by index, or by name (by name where names are known)",
+        help="order in which nodes are assigned: by index, or by name (by name if names are known)",
     )
     add(
         "--node-names",
         type=Path,
         metavar="FILE[.gz]",
-        help=f"file in which line i is the name of node i ({NAMES_BESIDE} beside the events, if it is there)",
+        help=f"file in which line i is the name of node i ({NAMES_BESIDE} next to the events, if "
+        "it exists)",
     )
     add(
         "--objective",
         choices=files.OBJECTIVES,
         default="file",
-        help="what a trainer gains: samples/s, the speed-up over one node, or the objective in its file (file)",
+        help="objective of a trainer: samples/s, the speed-up over one node, or the one in its "
+        "file (file)",
     )
     add(
         "--weight",
@@ -107,14 +109,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CURVE=W",
-        help="count the objective of the trainers of a curve W times; may be repeated",
+        help="multiply the objective of trainers with this curve by W; repeat it for several "
+        "curves",
     )
     add(
         "--rescale-factor",
         type=number(0),
         default=1.0,
         metavar="F",
-        help="factor of the seconds that rescaling takes; 0 shows what they cost (1)",
+        help="multiply the seconds that rescaling takes; 0: rescaling is free (1)",
     )
     add_plot(parser, "idle and used nodes over time")
     add_json(parser)
@@ -168,7 +171,7 @@ def _trace(args: argparse.Namespace) -> files.Trace:
     if _placement(args) == "index":
         return trace
     path = _names(args)
-    assert path is not None, "see _placement"
+    assert path is not None  # as _placement has checked
     names = files.read_node_names(path)
     if len(names) < full_trace.size:
         raise UserError(
@@ -205,14 +208,14 @@ def _print(summary: Summary, jobs: int) -> None:
             ["samples lost to nodes that left", summary.preemption_cost_samples],
             ["samples lost to rescaling", summary.rescale_cost_samples],
             [f"trainers done (of {jobs})", summary.completed],
-            ["mean hours of those", summary.mean_trainer_hours],
-            ["seconds that the replay took", summary.wall_s],
+            ["mean hours of these trainers", summary.mean_trainer_hours],
+            ["duration of the replay, s", summary.wall_s],
         ],
     )
 
 
 def plot(path: Path, replayed: ReplayResult, summary: Summary) -> None:
-    """Draw a replay: idle and used nodes, and what was done, over time."""
+    """Draw idle and used nodes, and the progress of trainers, over time."""
     hours = replayed.times_s / 3600
     with figure_file(path, 9, 5) as figure:
         above, below = figure.subplots(2, sharex=True)
@@ -225,5 +228,6 @@ def plot(path: Path, replayed: ReplayResult, summary: Summary) -> None:
         below.plot(hours, replayed.outcome, color="tab:blue")
         below.set(ylabel="done (objective)", xlabel="hours", ylim=(0, None))
         figure.suptitle(
-            f"efficiency {summary.efficiency:.3f} on {summary.equivalent_nodes:.1f} equivalent nodes"
+            f"efficiency {summary.efficiency:.3f} on {summary.equivalent_nodes:.1f} equivalent "
+            "nodes"
         )

@@ -1,4 +1,4 @@
-"""Calls of a command within this process."""
+"""Fixtures that run commands within this process."""
 
 import json
 
@@ -9,7 +9,7 @@ from fleet.__main__ import main
 
 @pytest.fixture
 def fleet(capsys):
-    """Run a command; its status, its JSON (or text, None where it says nothing), and what it complained."""
+    """Return a function that runs a command: status, JSON (or text or None), standard error."""
 
     def run(*words):
         status = main([*map(str, words)])
@@ -21,7 +21,7 @@ def fleet(capsys):
 
 @pytest.fixture
 def refused(fleet):
-    """Run a command that refuses what it is given; the one line that says why."""
+    """Return a function that runs a command with invalid arguments: the line that explains it."""
 
     def run(*words):
         status, out, err = fleet(*words)

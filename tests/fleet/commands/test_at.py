@@ -1,4 +1,4 @@
-"""``fleet report --at`` and ``fleet watch --from``: a run as it stood at some time, and once more."""
+"""Tests of ``fleet report --at`` and ``fleet watch --from``."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def searched(folder):
 
 
 def harvested(folder, second=("2", 1005.0, True)):
-    """Two launches side by side, of which the first says nothing when the second begins, and a third after them."""
+    """Make a run of two concurrent launches, of which the first is silent, and a third one."""
     run = Run(folder, {}, models=SOFTMAX, epochs=2)
     assert run.launch() == 0
     paths = run.paths
@@ -80,10 +80,10 @@ def harvested(folder, second=("2", 1005.0, True)):
 
 
 class Twice:
-    """Asks for the same again."""
+    """A searcher that proposes the same values twice."""
 
     def __init__(self, space, seed, mode):
-        """It needs none of them."""
+        """Ignore all arguments."""
 
     def ask(self, number):
         return {"train.optimizer.learning_rate": 0.01}
@@ -92,11 +92,11 @@ class Twice:
         return "go_on"
 
     def tell(self, number, outcome, value):
-        """It learns nothing."""
+        """Ignore results."""
 
 
 def refused(folder):
-    """A searcher that has asked for what cannot be, of which a second launch hears by the log."""
+    """Make a run with an invalid proposal, which a second launch reads from the log."""
     run = Run(folder, {"sampler": f"{__name__}:Twice", "max_trials": 2}, epochs=1)
     assert [run.launch(), run.launch()] == [ExitStatus.NETWORK_FAILED] * 2
     assert run.rows()["net-1"].parameters is None
@@ -104,7 +104,7 @@ def refused(folder):
 
 
 def raced(folder):
-    """As before, but both have begun before either held a network, so that neither saw the other."""
+    """Make such a run in which both launches began before either held a network."""
     return harvested(folder, ("twin", 1000.004, False))
 
 
@@ -112,7 +112,7 @@ RUNS = pytest.mark.parametrize("make", [plain, resumed, searched, harvested, rac
 
 
 def times(paths):
-    """When each line of the logs was written, in seconds of the run."""
+    """Return the time of each line of the logs, in seconds of the run."""
     result, now = {}, 0.0
     for log in paths.event_logs():
         lines = list(read_events(log))
@@ -121,7 +121,7 @@ def times(paths):
             for t_s, event in lines:
                 base = now if isinstance(event, ev.LaunchStarted) else base
                 clock.append(now := base + t_s)
-        else:  # as they were written above
+        else:  # as written above
             clock = [
                 {"1": 0.0, "twin": 0.004, "2": 5.0, "3": 20.5}[log.stem] + t_s for t_s, _ in lines
             ]
@@ -130,7 +130,7 @@ def times(paths):
 
 
 def cut(paths, folder, at):
-    """The folder of a run of which there is nothing but the spec, what a sample is, and the log up to some time."""
+    """Make the folder of a run with only the spec, the sample, and the log up to a time."""
     shutil.rmtree(folder, ignore_errors=True)
     short = RunPaths(folder / paths.root.name)
     (short.root / "events").mkdir(parents=True)
@@ -176,7 +176,7 @@ def test_report_at_uses_the_log_up_to_then_and_writes_nothing(make, tmp_path, ca
 
 
 @pytest.mark.parametrize("make", [plain, resumed, searched, refused])
-def test_at_its_end_a_run_is_as_its_table_says(make, tmp_path, capsys):
+def test_report_at_the_end_equals_the_table(make, tmp_path, capsys):
     paths = make(tmp_path)
     capsys.readouterr()
     result, _ = report(paths, 1e6, capsys, tmp_path / "page.html")
@@ -189,7 +189,7 @@ def test_at_its_end_a_run_is_as_its_table_says(make, tmp_path, capsys):
     assert {key: now[key] for key in result if key != "ensembles"} == result
 
 
-def test_before_anything_has_happened_all_networks_wait(tmp_path, capsys):
+def test_report_at_zero_has_waiting_networks(tmp_path, capsys):
     paths = plain(tmp_path)
     paths.results.unlink()
     capsys.readouterr()
@@ -217,13 +217,11 @@ def test_before_anything_has_happened_all_networks_wait(tmp_path, capsys):
         (["watch", "RUN", "--from", "0s", "--speed", "0"], "should be a number above 0"),
         (["watch", "RUN", "--from", "0s", "--speed", "-1"], "--speed"),
         (["watch", "RUN", "--from", "0s", "--speed", "fast"], "should be a number"),
-        (["watch", "RUN", "--speed", "2"], "with --from"),
+        (["watch", "RUN", "--speed", "2"], "needs --from"),
         (["report", "RUN", "--at", "3s"], "it is no run"),
     ],
 )
-def test_what_is_no_time_and_no_speed_is_one_line_and_status_2(
-    arguments, message, tmp_path, capsys
-):
+def test_invalid_times_are_one_line_and_status_2(arguments, message, tmp_path, capsys):
     assert main([str(tmp_path) if word == "RUN" else word for word in arguments]) == 2
     err = capsys.readouterr().err
     assert message in err
@@ -244,7 +242,7 @@ def test_watch_replays_a_run_at_the_given_speed(tmp_path, capsys, monkeypatch):
     ]
     assert sum(slept) == pytest.approx(
         (20.5 + 8.5 - 8) / 10
-    )  # of the third, which begins when the first has ended
+    )  # of the third launch, which begins when the first one has ended
     assert main(["watch", str(paths.root), "--from", "0s", "--json", "--speed", "1000"]) == 0
     assert [json.loads(line)["network"] for line in capsys.readouterr().out.splitlines()] == [
         "b",
@@ -253,7 +251,7 @@ def test_watch_replays_a_run_at_the_given_speed(tmp_path, capsys, monkeypatch):
     ]
 
 
-def test_who_has_seen_enough_is_told_nothing(tmp_path, capsys, monkeypatch):
+def test_watch_ends_silently_on_a_broken_pipe(tmp_path, capsys, monkeypatch):
     paths = harvested(tmp_path)
     capsys.readouterr()
 
@@ -284,7 +282,7 @@ def test_report_finds_modules_next_to_the_spec(words, tmp_path, capsys, monkeypa
 
 
 @pytest.mark.parametrize("content", ["3", "[]", "{}", "{"])
-def test_a_damaged_file_of_samples_is_named_in_one_line(content, tmp_path, capsys):
+def test_damaged_sample_file_is_named_in_one_line(content, tmp_path, capsys):
     paths = harvested(tmp_path)
     paths.sample.write_text(content)
     capsys.readouterr()
@@ -292,10 +290,10 @@ def test_a_damaged_file_of_samples_is_named_in_one_line(content, tmp_path, capsy
     assert f"{paths.sample} cannot be read" in capsys.readouterr().err
 
 
-def test_a_run_without_a_log_is_not_shown_again(tmp_path, capsys):
+def test_watch_refuses_runs_without_a_log(tmp_path, capsys):
     paths = harvested(tmp_path)
     for log in paths.event_logs():
         log.unlink()
     capsys.readouterr()
     assert main(["watch", str(paths.root), "--from", "0s"]) == 2
-    assert "has no events.jsonl, so there is nothing to show" in capsys.readouterr().err
+    assert "has no events.jsonl, so it cannot be replayed" in capsys.readouterr().err

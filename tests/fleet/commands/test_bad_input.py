@@ -1,4 +1,4 @@
-"""What a user brings that is wrong: one line that says what, and status 2."""
+"""Tests of invalid input of users: one line that explains it, and status 2."""
 
 import pytest
 import yaml
@@ -8,7 +8,7 @@ from fleet.__main__ import main
 
 @pytest.fixture
 def checked(tmp_path, capsys):
-    """Runs ``fleet check`` on a spec; gives the status and what it says of mistakes."""
+    """Return a function that runs ``fleet check`` on a spec: status and mistakes."""
 
     def check(**parts):
         file = tmp_path / "spec.yaml"
@@ -28,16 +28,15 @@ def checked(tmp_path, capsys):
     [
         (
             "measures",
-            "sample 1 has the label 0.125, of type float64; labels should be 60 integers from 0 to 2",
+            "sample 1 has the label 0.125, of type float64; labels should be 60 integers from 0 to "
+            "2",
         ),
         ("too_many_classes", "sample 3 has the label 3 (and 14 more), not one of the 3 classes"),
         ("one_hot", "its labels are an array of shape (60, 3) for 60 samples"),
     ],
 )
 @pytest.mark.parametrize("validation", [None, 0.25])
-def test_labels_that_are_no_classes_are_one_line_of_check(
-    checked, tmp_path, source, message, validation
-):
+def test_check_reports_invalid_labels_in_one_line(checked, tmp_path, source, message, validation):
     status, output = checked(
         data={"source": f"tests.sources:{source}", "path": "60", "validation": validation}
     )

@@ -1,4 +1,4 @@
-"""``fleet check``: all keys first, then data, then all networks are tried, whatever their functions do."""
+"""Tests of ``fleet check``: keys first, then the data, then all networks."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from fleet.jobs import trials
 from tests.places import ROOT
 from tests.waiting import wait_until
 
-# For the numpy engine, which takes a function's first weights
+# For the numpy engine, which uses a function's initial weights.
 FUNCTIONS = """
 import ctypes, os, sys, time
 import numpy as np
@@ -25,7 +25,7 @@ def zeros(input_shape, classes):
     return np.zeros((17, classes))
 
 def raises(input_shape, classes):
-    raise ValueError("no such thing")
+    raise ValueError("unknown depth")
 
 def exits(input_shape, classes):
     sys.exit(3)
@@ -64,7 +64,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def check(folder, capsys):
-    """Check a spec; returns the status, what was printed, and the mistakes by the line of the spec."""
+    """Return a function that checks a spec: status, output, mistakes by line of the spec."""
 
     def call(*models, options=(), **parts):
         content = {
@@ -74,7 +74,7 @@ def check(folder, capsys):
             "models": list(models),
             **parts,
         }
-        # One entry a line, the first in line 2
+        # One entry per line, the first one in line 2.
         lines = ["models:", *(f"- {json.dumps(model)}" for model in content.pop("models"))]
         (folder / "spec.yaml").write_text("\n".join(lines) + "\n" + yaml.safe_dump(content))
         status = main(["check", "spec.yaml", *options])
@@ -99,12 +99,13 @@ def test_check_prints_parameters_and_memory_of_a_valid_spec(check):
     row = next(
         line.split() for line in printed.out.splitlines() if line.lstrip().startswith("zeros")
     )
-    # 17 x 3 weights of 8 bytes with a velocity; for each of 8 rows 17 inputs, and 3 logits with their gradient
+    # 17 x 3 weights of 8 bytes with a velocity; for each of 8 rows 17 inputs, and 3 logits with
+    # their gradient
     assert 51 * 16 + 8 * 8 * (17 + 2 * 3) == 2288
     assert row[:5] == ["zeros", "check_functions:zeros()", "51", "2.29", "kB"]
 
 
-def test_channels_that_seem_to_come_first_are_said(check, folder):
+def test_check_warns_about_channels_first_data(check, folder):
     labels = np.arange(20) % 2
     for name, shape in (("first", (3, 16, 17)), ("last", (16, 17, 3))):
         np.savez(folder / f"{name}.npz", x=np.ones((20, *shape), np.float32), y=labels)
@@ -134,7 +135,7 @@ def test_check_lists_all_networks_that_cannot_be_built(check, folder):
     assert f"it was in {folder}/check_functions.py, line {line}, in hangs" in mistakes["7"]
     assert "good-bye" in mistakes["5"]  # its last line
     message = {
-        "2": "raises: ValueError: no such thing",
+        "2": "raises: ValueError: unknown depth",
         "3": "exits: it exited, by sys.exit(3)",
         "4": "interrupts: it raised KeyboardInterrupt",
         "5": "dies: it exited with status 0 and ended the process",
@@ -183,14 +184,14 @@ def test_check_compares_networks_with_the_data_before_building(check, folder):
     assert not (folder / "tried").exists()
 
 
-def test_networks_are_built_in_another_process_one_for_all(check, folder):
+def test_check_builds_all_networks_in_one_other_process(check, folder):
     assert check(build("says_which"), build("says_which", name="other"))[0] == 0
     pids = (folder / "tried").read_text().split()
     assert len(pids) == 2
     assert set(pids) == {pids[0]} != {str(os.getpid())}
 
 
-def test_the_same_mistake_of_many_networks_is_said_once(check):
+def test_check_reports_a_shared_mistake_once(check):
     _, _, mistakes = check(
         {"family": "softmax", "grid": {"train.optimizer.learning_rate": [0.1, 0.2, 0.3, 0.4, 0.5]}},
         train={"batch": {"size": 100}},
@@ -201,7 +202,7 @@ def test_the_same_mistake_of_many_networks_is_said_once(check):
     )
 
 
-def test_programs_get_the_mistakes_as_well(check):
+def test_check_json_lists_mistakes(check):
     status, printed, _ = check(build("raises"), build("zeros"), options=["--json"])
     answer = json.loads(printed.out)
     assert status == 2
@@ -212,7 +213,7 @@ def test_programs_get_the_mistakes_as_well(check):
     ] == [("raises", 51, True), ("zeros", 51, False)]
 
 
-def test_programs_get_what_is_wrong_with_the_data_too(check):
+def test_check_json_lists_mistakes_of_the_data(check):
     status, printed, _ = check(
         {"family": "softmax"}, options=["--json"], data={"path": "no/such/folder"}
     )
@@ -232,7 +233,7 @@ def test_programs_get_what_is_wrong_with_the_data_too(check):
         ),
     ],
 )
-def test_a_key_of_the_data_is_named_once(data, key, wrong, check):
+def test_check_names_a_key_of_the_data_once(data, key, wrong, check):
     status, printed, _ = check(
         {"family": "softmax"}, options=["--json"], data={"source": "builtin:digits", **data}
     )
@@ -243,7 +244,7 @@ def test_a_key_of_the_data_is_named_once(data, key, wrong, check):
     assert not mistake["wrong"].startswith("data")
 
 
-def test_what_is_wrong_with_the_data_of_an_entry_is_named_there(check):
+def test_check_locates_data_mistakes_of_an_entry(check):
     transforms = [
         {"decode": {"mode": "L"}},
         {"resize": {"size": [8, 8]}},
@@ -261,7 +262,7 @@ def test_what_is_wrong_with_the_data_of_an_entry_is_named_there(check):
     assert mistake["key"] == "models[1].data"
 
 
-def test_what_is_wrong_with_a_schedule_is_said_once(check):
+def test_check_reports_a_schedule_mistake_once(check):
     rate = {"name": "PiecewiseConstantDecay", "boundaries": [10, 20], "values": [0.1, 0.01]}
     _, printed, _ = check(
         {"family": "softmax"}, train={"batch": {"size": 8}, "optimizer": {"learning_rate": rate}}
@@ -269,7 +270,7 @@ def test_what_is_wrong_with_a_schedule_is_said_once(check):
     assert printed.err.startswith("fleet check: 1 mistake in the spec\n")
 
 
-def test_nothing_is_built_with_defaults_for_data_that_is_wrong(check, folder):
+def test_check_builds_nothing_with_invalid_data(check, folder):
     status, printed, _ = check(
         build("says_which"), data={"source": "tests.sources:numbered", "pth": "60"}
     )
@@ -280,8 +281,8 @@ def test_nothing_is_built_with_defaults_for_data_that_is_wrong(check, folder):
 
 def test_check_lists_networks_without_the_engines_library(check, folder):
     (folder / "missing_engine.py").write_text(
-        "from fleet.spec.engines import EngineInfo\nENGINE = EngineInfo('missing', 'missing_engine:make')\n"
-        "def make(setup):\n    import no_such_library\n"
+        "from fleet.spec.engines import EngineInfo\nENGINE = EngineInfo('missing', "
+        "'missing_engine:make')\ndef make(setup):\n    import no_such_library\n"
     )
     status, printed, _ = check({"family": "softmax"}, resources={"engine": "missing_engine:ENGINE"})
     assert status == 0
@@ -376,7 +377,8 @@ def raw(input_shape, classes):
     return Raw(classes)
 
 def explodes(input_shape, classes):
-    return keras.Sequential([keras.Input(input_shape), layers.Flatten(), Explodes(), layers.Dense(classes)])
+    return keras.Sequential(
+        [keras.Input(input_shape), layers.Flatten(), Explodes(), layers.Dense(classes)])
 
 def vast(input_shape, classes):
     return keras.Sequential([keras.Input(input_shape), layers.Flatten(), layers.Dense(5_100_000),
@@ -388,7 +390,7 @@ def vast_subclass(input_shape, classes):
 
 
 @pytest.mark.tensorflow
-def test_keras_networks_are_counted_built_trained_and_exported(check, folder):
+def test_check_tests_keras_networks(check, folder):
     (folder / "check_models.py").write_text(MODELS)
     names = ["subclass", "raw", "explodes", "vast", "vast_subclass"]
     status, printed, mistakes = check(
@@ -427,7 +429,8 @@ def test_keras_networks_are_counted_built_trained_and_exported(check, folder):
     message = {
         "3": "raw: cannot be exported as best.keras: NotImplementedError: Object Raw",
         "4": "explodes: RuntimeError: ",
-        "5": "vast: it has 26,010,107,100,003 parameters, so training takes at least 208 TB on each GPU to train",
+        "5": "vast: it has 26,010,107,100,003 parameters, so training takes at least 208 TB on "
+        "each GPU to train",
         "6": "vast_subclass: it has 26,01",
         "8": "rate: the schedule PolynomialDecay",
     }
@@ -448,7 +451,7 @@ def test_check_refuses_a_family_larger_than_any_gpu(check):
 
 @pytest.mark.tensorflow
 @pytest.mark.long
-def test_a_quick_check_takes_no_step(check, folder):
+def test_quick_check_takes_no_step(check, folder):
     (folder / "check_models.py").write_text(MODELS)
     assert check({"build": "check_models:explodes"}, resources={}, options=["--quick"])[0] == 0
 
@@ -467,7 +470,8 @@ class CutOff(layers.Layer):
         return tf.stop_gradient(inputs)
 
 def of_layer(layer, input_shape, classes):
-    return keras.Sequential([keras.Input(input_shape), layers.Flatten(), layers.Dense(classes), layer])
+    return keras.Sequential([keras.Input(input_shape), layers.Flatten(), layers.Dense(classes),
+    layer])
 
 def no_number(input_shape, classes):
     return of_layer(Broken(), input_shape, classes)
@@ -491,7 +495,7 @@ def of_roots(targets, outputs):
 
 
 @pytest.mark.tensorflow
-def test_what_nothing_can_be_learned_from_is_said_with_its_line(check, folder):
+def test_check_locates_settings_that_cannot_train(check, folder):
     (folder / "check_unlearnable.py").write_text(UNLEARNABLE)
     losses = ("constant", "guessed", "of_one", "of_roots")
     status, printed, mistakes = check(
@@ -525,7 +529,7 @@ def test_what_nothing_can_be_learned_from_is_said_with_its_line(check, folder):
 # ---- classes ----------------------------------------------------------------------------------
 
 
-def test_classes_are_listed_with_their_samples_in_each_part(check, folder):
+def test_check_lists_classes_by_split(check, folder):
     status, printed, _ = check({"family": "softmax"})
     assert status == 0
     rows = [line.split() for line in printed.out.splitlines()]

@@ -1,4 +1,4 @@
-"""`fleet convert`."""
+"""Tests of ``fleet convert``."""
 
 import json
 
@@ -18,7 +18,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_files_are_kept_as_they_are(folder, capsys):
+def test_convert_keeps_encoded_files(folder, capsys):
     assert main(["convert", f"{folder}/in", f"{folder}/out.h5"]) == 0
     train, validation, _ = open_hdf5(f"{folder}/out.h5")
     assert train.read(0) == (folder / "in/train/a/0.png").read_bytes()
@@ -26,7 +26,7 @@ def test_files_are_kept_as_they_are(folder, capsys):
     assert "4 training images and 1 validation image of 2 classes" in capsys.readouterr().out
 
 
-def test_decoded_images_have_one_size(folder):
+def test_decoded_writes_images_of_one_size(folder):
     assert (
         main(["convert", f"{folder}/in", f"{folder}/out.h5", "--decoded", "4", "--mode", "L"]) == 0
     )
@@ -35,7 +35,7 @@ def test_decoded_images_have_one_size(folder):
     assert {train.read(index).dtype for index in range(4)} == {np.dtype(np.uint8)}
 
 
-def test_what_was_left_out_is_counted_and_named(folder, capsys):
+def test_convert_lists_unreadable_samples(folder, capsys):
     (folder / "in/train/b/1.png").write_bytes(b"no image")
     assert main(["convert", f"{folder}/in", f"{folder}/out.h5", "--decoded", "4", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -50,7 +50,7 @@ def test_what_was_left_out_is_counted_and_named(folder, capsys):
         (["in", "nowhere/out.h5"], "cannot write"),
     ],
 )
-def test_a_wrong_place_is_one_clear_line(folder, words, complaint, capsys, monkeypatch):
+def test_convert_refuses_invalid_paths_in_one_line(folder, words, complaint, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     assert main(["convert", *words]) == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -58,5 +58,5 @@ def test_a_wrong_place_is_one_clear_line(folder, words, complaint, capsys, monke
 
 
 @pytest.mark.parametrize("size", ["0", "-4", "big"])
-def test_a_size_is_a_number_of_pixels(folder, size, capsys):
+def test_decoded_needs_a_number_of_pixels(folder, size, capsys):
     assert main(["convert", "in", "out.h5", f"--decoded={size}"]) == 2

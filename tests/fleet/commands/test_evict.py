@@ -1,6 +1,8 @@
-"""``fleet evict``: from a file of jobs, or from squeue and a site's file, to plans."""
+"""Tests of ``fleet evict``: plans from a job file, or from squeue and a site file."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,7 +38,7 @@ def evict_json(capsys, *words):
 
 
 def refused(capsys, *words):
-    """The one line with which it refuses."""
+    """Return the line with which it refuses."""
     assert main(["evict", *words]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -44,7 +46,7 @@ def refused(capsys, *words):
     return printed.err.removeprefix("fleet evict: ").strip()
 
 
-def test_json_holds_a_plan_for_each_deadline_and_nothing_else(jobs, capsys):
+def test_json_has_a_plan_for_each_deadline(jobs, capsys):
     assert evict_json(capsys, "--jobs", jobs, "--nodes", "8", "--deadline", "5") == {
         "deadlines": [
             {
@@ -93,7 +95,7 @@ def test_json_holds_a_plan_for_each_deadline_and_nothing_else(jobs, capsys):
     }
 
 
-def test_steps_may_be_coarser_or_finer_than_a_minute(jobs, capsys):
+def test_step_sets_the_interval_of_deadlines(jobs, capsys):
     def deadlines(step):
         plans = evict_json(
             capsys, "--jobs", jobs, "--nodes", "8", "--deadline", "2", "--step", step
@@ -111,7 +113,7 @@ def test_resolution_rounds_checkpoint_times_up(jobs, capsys):
     assert [(plan["loss"], plan["checkpoint_time"]) for plan in plans][4:6] == [(700, 0), (200, 5)]
 
 
-def test_the_raw_form_takes_its_bandwidths_from_the_options(tmp_path, capsys):
+def test_file_with_sizes_needs_bandwidths(tmp_path, capsys):
     path = tmp_path / "jobs.json"
     path.write_text('[{"id": 7, "nodes": 2, "memory_gb": 30, "since_checkpoint_min": 10}]')
     bandwidths = ("--aggregate-bandwidth", "1", "--node-bandwidth", "1")
@@ -122,7 +124,7 @@ def test_the_raw_form_takes_its_bandwidths_from_the_options(tmp_path, capsys):
     assert [plan["loss"] for plan in plans] == [1200, 0]
 
 
-def test_the_spectrum_has_the_losses_of_every_count_of_nodes(jobs, capsys):
+def test_spectrum_has_losses_for_all_numbers_of_nodes(jobs, capsys):
     answer = evict_json(capsys, "--jobs", jobs, "--spectrum", "--deadline", "3", "--step", "3")
     assert answer == {
         "deadlines": [0, 3],
@@ -135,7 +137,7 @@ def test_the_spectrum_has_the_losses_of_every_count_of_nodes(jobs, capsys):
     }
 
 
-def test_a_terminal_shows_the_trade_off_and_who_is_stopped(jobs, capsys):
+def test_text_output_has_trade_off_and_actions(jobs, capsys):
     assert main(["evict", "--jobs", jobs, "--nodes", "8", "--deadline", "5"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert lines[0] == "3 running jobs on 12 nodes; nodes to free: at least 8".split()
@@ -145,24 +147,24 @@ def test_a_terminal_shows_the_trade_off_and_who_is_stopped(jobs, capsys):
     assert "1 job not listed, since no plan stops them" in " ".join(lines[-1])
 
 
-def test_many_deadlines_are_shown_by_the_changes_between_them(jobs, capsys):
+def test_text_output_of_many_deadlines_shows_changes(jobs, capsys):
     assert main(["evict", "--jobs", jobs, "--nodes", "8", "--deadline", "5", "--step", "0.01"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert ["job", "nodes", "0", "2", "5"] in lines
 
 
-def test_the_spectrum_is_shown_as_a_table(jobs, capsys):
+def test_spectrum_is_printed_as_a_table(jobs, capsys):
     assert main(["evict", "--jobs", jobs, "--spectrum", "--deadline", "3"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert ["12", "0.4", "0.4", "0.3", "0.3"] in lines
 
 
-def test_the_trade_off_is_drawn(jobs, tmp_path, capsys):
+def test_plot_draws_the_trade_off(jobs, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     png = tmp_path / "trade.png"
     evict_json(capsys, "--jobs", jobs, "--nodes", "8", "--deadline", "5", "--plot", str(png))
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert "No such file" in refused(
+    assert os.strerror(errno.ENOENT) in refused(
         capsys,
         "--jobs",
         jobs,
@@ -190,11 +192,11 @@ def test_the_trade_off_is_drawn(jobs, tmp_path, capsys):
         ("--spectrum --deadline 1 --plot x.png", "--plot draws the trade-off for --nodes"),
     ],
 )
-def test_a_wrong_option_is_named_in_one_line(jobs, capsys, words, message):
+def test_evict_names_invalid_options_in_one_line(jobs, capsys, words, message):
     assert message in refused(capsys, "--jobs", jobs, *words.split())
 
 
-def test_a_mistake_in_the_file_is_named_with_its_line(jobs, capsys):
+def test_mistake_in_the_job_file_names_its_line(jobs, capsys):
     Path(jobs).write_text(DIRECT + "a,1,1,,\n")
     assert "jobs.csv:5: job a appears twice" in refused(
         capsys, "--jobs", jobs, "--nodes", "1", "--deadline", "1"
@@ -240,7 +242,7 @@ def test_slurm_jobs_use_their_comments_and_the_site_file(made_up, tmp_path, monk
     ]
 
 
-def test_without_slurm_it_says_so(tmp_path, monkeypatch, capsys):
+def test_evict_without_slurm_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert refused(capsys, "--slurm", "--nodes", "1", "--deadline", "1").startswith(
         "squeue is not on the PATH"
@@ -280,11 +282,11 @@ def join(job, site=None, storage=STORAGE, **options):
         ),  # counted from the start
         ({"last_checkpoint": NOW - 600}, {}, {"loss": 2 * 600}),
         ({"last_checkpoint": NOW + 30}, {}, {"loss": 0}),  # clocks may differ a little
-        # Times that are said go before those that follow from sizes.
+        # Given times override times that follow from sizes.
         ({"memory_gb": 60, "sys_time": 0.25}, {"resolution": 0.5}, {"sys_time": 0.5}),
     ],
 )
-def test_what_is_said_of_a_job_says_what_stopping_it_costs(message, more, expected):
+def test_running_jobs_costs_follow_from_settings(message, more, expected):
     result = join(slurm(message), **more)
     assert {name: getattr(result, name) for name in expected} == expected
     assert (result.id, result.nodes) == ("7", 2)
@@ -294,7 +296,7 @@ def test_checkpoint_before_a_requeue_counts_from_the_new_start():
     assert join(slurm({"last_checkpoint": NOW - 99_999}, elapsed_s=60)).loss == 2 * 60
 
 
-def test_no_checkpoint_lies_in_the_future():
+def test_running_jobs_refuses_checkpoints_in_the_future():
     with pytest.raises(UserError, match="job 7: its last_checkpoint lies 90 s in the future"):
         join(slurm(), SiteCheckpoints({"last_checkpoint": NOW + 90}))
 
@@ -340,11 +342,11 @@ def test_invalid_comment_is_ignored_with_a_warning(job, storage, message):
     assert [message in text and text.endswith("; its comment is ignored") for text in warned] == [
         True
     ]
-    with pytest.raises((UserError, InputError), match=message):  # but the site's operator is told
+    with pytest.raises((UserError, InputError), match=message):  # but the operator gets an error
         join(slurm(), SiteCheckpoints(jobs={"7": job.checkpoint}), storage=storage)
 
 
-def test_no_job_of_another_user_stops_the_plan(made_up, capsys):
+def test_other_users_comments_do_not_stop_the_plan(made_up, capsys):
     made_up.set({"1": {"nodes": 2}, "2": {"nodes": 2, "elapsed": "INVALID", "name": "a\tb\tc\nd"}})
     assert main(["evict", "--slurm", "--nodes", "1", "--deadline", "0", "--json"]) == 0
     printed = capsys.readouterr()
@@ -354,7 +356,7 @@ def test_no_job_of_another_user_stops_the_plan(made_up, capsys):
     )
 
 
-def test_any_users_comment_leaves_the_operator_a_plan(made_up, capsys):
+def test_any_comment_leaves_operators_a_plan(made_up, capsys):
     made_up.set(
         {
             "7": {"nodes": 2, "comment": "fleet: night run"},
@@ -387,7 +389,7 @@ def test_any_users_comment_leaves_the_operator_a_plan(made_up, capsys):
         ("{,}", "site.json:1: not JSON"),
     ],
 )
-def test_a_mistake_in_the_site_file_is_named_with_its_place(tmp_path, text, message):
+def test_mistake_in_the_site_file_names_its_location(tmp_path, text, message):
     path = tmp_path / "site.json"
     path.write_text(text)
     with pytest.raises((UserError, InputError), match=message):
@@ -440,7 +442,7 @@ def test_simulated_on_demand_job_starts_when_planned(capsys):
         ("--step 0", "--step: '0' should be a whole number from 1"),
     ],
 )
-def test_a_machine_that_cannot_be_simulated_is_named_in_one_line(capsys, words, message):
+def test_impossible_machine_is_refused_in_one_line(capsys, words, message):
     ask = [
         "simulate",
         "eviction",

@@ -1,6 +1,8 @@
-"""fleet harvest: from specs to jobs that share their networks."""
+"""Tests of ``fleet harvest``."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,15 @@ from fleet.storage.paths import RunPaths
 from tests.fakes import put_programs
 from tests.launch.made_up import printed_lines
 
-SPEC = "models: [{{family: softmax, name: x}}, {{family: softmax, name: y}}]\nname: photos\noutput: {run}\n"
+SPEC = (
+    "models: [{{family: softmax, name: x}}, {{family: softmax, name: y}}]\n"
+    "name: photos\noutput: {run}\n"
+)
 
 
 @pytest.fixture
 def harvest(tmp_path, monkeypatch, capsys):
-    """Harvest a spec on a Slurm of one idle node; what came of it is (status, standard output, standard error)."""
+    """Return a function that harvests a spec on one idle Slurm node: status, output, errors."""
     monkeypatch.chdir(tmp_path)
     put_programs(
         tmp_path,
@@ -81,13 +86,15 @@ def test_harvest_submits_first_jobs_with_options_after_dashes(harvest, tmp_path)
     assert paths.foreign_files() == []
 
 
-# What each command prints that a harvest asks, after the manuals, with a job of somebody's own and idle nodes.
+# What each command prints that a harvest asks, after the manuals, with a job of somebody's own and
+# idle nodes.
 BATCH_SYSTEMS = {
     "lsf": {
         "bsub": "cat > /dev/null; echo 'Job <4711> is submitted to queue <spare>.'",
         "bjobs": "echo 'No unfinished job found' >&2; exit 255",
         "bqueues": "echo 'spares/ '",
-        "bhosts": "printf 'HOST_NAME STATUS JL/U MAX NJOBS RUN SSUSP USUSP RSV\nh1 ok - 42 0 0 0 0 0\n'",
+        "bhosts": "printf 'HOST_NAME STATUS JL/U MAX NJOBS RUN SSUSP USUSP RSV\nh1 ok - 42 0 0 0 0 "
+        "0\n'",
     },
     "pbs": {
         "qsub": "echo 4711.pbs",
@@ -99,7 +106,7 @@ BATCH_SYSTEMS = {
 
 
 @pytest.mark.parametrize("system", BATCH_SYSTEMS)
-def test_other_batch_systems_are_asked_by_their_own_commands(harvest, tmp_path, system):
+def test_harvest_uses_commands_of_other_batch_systems(harvest, tmp_path, system):
     put_programs(
         tmp_path,
         {
@@ -122,7 +129,7 @@ def test_other_batch_systems_are_asked_by_their_own_commands(harvest, tmp_path, 
     ]
 
 
-def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
+def test_end_cancels_waiting_jobs(harvest, tmp_path):
     harvest("a.yaml", "b.yaml", "--system", "slurm")
     plan = HarvestPlan.read(RunPaths(tmp_path / "a").harvest)
     jobs = [
@@ -135,7 +142,7 @@ def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
     )
     status, out, err = harvest("a.yaml", "--system", "slurm", "--end")
     assert (status, err) == (0, "")
-    assert "11 at work: such a job goes on until no network is left for it" in out
+    assert "still running: 11; each goes on until no network is left for it" in out
     assert (tmp_path / "taken_back").read_text() == "--state=PENDING 10\n"
     message = [line["event"] for line in read_lines(RunPaths(tmp_path / "a").harvest_log)]
     assert message[-2:] == ["called_off", "cancelled"]
@@ -170,11 +177,11 @@ def test_single_node_job_gets_all_preprocessors(harvest, tmp_path):
     ] == [True, True]
 
 
-def test_what_was_never_begun_cannot_be_ended(harvest):
+def test_end_needs_a_harvest(harvest):
     status, _, err = harvest("a.yaml", "--system", "slurm", "--end")
     assert status == 2
     assert (
-        "jobs/harvest.json cannot be read: No such file or directory; fleet harvest writes it"
+        f"jobs/harvest.json cannot be read: {os.strerror(errno.ENOENT)}; fleet harvest writes it"
         in err
     )
 
@@ -190,20 +197,22 @@ def test_several_specs_share_a_harvest(harvest, tmp_path):
 def test_second_harvest_replaces_options_and_waiting_jobs(harvest, tmp_path):
     harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")
     name = HarvestPlan.read(RunPaths(tmp_path / "a").harvest).runs[0].job
-    jobs = f"if ! [ -e {tmp_path}/gone ]; then {printed_lines(10, 'PENDING', name)}; fi; {printed_lines(11, 'RUNNING', name)}"
+    waiting = printed_lines(10, "PENDING", name)
+    running = printed_lines(11, "RUNNING", name)
+    jobs = f"if ! [ -e {tmp_path}/gone ]; then {waiting}; fi; {running}"
     put_programs(tmp_path, {"squeue": jobs, "scancel": f'echo "$*" > {tmp_path}/gone'})
     assert (
-        "replaces"
+        "changes the running harvest"
         not in harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")[2]
     )
     assert not (tmp_path / "gone").exists()
     status, out, err = harvest("a.yaml", "--system", "slurm", "--walltime", "2h", "--max-jobs", "4")
     assert status == 0
     assert err == "".join(
-        f"fleet harvest: this replaces what was asked for before: {change}\n"
+        f"fleet harvest: this changes the running harvest: {change}\n"
         for change in (
             "--max-jobs 32 -> 4",
-            "options behind --: --qos=low -> none",
+            "options after --: --qos=low -> none",
             "--time=01:00:00 -> --time=02:00:00",
         )
     )
@@ -211,11 +220,11 @@ def test_second_harvest_replaces_options_and_waiting_jobs(harvest, tmp_path):
     assert "2 changes of the queue" in out
     harvest("a.yaml", "--system", "slurm", "--end")
     assert (
-        "replaces" not in harvest("a.yaml", "--system", "slurm")[2]
-    )  # what was ended is not replaced
+        "changes the running harvest" not in harvest("a.yaml", "--system", "slurm")[2]
+    )  # an ended harvest is not replaced
 
 
-def test_a_dry_run_only_prints(harvest, tmp_path):
+def test_dry_run_only_prints(harvest, tmp_path):
     status, out, _ = harvest(
         "a.yaml", "--system", "slurm", "--nodes-per-job=2", "--dry-run", "--json"
     )
@@ -228,15 +237,15 @@ def test_a_dry_run_only_prints(harvest, tmp_path):
     [
         (
             ["a.yaml", "--system", "local"],
-            "for idle nodes, which this system does not report; slurm, lsf, pbs do",
+            "this system does not report idle nodes, which a harvest needs; use slurm, lsf, pbs",
         ),
-        (["a.yaml"], "--system says which batch system there is"),
+        (["a.yaml"], "choose the batch system with --system"),
         (["a.yaml", "a.yaml", "--system", "slurm"], "two of the specs have the same output"),
         (["a.yaml", "--system", "slurm", "--backlog", "0"], "--backlog"),
         (["none.yaml", "--system", "slurm"], "none.yaml"),
     ],
 )
-def test_what_cannot_be_harvested_is_told_in_a_line(harvest, arguments, words):
+def test_harvest_refuses_invalid_arguments_in_one_line(harvest, arguments, words):
     status, _, err = harvest(*arguments)
     assert status == 2
     assert words in err
@@ -257,14 +266,14 @@ def test_what_cannot_be_harvested_is_told_in_a_line(harvest, arguments, words):
         ),
     ],
 )
-def test_harvest_refuses_a_spec_whose_networks_come_later(harvest, tmp_path, spec, words):
+def test_harvest_refuses_searches(harvest, tmp_path, spec, words):
     Path("a.yaml").write_text(f"{spec}\noutput: a\n")
     assert harvest("a.yaml", "--system", "slurm") == (2, "", f"fleet harvest: a.yaml: {words}\n")
     assert not (tmp_path / "a").exists()
 
 
-# Slurm's own words where a partition is none, and where its server does not answer or is not told by this machine.
-NO_LUCK = [
+# Slurm's messages for an invalid partition, and for servers that do not answer or refuse.
+SLURM_ERRORS = [
     (
         "sbatch",
         "Batch job submission failed: Invalid partition name specified",
@@ -273,7 +282,8 @@ NO_LUCK = [
     (
         "squeue",
         "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
-        "squeue failed: slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "squeue failed: slurm_load_jobs error: Unable to contact slurm controller (connect "
+        "failure)",
     ),
     (
         "sinfo",
@@ -283,7 +293,7 @@ NO_LUCK = [
 ]
 
 
-@pytest.mark.parametrize(("program", "message", "words"), NO_LUCK)
+@pytest.mark.parametrize(("program", "message", "words"), SLURM_ERRORS)
 def test_harvest_quotes_slurms_refusal_and_can_be_repeated(
     harvest, tmp_path, program, message, words
 ):
@@ -298,7 +308,7 @@ def test_harvest_quotes_slurms_refusal_and_can_be_repeated(
     assert len((tmp_path / "handed_in").read_text().splitlines()) == 1
 
 
-def test_a_slurm_that_does_not_answer_is_not_waited_for_forever(harvest, tmp_path, monkeypatch):
+def test_harvest_gives_up_if_slurm_does_not_answer(harvest, tmp_path, monkeypatch):
     monkeypatch.setattr("launch.base.TIMEOUT_S", 0.2)
     put_programs(tmp_path, {"squeue": "exec sleep 60"})
     status, _, err = harvest("a.yaml", "--system", "slurm")

@@ -1,4 +1,4 @@
-"""``fleet predict`` of the rows of tables, on runs whose networks are joined by a stand-in for Keras."""
+"""Tests of ``fleet predict`` for rows of tables, with a stand-in for Keras."""
 
 import csv
 import io
@@ -50,7 +50,7 @@ def write(path, rows, **more):
 
 @pytest.fixture
 def make_run(tmp_path, monkeypatch):
-    """A run that has learned from a table, or from something else."""
+    """Make a run that was trained on a table, or on other data."""
 
     def make(
         rows=TRAINED,
@@ -94,7 +94,7 @@ def make_run(tmp_path, monkeypatch):
 
 
 def predicted(fleet, run, *words):
-    """The rows that are printed, without their header, and that."""
+    """Return the printed rows without their header, and the header."""
     status, text, columns = fleet("predict", run, *words)
     assert (status, columns) == (0, "With net:\n")
     header, *rows = csv.reader(io.StringIO(text))
@@ -103,7 +103,7 @@ def predicted(fleet, run, *words):
 
 def test_predict_finds_columns_by_name_in_any_order(make_run, tmp_path, fleet):
     run = make_run()
-    os.remove(tmp_path / "trained.csv")  # it is not needed any more
+    os.remove(tmp_path / "trained.csv")  # it is no longer needed
     new = write(
         tmp_path / "new.csv",
         [
@@ -117,7 +117,7 @@ def test_predict_finds_columns_by_name_in_any_order(make_run, tmp_path, fleet):
     assert np.concatenate(prepared).tolist() == [[33, 1.5, 0], [44.5, 1.25, 1]]
 
 
-def test_all_missing_columns_are_named_at_once(make_run, tmp_path, fleet):
+def test_predict_names_all_missing_columns(make_run, tmp_path, fleet):
     new = write(tmp_path / "new.csv", [["Age", "fit", "score"], [1, 1, 1]])
     status, _, error = fleet("predict", make_run(), new)
     assert (status, error) == (
@@ -136,14 +136,14 @@ def test_all_missing_columns_are_named_at_once(make_run, tmp_path, fleet):
         ("inf", "is not finite"),
     ],
 )
-def test_a_cell_that_training_refuses_is_refused(make_run, tmp_path, fleet, cell, wrong):
+def test_predict_refuses_invalid_cells(make_run, tmp_path, fleet, cell, wrong):
     new = write(tmp_path / "new.csv", [["age", "height", "fit"], [30, 1.5, 1], [cell, 1.5, 1]])
     status, out, error = fleet("predict", make_run(), new)
     assert (status, out) == (2, None)
     assert wrong in error
 
 
-def test_numbers_without_a_header_are_features_by_their_position(make_run, tmp_path, fleet):
+def test_table_of_numbers_needs_no_header(make_run, tmp_path, fleet):
     run = make_run()
     assert predicted(fleet, run, write(tmp_path / "new.csv", FEATURES))[1] == [
         ["0", "30.0"],
@@ -155,12 +155,12 @@ def test_numbers_without_a_header_are_features_by_their_position(make_run, tmp_p
     )
     assert status == 2
     assert (
-        "4 numbers and no header; without the names of its columns a table should have exactly 3: age,"
-        in error
+        "4 numbers and no header; without the names of its columns a table should have exactly 3: "
+        "age," in error
     )
 
 
-def test_names_that_are_numbers_are_a_header(make_run, tmp_path, fleet):
+def test_header_may_have_numbers_as_names(make_run, tmp_path, fleet):
     run = make_run([["0", "1", "score"], [1, 2, 0.5], [3, 4, 1.5]], inputs=None)
     new = write(tmp_path / "new.csv", [["1", "0"], [20, 10]])
     assert predicted(fleet, run, new)[1] == [["0", "10.0"]]
@@ -192,7 +192,7 @@ def test_predict_writes_class_and_probability_columns(make_run, tmp_path, fleet)
     assert rows[0][2:] == ["0.5", "0.5"]
 
 
-def test_a_class_may_be_called_as_another_column_is(make_run, tmp_path, fleet):
+def test_class_may_have_the_name_of_a_column(make_run, tmp_path, fleet):
     run = make_run(
         [["a", "b", "row"], [1, 2, "row"], [3, 4, "column"]], inputs=["a", "b"], targets="row"
     )
@@ -200,7 +200,7 @@ def test_a_class_may_be_called_as_another_column_is(make_run, tmp_path, fleet):
     assert header == ["row", "row", "column", "predicted row"]
 
 
-def test_labels_and_several_values_have_a_column_each(make_run, tmp_path, fleet):
+def test_labels_and_values_have_one_column_each(make_run, tmp_path, fleet):
     new = write(tmp_path / "new.csv", [["a", "b"], [5, -5], [5, 5]])
     labels = [["a", "b", "red", "round"], [1, 2, 1, 0], [3, 4, 1, 1]]
     header, rows = predicted(fleet, make_run(labels, ["a", "b"], ["red", "round"]), new)
@@ -208,7 +208,7 @@ def test_labels_and_several_values_have_a_column_each(make_run, tmp_path, fleet)
     assert [row[1] for row in rows] == ["red", "red;round"]
 
 
-def test_values_are_one_object_as_json(make_run, tmp_path, fleet):
+def test_json_has_one_object_per_row(make_run, tmp_path, fleet):
     values = [["a", "b", "x", "y"], [1, 2, 1.5, 0], [3, 4, 1, 1.5]]
     run, new = (
         make_run(values, ["a", "b"], ["y", "x"]),
@@ -230,7 +230,7 @@ def test_values_are_one_object_as_json(make_run, tmp_path, fleet):
     }
 
 
-def test_rows_of_several_tables_say_of_which_they_are(make_run, tmp_path, fleet):
+def test_rows_of_several_tables_name_their_table(make_run, tmp_path, fleet):
     entry, second = (
         write(tmp_path / f"{name}.csv", FEATURES[:rows])
         for name, rows in (("one", 1), ("other", 2))
@@ -240,7 +240,7 @@ def test_rows_of_several_tables_say_of_which_they_are(make_run, tmp_path, fleet)
     assert [row[:2] for row in rows] == [[str(entry), "0"], [str(second), "0"], [str(second), "1"]]
 
 
-def test_rows_have_names_in_python(make_run, tmp_path):
+def test_predictor_names_rows(make_run, tmp_path):
     new = write(tmp_path / "new.csv", FEATURES)
     names, values = Predictor(make_run()).predict_files([new])
     assert names == [f"{new}[{row}]" for row in range(3)]
@@ -252,7 +252,7 @@ def test_predict_reads_column_names_from_the_spec_of_old_runs(make_run, tmp_path
     assert predicted(fleet, make_run(stored=False), new) == (["row", "score"], [["0", "33.0"]])
 
 
-def test_without_names_columns_go_by_their_position(make_run, tmp_path, fleet):
+def test_columns_without_names_go_by_position(make_run, tmp_path, fleet):
     run = make_run([row[:3] + row[4:] for row in TRAINED], None, stored=False)
     rows = [["score", "a", "b", "c"], [1, 33, 1.5, 0]]
     assert predicted(fleet, run, write(tmp_path / "new.csv", rows))[1] == [["0", "33.0"]]
@@ -264,7 +264,7 @@ def test_without_names_columns_go_by_their_position(make_run, tmp_path, fleet):
     assert "4 columns; the networks take 3, whose names are not known" in error
 
 
-def test_a_table_may_list_the_files_to_predict_from(make_run, tmp_path, fleet):
+def test_table_may_list_files_to_predict(make_run, tmp_path, fleet):
     for name, colour in (("a", "white"), ("b", "black")):
         Image.new("RGB", (8, 8), colour).save(tmp_path / f"{name}.png")
     run = make_run(
@@ -286,7 +286,7 @@ def test_a_table_may_list_the_files_to_predict_from(make_run, tmp_path, fleet):
     assert "c.png" in fleet("predict", run, new)[2]
 
 
-def test_what_is_kept_of_a_table_is_plain(make_run):
+def test_stored_table_metadata_is_plain_json(make_run):
     run = make_run()
     assert json.loads(RunPaths(run).sample.read_text())["table"] == {
         "inputs": ["age", "height", "fit"],

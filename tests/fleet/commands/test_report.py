@@ -1,4 +1,4 @@
-"""``fleet report``."""
+"""Tests of ``fleet report``."""
 
 import json
 from dataclasses import replace
@@ -19,9 +19,9 @@ def run(tmp_path):
     return write_sample_run(tmp_path)
 
 
-def test_the_command_writes_the_page_and_prints_the_numbers(run, capsys):
+def test_report_writes_html_and_prints_a_table(run, capsys):
     assert main(["report", str(run.root)]) == 0
-    assert "makespan 21.1 s, simulated 21.5 s: 0.98" in capsys.readouterr().out
+    assert "makespan: 21.1 s measured, 21.5 s simulated (ratio 0.98" in capsys.readouterr().out
     assert run.report.read_text().startswith("<!doctype html>")
     assert main(["report", str(run.root), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -32,7 +32,7 @@ def test_the_command_writes_the_page_and_prints_the_numbers(run, capsys):
     }
 
 
-def test_chunks_of_a_ring_that_groups_missed_are_counted(run, capsys):
+def test_report_counts_missed_chunks(run, capsys):
     missed = [
         logged._replace(event=replace(logged.event, missed=3))
         if isinstance(logged.event, EpochEnded)
@@ -50,7 +50,7 @@ def test_report_shows_a_run_in_a_read_only_folder(run, capsys):
     (run.report / "in the way").touch()
     assert main(["report", str(run.root)]) == 0
     out, err = capsys.readouterr()
-    assert "makespan 21.1 s" in out
+    assert "makespan: 21.1 s measured" in out
     assert "shows it" not in out
     assert "cannot be written" in err
     assert main(["report", str(run.root), "--json"]) == 0
@@ -61,7 +61,7 @@ def test_report_shows_a_run_in_a_read_only_folder(run, capsys):
 def test_report_every_rewrites_the_page_until_the_launch_ends(run, capsys, monkeypatch, ends):
     pages, clock, lease = [], Clock(), iter([run.lease] * 6)
     log = run.events.read_text()
-    run.events.write_text("")  # the launch has come to nothing yet
+    run.events.write_text("")  # the launch has no results yet
 
     def sleep(seconds):
         clock.now += seconds
@@ -76,33 +76,33 @@ def test_report_every_rewrites_the_page_until_the_launch_ends(run, capsys, monke
     assert pages[0] == ""
     assert '<meta http-equiv="refresh"' in pages[1]
     assert '<meta http-equiv="refresh"' not in run.report.read_text()
-    assert capsys.readouterr().out.count("written anew every") == 1
+    assert capsys.readouterr().out.count("updated every") == 1
 
 
 @pytest.mark.parametrize("may_pass", [True, False])
 def test_report_every_survives_a_disk_that_is_full_for_a_while(run, capsys, monkeypatch, may_pass):
-    lease, full = iter([run.lease] * 6), [StorageError("there is no room", may_pass)]
+    lease, errors = iter([run.lease] * 6), [StorageError("there is no room", may_pass)]
 
-    def write(*given):
-        if full:
-            raise full.pop()
-        write_report(*given)
+    def write(*arguments):
+        if errors:
+            raise errors.pop()
+        write_report(*arguments)
 
     monkeypatch.setattr("fleet.commands.report.find_held_lease", lambda paths: next(lease, None))
     monkeypatch.setattr("fleet.commands.report.write_report", write)
     assert main(["report", str(run.root), "--every", "0.01s"]) == (0 if may_pass else 1)
     out, err = capsys.readouterr()
-    assert ("written anew every" in out, err.count("there is no room")) == (may_pass, 1)
+    assert ("updated every" in out, err.count("there is no room")) == (may_pass, 1)
 
 
 @pytest.mark.parametrize("copy", [["--json"], ["--at", "1s"]])
-def test_what_is_written_again_and_again_is_the_page_of_now(run, copy, capsys):
+def test_report_every_refuses_json_and_at(run, copy, capsys):
     assert main(["report", str(run.root), "--every", "30s", *copy]) == 2
     assert "--every" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lacks", ["results.csv", "events.jsonl", "launches"])
-def test_what_is_no_run_is_one_line_and_status_2(run, lacks, capsys):
+def test_report_refuses_folders_without_a_run(run, lacks, capsys):
     if lacks == "launches":
         run.events.write_text("")
     else:

@@ -1,4 +1,4 @@
-"""``fleet reserve``."""
+"""Tests of ``fleet reserve``."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def reserve(fleet):
     return run
 
 
-def test_json_holds_the_requests_and_what_they_cost(reserve):
+def test_reserve_json_has_requests_and_costs(reserve):
     status, result, err = reserve(f"{PAPER} --json")
     assert (status, err) == (0, "")
     assert len(result.pop("expected_makespan_by_count")) == 8
@@ -37,7 +37,7 @@ def test_a_backfill_rate_makes_requests_longer(reserve):
     assert result["requests"] == [13.0, 20.0]
 
 
-def test_a_log_is_a_law_of_its_own(reserve, log):
+def test_reserve_reads_a_log(reserve, log):
     assert reserve("--json --log", log)[1] == {
         "requests": [1.0, 10.0],
         "needed": pytest.approx([1.0, 0.4]),
@@ -47,12 +47,12 @@ def test_a_log_is_a_law_of_its_own(reserve, log):
     }
 
 
-def test_a_table_is_a_law_too(reserve, tmp_path):
+def test_reserve_reads_a_table(reserve, tmp_path):
     (tmp_path / "law.csv").write_text("1,0.6\n10,0.4\n")
     assert reserve("--json --table", tmp_path / "law.csv")[1]["requests"] == [1.0, 10.0]
 
 
-def test_what_failed_is_not_asked_for_again(reserve, log):
+def test_failed_requests_are_not_repeated(reserve, log):
     assert reserve("--json --failed 1 --log", log)[1] == {
         "requests": [10.0],
         "needed": [1.0],
@@ -91,7 +91,7 @@ def test_reserve_doubles_the_longest_of_few_runs(reserve, tmp_path):
     )
 
 
-def test_a_job_that_outlived_everything_is_said_to_have(reserve, log):
+def test_job_beyond_all_known_times_is_reported(reserve, log):
     status, result, err = reserve("--json --failed 10 --failed 15 --log", log)
     assert (status, result["requests"]) == (0, [30.0])
     assert "the job has exceeded every known run time" in err
@@ -126,7 +126,7 @@ def test_reserve_prints_requests_and_cost_by_their_number(reserve):
         (f"{PAPER} --log LOG", "--log"),
     ],
 )
-def test_bad_arguments_are_one_line_and_status_2(refused, log, words, message):
+def test_invalid_arguments_are_one_line_and_status_2(refused, log, words, message):
     line = refused("reserve", *(log if word == "LOG" else word for word in words.split()))
     assert line.startswith("fleet reserve: ")
     assert message in line
@@ -143,6 +143,6 @@ def test_bad_arguments_are_one_line_and_status_2(refused, log, words, message):
         ),
     ],
 )
-def test_a_bad_file_is_one_line_that_names_the_place(refused, tmp_path, option, text, message):
+def test_reserve_locates_mistakes_in_files(refused, tmp_path, option, text, message):
     (tmp_path / "in.txt").write_text(text)
     assert message in refused("reserve", option, tmp_path / "in.txt")

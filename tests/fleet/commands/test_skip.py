@@ -1,4 +1,4 @@
-"""``fleet skip``: networks that the next launches leave out."""
+"""Tests of ``fleet skip``."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def run(tmp_path):
     return paths
 
 
-def test_networks_are_left_out_until_that_is_undone(run, capsys):
+def test_skip_excludes_networks_until_undone(run, capsys):
     assert main(["skip", str(run.root), "a", "b"]) == 0
     assert main(["skip", str(run.root), "b", "--undo"]) == 0
     assert read_skipped(run) == {"a"}
@@ -35,13 +35,13 @@ def test_networks_are_left_out_until_that_is_undone(run, capsys):
     assert not run.skipped.exists()
 
 
-def test_a_name_that_the_run_does_not_have_is_refused(run, capsys):
+def test_skip_refuses_unknown_networks(run, capsys):
     assert main(["skip", str(run.root), "c"]) == 2
-    assert "'c'; there are a, b" in capsys.readouterr().err
+    assert "'c'; it has a, b" in capsys.readouterr().err
     assert not run.skipped.exists()
 
 
-def test_a_network_that_is_left_out_is_a_row_that_says_so(tmp_path):
+def test_skipped_network_keeps_a_row(tmp_path):
     content, paths = spec(*NETWORKS), RunPaths(tmp_path)
     results = Results(content, paths, RunState(content), skipped=frozenset({"a"}))
     for network in content.networks:

@@ -1,4 +1,4 @@
-"""fleet submit: from a spec to a job script, handed in."""
+"""Tests of ``fleet submit``."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ SPEC = "models: {models}\nname: photos\noutput: {run}\n{more}"
 
 @pytest.fixture
 def submit(tmp_path, monkeypatch, capsys):
-    """Submit a spec; what came of it is (status, standard output, standard error)."""
+    """Return a function that submits a spec: status, standard output, standard error."""
     monkeypatch.chdir(tmp_path)
     put_programs(tmp_path, {"sbatch": f'cp "$2" {tmp_path}/handed_in && echo 4711'})
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -34,7 +34,7 @@ def submit(tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_a_job_is_handed_in_and_its_id_printed(submit, tmp_path):
+def test_submit_prints_the_job_id(submit, tmp_path):
     assert submit("--system", "slurm", "--nodes", "3", "--walltime", "2h")[:2] == (0, "4711\n")
     paths = RunPaths(tmp_path / "run")
     assert (tmp_path / "handed_in").read_text() == paths.job_script.read_text()
@@ -60,7 +60,8 @@ def test_image_binds_the_folders_of_spec_and_data(submit, tmp_path, monkeypatch,
         SPEC.format(
             run=tmp_path / "run",
             models="[{family: softmax}]",
-            more=f"data: {{source: image_folder, path: {tmp_path}/photos/train, validation: ../more/*.tar}}",
+            more=f"data: "
+            f"{{source: image_folder, path: {tmp_path}/photos/train, validation: ../more/*.tar}}",
         )
     )
     monkeypatch.chdir(tmp_path / "here")
@@ -76,7 +77,7 @@ def test_image_binds_the_folders_of_spec_and_data(submit, tmp_path, monkeypatch,
     ]
 
 
-def test_ranks_run_in_an_image_that_slurm_copies_to_the_nodes(submit, tmp_path):
+def test_image_is_broadcast_by_slurm(submit, tmp_path):
     (tmp_path / "fleet.sif").touch()
     requests = ("--walltime", "2h", "--dry-run", "--image", "fleet.sif", "--broadcast", "--system")
     _, script, _ = submit(*requests, "slurm")
@@ -85,13 +86,13 @@ def test_ranks_run_in_an_image_that_slurm_copies_to_the_nodes(submit, tmp_path):
     for arguments, message in (
         ((*requests, "lsf"), "lsf has no command that copies a file to all nodes"),
         (("--broadcast", "--system", "slurm", "--walltime", "2h"), "add --image FILE.sif"),
-        (("--image", "no.sif", "--system", "local"), "--image no.sif: there is no such file"),
+        (("--image", "no.sif", "--system", "local"), "--image no.sif: the file does not exist"),
     ):
         status, _, err = submit(*arguments)
         assert (status, message in err) == (2, True)
 
 
-def test_json_tells_where_everything_is(submit, tmp_path):
+def test_submit_json_has_paths(submit, tmp_path):
     status, out, _ = submit("--system", "slurm", "--walltime", "2h", "--json")
     assert status == 0
     assert json.loads(out) == {
@@ -111,7 +112,7 @@ def test_submit_json_prints_the_script_of_a_dry_run(submit):
     assert "--system local" in err
 
 
-def test_what_is_to_be_done_once_is_handed_to_the_first_launch(submit):
+def test_once_options_go_to_the_first_launch(submit):
     status, out, _ = submit(
         "--system",
         "slurm",
@@ -131,7 +132,7 @@ def test_what_is_to_be_done_once_is_handed_to_the_first_launch(submit):
     )
 
 
-def test_a_dry_run_prints_the_script_and_touches_nothing(submit, tmp_path):
+def test_dry_run_prints_the_script_and_writes_nothing(submit, tmp_path):
     status, out, _ = submit("--system", "slurm", "--walltime", "2h", "--chain", "--dry-run")
     assert status == 0
     assert out.startswith("#!/bin/bash\n#SBATCH")
@@ -169,7 +170,7 @@ SLURM = ("--system", "slurm", "--walltime")
         "GPUs",
     ],
 )
-def test_what_is_asked_for_stands_in_the_script(submit, tmp_path, requests, spec, lines):
+def test_script_contains_the_requests(submit, tmp_path, requests, spec, lines):
     (tmp_path / "own.yaml").write_text("base: perlmutter\nsetup: [module load tensorflow]\n")
     status, out, _ = submit(*requests, "--dry-run", more=spec)
     assert status == 0
@@ -189,10 +190,11 @@ def test_generic_site_gets_two_preprocessors_per_gpu(submit, tmp_path):
         )
 
 
-def test_a_job_that_asks_for_no_gpu_says_so(submit):
+def test_submit_warns_about_jobs_without_gpus(submit):
     job = ("--system", "slurm", "--walltime", "1h", "--dry-run")
     assert submit(*job)[2].splitlines() == [
-        "fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would"
+        "fleet submit: the job requests no GPUs; set --gpus-per-node, resources.gpus_per_node or "
+        "--site"
     ]
     assert submit(*job, more="resources: {engine: numpy}")[2] == ""
     assert submit("--site", "perlmutter", *job[2:])[2] == ""
@@ -200,7 +202,7 @@ def test_a_job_that_asks_for_no_gpu_says_so(submit):
 
 @pytest.fixture
 def share(submit):
-    """Submit nine networks for a node of 4 GPUs and 12 ranks, with slots, and what is known of them in a file."""
+    """Return a function that submits nine networks with slots to a node of 4 GPUs and 12 ranks."""
 
     def call(slots, sharing=None, models=9, searches=()):
         models = [
@@ -234,7 +236,7 @@ def test_each_slot_gets_a_rank_besides_the_preprocessors(share, slots, ranks):
     assert f"mpiexec -n {ranks} " in script
 
 
-def test_the_trainers_of_a_gpu_share_the_cores_beside_it(share):
+def test_trainers_of_a_gpu_share_its_cores(share):
     words = next(word for word in share(2)[1].split() if word.count(":") == 15).split(":")
     assert words[-8:-4] == words[-4:] == ["24-29", "16-21", "8-13", "0-5"]
 
@@ -242,18 +244,19 @@ def test_the_trainers_of_a_gpu_share_the_cores_beside_it(share):
 @pytest.mark.parametrize(
     ("slots", "sharing"), [(3, [1, 1.6, 1.9, 2.1]), (2, [1, 1.6, 1.61]), (1, [1, 1]), (1, None)]
 )
-def test_submit_is_silent_if_no_more_slots_pay(share, slots, sharing):
+def test_submit_is_silent_if_sharing_does_not_pay_off(share, slots, sharing):
     assert share(slots, sharing)[2] == ""
 
 
-def test_submit_says_how_many_networks_per_gpu_would_pay(share):
+def test_submit_suggests_networks_per_gpu(share):
     assert share(1, [1, 1.6, 1.9, 2.1])[2] == (
-        "fleet submit: 2 networks on one GPU train 1.6 times as fast as one, 3 networks 1.9 times, 4 networks 2.1 "
-        "times: 4 pay off. This job lets 1 share one; resources.networks_per_gpu: 3 with --ranks-per-node 20 would let 3\n"
+        "fleet submit: 2 networks on one GPU train 1.6 times as fast as one, 3 networks 1.9 times, "
+        "4 networks 2.1 times: 4 pay off. This job has 1 per GPU; for 3, use "
+        "resources.networks_per_gpu: 3 and --ranks-per-node 20\n"
     )
 
 
-def test_it_counts_the_networks_that_a_search_may_have_at_once(share):
+def test_submit_counts_concurrent_trials_of_searches(share):
     entry = {
         "family": "softmax",
         "name": "s",
@@ -261,24 +264,24 @@ def test_it_counts_the_networks_that_a_search_may_have_at_once(share):
     }
     for maximum, output in ((3, False), (8, True)):
         searches = [{**entry, "search": {"sampler": "random", "max_trials": maximum}}]
-        assert ("would let 3" in share(1, [1, 1.6, 1.9, 2.1], 1, searches)[2]) == output
+        assert ("for 3, use" in share(1, [1, 1.6, 1.9, 2.1], 1, searches)[2]) == output
 
 
 @pytest.mark.parametrize(
     ("slots", "would"),
     [
-        (2, "resources.networks_per_gpu: 3 with --ranks-per-node 20"),
+        (2, "resources.networks_per_gpu: 3 and --ranks-per-node 20"),
         ("auto", "--ranks-per-node 16"),
     ],
 )
-def test_submit_suggests_one_more_slot_if_all_measured_pay(share, slots, would):
+def test_submit_suggests_one_more_than_measured(share, slots, would):
     sharing = [1, 1.6, 1.9, 2.1][: 2 if slots == 2 else 4]
     models = 9 if slots == 2 else 16
     pays = len(sharing)
     message = share(slots, sharing, models=models)[2]
     assert f": {pays} pay" in message
     assert ("; more may pay" in message) == (slots == 2)
-    assert message.endswith(f"share one; {would} would let {3 if slots == 2 else 4}\n")
+    assert message.endswith(f"per GPU; for {3 if slots == 2 else 4}, use {would}\n")
 
 
 @pytest.mark.parametrize(
@@ -286,18 +289,18 @@ def test_submit_suggests_one_more_slot_if_all_measured_pay(share, slots, would):
     [
         (
             ("--site", "polaris", "--walltime", "1h", "--gpus-per-node", "2"),
-            "a site that does not say; polaris has 4",
+            "--gpus-per-node is for sites that do not set it; polaris has 4",
         ),
         (
             ("--system", "slurm", "--walltime", "1h", "--gpus-per-node", "0"),
             "--gpus-per-node: '0' should be a whole",
         ),
-        (("--system", "slurm"), "--walltime (or walltime in the spec) says how long"),
+        (("--system", "slurm"), "set the walltime of the job with --walltime"),
         (
             ("--system", "local", "--fresh-network", "no"),
             "--fresh-network no: the spec has no network of this name; it has soft",
         ),
-        (("--walltime", "1h"), "--system says which batch system there is: slurm, lsf, pbs, local"),
+        (("--walltime", "1h"), "choose the batch system with --system: slurm, lsf, pbs, local"),
         (
             ("--system", "sge", "--walltime", "1h"),
             "no batch system is named 'sge'; use one of slurm, lsf, pbs, local, or an",
@@ -308,25 +311,25 @@ def test_submit_suggests_one_more_slot_if_all_measured_pay(share, slots, would):
         ),
         (
             ("--site", "frontier", "--system", "pbs", "--walltime", "1h"),
-            "--system pbs: frontier has slurm",
+            "--system pbs: the site frontier has the batch system slurm",
         ),
         (
             ("--site", "titan", "--walltime", "1h"),
-            "--site titan is unknown; there are generic, summit",
+            "--site titan is unknown; use one of generic, summit",
         ),
         (("--site", "none.yaml", "--walltime", "1h"), "none.yaml: cannot be read"),
         (("--system", "slurm", "--walltime", "soon"), "--walltime: 'soon' should be written like"),
-        (("--system", "slurm", "--walltime", "0"), "more than nothing"),
+        (("--system", "slurm", "--walltime", "0"), "above 0"),
         (
             ("--system", "slurm", "--walltime", "1h", "--nodes", "0"),
             "--nodes: '0' should be a whole number from 1 to",
         ),
-        (("--system", "slurm", "--walltime", "1h", "--retries", "3"), "go with --chain"),
+        (("--system", "slurm", "--walltime", "1h", "--retries", "3"), "need --chain"),
         (
             ("--system", "slurm", "--walltime", "1h", "--warn", "2h"),
             "should be less than the walltime",
         ),
-        (("--system", "local", "--nodes", "2"), "there is only this machine"),
+        (("--system", "local", "--nodes", "2"), "has only this machine"),
         (
             ("--system", "slurm", "--walltime", "1h", "--account", "a b"),
             "--account is 'a b'; it should be one word",
@@ -341,7 +344,7 @@ def test_submit_suggests_one_more_slot_if_all_measured_pay(share, slots, would):
         ),
     ],
 )
-def test_submit_refuses_wrong_arguments_and_writes_nothing(submit, tmp_path, arguments, message):
+def test_submit_refuses_invalid_arguments(submit, tmp_path, arguments, message):
     status, out, error = submit(*arguments)
     assert (status, out) == (2, "")
     assert message in error
@@ -351,12 +354,13 @@ def test_submit_refuses_wrong_arguments_and_writes_nothing(submit, tmp_path, arg
 OWN = """
 from launch.systems import System
 OWN = System("own", "#OWN ", resources=("-n {ranks}",), job_variable="OWN_ID", submit=("sbatch", "--as-script"),
-             id_pattern="([0-9]+)", template="#!/bin/bash\\n#OWN <<name>>\\n<<directives>>\\n<<body>>")
+             id_pattern="([0-9]+)",
+             template="#!/bin/bash\\n#OWN <<name>>\\n<<directives>>\\n<<body>>")
 """
 
 
 @pytest.mark.parametrize("by_site", [False, True])
-def test_a_batch_system_of_ones_own_is_named_by_its_import_path(submit, tmp_path, by_site):
+def test_custom_batch_system_by_import_path(submit, tmp_path, by_site):
     (tmp_path / "submitted_system.py").write_text(OWN)
     (tmp_path / "own.yaml").write_text("system: submitted_system:OWN\n")
     named = ("--site", "own.yaml") if by_site else ("--system", "submitted_system:OWN")
@@ -372,7 +376,7 @@ def test_a_batch_system_of_ones_own_is_named_by_its_import_path(submit, tmp_path
     )
 
 
-def test_a_folder_that_is_somebody_elses_is_left_alone(submit, tmp_path):
+def test_submit_refuses_folders_of_other_programs(submit, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").touch()
     status, _, error = submit("--system", "slurm", "--walltime", "1h")
@@ -387,7 +391,7 @@ RUNNING, NEXT, OTHER = (
     "4711",
     "4712",
     "99",
-)  # jobs; the last has the same name, and is of another run
+)  # jobs; the last one has the same name, but belongs to another run
 QUEUES = {
     "slurm": {
         "sbatch": "echo 4711",
@@ -407,8 +411,9 @@ QUEUES = {
         "qsig": ":",
         "qdel": ":",
         "qselect": "echo 4711; echo 4712; echo 99",
-        "qstat": """echo '{"Jobs": {"4711": {"Job_Name": "photos", "job_state": "R"}, "4712": {"Job_Name": "photos",
-            "job_state": "H"}, "99": {"Job_Name": "photos", "job_state": "Q"}}}'""",
+        "qstat": """echo '{"Jobs": {"4711": {"Job_Name": "photos", "job_state": "R"},
+            "4712": {"Job_Name": "photos", "job_state": "H"},
+            "99": {"Job_Name": "photos", "job_state": "Q"}}}'""",
     },
 }
 ENDS = {
@@ -424,7 +429,7 @@ def end(capsys, *words):
 
 
 def put(folder, programs):
-    """Programs that note how they were called."""
+    """Install programs that record how they were called."""
     put_programs(
         folder,
         {name: f'echo "{name} $*" >> {folder}/asked\n{does}' for name, does in programs.items()},
@@ -443,7 +448,7 @@ def test_end_cancels_the_next_job_and_saves_the_running_one(submit, tmp_path, ca
     assert (status, err) == (0, "")
     assert out == (
         "4712 cancelled\n4711 signaled to save and end (SIGUSR2)\n"
-        "no further job follows; submit the same spec again to resume from the checkpoints in run\n"
+        "no other job follows; submit the spec again to resume from the checkpoints in run\n"
     )
     requests = (tmp_path / "asked").read_text().splitlines()
     assert sorted(
@@ -464,11 +469,11 @@ def test_end_cancels_a_waiting_job_and_submit_starts_again(submit, tmp_path, cap
     assert (history.is_cancelled(RUNNING), history.is_cancelled("4720")) == (False, False)
 
 
-def test_where_there_is_no_chain_it_says_so(submit, tmp_path, capsys):
+def test_end_without_a_chain_is_refused(submit, tmp_path, capsys):
     run = tmp_path / "run"
     assert end(capsys)[::2] == (
         2,
-        f"fleet submit: --end {run}: found no chain: {run}/jobs/job.sh, which fleet submit "
+        f"fleet submit: --end {run}: there is no chain: {run}/jobs/job.sh, which fleet submit "
         "writes, is missing\n",
     )
     put(tmp_path, {**QUEUES["slurm"], "squeue": ":"})
@@ -480,17 +485,14 @@ def test_where_there_is_no_chain_it_says_so(submit, tmp_path, capsys):
     status, _, err = end(capsys)
     assert status == 2
     assert err == (
-        f"fleet submit: --end {run}: no job of the chain is waiting or running (4711); the last "
+        f"fleet submit: --end {run}: the chain has no waiting or running job (4711); the last "
         "decision was: all networks finished\n"
     )
     assert not ChainHistory.read(RunPaths(run)).is_cancelled(RUNNING)
 
 
 def test_end_takes_no_spec_and_submit_needs_one(submit, capsys):
-    assert (
-        submit("--end", "run")[2]
-        == "fleet submit: --end run goes without a spec; spec.yaml is one\n"
-    )
+    assert submit("--end", "run")[2] == "fleet submit: --end run takes no spec; leave spec.yaml out\n"
     assert main(["submit", "--system", "slurm"]) == 2
     assert (
         capsys.readouterr().err

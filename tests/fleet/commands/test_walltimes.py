@@ -1,4 +1,4 @@
-"""``fleet submit --walltime auto``: from the past, or from simulation, to requests, and what it says of them."""
+"""Tests of ``fleet submit --walltime auto``."""
 
 import json
 from argparse import Namespace
@@ -10,7 +10,7 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.commands import walltimes
-from fleet.commands.walltimes import _simulated, epochs_of
+from fleet.commands.walltimes import _simulated, draw_epochs
 from fleet.jobs.chain import ChainTimes, chain_times
 from fleet.spec import load
 from fleet.spec.train import Stopping
@@ -37,7 +37,7 @@ OFF = {"sacct": "Slurm accounting storage is disabled"}
 
 
 def launch(start, seconds, status):
-    """The two lines of a launch; minutes and seconds of a day."""
+    """Return the two lines of a launch, given the minutes and seconds of its start and end."""
     at = [
         f"2026-11-22T{moment // 3600:02d}:{moment // 60 % 60:02d}:{moment % 60:02d}+00:00"
         for moment in (start, start + seconds)
@@ -55,7 +55,7 @@ def launch(start, seconds, status):
 
 @pytest.fixture
 def submit(tmp_path, monkeypatch, capsys, made_up):
-    """Submit; what came of it is (status, standard output, standard error without the command's name)."""
+    """Return a function that submits: status, output, errors without the command's name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made_up.set(says=OFF)
@@ -82,15 +82,16 @@ FIVE = [
 ]
 
 
-def test_the_finished_chains_of_the_folder_say_what_to_ask_for(submit):
+def test_requests_follow_from_finished_chains(submit):
     status, script, message = submit("--chain", "--dry-run", launches=FIVE)
     assert status == 0
     assert message == (
-        "asks for 14 min 0 s, then 1 h 52 min if that is not enough\n"
-        "by 5 finished chains in run (10 min 0 s to 2 h 0 min)\n"
-        "expected: 0.607 node-hours asked for, 0.567 used, 1.20 jobs; with one request of 2 h 3 min: 2.05 and 0.557\n"
-        "in a queue that starts any job that fits when nodes are idle (work-conserving) only what is used counts, and "
-        "shorter requests can lose: there ask for --walltime 123min\n"
+        "requests 14 min 0 s, then 1 h 52 min if that is not enough\n"
+        "based on 5 finished chains in run (10 min 0 s to 2 h 0 min)\n"
+        "expected: 0.607 node-hours requested, 0.567 used, 1.20 jobs; with one request of 2 h 3 "
+        "min: 2.05 requested, 0.557 used\nif the queue starts any job that fits when nodes are "
+        "idle (work-conserving), only the used time matters, and shorter requests can be slower; "
+        "then use --walltime 123min\n"
     )
     assert "#SBATCH --time=00:14:00" in script
     assert "--request=840 --request=6720" in script
@@ -99,22 +100,22 @@ def test_the_finished_chains_of_the_folder_say_what_to_ask_for(submit):
 @pytest.mark.parametrize(
     ("system", "directive"), [("lsf", "#BSUB -W 00:14"), ("pbs", "#PBS -l walltime=00:14:00")]
 )
-def test_other_systems_are_asked_in_their_own_words(submit, system, directive):
+def test_requests_in_scripts_of_other_systems(submit, system, directive):
     status, script, message = submit("--dry-run", launches=FIVE, system=system)
     assert status == 0
     assert message.startswith(
-        "asks for 14 min 0 s, then 1 h 52 min if that is not enough (the same command asks"
+        "requests 14 min 0 s, then 1 h 52 min if that is not enough (repeat the command"
     )
     assert directive in script.splitlines()
 
 
-def test_without_a_chain_the_same_command_asks_for_the_next(submit, made_up):
+def test_repeated_command_makes_the_next_request(submit, made_up):
     status, out, message = submit(launches=FIVE + launch(50_000, 720, 75))
     assert (status, out) == (0, "4711\n")
-    assert "12 min 0 s of it are done" in message
+    assert "12 min 0 s are done" in message
     assert message.startswith(
-        "asks for 1 h 51 min\n"
-    )  # two hours, less what is done, and what a job costs
+        "requests 1 h 51 min\n"
+    )  # two hours, minus the completed work, plus the overhead of a job
     assert made_up.acts == ["sbatch --parsable " + str(Path("run/jobs/job.sh").absolute())]
 
 
@@ -123,15 +124,18 @@ def test_requests_reserve_a_minute_for_saving(submit, warn, minutes):
     five = [line for number in range(5) for line in launch(8000 * number, 605, 0)]
     _, _, message = submit("--dry-run", f"--warn={warn}", launches=five)
     assert message.startswith(
-        f"asks for {minutes} min 0 s\n"
-    )  # a minute to start, 605 s, and what is kept
+        f"requests {minutes} min 0 s\n"
+    )  # a minute to start, 605 s, and the reserve
 
 
-def test_accounting_says_it_where_the_folder_knows_nothing(submit, made_up):
+def test_requests_follow_from_accounting(submit, made_up):
     made_up.set(past=[f"{job}|COMPLETED|{600 + job}" for job in range(5)])
     status, out, message = submit("--dry-run", "--json")
     assert status == 0
-    assert "by 5 completed jobs named photos that sacct knows (10 min 0 s to 10 min 4 s)" in message
+    assert (
+        "based on 5 completed jobs named photos in the records of sacct (10 min 0 s to 10 min 4 s)"
+        in message
+    )
     assert json.loads(out)["walltime"]["requests_s"] == [840.0]
 
 
@@ -141,8 +145,8 @@ def test_first_run_is_simulated_with_known_rates(submit, tmp_path):
         "--chain", "--dry-run", "--ranks-per-node", "2", more="schedule: {rates: rates.json}"
     )
     assert status == 0
-    assert "by simulating it 60 times on 1 device with the rates of " in message
-    assert "networks improving for 1 epoch to all that they may train" in message
+    assert "based on 60 simulations on 1 device, rates: " in message
+    assert "with a random last improvement of each network" in message
 
 
 @pytest.mark.parametrize(
@@ -154,36 +158,40 @@ def test_first_run_is_simulated_with_known_rates(submit, tmp_path):
         (
             ", gpus_per_node: 1, networks_per_gpu: 2",
             "generic",
-            "1 device, up to 2 networks on each,",
+            "1 device with up to 2 networks on each",
         ),
     ],
 )
-def test_it_is_simulated_on_what_the_job_will_train_on(submit, tmp_path, resources, site, devices):
+def test_simulation_uses_the_gpus_of_the_job(submit, tmp_path, resources, site, devices):
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
     status, _, message = submit(
         "--dry-run", "--site", site, more="schedule: {rates: rates.json}", resources=resources
     )
     assert status == 0
-    assert f"by simulating it 60 times on {devices} with the rates of " in message
+    assert f" simulations on {devices}, rates: " in message
 
 
-def test_with_nothing_to_go_by_it_says_what_was_asked(submit):
+def test_unknown_duration_lists_what_was_tried(submit):
     status, out, message = submit("--dry-run")
     assert (status, out) == (2, "")
     assert message == (
-        "--walltime auto: nothing tells how long photos takes: no chain in run has finished, sacct failed: Slurm "
-        "accounting storage is disabled, and no rates are known (schedule.rates, or those of an earlier run on this "
-        "machine); name a walltime for the first job, such as 2h\n"
+        "--walltime auto: the duration of photos is unknown: no chain in run has finished, sacct "
+        "failed: Slurm accounting storage is disabled, and no rates are known (from "
+        "schedule.rates, or an earlier run on this machine); give a walltime for the first job, "
+        "such as 2h\n"
     )
 
 
-def test_a_search_is_not_simulated_as_if_it_had_no_networks(submit, tmp_path):
+def test_search_is_not_simulated(submit, tmp_path):
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
-    searching = "[{family: softmax, name: one, space: {train.batch.size: [8, 16]}, search: {sampler: random, max_trials: 4}}]"
-    status, _, message = submit("--dry-run", more="schedule: {rates: rates.json}", models=searching)
+    models = (
+        "[{family: softmax, name: one, space: {train.batch.size: [8, 16]}, "
+        "search: {sampler: random, max_trials: 4}}]"
+    )
+    status, _, message = submit("--dry-run", more="schedule: {rates: rates.json}", models=models)
     assert status == 2
     assert (
-        "and what it trains is asked for while it runs, so that it cannot be simulated; name a walltime"
+        "and its networks are proposed during the run, so it cannot be simulated; give a walltime"
         in message
     )
 
@@ -191,29 +199,32 @@ def test_a_search_is_not_simulated_as_if_it_had_no_networks(submit, tmp_path):
 def test_few_past_runs_are_doubled(submit):
     status, _, message = submit("--dry-run", launches=launch(0, 600, 3))
     assert status == 0
-    assert "by 1 past run, too few to learn from: twice the longest (10 min 0 s)\n" in message
-    assert message.startswith("asks for 23 min 0 s\n")
+    assert "based on 1 past run, too few to learn from: twice the longest (10 min 0 s)\n" in message
+    assert message.startswith("requests 23 min 0 s\n")
 
 
-def test_run_beyond_all_known_times_asks_for_as_long_again(submit):
+def test_run_beyond_all_known_times_requests_as_much_again(submit):
     _, _, message = submit("--dry-run", launches=FIVE + launch(50_000, 8000, 75))
-    assert "2 h 13 min of it are done, which is longer than all of these: as long again" in message
+    assert (
+        "2 h 13 min are done, which is longer than all of these: requesting as much again"
+        in message
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "system", "message"),
     [
-        (["--chain"], "pbs", "--walltime auto does not go with --chain on pbs"),
-        ([], "local", "--walltime auto: on local there is no queue to ask"),
+        (["--chain"], "pbs", "--walltime auto and --chain do not work together on pbs"),
+        ([], "local", "--walltime auto: local has no queue"),
     ],
 )
-def test_where_it_cannot_be_asked_for_it_is_refused(submit, words, system, message):
+def test_walltime_auto_is_refused_where_it_cannot_work(submit, words, system, message):
     status, _, refusal = submit(*words, "--dry-run", system=system)
     assert status == 2
     assert message in refusal
 
 
-# ---- what is known ----
+# ---- known times ----
 
 
 def test_chain_times_add_up_without_launches_of_unknown_end(tmp_path):
@@ -234,9 +245,9 @@ def test_chain_times_add_up_without_launches_of_unknown_end(tmp_path):
         (Stopping(max_epochs=1, patience=4), 1, 1),
     ],
 )
-def test_epochs_are_drawn_within_what_the_rule_allows(rule, minimum, maximum):
+def test_draw_epochs_stays_within_the_stopping_rule(rule, minimum, maximum):
     rng = np.random.default_rng(0)
-    drawn = [epochs_of(rule, rng) for _ in range(300)]
+    drawn = [draw_epochs(rule, rng) for _ in range(300)]
     assert (min(drawn), max(drawn)) == (minimum, maximum)
 
 
@@ -248,7 +259,7 @@ EPOCHS = 10
 
 @pytest.fixture
 def simulated(submit, tmp_path, monkeypatch):
-    """How many seconds a first run takes, as it is simulated, whose samples take so long to decode and to turn."""
+    """Return the simulated seconds of a first run, given the seconds to decode and rotate."""
 
     def call(fixed_s, varying_s, data, ranks=2, policy="homogeneous"):
         rates = {
@@ -272,8 +283,10 @@ def simulated(submit, tmp_path, monkeypatch):
         monkeypatch.setattr(walltimes, "open_inputs", look)
         Path("spec.yaml").write_text(
             "name: photos\noutput: run\n"
-            f"data: {{source: 'builtin:noise', options: {{samples: 100, validation: {JUDGED}, size: 8}}, {data}}}\n"
-            f"models: [{{family: softmax, name: one}}]\ntrain: {{stopping: {{max_epochs: {EPOCHS}}}}}\n"
+            "data: {source: 'builtin:noise', "
+            f"options: {{samples: 100, validation: {JUDGED}, size: 8}}, {data}}}\n"
+            "models: [{family: softmax, name: one}]\n"
+            f"train: {{stopping: {{max_epochs: {EPOCHS}}}}}\n"
             f"schedule: {{policy: {policy}, rates: rates.json}}\nresources: {{engine: numpy}}\n"
         )
         arguments = Namespace(nodes=1, ranks_per_node=ranks, spec="spec.yaml")
@@ -283,17 +296,17 @@ def simulated(submit, tmp_path, monkeypatch):
     return call
 
 
-TRAINING_S = EPOCHS * (100 + JUDGED / 3) / 1000  # nothing holds it back
+TRAINING_S = EPOCHS * (100 + JUDGED / 3) / 1000  # nothing slows it down
 
 
 @pytest.mark.parametrize(
     ("data", "policy", "ranks", "seconds"),
     [
-        # A preprocessor decodes and turns all samples of each epoch, and those to judge by once.
+        # A preprocessor decodes and rotates the samples of each epoch, and validation samples once.
         ("cache: none", "homogeneous", 2, EPOCHS * (100 * 0.05 + JUDGED / 3000) + JUDGED * 0.04),
-        # Every trainer does for itself what its network needs.
+        # Every trainer prepares the samples of its own network.
         ("cache: none", "baseline", 3, EPOCHS * (100 * 0.05 + JUDGED / 3000) + JUDGED * 0.04 / 2),
-        # Decoding is done once, while the first epoch is trained on; turning again and again.
+        # Samples are decoded once, during the first epoch, and rotated in every epoch.
         (
             "cache: memory",
             "homogeneous",

@@ -1,4 +1,4 @@
-"""Runs to export: made up ones, and one of a search that was resumed."""
+"""Fixtures with runs to export: artificial ones, and a resumed search."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ SPACE = {RATE: Range(0.001, 0.1, log=True), "filters": ([8], [8, 16])}
 
 
 def network(name, epochs, status, entry="net", **drawn):
-    """A network whose validation accuracy grows by a tenth an epoch."""
+    """Return a network whose validation accuracy grows by 0.1 per epoch."""
     drawn = {RATE: 0.01, "filters": [8, 16], **drawn} if entry else {}
     ended = tuple(
         TrackedEpoch(
@@ -39,7 +39,7 @@ def network(name, epochs, status, entry="net", **drawn):
 
 
 def made_up(*networks, **more):
-    """A run of these networks."""
+    """Return a run with these networks."""
     facts = {
         "name": "digits",
         "key": "0123456789abcdef",
@@ -67,7 +67,7 @@ LATE = made_up(
     network("net-3", 3, Status.FINISHED),
     network("plain", 2, Status.FINISHED, entry=""),
 )
-# Somebody has let a network go on that was over, and another one went back to an earlier checkpoint.
+# One finished network was resumed, and another one was restored from an earlier checkpoint.
 CHANGED = replace(
     LATE,
     networks=(
@@ -81,7 +81,7 @@ CHANGED = replace(
 
 @pytest.fixture
 def searched(tmp_path, monkeypatch):
-    """A run of a search, of which a launch has been killed; it goes on when it is launched again."""
+    """Make a run of a search whose launch was killed; it continues when it is launched again."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = Run(

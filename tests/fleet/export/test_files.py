@@ -1,4 +1,4 @@
-"""Results and histories as data frames, CSV and Parquet."""
+"""Tests of results and histories as data frames, CSV and Parquet."""
 
 import csv
 import json
@@ -55,7 +55,7 @@ def test_each_parameter_and_metric_gets_its_own_column():
     )
 
 
-def test_a_run_is_a_row_a_network_and_a_row_an_epoch(searched):
+def test_tables_have_a_row_per_network_and_per_epoch(searched):
     assert searched.launch() == 0
     run = searched.folder / "run"
     rows, epochs = read_results(run), read_history(run)
@@ -74,7 +74,7 @@ def test_a_run_is_a_row_a_network_and_a_row_an_epoch(searched):
     )
 
 
-def test_csv_and_parquet_have_all_of_it(searched, tmp_path, capsys, monkeypatch):
+def test_csv_and_parquet_have_all_columns(searched, tmp_path, capsys, monkeypatch):
     run = searched.folder / "run"
     assert main(["export", str(run), "--csv"]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
@@ -96,7 +96,7 @@ def test_csv_and_parquet_have_all_of_it(searched, tmp_path, capsys, monkeypatch)
     assert table[RATE] == read_results(run).columns()[RATE]
 
 
-def test_a_run_without_networks_has_tables_with_their_heads(tmp_path):
+def test_tables_of_a_run_without_networks_have_headers(tmp_path):
     run = RunPaths(tmp_path)
     results_of(parse({"models": [], "keep_open": 1}), run).write()
     run.events.write_text("")
@@ -112,7 +112,7 @@ def test_a_run_without_networks_has_tables_with_their_heads(tmp_path):
     )
 
 
-def test_what_a_file_cannot_hold_is_json(tmp_path):
+def test_lists_and_mappings_become_json(tmp_path):
     write_csv(ROWS, tmp_path / "a.csv")
     with open(tmp_path / "a.csv", newline="") as file:
         first, second = csv.DictReader(file)
@@ -132,7 +132,7 @@ def test_what_a_file_cannot_hold_is_json(tmp_path):
     )
 
 
-def test_pandas_takes_both(searched):
+def test_tables_convert_to_pandas(searched):
     pytest.importorskip("pandas", reason="pandas is not installed: make test-track has it")
     run = searched.folder / "run"
     rows, epochs = read_results(run).to_pandas(), read_history(run).to_pandas()
@@ -143,7 +143,7 @@ def test_pandas_takes_both(searched):
 
 
 @pytest.mark.parametrize("library", ["pandas", "pyarrow"])
-def test_a_library_that_is_missing_is_named_with_its_extra(searched, library, monkeypatch, capsys):
+def test_missing_library_is_named_with_its_extra(searched, library, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, library, None)
     if library == "pandas":
         with pytest.raises(Exception, match=r"pip install 'fleet-ensemble\[pandas\]'"):
@@ -153,11 +153,11 @@ def test_a_library_that_is_missing_is_named_with_its_extra(searched, library, mo
         assert "pip install 'fleet-ensemble[parquet]'" in capsys.readouterr().err
 
 
-def test_a_log_of_the_first_version_has_its_epochs():
+def test_log_of_0_1_0_has_its_epochs():
     assert len(read_history(ROOT / "tests/golden/run_0.1.0")) == 18
 
 
 @pytest.mark.parametrize("more", [[], ["--csv"], ["--optuna", "x"]])
-def test_what_is_no_run_or_no_wish_is_one_line(tmp_path, more, capsys):
+def test_export_refuses_invalid_arguments_in_one_line(tmp_path, more, capsys):
     assert main(["export", str(tmp_path), *more]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Trackers that are written while a run goes on, and what they may do to it: nothing."""
+"""Tests of trackers that are written while a run goes on, and cannot disturb it."""
 
 import io
 import json
@@ -27,7 +27,7 @@ SOFTMAX = [{"family": "softmax", "name": name} for name in "ab"]
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def test_a_spec_names_trackers_with_a_path_or_without(tmp_path):
+def test_trackers_with_and_without_a_path(tmp_path):
     spec = parse({"models": SOFTMAX, "trackers": ["mlflow", {"wandb": "/w"}, {"optuna": None}]})
     assert target_paths(spec.document.trackers, tmp_path) == [
         ("mlflow", tmp_path / "track/mlflow"),
@@ -40,13 +40,13 @@ def test_a_spec_names_trackers_with_a_path_or_without(tmp_path):
 
 
 @pytest.mark.parametrize("track", ["mlflow", ["comet"], [{"comet": "x"}], [{}], [{"mlflow": 3}]])
-def test_what_is_no_tracker_is_a_mistake(track):
+def test_unknown_tracker_is_a_mistake(track):
     with pytest.raises(UserError, match="track"):
         parse({"models": SOFTMAX, "trackers": track})
 
 
 def test_write_requests_are_merged_and_end_is_last(monkeypatch):
-    monkeypatch.setattr(follow, "_LEAST_S", 0.05)
+    monkeypatch.setattr(follow, "_MIN_PAUSE_S", 0.05)
     source, sink = os.pipe()
     calls = []
     thread = threading.Thread(target=lambda: calls.extend(write_requests(source)))
@@ -80,7 +80,7 @@ def test_failing_tracker_is_reported_once(tmp_path, monkeypatch):
     ]
 
 
-def test_a_run_is_written_while_it_goes_on_and_to_its_end(tmp_path):
+def test_follower_writes_during_a_run_and_at_its_end(tmp_path):
     optuna = pytest.importorskip("optuna")
     run = Run(
         tmp_path,
@@ -100,7 +100,7 @@ def test_a_run_is_written_while_it_goes_on_and_to_its_end(tmp_path):
     assert run.of(TrackerFailed) == run.paths.foreign_files() == []
 
 
-def test_a_tracker_that_cannot_be_written_is_a_warning(tmp_path, capsys):
+def test_unwritable_tracker_is_a_warning(tmp_path, capsys):
     pytest.importorskip("optuna")
     (tmp_path / "file").touch()
     run = Run(
@@ -111,7 +111,7 @@ def test_a_tracker_that_cannot_be_written_is_a_warning(tmp_path, capsys):
     assert capsys.readouterr().out.count("WARNING: trackers: cannot write optuna") == 1
 
 
-def test_a_tracker_that_hangs_keeps_no_run_from_its_end(tmp_path, capsys, monkeypatch):
+def test_hanging_tracker_does_not_delay_the_end(tmp_path, capsys, monkeypatch):
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/optuna.py").write_text("import time\ntime.sleep(30)\nraise SystemExit")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'modules'}:{os.environ.get('PYTHONPATH', '')}")

@@ -1,4 +1,4 @@
-"""A store of MLflow, read back by MLflow."""
+"""Tests of the MLflow export, read back by MLflow."""
 
 import json
 from dataclasses import replace
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of its database
 
 
 class Store:
-    """What is in a store."""
+    """The contents of a store."""
 
     def __init__(self, path):
         self.client = tracking.MlflowClient(f"sqlite:///{path}/mlflow.db")
 
     def runs(self, name):
-        """The parent of a run, and its children by name."""
+        """Return the parent of a run, and its children by name."""
         experiment = self.client.get_experiment_by_name(name)
         runs = self.client.search_runs([experiment.experiment_id])
         (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
@@ -43,7 +43,7 @@ class Store:
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory):
-    """A store without runs: to make its tables takes seconds."""
+    """Make a store without runs, because creating its tables takes seconds."""
     path = tmp_path_factory.mktemp("empty")
     Store(path).client.search_experiments()
     return path
@@ -93,7 +93,7 @@ def test_mlflow_tags_of_restarted_network_are_updated(path):
     assert (tags["fleet.reason"], tags["fleet.key"]) == ("finished", "key-net-0")
 
 
-def test_what_is_known_of_a_network_only_after_its_end_is_added(path, tmp_path):
+def test_mlflow_adds_facts_after_the_last_epoch(path, tmp_path):
     first = LATE.networks[0]
     tested = replace(
         first,

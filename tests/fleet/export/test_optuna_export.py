@@ -1,4 +1,4 @@
-"""Studies of Optuna: read back by Optuna, and by its dashboard."""
+"""Tests of the Optuna export, read back by Optuna and its dashboard."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def reported(trial):
 
 
 @FORMS
-def test_an_entry_is_a_study_and_its_networks_are_trials(tmp_path, name):
+def test_optuna_study_per_entry_and_trial_per_network(tmp_path, name):
     write("optuna", LATE, path := tmp_path / "deep" / name)
     by_name = studies(path)
     assert {
@@ -68,7 +68,7 @@ def test_an_entry_is_a_study_and_its_networks_are_trials(tmp_path, name):
         datetime.fromtimestamp(1000),
         240,
     )
-    assert study.trials[1].value == 0.2  # what Optuna says of a trial that it has pruned
+    assert study.trials[1].value == 0.2  # Optuna's own value of a pruned trial
 
 
 @FORMS
@@ -101,7 +101,7 @@ def test_optuna_study_of_restarted_run_is_separate(tmp_path):
 
 
 @FORMS
-def test_several_objectives_are_those_of_the_study(tmp_path, name):
+def test_optuna_study_has_all_objectives(tmp_path, name):
     def judged(networks, parameters, **more):
         return made_up(
             *(
@@ -119,9 +119,9 @@ def test_several_objectives_are_those_of_the_study(tmp_path, name):
 
     write("optuna", judged(EARLY.networks, math.nan, is_going_on=True), path := tmp_path / name)
     write("optuna", judged(LATE.networks[:4], math.nan, is_going_on=True), path)
-    assert studies(path)["digits-net"].trials[0].state.name == "RUNNING"  # it is yet to be told
+    assert studies(path)["digits-net"].trials[0].state.name == "RUNNING"  # not reported yet
     write("optuna", judged(LATE.networks, math.nan), path)
-    assert studies(path)["digits-net"].trials[0].state.name == "FAIL"  # it never was
+    assert studies(path)["digits-net"].trials[0].state.name == "FAIL"  # never reported
     write("optuna", judged(LATE.networks, 100.0), path)
     study = studies(path)["digits-net"]
     assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE"]
@@ -180,7 +180,7 @@ def test_optuna_studies_equal_tables_after_resume(searched, tmp_path, capsys):
     }
 
 
-def test_its_dashboard_shows_the_studies(tmp_path):
+def test_optuna_dashboard_shows_the_studies(tmp_path):
     dashboard = pytest.importorskip("optuna_dashboard", reason="make test-track has it")
     write("optuna", EARLY, path := tmp_path / "studies.log")
     write("optuna", LATE, path)
@@ -209,7 +209,7 @@ def test_its_dashboard_shows_the_studies(tmp_path):
 
 
 @FORMS
-def test_choices_that_python_calls_equal_stay_apart(tmp_path, name):
+def test_optuna_choices_distinguish_types(tmp_path, name):
     choices = (True, 1, 1.0)
     networks = [
         replace(EARLY.networks[0], name=f"net-{number}", drawn={"a": choice})

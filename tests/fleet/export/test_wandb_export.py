@@ -1,4 +1,4 @@
-"""Offline runs of W&B: found by ``wandb sync``, and their records read by W&B."""
+"""Tests of the W&B export: ``wandb sync`` lists the runs, and W&B reads their records."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ BLOCK, HEAD = 32768, 7  # of a log of LevelDB
 
 
 def records(path):
-    """What a file of W&B holds: a log of LevelDB with a head of its own, of records of its protocol."""
+    """Return the records of a W&B file: a LevelDB log with a custom header."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, offset, parts = path.read_bytes(), 7, []
@@ -36,8 +36,8 @@ def records(path):
             parts = []
 
 
-class Synced:
-    """What W&B would upload of a folder."""
+class UploadData:
+    """The data that W&B would upload from a folder."""
 
     def __init__(self, folder):
         self.steps, self.summary = {}, {}
@@ -65,14 +65,14 @@ class Synced:
 
 
 def runs_at(path):
-    runs = [Synced(folder) for folder in sorted((path / "wandb").glob("offline-run-*"))]
+    runs = [UploadData(folder) for folder in sorted((path / "wandb").glob("offline-run-*"))]
     names = {tracked.run.display_name: tracked for tracked in runs}
     assert len(names) == len(runs) == len({tracked.run.run_id for tracked in runs})
     return names
 
 
 def listed(path):
-    """The folders that ``wandb sync`` would upload."""
+    """Return the folders that ``wandb sync`` would upload."""
     process = subprocess.run(
         [sys.executable, "-m", "wandb", "sync", "--dry-run"],
         cwd=path,

@@ -1,4 +1,4 @@
-"""Which jobs are handed in and taken back where several runs share idle nodes."""
+"""Tests of the orders for runs that share idle nodes."""
 
 from dataclasses import replace
 
@@ -14,25 +14,25 @@ RUN = HarvestState("a", waiting=10)
 
 OTHER = replace(RUN, name="b")
 ONE, TWO, THREE = (tuple((str(number), 1) for number in range(7, 7 + count)) for count in (1, 2, 3))
-CHEAP = replace(RUN, rate=1000.0, samples_left=1e6)  # of which a node does a thousandth in a second
+CHEAP = replace(RUN, rate=1000.0, samples_left=1e6)  # of which a node does a thousandth per second
 DEAR = replace(OTHER, rate=1.0, samples_left=1e3)
 BUSY = replace(RUN, rate=10.0, samples_left=1000.0, running=2, nodes=2)
 FAST, NEW = replace(RUN, rate=1e6, samples_left=1e6, running=3, nodes=3), replace(OTHER, rate=None)
 FULL, ALONE = replace(FAST, queued=TWO), replace(RUN, rate=None)
 FOUR, LARGE = HarvestLimits(backlog=4), HarvestLimits(nodes_per_job=4)
 
-# Runs, the nodes that are idle, the limits; and the orders: "a1" hands in a job of one node for a, "-7" takes 7 back.
+# Runs, idle nodes, limits, and orders: "a1" submits a job of one node for a, "-7" cancels job 7.
 ORDERS = {
     "the backlog is kept filled while networks wait": [
         ([RUN], 0, {}, "a1 a1"),
         ([replace(RUN, queued=ONE)], 4, {}, "a1"),
         ([replace(RUN, queued=TWO)], 4, {}, ""),
     ],
-    "there are no more jobs than may be": [
+    "at most the maximum number of jobs is submitted": [
         ([replace(RUN, running=31)], 9, {}, "a1"),
         ([replace(RUN, running=32)], 9, {}, ""),
     ],
-    "nor more than networks that wait": [
+    "at most one job is submitted per waiting network": [
         ([replace(RUN, waiting=3, per_node=4)], 9, {}, "a1"),
         ([replace(RUN, waiting=3, per_node=4, queued=ONE)], 9, {}, ""),
         ([replace(RUN, waiting=0, training=3)], 9, {}, ""),
@@ -40,13 +40,13 @@ ORDERS = {
     "what is surplus is cancelled when all is done": [
         ([replace(RUN, waiting=0, queued=(("7", 1), ("8", 2))), OTHER], 4, {}, "-7 -8 b1 b1")
     ],
-    "a job that would find nothing to train is taken back, the newest first": [
+    "jobs that would find nothing to train are cancelled, the newest first": [
         ([replace(RUN, waiting=0, training=1, queued=THREE)], 4, {}, "-7 -8 -9"),
         ([replace(RUN, waiting=2, training=1, queued=THREE)], 4, {}, "-9"),
         ([replace(RUN, waiting=3, spare=2, queued=THREE)], 4, {}, "-8 -9"),
         ([replace(RUN, waiting=3, per_node=2, queued=THREE)], 4, {}, "-9"),
     ],
-    "no job is handed in for a network that one which runs has room for": [
+    "no job is submitted if a running job can train the network": [
         ([replace(RUN, waiting=2, running=2, nodes=2, spare=2)], 9, {}, ""),
         ([replace(RUN, waiting=2, running=2, nodes=2, spare=1)], 9, {}, "a1"),
     ],
@@ -54,7 +54,7 @@ ORDERS = {
         ([replace(RUN, fruitless_launches=2)], 4, {}, "a1 a1"),
         ([replace(RUN, fruitless_launches=3, queued=ONE)], 4, {}, "-7"),
     ],
-    "what is called off is taken back": [
+    "jobs of a cancelled run are cancelled": [
         ([replace(RUN, is_cancelled=True, queued=ONE), OTHER], 4, {}, "-7 b1 b1")
     ],
     "jobs are as large as idle nodes allow": [
@@ -63,12 +63,12 @@ ORDERS = {
         ([RUN], 0, {"limits": LARGE}, "a4 a4"),
         ([ALONE], 6, {"limits": LARGE}, "a4 a2"),
     ],
-    "runs share the nodes by what a node does of their work": [
+    "runs share the nodes by their remaining work": [
         ([CHEAP, DEAR], 4, {"limits": FOUR}, "a1 a1 b1 b1"),
         ([CHEAP, replace(DEAR, samples_left=500.0)], 3, {"limits": FOUR}, "a1 b1 b1"),
         ([CHEAP, replace(DEAR, waiting=1, samples_left=500.0)], 3, {"limits": FOUR}, "a1 a1 b1"),
     ],
-    # Of a gap of a minute it trains for a quarter, or a twentieth: gaps may become longer.
+    # In a gap of one minute it trains for a quarter of the time, or for the minimum, a twentieth.
     "its start included": [
         (
             [CHEAP, replace(DEAR, samples_left=500.0, start_s=45.0)],
@@ -94,7 +94,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("cases", ORDERS.values(), ids=ORDERS)
-def test_jobs_are_handed_in_and_taken_back(cases):
+def test_plan_orders_submits_and_cancels_jobs(cases):
     for runs, idle, more, expected in cases:
         orders = plan_orders(
             runs, idle, more.get("gap_s", 600), more.get("limits", HarvestLimits())
@@ -129,19 +129,19 @@ def test_jobs_are_handed_in_and_taken_back(cases):
     st.integers(0, 12),
     st.builds(HarvestLimits, st.integers(1, 4), st.integers(1, 4), st.integers(1, 12)),
 )
-def test_no_limit_is_ever_passed(runs, idle, limits):
+def test_plan_orders_respects_all_limits(runs, idle, limits):
     runs = [replace(run, name=str(number)) for number, run in enumerate(runs)]
     orders = plan_orders(runs, idle, 600.0, limits)
-    handed_in = [order for order in orders if isinstance(order, Submit)]
-    taken_back = [order.job for order in orders if isinstance(order, Cancel)]
-    queued = sum(len(run.queued) for run in runs) - len(taken_back) + len(handed_in)
-    assert not handed_in or queued <= limits.backlog
-    assert not handed_in or queued + sum(run.running for run in runs) <= limits.max_jobs
-    assert all(1 <= job.nodes <= limits.nodes_per_job for job in handed_in)
+    submitted = [order for order in orders if isinstance(order, Submit)]
+    cancelled = [order.job for order in orders if isinstance(order, Cancel)]
+    queued = sum(len(run.queued) for run in runs) - len(cancelled) + len(submitted)
+    assert not submitted or queued <= limits.backlog
+    assert not submitted or queued + sum(run.running for run in runs) <= limits.max_jobs
+    assert all(1 <= job.nodes <= limits.nodes_per_job for job in submitted)
     for run in runs:
-        nodes = sum(job.nodes for job in handed_in if job.name == run.name)
+        nodes = sum(job.nodes for job in submitted if job.name == run.name)
         assert not nodes or (nodes - 1) * run.per_node < run.unserved
         if run.is_over or run.fruitless_launches >= limits.fruitless:
-            assert {job for job, _ in run.queued} <= set(taken_back)
+            assert {job for job, _ in run.queued} <= set(cancelled)
     if idle:
-        assert sum(job.nodes for job in handed_in) <= idle
+        assert sum(job.nodes for job in submitted) <= idle

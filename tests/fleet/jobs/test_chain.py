@@ -1,5 +1,6 @@
-"""What comes after a job, and a job that keeps real processes in place of mpirun."""
+"""Tests of chains of jobs, with scripts in place of mpirun."""
 
+import errno
 import json
 import os
 import signal
@@ -57,7 +58,7 @@ LOST = JobStop(None)
     ],
     ids=str,
 )
-def test_what_comes_after_a_stop(stops, goes_on, reason):
+def test_decide_continuation(stops, goes_on, reason):
     decision = decide_continuation(stops, LIMITS)
     assert decision.continues is goes_on
     assert reason in decision.reason
@@ -72,7 +73,7 @@ def test_what_comes_after_a_stop(stops, goes_on, reason):
     st.integers(1, 8),
     st.integers(0, 4),
 )
-def test_a_chain_ends_whatever_happens(stops, jobs, retries):
+def test_chain_ends_after_its_limits(stops, jobs, retries):
     length = next(
         (
             count
@@ -102,19 +103,18 @@ def test_chain_continues_with_its_successor_only(
 
 # ---- a job ---------------------------------------------------------------------------------------
 
-# A launch: it logs what a run would, and ends as the next line of a file says: "status end" (end may be -, for none),
-# with "waits" if it is to wait for a signal, and "early" if it ends before it has started.
+# A launch: it logs what a run would, and ends as the next line of a file says: "status end" (end
+# may be -, for none), with "waits" if it is to wait for a signal, and "early" if it ends before it
+# has started.
 LAUNCH = """
 import json, os, signal, sys, time
 run = sys.argv[1]
 lines = open(f"{run}/script").read().split("\\n")
 with open(f"{run}/launches", "a") as file: file.write("x")
-with open(f"{run}/arguments", "a") as file: file.write(" ".join([os.environ["FLEET_SYSTEM"], *sys.argv[2:]]) + "\\n")
-status, end, *more = lines[os.path.getsize(f"{run}/launches") - 1].split()
-if "early" in more: sys.exit(int(status))
-warned = []
-signal.signal(signal.SIGUSR2, lambda number, frame: warned.append(number))
-with open(f"{run}/events.jsonl", "a", buffering=1) as log:
+with open(f"{run}/arguments", "a") as file: file.write(" ".join([os.environ["FLEET_SYSTEM"],
+*sys.argv[2:]]) + "\\n") status, end, *more = lines[os.path.getsize(f"{run}/launches") - 1].split()
+if "early" in more: sys.exit(int(status)) warned = [] signal.signal(signal.SIGUSR2, lambda number,
+frame: warned.append(number)) with open(f"{run}/events.jsonl", "a", buffering=1) as log:
     log.write(open(f"{run}/started").read())
     while "waits" in more and not warned: time.sleep(0.01)
     if warned: log.write('{"event": "interrupted", "reason": "SIGUSR2 came"}\\n')
@@ -125,7 +125,7 @@ sys.exit(int(status))
 
 @pytest.fixture
 def job(tmp_path):
-    """Start a job whose launches end as some lines say."""
+    """Return a function that starts a job whose launches end as given."""
     root = tmp_path / "run"
     root.mkdir()
     (tmp_path / "played.py").write_text(LAUNCH)
@@ -174,7 +174,7 @@ def test_once_options_apply_until_a_launch_has_started(job):
     once = ["--once=--fresh-network=a", "--once=--remeasure"]
     (job.root / "events.jsonl").write_text(
         json.dumps({"t_s": 0.0, **to_json(STARTED)}) + "\n"
-    )  # of a chain before
+    )  # of an earlier chain
     assert job("1 - early", "75 75", "0 0", arguments=once).returncode == 0
     assert (job.root / "arguments").read_text().splitlines() == [
         "local --fresh-network=a --remeasure",
@@ -189,7 +189,7 @@ def test_local_job_launches_until_all_networks_are_done(job):
     assert [stop["status"] for stop in job.stops()] == [75, 75, 0]
 
 
-def test_a_job_that_a_full_disk_ended_is_not_followed_by_another(job):
+def test_full_disk_ends_the_chain(job):
     ended = job(
         "1 -", "0 0", prefix=["bash", "-c", 'ulimit -f 500; exec "$@"', "-"]
     )  # files of 500 KiB at most
@@ -210,7 +210,7 @@ def test_launcher_status_0_without_end_of_run_is_a_failure(job):
 
 
 @pytest.mark.parametrize("launch", ["2 -", "3 3"])
-def test_wrong_input_and_failed_networks_are_not_tried_again(job, launch):
+def test_invalid_input_and_failed_networks_end_the_chain(job, launch):
     assert job(launch, "0 0").returncode == int(launch[0])
     assert len(job.stops()) == 1
 
@@ -223,7 +223,7 @@ def test_chain_retries_machine_failures_up_to_retries(job):
     assert job.stops()[-1]["next"] is None
 
 
-def test_where_the_system_does_not_warn_the_job_keeps_the_time(job):
+def test_job_warns_its_launch_if_the_system_does_not(job):
     assert job("75 75 waits", "0 0", arguments=["--warn-after", "3"]).returncode == 0
     assert job.stops()[0]["warned"] is True
     assert job.stops()[0]["why"] == "SIGUSR2 came"
@@ -246,7 +246,7 @@ def test_signal_reaches_launch_as_sigusr2_and_ends_local_chain(job, number):
     ]
 
 
-def test_a_second_interrupt_ends_the_launch_of_a_job_at_once(tmp_path):
+def test_second_interrupt_ends_the_launch_immediately(tmp_path):
     sent = []
     warned = WarnedLaunch(RunPaths(tmp_path), SYSTEMS["local"], "1")
     warned._process = SimpleNamespace(returncode=None, send_signal=sent.append)
@@ -257,7 +257,7 @@ def test_a_second_interrupt_ends_the_launch_of_a_job_at_once(tmp_path):
 
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch):
-    """A cluster whose jobs are put into the queue again by a scontrol that only notes it."""
+    """Install a scontrol that only records that it requeues a job."""
     put_programs(
         tmp_path,
         {"scontrol": f'[ $1 = show ] && cat {tmp_path}/state || echo "$@" >> {tmp_path}/called'},
@@ -299,15 +299,15 @@ def test_job_requeued_too_often_does_nothing(job, scontrol):
     assert not (job.root / "launches").exists()
 
 
-def test_a_job_that_cannot_be_followed_says_why(job, scontrol, tmp_path):
-    put_programs(tmp_path, {"scontrol": "exit 1", "sbatch": "echo 'no such partition' >&2; exit 1"})
+def test_failed_submission_is_reported(job, scontrol, tmp_path):
+    put_programs(tmp_path, {"scontrol": "exit 1", "sbatch": "echo 'invalid partition' >&2; exit 1"})
     assert job("75 75", system="slurm", **scontrol).returncode == 75
     assert job.stops()[-1]["then"].endswith(
-        "no further job could be submitted: sbatch failed: no such partition"
+        "no other job could be submitted: sbatch failed: invalid partition"
     )
 
 
-def test_half_a_line_that_a_full_disk_left_swallows_no_other(tmp_path):
+def test_incomplete_line_does_not_hide_the_next(tmp_path):
     paths = RunPaths(tmp_path)
     add_note(paths, JobStarted("1"))
     with open(paths.stops, "a") as file:
@@ -316,16 +316,17 @@ def test_half_a_line_that_a_full_disk_left_swallows_no_other(tmp_path):
     assert ChainHistory.read(paths).stops_before("2") == [STOPPED]
 
 
-def test_the_file_of_stops_reads_as_that_of_0_1_0(tmp_path):
+def test_file_of_stops_has_the_format_of_0_1_0(tmp_path):
     paths = RunPaths(tmp_path)
     paths.jobs.mkdir()
     paths.stops.write_text(
         '{"time": "2026-11-20T10:00:00+00:00", "event": "begun", "job": "1"}\n'
-        '{"time": "2026-11-20T11:00:00+00:00", "event": "stopped", "job": "1", "status": null, "warned": false, '
-        '"next": "2", "why": "it ended without reporting: preempted, killed, or its node died"}\n'
+        '{"time": "2026-11-20T11:00:00+00:00", "event": "stopped", "job": "1", "status": null, '
+        '"warned": false, "next": "2", '
+        '"why": "it ended without reporting: preempted, killed, or its node died"}\n'
         '{"time": "2026-11-20T11:00:01+00:00", "event": "begun", "job": "2"}\n'
-        '{"time": "2026-11-20T12:00:00+00:00", "event": "stopped", "job": "2", "status": 75, "warned": true, '
-        '"why": "SIGUSR2 came", "next": "3", "then": "networks remain"}\n'
+        '{"time": "2026-11-20T12:00:00+00:00", "event": "stopped", "job": "2", "status": 75, '
+        '"warned": true, "why": "SIGUSR2 came", "next": "3", "then": "networks remain"}\n'
     )
     assert ChainHistory.read(paths).stops_before("3") == [LOST, JobStop(75, warned=True)]
     add_note(
@@ -337,7 +338,7 @@ def test_the_file_of_stops_reads_as_that_of_0_1_0(tmp_path):
     assert {**written, "time": ""} == {**before, "time": ""}
 
 
-def test_damaged_lines_of_the_file_of_stops_are_passed_over(tmp_path):
+def test_damaged_lines_of_stops_are_skipped(tmp_path):
     paths = RunPaths(tmp_path)
     add_note(paths, JobStopped("1", STOPPED, "", next="2"))
     with open(paths.stops, "a") as file:
@@ -346,7 +347,7 @@ def test_damaged_lines_of_the_file_of_stops_are_passed_over(tmp_path):
 
 
 @pytest.mark.long
-def test_a_launcher_that_is_not_there_is_noted_as_such(job):
+def test_missing_launcher_is_recorded(job):
     command = [
         sys.executable,
         "-m",
@@ -356,7 +357,7 @@ def test_a_launcher_that_is_not_there_is_noted_as_such(job):
         "--system",
         "local",
         "--",
-        "no-such-launcher",
+        "missing-launcher",
     ]
     for count in (1, 2):
         ended = subprocess.run(
@@ -369,7 +370,7 @@ def test_a_launcher_that_is_not_there_is_noted_as_such(job):
         )
         assert ended.returncode == 2
         assert [(stop["status"], stop["why"], stop["next"]) for stop in job.stops()] == [
-            (2, "no-such-launcher cannot be started: No such file or directory", None)
+            (2, f"missing-launcher cannot be started: {os.strerror(errno.ENOENT)}", None)
         ] * count
 
 
@@ -383,7 +384,7 @@ def test_second_chain_in_same_folder_is_refused(job):
     assert not RunPaths(job.root).stops.exists()
 
 
-def test_where_nothing_can_be_noted_nothing_is_launched(job):
+def test_nothing_is_launched_if_stops_cannot_be_written(job):
     (job.root / "jobs").touch()
     ended = job("0 0")
     assert ended.returncode == 1
@@ -408,9 +409,9 @@ def test_cancelled_chain_submits_no_job(job, tmp_path):
     assert [(stop["status"], stop["next"]) for stop in job.stops()] == [(75, None)]
     again = job(
         "0 0", system="slurm", SLURM_JOB_ID="17"
-    )  # its batch system puts it back after a node has died
+    )  # its batch system requeues it after a node has died
     assert again.returncode == 75
     assert len((job.root / "launches").read_text()) == 1
     assert (
         job("0 0", "0 0", system="slurm", SLURM_JOB_ID="18").returncode == 0
-    )  # handed in by a user, later
+    )  # submitted by a user later

@@ -1,4 +1,4 @@
-"""What is run in a rehearsal, and at which rates."""
+"""Tests of the spec and the rates of dry runs."""
 
 import json
 from types import SimpleNamespace
@@ -168,7 +168,7 @@ def spec_file(tmp_path):
         (["--gpus", 2, "--rates", "nowhere.json"], "nowhere.json"),
     ],
 )
-def test_what_cannot_be_rehearsed_is_one_line_and_status_2(spec_file, capsys, options, message):
+def test_dry_run_refuses_invalid_arguments_in_one_line(spec_file, capsys, options, message):
     assert main(["dry-run", str(spec_file), *map(str, options)]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -184,7 +184,7 @@ def test_what_cannot_be_rehearsed_is_one_line_and_status_2(spec_file, capsys, op
         ({"gpus": 8, "gpus_per_node": 4}, "auto", 2, (8, 4)),
         ({"gpus": 8}, 4, 2, (8, 4)),
         ({"gpus": 2}, 4, 2, (2, 2)),
-        # Without a number it is one node on which every network can train.
+        # By default one node, large enough for every network.
         ({}, "auto", 1, (1, 1)),
         ({}, "auto", 20, (8, 8)),
         ({}, "auto", [12], (12, 12)),
@@ -205,9 +205,7 @@ def test_cluster_shape_follows_from_gpus_ranks_or_networks(expected, per_node, n
     assert (cluster.gpus, cluster.gpus_per_node) == shape
 
 
-def test_what_the_run_will_have_to_measure_belongs_to_its_time(
-    spec_file, monkeypatch, tmp_path, capsys
-):
+def test_dry_run_estimate_includes_measurements(spec_file, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
 
     def profiled(rates=None, policy="global", when="offline"):
@@ -233,7 +231,7 @@ def test_what_the_run_will_have_to_measure_belongs_to_its_time(
 @pytest.mark.parametrize(
     "remnant", ["models: [{family: softmax}]\n", "resources: {engine: numpy}\n", None]
 )
-def test_a_rehearsal_does_not_take_the_folder_of_a_real_run(spec_file, tmp_path, capsys, remnant):
+def test_dry_run_refuses_the_folder_of_a_real_run(spec_file, tmp_path, capsys, remnant):
     paths = RunPaths(tmp_path / "real")
     paths.root.mkdir()
     paths.marker.touch()
@@ -268,7 +266,7 @@ def test_failed_dry_run_says_why(spec_file, capsys, monkeypatch, ended, status):
     assert capsys.readouterr().err.endswith("a rank has died\n")
 
 
-def test_the_samples_of_a_rehearsal_are_the_same_for_all_entries():
+def test_dry_run_samples_are_equal_for_all_entries():
     spec = parse(
         {
             "models": [

@@ -1,5 +1,6 @@
-"""A plan of evictions carried out on a made-up Slurm."""
+"""Tests of evictions on a simulated Slurm."""
 
+import errno
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from launch.systems import SYSTEMS
 from scheduler.eviction.execution import Eviction
 from tests.fakes import Clock
 from tests.launch.conftest import made_up
+from tests.refusals import refused
 
 __all__ = ["made_up"]
 SAVES = "fleet:signal=B:USR2,app_time=2"
@@ -34,15 +36,15 @@ JOBS = {
 
 @pytest.fixture(autouse=True)
 def user(monkeypatch):
-    """An ordinary user, who looks every half minute."""
-    monkeypatch.setattr(eviction, "LOOK_S", (30.0, 30.0))
+    """Act as an ordinary user who takes a snapshot every half minute."""
+    monkeypatch.setattr(eviction, "SNAPSHOT_S", (30.0, 30.0))
     monkeypatch.setattr(slurm_control, "is_operator", lambda: False)
     monkeypatch.setattr(slurm_control, "current_user", lambda: "me")
 
 
 @pytest.fixture
 def evict(tmp_path, made_up):
-    """Carry out; whether all went well, what was noted, and what was said."""
+    """Return a function that carries out an eviction: success, log lines, messages."""
 
     def run(
         nodes,
@@ -51,11 +53,11 @@ def evict(tmp_path, made_up):
         user="me",
         keeping=KeepFree(),
         interruption=None,
-        give_back=None,
+        release_nodes=None,
     ):
         clock = clock or Clock()
         machine = ClusterView(
-            None, user, lambda jobs: running_jobs(jobs, SiteCheckpoints(), None, 0.0), give_back
+            None, user, lambda jobs: running_jobs(jobs, SiteCheckpoints(), None, 0.0), release_nodes
         )
         first = machine.take_snapshot()
         eviction = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals, first.runs)
@@ -133,14 +135,14 @@ def test_job_that_can_shrink_is_shrunk_first(made_up, evict):
     made_up.set({"1": {"nodes": 2, "comment": SAVES}, "3": YIELDS})
     requests = []
 
-    def give_back(run, nodes, within_s):
+    def release_nodes(run, nodes, within_s):
         requests.append((run, nodes, within_s))
-        made_up.change("3", nodes=1)  # as Slurm's queue will show it
+        made_up.change("3", nodes=1)  # as in Slurm's queue
         return ["n2", "n3"]
 
-    done, notes, messages = evict(2, 10, give_back=give_back)
+    done, notes, messages = evict(2, 10, release_nodes=release_nodes)
     assert done
-    assert requests == [("/runs/photos", 2, 270.0)]  # half of what is left of the time
+    assert requests == [("/runs/photos", 2, 270.0)]  # half of the remaining time
     assert made_up.acts == ["scontrol update JobId=3 NodeList=n1"]
     assert notes == [("yield", "3"), ("shrunk", "3"), ("free", ""), ("end", "")]
     assert (
@@ -153,10 +155,10 @@ def test_job_that_can_shrink_is_shrunk_first(made_up, evict):
 def test_job_that_cannot_release_nodes_saves_instead(made_up, evict, nodes):
     made_up.set({"3": YIELDS})
 
-    def give_back(run, nodes, within_s):
+    def release_nodes(run, nodes, within_s):
         raise UserError(f"{run}: no launch is at work there")
 
-    done, notes, messages = evict(nodes, 10, give_back=give_back)
+    done, notes, messages = evict(nodes, 10, release_nodes=release_nodes)
     assert done
     assert "    0.0 min  job 3 of me: skipped: /runs/photos: no launch is at work there" in messages
     assert made_up.acts == ["scancel --batch --signal=USR2 3"]
@@ -173,17 +175,17 @@ def test_other_jobs_are_evicted_after_release_is_known(made_up, evict):
     )
     clock, requests = Clock(), []
 
-    def give_back(run, nodes, within_s):  # it does not, and says so at the end of its time
+    def release_nodes(run, nodes, within_s):  # it does not, and reports that at the end of its time
         requests.append((clock.now / 60, within_s / 60))
         clock.now += within_s
         raise UserError(f"{run}: no nodes are free")
 
-    done, _, messages = evict(5, 20, clock, give_back=give_back)
+    done, _, messages = evict(5, 20, clock, release_nodes=release_nodes)
     assert done
     assert requests == [
         (0.0, 9.5),
         (10.0, 4.5),
-    ]  # half of what is left then, and half a minute to the next look
+    ]  # half of the remaining time, and half a minute until the next snapshot
     saves = [line.split(" (")[0].split() for line in messages if "saves, until minute" in line]
     assert saves
     assert all(float(line[0]) + 2 == float(line[-1]) >= 17 for line in saves)
@@ -196,14 +198,14 @@ def test_no_release_is_requested_without_time(made_up, evict):
     assert "yield" not in {kind for kind, _ in notes}
 
 
-def test_a_dry_run_says_who_would_give_nodes_back(made_up, capsys):
+def test_dry_run_lists_jobs_that_would_release_nodes(made_up, capsys):
     made_up.set({"1": {"nodes": 2, "elapsed": "10:00"}, "3": YIELDS})
     assert main(WORDS) == 0
     assert capsys.readouterr().out.splitlines()[1:-1] == [
         "    0.0 min  job 3 of me: releases nodes: 2 of 3 (its comment says that it can)",
         "    0.0 min  plan: 2 nodes, 0.3 node-hours are lost",
-        "    9.0 min  job 1 of me: is stopped: it loses least (requeue and hold for a while, or cancel if Slurm "
-        "refuses)",
+        "    9.0 min  job 1 of me: is stopped: it loses least (requeue and hold for a while, or "
+        "cancel if Slurm refuses)",
     ]
 
 
@@ -220,7 +222,7 @@ def test_nodes_are_kept_free_until_urgent_job_starts(made_up, evict):
 
     done, notes, messages = evict(4, 10, Clock(then={780: begin}), keeping=KeepFree("9"))
     assert done
-    assert held_jobs == ["1", "3"]  # also the one that has put itself back
+    assert held_jobs == ["1", "3"]  # including the one that has requeued itself
     assert messages[-3] == "job 9 is RUNNING after 13.0 min"
     assert {job for kind, job in notes if kind == "release"} == {"1", "3"}
     assert not any(job.get("held") for job in made_up.state()["jobs"].values())
@@ -236,15 +238,15 @@ def test_unstarted_urgent_job_is_given_up_and_holds_released(made_up, evict):
     ]
 
 
-def test_nodes_are_kept_for_a_minute_where_nobody_says_for_whom(made_up, evict):
+def test_nodes_are_kept_free_for_a_minute_by_default(made_up, evict):
     made_up.set({"3": {"nodes": 2}})
     _, _, messages = evict(2, 0)
     assert (
         "the nodes are no longer kept free, after 1.5 min" in messages
-    )  # they were free at the second look, after half a one
+    )  # they were free at the second snapshot, after half a minute
 
 
-def test_what_is_broken_off_releases_what_it_holds(made_up, evict, tmp_path):
+def test_interrupted_eviction_releases_held_jobs(made_up, evict, tmp_path):
     made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
     with DeferredSignals() as interruption:
         clock = Clock(then={660: lambda: os.kill(os.getpid(), signal.SIGTERM)})
@@ -267,7 +269,7 @@ def test_next_eviction_releases_holds_of_killed_one(made_up, evict, tmp_path):
     assert unreleased_jobs(record) == []
 
 
-def test_what_cannot_be_released_is_said_with_what_to_do(made_up, evict, tmp_path, monkeypatch):
+def test_release_failure_names_the_remedy(made_up, evict, tmp_path, monkeypatch):
     made_up.set({"3": {"nodes": 2}})
     monkeypatch.setattr(job_holds, "_PAUSE_S", 0.0)
     refuses = Clock(
@@ -279,8 +281,8 @@ def test_what_cannot_be_released_is_said_with_what_to_do(made_up, evict, tmp_pat
     )
     _, _, messages = evict(2, 10, refuses)
     assert messages[-1] == (
-        "job 3 could not be released: scontrol failed: Access/permission denied; try: scontrol release "
-        "3"
+        "job 3 could not be released: scontrol failed: Access/permission denied; try: scontrol "
+        "release 3"
     )
     assert unreleased_jobs(tmp_path / "record") == ["3"]
 
@@ -300,9 +302,7 @@ def test_job_cancelled_while_held_needs_no_release(made_up, evict, tmp_path):
         ({"state": "COMPLETING"}, "it is now COMPLETING"),
     ],
 )
-def test_a_job_is_looked_at_once_more_right_before_it_is_touched(
-    made_up, evict, monkeypatch, changes, reason
-):
+def test_job_is_checked_again_before_each_action(made_up, evict, monkeypatch, changes, reason):
     made_up.set({"2": {"nodes": 2}, "3": {"nodes": 2, "elapsed": "10:00"}})
     find_obstacle = ClusterView.find_obstacle
 
@@ -319,7 +319,7 @@ def test_a_job_is_looked_at_once_more_right_before_it_is_touched(
     assert not any(act.endswith(" 3") for act in made_up.acts)
 
 
-def test_a_slurm_that_is_silent_for_a_while_is_asked_again(made_up, evict):
+def test_eviction_retries_if_slurm_does_not_answer(made_up, evict):
     made_up.set({"3": {"nodes": 2}})
     state = made_up.state()
     silent = Clock(
@@ -356,20 +356,18 @@ def test_unfreed_nodes_are_given_up_after_deadline(made_up, evict, monkeypatch):
 
 
 def test_unwritable_record_ends_eviction_before_any_action(made_up, tmp_path):
-    with pytest.raises(
-        UserError, match="no/record: No such file or directory; use --record to name another file"
-    ):
+    with refused(UserError, "no/record", os.strerror(errno.ENOENT), "--record"):
         EvictionLog(tmp_path / "no/record", print).note("begin", "")
 
 
-# ---- who might take the nodes ----
+# ---- jobs that could take the nodes ----
 
 URGENT = {"state": "PENDING", "start": "N/A", "partition": "high"}
 OF_HARVEST = {"state": "PENDING", "start": "N/A", "comment": SAVES}
 
 
 def begin_when_free(made_up, job, nodes, hosts):
-    """What Slurm does at a look: a job that waits begins where nodes are free, unless it is held."""
+    """Start waiting jobs on free nodes unless they are held, as Slurm does."""
 
     def begin():
         jobs = made_up.state()["jobs"]
@@ -408,7 +406,7 @@ def test_waiting_harvest_jobs_are_held_until_urgent_job_starts(made_up, evict):
     )
     done, notes, messages = evict(2, 10, clock, keeping=KeepFree("9"))
     assert done
-    assert notes[0] == ("hold", "7")  # what its user holds is left to him
+    assert notes[0] == ("hold", "7")  # jobs that their user holds stay held
     assert notes[-1] == ("release", "7")
     assert made_up.acts == [
         "scontrol hold 7",
@@ -490,7 +488,7 @@ def test_nodes_taken_before_all_are_free_are_not_counted(made_up, evict):
     )
 
 
-def test_a_job_of_a_harvest_that_was_quicker_makes_room_in_turn(made_up, evict):
+def test_harvest_job_that_took_nodes_is_evicted_in_turn(made_up, evict):
     made_up.set({"1": {"nodes": 2, "comment": SAVES, "hosts": "n1,n2"}, "9": URGENT})
     slips_in = {"state": "RUNNING", "start": "2026-11-22T12:00:00", "hosts": "n1", "comment": SAVES}
     clock = Clock(
@@ -527,7 +525,7 @@ def test_requeued_job_keeps_nodes_until_processes_end(made_up, evict):
     assert "1 nodes are free after 1.5 min" in messages
 
 
-def test_a_job_that_comes_to_other_nodes_and_ends_is_not_counted(made_up, evict):
+def test_job_on_other_nodes_is_not_counted(made_up, evict):
     made_up.set({"2": {"nodes": 2, "hosts": "n1,n2"}})
     comes = {"state": "RUNNING", "start": "2026-11-22T12:00:00", "nodes": 2, "hosts": "n3,n4"}
     _, notes, _ = evict(
@@ -562,7 +560,7 @@ def test_delay_file_of_killed_eviction_expires(tmp_path):
     assert paused_submissions.pause_s(paths) == 0
 
 
-def test_an_operator_writes_into_no_folder_but_that_of_the_user(tmp_path, monkeypatch):
+def test_operator_writes_only_to_folders_of_the_user(tmp_path, monkeypatch):
     paths, other_folder = RunPaths(tmp_path / "run"), tmp_path / "others"
     other_folder.mkdir()
     paths.root.mkdir()
@@ -596,16 +594,16 @@ def test_eviction_dry_run_lists_steps_and_does_nothing(made_up, capsys):
         "3 running jobs of me may be stopped\n"
         "    0.0 min  plan: 4 nodes, 0.3 node-hours are lost\n"
         "    0.0 min  job 1 of me: saves, until minute 2.0 (signal B:USR2)\n"
-        "    9.0 min  job 3 of me: is stopped: it loses least (requeue and hold for a while, or cancel if "
-        "Slurm refuses)\n"
+        "    9.0 min  job 3 of me: is stopped: it loses least (requeue and hold for a while, or "
+        "cancel if Slurm refuses)\n"
         "Nothing was done; add --yes to carry this out.\n"
     )
     assert made_up.acts == []
 
 
-def test_with_yes_it_is_done_and_noted(made_up, tmp_path, monkeypatch, capsys):
+def test_yes_carries_out_and_logs(made_up, tmp_path, monkeypatch, capsys):
     made_up.set(JOBS)
-    monkeypatch.setattr(eviction, "LOOK_S", (0.0, 0.01))
+    monkeypatch.setattr(eviction, "SNAPSHOT_S", (0.0, 0.01))
     monkeypatch.setattr(eviction, "KEEP_S", 0.0)
     words = ["evict", "--slurm", "--nodes", "4", "--deadline", "0", "--carry-out", "--yes"]
     assert main([*words, "--record", str(tmp_path / "record")]) == 0
@@ -619,7 +617,7 @@ def test_with_yes_it_is_done_and_noted(made_up, tmp_path, monkeypatch, capsys):
     assert json.loads((tmp_path / "record").read_text().splitlines()[0])["whose"] == "me"
 
 
-def test_an_operator_may_ask_all(made_up, monkeypatch, capsys):
+def test_operator_may_evict_jobs_of_all_users(made_up, monkeypatch, capsys):
     made_up.set(JOBS)
     monkeypatch.setattr(slurm_control, "is_operator", lambda: True)
     assert main([*WORDS[:3], "10", *WORDS[4:]]) == 0
@@ -664,7 +662,7 @@ def test_an_operator_may_ask_all(made_up, monkeypatch, capsys):
         ),
     ],
 )
-def test_what_cannot_be_carried_out_is_refused(made_up, capsys, words, message):
+def test_carry_out_refuses_invalid_arguments(made_up, capsys, words, message):
     made_up.set(JOBS)
     assert main(["evict", *words]) == 2
     assert capsys.readouterr().err == f"fleet evict: {message}\n"

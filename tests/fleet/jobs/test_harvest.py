@@ -1,4 +1,4 @@
-"""Jobs that share the networks of runs: what they look at, what they hand in, and what they remember."""
+"""Tests of harvests: jobs that share the networks of runs."""
 
 import contextlib
 import signal
@@ -24,10 +24,11 @@ from launch.systems import SYSTEMS
 from tests.fleet.histories import apply_status, record, results_of
 from tests.fleet.logs import START
 from tests.fleet.storage.test_lease import hold
+from tests.refusals import refused
 
 
 class Queue:
-    """A batch system that does what it is told for a run, and begins nothing by itself."""
+    """A batch system that submits and cancels jobs, but never starts them."""
 
     def __init__(self, run, idle=4):
         self.name, self.listed, self.idle, self.scripts = run.job, [], idle, []
@@ -53,7 +54,7 @@ def run(tmp_path):
 
 
 def launch(run, job, *events, ends=None, warning=""):
-    """A launch that is over, as it leaves its lines behind."""
+    """Write the log of a launch that has ended."""
     log = RunPaths(run.root, job).events
     harvest_log.add_note(
         run.paths, harvest.JobStarted(job, log.stat().st_size if log.exists() else 0)
@@ -72,7 +73,7 @@ def backlog_of(run, queue, **limits):
 
 
 def finish(run, *names):
-    """Networks of a run are done, by its table."""
+    """Write networks as finished into the table of a run."""
     spec = parse(
         {
             "models": [{"family": "softmax", "name": name} for name in run.networks],
@@ -93,11 +94,11 @@ def test_fruitless_launches_count_until_epoch_or_new_request(
     assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 0
     launch(run, "1", TAKEN, ends=1)
     launch(run, "2", TAKEN)  # it was killed
-    launch(run, "2", ends=75)  # there was no network for it: nobody's fault
+    launch(run, "2", ends=75)  # no network was available for it, which is not a failure
     assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 2
-    launch(run, "3", ends=1)  # it did not come so far as to take one
+    launch(run, "3", ends=1)  # it ended before it took one
     assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 3
-    launch(run, "3", TAKEN, ends=1, warning="a preemption")  # this is what a harvest is for
+    launch(run, "3", TAKEN, ends=1, warning="a preemption")  # this is normal for a harvest
     assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 3
     harvest_log.add_note(run.paths, harvest_log.HarvestRequested())
     assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 0
@@ -107,7 +108,7 @@ def test_fruitless_launches_count_until_epoch_or_new_request(
     assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths)) == 0
 
 
-def test_a_launch_that_goes_on_is_not_judged(run):
+def test_running_launch_is_not_fruitless(run):
     launch(run, "1", TAKEN)
     assert harvest_log.count_fruitless(harvest_log.past_launches(run.paths, running=["1"])) == 0
     launch(run, "1", TAKEN)  # Slurm has put it back into the queue, and started it again
@@ -124,7 +125,7 @@ def test_mean_gap_follows_from_cut_launches(run):
     )
 
 
-def test_a_run_is_looked_at_by_its_table_its_leases_and_its_logs(run):
+def test_read_harvest_state_from_table_leases_and_logs(run):
     assert harvest.read_harvest_state(run, [], []).waiting == 3
     finish(run, "a")
     for name, job in (("b", "17"), ("c", "18")):
@@ -139,12 +140,12 @@ def test_a_run_is_looked_at_by_its_table_its_leases_and_its_logs(run):
         1,
         1,
         (("19", 2),),
-    )  # 18 is no more
+    )  # job 18 has ended
     assert (seen.start_s, seen.per_node) == (10.0, 2)
     assert seen.rate == pytest.approx(record(1).samples / record(1).seconds)
 
 
-def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
+def test_top_up_submits_logs_and_cancels(run):
     queue = Queue(run)
     backlog = backlog_of(run, queue)
     assert len(backlog.top_up()) == 2
@@ -179,7 +180,7 @@ class Silent(Queue):
 
 @pytest.fixture
 def signals():
-    """What a job does about signals is undone."""
+    """Restore signal handlers that a job has set."""
     before = {
         number: signal.getsignal(number)
         for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
@@ -206,7 +207,7 @@ def test_job_trains_on_if_batch_system_does_not_answer(run, capfd):
     ]
 
 
-def test_a_plan_is_read_as_it_was_written(run, tmp_path):
+def test_harvest_plan_round_trip(run, tmp_path):
     second_run = harvest.HarvestRun("fleet-2", tmp_path / "other", ("d",), 2)
     plan = harvest.HarvestPlan((run, second_run), HarvestLimits(2, 3, 4), ("-p", "low"), "low")
     plan.write()
@@ -215,9 +216,9 @@ def test_a_plan_is_read_as_it_was_written(run, tmp_path):
         plan,
     ]
     run.paths.harvest.write_text("{}")
-    with pytest.raises(UserError, match="was not written by fleet harvest"):
+    with refused(UserError, run.paths.harvest, "fleet harvest"):
         harvest.HarvestPlan.read(run.paths.harvest)
-    with pytest.raises(UserError, match="fleet harvest writes it"):
+    with refused(UserError, "none.json", "fleet harvest"):
         harvest.HarvestPlan.read(tmp_path / "none.json")
 
 
@@ -231,7 +232,7 @@ def test_a_plan_is_read_as_it_was_written(run, tmp_path):
         (["--qos=preempt", "--partition=low"], "low"),
     ],
 )
-def test_the_partition_is_found_among_the_options(options, partition):
+def test_queue_of_options(options, partition):
     assert QUEUES["squeue"].queue_of(options) == partition
 
 
@@ -245,7 +246,7 @@ def test_nodes_of_job_come_from_submission_if_queue_omits_them(run):
     assert [order.nodes for order in more] == [1]  # two of three networks have a job
 
 
-def test_a_job_that_runs_goes_by_what_was_asked_for_last(run):
+def test_running_job_reads_the_newest_plan(run):
     plan = harvest.HarvestPlan((run,), HarvestLimits(backlog=1))
     plan.write()
     backlog = harvest.Backlog(plan, Queue(run), {}, run.paths.harvest)
@@ -253,10 +254,10 @@ def test_a_job_that_runs_goes_by_what_was_asked_for_last(run):
     harvest.HarvestPlan((run,), HarvestLimits(backlog=3)).write()
     assert len(backlog.top_up()) == 2
     run.paths.harvest.write_text("{}")
-    assert backlog.top_up() == []  # it goes on by what it knows
+    assert backlog.top_up() == []  # it continues with the current plan
 
 
-# ---- what can pass, and how it ends -------------------------------------------------------------
+# ---- transient errors and ends ------------------------------------------------------------------
 
 
 def noted(run, *words):
@@ -314,7 +315,7 @@ def test_one_of_several_ending_jobs_submits_the_next(run):
 
 @pytest.fixture
 def job(run, signals, monkeypatch):
-    """Run one job of a harvest; what it is told to run is a line of Python."""
+    """Run one job of a harvest whose launch is a line of Python."""
     monkeypatch.setattr(launching, "_LEAST_S", 0.1)
     queue = Queue(run)
     plan = harvest.HarvestPlan(
@@ -334,7 +335,7 @@ def job(run, signals, monkeypatch):
     return begin
 
 
-def test_a_job_that_would_find_no_network_starts_no_launch(run, job, capfd):
+def test_job_without_a_network_starts_no_launch(run, job, capfd):
     finish(run, *run.networks)
     assert job("print('trained')") == 0
     assert "trained" not in capfd.readouterr().out
@@ -344,15 +345,18 @@ def test_a_job_that_would_find_no_network_starts_no_launch(run, job, capfd):
     ]
 
 
-SAYS = "import sys; print('fleet: rank 0 on n1: x.h5 cannot be written: No space left', file=sys.stderr); sys.exit(74)"
+FULL_DISK = (
+    "import sys; print('fleet: rank 0 on n1: x.h5 cannot be written: No space left', "
+    "file=sys.stderr); sys.exit(74)"
+)
 
 
 def test_launch_end_is_noted_and_transient_error_is_retried(run, job, monkeypatch):
     monkeypatch.setattr(harvest, "_PAUSE_S", 0.01)
-    assert job(SAYS) == ExitStatus.CAN_PASS
+    assert job(FULL_DISK) == ExitStatus.CAN_PASS
     (ended,) = noted(run, "ended")
     assert ended["why"] == (
-        "it broke off: its launcher ended with status 74: rank 0 on n1: x.h5 cannot be written: No "
+        "it failed: its launcher ended with status 74: rank 0 on n1: x.h5 cannot be written: No "
         "space left"
     )
     assert noted(run, "over") == []
@@ -365,8 +369,8 @@ def test_last_launch_notes_end_reason_and_restart_command(run, job, capfd):
         job.queue.listed = []
     (over,) = noted(run, "over")
     assert over["why"] == (
-        "3 launches in a row finished no epoch; the last reason: it broke off: its launcher ended with "
-        "status 1"
+        "3 launches in a row finished no epoch; the last reason: it failed: its launcher ended "
+        "with status 1"
     )
     assert over["again"] == "fleet harvest photos.yaml --system slurm"
     assert "to start it again: fleet harvest photos.yaml --system slurm" in capfd.readouterr().err

@@ -1,5 +1,7 @@
-"""What facts mean: ranks, GPUs, libraries, disks that are made up."""
+"""Tests of preflight checks with artificial facts."""
 
+import errno
+import os
 from dataclasses import replace
 
 import pytest
@@ -25,7 +27,7 @@ def test_matching_or_unknown_number_of_ranks_is_accepted():
     assert checks.check_launch("", None, 1, "Open MPI") == []
 
 
-def test_a_launcher_of_another_mpi_starts_many_first_ranks():
+def test_check_launch_reports_a_foreign_launcher():
     (finding,) = checks.check_launch("mpiexec of MPICH", 8, 1, "Open MPI v5.0.11")
     assert str(finding).startswith(
         "mpiexec of MPICH started 8 ranks, but MPI sees 1: mpi4py uses Open MPI v5.0.11: "
@@ -34,9 +36,9 @@ def test_a_launcher_of_another_mpi_starts_many_first_ranks():
 
 
 @pytest.mark.parametrize(
-    ("slots", "problem"), [(1, ["2 trainers of node 0 without a GPU of their own"]), (2, [])]
+    ("slots", "problem"), [(1, ["2 trainers of node 0 without their own GPU"]), (2, [])]
 )
-def test_trainers_may_share_gpus_that_have_slots(slots, problem):
+def test_check_ranks_accepts_trainers_that_share_gpus(slots, problem):
     assert (
         problems_of_findings(
             checks.check_ranks([RANK] * 5, [0] * 5, [1, 2, 3, 4], needs_gpus=True, slots=slots)
@@ -67,15 +69,15 @@ def test_trainers_may_share_gpus_that_have_slots(slots, problem):
             [1, 2],
             "2 ranks of node 0 see only GPU 1, or different GPUs under its name",
         ),
-        ([RANK] * 4, [1, 2, 3], "1 trainer of node 0 without a GPU of their own"),
+        ([RANK] * 4, [1, 2, 3], "1 trainer of node 0 without their own GPU"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_gpus_that_are_hidden_or_shown_twice_are_named(ranks, trainers, problem):
+def test_check_ranks_names_hidden_and_duplicate_gpus(ranks, trainers, problem):
     assert problems_of_findings(
         checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True)
     ) == [problem]
-    second_node = [RANK] * 4  # on a node of its own: each is looked at by itself
+    second_node = [RANK] * 4  # on its own node: each node is checked separately
     assert problems_of_findings(
         checks.check_ranks(
             [*ranks, *second_node],
@@ -92,19 +94,19 @@ def test_gpus_that_are_hidden_or_shown_twice_are_named(ranks, trainers, problem)
     [
         [RANK] * 4,
         [replace(RANK, gpus=(), gpu_files=0)] * 3,  # no GPU anywhere
-        [replace(RANK, gpus=("0",), gpu_files=1)] * 3,  # one, which every rank is shown
+        [replace(RANK, gpus=("0",), gpu_files=1)] * 3,  # one, visible to every rank
         [replace(RANK, gpus=("0",)), replace(RANK, gpus=("1",))],  # one each
     ],
 )
-def test_gpus_as_they_may_be_are_not(ranks):
+def test_check_ranks_accepts_valid_gpus(ranks):
     trainers = {2: [0, 1], 3: [2], 4: [2, 3]}[len(ranks)]
     assert checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True) == []
 
 
 def threads_of(ranks, threads):
     return (
-        f"node 0 has {ranks} ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes {threads} threads) on 16 "
-        "cores"
+        f"node 0 has {ranks} ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes {threads} "
+        "threads) on 16 cores"
     )
 
 
@@ -115,11 +117,11 @@ def threads_of(ranks, threads):
         (17, 1, 0, 1, ["node 0 has 17 ranks on 16 cores"]),
         (4, 8, 0, 1, [threads_of(4, 32)]),
         (17, 1, 16, 1, ["node 0 has 17 ranks on 16 cores"]),
-        (17, 1, 16, 2, []),  # they may share cores that have slots
+        (17, 1, 16, 2, []),  # trainers in slots may share cores
         (17, 2, 16, 2, [threads_of(17, 34)]),
     ],
 )
-def test_more_threads_than_cores_are_named(ranks, threads, trainers, slots, problem):
+def test_check_ranks_names_too_many_threads(ranks, threads, trainers, slots, problem):
     facts = [replace(RANK, gpus=(), gpu_files=0, threads=threads)] * ranks
     training = range(ranks - trainers, ranks)
     assert (
@@ -137,7 +139,7 @@ def libraries(exchange="auto", gpus=("0", "1"), seen=None, horovod="ready"):
     )
 
 
-def test_tensorflow_has_to_see_the_gpus():
+def test_find_problems_if_tensorflow_sees_no_gpus():
     assert libraries() == []
     assert libraries(gpus=("0",)) == []
     assert libraries(seen=0, horovod="ready") == [
@@ -161,11 +163,11 @@ def test_tensorflow_has_to_see_the_gpus():
         ("mpi", (), "ImportError: undefined symbol", []),
     ],
 )
-def test_horovod_has_to_fit_where_it_is_to_be_used(exchange, gpus, horovod, problem):
+def test_find_problems_of_horovod(exchange, gpus, horovod, problem):
     assert libraries(exchange, gpus, horovod=horovod) == problem
 
 
-def test_checkpoints_want_room_in_a_folder_that_can_be_written():
+def test_check_disk():
     assert checks.check_disk(checks.Disk("/scratch", free=10**9, needed=10**9)) == []
     assert problems_of_findings(
         checks.check_disk(checks.Disk("/scratch", free=10**9, needed=2 * 10**9))
@@ -202,19 +204,19 @@ def test_checkpoints_want_room_in_a_folder_that_can_be_written():
         (
             [
                 checks.LeaseTrial("n1", True, "a"),
-                checks.LeaseTrial("n2", False, "", problem="No such file or directory"),
+                checks.LeaseTrial("n2", False, "", problem=os.strerror(errno.ENOENT)),
             ],
-            "n2 cannot take the lease of the run's folder: No such file",
+            f"n2 cannot take the lease of the run's folder: {os.strerror(errno.ENOENT)}",
         ),
     ],
     ids=str,
 )
-def test_two_nodes_that_can_hold_one_folder_are_named(trials, problem):
+def test_check_lease_names_nodes_without_exclusion(trials, problem):
     findings = checks.check_lease(trials)
     assert [str(finding).startswith(problem) for finding in findings] == [True] * bool(problem)
 
 
-def test_a_node_that_cannot_read_the_data_is_named():
+def test_check_data_names_nodes_that_cannot_read():
     assert problems_of_findings(
         checks.check_data([RANK, replace(RANK, host="n2", data_problem="a.jpg: Permission denied")])
     ) == ["n2 cannot read the data: a.jpg: Permission denied"]
@@ -222,7 +224,7 @@ def test_a_node_that_cannot_read_the_data_is_named():
 
 @pytest.mark.parametrize(("keep", "copies"), [("best+last", 4), ("last", 3)])
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_as_much_room_is_wanted_as_is_kept(keep, copies, dtype):
+def test_folder_bytes_follow_checkpoint_keep(keep, copies, dtype):
     parsed = spec({"build": "tests.sources:zeros"}, checkpoint={"keep": keep})
     parameters = (4 * 4 + 1) * 3
     folder_bytes = _folder_bytes(
@@ -242,7 +244,7 @@ def test_as_much_room_is_wanted_as_is_kept(keep, copies, dtype):
         (range(16), []),
     ],
 )
-def test_a_trainer_is_bound_to_no_core_near_its_gpu(cores, problem):
+def test_check_ranks_names_trainers_far_from_their_gpu(cores, problem):
     near = [GpuNode("0", 0, frozenset(range(8))), GpuNode("1", 1, frozenset(range(8, 16)))]
     ranks = [replace(RANK, near=near), replace(RANK, near=near, cores=Cores(frozenset(cores), 16))]
     assert (

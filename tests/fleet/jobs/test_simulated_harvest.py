@@ -1,7 +1,7 @@
-"""Harvests of networks that take as long as they like, on a made-up site where time is made up as well.
+"""Tests of whole harvests on a simulated site, with simulated time.
 
-What keeps the backlog is the real thing, on real files; the launches only say what launches say: which networks they
-take and let go, and what they log. Each writes the table as it alone sees it.
+The backlog is the real one, with real files; the launches only log what launches log, and hold and
+release networks. Each launch writes the table of results from its own point of view.
 """
 
 import random
@@ -35,7 +35,7 @@ START_S, IDLE_S, LOOK_S = (
     8,
     60,
     30,
-)  # of a launch until it takes networks, without any, and between two looks
+)  # of a launch until it takes networks, without any, and between two checks
 
 
 class Site:
@@ -61,7 +61,7 @@ class Site:
         self.listed = [queued for queued in self.listed if queued.id != job or queued.runs]
 
     def harvest(self, runs, trainings, backlog=2, most_s=3000):
-        """Go on until no job is left."""
+        """Simulate until no job is left."""
         self.runs, self.plan = runs, HarvestPlan(tuple(runs), HarvestLimits(backlog=backlog))
         self.truth = {training.run.job: training for training in trainings}
         Backlog(self.plan, self, {}).top_up()
@@ -74,7 +74,7 @@ class Site:
         for job in [job for job in self.listed if not job.runs]:
             if (
                 job in self.listed and self.idle_nodes() >= job.nodes
-            ):  # it may have been taken back just now
+            ):  # it may just have been cancelled
                 self.listed[self.listed.index(job)] = job._replace(runs=True)
                 backlog = Backlog(self.plan, self, {})
                 if backlog.has_work(self.truth[job.name].run.root, job.id):
@@ -87,7 +87,7 @@ class Site:
 
 
 class Training:
-    """The networks of a run, and how far they really are."""
+    """The networks of a run, and their actual progress."""
 
     def __init__(self, root, epochs, failing=()):
         names = [f"net{number:02}" for number in range(len(epochs))]
@@ -102,7 +102,7 @@ class Training:
 
 
 class Launch:
-    """A launch of one node that trains one network at a time, an epoch a second."""
+    """A launch on one node that trains one network at a time, one epoch per second."""
 
     def __init__(self, site, training, job, backlog):
         self.site, self.training, self.job, self.backlog = site, training, job, backlog

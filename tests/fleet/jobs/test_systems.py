@@ -1,4 +1,4 @@
-"""Batch systems by name and by import path."""
+"""Tests of finding batch systems by name and by import path."""
 
 import sys
 
@@ -9,13 +9,15 @@ from fleet.jobs.systems import find_system, lease_of_process
 from fleet.storage.lease import Holder
 from launch.systems import SYSTEMS
 from tests.fakes import put_programs
+from tests.refusals import refused
 
 MODULE = """
 from dataclasses import replace
 from launch.systems import SYSTEMS, System
 
 WRAPPED = replace(SYSTEMS["slurm"], submit=("my_sbatch",))
-OWN = System("own", "#OWN ", job_variable="OWN_ID", submit=("own",), id_pattern="([0-9]+)", template="<<body>>",
+OWN = System("own", "#OWN ", job_variable="OWN_ID", submit=("own",), id_pattern="([0-9]+)",
+template="<<body>>",
              state=("own_state", "{job}"), over="gone", restarts="OWN_RESTARTS")
 NUMBER = 3
 """
@@ -31,7 +33,7 @@ def custom_system(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_find_policy_returns_built_in_policies():
+def test_find_system_by_name():
     assert find_system("pbs") is SYSTEMS["pbs"]
 
 
@@ -40,7 +42,7 @@ def test_custom_system_is_found_by_path_and_keeps_template():
     assert (system.name, system.script, system.has_queue) == ("own_systems:OWN", "<<body>>", True)
 
 
-def test_a_system_of_ours_may_be_changed_in_a_part():
+def test_custom_system_may_modify_one_of_the_table():
     system = find_system("own_systems:WRAPPED")
     assert (system.name, system.submit) == ("own_systems:WRAPPED", ("my_sbatch",))
     assert system.script == SYSTEMS["slurm"].script
@@ -51,7 +53,8 @@ def test_a_system_of_ours_may_be_changed_in_a_part():
     [
         (
             "sge",
-            "no batch system is named 'sge'; use one of slurm, lsf, pbs, local, or an import path module:system",
+            "no batch system is named 'sge'; use one of slurm, lsf, pbs, local, or an import path "
+            "module:system",
         ),
         ("own_systems:NUMBER", "system 'own_systems:NUMBER' is of type int; it should be a System"),
         ("own_systems:NO", "system 'own_systems:NO': module 'own_systems' has no 'NO'"),
@@ -61,7 +64,7 @@ def test_a_system_of_ours_may_be_changed_in_a_part():
         ),
     ],
 )
-def test_what_leads_to_no_system_is_refused_in_a_line(name, message):
+def test_find_system_refuses_invalid_names_in_one_line(name, message):
     with pytest.raises(UserError) as refusal:
         find_system(name)
     assert message in str(refusal.value)
@@ -71,7 +74,7 @@ def test_what_leads_to_no_system_is_refused_in_a_line(name, message):
 OWN_JOB = {"FLEET_SYSTEM": "own_systems:OWN", "OWN_ID": "7", "OWN_RESTARTS": "2"}
 
 
-def test_a_launch_in_a_job_of_ones_own_system_knows_its_job():
+def test_this_job_with_a_custom_system():
     me = lease_of_process(OWN_JOB).me
     assert (me.system, me.job, me.restarts) == ("own_systems:OWN", "7", 2)
     assert lease_of_process({"FLEET_SYSTEM": "slurm", "SLURM_JOB_ID": "8"}).me.job == "8"
@@ -81,16 +84,16 @@ def test_a_launch_in_a_job_of_ones_own_system_knows_its_job():
 @pytest.mark.parametrize(
     ("line", "answer"), [("echo runs", True), ("echo gone", False), ("exit 1", None)]
 )
-def test_ones_own_system_is_asked_whether_a_job_lives(tmp_path, monkeypatch, line, answer):
+def test_custom_system_reports_whether_a_job_runs(tmp_path, monkeypatch, line, answer):
     put_programs(tmp_path, {"own_state": line})
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     holder = Holder("x", "n1", 1, system="own_systems:OWN", job="6")
     assert lease_of_process(OWN_JOB)._process.knows_job(holder) is answer
-    assert lease_of_process({})._process.knows_job(holder) is None  # nobody has told of that system
+    assert (
+        lease_of_process({})._process.knows_job(holder) is None
+    )  # the environment does not name that system
 
 
-def test_a_launch_that_is_told_of_no_system_says_so():
-    with pytest.raises(
-        UserError, match="^FLEET_SYSTEM: no batch system is named 'sge'; use one of slurm"
-    ):
+def test_unknown_system_in_the_environment_is_refused():
+    with refused(UserError, "FLEET_SYSTEM: ", "'sge'", "slurm"):
         lease_of_process({"FLEET_SYSTEM": "sge"})

@@ -1,4 +1,4 @@
-"""What a run's log says of its time."""
+"""Tests of the account of a run's time."""
 
 from dataclasses import asdict, replace
 
@@ -15,7 +15,7 @@ def account(log):
     return of_run.account(replay_log(log))
 
 
-def test_who_trained_when_and_where_the_time_went():
+def test_account_of_stints_and_time():
     result = account(LOG)
     assert [
         (stint.name, stint.devices, stint.start_s, stint.end_s, stint.epochs)
@@ -36,7 +36,7 @@ def test_who_trained_when_and_where_the_time_went():
     assert sum(spent.values()) == pytest.approx(2 * 23)
 
 
-def test_what_passed_between_the_command_and_the_first_step():
+def test_account_of_startup():
     before = {"launcher": 0.25, "reading": 2.0}
     log = [
         LoggedEvent(0.0, replace(START, before_s=before)),
@@ -48,9 +48,7 @@ def test_what_passed_between_the_command_and_the_first_step():
     assert dict(result.startup) == pytest.approx(
         {**before, "loading the engine": 1.0, "building b<1>": 1.5, "its first step": 2.0}
     )
-    assert (
-        account(LOG).startup == ()
-    )  # it has not come to a step, or was written before this was told
+    assert account(LOG).startup == ()  # it has no step yet, or an older version wrote it
 
 
 def test_first_signal_needs_an_epoch_of_each_live_network():
@@ -66,7 +64,7 @@ def test_first_signal_needs_an_epoch_of_each_live_network():
     assert [account(log[:count]).first_signal_s for count in (1, 5, 7)] == [None, None, 10.0]
 
 
-def test_all_devices_wait_for_rates():
+def test_profiling_occupies_all_devices():
     result = account(
         [
             LOG[0],
@@ -77,14 +75,14 @@ def test_all_devices_wait_for_rates():
     assert result.spent.profiling == pytest.approx(0.5 * 2)
 
 
-def test_costs_are_what_moves_took_and_the_simulation_pays_them():
+def test_account_costs_are_means_of_moves():
     result = account(with_rates(10.0, 5.0))
     assert (result.costs.regroup_s, result.costs.epoch_s) == pytest.approx((0.5, 0.5))
     assert result.measured_s == pytest.approx(21.1)  # from the first group to the last
     assert result.simulated_s == pytest.approx(0.51 + 2 * (10 + 0.5))
 
 
-def test_only_a_group_that_stops_unfinished_costs_a_checkpoint():
+def test_checkpoint_cost_of_unfinished_groups_only():
     unfinished = [*LOG[:5], LoggedEvent(11.6, ev.GroupStopped("a", 0.4)), *LOG[5:8]]
     assert (
         account(LOG).costs.checkpoint_s,
@@ -102,7 +100,7 @@ def test_lockstep_epoch_cost_is_that_of_slowest_group():
         epoch(10.0, "b<1>", 1, 10.0),
         epoch(14.5, "a", 2, 4.0),
         epoch(20.5, "b<1>", 2, 10.0),
-    ]  # a has waited for b, and then half a second
+    ]  # a has waited for b, and then for half a second
     assert account(log).costs.epoch_s == pytest.approx(0.5)
     assert account([LoggedEvent(0.0, START), *log[1:]]).costs.epoch_s == pytest.approx(
         (6.5 + 0.5) / 2
@@ -114,7 +112,7 @@ def test_observed_rates_replace_missing_policy_rates():
     assert result.simulated_s == pytest.approx(0.51 + 2 * (10 + 0.5))
 
 
-def test_a_group_of_an_absurd_size_takes_no_time_and_no_memory():
+def test_absurd_group_size_takes_no_time_or_memory():
     assert account([*LOG[:4], epoch(11.5, "a", 1, 10.0, gpus=10**30)]).simulated_s > 0
 
 
@@ -154,7 +152,7 @@ def test_old_log_with_unitless_delta_is_replayed():
     assert simulated("60%") == simulated("6/s")
 
 
-def test_a_scale_of_time_changes_nothing_but_the_scale():
+def test_account_is_invariant_under_time_scale():
     slow, fast = (
         account(with_rates(10.0, 5.0)),
         account(with_rates(5.0, 2.5, replace(START, time_scale=0.5))),
@@ -183,12 +181,12 @@ def test_launches_follow_each_other_and_saved_epochs_count():
 
 
 def at(date, *events):
-    """A launch that began at a date, in seconds."""
+    """Return the start of a launch at a date, in seconds."""
     return [LoggedEvent(0.0, replace(START, date=date)), *events]
 
 
 def of_one(network, begins_s, ends_s):
-    """A launch trains a network on its first device; it does not say that it has ended."""
+    """Return the log of a launch that trains a network and does not log its end."""
     return [
         LoggedEvent(begins_s, ev.GroupStarted(network, (0,), 0, 1)),
         epoch(ends_s, network, 1, ends_s - begins_s - 1),
@@ -202,7 +200,7 @@ def test_concurrent_launches_get_separate_devices():
             *at(1005.0, *of_one("b<1>", 2.0, 12.0)),
             *at(
                 1018.0, *of_one("b<1>", 1.0, 9.0)
-            ),  # on the devices of the second, which was killed
+            ),  # on the devices of the second launch, which was killed
             *at(2000.0, *of_one("a", 1.0, 11.0)),
         ]
     )  # much later, alone
@@ -239,7 +237,7 @@ def test_epochs_of_unknown_launch_belong_to_no_group():
     assert result.spent.training == pytest.approx(10.0)
 
 
-def test_a_struck_group_gives_its_devices_back():
+def test_failed_group_frees_its_devices():
     log = [
         *LOG[:5],
         LoggedEvent(12.0, ev.GroupFailed("a", 1, 0)),
@@ -252,7 +250,7 @@ def test_a_struck_group_gives_its_devices_back():
     ]
 
 
-def test_a_group_that_changed_has_a_bar_for_each_shape():
+def test_changed_group_has_a_stint_per_shape():
     log = [
         LoggedEvent(0.0, START),
         LoggedEvent(0.0, ev.GroupStarted("a", (0,), 0, 1)),
@@ -300,7 +298,7 @@ def test_networks_share_gpu_time_equally_and_free_slots_are_idle():
     assert sum(asdict(result.spent).values()) == pytest.approx(2 * 26 + 0.5 * 0.25 + 0.25)
 
 
-def test_launches_side_by_side_have_slots_of_gpus_of_their_own():
+def test_concurrent_launches_have_separate_gpu_slots():
     shared = replace(START, trainers=3, gpus_per_node=4, devices=(0, 1, 2), slots=2)
     result = account(
         [
@@ -316,6 +314,6 @@ def test_launches_side_by_side_have_slots_of_gpus_of_their_own():
 
 
 @pytest.mark.parametrize("log", [[], LOG[:1], LOG[:4]])
-def test_a_run_that_has_hardly_begun_has_nothing_to_simulate(log):
+def test_new_run_cannot_be_simulated(log):
     result = account(log)
     assert result is None or result.replay is None

@@ -1,4 +1,4 @@
-"""The report's page in a real browser; skipped where there is none (FLEET_TEST_CHROMIUM names one)."""
+"""Tests of the HTML report in Chromium (FLEET_TEST_CHROMIUM); skipped if it is missing."""
 
 import base64
 import fcntl
@@ -37,23 +37,23 @@ CHROMIUM = os.environ.get("FLEET_TEST_CHROMIUM") or next(
 )
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
-# What a reader does: points at an epoch, clicks, and sorts by a column.
+# The actions of a reader: point at an epoch, click, and sort by a column.
 _DRIVE = """(() => {
-const seen = [], box = document.querySelector("#curves .chart"), chart = echarts.getInstanceByDom(box);
-const [offsetX, offsetY] = chart.convertToPixel({gridIndex: 0}, chart.getOption().series[0].data[1]);
-const pointer = {offsetX, offsetY, event: {pageX: 0, pageY: 0}};
-chart.getZr().trigger("mousemove", pointer);
-seen.push(document.getElementById("tip").textContent);
-chart.getZr().trigger("click", pointer);
-seen.push(document.querySelector("tr.chosen").dataset.network, document.getElementById("legend").textContent);
-const header = [...document.querySelectorAll("th")].find(cell => cell.textContent === "network");
-const column = () => [...header.closest("table").tBodies[0].rows].map(row => row.cells[header.cellIndex].textContent);
+const seen = [], box = document.querySelector("#curves .chart"), chart =
+echarts.getInstanceByDom(box); const [offsetX, offsetY] = chart.convertToPixel({gridIndex: 0},
+chart.getOption().series[0].data[1]); const pointer = {offsetX, offsetY, event: {pageX: 0, pageY:
+0}}; chart.getZr().trigger("mousemove", pointer);
+seen.push(document.getElementById("tip").textContent); chart.getZr().trigger("click", pointer);
+seen.push(document.querySelector("tr.chosen").dataset.network,
+document.getElementById("legend").textContent); const header =
+[...document.querySelectorAll("th")].find(cell => cell.textContent === "network"); const column = ()
+=> [...header.closest("table").tBodies[0].rows].map(row => row.cells[header.cellIndex].textContent);
 header.click(); seen.push(column().join()); header.click(); seen.push(column().join());
 return seen; })()"""
 
 
 class Browser:
-    """Chromium, spoken to by its debugging pipe; a page in it."""
+    """A page in Chromium, controlled through its debugging pipe."""
 
     def __init__(self, page, tmp_path):
         (tmp_path / "page.html").write_text(page)
@@ -120,7 +120,7 @@ class Browser:
 
 @pytest.fixture
 def browse(tmp_path):
-    """Opens a page."""
+    """Return a function that opens a page."""
     opened = []
 
     def open_page(page):
@@ -144,14 +144,16 @@ def test_tooltip_selection_and_sorting_work(tmp_path, browse):
     assert not page.errors
 
 
-def test_the_pictures_of_a_search_are_drawn(browse, searched):  # noqa: F811
+def test_charts_of_a_search_are_drawn(browse, searched):  # noqa: F811
     page = browse(render(read_report(searched)))
-    assert page.run("document.querySelectorAll('canvas').length") == 8  # of curves and keys two
+    assert (
+        page.run("document.querySelectorAll('canvas').length") == 8
+    )  # two for curves and for keys
     assert not page.errors
     shot = page.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]
     with Image.open(io.BytesIO(base64.b64decode(shot))) as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(2**24)}
-    assert (0x4E, 0x79, 0xA7) in colours  # the best so far, and the best one's line of descent
+    assert (0x4E, 0x79, 0xA7) in colours  # best so far, and the line of descent of the best network
 
 
 def test_open_page_reloads_until_writing_stops(tmp_path, browse):
@@ -162,7 +164,7 @@ def test_open_page_reloads_until_writing_stops(tmp_path, browse):
     while page.run("document.readyState + document.title") != "completeanew":
         assert time.monotonic() < until
         time.sleep(0.1)
-    os.utime(file, (time.time() - 3600,) * 2)  # whoever wrote it was killed
+    os.utime(file, (time.time() - 3600,) * 2)  # the process that wrote it was killed
     while "does not load itself anew any more" not in (
         page.run("document.body && document.body.textContent") or ""
     ):

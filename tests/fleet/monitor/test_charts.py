@@ -1,4 +1,4 @@
-"""What the charts of the report draw."""
+"""Tests of the data of the report's charts."""
 
 import json
 import math
@@ -19,8 +19,8 @@ def report(tmp_path):
     return read_report(write_sample_run(tmp_path))
 
 
-def curves(report, *found):
-    return make_charts(replace(report, losses=found))["curves"][0]["lines"]
+def lines_of(report, *curves):
+    return make_charts(replace(report, losses=curves))["curves"][0]["lines"]
 
 
 def bars(report, *stints, devices=(0,), seconds=4.0):
@@ -29,14 +29,14 @@ def bars(report, *stints, devices=(0,), seconds=4.0):
 
 
 def test_curve_has_a_point_per_epoch_with_a_value(report):
-    ((index, epochs, values),) = curves(
+    ((index, epochs, values),) = lines_of(
         report, NetworkCurve("a", (1, 2, 3, 5), (4.0, 2.0, math.nan, 1 / 3))
     )
     assert make_charts(report)["networks"][index] == "a"
     assert (epochs, values) == ([1, 2, 3, 5], [4.0, 2.0, None, 0.33333])
 
 
-def test_a_chart_without_a_value_is_left_out(report):
+def test_chart_without_values_is_omitted(report):
     without = replace(report, losses=(NetworkCurve("a", (1,), (math.nan,)),), accuracies=())
     assert make_charts(without)["curves"] == []
 
@@ -59,11 +59,13 @@ def test_many_curves_are_subsampled_from_best_to_worst(report):
 
 
 def test_long_curve_is_subsampled_with_first_and_last(report):
-    ((_, epochs, values),) = curves(report, NetworkCurve("a", tuple(range(1, 1001)), (1.0,) * 1000))
+    ((_, epochs, values),) = lines_of(
+        report, NetworkCurve("a", tuple(range(1, 1001)), (1.0,) * 1000)
+    )
     assert (len(epochs), len(values), epochs[0], epochs[-1]) == (POINTS, POINTS, 1, 1000)
 
 
-def test_a_network_keeps_its_colour_while_a_run_goes_on(report):
+def test_network_keeps_its_color(report):
     stints = (Stint("late", (0,), 2.0, 3.0, 1), Stint("first", (0,), 0.0, 1.0, 1))
     account = replace(report.account, stints=stints)
     assert make_charts(replace(report, account=account))["networks"] == [
@@ -108,7 +110,7 @@ def test_narrow_bars_are_merged_over_the_same_time(report):
     assert sum(bar[3] - bar[2] for bar in crowds) == pytest.approx(2 * 5000, rel=0.02)
 
 
-def test_a_crowd_says_how_busy_its_device_was(report):
+def test_merged_bar_has_its_busy_share(report):
     short = [
         Stint(f"n{number}", (number % 2,), number // 2, number // 2 + 0.5, 1)
         for number in range(20_000)
@@ -118,7 +120,7 @@ def test_a_crowd_says_how_busy_its_device_was(report):
     assert all(bar[5] is None or 0.5 <= bar[5] <= 0.75 for bar in drawn)
 
 
-def test_data_cannot_end_the_element_that_holds_it(report):
+def test_as_script_escapes_end_tags(report):
     text = as_script(make_charts(report))
     assert "<" not in text
     assert "b<1>" in json.loads(text)["networks"]
@@ -128,7 +130,7 @@ def searched(report, search):
     return make_charts(replace(report, searches=(search,)))["searches"][0]
 
 
-def test_a_value_that_is_none_of_an_axis_is_left_out(report):
+def test_values_outside_an_axis_are_omitted(report):
     search = many(8)
     odd = ["wide", 10**400, 0.0, True, None, 0.01]
     trials = [
@@ -177,7 +179,7 @@ def test_best_lines_of_descent_are_drawn_with_ancestors(report):
     assert searched(report, many(10))["descent"]["rows"] == []
 
 
-def test_of_several_objectives_the_front_is_drawn_before_others(report):
+def test_pareto_front_is_drawn_first(report):
     search = many(10)
     trials = tuple(
         replace(trial, objectives=(trial.value, float(number < 9)))

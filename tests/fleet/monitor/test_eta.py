@@ -1,4 +1,4 @@
-"""How long a run will go on."""
+"""Tests of the estimated remaining time."""
 
 import math
 from dataclasses import replace
@@ -39,7 +39,7 @@ RATES = ev.ProfilingFinished(2, 1.0, {"a": (60.0,), "b": (20.0,)})  # epochs of 
 
 
 class Run:
-    """A run that is told of its events, and how long it will go on."""
+    """A run that receives events, with its estimator."""
 
     def __init__(self, parsed, histories=None):
         self.state = RunState(parsed)
@@ -58,7 +58,7 @@ def estimator(converge=None, histories=None, start=START, rates=RATES):
         schedule={"policy": "baseline"},
     )
     run = Run(parsed, histories)
-    quick = ev.RateMeasured("a", 1, 1e9, 1e-9, 1, 2)  # no time to build
+    quick = ev.RateMeasured("a", 1, 1e9, 1e-9, 1, 2)  # building takes no time
     for event in (start, quick, rates):
         if event is not None:
             run.add(event, 0.0)
@@ -70,7 +70,7 @@ def epoch(name, number, seconds, **more):
 
 
 def estimate_of(low_s, high_s):
-    """The range that is told of two ends that were estimated."""
+    """Return the reported range for two estimated ends."""
     return pytest.approx(useful_range(low_s, high_s))
 
 
@@ -78,7 +78,7 @@ def ends(estimated):
     return estimated.low_s, estimated.high_s
 
 
-def test_nothing_is_said_before_anything_is_known():
+def test_estimate_is_none_before_rates_are_known():
     assert estimator(rates=None).estimate() is None
     assert estimator(start=None).estimate() is None
 
@@ -92,19 +92,21 @@ def test_unmeasured_network_uses_rates_of_others():
 @pytest.mark.parametrize(
     ("low_s", "high_s"), [(0.0, 10.0), (1.0, 1.0), (1.0, 100.0), (50.0, 100.0)]
 )
-def test_a_range_is_neither_too_wide_nor_too_narrow(low_s, high_s):
+def test_useful_range_limits_the_width(low_s, high_s):
     low, high = useful_range(low_s, high_s)
     assert 1.99 < high / low < 3.01
     assert low_s <= high, "it lies above what was estimated"
     assert low <= high_s, "it lies below what was estimated"
 
 
-def test_relative_estimates_give_no_time():
+def test_relative_rates_give_no_estimate():
     assert estimator(rates=ev.RatesEstimated({"a": (6e9,), "b": (2e9,)}, seen=0)).estimate() is None
 
 
-def test_rates_that_are_learned_later_hold_for_the_epochs_before():
-    run = estimator(rates=ev.RatesEstimated({"a": (600.0,), "b": (20.0,)}, seen=1))  # a is a guess
+def test_later_rates_apply_to_earlier_epochs():
+    run = estimator(
+        rates=ev.RatesEstimated({"a": (600.0,), "b": (20.0,)}, seen=1)
+    )  # the rate of a is a guess
     for number in (1, 2):
         for name, seconds in (("a", 10.0), ("b", 30.0)):
             run.add(epoch(name, number, seconds), 0.0)
@@ -115,14 +117,14 @@ def test_rates_that_are_learned_later_hold_for_the_epochs_before():
     assert ends(after) == estimate_of(0.9 * 60, 1.1 * 60)
 
 
-def test_the_slowest_network_decides_when_each_has_a_gpu():
+def test_slowest_network_determines_the_estimate():
     estimate = estimator().estimate()
     assert (estimate.low_s, estimate.high_s, estimate.networks) == pytest.approx(
         (120 / WIDE, WIDE * 120, 2)
     )
 
 
-def test_one_gpu_trains_them_one_after_the_other():
+def test_estimate_on_one_gpu_adds_up():
     estimate = estimator(start=replace(START, trainers=1, devices=(0,), gpus_per_node=1)).estimate()
     assert estimate.high_s == pytest.approx(WIDE * 160)
     run = estimator()
@@ -144,14 +146,14 @@ def test_network_without_epochs_uses_stretch_of_others():
     assert (run.estimate().low_s, run.estimate().high_s) == pytest.approx((240 / WIDE, WIDE * 240))
 
 
-def test_the_range_is_that_of_the_rule():
+def test_range_follows_the_stopping_rule():
     run = estimator(converge={"max_epochs": 10, "patience": 2})
     for number in (1, 2):
         run.add(epoch("b", number, 30.0, val_accuracy=0.9, waited_s=0.0), 30.0 * number)
         run.add(epoch("a", number, 10.0, val_accuracy=0.9, waited_s=0.0), 10.0 * number)
     assert ends(run.estimate()) == estimate_of(
         0.9 * 2 * 30, 1.1 * 7 * 30
-    )  # quartiles of what patience allows
+    )  # quartiles of the epochs that patience allows
 
 
 def test_epochs_of_earlier_launches_count_unless_lost():
@@ -185,17 +187,17 @@ def test_varying_epoch_times_widen_the_range():
     assert ends(run.estimate()) == estimate_of(0.9 * 30, 60)  # a takes 27 at least
 
 
-def test_what_has_passed_of_an_epoch_is_taken_off():
+def test_elapsed_time_of_an_epoch_is_subtracted():
     run = estimator(start=replace(START, trainers=1, devices=(0,), gpus_per_node=1))
     run.add(ev.GroupStarted("b", (0,), 0, 1), 0.0)
     for number in (1, 2, 3):
         run.add(epoch("b", number, 30.0, waited_s=0.0), 30.0 * number)
     run.add(ev.NetworkFinished("a", "4 epochs", 4), 90.0)
     assert ends(run.estimate(110.0)) == estimate_of(0.9 * 30 - 20, 1.1 * 30 - 20)
-    assert ends(run.estimate(200.0)) == estimate_of(0, 1.1 * 30 - 30)  # it ought to have ended
+    assert ends(run.estimate(200.0)) == estimate_of(0, 1.1 * 30 - 30)  # it should have ended
 
 
-def test_the_export_of_the_last_network_is_still_to_come():
+def test_estimate_includes_the_last_export():
     run = estimator()
     run.add(ev.NetworkFinished("a", "4 epochs", 4), 0.0)
     run.add(ev.GroupStopped("a", 0.5, 1.5), 0.0)
@@ -308,9 +310,9 @@ def test_many_networks_are_sampled_for_simulation(policy, gpus, monkeypatch):
     monkeypatch.setattr(
         eta,
         "simulate",
-        lambda rates, *given, **more: (
+        lambda rates, *arguments, **options: (
             sizes.append(len(rates.models)),
-            simulate(rates, *given, **more),
+            simulate(rates, *arguments, **options),
         )[1],
     )
     estimated = run.estimate()
@@ -320,13 +322,13 @@ def test_many_networks_are_sampled_for_simulation(policy, gpus, monkeypatch):
     assert estimated.networks == 1000
 
 
-def test_a_rehearsal_is_told_in_its_own_time():
+def test_estimate_of_a_dry_run_is_in_its_time_scale():
     assert estimator(start=replace(START, time_scale=0.01)).estimate().high_s == pytest.approx(
         WIDE * 1.2
     )
 
 
-def test_estimates_are_rare_at_first_and_cheap():
+def test_estimate_schedule():
     times = EstimateSchedule(least_s=10.0)
     assert times.is_due(0.0)
     times.record(0.0, 0.01, None)
@@ -340,12 +342,12 @@ def test_estimates_are_rare_at_first_and_cheap():
 # ---- searches ----------------------------------------------------------------------------------
 
 
-def test_a_network_may_be_over_at_its_next_rung():
+def test_network_may_end_at_its_next_rung():
     estimate = estimator().estimate(remaining=RemainingWork(next_rung=lambda name, epochs: 1))
     assert ends(estimate) == estimate_of(30 / 1.5, 1.5 * 120)
 
 
-def test_networks_that_are_paused_or_pruned_take_no_time():
+def test_paused_and_pruned_networks_take_no_time():
     estimate = estimator().estimate(remaining=RemainingWork(frozenset({"b"})))
     assert (estimate.high_s, estimate.networks) == (pytest.approx(WIDE * 40), 1)
 
@@ -362,12 +364,12 @@ def test_networks_that_are_paused_or_pruned_take_no_time():
         (
             ExpectedTrials(10, math.inf, math.inf, {"a": None, "b": None}),
             (20, 20),
-        ),  # nothing is known but the spec
+        ),  # only the spec is known
         (ExpectedTrials(10, math.inf, math.inf, {"a": 1, "b": 4}), (6.25, 18.75)),
     ],
     ids=["as those before", "one at a time", "budget", "first ones", "some"],
 )
-def test_networks_to_come_train_as_long_as_those_before_them(coming, epochs):
+def test_future_trials_train_as_long_as_earlier_ones(coming, epochs):
     estimate = estimator().estimate(
         remaining=RemainingWork(frozenset({"a", "b"}), searches=(coming,))
     )
@@ -380,14 +382,14 @@ def test_pruner_with_rungs_gives_expected_epochs():
     coming = ExpectedTrials(8, math.inf, math.inf, {"a": 1, "b": 1})
     estimate = estimator().estimate(
         remaining=RemainingWork(
-            frozenset({"a", "b"}), lambda name, epochs: 1, lambda most: 2.0, (coming,)
+            frozenset({"a", "b"}), lambda name, epochs: 1, lambda max_epochs: 2.0, (coming,)
         )
     )
     assert ends(estimate) == estimate_of(40 / 1.5, 1.5 * 120)  # 1 to 3 of each
 
 
-def test_of_a_search_that_has_asked_for_nothing_nothing_is_said():
-    outlook = RemainingWork(
+def test_search_without_trials_gives_no_estimate():
+    remaining = RemainingWork(
         frozenset({"a", "b"}), searches=(ExpectedTrials(8, math.inf, math.inf, {}),)
     )
-    assert estimator().estimate(remaining=outlook) is None
+    assert estimator().estimate(remaining=remaining) is None

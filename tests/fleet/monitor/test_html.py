@@ -1,4 +1,4 @@
-"""The report's page."""
+"""Tests of the HTML report."""
 
 from html.parser import HTMLParser
 
@@ -27,7 +27,7 @@ class _Reader(HTMLParser):
         self.text += data
 
 
-def test_the_page_shows_everything_and_fetches_nothing(run):
+def test_page_is_complete_and_self_contained(run):
     page = render(read_report(run))
     reader = _Reader()
     reader.feed(page)
@@ -47,7 +47,7 @@ def test_the_page_shows_everything_and_fetches_nothing(run):
     assert "Apache Software Foundation" in page  # the notice of the library's licence
 
 
-def test_the_page_says_when_every_network_had_ended_an_epoch(run):
+def test_page_shows_when_all_networks_had_an_epoch(run):
     report, reader = read_report(run), _Reader()
     reader.feed(render(report))
     assert (
@@ -69,5 +69,5 @@ def test_absurd_epoch_number_takes_no_time_or_memory(run):
     assert str(10**30) in render(read_report(run))
 
 
-def test_an_integer_beyond_floats_is_shown():
+def test_page_shows_integers_beyond_floats():
     assert str(10**400) in html_table(["seed"], [[10**400]])

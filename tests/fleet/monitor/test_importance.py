@@ -1,4 +1,4 @@
-"""How much the keys of a space decide."""
+"""Tests of the importance of keys."""
 
 import sys
 from dataclasses import replace
@@ -19,7 +19,7 @@ SPACE = {
 
 
 def search(number, value, larger=True):
-    """A search whose networks have spread values; what they come to follows from their place and values."""
+    """Return a search with spread values; results follow from the position and the values."""
     trials = []
     for position in range(number):
         values = {
@@ -38,12 +38,12 @@ def search(number, value, larger=True):
 
 @pytest.mark.parametrize("larger", [True, False])
 @pytest.mark.parametrize("library", ["sklearn", "optuna"])
-def test_the_key_that_decides_comes_first(library, larger, monkeypatch):
+def test_importance_puts_the_decisive_key_first(library, larger, monkeypatch):
     pytest.importorskip(library)
     if library == "optuna":
         monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     importance = importance_of(
-        search(80, lambda place, values: values["rate"] ** 2 + values["depth"] / 1e6, larger)
+        search(80, lambda position, values: values["rate"] ** 2 + values["depth"] / 1e6, larger)
     )
     assert next(iter(importance.shares)) == "rate"
     assert set(importance.shares) == {"rate", "filters", "depth"}
@@ -58,7 +58,7 @@ def test_importance_accepts_missing_and_outside_values(library, outside, monkeyp
     pytest.importorskip(library)
     if library == "optuna":
         monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
-    report = search(80, lambda place, values: values["depth"])
+    report = search(80, lambda position, values: values["depth"])
 
     def importance(lack):
         return importance_of(
@@ -83,16 +83,16 @@ def test_importance_accepts_missing_and_outside_values(library, outside, monkeyp
     assert importance(range(75)).summary
 
 
-def test_in_haste_no_library_is_loaded(monkeypatch):
+def test_skip_slow_loads_no_library(monkeypatch):
     monkeypatch.setattr("fleet.monitor.importance._METHODS", None)
-    importance = importance_of(search(80, lambda place, values: values["rate"]), skip_slow=True)
+    importance = importance_of(search(80, lambda position, values: values["rate"]), skip_slow=True)
     assert (importance.shares, "fleet report" in importance.summary) == ({}, True)
 
 
-def test_of_chance_nothing_is_said():
+def test_importance_of_noise_is_empty():
     pytest.importorskip("sklearn")
     importance = importance_of(
-        search(80, lambda place, values: (place * 7919 % 101) * (place * 31 % 7))
+        search(80, lambda position, values: (position * 7919 % 101) * (position * 31 % 7))
     )
     assert not importance.shares
     assert "do not predict" in importance.summary

@@ -1,4 +1,4 @@
-"""What a launch took beside the steps of its networks."""
+"""Tests of the overheads of a launch."""
 
 from dataclasses import replace
 
@@ -23,11 +23,11 @@ def test_overheads_are_startup_forming_and_epoch_excess():
     assert overheads.ready_s == pytest.approx(2.25 + 1.0)
     assert overheads.start_s == pytest.approx(
         0.5
-    )  # an epoch of 10 s ended 10.5 s after the group was told to train
+    )  # an epoch of 10 s ended 10.5 s after the group was ordered to train
     assert overheads.epoch_s == pytest.approx(10 - (100 + 60 / 3) / 20)
 
 
-def test_nothing_is_known_before_a_second_epoch():
+def test_overheads_need_a_second_epoch():
     assert measure_overheads(launch_of(LOG[:4]), validated=0) is None
     assert measure_overheads(launch_of([*LOG[:4], FIRST_STEP, *LOG[4:6]]), validated=0) is None
 

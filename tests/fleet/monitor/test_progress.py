@@ -1,4 +1,4 @@
-"""How far long epochs are, in a log."""
+"""Tests of progress lines about long epochs."""
 
 import io
 from dataclasses import replace
@@ -16,8 +16,8 @@ from tests.fleet.logs import START
 SAMPLES = 1000
 
 
-class Told:
-    """A run, and the lines that tell how far its networks are."""
+class ProgressRun:
+    """A run, and the progress lines of its networks."""
 
     def __init__(self, names, epochs=None):
         self.run = RunState(
@@ -44,7 +44,7 @@ class Told:
 
 
 def started(names, epochs=None):
-    progress_run = Told(names, epochs)
+    progress_run = ProgressRun(names, epochs)
     progress_run.add(replace(START, samples=SAMPLES), 0.0)
     for name in names:
         progress_run.add(GroupStarted(name, (0,), 0, 1), 0.0)
@@ -57,7 +57,7 @@ def ended(name, epoch):
     )
 
 
-def test_a_long_epoch_is_told_of_at_intervals_that_grow():
+def test_progress_of_long_epochs_at_growing_intervals():
     progress = started("a")
     lines = {
         now: line
@@ -70,7 +70,7 @@ def test_a_long_epoch_is_told_of_at_intervals_that_grow():
     assert (FIRST_S, LONGEST_S) == (30, 300)
 
 
-def test_epochs_that_end_often_enough_speak_for_themselves():
+def test_progress_is_silent_about_short_epochs():
     progress = started("a")
     for epoch in range(1, 100):
         now = 20.0 * epoch
@@ -78,7 +78,7 @@ def test_epochs_that_end_often_enough_speak_for_themselves():
         progress.add(ended("a", epoch), now)
 
 
-def test_one_line_tells_of_all_that_are_under_way():
+def test_progress_line_covers_all_networks():
     progress = started([f"n{number}" for number in range(12)])
     progress.add(ended("n3", 2), 29.0)
     lines = [
@@ -94,11 +94,11 @@ def test_one_line_tells_of_all_that_are_under_way():
     )
 
 
-def test_the_epoch_is_the_one_that_is_under_way():
+def test_progress_names_the_current_epoch():
     progress = started("ab", {"a": 4})
     progress.add(ended("b", 1), 1.0)
     progress.make_line("a", 0, 1.0, 30.9)
-    assert progress.make_line("b", 1200, 1.0, 31.0) == ""  # the line before told that a goes on
+    assert progress.make_line("b", 1200, 1.0, 31.0) == ""  # the previous line was about a
     assert (
         progress.make_line("b", 1200, 1.0, 95.0)
         == "a epoch 5/9: 0% (1 samples/s); b epoch 2/9: 100% (1 samples/s)"
@@ -108,8 +108,8 @@ def test_the_epoch_is_the_one_that_is_under_way():
     assert progress.make_line("a", 10, 1.0, 300.0) == "a epoch 4/9: 1% (1 samples/s)"
 
 
-def test_a_log_has_these_lines_among_the_others():
-    now, out, run = Clock(), io.StringIO(), Told("a", {"a": 2}).run
+def test_plain_view_prints_progress_lines():
+    now, out, run = Clock(), io.StringIO(), ProgressRun("a", {"a": 2}).run
     view = PlainView(run, out, now)
     run.apply(0.0, replace(START, samples=SAMPLES))
     for second in range(1, 40):

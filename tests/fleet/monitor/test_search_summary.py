@@ -1,4 +1,4 @@
-"""What a report says of searches: what was found, dropped, and came from what."""
+"""Tests of the reports of searches: improvements, pruning and descent."""
 
 import json
 
@@ -43,7 +43,7 @@ models:
 prune: {{rule: asha}}
 data: {{source: image_folder, path: images}}
 """
-# Of net-0, net-1 and net-2 the last is pruned after one epoch; net-3 is a child of net-1, and net-4 cannot be.
+# net-2 is pruned after one epoch; net-3 is a child of net-1, and net-4 is invalid.
 VALUES = {0: (0.3, 0.4, 0.5), 1: (0.6, 0.2), 2: (0.1,), 3: (0.7, 0.9), 4: ()}
 PARENTS = {3: 1}
 
@@ -100,7 +100,7 @@ def log_of_a_search():
 
 @pytest.fixture
 def searched(tmp_path):
-    """The folder of a run with a search."""
+    """Make the folder of a run with a search."""
     paths = RunPaths(tmp_path / "run")
     paths.root.mkdir()
     paths.spec.write_text(SPEC)
@@ -124,7 +124,7 @@ def searched(tmp_path):
     return paths
 
 
-def test_the_best_so_far_and_its_line_of_descent(searched):
+def test_search_report_improvements_and_ancestry(searched):
     search = read_report(searched).searches[0]
     assert (search.entry, search.monitor, search.is_larger_better) == ("net", "val_accuracy", True)
     assert [
@@ -146,7 +146,7 @@ def test_the_best_so_far_and_its_line_of_descent(searched):
     assert [trial.begins for trial in search.trials] == [0, 0, 0, 2, 0]
 
 
-def test_what_was_pruned_after_how_many_epochs_and_by_whom(searched):
+def test_rung_reports(searched):
     headers, rows = rungs_table(read_report(searched).rungs)
     assert [dict(zip(headers, row, strict=True)) for row in rows] == [
         {
@@ -161,7 +161,7 @@ def test_what_was_pruned_after_how_many_epochs_and_by_whom(searched):
     ]
 
 
-def test_a_network_that_was_paused_and_went_on_is_in_no_rung(searched):
+def test_resumed_network_is_in_no_rung_report(searched):
     paused = [
         LoggedEvent(20.0, NetworkVerdict("net-0", 1, verdict, ("asha",)))
         for verdict in ("pause", "go_on")
@@ -170,14 +170,14 @@ def test_a_network_that_was_paused_and_went_on_is_in_no_rung(searched):
     assert [list(rung.pruned) for rung in read_report(searched).rungs] == [["net-2"]]
 
 
-def test_less_is_better_of_a_loss(searched):
+def test_search_report_of_a_loss_minimizes(searched):
     searched.spec.write_text(SPEC + "train: {stopping: {monitor: val_loss}}\n")
     search = read_report(searched).searches[0]
     assert (search.monitor, search.is_larger_better) == ("val_loss", False)
     assert search.improvements[-1].value == pytest.approx(0.1)
 
 
-def test_the_search_as_json(searched):
+def test_search_report_as_dict(searched):
     numbers = json.loads(json.dumps(as_json(read_report(searched).as_dict())))
     search = numbers["searches"][0]
     assert search["line_of_descent"] == ["net-3", "net-1"]
@@ -202,13 +202,10 @@ def test_the_search_as_json(searched):
     ]
 
 
-def test_the_page_draws_each_and_has_it_in_tables(searched):
+def test_page_has_charts_and_tables_of_searches(searched):
     report = read_report(searched)
     page, charts = render(report), make_charts(report)
-    assert (
-        "some were added during the run, and a simulation only covers networks of its beginning"
-        in page
-    )
+    assert "networks were added during the run" in page
     assert "Pruning by epoch" in page
     search, names = charts["searches"][0], charts["networks"]
     assert (search["monitor"], [key["name"] for key in search["keys"]]) == (
@@ -235,13 +232,13 @@ def test_the_page_draws_each_and_has_it_in_tables(searched):
     assert '<tr data-network="net-2"><td>net-2</td><td>pruned</td><td class=number>0.1</td>' in page
 
 
-def test_a_search_without_a_value_says_so(searched):
+def test_page_of_a_search_without_values(searched):
     log = [moment for moment in log_of_a_search() if not isinstance(moment.event, EpochEnded)]
     searched.events.write_text(as_text(log))
     assert "None of its networks has a value yet." in render(read_report(searched))
 
 
-def test_added_networks_are_shown_by_their_differences(searched):
+def test_added_networks_are_reported_by_differences(searched):
     def entry(name, **of_optimizer):
         return {
             "family": "softmax",
@@ -281,7 +278,7 @@ def test_added_networks_are_shown_by_their_differences(searched):
     assert [key["name"] for key in make_charts(report)["searches"][1]["keys"]] == ["learning_rate"]
 
 
-def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
+def test_page_shows_added_networks_without_a_search(searched):
     searched.spec.write_text(
         "models: []\nkeep_open: 1min\ndata: {source: image_folder, path: images}\n"
     )
@@ -296,7 +293,7 @@ def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
 
 
 def many(number, **changes):
-    """A search of so many networks, whose values and rates are spread; the better half is finished."""
+    """Return a search of many networks with spread values; the better half has finished."""
     trials = tuple(
         SearchTrial(
             f"net-{index}",
@@ -315,7 +312,7 @@ def many(number, **changes):
     )
 
 
-def test_a_searcher_that_has_only_answered_none_is_named(searched):
+def test_search_without_proposals_names_its_sampler(searched):
     calls = [
         LoggedEvent(float(number), SearcherCalled("net", "ask", 0, answer=None))
         for number in range(3)
@@ -324,7 +321,7 @@ def test_a_searcher_that_has_only_answered_none_is_named(searched):
     searched.events.write_text(as_text([*began, *calls]))
     report = read_report(searched)
     assert [search.summary for search in report.searches] == [
-        "The search of net has no networks: its searcher random never proposed a network."
+        "The search of net has no networks: its sampler random never proposed one."
     ]
     assert report.searches[0].summary in render(report)
 
@@ -340,7 +337,7 @@ def test_pending_searcher_is_not_reported_as_empty(searched):
 # ---- several objectives ------------------------------------------------------------------------
 
 
-def test_the_front_of_several_objectives_is_a_table_and_data(searched):
+def test_pareto_front_is_reported(searched):
     objectives = "objectives: [{value: val_accuracy}, {value: epochs}, {value: rate}]"
     searched.spec.write_text(SPEC.replace("max_trials: 5", f"max_trials: 5, {objectives}"))
     events = [
@@ -371,4 +368,4 @@ def test_the_front_of_several_objectives_is_a_table_and_data(searched):
         "epochs": 1.0,
         "rate": None,
     }
-    assert "The Pareto front" in render(read_report(searched))
+    assert "Pareto front" in render(read_report(searched))

@@ -1,4 +1,4 @@
-"""What a person sees of a run."""
+"""Tests of the views of a run."""
 
 import errno
 import io
@@ -14,6 +14,7 @@ from fleet.domain.run import RunState
 from fleet.errors import StorageError
 from fleet.monitor.view import LiveView, PlainView, describe_event, format_event
 from tests.fleet.histories import spec
+from tests.refusals import refused
 
 EPOCH = ev.EpochEnded(
     "a",
@@ -53,7 +54,7 @@ def epoch(**changes):
     return replace(EPOCH, record=replace(EPOCH.record, **changes))
 
 
-# (event, the line; nothing where it is not worth one)
+# (event, line; empty if the event needs none)
 EVENTS = [
     (START, "3 networks; 4 trainers, 1 preprocessor on 2 nodes; policy global"),
     (
@@ -72,9 +73,9 @@ EVENTS = [
     ),
     (
         replace(STREAM, bottleneck="input"),
-        "input 100 samples/s by 2 preprocessors, the fastest network consumes 201: input is the "
-        "bottleneck (for more preprocessors, start more ranks or raise resources.preprocessors; "
-        "or decode once with data.cache: memory or file)",
+        "input 100 samples/s by 2 preprocessors, the fastest network consumes 201: the input is "
+        "the bottleneck (start more ranks or raise resources.preprocessors; or decode only once "
+        "with data.cache: memory or file)",
     ),
     (
         replace(STREAM, of=5, policy="adaptive"),
@@ -159,7 +160,7 @@ EVENTS = [
         epoch(seconds=0.0, samples=0),
         "a epoch 2/9: loss 0.5000 75.00%, validation 0.2500 87.50% (0 samples/s)",
     ),
-    (ev.NetworkFinished("a", "9 epochs", 9), "a is finished: 9 epochs"),
+    (ev.NetworkFinished("a", "9 epochs", 9), "a has finished: 9 epochs"),
     (ev.NetworkLeased("a", 3, 1, 40), "a continues in this launch after 1 epoch"),
     (ev.NetworkTested("a", 0.25, 0.9, 40, 1.5), "a on the test data: loss 0.2500 90.00%"),
     (ev.NetworkFailed("a", "no room", "Traceback"), "a FAILED: no room"),
@@ -250,13 +251,13 @@ EVENTS = [
     (ev.SearcherCalled("net", "report", 7, 3, 0.81, answer="stop", network="net-7"), ""),
     (
         ev.SearcherFailed("net", "Ask(number=3) took longer than 1 min 0 s"),
-        "WARNING: the searcher of net failed and will not be called again: Ask(number=3) took "
+        "WARNING: the sampler of net failed and will not be called again: Ask(number=3) took "
         "longer than 1 min 0 s",
     ),
     (
         ev.TrackerFailed("wandb", "runs/a/track/wandb", "no room"),
         "WARNING: trackers: cannot write wandb, continuing without it: no room; fleet export can "
-        "write the same later",
+        "write the same data later",
     ),
     (
         ev.ReplayDiffered(
@@ -303,16 +304,16 @@ EVENTS = [
 
 
 @pytest.mark.parametrize(("event", "line"), EVENTS)
-def test_an_event_is_a_line_or_nothing(event, line):
+def test_format_event(event, line):
     assert describe_event(event, {"a": 9}) == line
 
 
-def test_every_kind_of_event_is_thought_of():
+def test_format_event_covers_all_events():
     assert {type(event) for event, _ in EVENTS} == set(get_args(ev.Event))
 
 
-class Shown:
-    """A run that is shown in some view."""
+class ViewedRun:
+    """A run with a view."""
 
     def __init__(self, run, view):
         self.run, self.view, self.on_pace = run, view, view.on_pace
@@ -324,13 +325,13 @@ class Shown:
 
 @pytest.fixture
 def run():
-    """A run of one network."""
+    """Return a run of one network."""
     return RunState(spec({"family": "softmax", "name": "a"}, train={"stopping": {"max_epochs": 9}}))
 
 
 def test_plain_view_prints_a_dated_line_per_event(run):
     out = io.StringIO()
-    view = Shown(run, PlainView(run, out))
+    view = ViewedRun(run, PlainView(run, out))
     for event, _ in EVENTS:
         view.on_event(event)
     view.on_pace("a", 10, 5.0)
@@ -340,10 +341,10 @@ def test_plain_view_prints_a_dated_line_per_event(run):
     assert all(line.startswith("[") and " s] " in line for line in lines)
 
 
-def test_the_live_table_follows_networks_from_start_to_end(run, monkeypatch):
+def test_live_table_follows_networks(run, monkeypatch):
     monkeypatch.setattr("fleet.monitor.view.terminal_width", lambda screen: 120)
     screen = io.StringIO()
-    view = Shown(run, LiveView(run, screen))
+    view = ViewedRun(run, LiveView(run, screen))
 
     def screen_text():
         view.view._live.refresh()
@@ -375,11 +376,11 @@ GROUP = ev.GroupStarted("a", (0,), stream_epoch=3, round=1)
 
 @pytest.fixture
 def live(run, monkeypatch):
-    """A live view of a network that has trained four epochs in an earlier launch, and how its table looks."""
+    """Return a live view of a network with four epochs in an earlier launch, and its table."""
     monkeypatch.setattr("fleet.monitor.view.terminal_width", lambda screen: 120)
     screen = io.StringIO()
     run.restore({"a": NetworkStatus(tuple(epoch(epoch=number).record for number in range(1, 5)))})
-    view = Shown(run, LiveView(run, screen))
+    view = ViewedRun(run, LiveView(run, screen))
     view.on_event(START)
 
     def screen_text():
@@ -403,7 +404,7 @@ def test_live_table_continues_epochs_of_resumed_network(live):
     assert "3/9" in screen_text()
 
 
-def test_the_live_table_knows_how_long_the_first_epoch_is(live):
+def test_live_table_shows_progress_of_the_first_epoch(live):
     view, screen_text = live
     view.on_event(GROUP)
     view.on_pace("a", 150, 50.0)
@@ -418,21 +419,21 @@ def test_live_table_without_validation_shows_no_accuracy(live):
     assert "nan" not in screen_text()
 
 
-class Full(io.StringIO):
-    """A batch log on a disk that is full."""
+class FullDisk(io.StringIO):
+    """A batch log on a full disk."""
 
     def flush(self):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_under_a_batch_log_is_told_as_any_other():
-    view = PlainView(RunState(), Full())
-    with pytest.raises(StorageError, match="standard output cannot be written: No space left"):
+def test_plain_view_reports_a_full_disk():
+    view = PlainView(RunState(), FullDisk())
+    with refused(StorageError, "standard output", "No space left"):
         view.on_event(ev.NetworkFinished("a", "9 epochs", 9))
 
 
-class HungUp(io.StringIO):
-    """A terminal whose other end has gone: it says what a disk may say in a bad moment, and is a terminal no more."""
+class ClosedTerminal(io.StringIO):
+    """A closed terminal: writes fail with the error of a bad disk, and it is no terminal."""
 
     is_there = True
 
@@ -443,19 +444,19 @@ class HungUp(io.StringIO):
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_nobody_waits_for_a_terminal_that_has_gone(monkeypatch):
+def test_plain_view_does_not_wait_for_a_closed_terminal(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     times = iter(range(99))
     monkeypatch.setattr("time.monotonic", lambda: next(times))
-    view = PlainView(RunState(), out := HungUp(), lambda: 0.0)
+    view = PlainView(RunState(), out := ClosedTerminal(), lambda: 0.0)
     out.is_there = False
-    with pytest.raises(StorageError, match="standard output cannot be written: Input/output error"):
+    with refused(StorageError, "standard output", "Input/output error"):
         view.on_event(ev.NetworkFinished("a", "9 epochs", 9))
     assert next(times) <= 3
 
 
-def tell_all(*events):
-    """What is told of events, one after the other."""
+def lines_about(*events):
+    """Return the lines about events, in order."""
     run, lines = RunState(), []
     for event in events:
         run.apply(0.0, event)
@@ -465,19 +466,19 @@ def tell_all(*events):
 
 def test_wrong_cached_rates_are_reported_once_per_launch():
     wrong = ev.RateMismatch("a", 1, 238.0, 1348.0, 0.1, 40, True)
-    lines = tell_all(START, wrong, replace(wrong, network="b"), START, wrong)
+    lines = lines_about(START, wrong, replace(wrong, network="b"), START, wrong)
     assert [bool(line) for line in lines] == [True, True, False, True, True]
 
 
-def test_wrong_rates_of_a_file_are_each_reported():
+def test_wrong_rates_of_a_file_are_all_reported():
     wrong = ev.RateMismatch("a", 1, 238.0, 1348.0, 0.1, 40, False)
-    _, *lines = tell_all(START, wrong, replace(wrong, network="b"))
+    _, *lines = lines_about(START, wrong, replace(wrong, network="b"))
     assert all(line.endswith("correct schedule.rates") for line in lines)
 
 
 @pytest.mark.parametrize("device", ["core", "trainer"])
-def test_nobody_speaks_of_gpus_where_there_are_none(device):
-    lines = tell_all(
+def test_format_event_names_the_device(device):
+    lines = lines_about(
         replace(START, device=device),
         *(
             event

@@ -8,6 +8,7 @@ from fleet.errors import SpecError, UserError
 from fleet.spec import load, parse
 from fleet.spec.fit_checks import training_bytes
 from fleet.spec.resolve import proposed_network
+from tests.refusals import refused
 
 COSINE = {"name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 100}
 
@@ -288,9 +289,7 @@ def test_words_of_a_custom_engine_are_used():
     assert network.train.stopping.sign == 1  # the engine says that high values are better
     # Weights, four slots of newton, gradients.
     assert training_bytes(1000, network, resolved) == 4 * 1000 * (1 + 4 + 1)
-    with pytest.raises(
-        SpecError, match="margin is not defined for targets that are values; should be one of"
-    ):
+    with refused(SpecError, "train.loss", "margin", "values"):
         parse(
             {
                 "models": [{"family": "softmax"}],
@@ -317,9 +316,7 @@ def test_dry_run_accepts_the_words_of_any_engine(tmp_path):
 
 
 def test_engine_without_sgd_needs_a_named_optimizer():
-    with pytest.raises(
-        SpecError, match=r"train.optimizer.name: the own_words:BARE engine has no optimizer 'sgd'"
-    ):
+    with refused(SpecError, "train.optimizer.name", "own_words:BARE", "'sgd'"):
         spec({}, "BARE")
     (network,) = spec({"optimizer": {"name": "adam"}}, "BARE").networks
     assert network.train.optimizer.name == "adam"
@@ -360,9 +357,7 @@ def test_proposed_network_names_unknown_words():
         proposed_network(resolved, 0, 0, {"train.optimizer.name": "newton"}).train.optimizer.name
         == "newton"
     )
-    with pytest.raises(
-        UserError, match=r"train.optimizer.name: the own_words:OWN engine has no optimizer 'adam'"
-    ):
+    with refused(UserError, "train.optimizer.name", "own_words:OWN", "'adam'"):
         proposed_network(resolved, 0, 1, {"train.optimizer.name": "adam"})
 
 

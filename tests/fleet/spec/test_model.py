@@ -130,7 +130,7 @@ def test_check_target_suggests_close_matches():
         ),
         (
             "exiting_model:build",
-            r"cannot import 'exiting_model': SystemExit: no licence \(.*exiting_model.py, line 2\)$",
+            r"'exiting_model': SystemExit: no license \(.*exiting_model.py, line 2\)$",
         ),
         ("misusing_model:build", r"ValueError: shape mismatch: .*\(.*misusing_model.py, line 2\)$"),
         (
@@ -149,7 +149,7 @@ def test_check_target_suggests_close_matches():
 def test_load_function_reports_errors_in_one_line(path, message, tmp_path, monkeypatch):
     for name, content in (
         ("broken", "raise ValueError('two\\nlines')"),
-        ("exiting", "import sys\nsys.exit('no licence')"),
+        ("exiting", "import sys\nsys.exit('no license')"),
         ("misusing", "import numpy\nnumpy.broadcast_shapes((2, 3), (4, 5))"),
         ("lacking", "import os\nimport not_here"),
         ("garbled", "def build():\n    return (1\n"),

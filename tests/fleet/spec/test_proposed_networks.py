@@ -59,7 +59,7 @@ def test_proposed_network_may_set_items_of_default_lists():
 
 
 @pytest.mark.parametrize(
-    ("member", "place"),
+    ("member", "message"),
     [
         ({"filters.1": 0}, "args.filters"),
         ({"filters.7": 3}, "there is no '7'"),
@@ -67,8 +67,8 @@ def test_proposed_network_may_set_items_of_default_lists():
         ({"train.batch.width": 3}, "train.batch.width"),
     ],
 )
-def test_proposed_network_names_invalid_values(member, place):
-    with refused(UserError, place):
+def test_proposed_network_names_invalid_values(member, message):
+    with refused(UserError, message):
         proposed_network(parse(SPEC), 1, 0, member)
 
 

@@ -1,7 +1,9 @@
 """Tests of specs: their networks and settings, and the messages about mistakes."""
 
 import copy
+import errno
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -409,7 +411,8 @@ def test_load_reports_all_mistakes_with_lines_and_keys(file):
         (
             7,
             "models[0]",
-            "'resnte' is neither a family nor a function of keras.applications (did you mean resnet",
+            "'resnte' is neither a family nor a function of keras.applications (did you mean "
+            "resnet",
             "",
         ),
         (
@@ -816,7 +819,7 @@ def test_read_yaml_refuses_deep_nesting(bracket, file):
 
 def test_load_names_unreadable_files(file, tmp_path):
     for path, message in [
-        (tmp_path / "none.yaml", "No such file"),
+        (tmp_path / "none.yaml", os.strerror(errno.ENOENT)),
         (tmp_path, "Is a directory"),
     ]:
         with refused(SpecError, path, message):

@@ -1,6 +1,8 @@
-"""``fleet simulate autoscale``."""
+"""Tests of ``fleet simulate autoscale``."""
 
+import errno
 import json
+import os
 from functools import partial
 
 import pytest
@@ -36,7 +38,7 @@ def test_json_has_the_agreed_keys_and_values(simulate, file):
     }
 
 
-def test_decisions_are_ten_minutes_apart_unless_said(simulate, file):
+def test_default_interval_is_ten_minutes(simulate, file):
     _, result, _ = simulate("--jobs", file, "--json")
     assert result["completion_min"] == pytest.approx([40.0, 30.0, 40.0 + 30.0 / 1.5 - 12.0])
 
@@ -46,12 +48,12 @@ def test_gpus_on_the_command_line_override_the_file(simulate, file):
     assert result["completion_min"] == pytest.approx([30.0, 50.0, 78.0])
 
 
-def test_minutes_end_the_simulation_of_a_file(simulate, file):
+def test_minutes_limit_the_simulation_of_a_file(simulate, file):
     _, result, _ = simulate("--jobs", file, "--minutes", 26, "--interval", 0, "--json")
     assert result["completed"] == 1
 
 
-def test_a_resize_costs_minutes(simulate, file):
+def test_rescale_cost_delays_jobs(simulate, file):
     _, result, _ = simulate(
         "--jobs",
         file,
@@ -67,7 +69,7 @@ def test_a_resize_costs_minutes(simulate, file):
     assert result["completion_min"][:2] == pytest.approx([27.0, 19.0 + 13.0 / 1.5])
 
 
-def test_where_nothing_completed_there_is_no_mean(simulate, file):
+def test_mean_completion_is_null_without_completed_jobs(simulate, file):
     _, result, _ = simulate("--jobs", file, "--minutes", 5, "--json")
     assert result == {
         "sjs_efficiency": None,
@@ -81,7 +83,7 @@ def test_where_nothing_completed_there_is_no_mean(simulate, file):
     }
 
 
-def test_for_people_there_are_tables_and_the_method(simulate, file):
+def test_text_output_has_tables_and_the_method(simulate, file):
     status, out, _ = simulate("--jobs", file)
     assert status == 0
     assert "completed (of 3)" in out
@@ -108,7 +110,7 @@ def test_elastic_jobs_beat_the_baseline_on_the_same_arrivals(simulate):
     assert elastic["sjs_efficiency"] > 1.3 * fixed["sjs_efficiency"]
 
 
-def test_generated_jobs_can_be_saved_and_run_again(simulate, tmp_path):
+def test_save_jobs_writes_a_readable_file(simulate, tmp_path):
     saved = tmp_path / "saved.json"
     _, first, _ = simulate(
         "--jobs", "generate", "--gpus", 20, "--minutes", 60, "--save-jobs", saved, "--json"
@@ -132,15 +134,18 @@ def test_a_plot_is_drawn(simulate, file, tmp_path, suffix):
         (["--rescale-cost-min", "-1"], "--rescale-cost-min: '-1' should be a number from 0"),
         (["--jobs", "generate", "--load", "0"], "--load: '0' should be a number above 0"),
         (["--jobs", "generate", "--seed", "-1"], "--seed: '-1' should be a whole number from 0"),
-        (["--save-jobs", "none/jobs.json"], "--save-jobs: none/jobs.json: No such file"),
+        (
+            ["--save-jobs", "none/jobs.json"],
+            f"--save-jobs: none/jobs.json: {os.strerror(errno.ENOENT)}",
+        ),
         (["--plot", "none/run.png"], "--plot: none/run.png: "),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(refused, file, options, complaint):
+def test_invalid_arguments_are_refused_in_one_line(refused, file, options, complaint):
     assert complaint in refused("simulate", "autoscale", "--jobs", file, *options)
 
 
-def test_a_bad_file_is_refused_with_its_place(refused, file):
+def test_invalid_file_is_refused_with_its_location(refused, file):
     file.write_text(json.dumps({"gpus": 2, "jobs": [{**JOB, "scaling": [1, -1]}]}))
     assert "jobs.json: jobs[0].scaling: scaling factor -1" in refused(
         "simulate", "autoscale", "--jobs", file

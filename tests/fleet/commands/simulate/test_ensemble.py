@@ -1,6 +1,8 @@
-"""``fleet simulate ensemble`` and ``fleet simulate draw``."""
+"""Tests of ``fleet simulate ensemble`` and ``fleet simulate draw``."""
 
+import errno
 import json
+import os
 from functools import partial
 
 import pytest
@@ -59,7 +61,7 @@ def test_json_has_the_agreed_keys_and_values(simulate):
     assert list(result["rounds"][0]["members"][0]) == ["name", "gpus", "devices", "epochs"]
 
 
-def test_every_policy_is_simulated_at_once(simulate):
+def test_policy_all_simulates_every_policy(simulate):
     _, result, _ = simulate("--gpus", 4, "--policy", "all", "--json")
     spans = {entry["policy"]: entry["makespan_s"] for entry in result["policies"]}
     assert list(spans) == list(POLICIES)
@@ -68,7 +70,7 @@ def test_every_policy_is_simulated_at_once(simulate):
     assert all(policy in text for policy in spans)
 
 
-def test_policies_have_the_costs_of_their_systems_by_default(simulate):
+def test_default_costs_depend_on_the_policy(simulate):
     _, free, _ = simulate("--gpus", 2, "--policy", "adaptive", "--regroup-s", 0, "--json")
     _, paid, _ = simulate("--gpus", 2, "--policy", "adaptive", "--json")
     assert free["makespan_s"] < paid["makespan_s"] <= free["makespan_s"] + 5 * 4
@@ -76,7 +78,7 @@ def test_policies_have_the_costs_of_their_systems_by_default(simulate):
     assert paid["scheduling_s"] == pytest.approx(0.46 * len(paid["rounds"]))
 
 
-def test_the_stream_may_hold_networks_back(simulate):
+def test_slow_stream_limits_networks(simulate):
     spans = {
         stream: simulate("--gpus", 3, "--policy", "baseline", "--stream", stream, "--json")[1][
             "makespan_s"
@@ -101,7 +103,7 @@ def test_draw_epochs_and_rate_error_depend_on_the_seed(simulate):
     assert simulate("--gpus", 2, "--policy", "adaptive", "--rate-error", "5%")[0] == 0
 
 
-def test_networks_may_share_gpus(simulate):
+def test_networks_per_gpu_simulates_shared_gpus(simulate):
     def span(*more):
         return simulate("--gpus", 1, "--policy", "adaptive", "--regroup-s", 0, *more, "--json")[1][
             "makespan_s"
@@ -109,10 +111,10 @@ def test_networks_may_share_gpus(simulate):
 
     alone, shared = span(), span("--networks-per-gpu", "auto", "--sharing", "1,1.5,1.8")
     assert alone / 1.8 <= shared < alone / 1.4
-    assert span("--networks-per-gpu", "auto", "--sharing", "1,1") == alone  # as many as pay
+    assert span("--networks-per-gpu", "auto", "--sharing", "1,1") == alone  # as many as pay off
     assert (
         span("--networks-per-gpu", 3, "--sharing", "1,0.5,0.4") > 1.5 * alone
-    )  # as many as are asked for
+    )  # as many as requested
 
 
 @pytest.mark.parametrize(
@@ -120,18 +122,18 @@ def test_networks_may_share_gpus(simulate):
     [
         (
             ["--networks-per-gpu", "auto"],
-            "--networks-per-gpu: {} does not say what networks train together",
+            "--networks-per-gpu: {} has no throughputs of networks that share a GPU",
         ),
         (["--networks-per-gpu", "0"], "'0' should be a whole number from 1 to 64"),
         (["--networks-per-gpu", "auto", "--sharing", "2,3"], "'2,3' should begin with 1"),
         (["--sharing", "1,2"], "--sharing: with --networks-per-gpu 1 no GPU is shared"),
     ],
 )
-def test_slots_that_cannot_be_simulated_are_refused(refuses, rates, values, message):
+def test_networks_per_gpu_needs_throughputs(refuses, rates, values, message):
     assert message.format(rates) in refuses("--gpus", 1, "--policy", "adaptive", *values)
 
 
-def test_rates_may_be_learned_in_the_run(simulate):
+def test_profile_online_learns_rates(simulate):
     online = ["--gpus", 2, "--policy", "all", "--profile", "online", "--json"]
     _, exact, _ = simulate("--gpus", 2, "--policy", "all", "--json")
     _, learned, _ = simulate(*online, "--rate-error", "5%", "--prior-factor", 3, "--seed", 1)
@@ -139,14 +141,14 @@ def test_rates_may_be_learned_in_the_run(simulate):
         {entry["policy"]: entry["makespan_s"] for entry in result["policies"]}
         for result in (exact, learned)
     ]
-    assert spans[0]["baseline"] == spans[1]["baseline"]  # it looks at no rates
+    assert spans[0]["baseline"] == spans[1]["baseline"]  # it reads no rates
     assert spans[0]["adaptive"] != spans[1]["adaptive"]
     status, text, _ = simulate("--gpus", 2, "--policy", "adaptive", "--profile", "online")
     assert status == 0
     assert "plans after new rates" in text
 
 
-def test_a_gantt_chart_is_drawn(simulate, refuses, tmp_path):
+def test_plot_draws_a_gantt_chart(simulate, refuses, tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / "gantt.png"
     assert simulate("--gpus", 2, "--policy", "global", "--plot", file)[0] == 0
@@ -190,7 +192,7 @@ def test_bad_options_are_one_line_and_status_2(refuses, options, message):
     assert message in refuses("--policy", "baseline", *options)
 
 
-def test_to_the_letter_a_network_is_given_gpus_that_slow_it_down(simulate, rates):
+def test_literal_assigns_gpus_that_slow_a_network_down(simulate, rates):
     rates.write_text(
         json.dumps({**RATES, "models": [{"name": "a", "rates": [10.0, 8.0], "epochs": 1}]})
     )
@@ -214,7 +216,7 @@ def test_to_the_letter_a_network_is_given_gpus_that_slow_it_down(simulate, rates
     assert spans == pytest.approx([100 / 10, 100 / 8])
 
 
-def test_an_option_is_read_by_a_policy_or_by_what_is_drawn(simulate, refuses):
+def test_options_without_effect_are_refused(simulate, refuses):
     for options in (
         ["--policy", "homogeneous"],
         ["--policy", "global", "--rate-error", "1%"],
@@ -222,7 +224,8 @@ def test_an_option_is_read_by_a_policy_or_by_what_is_drawn(simulate, refuses):
     ):
         assert simulate("--gpus", 2, "--seed", 1, *options)[0] == 0
     assert refuses("--gpus", 2, "--seed", 1, "--policy", "global") == (
-        "fleet simulate ensemble: --seed: global does not read it: it reads --pace-tolerance, --round-end-share, --literal\n"
+        "fleet simulate ensemble: --seed: global does not read it: it reads --pace-tolerance, "
+        "--round-end-share, --literal\n"
     )
 
 
@@ -241,7 +244,8 @@ def never(rates, progress, cluster, options):
 def every(rates, progress, cluster, options):
     return Round(tuple(Member(network.name, cluster.devices[:1]) for network in rates.models))
 
-ONE_AFTER_ANOTHER = Policy("one after another", first, reads=frozenset(), costs=Costs(regroup_s=2.0))
+ONE_AFTER_ANOTHER = Policy("one after another", first, reads=frozenset(),
+costs=Costs(regroup_s=2.0))
 """
 
 
@@ -251,7 +255,7 @@ def custom_policy(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_a_policy_of_ones_own_is_simulated_at_its_own_costs(custom_policy, simulate):
+def test_custom_policy_is_simulated_with_its_costs(custom_policy, simulate):
     status, result, _ = simulate(
         "--gpus", 2, "--policy", "simulated_policy:ONE_AFTER_ANOTHER", "--json"
     )
@@ -287,14 +291,14 @@ def test_invalid_custom_policy_is_refused_in_one_line(
     assert message in refuses("--gpus", 2, "--policy", policy, *options)
 
 
-def test_a_network_without_epochs_cannot_be_simulated(refuses, rates):
+def test_network_without_epochs_is_refused(refuses, rates):
     rates.write_text(json.dumps({**RATES, "models": [{"name": "a", "rates": [1.0]}]}))
     assert refuses("--gpus", 1, "--policy", "local") == (
         "fleet simulate ensemble: a has no epochs; a simulation needs them for every network\n"
     )
 
 
-def test_an_ensemble_is_drawn_and_can_be_planned_and_simulated(fleet, tmp_path):
+def test_drawn_ensemble_can_be_planned_and_simulated(fleet, tmp_path):
     file = tmp_path / "drawn.json"
     assert fleet("simulate", "draw", "--networks", 5, "--seed", 3, "--out", file)[0] == 0
     assert fleet("plan", "--rates", file, "--gpus", 8)[0] == 0
@@ -305,7 +309,7 @@ def test_an_ensemble_is_drawn_and_can_be_planned_and_simulated(fleet, tmp_path):
     assert result["makespan_s"] >= result["lower_bound_s"]
 
 
-def test_a_table_is_converted_to_standard_output(fleet, tmp_path):
+def test_draw_converts_a_table_to_standard_output(fleet, tmp_path):
     file = tmp_path / "table.json"
     file.write_text(
         json.dumps({"images_per_epoch": 100, "dnns": [{"id": 7, "r": [10.0], "epochs": 2}]})
@@ -323,12 +327,12 @@ def test_a_table_is_converted_to_standard_output(fleet, tmp_path):
     ("options", "message"),
     [
         (["--networks", 0], "--networks: '0' should be a whole number from 1"),
-        (["--convert", "nowhere.json"], "nowhere.json: No such file"),
+        (["--convert", "nowhere.json"], f"nowhere.json: {os.strerror(errno.ENOENT)}"),
         (["--out", "FILE/x.json"], "--out"),
     ],
 )
-def test_what_cannot_be_drawn_read_or_written_is_one_line(refused, tmp_path, options, message):
-    (tmp_path / "FILE").touch()  # where a folder would have to be
+def test_draw_refuses_invalid_files_in_one_line(refused, tmp_path, options, message):
+    (tmp_path / "FILE").touch()  # a file instead of a folder
     assert message in refused(
         "simulate",
         "draw",

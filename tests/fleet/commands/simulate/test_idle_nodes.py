@@ -1,6 +1,8 @@
-"""``fleet simulate idle-nodes``."""
+"""Tests of ``fleet simulate idle-nodes``."""
 
+import errno
 import json
+import os
 from functools import partial
 
 import pytest
@@ -56,7 +58,7 @@ def test_json_has_the_agreed_keys_and_values(simulate):
     }
 
 
-def test_for_people_there_is_a_table(simulate):
+def test_text_output_is_a_table(simulate):
     status, out, _ = simulate()
     assert status == 0
     assert "efficiency" in out
@@ -69,16 +71,14 @@ def cost(simulate, *options):
     return numbers["preemption_cost_samples"]
 
 
-def test_the_heaviest_trainer_gets_the_nodes(simulate):
+def test_weight_moves_nodes_to_a_trainer(simulate):
     assert cost(simulate) == 2 * 22
     assert cost(simulate, "--weight", "net=2") == 2 * 20
     assert cost(simulate, "--rescale-factor", 10) == 20 * 22
-    assert (
-        cost(simulate, "--policy", "equal") == 2 * 11
-    )  # one node each; the second has the one that leaves
+    assert cost(simulate, "--policy", "equal") == 2 * 11  # one node each; the second one leaves
 
 
-def test_the_objective_decides(simulate, files):
+def test_objective_changes_the_allocation(simulate, files):
     document = json.loads(json.dumps(TRAINERS))
     document["curves"]["net"]["objective"] = [0, 99]
     (files / "trainers.json").write_text(json.dumps(document))
@@ -86,13 +86,13 @@ def test_the_objective_decides(simulate, files):
     assert cost(simulate, "--objective", "samples") == 2 * 22
 
 
-def test_only_the_chosen_nodes_take_part(simulate):
+def test_nodes_selects_a_range(simulate):
     _, result, _ = simulate("--nodes", "0:1", "--hours", 1, "--json")
     assert (result["node_hours"], result["events"]) == (1, 1)
 
 
-def test_names_decide_which_node_is_lost(simulate, files):
-    """Node 1 leaves. By index the second trainer has it, in order of names the first."""
+def test_placement_by_name_changes_the_lost_node(simulate, files):
+    """Node 1 leaves: the second trainer has it by index, the first one by name."""
     equal = ("--policy", "equal")
     assert cost(simulate, *equal, "--placement", "index") == 2 * 11
     assert cost(simulate, *equal, "--node-names", files / "names.txt") == 2 * 10
@@ -102,14 +102,14 @@ def test_names_decide_which_node_is_lost(simulate, files):
     )
 
 
-def test_names_beside_the_events_are_found(simulate, files):
+def test_default_file_of_node_names_is_read(simulate, files):
     import gzip
 
     (files / "summit_node_names.txt.gz").write_bytes(gzip.compress(b"n1\nn0\n"))
     assert cost(simulate, "--policy", "equal") == 2 * 10
 
 
-def test_completions_can_be_events(simulate, files):
+def test_completions_are_events_adds_decisions(simulate, files):
     jobs = [["net", 0, 5, 2, 1, 2, 200], ["net", 0, 5, 2, 1, 2, 200]]
     (files / "trainers.json").write_text(json.dumps({**TRAINERS, "jobs": jobs}))
     options = ("--hours", 0.02, "--max-parallel", 1, "--json")
@@ -140,17 +140,17 @@ def test_a_plot_is_drawn(simulate, files, suffix):
         (["--weight", "vgg=2"], "a weight for the unknown network 'vgg'"),
         (["--rescale-factor", "-1"], "--rescale-factor: '-1' should be a number from 0"),
         (["--placement", "order"], "--placement order needs --node-names FILE"),
-        (["--node-names", "nowhere.txt"], "nowhere.txt: No such file"),
+        (["--node-names", "nowhere.txt"], f"nowhere.txt: {os.strerror(errno.ENOENT)}"),
         (["--plot", "replay.nonsense"], "--plot: replay.nonsense: "),
     ],
 )
-def test_a_wrong_option_is_one_line_and_status_2(refused, words, options, complaint):
+def test_invalid_option_is_one_line_and_status_2(refused, words, options, complaint):
     line = refused(*words, *options)
     assert line.startswith("fleet simulate idle-nodes: ")
     assert complaint in line
 
 
-def test_too_few_names_are_refused(refused, words, files):
+def test_file_with_too_few_node_names_is_refused(refused, words, files):
     (files / "names.txt").write_text("n1\n")
     assert "names.txt: 1 names, but node 1 is in" in refused(
         *words, "--node-names", files / "names.txt"
@@ -158,7 +158,7 @@ def test_too_few_names_are_refused(refused, words, files):
 
 
 @pytest.mark.parametrize("samples", [(0, 0), (0, 1e9), (5e-324, 0)])
-def test_trainers_with_nothing_to_do_are_done_at_once(files, simulate, samples):
+def test_trainers_without_work_complete_immediately(files, simulate, samples):
     trainers = {
         **TRAINERS,
         "jobs": [[*job[:-1], total] for job, total in zip(TRAINERS["jobs"], samples, strict=True)],
