@@ -471,7 +471,7 @@ class CutOff(layers.Layer):
 
 def of_layer(layer, input_shape, classes):
     return keras.Sequential([keras.Input(input_shape), layers.Flatten(), layers.Dense(classes),
-    layer])
+                             layer])
 
 def no_number(input_shape, classes):
     return of_layer(Broken(), input_shape, classes)

@@ -353,7 +353,8 @@ def test_submit_refuses_invalid_arguments(submit, tmp_path, arguments, message):
 
 OWN = """
 from launch.systems import System
-OWN = System("own", "#OWN ", resources=("-n {ranks}",), job_variable="OWN_ID", submit=("sbatch", "--as-script"),
+OWN = System("own", "#OWN ", resources=("-n {ranks}",), job_variable="OWN_ID",
+             submit=("sbatch", "--as-script"),
              id_pattern="([0-9]+)",
              template="#!/bin/bash\\n#OWN <<name>>\\n<<directives>>\\n<<body>>")
 """
@@ -492,7 +493,9 @@ def test_end_without_a_chain_is_refused(submit, tmp_path, capsys):
 
 
 def test_end_takes_no_spec_and_submit_needs_one(submit, capsys):
-    assert submit("--end", "run")[2] == "fleet submit: --end run takes no spec; leave spec.yaml out\n"
+    assert (
+        submit("--end", "run")[2] == "fleet submit: --end run takes no spec; leave spec.yaml out\n"
+    )
     assert main(["submit", "--system", "slurm"]) == 2
     assert (
         capsys.readouterr().err

@@ -111,10 +111,13 @@ import json, os, signal, sys, time
 run = sys.argv[1]
 lines = open(f"{run}/script").read().split("\\n")
 with open(f"{run}/launches", "a") as file: file.write("x")
-with open(f"{run}/arguments", "a") as file: file.write(" ".join([os.environ["FLEET_SYSTEM"],
-*sys.argv[2:]]) + "\\n") status, end, *more = lines[os.path.getsize(f"{run}/launches") - 1].split()
-if "early" in more: sys.exit(int(status)) warned = [] signal.signal(signal.SIGUSR2, lambda number,
-frame: warned.append(number)) with open(f"{run}/events.jsonl", "a", buffering=1) as log:
+with open(f"{run}/arguments", "a") as file:
+    file.write(" ".join([os.environ["FLEET_SYSTEM"], *sys.argv[2:]]) + "\\n")
+status, end, *more = lines[os.path.getsize(f"{run}/launches") - 1].split()
+if "early" in more: sys.exit(int(status))
+warned = []
+signal.signal(signal.SIGUSR2, lambda number, frame: warned.append(number))
+with open(f"{run}/events.jsonl", "a", buffering=1) as log:
     log.write(open(f"{run}/started").read())
     while "waits" in more and not warned: time.sleep(0.01)
     if warned: log.write('{"event": "interrupted", "reason": "SIGUSR2 came"}\\n')

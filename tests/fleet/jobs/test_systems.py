@@ -17,7 +17,7 @@ from launch.systems import SYSTEMS, System
 
 WRAPPED = replace(SYSTEMS["slurm"], submit=("my_sbatch",))
 OWN = System("own", "#OWN ", job_variable="OWN_ID", submit=("own",), id_pattern="([0-9]+)",
-template="<<body>>",
+             template="<<body>>",
              state=("own_state", "{job}"), over="gone", restarts="OWN_RESTARTS")
 NUMBER = 3
 """

@@ -39,15 +39,20 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
 # The actions of a reader: point at an epoch, click, and sort by a column.
 _DRIVE = """(() => {
-const seen = [], box = document.querySelector("#curves .chart"), chart =
-echarts.getInstanceByDom(box); const [offsetX, offsetY] = chart.convertToPixel({gridIndex: 0},
-chart.getOption().series[0].data[1]); const pointer = {offsetX, offsetY, event: {pageX: 0, pageY:
-0}}; chart.getZr().trigger("mousemove", pointer);
-seen.push(document.getElementById("tip").textContent); chart.getZr().trigger("click", pointer);
-seen.push(document.querySelector("tr.chosen").dataset.network,
-document.getElementById("legend").textContent); const header =
-[...document.querySelectorAll("th")].find(cell => cell.textContent === "network"); const column = ()
-=> [...header.closest("table").tBodies[0].rows].map(row => row.cells[header.cellIndex].textContent);
+const seen = [], box = document.querySelector("#curves .chart");
+const chart = echarts.getInstanceByDom(box);
+const point = chart.getOption().series[0].data[1];
+const [offsetX, offsetY] = chart.convertToPixel({gridIndex: 0}, point);
+const pointer = {offsetX, offsetY, event: {pageX: 0, pageY: 0}};
+chart.getZr().trigger("mousemove", pointer);
+seen.push(document.getElementById("tip").textContent);
+chart.getZr().trigger("click", pointer);
+seen.push(document.querySelector("tr.chosen").dataset.network);
+seen.push(document.getElementById("legend").textContent);
+const headers = [...document.querySelectorAll("th")];
+const header = headers.find(cell => cell.textContent === "network");
+const rows = () => [...header.closest("table").tBodies[0].rows];
+const column = () => rows().map(row => row.cells[header.cellIndex].textContent);
 header.click(); seen.push(column().join()); header.click(); seen.push(column().join());
 return seen; })()"""
 
