@@ -308,11 +308,10 @@ class Coordinator:
         """
         self._search.searchers.close()
         if self._search.command_handler is not None:
-            self._search.command_handler.refuse_all(
-                "the run is being stopped; the same command resumes it"
-                if self.status is ExitStatus.RESUMABLE
-                else "the run has ended"
-            )
+            reason = "the run has ended"
+            if self.status is ExitStatus.RESUMABLE:
+                reason = "the run is being stopped; the same command resumes it"
+            self._search.command_handler.refuse_all(reason)
         self._check_rights()
         self._log_event(self._launch.make_end_event(int(self.status or 0), self._log.now()))
 

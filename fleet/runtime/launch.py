@@ -133,10 +133,10 @@ class Launch:
     def store(self) -> Store:
         """The store from which trainers read samples."""
         if self.roles.shared:
-            if self.kept_image is None:
+            if self.stored_image is None:
                 return "window"
             return "node"
-        if self.kept_image is None:
+        if self.stored_image is None:
             return "files"
         return "own"
 
@@ -152,7 +152,7 @@ class Launch:
         return self.inputs.pipelines or {"": self.stream}
 
     @property
-    def kept_image(self) -> ImageSpec | None:
+    def stored_image(self) -> ImageSpec | None:
         """Shape and dtype of a sample stored in memory; None if none is stored."""
         if self.spec.data.cache == "memory":
             return self.sample.stored

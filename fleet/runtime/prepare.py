@@ -204,11 +204,11 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
     written = spec.networks
     paths = RunPaths(spec.output.absolute(), name)  # users' code may change the working folder
     earlier_paths = replayed or (None if request.fresh else paths)
-    run_state = replay_log(
-        ()
-        if earlier_paths is None
-        else read_run(earlier_paths, (NetworkAdded, CommandReceived, CacheChosen, EarlierRunRead))
-    )
+    if earlier_paths is None:
+        run_state = replay_log(())
+    else:
+        kinds = (NetworkAdded, CommandReceived, CacheChosen, EarlierRunRead)
+        run_state = replay_log(read_run(earlier_paths, kinds))
     spec = with_added_networks(spec, run_state)
     if request.shares_run:
         check_shareable(spec, "--share-run")
@@ -407,7 +407,7 @@ def plan_augmented_epochs(launch: Launch, shared_free: float) -> int:
     Args:
         shared_free: free bytes of shared memory, on the node that has least.
     """
-    if launch.kept_image is None or not launch.roles.shared:
+    if launch.stored_image is None or not launch.roles.shared:
         return 0
     spec = launch.spec
     opened = launch.inputs

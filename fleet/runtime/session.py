@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fleet.comm.messages import Tag, Warned
 from fleet.comm.protocols import World
@@ -96,11 +96,10 @@ class Session:
         watchdog = None
         if rank_zero is not None and self._interruption.is_watched:
             watchdog = self._watchdog(rank_zero)
-        busy_trainers, self._first_epoch = self._world.broadcast_value(
-            None
-            if rank_zero is None
-            else (frozenset(rank_zero.busy_trainers), rank_zero.first_epoch)
-        )
+        plan: tuple[frozenset[int], int] | None = None
+        if rank_zero is not None:
+            plan = frozenset(rank_zero.busy_trainers), rank_zero.first_epoch
+        busy_trainers, self._first_epoch = self._world.broadcast_value(plan)
         try:
             if self._world.rank in self._roles.trainers:
                 self._train(rank_zero, self._world.rank in busy_trainers)
@@ -219,43 +218,40 @@ class Session:
         shares = roles.shared  # whether ranks share samples
 
         def mapped(create: bool) -> NodeMemory:
-            return NodeMemory(
-                None
-                if launch.layout is None
-                else Window(launch.layout, f"{name}-train", create, is_relayed=roles.nodes > 1),
-                None
-                if launch.kept_image is None or not shares
-                else _sample_set(
-                    launch.kept_image,
+            memory: dict[str, Any] = {}
+            if launch.layout is not None:
+                memory["window"] = Window(
+                    launch.layout, f"{name}-train", create, is_relayed=roles.nodes > 1
+                )
+            if launch.stored_image is not None and shares:
+                memory["decoded"] = _sample_set(
+                    launch.stored_image,
                     launch.sample.stored_target,
                     len(launch.inputs.data.train),
-                    f"{name}-kept",
+                    f"{name}-decoded",
                     create,
-                ),
-                None
-                if evaluation is None or not shares
-                else _sample_set(
+                )
+            if evaluation is not None and shares:
+                memory["validation"] = _sample_set(
                     launch.sample.wire,
                     launch.sample.target,
                     len(evaluation),
                     f"{name}-validation",
                     create,
-                ),
-                None
-                if roles.slots == 1
-                else Segment(f"{name}-tenants", roles.gpus_per_node, create),
-                None
-                if not launch.augmented_epochs
-                else NodeEpochs(
+                )
+            if roles.slots > 1:
+                memory["active_slots"] = Segment(f"{name}-slots", roles.gpus_per_node, create)
+            if launch.augmented_epochs:
+                memory["augmented"] = NodeEpochs(
                     launch.sample.wire,
                     launch.sample.target.wire,
                     len(launch.inputs.data.train),
                     launch.augmented_epochs,
                     roles.gpus_per_node,
-                    f"{name}-finished",
+                    f"{name}-augmented",
                     create,
-                ),
-            )
+                )
+            return NodeMemory(**memory)
 
         for create in (True, False):
             if leads == create:
@@ -283,11 +279,9 @@ class Session:
         slot, index = divmod(roles.local_index(self._world.rank), roles.physical_gpus_per_node)
         spec = self._launch.spec
         gpus = self._gpus()
-        pin = (
-            Pinning(index if len(gpus) > 1 else 0, self._warn_of_slow_copies)
-            if spec.engine.uses_gpus
-            else lambda memory: None
-        )
+        device = index if len(gpus) > 1 else 0
+        warn = self._warn_of_slow_copies
+        pin = Pinning(device, warn) if spec.engine.uses_gpus else lambda memory: None
         engine = make_engine(
             spec,
             self._launch.sample,

@@ -58,11 +58,10 @@ class StartupTimer:
     def __init__(self) -> None:
         self._now = time.clock_gettime(time.CLOCK_BOOTTIME)
         began = command_began_s(os.getpid())
-        self._parts: dict[str, float] = (
-            {}
-            if began is None
-            else {"launcher": began[1] - began[0], "python": max(0.0, self._now - began[1])}
-        )
+        self._parts: dict[str, float] = {}
+        if began is not None:
+            self._parts["launcher"] = began[1] - began[0]
+            self._parts["python"] = max(0.0, self._now - began[1])
 
     def end(self, part: str) -> None:
         """Record the end of a part, which began at the end of the last one."""
