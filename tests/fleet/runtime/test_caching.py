@@ -79,11 +79,11 @@ def test_cache_keeps_samples_that_fit_in_memory():
     ],
 )
 def test_cache_leaves_a_quarter_of_the_window_free(window, cache):
-    matches = chosen(data={"shared_memory": window})
-    assert matches.cache == cache
+    choice = chosen(data={"shared_memory": window})
+    assert choice.cache == cache
     assert (
         "decoded take 3.84 kB with validation samples, too much for a window of 5.12 kB"
-        in matches.why
+        in choice.why
     ) == (cache == "none")
 
 

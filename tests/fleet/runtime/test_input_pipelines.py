@@ -13,6 +13,7 @@ from preprocess.base import RandomAccess, UnreadableSample
 from preprocess.target import TargetSpec
 from tests.fleet.runtime.runs import launch, launch_in_parts, prepare
 from tests.fleet.runtime.runs import write as write_spec
+from tests.refusals import refused
 
 SHARED = [{"center_crop": {"size": [8, 8]}}]
 FLIPPED = [*SHARED, {"flip": {"horizontal": True}}, {"random_crop": {"size": [6, 6]}}]
@@ -245,31 +246,30 @@ def undivided(path):
 
 
 @pytest.mark.parametrize(
-    ("names", "top", "networks", "complaint"),
+    ("names", "top", "networks", "words"),
     [
         (
             ["plain", "wide"],
             {"path": "uneven"},
             {"plain": {"transforms": []}, "wide": {"transforms": WIDE}},
-            "all samples must have one shape after the first 0 transforms, .* add a resize or a "
-            "crop, the same one in all",
+            ["data: all samples must have one shape", "add a resize or a crop"],
         ),
         (
             ["plain", "value"],
             {"cache": "file"},
             NETWORKS,
-            r"models\[1\].data: data.cache: file stores one target per sample",
+            ["models[1].data", "data.cache: file", "one target per sample"],
         ),
         (
             ["plain", "bad"],
             {},
             {**NETWORKS, "bad": {"transforms": [*SHARED, {"random_crop": {"size": [90, 9]}}]}},
-            r"models\[1\].data: .*90",
+            ["models[1].data", "90"],
         ),
     ],
 )
-def test_pipelines_that_cannot_be_shared_are_refused(names, top, networks, complaint, tmp_path):
-    with pytest.raises(UserError, match=complaint):
+def test_pipelines_that_cannot_be_shared_are_refused(names, top, networks, words, tmp_path):
+    with refused(UserError, *words):
         prepare(str(write(tmp_path, names, top, networks=networks)), [0, 0], None)
 
 
@@ -285,7 +285,7 @@ def test_pipelines_of_masks_may_differ_in_transforms_only(tmp_path):
     assert status is ExitStatus.OK
     for name in "ab":
         assert_as_alone(prepared, name, tmp_path / name, top={"path": "masks"}, networks=networks)
-    with pytest.raises(UserError, match="a mask is transformed with its image"):
+    with refused(UserError, "models[1].data", "a mask is transformed with its image"):
         prepare(
             str(write(tmp_path / "other", ["a", "c"], {"path": "other"}, networks=networks)),
             [0, 0],
@@ -296,7 +296,7 @@ def test_pipelines_of_masks_may_differ_in_transforms_only(tmp_path):
 def test_pipelines_settings_of_entries_are_checked():
     from fleet.errors import SpecError
 
-    with pytest.raises(SpecError, match=r"models\[0\].data.*folds"):
+    with refused(SpecError, "models[0].data", "folds"):
         parse({"models": [{"family": "softmax", "data": {"folds": 3}}]})
-    with pytest.raises(SpecError, match=r"models\[0\].data.transforms.*random_crop"):
+    with refused(SpecError, "models[0].data.transforms", "random_crop"):
         parse({"models": [{"family": "softmax", "data": {"transforms": ["random_cop"]}}]})

@@ -133,9 +133,9 @@ def test_folds_row_has_their_mean_and_comes_first(folders):
     assert [row.folds for row in rows] == [4, 0, 0, 0, 0] * 2
     for mean, folds in ((rows[0], rows[1:5]), (rows[5], rows[6:])):
         assert [row.name for row in folds] == [f"{mean.name}-fold{fold}" for fold in range(4)]
-        matches = [row.val_loss for row in folds]
-        assert mean.val_loss == pytest.approx(np.mean(matches))
-        assert mean.deviation["val_loss"] == pytest.approx(np.std(matches, ddof=1))
+        losses = [row.val_loss for row in folds]
+        assert mean.val_loss == pytest.approx(np.mean(losses))
+        assert mean.deviation["val_loss"] == pytest.approx(np.std(losses, ddof=1))
         assert (mean.status, mean.epochs) == (Status.FINISHED, 2)
         judged = [record.val_accuracy * 10 for row in folds for record in runner.history(row.name)]
         assert judged == pytest.approx(np.round(judged))  # of ten samples each

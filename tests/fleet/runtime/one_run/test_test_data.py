@@ -31,7 +31,7 @@ def test_test_share_is_held_out_first_and_never_trained_on(folders):
         name: {source.name(index) for index in range(len(source))}
         for name, source in runner.prepared.inputs.data.splits().items()
     }
-    assert {name: len(matches) for name, matches in parts.items()} == {
+    assert {name: len(samples) for name, samples in parts.items()} == {
         "train": 24,
         "validation": 6,
         "test": 10,

@@ -103,8 +103,8 @@ def test_measure_batches_stops_at_first_that_does_not_fit(monkeypatch):
         return StepTotals(stop=stop)
 
     profile = Profile(batches=6, timed=4, seconds=60, spread=0)
-    matches = measure_batches(group(step), SAMPLE, profile, (10, 20, 40, 80))
-    assert [rate.rate for rate in matches] == [pytest.approx(10 / 0.6), pytest.approx(20 / 0.7)]
+    rates = measure_batches(group(step), SAMPLE, profile, (10, 20, 40, 80))
+    assert [rate.rate for rate in rates] == [pytest.approx(10 / 0.6), pytest.approx(20 / 0.7)]
     with pytest.raises(TrainingFailed):
         measure_batches(group(step), SAMPLE, profile, (40, 80))
 
