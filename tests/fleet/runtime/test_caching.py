@@ -263,7 +263,7 @@ def weighed(path):
     return source
 
 
-def test_what_is_kept_is_said_of_the_parts_that_are_kept():
+def test_cache_file_stores_samples_of_all_splits():
     opened = open_inputs(spec())
     assert {name: entry.stored for name, entry in opened.keeping("memory").samples.items()} == {
         "train": ImageSpec((4, 4, 3), "uint8"),

@@ -460,14 +460,12 @@ def test_search_warm_start_survives_changed_space(
     )
     assert sorted(changed.rows()) == [f"net-{number}" for number in range(5)]
     assert all(changed.rows()[name].drawn[LEARNING_RATE] >= 0.01 for name in ("net-3", "net-4"))
-    for earlier, output in (
-        (str(tmp_path / "run"), "holds no run"),
-        (f"{folders[0]}/./run", "the folder of this run"),
+    for earlier, folder, reason in (
+        (str(tmp_path / "run"), folders[1], "is not the folder of a run"),
+        (f"{folders[0]}/./run", folders[0], "the folder of this run"),
     ):
-        with pytest.raises(SpecError, match=rf"search.warm_start\[0\].*{output}"):
-            Run(
-                folders[1 if output == "holds no run" else 0], {**search, "warm_start": [earlier]}
-            ).launch()
+        with refused(SpecError, "models[0].search.warm_start[0]", earlier, reason):
+            Run(folder, {**search, "warm_start": [earlier]}).launch()
 
 
 def test_search_objectives_are_in_results_as_reported(tmp_path):

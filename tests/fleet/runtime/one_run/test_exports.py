@@ -87,7 +87,7 @@ def test_export_repeated_after_more_training(folders, monkeypatch, keep):
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @few
 @given(cases(), st.lists(st.integers(1, 150), min_size=1, max_size=2))
-def test_every_network_is_exported_whenever_a_launch_was_killed(folders, case, moments):
+def test_export_of_every_network_after_kills(folders, case, moments):
     case.content["resources"]["engine"] = "keras"
     runner = Runner(case, folders())
     with pytest.MonkeyPatch.context() as patch:

@@ -58,7 +58,7 @@ def test_networks_that_fail_while_groups_change_are_rows(regrouping, folders, ca
 @pytest.mark.long
 @few
 @given(cases(regroups=True), st.lists(st.integers(0, 200), min_size=1, max_size=3))
-def test_a_run_may_be_interrupted_while_its_groups_change(regrouping, folders, case, moments):
+def test_groups_may_change_in_interrupted_runs(regrouping, folders, case, moments):
     runner = regrouping(case, folders())
     runner.finish_interrupted(moments)
 
@@ -66,7 +66,7 @@ def test_a_run_may_be_interrupted_while_its_groups_change(regrouping, folders, c
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @few
 @given(cases(regroups=True), st.lists(st.integers(1, 300), min_size=1, max_size=3))
-def test_a_run_may_be_killed_while_its_groups_change(regrouping, folders, case, moments):
+def test_groups_may_change_in_killed_runs(regrouping, folders, case, moments):
     runner = regrouping(case, folders())
     runner.finish_killed(moments)
 

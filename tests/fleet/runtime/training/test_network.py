@@ -39,7 +39,7 @@ def test_change_group_gives_new_ranks_masters_network():
     assert results[1][0] == grown
 
 
-def test_what_a_new_rank_could_not_build_fails_on_all():
+def test_change_group_raises_build_failures_on_all_ranks():
     failed = {}
 
     def rank_main(world):
