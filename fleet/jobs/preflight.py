@@ -272,15 +272,14 @@ def _check_gpus(
         return
     # The engine chooses the only visible GPU of a rank, or the GPU at its index among the trainers.
     gpus_needed = -(-len(trainers) // slots)
-    assigned = [
-        rank.gpus[0]
-        if len(rank.gpus) == 1
-        else rank.gpus[index % gpus_needed]
-        if index % gpus_needed < len(rank.gpus)
-        else ""
-        for index, rank in enumerate(trainers)
-        if rank.gpus
-    ]
+    assigned = []
+    for index, rank in enumerate(trainers):
+        if len(rank.gpus) == 1:
+            assigned.append(rank.gpus[0])
+        elif index % gpus_needed < len(rank.gpus):
+            assigned.append(rank.gpus[index % gpus_needed])
+        elif rank.gpus:
+            assigned.append("")
     if installed > 1:
         only_gpus = [rank.gpus[0] for rank in ranks if len(rank.gpus) == 1]
     else:

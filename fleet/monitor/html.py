@@ -157,22 +157,18 @@ def _summary(report: RunReport) -> str:
         shared = f", up to {pluralize(account.slots, 'network')} on each"
     else:
         shared = ""
+    finished = "networks finished"
+    if counts["failed"]:
+        finished += f", {counts['failed']} failed"
     facts = [
-        (
-            f"{counts['finished']} of {counts['networks']}",
-            "networks finished" + (f", {counts['failed']} failed" if counts["failed"] else ""),
-        ),
+        (f"{counts['finished']} of {counts['networks']}", finished),
         (format_duration(account.seconds), f"total time{launches}"),
-        *(
-            []
-            if account.first_signal_s is None
-            else [
-                (
-                    format_duration(account.first_signal_s),
-                    "until every network had finished an epoch",
-                )
-            ]
-        ),
+    ]
+    if account.first_signal_s is not None:
+        facts.append(
+            (format_duration(account.first_signal_s), "until every network had finished an epoch")
+        )
+    facts += [
         (f"{account.gpus}", f"{account.device}s, {account.gpus_per_node} per node{shared}"),
         (account.policy, "policy"),
         (f"{account.spent.shares['training']:.1%}", f"of the {account.device} time in training"),
@@ -279,28 +275,30 @@ def _search(search: SearchReport, number: int, skip_slow: bool) -> list[str]:
         ]
     else:
         descent = []
-    of_many = (
-        f"; {MAX_TRIALS} of {len(search.ranked)} networks are drawn, from the best to the worst"
-        * (len(search.ranked) > MAX_TRIALS)
-    )
+    if len(search.ranked) > MAX_TRIALS:
+        drawn = (
+            f"; {MAX_TRIALS} of {len(search.ranked)} networks are drawn, from the best to the worst"
+        )
+    else:
+        drawn = ""
+    if search.objectives:
+        front = [
+            f"<h3>{FRONT_TITLE}</h3>",
+            _chart_element(number, "pareto"),
+            html_table(*front_table(search)),
+            "<p class=note>No other network is at least as good in all objectives and better in "
+            "one.</p>",
+        ]
+    else:
+        front = []
     return [
         title,
         f"<p class=note>{escape(search.summary)}</p>",
         f"<div class=row>{_chart_element(number, 'best')}",
         f"{html_table(*improvements_table(search))}</div>",
-        *(
-            [
-                f"<h3>{FRONT_TITLE}</h3>",
-                _chart_element(number, "pareto"),
-                html_table(*front_table(search)),
-                "<p class=note>No other network is at least as good in all objectives and better "
-                "in one.</p>",
-            ]
-            if search.objectives
-            else []
-        ),
+        *front,
         "<p class=note>The value of each network at its best epoch against its parameters"
-        f"{of_many}. Drag along an axis to select a range:</p>",
+        f"{drawn}. Drag along an axis to select a range:</p>",
         _chart_element(number, "parallel"),
         _chart_element(number, "keys"),
         _legend(

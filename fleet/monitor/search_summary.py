@@ -181,22 +181,20 @@ class SearchReport:
             }
             for trial in self.trials
         ]
-        return {
+        record = {
             "entry": self.entry,
             "monitor": self.monitor,
             "mode": "max" if self.is_larger_better else "min",
             "networks": networks,
             "best_so_far": self.improvements,
             "line_of_descent": [trial.network for trial in self.ancestry],
-            **(
-                {
-                    "objectives": [{"value": name, "mode": mode} for name, mode in self.objectives],
-                    "front": [trial.network for trial in self.pareto_front],
-                }
-                if self.objectives
-                else {}
-            ),
         }
+        if self.objectives:
+            record |= {
+                "objectives": [{"value": name, "mode": mode} for name, mode in self.objectives],
+                "front": [trial.network for trial in self.pareto_front],
+            }
+        return record
 
 
 @dataclass(frozen=True)

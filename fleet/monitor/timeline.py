@@ -86,13 +86,11 @@ def place_launches(log: Iterable[LoggedEvent]) -> list[PlacedLaunch]:
         own_s = lines[-1].t_s - lines[0].t_s
         first_s = lines[0].t_s
         overlaps = 0 < start.date < ends_date - _JITTER_S - _DRIFT * (ends_date - date)
-        is_beside = bool(launches) and (
-            overlaps
-            if start.beside is None
-            # a launch that runs alone, or an older log
-            else start.beside or _is_unseen(launches, start.date)
-        )
-        if is_beside:
+        if start.beside is None:  # a launch that runs alone, or an older log
+            is_beside = overlaps
+        else:
+            is_beside = start.beside or _is_unseen(launches, start.date)
+        if launches and is_beside:
             at_s = began_s + (start.date - date)
             used_devices = {
                 device

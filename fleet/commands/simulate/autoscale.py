@@ -198,11 +198,10 @@ def _print(jobs: Sequence[ElasticJob], outcome: Outcome) -> None:
             ["decisions", decisions],
         ],
     )
-    print(
-        f"The optimizer decided {methods}; either method is exact.\n"
-        if decisions
-        else "No decision was made.\n"
-    )
+    if decisions:
+        print(f"The optimizer decided {methods}; either method is exact.\n")
+    else:
+        print("No decision was made.\n")
     arrived, ended = moments(jobs, outcome)
     ends = [outcome.end_min * step / 12 for step in range(1, 13)]
     print_table(
