@@ -60,6 +60,9 @@ class Setting:
 
 SETTINGS: dict[str, Setting] = {}
 
+_GENERATORS = threading.RLock()  # of the thread whose code draws from the global generators
+_PATIENCE_S = 5.0
+
 
 def register(
     name: str,
@@ -95,6 +98,21 @@ def seed_generators(seed: int) -> None:
     torch = sys.modules.get("torch.random")
     if torch:
         torch.manual_seed(seed)
+
+
+@contextmanager
+def exclusive_generators() -> Iterator[None]:
+    """Return a context for drawing from the global generators: no other thread seeds them.
+
+    A trainer that prepares its own samples calls user transforms in a thread while it trains. If
+    code in another thread does not return, drawing continues after a few seconds.
+    """
+    is_acquired = _GENERATORS.acquire(timeout=_PATIENCE_S)
+    try:
+        yield
+    finally:
+        if is_acquired:
+            _GENERATORS.release()
 
 
 def seed_host_generators(seed: int) -> None:
@@ -405,9 +423,7 @@ def _loggers() -> dict[str, tuple]:
 
 def _put_loggers(values: Mapping[str, tuple]) -> None:
     for name, (level, propagate, disabled, handlers, filters) in values.items():
-        logger = logging.root
-        if name != "root":
-            logger = logging.getLogger(name)
+        logger = logging.getLogger(None if name == "root" else name)
         logger.setLevel(level)
         logger.propagate = propagate
         logger.disabled = disabled

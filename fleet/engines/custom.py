@@ -22,7 +22,7 @@ from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Optimizer, Train
 from fleet.spec.measures import name_of, parameters_of
 from fleet.spec.model import Architecture, arguments_for, load_function, one_line, wrapping_errors
-from preprocess.user_code import UserCode, forget, seed_generators
+from preprocess.user_code import UserCode, exclusive_generators, forget, seed_generators
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -218,14 +218,15 @@ def build_custom_model(
 @contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
     """Seed the random generators of Python and NumPy, and restore them afterwards."""
-    python = random.getstate()
-    numpy = np.random.get_state()
-    try:
-        seed_generators(seed)
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+    with exclusive_generators():
+        python = random.getstate()
+        numpy = np.random.get_state()
+        try:
+            seed_generators(seed)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def user_code_of(network: NetworkSpec) -> UserCode | None:

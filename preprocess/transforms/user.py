@@ -12,7 +12,7 @@ import numpy as np
 
 from preprocess.base import InputError, UnreadableImage, as_array, import_function
 from preprocess.transforms.base import Mask
-from preprocess.user_code import UserCode, seed_generators
+from preprocess.user_code import UserCode, exclusive_generators, seed_generators
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ class UserTransform:
     ) -> Any:
         function = self.function
         try:
-            with self._code.running(quick=True):
+            with exclusive_generators(), self._code.running(quick=True):
                 if rng is not None:  # fixed transforms draw nothing
                     seed_generators(_seed_of(rng))
                 # A copy, because the function may write into it.

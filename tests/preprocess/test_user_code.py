@@ -17,6 +17,7 @@ from preprocess.user_code import (
     SETTINGS,
     UserCode,
     abandon,
+    exclusive_generators,
     import_user_module,
     register,
     restoring_process,
@@ -105,6 +106,41 @@ def test_two_threads_leave_the_process_as_it_was():
     go.set()
     thread.join()
     assert os.getcwd() == before
+
+
+def test_exclusive_generators_are_seeded_by_no_other_thread():
+    drawn = []
+
+    def transform():
+        with exclusive_generators():
+            random.seed(2)
+
+    with exclusive_generators():
+        random.seed(1)
+        thread = threading.Thread(target=transform)
+        thread.start()
+        thread.join(0.1)
+        drawn.append(random.random())
+    thread.join()
+    assert drawn == [random.Random(1).random()]
+
+
+def test_exclusive_generators_do_not_wait_for_a_hung_thread(monkeypatch):
+    monkeypatch.setattr("preprocess.user_code._PATIENCE_S", 0.01)
+    inside, go = threading.Event(), threading.Event()
+
+    def hang():
+        with exclusive_generators():
+            inside.set()
+            go.wait(5)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    inside.wait(5)
+    with exclusive_generators():
+        assert thread.is_alive()
+    go.set()
+    thread.join()
 
 
 def test_import_user_module_is_the_same_in_every_process(tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ from fleet.engines.measures import Measures
 from fleet.errors import ModelError
 from fleet.storage.files import atomic_write_with
 from preprocess.sample import SampleSpec
-from preprocess.user_code import UserCode, seed_host_generators
+from preprocess.user_code import UserCode, exclusive_generators, seed_host_generators
 
 _Local: TypeAlias = tuple[list[tf.Tensor], Any]  # gradients and totals of this rank
 _COUNT = [field.name for field in fields(StepTotals)].index("count")
@@ -164,10 +164,18 @@ class KerasNetwork:
         local_flags: StepTotals,
         weights: np.ndarray | None = None,
     ) -> Callable[[], StepResult]:
-        with running_user_code(self.code, quick=True):
-            if self.code is not None:  # numbers drawn during tracing are part of the graph
-                seed_host_generators(self._seed)
+        with running_user_code(self.code, quick=True), self._seeded_generators():
             return self._begin_together(images, targets, sizes, rows, local_flags, weights)
+
+    @contextmanager
+    def _seeded_generators(self) -> Iterator[None]:
+        """Seed the generators for user code: numbers drawn during tracing are part of the graph."""
+        if self.code is None:
+            yield
+            return
+        with exclusive_generators():
+            seed_host_generators(self._seed)
+            yield
 
     def _begin_together(
         self,
@@ -335,9 +343,7 @@ class KerasNetwork:
     def _run_evaluation(
         self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        if self.code is not None:
-            seed_host_generators(self._seed)
-        with self._averaged_weights():
+        with self._seeded_generators(), self._averaged_weights():
             sums, outputs = self._evaluate_graph(*pack_rows(images, targets, weights))
             return sums, outputs
 

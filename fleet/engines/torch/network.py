@@ -41,7 +41,7 @@ from fleet.engines.torch.optimizer import FlatOptimizer
 from fleet.engines.torch.pretrained import load_pretrained
 from fleet.errors import ModelError
 from preprocess.sample import SampleSpec
-from preprocess.user_code import UserCode, seed_host_generators
+from preprocess.user_code import UserCode, exclusive_generators, seed_host_generators
 
 
 class TorchNetwork:
@@ -167,8 +167,7 @@ class TorchNetwork:
     ) -> tuple[StepTotals, np.ndarray]:
         valid = (targets if weights is None else weights) >= 0
         self._evaluation_calls += 1
-        self._seed_generators(self._evaluation_calls)
-        with self.evaluation_mode():
+        with self._seeded_generators(self._evaluation_calls), self.evaluation_mode():
             outputs = self._outputs(images)
             if valid.all():
                 readable_outputs = outputs
@@ -361,11 +360,11 @@ class TorchNetwork:
             self._flat.detach_gradients()
         self._exchange.begin(self._flat)
         self._evaluation_calls = 0
-        self._seed_generators()
-        with _single_row_statistics(self.module) if len(local_rows[0]) == 1 else nullcontext():
-            outputs = self._outputs(local_rows[0])
-        loss = self._write_totals(outputs, local_rows[1:], self._measures.losses.training, stop)
-        (loss / size).backward()
+        with self._seeded_generators():
+            with _single_row_statistics(self.module) if len(local_rows[0]) == 1 else nullcontext():
+                outputs = self._outputs(local_rows[0])
+            loss = self._write_totals(outputs, local_rows[1:], self._measures.losses.training, stop)
+            (loss / size).backward()
         if self._is_new:
             self._flat.check_parameters(self.module)
             self._is_new = False
@@ -379,18 +378,21 @@ class TorchNetwork:
             self._flat.flag_unused(unused)
         return unused
 
-    def _seed_generators(self, call: int = 0) -> None:
+    @contextmanager
+    def _seeded_generators(self, call: int = 0) -> Iterator[None]:
         """Seed all generators from the network's seed, its step and this rank.
 
         Args:
             call: number of the call since the last step; 0 for the next step.
         """
         seed = mix_seed(self._seed + call, self._updates.steps, self._exchange.group.rank)
-        torch.default_generator.manual_seed(seed)
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        if self.code is not None:
-            seed_host_generators(seed)
+        with exclusive_generators():
+            torch.default_generator.manual_seed(seed)
+            if self._device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            if self.code is not None:
+                seed_host_generators(seed)
+            yield
 
     def _outputs(self, images: np.ndarray) -> Tensor:
         """Return logits or values, float32; for masks with classes last, as a view."""
