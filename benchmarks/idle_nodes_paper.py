@@ -226,7 +226,7 @@ def speed_block(folder: Path, limit_s: float) -> str:
                 f"{1e3 * row.program_s:.2f}",
                 _ms(row.counts_s, limit_s),
                 _ms(row.nodes_s, limit_s),
-                "yes" if row.same else "no",
+                "yes" if row.is_same else "no",
             ]
             for row in decisions(limit_s)
         ],

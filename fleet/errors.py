@@ -12,7 +12,7 @@ FleetError
       +-- StorageError        a file cannot be written: the disk is full, the folder read-only, ...
       +-- LeaseLost           another launch has taken over the run's folder; this launch ends
       +-- CoordinatorDied     rank 0 died; all other ranks end as well
-      +-- GroupFailed         a rank of this group died: its network returns to its last checkpoint
+      +-- GroupMemberDied     a rank of this group died: its network returns to its last checkpoint
 
 NetworkWarning is not an error: training continues, but perhaps not as expected.
 
@@ -154,7 +154,7 @@ class CoordinatorDied(InfrastructureError):
     """Rank 0 died, in a launch that outlives the deaths of other ranks."""
 
 
-class GroupFailed(InfrastructureError):
+class GroupMemberDied(InfrastructureError):
     """A rank of this training group died; the others release their network and are idle.
 
     It is raised only if launches outlive their ranks (``mpirun --with-ft ulfm``).

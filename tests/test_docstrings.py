@@ -22,7 +22,7 @@ def parameters(function):
 
 
 def fields(node, classes):
-    """Return what a class is called with: parameters of ``__init__``, fields, those of its bases."""
+    """Return what a class is constructed with: parameters, fields, and those of its bases."""
     names = set()
     for statement in node.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":

@@ -235,7 +235,7 @@ def communicator_for_library(group: Group) -> Iterator[Any]:
     The library must be initialized inside the ``with``.
 
     Raises:
-        GroupFailed: a rank of the group has died.
+        GroupMemberDied: a rank of the group has died.
     """
     # A library that calls MPI itself needs ranks that MPI has started.
     assert isinstance(group, MPIGroup)

@@ -31,7 +31,7 @@ class Group(Protocol):
     All methods except ``check``, ``sleep`` and ``raising_group_failed`` are collective: every rank
     of the group calls them, in the same order. While a rank waits for the others it runs its
     background tasks (:attr:`World.background_tasks`). When a rank of the group has died, all others
-    raise :class:`fleet.errors.GroupFailed`.
+    raise :class:`fleet.errors.GroupMemberDied`.
 
     Attributes:
         rank: this process's rank in the group.
@@ -71,10 +71,10 @@ class Group(Protocol):
         """
 
     def check(self) -> None:
-        """Raise GroupFailed if a rank of the group has died; for waits outside the group."""
+        """Raise GroupMemberDied if a rank of the group has died; for waits outside the group."""
 
     def raising_group_failed(self) -> AbstractContextManager[None]:
-        """Turn MPI errors caused by a death into GroupFailed."""
+        """Turn MPI errors caused by a death into GroupMemberDied."""
 
     def sleep(self, seconds: float) -> None:
         """Sleep on this rank; see :meth:`World.sleep`."""
@@ -145,7 +145,7 @@ class World(Protocol):
     def dead_ranks(self) -> frozenset[int]:
         """The ranks known to be dead when this rank last waited or sent a message.
 
-        A rank may get GroupFailed before it knows which rank has died, from a rank that knows it.
+        A rank may get GroupMemberDied from a rank that knows which rank has died, before it does.
         """
 
     def check_for_deaths(self) -> None:
@@ -188,7 +188,7 @@ class World(Protocol):
             number: the group's number, unique in the run.
 
         Raises:
-            GroupFailed: one of the ranks has died.
+            GroupMemberDied: one of the ranks has died.
         """
 
     def library_name(self) -> str:

@@ -1,7 +1,7 @@
 """A fault-tolerant launch: ``mpirun --with-ft ulfm`` (User-Level Failure Mitigation).
 
 Each rank knows within milliseconds which others have died (:attr:`ULFMWorld.dead_ranks`), and the
-collectives of a group with a dead rank raise :class:`fleet.errors.GroupFailed` on all others.
+collectives of a group with a dead rank raise :class:`fleet.errors.GroupMemberDied` on all others.
 Limits of Open MPI 5.0.11 explain the details: it cannot create a group from a communicator with a
 dead rank, MPI_Finalize waits for dead ranks, and MPI_Abort does not reach all ranks.
 """
@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from fleet.comm.group import MPIGroup
 from fleet.comm.world import LONGEST_S, Backoff, MPIWorld
-from fleet.errors import CoordinatorDied, GroupFailed, InfrastructureError
+from fleet.errors import CoordinatorDied, GroupMemberDied, InfrastructureError
 from launch.processes import end_with_parent
 
 # Open MPI's mpirun sets it under --with-ft ulfm.
@@ -78,11 +78,11 @@ class ULFMWorld(MPIWorld):
         return status
 
     def check(self, ranks: Sequence[int]) -> None:
-        """Raise GroupFailed when one of some ranks has died."""
+        """Raise GroupMemberDied when one of some ranks has died."""
         self.check_for_deaths()
         dead = self.dead_ranks.intersection(ranks)
         if dead:
-            raise GroupFailed(f"died: rank {', '.join(map(str, sorted(dead)))}")
+            raise GroupMemberDied(f"died: rank {', '.join(map(str, sorted(dead)))}")
 
     # ---- messages ----
 
@@ -254,7 +254,7 @@ class ULFMWorld(MPIWorld):
 
 
 class ULFMGroup(MPIGroup):
-    """A group whose ranks may die; any use of it then raises GroupFailed on the others."""
+    """A group whose ranks may die; any use of it then raises GroupMemberDied on the others."""
 
     def __init__(
         self, world: ULFMWorld, comm: MPI.Intracomm, ranks: Sequence[int], shares_node: bool
@@ -267,14 +267,16 @@ class ULFMGroup(MPIGroup):
 
     @contextmanager
     def raising_group_failed(self) -> Iterator[None]:
-        """Turn MPI errors caused by a death into GroupFailed, and revoke the communicator."""
+        """Turn MPI errors caused by a death into GroupMemberDied, and revoke the communicator."""
         try:
             yield
-        except (MPI.Exception, GroupFailed) as error:
+        except (MPI.Exception, GroupMemberDied) as error:
             if isinstance(error, MPI.Exception) and not _is_death(error):
                 raise
             self.comm.Revoke()
-            raise GroupFailed(f"one of the ranks {self.ranks} of this group has died") from error
+            raise GroupMemberDied(
+                f"one of the ranks {self.ranks} of this group has died"
+            ) from error
 
     def blocking(self) -> AbstractContextManager[None]:
         """Guard calls that block inside MPI; see :meth:`ULFMWorld.blocking`."""
@@ -283,14 +285,14 @@ class ULFMGroup(MPIGroup):
     def sum(self, buffer: np.ndarray) -> None:  # noqa: D102
         try:
             super().sum(buffer)
-        except GroupFailed:
+        except GroupMemberDied:
             _ABANDONED.append(buffer)
             raise
 
     def _complete(self, *requests: MPI.Request) -> None:
         try:
             super()._complete(*requests)
-        except GroupFailed:
+        except GroupMemberDied:
             _ABANDONED.extend(requests)
             raise
 

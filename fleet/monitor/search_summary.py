@@ -181,7 +181,7 @@ class SearchReport:
             }
             for trial in self.trials
         ]
-        record = {
+        record: dict[str, Any] = {
             "entry": self.entry,
             "monitor": self.monitor,
             "mode": "max" if self.is_larger_better else "min",

@@ -21,7 +21,7 @@ from fleet.comm.messages import (
 )
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles
-from fleet.errors import GroupFailed
+from fleet.errors import GroupMemberDied
 from fleet.stream.compose import NodeMemory
 from fleet.stream.filler import SetFiller, WindowFiller
 from fleet.stream.order import Order
@@ -114,7 +114,7 @@ class Preprocessor:
             worked = self._window is not None and self._window.step()
             for filler in self._sets:
                 worked |= filler.step()
-        except GroupFailed:  # a leader has died; `dead_ranks` will show it on all ranks
+        except GroupMemberDied:  # a leader has died; `dead_ranks` will show it on all ranks
             return message is not None
         return worked | (message is not None)
 
@@ -134,7 +134,7 @@ class Preprocessor:
         """Finish the fillers in order; collective over the leaders."""
         if self._world.dead_ranks.intersection(self._turns):
             return
-        with suppress(GroupFailed):
+        with suppress(GroupMemberDied):
             for filler in (self._window, *self._sets):
                 if filler is not None:
                     filler.stop()

@@ -77,7 +77,7 @@ class Relay:
             claim: returns whether a chunk of another node may be written here; if so, it will be.
 
         Raises:
-            GroupFailed: the leader of another node has died.
+            GroupMemberDied: the leader of another node has died.
         """
         with self._group.raising_group_failed():
             worked = self._complete() | self._begin(claim)

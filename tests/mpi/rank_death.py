@@ -8,7 +8,7 @@ import pytest
 
 from fleet.comm.messages import Ready, Tag
 from fleet.comm.mpi import start_mpi
-from fleet.errors import GroupFailed
+from fleet.errors import GroupMemberDied
 
 world = start_mpi()
 group = world.group(range(world.size), 1)
@@ -22,13 +22,13 @@ try:
         lambda: group.sum(np.zeros(3)),
         lambda: group.broadcast_value(1),
     ):
-        with pytest.raises(GroupFailed):
+        with pytest.raises(GroupMemberDied):
             collective()
     # A rank's group may fail because another rank learned of the death earlier.
     world.wait(lambda: world.dead_ranks == {2} or None)
-    with pytest.raises(GroupFailed):
+    with pytest.raises(GroupMemberDied):
         group.check()
-    with pytest.raises(GroupFailed):
+    with pytest.raises(GroupMemberDied):
         world.group(range(world.size), 2)
     world.send(2, Tag.TRAINER, Ready(0))  # lost without an error
     survivors = world.group([rank for rank in range(world.size) if rank != 2], 3)

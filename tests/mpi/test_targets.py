@@ -32,7 +32,7 @@ def test_targets_group_of_two_matches_one_rank(kind, tmp_path):
             folder,
             [{"family": "softmax", "name": "one", "gpus": gpus}],
             data={
-                "source": "tests.fleet.runtime.test_targets:made",
+                "source": "tests.fleet.runtime.test_targets:synthetic_images",
                 "path": kind,
                 "transforms": [],
                 "max_unreadable": 0.5,

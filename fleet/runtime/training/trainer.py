@@ -23,7 +23,7 @@ from fleet.engines.base import (
     Trainable,
     collect_warnings,
 )
-from fleet.errors import GroupFailed, InfrastructureError
+from fleet.errors import GroupMemberDied, InfrastructureError
 from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from fleet.runtime.training.building import build_within
 from fleet.runtime.training.loop import TrainingLoop
@@ -222,7 +222,7 @@ class Trainer:
                         failure.out_of_memory,
                     )
                 )
-        except GroupFailed as group_failure:
+        except GroupMemberDied as group_failure:
             log.warning(
                 "%s: %s; it returns to its last checkpoint", training.network.name, group_failure
             )
@@ -354,7 +354,7 @@ class Trainer:
             log.error(
                 "%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail
             )
-        except GroupFailed as group_failure:
+        except GroupMemberDied as group_failure:
             log.warning(
                 "%s is not measured on %d ranks: %s", network.name, len(order.ranks), group_failure
             )

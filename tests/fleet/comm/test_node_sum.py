@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fleet.comm import node_sum
 from fleet.comm.node_sum import NodeSum, forms, make_node_sum
-from fleet.errors import GroupFailed, InfrastructureError
+from fleet.errors import GroupMemberDied, InfrastructureError
 from tests.fleet import one_process
 
 LENGTHS = st.lists(
@@ -102,8 +102,8 @@ def test_node_sum_unlinks_its_memory_after_a_death():
         def broadcast_value(self, name):
             created.append(Path("/dev/shm", name))
             assert created[0].exists()
-            raise GroupFailed("died: rank 1")
+            raise GroupMemberDied("died: rank 1")
 
-    with pytest.raises(GroupFailed):
+    with pytest.raises(GroupMemberDied):
         make_node_sum(FailedGroup())
     assert not created[0].exists()

@@ -255,7 +255,8 @@ def test_harvest_refuses_invalid_arguments_in_one_line(harvest, arguments, words
     ("spec", "words"),
     [
         (
-            "models: [{family: softmax, name: x, space: {train.batch.size: [8, 16]}, search: {max_trials: 4}}]",
+            "models: [{family: softmax, name: x, space: {train.batch.size: [8, 16]}, "
+            "search: {max_trials: 4}}]",
             "a search cannot be shared by several launches; run one launch at a time, "
             "for example with fleet submit --chain",
         ),

@@ -372,8 +372,8 @@ def test_custom_batch_system_by_import_path(submit, tmp_path, by_site):
     status, _, error = submit(*named, "--walltime", "1h", "--chain")
     assert status == 2
     assert (
-        "--chain: submitted_system:OWN has neither `after` nor `requeue`, so no job can follow another"
-        in error
+        "--chain: submitted_system:OWN has neither `after` nor `requeue`, so no job can follow "
+        "another" in error
     )
 
 

@@ -293,11 +293,13 @@ EVENTS = [
     (ev.NetworkVerdict("a", 3, "go_on", ("user",)), "a continues after 3 epochs (by user)"),
     (
         ev.LaunchInterrupted("received SIGTERM"),
-        "received SIGTERM: finishing the step, saving, and stopping; run the same command to resume",
+        "received SIGTERM: finishing the step, saving, and stopping; run the same command "
+        "to resume",
     ),
     (
         ev.LaunchInterrupted("received SIGTERM", replay=True),
-        "received SIGTERM: stopping; a replay cannot be resumed, so the same command starts it over",
+        "received SIGTERM: stopping; a replay cannot be resumed, so the same command starts "
+        "it over",
     ),
     (ev.LaunchEnded(0, 1.0, 1), ""),
 ]

@@ -5,7 +5,7 @@ import pytest
 
 from fleet.comm.messages import NO_LIMIT, Exit, Produce, SampleUnreadable, Tag, Throughput
 from fleet.comm.roles import assign
-from fleet.errors import GroupFailed
+from fleet.errors import GroupMemberDied
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.stream.compose import NodeMemory
 from fleet.stream.layout import Layout
@@ -156,7 +156,7 @@ def test_preprocessor_survives_death_of_remote_leader():
     def use(world):
         def make_failed_group(ranks, number):
             world.dead_ranks = frozenset({2})
-            raise GroupFailed("died: rank 2")
+            raise GroupMemberDied("died: rank 2")
 
         world.group = make_failed_group
         preprocessor = SinglePreprocessor(

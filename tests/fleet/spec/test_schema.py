@@ -650,7 +650,8 @@ def test_spec_error_has_one_line_per_mistake(file):
             "  train: {optimizer: {learning_rate: {name: CosineDecay, decay_step: 9}}}",
             3,
             "models[0].train.optimizer.learning_rate",
-            "CosineDecay has no argument decay_step; its arguments are initial_learning_rate, decay",
+            "CosineDecay has no argument decay_step; its arguments are initial_learning_rate, "
+            "decay",
         ),
         (
             "models: [{family: cnn}]\nresources: {engine: numpy}",

@@ -1,0 +1,119 @@
+"""Names and phrases of the code and the documents are the field's (see docs/glossary.md)."""
+
+import ast
+import re
+import subprocess
+
+import pytest
+
+from tests.places import ROOT
+
+# Pronouns, participles and adverbs. They say nothing about what a name stands for.
+WORDS = frozenset(
+    "asked away beside beyond deaf each everything fallen fewest found given gone heard held "
+    "her here hers his it its kept known least left lost made mine most nobody nothing one ones "
+    "other others ours own place rest said shown some somebody struck such taken theirs them "
+    "there these they this those told tried wanted what where which who whole whom whose why "
+    "wish wishes".split()
+)
+
+# "file name" -> why the name stays.
+_COORDINATE = "a coordinate: left, top, right, bottom"
+_ON_DISK = "a field of a record on disk"
+_EQ = "Python's name for the parameter of __eq__"
+EXCEPTIONS = {
+    "examples/targets/make_data.py left": _COORDINATE,
+    "fleet/domain/events/launch.py beside": _ON_DISK,
+    "fleet/domain/events/launch.py found": _ON_DISK,
+    "fleet/domain/events/launch.py given": _ON_DISK,
+    "fleet/domain/events/launch.py place": _ON_DISK,
+    "fleet/domain/events/search.py left": _ON_DISK,
+    "fleet/domain/events/search.py told": _ON_DISK,
+    "fleet/domain/events/training.py asked": _ON_DISK,
+    "fleet/domain/events/training.py kept": _ON_DISK,
+    "fleet/domain/events/training.py why": _ON_DISK,
+    "fleet/jobs/chain.py why": _ON_DISK,
+    "fleet/jobs/harvest_log.py why": _ON_DISK,
+    "fleet/jobs/preflight.py what": "a key of the JSON that fleet doctor prints",
+    "fleet/spec/engines.py own": "a parameter that engines outside this project pass",
+    "fleet/spec/model.py other": _EQ,
+    "preprocess/batches.py left": _COORDINATE,
+    "preprocess/deferred_augmentation.py left": _COORDINATE,
+    "preprocess/kernels.py left": _COORDINATE,
+    "preprocess/transforms/color.py left": _COORDINATE,
+    "preprocess/transforms/geometry.py left": _COORDINATE,
+    "preprocess/transforms/on_device.py left": _COORDINATE,
+    "scheduler/base.py other": _EQ,
+}
+
+PHRASES = re.compile(
+    r"\bnobody\b|\bwhoever\b|\bthose that\b|\bone's own\b|\bso long\b|\bno such\b(?! file)|"
+    r"\bfor want of\b|\b(is|are) told\b",
+    re.I,
+)
+
+
+def files(*patterns):
+    """The files of the project that match, without those of others."""
+    listed = subprocess.run(
+        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [path for path in listed.stdout.split() if "containers/" not in path]
+
+
+def bindings(tree):
+    """Yield line and name of the functions, classes, parameters and variables of a module."""
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
+                yield node.lineno, name
+            case (
+                ast.arg(arg=name)
+                | ast.Name(id=name, ctx=ast.Store())
+                | ast.Attribute(attr=name, ctx=ast.Store())
+            ):
+                yield node.lineno, name
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["fleet", "preprocess", "scheduler", "launch", "tests", "benchmarks", "examples", "tools"],
+)
+def test_names_are_nouns_and_verbs(package):
+    wrong = [
+        f"{path}:{line} {name}"
+        for path in files(f"{package}/*.py")
+        for line, name in bindings(ast.parse((ROOT / path).read_text()))
+        if name.strip("_") in WORDS and f"{path} {name}" not in EXCEPTIONS
+    ]
+    assert wrong == []
+
+
+def test_names_of_exceptions_exist():
+    for exception in EXCEPTIONS:
+        path, name = exception.split()
+        assert name in {bound for _, bound in bindings(ast.parse((ROOT / path).read_text()))}
+
+
+def test_phrases_are_plain():
+    wrong = [
+        f"{path}:{number} {match.group()}"
+        for path in files("*.md", "*.py")
+        if path not in ("CHANGELOG.md", "tests/test_names.py")
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
+        for match in PHRASES.finditer(line)
+    ]
+    assert wrong == []
+
+
+def test_names_of_tests_can_be_searched():
+    names = re.findall(
+        r"^\s*def (test_\w{56,})\(",
+        "\n".join((ROOT / path).read_text() for path in files("tests/*.py")),
+        re.M,
+    )
+    assert names == []
