@@ -78,13 +78,12 @@ def broken(page, text):
         if re.match(r"[a-z]+:", target):
             continue
         file = (page.parent / path).resolve() if path else page
-        inside = (
-            text
-            if file == page
-            else file.read_text(encoding="utf-8")
-            if file.suffix == ".md" and file.exists()
-            else ""
-        )
+        if file == page:
+            inside = text
+        elif file.suffix == ".md" and file.exists():
+            inside = file.read_text(encoding="utf-8")
+        else:
+            inside = ""
         if not file.exists() or (anchor and anchor not in anchors(inside)):
             wrong.append(target)
     return wrong

@@ -238,13 +238,11 @@ def _imports():
         for module, path in MODULES.items()
         if path.name == "__init__.py"
     }
-    packages = [
-        Import(module, line, target)
-        for module, names in named.items()
-        for line, name in names
-        for target in _resolved(name, behind)
-        if name.partition(".")[2] or name in PACKAGES
-    ]
+    packages = []
+    for module, names in named.items():
+        for line, name in names:
+            if name.partition(".")[2] or name in PACKAGES:
+                packages += [Import(module, line, target) for target in _resolved(name, behind)]
     return [
         imports
         for imports in packages

@@ -97,10 +97,10 @@ def test_passing_a_name_is_no_comparison(text):
 
 
 def test_registry_names_are_not_compared_elsewhere():
+    files = [path for package in PACKAGES for path in sources(package)]
     assert [
         f"{path.relative_to(ROOT)}:{line}: {name}"
-        for package in PACKAGES
-        for path in sources(package)
+        for path in files
         if str(path.relative_to(ROOT)) not in REGISTRIES
         for line, name in compared(path.read_text(encoding="utf-8"))
     ] == []

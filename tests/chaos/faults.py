@@ -188,11 +188,10 @@ class Trial:
 
     def _write_spec(self):
         case = self.case
-        model = (
-            {"family": "softmax"}
-            if case.engine == "numpy"
-            else {"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}
-        )
+        if case.engine == "numpy":
+            model = {"family": "softmax"}
+        else:
+            model = {"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}
         models = [
             {**model, "name": "pair", "gpus": 2, "train": {"batch": {"size": 7}}},
             {**model, "name": "one"},

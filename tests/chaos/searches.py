@@ -167,14 +167,11 @@ class _Trial:
             raise InvariantViolated(f"calls that were made twice: {twice}")
         parsed = load(str(self._paths.spec))
         entry = parsed.document.models[0]
+        sampler = entry.search.sampler
+        if sampler != "random":
+            sampler = f"examples.{sampler}"
         searcher = make_searcher(
-            entry.search.sampler
-            if entry.search.sampler == "random"
-            else f"examples.{entry.search.sampler}",
-            entry.space,
-            entry.search.seed,
-            "maximize",
-            entry.search.options,
+            sampler, entry.space, entry.search.seed, "maximize", entry.search.options
         )
         if difference := replay(
             searcher, replay_log(read_events(self._paths.events)).search("net").calls

@@ -67,12 +67,10 @@ def apply_status(results, name, status):
         status.tested,
     )
     events = [EpochEnded(name, entry) for entry in status.history if entry not in entries]
-    if outcome is not None:
-        events.append(
-            NetworkFailed(name, outcome.reason, "", outcome.may_pass)
-            if outcome.is_failure
-            else NetworkFinished(name, outcome.reason, len(status.history))
-        )
+    if outcome is not None and outcome.is_failure:
+        events.append(NetworkFailed(name, outcome.reason, "", outcome.may_pass))
+    elif outcome is not None:
+        events.append(NetworkFinished(name, outcome.reason, len(status.history)))
     if tested is not None:
         events.append(
             NetworkTested(name, tested.loss, tested.accuracy, tested.samples, 0.1, tested.metrics)

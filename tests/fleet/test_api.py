@@ -58,12 +58,11 @@ def test_write_spec_refuses_an_invalid_spec(tmp_path, wrong):
 
 def ends_with(status, *, end=None, log=None):
     """Return a launcher that logs an end of the run with status ``end``, and exits with another."""
-    logs = (
-        ""
-        if end is None
-        else f"""open({str(log)!r}, "a").write('{{"event": "end", "status": {int(end)}}}\\n'); """
-    )
-    return [sys.executable, "-c", f"{logs}import sys; print(sys.argv[1:]); sys.exit({int(status)})"]
+    program = f"import sys; print(sys.argv[1:]); sys.exit({int(status)})"
+    if end is not None:
+        entry = f'{{"event": "end", "status": {int(end)}}}\\n'
+        program = f"""open({str(log)!r}, "a").write('{entry}'); {program}"""
+    return [sys.executable, "-c", program]
 
 
 @pytest.fixture

@@ -683,12 +683,10 @@ def changed(draw, content):
                     index[draw(st.sampled_from(["", "x", "../x", "é", "a b", key.upper()]))] = (
                         index.pop(key)
                     )
+                elif kind == "wrap":
+                    index[key] = [inner] * 2
                 else:
-                    index[key] = (
-                        [inner] * 2
-                        if kind == "wrap"
-                        else copy.deepcopy(draw(st.sampled_from(VALUES)))
-                    )
+                    index[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
                 break
             index = inner
     return content

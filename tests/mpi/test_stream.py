@@ -35,11 +35,10 @@ def check(run, records, content):
     data = content["data"]
     source, _ = numbered(data["path"])
     alone = Pipeline.from_source(source, parse_transforms(data["transforms"]), content["seed"])
-    order = (
-        RingOrder(alone, -(-len(source) // data["shards"]), content["seed"])
-        if data.get("order") == "ring"
-        else StrictOrder(alone, 1)
-    )
+    if data.get("order") == "ring":
+        order = RingOrder(alone, -(-len(source) // data["shards"]), content["seed"])
+    else:
+        order = StrictOrder(alone, 1)
     for model in run.results():
         for epoch in run.history(model):
             path = parse_path(epoch.path)

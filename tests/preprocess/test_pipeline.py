@@ -1,5 +1,7 @@
 """From indices to batches: one shape, one type, one augmentation for each (seed, epoch, sample)."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,9 +57,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample():
     same = [IMAGES[0]] * 2
     results = [
         load(pipeline(same, seed=seed), [index], epoch)[0].tobytes()
-        for seed in (1, 2)
-        for epoch in (0, 1)
-        for index in (0, 1)
+        for seed, epoch, index in product((1, 2), (0, 1), (0, 1))
     ]
     assert len(set(results)) == 8
 

@@ -32,14 +32,15 @@ def test_report_writes_html_and_prints_a_table(run, capsys):
     }
 
 
+def with_missed_chunks(logged):
+    """Return a line of the log; if an epoch ended, the epoch missed three chunks."""
+    if isinstance(logged.event, EpochEnded):
+        return logged._replace(event=replace(logged.event, missed=3))
+    return logged
+
+
 def test_report_counts_missed_chunks(run, capsys):
-    missed = [
-        logged._replace(event=replace(logged.event, missed=3))
-        if isinstance(logged.event, EpochEnded)
-        else logged
-        for logged in LOG
-    ]
-    run.events.write_text(as_text(missed))
+    run.events.write_text(as_text([with_missed_chunks(logged) for logged in LOG]))
     assert main(["report", str(run.root)]) == 0
     assert "9 chunks of the ring could not be used" in capsys.readouterr().out
     assert "9 chunks of the ring could not be used" in run.report.read_text()

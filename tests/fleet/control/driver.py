@@ -47,8 +47,9 @@ def make_prior_rates(setup, rates=None, learns=False, prior=None):
     """Return the rates of a launch: from a table, from training, or measured."""
     roles, networks = setup.roles, setup.spec.networks
     prior, gpus, on_each = prior or {}, roles.cluster.whole_gpus, roles.physical_gpus_per_node
-    online = (
-        OnlineRates(
+    online = None
+    if learns:
+        online = OnlineRates(
             list(map(traits, networks)),
             setup.samples,
             on_each,
@@ -57,9 +58,6 @@ def make_prior_rates(setup, rates=None, learns=False, prior=None):
             roles.slots,
             idle_slots=roles.idle_slots,
         )
-        if learns
-        else None
-    )
     measurement = RateMeasurement(
         networks,
         {network.name: network.name for network in networks},

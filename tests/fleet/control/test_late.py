@@ -61,15 +61,13 @@ def launch(policy, seed, learns, kind, commands=()):
     setup = LaunchConfig(
         content, roles, None if policy == "baseline" else layout(kind), SAMPLES, outlives=False
     )
-    rates = (
-        None
-        if learns
-        else RateTable(
+    rates = None
+    if not learns:
+        rates = RateTable(
             SAMPLES,
             roles.gpus_per_node,
             tuple(Network(network.name, (10.0, 17.0)) for network in content.networks),
         )
-    )
 
     def make():
         return Controller(

@@ -108,11 +108,9 @@ def launches(
                 for epoch in range(1, draw(st.integers(1, behaviors[f"n{index}"].epochs)) + 1)
             )
     content = spec(*models, retries=draw(st.integers(0, 2)))
-    kind = (
-        "none"
-        if private
-        else draw(st.sampled_from(["lockstep", "lockstep", "whole", "ring", "none"]))
-    )
+    kind = "none"
+    if not private:
+        kind = draw(st.sampled_from(["lockstep", "lockstep", "whole", "ring", "none"]))
     curves = {
         network.name: [draw(st.floats(1, 50)) * gpus**0.9 for gpus in range(1, trainers + 1)]
         for network in content.networks

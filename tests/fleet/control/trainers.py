@@ -428,14 +428,12 @@ class Ranks:
     def finish_measurement(self, group):
         fails, gpus = self.draw_failure(group), len(group.ranks)
         rate, reason = (0.0, "it failed") if fails is not None else (10.0 * gpus, "")
-        timed = (
-            ()
-            if fails is not None
-            else tuple(
+        timed = ()
+        if fails is None:
+            timed = tuple(
                 StepTime(batch, 0.1 + batch / gpus / 100 + 0.05 * (gpus > 1))
                 for batch in group.batches
             )
-        )
         self.send(
             group.master,
             m.Measured(

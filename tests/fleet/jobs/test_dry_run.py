@@ -193,11 +193,10 @@ def test_dry_run_refuses_invalid_arguments_in_one_line(spec_file, capsys, option
     ],
 )
 def test_cluster_shape_follows_from_gpus_ranks_or_networks(expected, per_node, networks, shape):
-    models = (
-        [{"family": "softmax", "gpus": networks[0]}]
-        if isinstance(networks, list)
-        else [{"family": "softmax", "name": f"n{number}"} for number in range(networks)]
-    )
+    if isinstance(networks, list):
+        models = [{"family": "softmax", "gpus": networks[0]}]
+    else:
+        models = [{"family": "softmax", "name": f"n{number}"} for number in range(networks)]
     arguments = SimpleNamespace(**{"gpus": None, "ranks": None, "gpus_per_node": None, **expected})
     cluster = dry_run_command._cluster(
         arguments, parse({"models": models, "resources": {"gpus_per_node": per_node}})

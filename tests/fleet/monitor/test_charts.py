@@ -133,17 +133,14 @@ def searched(report, search):
 def test_values_outside_an_axis_are_omitted(report):
     search = many(8)
     odd = ["wide", 10**400, 0.0, True, None, 0.01]
-    trials = [
-        replace(
-            trial,
-            values=trial.values | {"filters": filters}
-            if value is None
-            else trial.values | {"train.optimizer.learning_rate": value, "filters": filters},
-        )
-        for trial, value, filters in zip(
-            search.trials, odd, ([8], [8, 16], [4], [8], [8], [8]), strict=False
-        )
-    ]
+    trials = []
+    for trial, value, filters in zip(
+        search.trials, odd, ([8], [8, 16], [4], [8], [8], [8]), strict=False
+    ):
+        changes = {"filters": filters}
+        if value is not None:
+            changes = {"train.optimizer.learning_rate": value, "filters": filters}
+        trials.append(replace(trial, values=trial.values | changes))
     drawn = searched(
         report,
         replace(search, space=search.space | {"filters": ([8], [8, 16])}, trials=tuple(trials)),

@@ -60,24 +60,15 @@ def test_importance_accepts_missing_and_outside_values(library, outside, monkeyp
         monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     report = search(80, lambda position, values: values["depth"])
 
+    def without_filters(trial):
+        values = {key: value for key, value in trial.values.items() if key != "filters"}
+        return replace(trial, values=values | outside)
+
     def importance(lack):
-        return importance_of(
-            replace(
-                report,
-                trials=tuple(
-                    replace(
-                        trial,
-                        values={
-                            key: value for key, value in trial.values.items() if key != "filters"
-                        }
-                        | outside,
-                    )
-                    if trial.number in lack
-                    else trial
-                    for trial in report.trials
-                ),
-            )
-        )
+        trials = [
+            without_filters(trial) if trial.number in lack else trial for trial in report.trials
+        ]
+        return importance_of(replace(report, trials=tuple(trials)))
 
     assert next(iter(importance(range(1, 80, 4)).shares)) == "depth"
     assert importance(range(75)).summary

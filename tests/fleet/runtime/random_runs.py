@@ -292,11 +292,9 @@ class RandomRun(Ranks):
                     "space": {LEARNING_RATE: {"low": 1e-5, "high": 0.1, "log": True}},
                 }
             )
-        policy = (
-            "tests.fleet.runtime.random_runs:RESTLESS"
-            if chance.policy == "restless"
-            else chance.policy
-        )
+        policy = chance.policy
+        if policy == "restless":
+            policy = "tests.fleet.runtime.random_runs:RESTLESS"
         parts = {
             "retries": random.randint(0, 2),
             "schedule": {"policy": policy},
@@ -326,6 +324,9 @@ class RandomRun(Ranks):
                     for network in content.networks
                 ),
             )
+        elsewhere = frozenset()
+        if chance.harvests:
+            elsewhere = frozenset(network.name for network in content.networks)
         setup = LaunchConfig(
             content,
             roles,
@@ -334,9 +335,7 @@ class RandomRun(Ranks):
             outlives=chance.outlives,
             ends_s=chance.ends_s,
             first_epoch=max(map(len, remaining.values()), default=0),
-            elsewhere=frozenset(network.name for network in content.networks)
-            if chance.harvests
-            else frozenset(),
+            elsewhere=elsewhere,
         )
         super().__init__(
             lambda: None, setup, seed, behaviors, remaining, chance.deaths, chance.end_at

@@ -2,6 +2,7 @@
 
 import zlib
 from collections import defaultdict
+from itertools import product
 
 import numpy as np
 import pytest
@@ -180,9 +181,7 @@ def is_possible(stream, pipelines):
 
 CASES = [
     (stream, validation, pipelines)
-    for stream in STREAMS
-    for validation in VALIDATION
-    for pipelines in PIPELINES
+    for stream, validation, pipelines in product(STREAMS, VALIDATION, PIPELINES)
     if is_possible(stream, pipelines)
 ]
 
@@ -199,11 +198,10 @@ def test_samples_of_networks_are_those_of_their_epochs_in_order(
     for (name, number, path), checksums in epochs.items():
         network = prepared.spec.by_name[name]
         pipeline = alone(prepared, network)
-        order = (
-            RingOrder(pipeline, -(-pipeline.samples // SHARDS), SEED)
-            if path
-            else StrictOrder(pipeline, 64)
-        )
+        if path:
+            order = RingOrder(pipeline, -(-pipeline.samples // SHARDS), SEED)
+        else:
+            order = StrictOrder(pipeline, 64)
         plan = order.plan_epoch(Epoch(number, path))
         keeps = np.ones(len(plan.indices), bool)
         if network.fold is not None:

@@ -275,11 +275,11 @@ def test_class_results_equal_recorded_ones(tmp_path):
 def test_class_weights_may_be_balanced_for_images_and_pixels(kind, tmp_path):
     _, prepared = launch(write(tmp_path, kind, class_weights="balanced"), 2)
     source = prepared.inputs.data.train
-    counts = np.bincount(
-        source.labels
-        if kind == "class"
-        else np.concatenate([source.read_target(index).ravel() for index in range(len(source))])
-    )
+    if kind == "class":
+        labels = source.labels
+    else:
+        labels = np.concatenate([source.read_target(index).ravel() for index in range(len(source))])
+    counts = np.bincount(labels)
     expected = counts.sum() / (2 * counts)
     assert list(prepared.spec.networks[0].train.class_weights.values()) == pytest.approx(
         expected.tolist()

@@ -32,18 +32,16 @@ spaces = st.dictionaries(
 )
 
 
+def values_of(dimension):
+    """List the values of a dimension."""
+    if isinstance(dimension, Range):
+        return list(range(dimension.low, dimension.high + 1))
+    return dimension
+
+
 def members_of(space):
     """Count the different members of a space by listing them."""
-    return len(
-        grid(
-            {
-                name: list(range(dimension.low, dimension.high + 1))
-                if isinstance(dimension, Range)
-                else dimension
-                for name, dimension in space.items()
-            }
-        )
-    )
+    return len(grid({name: values_of(dimension) for name, dimension in space.items()}))
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -229,11 +229,10 @@ def test_moves_take_free_devices_only(situation, frees_at_once):
             available -= set(move.devices)
         elif isinstance(move, m.Grow):
             new = set(move.devices) - set(group_.devices)
-            assert (
-                all(group_.recruits[device] for device in new)
-                if group_.recruits is not None
-                else available >= new
-            )
+            if group_.recruits is None:
+                assert available >= new
+            else:
+                assert all(group_.recruits[device] for device in new)
             available -= new
         elif isinstance(move, m.Shrink):
             assert set(move.devices) < set(group_.devices)
@@ -273,16 +272,15 @@ def carried_out(groups, moves_):
         if isinstance(move, m.Start):
             groups[move.name] = m.GroupHolding(move.devices, BETWEEN, recruits={})
         elif not isinstance(move, m.Stop):
-            coming = set(group_.recruits or ())
-            coming = (
-                coming | set(move.devices)
-                if isinstance(move, m.Recruit)
-                else coming - set(move.devices)
-            )
+            recruits = set(group_.recruits or ())
+            if isinstance(move, m.Recruit):
+                recruits |= set(move.devices)
+            else:
+                recruits -= set(move.devices)
             groups[move.name] = replace(
                 group_,
                 devices=move.devices if isinstance(move, m.Grow | m.Shrink) else group_.devices,
-                recruits=None if group_.recruits is None else dict.fromkeys(coming, True),
+                recruits=None if group_.recruits is None else dict.fromkeys(recruits, True),
             )
     return {
         name: replace(

@@ -75,11 +75,10 @@ def test_simulated_plans_keep_their_deadlines(seed, count, share, deadline, opti
     jobs = theta_like(count, seed, nodes=200)
     costs = [j.checkpointing.running_job(STORAGE) for j in jobs]
     nodes = round(share * 200)
-    plan = (
-        plan_evictions(costs, nodes, deadline, step=deadline or 1)[-1]
-        if optimal
-        else greedy(costs, nodes, deadline)
-    )
+    if optimal:
+        plan = plan_evictions(costs, nodes, deadline, step=deadline or 1)[-1]
+    else:
+        plan = greedy(costs, nodes, deadline)
     outcome = simulate(jobs, plan.actions, nodes, 45, STORAGE)
     assert outcome.start_min <= plan.checkpoint_time + 1e-9
     # A plan counts whole node-seconds.

@@ -35,12 +35,10 @@ needs_summit = pytest.mark.skipif(not SUMMIT.exists(), reason="the Summit trace 
 
 def trace(end_s, *rows):
     """Make a trace from (time, joining nodes, leaving nodes)."""
-    flat = [
-        (time, node, joins)
-        for time, joining, leaving in rows
-        for joins, nodes in ((False, leaving), (True, joining))
-        for node in nodes
-    ]
+    flat = []
+    for time, joining, leaving in rows:
+        flat += [(time, node, False) for node in leaving]
+        flat += [(time, node, True) for node in joining]
     times, nodes, joined = map(np.array, zip(*flat, strict=True))
     return Trace.of(times.astype(float), nodes, joined, int(nodes.max()) + 1, end_s)
 

@@ -226,11 +226,9 @@ def as_torch(arrays, shapes):
             side = round((len(array) / channels) ** 0.5)
             is_first = grid != () and side * side * channels == len(array)
             grid = ()  # the rows of later layers are not pixels
-            pixels = (
-                array.reshape(side, side, channels, -1).transpose(3, 2, 0, 1)
-                if is_first
-                else array.T
-            )
+            pixels = array.T
+            if is_first:
+                pixels = array.reshape(side, side, channels, -1).transpose(3, 2, 0, 1)
             yield pixels.reshape(shape)
         else:
             yield array

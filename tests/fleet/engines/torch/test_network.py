@@ -349,11 +349,8 @@ def test_network_learns_every_kind_of_target(case, family):
             },
         }
     sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5), target=target)
-    model = (
-        {"family": "softmax"}
-        if family
-        else {"build": f"{MODULES}:{'segmenting' if target.kind == 'mask' else 'viewing'}"}
-    )
+    function = "segmenting" if target.kind == "mask" else "viewing"
+    model = {"family": "softmax"} if family else {"build": f"{MODULES}:{function}"}
     trainable = built(
         model, sample, metrics=metrics, optimizer={"name": "adam", "learning_rate": 0.01}, **train
     )

@@ -246,11 +246,9 @@ class Runner:
                 spec.by_name[name], SingleRankGroup()
             )
             trainable.load(best.arrays)
-            rows = (
-                range(evaluation.samples)
-                if folds is None
-                else np.flatnonzero(folds == spec.by_name[name].fold).tolist()
-            )
+            rows = range(evaluation.samples)
+            if folds is not None:
+                rows = np.flatnonzero(folds == spec.by_name[name].fold).tolist()
             images, labels = loaded(evaluation, rows, 0, False)
             usable = labels >= 0
             outputs = trainable.predict(images, labels)[1]
@@ -344,11 +342,9 @@ def train_alone(prepared, name, history):
     network = prepared.spec.by_name[name]
     trainable = NumpyEngine(prepared.sample).build(network, SingleRankGroup())
     training, evaluation = prepared.pipeline("train"), prepared.pipeline("validation")
-    validation = (
-        range(evaluation.samples)
-        if network.fold is None
-        else [index for index, fold in enumerate(prepared.folds) if fold == network.fold]
-    )
+    validation = range(evaluation.samples)
+    if network.fold is not None:
+        validation = [index for index, fold in enumerate(prepared.folds) if fold == network.fold]
     scores = []
     for record in history:
         plan, sums = plan_epoch(prepared, record, name), np.zeros(3)
@@ -397,11 +393,9 @@ def cases(draw, failing=False, regroups=False):
     models = []
     for index in range(draw(st.integers(2 if regroups else 1, 4))):
         minimum = draw(st.integers(1, 2 if regroups else trainers))
-        subject = (
-            {"build": draw(st.sampled_from(sorted(FAILING)))}
-            if failing and draw(st.booleans())
-            else {"family": "softmax"}
-        )
+        subject = {"family": "softmax"}
+        if failing and draw(st.booleans()):
+            subject = {"build": draw(st.sampled_from(sorted(FAILING)))}
         maximum = trainers if regroups else draw(st.integers(minimum, trainers))
         models.append(
             {
@@ -414,12 +408,11 @@ def cases(draw, failing=False, regroups=False):
                 },
             }
         )
-    # with the first curve, more devices are always faster
-    curve = (
-        st.floats(1, 50).map(lambda rate: [rate * gpus**0.9 for gpus in range(1, trainers + 1)])
-        if regroups
-        else st.lists(st.floats(1, 50), min_size=1, max_size=trainers)
-    )
+    curve = st.lists(st.floats(1, 50), min_size=1, max_size=trainers)
+    if regroups:  # more devices are always faster
+        curve = st.floats(1, 50).map(
+            lambda rate: [rate * gpus**0.9 for gpus in range(1, trainers + 1)]
+        )
     rates = [{"name": model["name"], "rates": draw(curve)} for model in models]
     content = {
         "seed": 5,

@@ -96,20 +96,15 @@ def test_joining_rank_build_failure_fails_all_ranks(folders, monkeypatch):
         {"name": "grows", "rates": [1.0, 2.0, 3.0, 4.0]},
         {"name": "waits", "rates": [0.1, 0.2, 0.3]},
     ]
-    monkeypatch.setitem(
-        POLICIES,
-        "adaptive",
-        Policy(
-            "adaptive",
-            lambda rates, progress, cluster, options: Round(
-                (Member("waits", (0, 1, 2)),)
-                if "grows" in progress.finished
-                else (Member("grows", (2, 3, 0, 1)),)
-                if "ends" in progress.finished
-                else (Member("ends", (0, 1)), Member("grows", (2, 3)))
-            ),
-        ),
-    )
+
+    def next_round(rates, progress, cluster, options):
+        if "grows" in progress.finished:
+            return Round((Member("waits", (0, 1, 2)),))
+        if "ends" in progress.finished:
+            return Round((Member("grows", (2, 3, 0, 1)),))
+        return Round((Member("ends", (0, 1)), Member("grows", (2, 3))))
+
+    monkeypatch.setitem(POLICIES, "adaptive", Policy("adaptive", next_round))
     content = {
         "models": models,
         "resources": {"engine": "numpy"},
