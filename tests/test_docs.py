@@ -359,28 +359,28 @@ def test_first_change_works_as_documented(monkeypatch):
 # ---- the design --------------------------------------------------------------------------------
 
 
-def test_design_names_every_room():
+def test_design_names_every_subpackage():
     text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
-    rooms = [
-        room.partition(".")[2] for room in MAY_IMPORT if room.startswith(("fleet.", "scheduler."))
+    subpackages = [
+        name.partition(".")[2] for name in MAY_IMPORT if name.startswith(("fleet.", "scheduler."))
     ]
     assert [
-        room
-        for room in rooms
-        if room not in spans(text)
-        and not room.startswith("__")
-        and not re.search(rf"^    .*\b{room}\b", text, re.MULTILINE)
+        name
+        for name in subpackages
+        if name not in spans(text)
+        and not name.startswith("__")
+        and not re.search(rf"^    .*\b{name}\b", text, re.MULTILINE)
     ] == []
 
 
 def test_design_names_every_thread():
-    rooms = [
-        ROOT / "fleet" / room
-        for room in ("runtime", "comm", "storage", "stream", "engines", "monitor")
+    subpackages = [
+        ROOT / "fleet" / name
+        for name in ("runtime", "comm", "storage", "stream", "engines", "monitor")
     ]
     starting = {
         str(file.relative_to(ROOT))
-        for folder in (*rooms, ROOT / "preprocess")
+        for folder in (*subpackages, ROOT / "preprocess")
         for file in folder.rglob("*.py")
         if re.search(r"\bThread(PoolExecutor)?\(", file.read_text(encoding="utf-8"))
     }

@@ -23,11 +23,11 @@ PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 TENSORFLOW = {"tensorflow", "keras", "horovod"}
 TORCH = {"torch", "safetensors", "onnx"}
 
-# Rooms inside of other rooms.
-ROOMS_WITHIN = ("fleet.commands.simulate",)
+# Subpackages inside of other subpackages.
+NESTED_SUBPACKAGES = ("fleet.commands.simulate",)
 
-# A room is a folder directly below a package, or a module outside of such folders. Each may import
-# itself and the rooms listed here.
+# A subpackage is a folder directly below a package; a module outside of such folders counts as one,
+# too. Each may import itself and the subpackages listed here.
 _FAMILIES = (
     "scheduler.ensemble scheduler.idle scheduler.elastic scheduler.reservation scheduler.eviction"
 )
@@ -172,11 +172,11 @@ def path_of(module):
     return MODULES[module]
 
 
-def room(module):
-    """Return the room of a module: its folder directly below a package, or the module itself."""
-    for within in ROOMS_WITHIN:
-        if f"{module}.".startswith(f"{within}."):
-            return within
+def subpackage(module):
+    """Return the folder of a module directly below its package, or the module itself."""
+    for name in NESTED_SUBPACKAGES:
+        if f"{module}.".startswith(f"{name}."):
+            return name
     package, _, tail = module.partition(".")
     first = tail.partition(".")[0]
     if package == "launch" or not first:
@@ -261,13 +261,14 @@ IMPORTS, NAMED = _imports()
 # ---- the rule ----------------------------------------------------------------------------------
 
 
-def test_table_has_every_room():
-    assert {room(module) for module in MODULES} - {"preprocess", "scheduler"} == set(MAY_IMPORT)
+def test_table_has_every_subpackage():
+    subpackages = {subpackage(module) for module in MODULES}
+    assert subpackages - {"preprocess", "scheduler"} == set(MAY_IMPORT)
 
 
-def test_rooms_import_only_what_the_table_allows():
+def test_subpackages_import_only_what_the_table_allows():
     def allowed(imports):
-        source, target_ = room(imports.source), room(imports.target)
+        source, target_ = subpackage(imports.source), subpackage(imports.target)
         words = MAY_IMPORT.get(source, "").split()
         return (
             source == target_
@@ -276,7 +277,7 @@ def test_rooms_import_only_what_the_table_allows():
         )
 
     assert [
-        f"{imports.location}: {room(imports.source)} may not import {imports.target}"
+        f"{imports.location}: {subpackage(imports.source)} may not import {imports.target}"
         for imports in IMPORTS
         if not allowed(imports)
     ] == []
@@ -300,11 +301,11 @@ def test_imports_of_files_have_no_cycle():
     assert [location[pair] for pair in pairwise(imports)] == []
 
 
-def test_imports_of_rooms_have_no_cycle():
+def test_imports_of_subpackages_have_no_cycle():
     pairs = {
-        (room(imports.source), room(imports.target)): imports.location
+        (subpackage(imports.source), subpackage(imports.target)): imports.location
         for imports in IMPORTS
-        if room(imports.source) != room(imports.target)
+        if subpackage(imports.source) != subpackage(imports.target)
     }
     imports = find_cycle(pairs)
     assert [pairs[pair] for pair in pairwise(imports)] == []
@@ -354,7 +355,7 @@ def test_deciding_modules_import_nothing_that_acts():
     assert [
         f"{path_of(module).relative_to(ROOT)}:{line}: {name}"
         for module, imports in NAMED.items()
-        if room(module) == "fleet.control"
+        if subpackage(module) == "fleet.control"
         for line, name in imports
         if not is_pure(name) and not _is_text(path_of(module), line, name)
     ] == []
@@ -363,14 +364,14 @@ def test_deciding_modules_import_nothing_that_acts():
 # ---- other packages ----------------------------------------------------------------------------
 
 
-def _importing(names, rooms):
-    """Return the locations of modules, outside of some rooms, that import one of these packages."""
+def _importing(names, subpackages):
+    """Return where modules outside of some subpackages import one of these packages."""
     return [
         f"{path_of(module).relative_to(ROOT)}:{line}: {name}"
         for module, imports in NAMED.items()
         for line, name in imports
         if name.partition(".")[0] in names
-        and not module.startswith(rooms)
+        and not module.startswith(subpackages)
         and not _is_text(path_of(module), line, name)
     ]
 
@@ -412,7 +413,7 @@ def test_launch_imports_only_the_standard_library():
     foreign = {
         name.partition(".")[0]
         for module, imports in NAMED.items()
-        if room(module) == "launch"
+        if subpackage(module) == "launch"
         for line, name in imports
         if not _is_text(path_of(module), line, name)
     }
