@@ -144,11 +144,9 @@ def tf_data(images: np.ndarray, work: str, crop: int) -> Way | None:
             decoded = tf.image.resize(tf.slice(image, begin, size), (crop, crop), antialias=True)
             return tf.cast(decoded, tf.uint8)
         decoded = tf.image.random_flip_left_right(tf.image.random_crop(image, (crop, crop, 3)))
-        return (
-            (tf.cast(decoded, tf.float32) / 255 - 0.5) / 0.25
-            if work.endswith("float32")
-            else decoded
-        )
+        if work.endswith("float32"):
+            return (tf.cast(decoded, tf.float32) / 255 - 0.5) / 0.25
+        return decoded
 
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1

@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +154,12 @@ responses are hours from arrival to completion."""
 def table_1() -> str:
     rows = []
     for rate, published in PUBLISHED.items():
-        sequence = (
-            t_optimal(discretize(TABLE_1, 200))
-            if rate == 0
-            else at_optimal(discretize(TABLE_1, 46), rate)
-        )
-        digits = 1 if rate == 0 else 2
-        name = "TOptimal, n = 200" if rate == 0 else f"ATOptimal, zeta = {rate}, n = 46"
+        if rate == 0:
+            name, digits = "TOptimal, n = 200", 1
+            sequence = t_optimal(discretize(TABLE_1, 200))
+        else:
+            name, digits = f"ATOptimal, zeta = {rate}, n = 46", 2
+            sequence = at_optimal(discretize(TABLE_1, 46), rate)
         requests = ", ".join(f"{_cut(request, digits):.{digits}f}" for request in sequence.requests)
         rows.append([name, published, requests, f"{sequence.expected_makespan:.4f}"])
     return (
@@ -330,13 +329,11 @@ def claims_table(claims: Iterable[Claim]) -> str:
 
 
 def section_1(seeds: int, figures: Path) -> str:
-    results = {
-        (convention, sizes, name): scenario_1(convention, sizes, law, seeds)
-        for convention in Convention
-        for sizes in Sizes
-        for name, law in LAWS.items()
-        if convention is Convention.PLANNED or sizes in (Sizes.FULL, Sizes.BETA)
-    }
+    results = {}
+    for convention, sizes in product(Convention, Sizes):
+        if convention is Convention.PLANNED or sizes in (Sizes.FULL, Sizes.BETA):
+            for name, law in LAWS.items():
+                results[convention, sizes, name] = scenario_1(convention, sizes, law, seeds)
     rows, claims = [], []
     for (convention, sizes, name), means in results.items():
         rows.append(

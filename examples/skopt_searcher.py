@@ -63,12 +63,13 @@ class Searcher:
 
     def add_prior_trial(self, number, values):
         """Add a network of an earlier run, or of another searcher of this run."""
-        self.proposed[number] = [
-            list(map(repr, choices)).index(repr(values[name]))  # 1, 1.0 and True are three choices
-            if isinstance(choices, tuple)
-            else values[name]
-            for name, choices in self.space.items()
-        ]
+        point = []
+        for name, choices in self.space.items():
+            if isinstance(choices, tuple):  # 1, 1.0 and True are three choices
+                point.append(list(map(repr, choices)).index(repr(values[name])))
+            else:
+                point.append(values[name])
+        self.proposed[number] = point
 
     def report(self, number, epoch, value):
         return "go_on"

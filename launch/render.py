@@ -182,11 +182,10 @@ def _command(
         shlex.quote(str(job.run)),
         f"--system={shlex.quote(system.name)}",
     ]
-    keeper += (
-        [f"--jobs={job.jobs}", f"--retries={job.retries}"]
-        if job.harvest is None
-        else [f"--harvest={shlex.quote(str(job.harvest))}"]
-    )
+    if job.harvest is None:
+        keeper += [f"--jobs={job.jobs}", f"--retries={job.retries}"]
+    else:
+        keeper.append(f"--harvest={shlex.quote(str(job.harvest))}")
     if not system.warns and job.walltime is not None:
         keeper.append(f"--warn-after={math.floor(max(1.0, job.walltime - job.warning))}")
     keeper += [f"--request={math.ceil(request)}" for request in job.requests]

@@ -473,11 +473,10 @@ def jitter(images: Any, kinds: Any, amounts: Any) -> None:
                 total = 0
                 if kind == 1:
                     for x in range(pixels):
-                        total += (
-                            image[x, 0]
-                            if channels == 1
-                            else _grey(image[x, 0], image[x, 1], image[x, 2])
-                        )
+                        if channels == 1:
+                            total += image[x, 0]
+                        else:
+                            total += _grey(image[x, 0], image[x, 1], image[x, 2])
                     against = uint8(int(total / pixels + 0.5))
                 for byte in range(256):
                     table[byte] = _blend(against, uint8(byte), share)

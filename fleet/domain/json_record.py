@@ -128,13 +128,15 @@ def _decimal_places(kind: type) -> dict[str, int | None]:
 @cache
 def _defaults(kind: type) -> dict[str, Any]:
     """Return the defaults of the fields that are omitted when they have them."""
-    return {
-        field.name: field.default
-        if field.default_factory is dataclasses.MISSING
-        else field.default_factory()
-        for field in dataclasses.fields(kind)
-        if OmitDefault in _annotations(kind)[field.name][1]
-    }
+    defaults: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        if OmitDefault not in _annotations(kind)[field.name][1]:
+            continue
+        if field.default_factory is dataclasses.MISSING:
+            defaults[field.name] = field.default
+        else:
+            defaults[field.name] = field.default_factory()
+    return defaults
 
 
 @cache

@@ -96,15 +96,14 @@ def accept_changes(status: NetworkStatus, epoch: int, files: Iterable[str]) -> N
         epoch: the epoch after which the files changed.
         files: their names.
     """
-    return replace(
-        status,
-        history=tuple(
-            replace(record, accepted=" ".join(dict.fromkeys([*record.accepted.split(), *files])))
-            if record.epoch == epoch
-            else record
-            for record in status.history
-        ),
-    )
+    history = []
+    for record in status.history:
+        if record.epoch == epoch:
+            names = dict.fromkeys([*record.accepted.split(), *files])
+            history.append(replace(record, accepted=" ".join(names)))
+        else:
+            history.append(record)
+    return replace(status, history=tuple(history))
 
 
 def truncate_history(history: tuple[EpochRecord, ...], epoch: int) -> tuple[EpochRecord, ...]:

@@ -54,11 +54,7 @@ def unify_types(values: list[Any]) -> list[Any]:
     ([1.0, None, 0.5], ['1', '[2, 3]'], ['a', None])
     """
     flattened = [None if is_empty(value) else cell_value(value) for value in values]
-    kinds = {
-        bool if isinstance(value, bool) else float if isinstance(value, int | float) else str
-        for value in flattened
-        if value is not None
-    }
+    kinds = {_kind(value) for value in flattened if value is not None}
     if len(kinds) > 1:
         return [
             value if value is None or isinstance(value, str) else json.dumps(value)
@@ -67,6 +63,15 @@ def unify_types(values: list[Any]) -> list[Any]:
     if kinds == {float} and any(isinstance(value, float) for value in flattened):
         return [None if value is None else float(value) for value in flattened]
     return flattened
+
+
+def _kind(value: Any) -> type:
+    """Return the type of the column that a value needs; an integer can become a float."""
+    if isinstance(value, bool):
+        return bool
+    if isinstance(value, int | float):
+        return float
+    return str
 
 
 def cell_value(value: Any) -> Any:

@@ -26,7 +26,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from fleet.errors import UserError
-from fleet.export.tracked_run import DATABASES, TrackedNetwork, TrackedRun
+from fleet.export.tracked_run import DATABASES, TrackedNetwork, TrackedObjective, TrackedRun
 from fleet.spec.hyperparameters import to_scalar
 from fleet.spec.space import Range, key_of_value, member_of
 from fleet.storage.results import Status
@@ -49,21 +49,14 @@ def write(run: TrackedRun, path: Path) -> None:
             if network.entry == entry and (network.epochs or network.is_over)
         }
         if trials:
-            directions = next(
-                network for network in run.networks if network.entry == entry
-            ).objectives
-            _write(
-                storage,
-                run,
-                entry,
-                [
-                    StudyDirection.MAXIMIZE
-                    if objective.is_larger_better
-                    else StudyDirection.MINIMIZE
-                    for objective in directions
-                ],
-                trials,
-            )
+            first = next(network for network in run.networks if network.entry == entry)
+            _write(storage, run, entry, list(map(_direction, first.objectives)), trials)
+
+
+def _direction(objective: TrackedObjective) -> StudyDirection:
+    if objective.is_larger_better:
+        return StudyDirection.MAXIMIZE
+    return StudyDirection.MINIMIZE
 
 
 def _storage(path: Path) -> BaseStorage:

@@ -179,11 +179,8 @@ def chain_times(path: Path) -> ChainTimes:
         if isinstance(noted, JobStarted):
             started = moment
         elif isinstance(noted, JobStopped) and started is not None and moment is not None:
-            so_far += (
-                max(0.0, (moment - started).total_seconds())
-                if noted.stop.status is not None
-                else 0.0
-            )
+            if noted.stop.status is not None:
+                so_far += max(0.0, (moment - started).total_seconds())
             started = None
             if noted.stop.status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED):
                 finished.append(so_far)

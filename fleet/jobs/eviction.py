@@ -560,11 +560,13 @@ def dry_run_lines(
     lines = []
     for minute, step in steps:
         if step.is_action or step.kind == "plan":
+            if step.job in signals:
+                saving = f" (signal {signals[step.job]})"
+            else:
+                saving = " (it saves by itself)"
             note = {
                 "yield": " (its comment says that it can)",
-                "save": f" (signal {signals[step.job]})"
-                if step.job in signals
-                else " (it saves by itself)",
+                "save": saving,
                 "stop": " (requeue and hold for a while, or cancel if Slurm refuses)",
             }.get(step.kind, "")
             owner = f" of {users[step.job]}" if step.job else ""

@@ -43,12 +43,11 @@ def make_charts(report: RunReport) -> dict[str, Any]:
         dict.fromkeys([*(stint.name for stint in stints), *(row.name for row in report.rows)])
     )
     index = {name: number for number, name in enumerate(names)}
-    charts = [
-        ("training loss", report.losses),
-        ("validation loss", report.val_losses)
-        if report.val_losses
-        else ("accuracy", report.accuracies),
-    ]
+    charts = [("training loss", report.losses)]
+    if report.val_losses:
+        charts.append(("validation loss", report.val_losses))
+    else:
+        charts.append(("accuracy", report.accuracies))
     seconds = max(account.seconds, account.simulated_s or 0.0)
     timelines = {"timeline": _timeline(report, stints, 1.0, seconds, index)}
     if account.replay is not None:

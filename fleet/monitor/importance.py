@@ -115,22 +115,22 @@ def _by_optuna(
         )
         return [0.0] * len(keys), message
     logging.getLogger("optuna").setLevel(logging.WARNING)
-    space: dict[str, optuna.distributions.BaseDistribution] = {
-        key: optuna.distributions.FloatDistribution(
-            dimension.low, dimension.high, log=dimension.log
-        )
-        if isinstance(dimension := search.space[key], Range)
-        else optuna.distributions.CategoricalDistribution([repr(choice) for choice in dimension])
-        for key in keys
-    }
+    space: dict[str, optuna.distributions.BaseDistribution] = {}
+    for key in keys:
+        dimension = search.space[key]
+        if isinstance(dimension, Range):
+            space[key] = optuna.distributions.FloatDistribution(
+                dimension.low, dimension.high, log=dimension.log
+            )
+        else:
+            choices = [repr(choice) for choice in dimension]
+            space[key] = optuna.distributions.CategoricalDistribution(choices)
     study = optuna.create_study(direction="maximize" if search.is_larger_better else "minimize")
     for trial in ranked:
-        values = {
-            key: trial.values[key]
-            if isinstance(search.space[key], Range)
-            else repr(trial.values[key])
-            for key in keys
-        }
+        values = {key: trial.values[key] for key in keys}
+        for key in keys:
+            if not isinstance(search.space[key], Range):
+                values[key] = repr(trial.values[key])
         with warnings.catch_warnings(action="ignore"):
             study.add_trial(
                 optuna.create_trial(params=values, value=trial.value, distributions=space)

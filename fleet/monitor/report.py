@@ -259,17 +259,11 @@ def report_at(paths: RunPaths, t_s: float) -> RunReport:
         UserError: there is no run, or it cannot be read.
     """
     past = read_past_run(paths, t_s)
-    return replace(
-        _report(
-            paths,
-            past.run,
-            past.rows,
-            _account(paths, past.run) or empty_account(past.spec.schedule.policy),
-        ),
-        searches=make_search_reports(past.spec, past.run, past.rows)
-        if past.run.searches or past.run.added
-        else (),
-    )
+    run_account = _account(paths, past.run) or empty_account(past.spec.schedule.policy)
+    report = _report(paths, past.run, past.rows, run_account)
+    if past.run.searches or past.run.added:
+        return replace(report, searches=make_search_reports(past.spec, past.run, past.rows))
+    return report
 
 
 def _log_path(paths: RunPaths) -> Path:
@@ -298,6 +292,11 @@ def _report(
         for name, history in histories
         if not all(math.isnan(_accuracy(record)) for record in history)
     ]
+    val_losses: tuple[NetworkCurve, ...] = ()
+    if not with_accuracy:
+        val_losses = tuple(
+            _curve(name, history, attrgetter("val_loss")) for name, history in histories
+        )
     return RunReport(
         paths.root.resolve().name,
         run,
@@ -306,9 +305,7 @@ def _report(
         rungs=make_rung_reports(run, rows),
         losses=tuple(_curve(name, history, attrgetter("loss")) for name, history in histories),
         accuracies=tuple(_curve(name, history, _accuracy) for name, history in with_accuracy),
-        val_losses=()
-        if with_accuracy
-        else tuple(_curve(name, history, attrgetter("val_loss")) for name, history in histories),
+        val_losses=val_losses,
     )
 
 

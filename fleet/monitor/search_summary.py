@@ -160,27 +160,21 @@ class SearchReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the search as a dictionary for JSON."""
         names = [name for name, _ in self.objectives]
-        networks = [
-            {
+        networks = []
+        for trial in self.trials:
+            network: dict[str, Any] = {
                 "name": trial.network,
                 "number": trial.number,
                 "values": dict(trial.values),
                 "status": str(trial.status),
                 "epochs": trial.epochs,
                 "value": trial.value,
-                **(
-                    {"parent": trial.parent, "parent_epoch": trial.parent_epoch}
-                    if trial.parent
-                    else {}
-                ),
-                **(
-                    {"objectives": dict(zip(names, trial.objectives, strict=True))}
-                    if trial.objectives
-                    else {}
-                ),
             }
-            for trial in self.trials
-        ]
+            if trial.parent:
+                network |= {"parent": trial.parent, "parent_epoch": trial.parent_epoch}
+            if trial.objectives:
+                network["objectives"] = dict(zip(names, trial.objectives, strict=True))
+            networks.append(network)
         record: dict[str, Any] = {
             "entry": self.entry,
             "monitor": self.monitor,

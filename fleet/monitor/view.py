@@ -126,11 +126,9 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
                 f"{pluralize(event.gpus, device)}: {result}"
             )
         case ev.ProfilingFinished():
-            return "rates are known" + (
-                f" after {format_duration(event.seconds)}"
-                if event.measurements
-                else " from earlier measurements"
-            )
+            if event.measurements:
+                return f"rates are known after {format_duration(event.seconds)}"
+            return "rates are known from earlier measurements"
         case ev.TrainersReady():
             return "all trainers are ready"
         case ev.CacheChosen():
@@ -550,10 +548,12 @@ class LiveTable:
 
     def _samples(self, last: EpochRecord | None) -> int:
         """Return the number of samples of an epoch."""
+        if last is not None:
+            return max(last.samples, 1)
         launch = self._run.launch
-        return max(
-            last.samples if last is not None else 1 if launch is None else launch.start.samples, 1
-        )
+        if launch is None:
+            return 1
+        return max(launch.start.samples, 1)
 
 
 class LiveView(LiveTable):

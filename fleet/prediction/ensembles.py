@@ -309,18 +309,14 @@ def score_ensembles(
             if test is not None:
                 test_predictions[candidate.row.name] = test
     truth = next(iter(predictions.values())).truth
-    return [
-        EnsembleResult(
-            name,
-            members,
-            len(truth.targets),
-            _score(predictions, members),
-            _score(test_predictions, members)
-            if members.keys() <= test_predictions.keys()
-            else None,
-        )
-        for name, members in ensembles.items()
-    ]
+    results = []
+    for name, members in ensembles.items():
+        validation = _score(predictions, members)
+        test_scores = None
+        if members.keys() <= test_predictions.keys():
+            test_scores = _score(test_predictions, members)
+        results.append(EnsembleResult(name, members, len(truth.targets), validation, test_scores))
+    return results
 
 
 def _score(predictions: Mapping[str, Predictions], members: Mapping[str, int]) -> Scores:

@@ -116,16 +116,13 @@ class ConcurrentLaunches:
 
     def _find_changes(self, events: list[DatedEvent]) -> list[tuple[str, NetworkStatus]]:
         """Return the networks that events have changed, with their new status."""
-        names = {
-            name
-            for _, event, *_ in events
-            for name in (
-                event.finished
-                if isinstance(event, LaunchStarted)
-                else (getattr(event, "network", None),)
-            )
-            if name is not None
-        }
+        names: set[str] = set()
+        for _, event, *_ in events:
+            network = getattr(event, "network", None)
+            if isinstance(event, LaunchStarted):
+                names.update(event.finished)
+            elif network is not None:
+                names.add(network)
         before = {name: self._results.network_status(name) for name in names}
         self._run.restore(before)
         for at, event, _, log in sorted(events, key=lambda dated: dated.at):

@@ -290,15 +290,10 @@ def find_engine(name: str) -> EngineInfo:
         )
     for kind, (of_keras, written, is_word) in _TABLES.items():
         names = getattr(engine.knows, kind) or ()
-        wrong = [
-            word
-            for word in names
-            if not (
-                written(word) == word and is_word(names[word])
-                if isinstance(names, Mapping)
-                else word in of_keras
-            )
-        ]
+        if isinstance(names, Mapping):
+            wrong = [word for word in names if written(word) != word or not is_word(names[word])]
+        else:
+            wrong = [word for word in names if word not in of_keras]
         if wrong:
             raise UserError(
                 f"engine {name!r} has invalid {kind}: {', '.join(map(repr, wrong))}; they should "

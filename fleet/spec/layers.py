@@ -59,12 +59,7 @@ class Layer:
         """Return the output shape for an input shape."""
         match self.kind:
             case "conv" | "max_pool" | "mean_pool":
-                height, width = (
-                    -(-size // self.stride)
-                    if self.pad is None
-                    else (size + 2 * self.pad - self.side) // self.stride + 1
-                    for size in shape[:2]
-                )
+                height, width = map(self._size_after, shape[:2])
                 return height, width, self.outputs or shape[2]
             case "dense":
                 return *shape[:-1], self.outputs
@@ -77,6 +72,12 @@ class Layer:
             case "concat":
                 return *shape[:2], shape[2] + shape_after(self.branch, shape)[2]
         return shape
+
+    def _size_after(self, size: int) -> int:
+        """Return the height or width after a convolution or pooling."""
+        if self.pad is None:
+            return -(-size // self.stride)
+        return (size + 2 * self.pad - self.side) // self.stride + 1
 
 
 def shape_after(layers: Sequence[Layer], shape: Shape) -> Shape:
@@ -108,9 +109,7 @@ def count_parameters(settings: model.Settings, input_shape: Shape, classes: int)
     47
     """
     return sum(
-        4 * shape[-1]
-        if layer.kind == "norm"
-        else _weights(layer, shape) + layer.has_bias * layer.outputs
+        _parameters(layer, shape)
         for layer, shape in _walk(layers_of(settings, input_shape, classes), input_shape)
     )
 
@@ -159,6 +158,12 @@ def _walk(layers: Sequence[Layer], shape: Shape) -> Iterator[tuple[Layer, Shape]
         yield from _walk(layer.branch, shape)
         yield from _walk(layer.shortcut, shape)
         shape = layer.after(shape)
+
+
+def _parameters(layer: Layer, shape: Shape) -> int:
+    if layer.kind == "norm":
+        return 4 * shape[-1]
+    return _weights(layer, shape) + layer.has_bias * layer.outputs
 
 
 def _weights(layer: Layer, shape: Shape) -> int:

@@ -70,7 +70,10 @@ def key_path(path: Sequence[Any]) -> str:
     text = ""
     for step in path:
         step_text = str(step) if str(step).isprintable() else ascii(step)
-        text += (
-            f"[{step_text}]" if isinstance(step, int) else f".{step_text}" if text else step_text
-        )
+        if isinstance(step, int):
+            text += f"[{step_text}]"
+        elif text:
+            text += f".{step_text}"
+        else:
+            text = step_text
     return text

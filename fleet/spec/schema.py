@@ -474,12 +474,14 @@ class Document:
         all_overrides = sorted(
             map(self.data_overrides, self.models), key=lambda overrides: overrides is not None
         ) or [None]
-        return {
-            pipeline_key(overrides): self.data
-            if overrides is None
-            else overrides.put_into(self.data)
-            for overrides in all_overrides
-        }
+        data_by_pipeline = {}
+        for overrides in all_overrides:
+            if overrides is None:
+                data = self.data
+            else:
+                data = overrides.put_into(self.data)
+            data_by_pipeline[pipeline_key(overrides)] = data
+        return data_by_pipeline
 
 
 @dataclass(frozen=True, config=kinds.STRICT)

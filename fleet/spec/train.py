@@ -22,14 +22,13 @@ def _policies_with_batches() -> str:
     return " and ".join(policy.name for policy in POLICIES.values() if policy.sets_batch)
 
 
-ByClass = Annotated[
-    dict[str, float],
-    BeforeValidator(
-        lambda weights: {str(key): value for key, value in weights.items()}
-        if isinstance(weights, Mapping)
-        else weights
-    ),
-]
+def _with_text_keys(weights: Any) -> Any:
+    if isinstance(weights, Mapping):
+        return {str(key): value for key, value in weights.items()}
+    return weights
+
+
+ByClass = Annotated[dict[str, float], BeforeValidator(_with_text_keys)]
 
 
 @dataclass(frozen=True, config=kinds.STRICT)

@@ -217,6 +217,8 @@ def speed_identity(
         machine: the machine on which it trains.
         codes: hashes from :func:`hash_all_sources`.
     """
+    inputs = sample.for_pipeline(network.pipeline)
+    finish = {} if inputs.deferred_input is None else {"finish": "device"}
     return _hash(
         {
             "architecture": network.architecture.key,
@@ -228,13 +230,9 @@ def speed_identity(
             "deterministic": network.train.deterministic,
             "engine": resources.engine,
             "exchange": resources.exchange,
-            "inputs": sample.for_pipeline(network.pipeline).identity(),
+            "inputs": inputs.identity(),
             "hardware": machine.hardware,
-            **(
-                {}
-                if sample.for_pipeline(network.pipeline).deferred_input is None
-                else {"finish": "device"}
-            ),
+            **finish,
             "ranks_per_core": f"{machine.ranks_per_core:.3g}",
             "code": [codes.get(network.architecture.target), codes.get(resources.engine)],
         }

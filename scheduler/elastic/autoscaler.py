@@ -171,12 +171,13 @@ class _Room:
 
     def curves(self) -> list[ScalingCurve]:
         """Return the curves of the running jobs over the counts that they may have."""
-        return [
-            job.curve
-            if not keeps
-            else _up_to(job.curve, job.gpus, only=index not in self.shrinking)
-            for index, (job, keeps) in enumerate(zip(self.running, self.keeps_size, strict=True))
-        ]
+        curves = []
+        for index, (job, keeps) in enumerate(zip(self.running, self.keeps_size, strict=True)):
+            if keeps:
+                curves.append(_up_to(job.curve, job.gpus, only=index not in self.shrinking))
+            else:
+                curves.append(job.curve)
+        return curves
 
 
 @lru_cache(maxsize=4096)

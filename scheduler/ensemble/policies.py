@@ -334,14 +334,11 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
         if member.batch is not None and (
             low is None or high is None or not low <= member.batch <= high
         ):
-            raise InputError(
-                f"gives {member.name} a batch of {member.batch}; "
-                + (
-                    f"it must be from {low} to {high}"
-                    if network.batches
-                    else "its batch cannot change"
-                )
-            )
+            if network.batches:
+                limits = f"it must be from {low} to {high}"
+            else:
+                limits = "its batch cannot change"
+            raise InputError(f"gives {member.name} a batch of {member.batch}; {limits}")
         devices += member.devices
         names.add(member.name)
     if len(set(devices)) < len(devices) or not set(devices) <= set(cluster.devices):
@@ -382,14 +379,15 @@ def _without_dead_devices(
     if not groups:
         return ()
     usable = set(cluster.devices)
-    alive = (
-        member
-        if usable.issuperset(member.devices)
-        else replace(member, devices=tuple(d for d in member.devices if d in usable))
-        for member in groups
-        if member.name not in progress.finished
-    )
-    return tuple(group for group in alive if group.gpus >= rates.by_name[group.name].min_gpus)
+    alive = []
+    for group in groups:
+        if group.name in progress.finished:
+            continue
+        if not usable.issuperset(group.devices):
+            group = replace(group, devices=tuple(d for d in group.devices if d in usable))
+        if group.gpus >= rates.by_name[group.name].min_gpus:
+            alive.append(group)
+    return tuple(alive)
 
 
 def _waiting(groups: Sequence[Member], rates: RateTable, progress: Progress) -> NDArray[np.bool_]:

@@ -72,12 +72,9 @@ def is_straight(network: Network) -> bool:
 
 def rate(network: Network, gpus: int) -> float:
     """Return the rate of one network on a number of GPUs, samples/s."""
-    measured = gpus <= len(network.rates)
-    return float(
-        network.rates[gpus - 1]
-        if measured
-        else extrapolate_rates(network.rates, np.array([gpus]))[0]
-    )
+    if gpus <= len(network.rates):
+        return float(network.rates[gpus - 1])
+    return float(extrapolate_rates(network.rates, np.array([gpus]))[0])
 
 
 def median_rates(networks: Sequence[Network]) -> tuple[float, ...]:
@@ -210,12 +207,13 @@ def bent_curves(table: RateTable, gpus: int) -> Curves:
 
     On a large cluster these are nearly all.
     """
-    bends = [
-        max(len(network.rates), network.min_gpus)
-        if is_straight(network)
-        else last_useful(network, gpus)
-        for network in (table.models[row] for row in kinds(table)[0])
-    ]
+    bends = []
+    for row in kinds(table)[0]:
+        network = table.models[row]
+        if is_straight(network):
+            bends.append(max(len(network.rates), network.min_gpus))
+        else:
+            bends.append(last_useful(network, gpus))
     return curves(table, min(gpus, max(bends, default=1)))
 
 
@@ -263,18 +261,14 @@ def extend_as_printed(table: RateTable, gpus: int) -> RateTable:
     """
     b = 2 * table.gpus_per_node
 
-    def extrapolated(rates: tuple[float, ...]) -> list[float]:
-        return extrapolate_rates(rates[:b], np.arange(len(rates) + 1, gpus + 1)).tolist()
+    def extend(network: Network) -> Network:
+        rates = network.rates
+        if not 1 < b < len(rates) < gpus:
+            return network
+        counts = np.arange(len(rates) + 1, gpus + 1)
+        return replace(network, rates=(*rates, *extrapolate_rates(rates[:b], counts).tolist()))
 
-    return replace(
-        table,
-        models=tuple(
-            replace(network, rates=(*network.rates, *extrapolated(network.rates)))
-            if 1 < b < len(network.rates) < gpus
-            else network
-            for network in table.models
-        ),
-    )
+    return replace(table, models=tuple(map(extend, table.models)))
 
 
 def smooth_rates(table: RateTable, gpus: int) -> RateTable:
@@ -298,15 +292,13 @@ def smooth_rates(table: RateTable, gpus: int) -> RateTable:
         if 1 < len(network.rates) < gpus
     }
     slopes = shrink_slopes(lines).of
-    return replace(
-        table,
-        models=tuple(
-            replace(network, rates=_extended(network.rates, slopes[network.name][0], gpus))
-            if network.name in slopes
-            else network
-            for network in table.models
-        ),
-    )
+
+    def extend(network: Network) -> Network:
+        if network.name not in slopes:
+            return network
+        return replace(network, rates=_extended(network.rates, slopes[network.name][0], gpus))
+
+    return replace(table, models=tuple(map(extend, table.models)))
 
 
 @dataclass(frozen=True)

@@ -136,16 +136,11 @@ def network_of(
     )
     if key in record and not rates:
         read.add_mistake(f"{location}.{key}", "empty, but needs at least the rate on 1 GPU")
-    return Network(
-        name,
-        rates,
-        epochs=read.count(record, "epochs", f"{location}.epochs") if "epochs" in record else None,
-        params_mb=(
-            read.positive(record["params_mb"], f"{location}.params_mb", "MB")
-            if "params_mb" in record
-            else None
-        ),
-    )
+    epochs = read.count(record, "epochs", f"{location}.epochs") if "epochs" in record else None
+    params_mb = None
+    if "params_mb" in record:
+        params_mb = read.positive(record["params_mb"], f"{location}.params_mb", "MB")
+    return Network(name, rates, epochs=epochs, params_mb=params_mb)
 
 
 def _batches(read: RecordReader, record: dict[str, Any], location: str) -> tuple[int, int] | None:

@@ -89,13 +89,16 @@ class Checkpointing:
         if self.interval_min is not None:
             _check(self.id, "interval_min", self.interval_min, above_zero=True)
         for name, sizes in (("critical_gb", self.critical_gb), ("memory_gb", self.memory_gb)):
-            for size in sizes if isinstance(sizes, Sequence) else () if sizes is None else (sizes,):
-                _check(self.id, name, size)
-            if isinstance(sizes, Sequence) and len(sizes) != self.nodes:
-                raise InputError(
-                    f"job {self.id}: {name} has {pluralize(len(sizes), 'size')} for "
-                    f"{pluralize(self.nodes, 'node')}"
-                )
+            if isinstance(sizes, Sequence):
+                for size in sizes:
+                    _check(self.id, name, size)
+                if len(sizes) != self.nodes:
+                    raise InputError(
+                        f"job {self.id}: {name} has {pluralize(len(sizes), 'size')} for "
+                        f"{pluralize(self.nodes, 'node')}"
+                    )
+            elif sizes is not None:
+                _check(self.id, name, sizes)
 
     @property
     def loss(self) -> int:
@@ -276,10 +279,15 @@ def _read(record: Mapping[str, Any], number: Callable[[str, Any], Any]) -> dict[
     for name, value in record.items():
         if value is None and name not in MAY_BE_EMPTY:
             raise InputError(f"{name} is empty")
-    return {
-        name: str(value) if name == "id" else None if value is None else number(name, value)
-        for name, value in record.items()
-    }
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        if name == "id":
+            values[name] = str(value)
+        elif value is None:
+            values[name] = None
+        else:
+            values[name] = number(name, value)
+    return values
 
 
 def _cell(name: str, text: str) -> Number:
