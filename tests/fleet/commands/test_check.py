@@ -427,7 +427,7 @@ def test_check_tests_keras_networks(check, folder):
     )
     assert status == 2, printed.err
     message = {
-        "3": "raw: cannot be exported as best.keras: NotImplementedError: Object Raw",
+        "3": "raw: the network cannot be exported as best.keras: NotImplementedError: Object Raw",
         "4": "explodes: RuntimeError: ",
         "5": "vast: it has 26,010,107,100,003 parameters, so training takes at least 208 TB on "
         "each GPU",
