@@ -1155,7 +1155,7 @@ trains = st.fixed_dictionaries(
             {},
             optional={
                 "patience": st.sampled_from([None, 3]),
-                "target": st.sampled_from([None, 0, 0.5]),
+                "stop_at": st.sampled_from([None, 0, 0.5]),
                 "monitor": st.just("val_loss"),
             },
         ),
