@@ -218,7 +218,7 @@ def _describe_unknown(
     near = {candidate.lower(): candidate for candidate in (*names, *short)}
     close = [near[candidate] for candidate in difflib.get_close_matches(name.lower(), near, n=3)]
     if close:
-        right = "a name that the engine has"
+        right = "use a name that the engine has"
     else:
         right = f"it has {', '.join(names) or 'none by name'}"
     if can_be_custom and engine.knows.own:

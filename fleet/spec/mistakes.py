@@ -161,7 +161,7 @@ def _valid_keys(owner: type | None, wrong: str) -> str:
             f"{field.name} ({default})" if plain and field.name != "transforms" else field.name
         )
     close = difflib.get_close_matches(wrong, [field.name for field in dataclass_fields(owner)], n=1)
-    hint = f"{close[0]}? " if close else ""
+    hint = f"did you mean {close[0]}? " if close else ""
     if keys:
         return f"{hint}valid keys: {', '.join(keys)}"
     return "there are no keys here"

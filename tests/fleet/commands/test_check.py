@@ -159,7 +159,7 @@ def test_check_stops_at_mistakes_in_keys(check, folder):
     )
     assert (status, printed.out) == (2, "")
     message = {
-        "3": "unknown key 'sise'; size?",
+        "3": "unknown key 'sise'; did you mean size?",
         "4": "the numpy engine has no optimizer 'adam'; it has sgd",
         "5": "unknown key 'colour'",
     }

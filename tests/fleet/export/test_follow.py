@@ -115,7 +115,7 @@ def test_hanging_tracker_does_not_delay_the_end(tmp_path, capsys, monkeypatch):
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/optuna.py").write_text("import time\ntime.sleep(30)\nraise SystemExit")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'modules'}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr(rank_zero, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(rank_zero, "_TRACKING_S", 0.5)
     run = Run(tmp_path, {}, models=SOFTMAX, epochs=2, track=["optuna"])
     assert run.launch() is ExitStatus.OK
     assert (

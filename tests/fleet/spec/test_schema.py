@@ -1309,7 +1309,7 @@ train:
         (8, "train.stopping.monitor"),
     ]
     assert "the keras engine has no loss 'msee'" in errors[0].wrong
-    assert errors[0].right == "a name that the engine has, or an import path module:function"
+    assert errors[0].right == "use a name that the engine has, or an import path module:function"
     assert "'val_mae' is not computed" in errors[1].wrong
     assert "should be one of loss, accuracy" in errors[1].right
     assert not any("when_scaled" in str(error) for error in errors)
