@@ -156,7 +156,7 @@ def test_warning_of_networks_is_printed_once(launch, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     long_but_first(
-        ({"modles": []}, "unknown key 'modles'; models?"),
+        ({"modles": []}, "unknown key 'modles'; did you mean models?"),
         ({"data": {"source": "image_folder", "path": "no/such/folder"}}, "no/such/folder"),
         ({"models": [{"build": "no_such_module:f"}]}, "no module 'no_such_module'"),
         ({"resources": {"engine": "numpy", "preprocessors": 3}}, "start at least 4 ranks"),
