@@ -316,7 +316,7 @@ def test_one_of_several_ending_jobs_submits_the_next(run):
 @pytest.fixture
 def job(run, signals, monkeypatch):
     """Run one job of a harvest whose launch is a line of Python."""
-    monkeypatch.setattr(launching, "_LEAST_S", 0.1)
+    monkeypatch.setattr(launching, "_MIN_PAUSE_S", 0.1)
     queue = Queue(run)
     plan = harvest.HarvestPlan(
         (run,), HarvestLimits(), command="fleet harvest photos.yaml --system slurm"

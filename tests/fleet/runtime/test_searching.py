@@ -490,7 +490,7 @@ def test_run_with_old_keys_resumes_with_new_keys_unchanged(tmp_path):
     space = {LEARNING_RATE: [0.1, 0.03], "train.converge.patience": [1, 2]}
     entry = {**ENTRY, "space": space, "search": {"ask": "random", "most": 3}}
     run = Run(tmp_path, None, models=[entry])
-    assert run.launch(100) is None
+    assert run.launch(50) is None
     for path in (run.paths.events, run.paths.spec, run.paths.results):
         text = path.read_text() if path.exists() else ""
         for new, old in (("stopping", "converge"), ("sampler", "ask"), ("max_trials", "most")):

@@ -119,7 +119,7 @@ def test_fit_fits_laws_in_hours(simulate, trace):
 
 
 def test_text_output_has_tables(simulate, trace):
-    assert "utilisation" in simulate(f"{LAW} --jobs 5 --runs 1 --stream 0.1 --processors 5")[1]
+    assert "utilization" in simulate(f"{LAW} --jobs 5 --runs 1 --stream 0.1 --processors 5")[1]
     assert "KS distance" in simulate("--fit", trace)[1]
 
 
