@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -73,6 +74,14 @@ def logging_restored():
         handler.close()
     logger.setLevel(level)
     logger.propagate, logger.handlers[:], logging.raiseExceptions = propagate, handlers, raises
+
+
+@pytest.fixture(autouse=True)
+def modules_of_tests_restored():
+    """Restore modules of tests: engines reimport modules that lie beside a user function."""
+    before = {name: module for name, module in sys.modules.items() if name.startswith("tests.")}
+    yield
+    sys.modules.update(before)
 
 
 @pytest.fixture(autouse=True)
