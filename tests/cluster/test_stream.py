@@ -84,7 +84,7 @@ def test_each_node_holds_one_copy_of_the_samples(notes, data):
         {file: inode for file, inode in note["memory"].items() if "/fleet-" in file}
         for note in notes
     ]
-    kinds = ["finished", "kept", "validation"] if data is KEPT else ["train", "validation"]
+    kinds = ["augmented", "decoded", "validation"] if data is KEPT else ["train", "validation"]
     assert all(sorted(file.rsplit("-", 1)[1] for file in window) == kinds for window in windows)
     assert windows[0] == windows[1] == windows[2]
     assert windows[3] == windows[4] == windows[5]
