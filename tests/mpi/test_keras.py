@@ -227,7 +227,7 @@ def test_keras_device_augmentation_replays_host_results(launch, tmp_path):
     run = launch(3, content, "--plain", timeout=240)
     assert run.status == 0, run.output
     assert "data: on the device: random_crop, flip; on the host, before: reading" in run.output
-    content["data"]["finish"] = "host"
+    content["data"]["augment_on"] = "host"
     again = launch(3, content, "--replay", str(run.paths.root), "--only", "pair", timeout=120)
     assert again.status == 0, again.output
     assert run.differs("pair") == 0.0
