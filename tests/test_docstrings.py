@@ -2,9 +2,8 @@
 
 import ast
 import re
-import subprocess
 
-from tests.places import ROOT
+from tests.places import ROOT, sources
 
 ARGS = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 ENTRY = re.compile(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*):(?: |$)", re.MULTILINE)
@@ -47,17 +46,11 @@ def documented(node):
 
 
 def test_documented_parameters_exist():
-    listed = subprocess.run(
-        ["git", "ls-files", "fleet/*.py", "preprocess/*.py", "scheduler/*.py", "launch/*.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     nodes = [
-        (path, node)
-        for path in listed.stdout.split()
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        (path.relative_to(ROOT), node)
+        for package in ("fleet", "preprocess", "scheduler", "launch")
+        for path in sources(package)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
     ]
     classes = {}

@@ -2,11 +2,21 @@
 
 import ast
 import re
-import subprocess
 
 import pytest
 
-from tests.places import ROOT
+from tests.places import ROOT, sources
+
+PACKAGES = [
+    "fleet",
+    "preprocess",
+    "scheduler",
+    "launch",
+    "tests",
+    "benchmarks",
+    "examples",
+    "tools",
+]
 
 # Pronouns, participles and adverbs. They say nothing about what a name stands for.
 WORDS = frozenset(
@@ -53,14 +63,6 @@ PHRASES = re.compile(
 )
 
 
-def files(*patterns):
-    """The files of the project that match, without those of others."""
-    listed = subprocess.run(
-        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return [path for path in listed.stdout.split() if "containers/" not in path]
-
-
 def bindings(tree):
     """Yield line and name of the functions, classes, parameters and variables of a module."""
     for node in ast.walk(tree):
@@ -79,16 +81,13 @@ def bindings(tree):
                 yield node.lineno, name
 
 
-@pytest.mark.parametrize(
-    "package",
-    ["fleet", "preprocess", "scheduler", "launch", "tests", "benchmarks", "examples", "tools"],
-)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_names_are_nouns_and_verbs(package):
     wrong = [
-        f"{path}:{line} {name}"
-        for path in files(f"{package}/*.py")
-        for line, name in bindings(ast.parse((ROOT / path).read_text()))
-        if name.strip("_") in WORDS and f"{path} {name}" not in EXCEPTIONS
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in sources(package)
+        for line, name in bindings(ast.parse(path.read_text()))
+        if name.strip("_") in WORDS and f"{path.relative_to(ROOT)} {name}" not in EXCEPTIONS
     ]
     assert wrong == []
 
@@ -101,10 +100,16 @@ def test_names_of_exceptions_exist():
 
 def test_phrases_are_plain():
     wrong = []
-    for path in files("*.md", "*.py"):
-        if path in ("CHANGELOG.md", "tests/test_names.py"):
+    pages = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "benchmarks").glob("*.md"),
+    ]
+    modules = [path for package in PACKAGES for path in sources(package)]
+    for path in (*pages, *modules):
+        if path.name in ("CHANGELOG.md", "test_names.py"):
             continue
-        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
             wrong += [f"{path}:{number} {match.group()}" for match in PHRASES.finditer(line)]
     assert wrong == []
 
@@ -112,7 +117,7 @@ def test_phrases_are_plain():
 def test_names_of_tests_can_be_searched():
     names = re.findall(
         r"^\s*def (test_\w{56,})\(",
-        "\n".join((ROOT / path).read_text() for path in files("tests/*.py")),
+        "\n".join(path.read_text() for path in sources("tests")),
         re.M,
     )
     assert names == []
