@@ -31,6 +31,7 @@ from fleet.spec.model import Architecture, load_function, one_line
 from launch.processes import end_with_parent
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
+from preprocess.user_code import exclusive_generators
 
 _EPSILON = 1.001e-5  # epsilon of batch normalization, equal to the Keras engine's
 _ROWS = 2  # rows of a trial batch
@@ -214,7 +215,7 @@ def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dty
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Make all random numbers deterministic, and restore all generators."""
-    with torch.random.fork_rng(), seeded_generators(seed):
+    with exclusive_generators(), torch.random.fork_rng(), seeded_generators(seed):
         yield
 
 

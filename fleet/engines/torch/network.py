@@ -504,7 +504,7 @@ def _single_row_statistics(module: nn.Module) -> Iterator[None]:
 
 def _compute_seeded(compute: Callable[[], Tensor]) -> Tensor:
     """Return the result of a function, with the same random numbers each time."""
-    with torch.random.fork_rng():
+    with exclusive_generators(), torch.random.fork_rng():
         torch.manual_seed(0)
         return compute()
 
