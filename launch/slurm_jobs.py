@@ -38,7 +38,6 @@ HOLDING = frozenset(
         "CONFIGURING",
         "SUSPENDED",
         "STOPPED",
-        "SIGNALING",
         "STAGE_OUT",
         "RESIZING",
     }
@@ -200,7 +199,7 @@ def _job(
         partition,
         name,
         user=user,
-        state=state,
+        state="RUNNING" if state == "SIGNALING" else state,  # it runs while a signal is delivered
         start=start,
         script=script if script.startswith("/") else "",
         listed="" if listed == "(null)" else listed,

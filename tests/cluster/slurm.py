@@ -26,6 +26,8 @@ from pathlib import Path
 
 import pytest
 
+from launch.slurm_jobs import HOLDING, WAITING
+
 NODES = ("n1", "n2", "n3", "n4")
 _PACKAGES = ("slurm-wlm", "munge")
 _PROGRAMS = (
@@ -50,7 +52,7 @@ _MPI = {
     "UCX_NET_DEVICES": "lo",
 }
 _PATIENCE_S = 600  # nothing takes this long, even on a busy machine
-_LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT"}
+_LIVE = HOLDING | WAITING | {"SIGNALING"}
 
 # The number of CPUs is invented (config_overrides): three ranks fit on a node, whatever this
 # machine has. The timeouts allow for slow servers, and the intervals let jobs start soon. A

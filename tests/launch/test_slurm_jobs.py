@@ -44,6 +44,12 @@ def test_find_jobs_reads_states_and_times(made_up):
     assert find_jobs("--jobs=4") == {}
 
 
+def test_find_jobs_counts_a_job_that_receives_a_signal_as_running(made_up):
+    made_up.set({"17": {"state": "SIGNALING"}})
+    assert [job.id for job in running_jobs()] == ["17"]
+    assert find_jobs()["17"].has_nodes
+
+
 def test_running_jobs_selects_a_partition(made_up):
     made_up.set(
         {"1": {"partition": "long"}, "2": {}, "3": {"partition": "long", "state": "PENDING"}}
