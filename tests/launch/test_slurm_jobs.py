@@ -44,7 +44,7 @@ def test_find_jobs_reads_states_and_times(made_up):
     assert find_jobs("--jobs=4") == {}
 
 
-def test_find_jobs_counts_a_job_that_receives_a_signal_as_running(made_up):
+def test_find_jobs_counts_a_signaled_job_as_running(made_up):
     made_up.set({"17": {"state": "SIGNALING"}})
     assert [job.id for job in running_jobs()] == ["17"]
     assert find_jobs()["17"].has_nodes
