@@ -3,6 +3,7 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 # Published data sets; tests that want them skip where they are absent.
 SHARED = ROOT.parent / "shared" / "data"
 
@@ -16,6 +17,6 @@ ON_ONE_MACHINE = {
 }
 
 
-def sources(package):
-    """Return the files of a package, without the recipes, which are modules of other programs."""
-    return sorted(path for path in (ROOT / package).rglob("*.py") if "containers" not in path.parts)
+def sources(folder):
+    """Return the modules below a folder, except recipes, which are modules of other programs."""
+    return sorted(path for path in (ROOT / folder).rglob("*.py") if "containers" not in path.parts)

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from tests.places import ROOT, sources
+from tests.places import PACKAGES, ROOT, sources
 
 ARGS = re.compile(r"^Args:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 ENTRY = re.compile(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*):(?: |$)", re.MULTILINE)
@@ -48,7 +48,7 @@ def documented(node):
 def test_documented_parameters_exist():
     nodes = [
         (path.relative_to(ROOT), node)
-        for package in ("fleet", "preprocess", "scheduler", "launch")
+        for package in PACKAGES
         for path in sources(package)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.ClassDef)

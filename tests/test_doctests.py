@@ -6,11 +6,11 @@ from importlib import import_module
 
 import pytest
 
-from tests.places import ROOT, sources
+from tests.places import PACKAGES, ROOT, sources
 
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-    for package in ("fleet", "preprocess", "scheduler", "launch")
+    for package in PACKAGES
     for path in sources(package)
 }
 # Importing these starts MPI or TensorFlow, or needs an optional package.

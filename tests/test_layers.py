@@ -17,9 +17,8 @@ from itertools import pairwise
 import pytest
 
 from fleet.__main__ import COMMANDS
-from tests.places import ROOT, sources
+from tests.places import PACKAGES, ROOT, sources
 
-PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 TENSORFLOW = {"tensorflow", "keras", "horovod"}
 TORCH = {"torch", "safetensors", "onnx"}
 

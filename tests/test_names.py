@@ -5,18 +5,9 @@ import re
 
 import pytest
 
-from tests.places import ROOT, sources
+from tests.places import PACKAGES, ROOT, sources
 
-PACKAGES = [
-    "fleet",
-    "preprocess",
-    "scheduler",
-    "launch",
-    "tests",
-    "benchmarks",
-    "examples",
-    "tools",
-]
+FOLDERS = (*PACKAGES, "tests", "benchmarks", "examples", "tools")
 
 # Pronouns, participles and adverbs. They say nothing about what a name stands for.
 WORDS = frozenset(
@@ -81,11 +72,11 @@ def bindings(tree):
                 yield node.lineno, name
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_names_are_nouns_and_verbs(package):
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_names_are_nouns_and_verbs(folder):
     wrong = [
         f"{path.relative_to(ROOT)}:{line} {name}"
-        for path in sources(package)
+        for path in sources(folder)
         for line, name in bindings(ast.parse(path.read_text()))
         if name.strip("_") in WORDS and f"{path.relative_to(ROOT)} {name}" not in EXCEPTIONS
     ]
@@ -105,12 +96,15 @@ def test_phrases_are_plain():
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "benchmarks").glob("*.md"),
     ]
-    modules = [path for package in PACKAGES for path in sources(package)]
+    modules = [path for folder in FOLDERS for path in sources(folder)]
     for path in (*pages, *modules):
         if path.name in ("CHANGELOG.md", "test_names.py"):
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            wrong += [f"{path}:{number} {match.group()}" for match in PHRASES.finditer(line)]
+            wrong += [
+                f"{path.relative_to(ROOT)}:{number} {match.group()}"
+                for match in PHRASES.finditer(line)
+            ]
     assert wrong == []
 
 

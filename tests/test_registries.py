@@ -8,9 +8,8 @@ from fleet.spec.engines import ENGINES
 from fleet.spec.search import RULES
 from launch.systems import SYSTEMS
 from scheduler.ensemble.policies import POLICIES
-from tests.places import ROOT, sources
+from tests.places import PACKAGES, ROOT, sources
 
-PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 # `none` is also a word.
 NAMES = {
     *POLICIES,

@@ -14,9 +14,8 @@ import yaml
 
 import fleet
 from fleet.api import mpirun
-from tests.places import ROOT
+from tests.places import PACKAGES, ROOT
 
-PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 SPEC = {
     "name": "bare",
     "data": {"source": "builtin:digits", "transforms": [{"decode": {"mode": "L"}}, {"scale": {}}]},
