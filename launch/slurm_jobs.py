@@ -64,7 +64,7 @@ class SlurmJob:
             the batch script only.
         yields: the folder of a run that can release nodes, from its comment; None if it cannot.
         unread: why the comment could not be read; an invalid comment affects only its job.
-        state: the state according to Slurm.
+        state: the state according to Slurm; a job that receives a signal is RUNNING.
         start: when the job last started.
         listed: its nodes in Slurm's short form; empty if it has none, or they are not reported.
         reason: why it waits, according to Slurm.
@@ -191,6 +191,8 @@ def _job(
     reason: str,
     script: str,
 ) -> SlurmJob:
+    if state == "SIGNALING":  # Slurm delivers a signal to a running job
+        state = "RUNNING"
     # The time is INVALID if the clocks of the cluster differ.
     job = SlurmJob(
         id_,
@@ -199,7 +201,7 @@ def _job(
         partition,
         name,
         user=user,
-        state="RUNNING" if state == "SIGNALING" else state,  # it runs while a signal is delivered
+        state=state,
         start=start,
         script=script if script.startswith("/") else "",
         listed="" if listed == "(null)" else listed,

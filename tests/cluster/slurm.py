@@ -52,7 +52,7 @@ _MPI = {
     "UCX_NET_DEVICES": "lo",
 }
 _PATIENCE_S = 600  # nothing takes this long, even on a busy machine
-_LIVE = HOLDING | WAITING | {"SIGNALING"}
+_LIVE = HOLDING | WAITING | {"SIGNALING"}  # as scontrol shows a job that receives a signal
 
 # The number of CPUs is invented (config_overrides): three ranks fit on a node, whatever this
 # machine has. The timeouts allow for slow servers, and the intervals let jobs start soon. A
