@@ -215,6 +215,7 @@ def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dty
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Make all random numbers deterministic, and restore all generators."""
+    # The lock is acquired first: fork_rng restores PyTorch's generator after seeded_generators.
     with exclusive_generators(), torch.random.fork_rng(), seeded_generators(seed):
         yield
 
