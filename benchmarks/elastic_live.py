@@ -34,8 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fleet.api import launch, write_spec
 from fleet.domain.events import NetworkAdded, NetworkFinished
 from fleet.monitor.accounting import account
-from fleet.monitor.timeline import replay_log
-from fleet.storage.event_log import read_events, read_run
+from fleet.storage.event_log import read_events, read_run_state
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
@@ -243,7 +242,7 @@ def simulate_ensemble(
 
 def measure_costs(folder: Path, time_scale: float) -> Costs:
     """Return the costs of moves in a run, in seconds of emulated time."""
-    run_account = account(replay_log(read_run(RunPaths(folder / "run"))))
+    run_account = account(read_run_state(RunPaths(folder / "run")))
     assert run_account is not None  # the run has finished
     return Costs(
         **{name: seconds / time_scale for name, seconds in asdict(run_account.costs).items()}

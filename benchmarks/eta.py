@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from fleet.domain.added_networks import with_added_networks
 from fleet.domain.events import EpochEnded, GroupStarted, LaunchEnded, LaunchStarted
+from fleet.domain.timeline import replay_log
 from fleet.monitor.eta import EstimateSchedule, Estimator
-from fleet.monitor.timeline import replay_log
 from fleet.spec import load
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths

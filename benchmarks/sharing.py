@@ -34,7 +34,8 @@ from fleet.api import mpirun
 from fleet.commands.output import print_json
 from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped, LaunchStarted
 from fleet.domain.network import EpochRecord
-from fleet.storage.event_log import LoggedEvent, read_events
+from fleet.domain.timeline import LoggedEvent
+from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 from launch.devices import visible_gpus

@@ -27,7 +27,8 @@ import yaml
 from fleet.api import mpirun
 from fleet.commands.output import print_json
 from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped
-from fleet.storage.event_log import LoggedEvent, read_events
+from fleet.domain.timeline import LoggedEvent
+from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 

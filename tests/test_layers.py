@@ -310,6 +310,15 @@ def test_imports_of_subpackages_have_no_cycle():
     assert [pairs[pair] for pair in pairwise(imports)] == []
 
 
+def test_only_rank_zero_and_coordinator_import_monitor():
+    assert {
+        imports.source
+        for imports in IMPORTS
+        if subpackage(imports.source) == "fleet.runtime"
+        and subpackage(imports.target) == "fleet.monitor"
+    } == {"fleet.runtime.rank_zero", "fleet.runtime.coordinator"}
+
+
 def test_folders_document_what_they_import():
     texts = {
         module: path.read_text(encoding="utf-8")

@@ -26,7 +26,6 @@ from fleet.engines.registry import count_network_parameters
 from fleet.engines.smoke_test import SmokeTestResult
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
-from fleet.monitor.timeline import replay_log
 from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.folder import free_disk
 from fleet.runtime.input_pipelines import InputPipeline
@@ -46,7 +45,7 @@ from fleet.spec.fields import default_of
 from fleet.spec.fit_checks import Misfit, find_data_misfits, merge_misfits
 from fleet.spec.model import FAMILIES
 from fleet.spec.resolve import variants, with_extreme_networks
-from fleet.storage.event_log import read_run
+from fleet.storage.event_log import read_run_state
 from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import spec_for_run
 from fleet.terminal import print_table, progress_bar
@@ -139,7 +138,7 @@ def _check(path: str, steps: bool) -> _CheckResult:
         lambda: check_comparable(
             written, (*written.networks, *variants(written)), target_kinds(opened.sample)
         ),
-        lambda: make_searchers(spec, replay_log(read_run(RunPaths(spec.output)))),
+        lambda: make_searchers(spec, read_run_state(RunPaths(spec.output))),
     ):
         try:
             check_part()
@@ -170,7 +169,7 @@ def _choose_cache(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMis
     paths = RunPaths(spec.output)
     preprocessors = 0 if spec.policy.own_samples else 1
     resources = HostResources(preprocessors, 1, False, free_shared_memory(), free_disk(paths))
-    earlier = replay_log(read_run(paths, (CacheChosen,))).cache
+    earlier = read_run_state(paths, (CacheChosen,)).cache
     choice = choose_cache(spec, opened, resources, earlier)
     mistakes = []
     try:

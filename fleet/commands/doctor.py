@@ -32,13 +32,12 @@ from fleet.domain.events import CacheChosen
 from fleet.engines.registry import count_network_parameters, find_engine_problems
 from fleet.errors import ExitStatus, LeaseLost, NotInstalledError, UserError, shortened
 from fleet.jobs import preflight as checks
-from fleet.monitor.timeline import replay_log
 from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.folder import free_disk, nearest_folder
 from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.prepare import shared_bytes
 from fleet.spec import NetworkSpec, Spec, allow_imports_beside, load, with_cache
-from fleet.storage.event_log import read_run
+from fleet.storage.event_log import read_run_state
 from fleet.storage.lease import (
     Fence,
     Process,
@@ -280,9 +279,7 @@ def _check_space(
         resources = HostResources(
             len(roles.preprocessors), roles.gpus_per_node, False, shared_free, free_disk(paths)
         )
-        choice = choose_cache(
-            spec, opened, resources, replay_log(read_run(paths, (CacheChosen,))).cache
-        )
+        choice = choose_cache(spec, opened, resources, read_run_state(paths, (CacheChosen,)).cache)
         disk = _disk(spec, opened.sample, choice.nbytes if choice.cache == "file" else 0)
         shared = shared_bytes(
             with_cache(spec, choice.cache), opened.keeping(choice.cache), roles, shared_free

@@ -7,12 +7,11 @@ import math
 from pathlib import Path
 
 from fleet.domain.events import SharingLearned
+from fleet.domain.overheads import Overheads
 from fleet.jobs.dry_run import measured_rates
-from fleet.monitor.overheads import Overheads
-from fleet.monitor.timeline import replay_log
 from fleet.runtime.known_rates import find_rates_file, hardware, read_rates_of
 from fleet.spec import Spec
-from fleet.storage.event_log import read_run
+from fleet.storage.event_log import read_run_state
 from fleet.storage.identity import Machine, hash_all_sources, speed_identity
 from fleet.storage.paths import RunPaths
 from fleet.storage.rate_cache import beside_steps_key, cache_path, rates_of, read_cache, sharing_key
@@ -74,7 +73,7 @@ def recorded_sharing(spec: Spec) -> tuple[float, ...]:
             return read_rates(spec.schedule.rates).sharing
         except InputError:  # the run reports it
             return ()
-    measured = replay_log(read_run(RunPaths(spec.output), (SharingLearned,))).sharing
+    measured = read_run_state(RunPaths(spec.output), (SharingLearned,)).sharing
     if len(measured) > 1:
         return measured
     cached_curve = rates_of(read_cache(cache_path())).get(

@@ -13,15 +13,14 @@ from fleet.comm.roles import Roles
 from fleet.commands.job_options import MAX_JOBS, WARNING_S, roles_of_job
 from fleet.commands.known_rates import known_beside_steps, known_rates_of, with_sharing
 from fleet.domain.events import TrainersReady
+from fleet.domain.overheads import FORWARD, Overheads, measure_overheads
 from fleet.errors import UserError
 from fleet.jobs.chain import ChainTimes, chain_times
-from fleet.monitor.overheads import FORWARD, Overheads, measure_overheads
-from fleet.monitor.timeline import replay_log
 from fleet.runtime.caching import HostResources, choose_cache
 from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.interrupt import RESERVE_S
 from fleet.spec import Spec, Stopping
-from fleet.storage.event_log import read_events, read_run
+from fleet.storage.event_log import read_events, read_run_state
 from fleet.storage.paths import RunPaths
 from fleet.units import format_duration, pluralize
 from launch import slurm_control
@@ -332,7 +331,7 @@ class _InputRates:
 def _read_input_rates(spec: Spec, opened: Inputs, roles: Roles) -> _InputRates:
     """Return the input rates that the last launch logged, or estimate them from probed samples."""
     paths = RunPaths(spec.output.absolute())
-    run = replay_log(read_run(paths))
+    run = read_run_state(paths)
     probe = opened.probes["train"]
     samples = len(opened.data.train)
     if opened.data.validation is None:

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 from fleet.domain.events import EpochEnded, NetworkLeased
 from fleet.domain.json_record import JsonRecord, OmitDefault
+from fleet.domain.timeline import split_launches
 from fleet.errors import ExitStatus
 from fleet.jobs.job_events import ChainCancelled, JobStarted, JobSubmitted, read_notes
-from fleet.storage.event_log import read_events, split_launches
+from fleet.storage.event_log import read_events
 from fleet.storage.json_lines import add_dated_line
 from fleet.storage.paths import RunPaths
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fleet.domain.events import EpochEnded, GroupStarted, LaunchStarted
+from fleet.domain.overheads import mean_s
 from fleet.domain.run import RunEpoch, RunLaunch, RunState
+from fleet.domain.timeline import are_concurrent
 from fleet.errors import UserError
-from fleet.monitor.overheads import mean_s
-from fleet.monitor.timeline import are_concurrent
 from fleet.plugins import find_policy
 from fleet.units import parse_delta, parse_stream
 from scheduler.base import InputError, Network, Options, RateTable

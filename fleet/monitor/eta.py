@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 
 from fleet.domain.events import TimeLeftEstimated
 from fleet.domain.network import EpochRecord, remaining_epochs
+from fleet.domain.overheads import mean_s
 from fleet.domain.remaining_work import ExpectedTrials, RemainingWork
 from fleet.domain.run import RunGroup, RunLaunch, RunState
 from fleet.errors import UserError
-from fleet.monitor.overheads import mean_s
 from fleet.spec import NetworkSpec, Spec, Stopping
 from fleet.units import parse_stream
 from scheduler.base import Cluster, InputError, Network, RateTable

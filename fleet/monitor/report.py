@@ -14,6 +14,7 @@ from typing import Any
 from fleet.domain.events import SupplyChanged
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
+from fleet.domain.timeline import replay_log
 from fleet.errors import UserError
 from fleet.gc_pause import paused_collection
 from fleet.monitor.accounting import Account, account, empty_account
@@ -24,7 +25,6 @@ from fleet.monitor.search_summary import (
     make_rung_reports,
     make_search_reports,
 )
-from fleet.monitor.timeline import replay_log
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.spec.model import one_line
 from fleet.storage import results as table

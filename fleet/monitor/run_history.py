@@ -10,12 +10,12 @@ from typing import Any
 from fleet.domain.added_networks import with_added_networks
 from fleet.domain.network import SCORES, EpochRecord
 from fleet.domain.run import RunState
+from fleet.domain.timeline import LoggedEvent, log_until, replay_log
 from fleet.errors import UserError
-from fleet.monitor.timeline import log_until, replay_log
 from fleet.prediction.sample_file import read_sample
 from fleet.spec import Spec
 from fleet.spec.criteria import with_data_defaults
-from fleet.storage.event_log import LoggedEvent, read_run
+from fleet.storage.event_log import read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Results, Table, known_parameters, prefix_conflicts
 from fleet.storage.run_spec import load_run_spec

@@ -18,7 +18,13 @@ from fleet.spec.hyperparameters import flatten
 from fleet.spec.search import Search
 from fleet.spec.space import Dimension, Range, Space
 from fleet.spec.train import Stopping
-from fleet.storage.results import NetworkResult, Status, short_names, without_fold_means
+from fleet.storage.results import (
+    NetworkResult,
+    Status,
+    network_facts,
+    short_names,
+    without_fold_means,
+)
 from fleet.terminal import brief
 from fleet.units import listed, pluralize
 
@@ -334,17 +340,6 @@ def _current_objectives(
 ) -> tuple[float, ...]:
     """Return the current objectives of a network whose searcher has not received them yet."""
     return objective_values(names, row, {} if row is None else network_facts(row, run))
-
-
-def network_facts(row: NetworkResult, run: RunState) -> dict[str, float | None]:
-    """Return values of a network that :data:`fleet.spec.search.NETWORK_OBJECTIVES` names."""
-    rates = run.launch.rates.get(row.name) if run.launch is not None else None
-    return {
-        "parameters": row.parameters,
-        "rate": row.metrics.get("rate", rates[0] if rates else None),
-        "epochs": row.epochs or None,
-        "seconds": row.seconds or None,
-    }
 
 
 def _entry_settings(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from fleet.control.lease_requests import LeaseRequests, LeaveRun, ReleaseLease, 
 from fleet.domain.events import EpochEnded, LaunchStarted
 from fleet.domain.network import EpochRecord, NetworkStatus
 from fleet.domain.run import FINISHED_UNLOGGED, RunState, has_full_history
-from fleet.monitor.timeline import replay_log
-from fleet.storage.event_log import DatedEvent, RunTail, read_run
+from fleet.storage.event_log import DatedEvent, RunTail, read_run_state
 from fleet.storage.network_leases import NetworkLeases, find_held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, restore_network
@@ -163,7 +162,7 @@ class ConcurrentLaunches:
         if not lease.took_over:
             unlogged: tuple[EpochRecord, ...] = ()
         else:
-            unlogged = replay_log(read_run(self._paths, (EpochEnded,))).find_unlogged(
+            unlogged = read_run_state(self._paths, (EpochEnded,)).find_unlogged(
                 name, status.history
             )
         return LeaseGranted(

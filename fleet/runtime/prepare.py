@@ -13,9 +13,9 @@ from fleet.comm.roles import Roles, assign_roles
 from fleet.domain.added_networks import with_added_networks
 from fleet.domain.events import CacheChosen, CommandReceived, EarlierRunRead, NetworkAdded
 from fleet.domain.run import RunState
+from fleet.domain.timeline import replay_log
 from fleet.engines.registry import check_installed
 from fleet.errors import UserError
-from fleet.monitor.timeline import replay_log
 from fleet.prediction.sample_file import (
     read_columns,
     read_standardized,
@@ -42,7 +42,7 @@ from fleet.spec import NetworkSpec, Spec, with_cache
 from fleet.spec.criteria import check_comparable
 from fleet.spec.fit_checks import Misfit, find_data_misfits, merge_misfits
 from fleet.spec.resolve import variants, with_extreme_networks
-from fleet.storage.event_log import read_run
+from fleet.storage.event_log import read_run_state
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
@@ -208,7 +208,7 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
         run_state = replay_log(())
     else:
         kinds = (NetworkAdded, CommandReceived, CacheChosen, EarlierRunRead)
-        run_state = replay_log(read_run(earlier_paths, kinds))
+        run_state = read_run_state(earlier_paths, kinds)
     spec = with_added_networks(spec, run_state)
     if request.shares_run:
         check_shareable(spec, "--share-run")

@@ -11,8 +11,8 @@ from fleet.control.launch_state import PriorRates
 from fleet.control.measurement import RateMeasurement
 from fleet.control.rates import traits_of
 from fleet.domain import events as ev
+from fleet.domain.overheads import measure_overheads, observed_rates
 from fleet.domain.run import RunLaunch
-from fleet.monitor.overheads import measure_overheads, observed_rates
 from fleet.runtime.launch import Launch
 from fleet.spec import NetworkSpec
 from fleet.storage import rate_cache

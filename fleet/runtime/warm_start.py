@@ -12,16 +12,20 @@ from fleet.domain.network import EpochRecord, best_of
 from fleet.domain.objectives import objective_values
 from fleet.domain.run import RunSearch, RunState
 from fleet.errors import UserError
-from fleet.monitor.search_summary import network_facts
-from fleet.monitor.timeline import replay_log
 from fleet.search.calls import AddPriorTrial
 from fleet.search.controller import Entry
 from fleet.search.searcher import TrialOutcome
 from fleet.spec.space import Space, member_of
 from fleet.spec.train import Stopping
-from fleet.storage.event_log import read_run
+from fleet.storage.event_log import read_run_state
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import NetworkResult, Status, read_results, without_fold_means
+from fleet.storage.results import (
+    NetworkResult,
+    Status,
+    network_facts,
+    read_results,
+    without_fold_means,
+)
 
 _ENDS = {
     Status.FINISHED: TrialOutcome.FINISHED,
@@ -49,7 +53,7 @@ def read_prior_trials(
         UserError: the run does not exist or cannot be read.
     """
     rows = without_fold_means(read_results(run))
-    state = replay_log(read_run(RunPaths(Path(run))), None)
+    state = read_run_state(RunPaths(Path(run)))
     trials = list[AddPriorTrial]()
     left_out = Counter[str]()
 

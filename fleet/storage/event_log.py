@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fleet.domain.events import Event, LaunchEnded, LaunchStarted, event_from_json
 from fleet.domain.json_record import JsonRecord, is_finite, to_json
+from fleet.domain.run import RunState
+from fleet.domain.timeline import LoggedEvent, merge_logs, replay_log
 from fleet.errors import ExitStatus
+from fleet.spec import Spec
 from fleet.storage.files import storage_errors
 from fleet.storage.json_lines import add_line, open_lines, parse_json_object, read_lines
 from fleet.storage.paths import RunPaths
@@ -69,13 +71,6 @@ class EventLog:
         with storage_errors(self._path):
             os.utime(self._path)
             return self._path.stat().st_mtime
-
-
-class LoggedEvent(NamedTuple):
-    """An event of a log, and when it was written, in seconds since its launch began."""
-
-    t_s: float
-    event: Event
 
 
 class DatedEvent(NamedTuple):
@@ -137,23 +132,17 @@ def read_run(paths: RunPaths, kinds: Sequence[type[JsonRecord]] = ()) -> Iterato
     )
 
 
-def merge_logs(logs: Iterable[Iterable[LoggedEvent]]) -> Iterator[LoggedEvent]:
-    """Return the events of several logs in the order of :func:`read_run`."""
-    launches = [launch for log in logs for launch in split_launches(log)]
-    return chain.from_iterable(
-        events for _, events in sorted(launches, key=lambda launch: launch[0])
-    )
+def read_run_state(
+    paths: RunPaths, kinds: Sequence[type[JsonRecord]] = (), spec: Spec | None = None
+) -> RunState:
+    """Return the state of a run from its logs.
 
-
-def split_launches(log: Iterable[LoggedEvent]) -> list[tuple[float, list[LoggedEvent]]]:
-    """Split a log into launches with their dates; events before the first start are one, too."""
-    launches: list[tuple[float, list[LoggedEvent]]] = []
-    for logged in log:
-        if isinstance(logged.event, LaunchStarted) or not launches:
-            date = logged.event.date if isinstance(logged.event, LaunchStarted) else 0.0
-            launches.append((max(date, launches[-1][0] if launches else 0.0), []))
-        launches[-1][1].append(logged)
-    return launches
+    Args:
+        paths: files of the run.
+        kinds: kinds of events to apply besides starts; empty for all.
+        spec: see :class:`~fleet.domain.run.RunState`.
+    """
+    return replay_log(read_run(paths, kinds), spec)
 
 
 @dataclass

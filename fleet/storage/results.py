@@ -593,6 +593,17 @@ def _rank(row: NetworkResult, columns: Sequence[tuple[str, int]]) -> tuple:
     return (is_lost, *keys, row.name)
 
 
+def network_facts(row: NetworkResult, run: RunState) -> dict[str, float | None]:
+    """Return values of a network that :data:`fleet.spec.search.NETWORK_OBJECTIVES` names."""
+    rates = run.launch.rates.get(row.name) if run.launch is not None else None
+    return {
+        "parameters": row.parameters,
+        "rate": row.metrics.get("rate", rates[0] if rates else None),
+        "epochs": row.epochs or None,
+        "seconds": row.seconds or None,
+    }
+
+
 def known_parameters(network: NetworkSpec, sample: SampleSpec) -> int | None:
     """Return the number of parameters of a network if known without building it."""
     if network.architecture.kind != "family":

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleet.domain import events as ev
-from fleet.monitor.timeline import replay_log
+from fleet.domain.timeline import replay_log
 from fleet.search.calls import replay
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import Verdict, make_searcher

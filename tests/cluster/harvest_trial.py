@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fleet.domain import timeline
 from fleet.domain.events import EpochEnded, FirstStep
-from fleet.monitor import timeline
 from fleet.storage.event_log import read_events, read_run
 from fleet.storage.json_lines import read_lines
 from fleet.storage.paths import RunPaths

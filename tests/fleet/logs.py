@@ -5,8 +5,8 @@ import json
 from fleet.domain import events as ev
 from fleet.domain.json_record import to_json
 from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
+from fleet.domain.timeline import LoggedEvent
 from fleet.spec import parse
-from fleet.storage.event_log import LoggedEvent
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import apply_status, results_of
 

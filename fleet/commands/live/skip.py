@@ -16,8 +16,7 @@ from fleet.commands.output import add_json, show
 from fleet.domain.added_networks import with_added_networks
 from fleet.domain.events import CommandReceived, NetworkAdded
 from fleet.errors import UserError
-from fleet.monitor.timeline import replay_log
-from fleet.storage.event_log import read_run
+from fleet.storage.event_log import read_run_state
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
@@ -39,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     paths = RunPaths(args.run)
     if not paths.marker.exists():
         raise UserError(f"{args.run} is not the folder of a run")
-    state = replay_log(read_run(paths, (NetworkAdded, CommandReceived)))
+    state = read_run_state(paths, (NetworkAdded, CommandReceived))
     names = list(with_added_networks(load_run_spec(paths), state).by_name)
     before = read_skipped(paths)
     chosen = frozenset(args.networks)

@@ -22,11 +22,11 @@ from fleet.arguments import moment, positive
 from fleet.commands.output import print_json
 from fleet.domain.events import Event
 from fleet.domain.run import LaunchKilled, RunState
+from fleet.domain.timeline import LoggedEvent, dated_events, merge_logs
 from fleet.errors import UserError
 from fleet.live_run import follow, new_run_state, replay_networks, report_of
-from fleet.monitor.timeline import dated_events
 from fleet.monitor.view import format_event
-from fleet.storage.event_log import LoggedEvent, RunTail, merge_logs
+from fleet.storage.event_log import RunTail
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths

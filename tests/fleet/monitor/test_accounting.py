@@ -5,9 +5,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from fleet.domain import events as ev
+from fleet.domain.timeline import LoggedEvent, replay_log
 from fleet.monitor import accounting as of_run
-from fleet.monitor.timeline import replay_log
-from fleet.storage.event_log import LoggedEvent
 from tests.fleet.logs import LOG, START, epoch, with_rates
 
 

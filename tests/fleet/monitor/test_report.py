@@ -9,11 +9,10 @@ import pytest
 
 from fleet.domain.events import DataChanged, NetworkRolledBack
 from fleet.domain.json_record import as_json
+from fleet.domain.timeline import LoggedEvent, dated_events
 from fleet.errors import UserError
 from fleet.monitor.html import render
 from fleet.monitor.report import MAX_ROWS, best_rows, read_report
-from fleet.monitor.timeline import dated_events
-from fleet.storage.event_log import LoggedEvent
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, leaderboard
 from tests.fleet.logs import LOG, START, as_lines, as_text, epoch, write_sample_run

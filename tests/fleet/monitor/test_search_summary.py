@@ -14,6 +14,7 @@ from fleet.domain.events import (
 )
 from fleet.domain.json_record import as_json
 from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
+from fleet.domain.timeline import LoggedEvent
 from fleet.monitor.charts import make_charts
 from fleet.monitor.html import render
 from fleet.monitor.report import read_report
@@ -27,7 +28,6 @@ from fleet.monitor.search_summary import (
 from fleet.spec import load
 from fleet.spec.resolve import proposed_network
 from fleet.spec.space import Range
-from fleet.storage.event_log import LoggedEvent
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
 from tests.fleet.histories import results_of

@@ -8,9 +8,10 @@ import pytest
 from fleet.control.effects import LeaseGranted
 from fleet.control.lease_requests import LeaseRequests
 from fleet.domain import events as ev
+from fleet.domain.timeline import LoggedEvent
 from fleet.runtime.concurrent_launches import ConcurrentLaunches
 from fleet.runtime.resume import resume
-from fleet.storage.event_log import LoggedEvent, RunTail
+from fleet.storage.event_log import RunTail
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from tests.fleet.logs import START, as_text

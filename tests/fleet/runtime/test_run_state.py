@@ -6,10 +6,9 @@ from dataclasses import astuple
 import pytest
 
 from fleet.domain.events import CheckpointStatus, NetworkFinished
-from fleet.monitor.timeline import replay_log
 from fleet.runtime.resume import resume
 from fleet.spec import load
-from fleet.storage.event_log import read_run
+from fleet.storage.event_log import read_run_state
 from fleet.storage.paths import RunPaths
 from tests.examples import long_but_first
 from tests.fleet.runtime.runs import prepare
@@ -29,7 +28,7 @@ class ComparingView:
 
     def on_event(self, event):
         self.event_count += 1
-        log = replay_log(read_run(self.paths), load(str(self.paths.spec)))
+        log = read_run_state(self.paths, spec=load(str(self.paths.spec)))
         if not self.run.launch.has_begun:  # first events are applied before they are logged
             return
         # repr, because NaN is written as null and read as another NaN

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from fleet.domain import events as ev
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus, StorageError
-from fleet.monitor.timeline import replay_log
-from fleet.storage.event_log import read_events, read_run
+from fleet.storage.event_log import read_events, read_run_state
 from tests.fleet.runtime.one_run.runner import Runner, cases, counting, few, shaky
 from tests.fleet.runtime.runs import Interruption, Signal
 from tests.refusals import refused
@@ -105,7 +104,7 @@ def test_killed_run_resumes_from_its_checkpoints(folders, case, moments):
     runner.finish_killed(moments)
     events = runner.prepared.paths.events
     assert isinstance(list(read_events(events))[-1].event, ev.LaunchEnded)
-    log = replay_log(read_run(runner.prepared.paths))
+    log = read_run_state(runner.prepared.paths)
     assert not any(log.find_unlogged(name, runner.history(name)) for name in runner.results())
 
 
@@ -153,4 +152,4 @@ def test_damaged_checkpoints_fall_back_to_whole_ones(folders, case, launches):
             == case.content["models"][int(name[1:])]["train"]["stopping"]["max_epochs"]
         )
         assert len(runner.prepared.paths.history(name).read_text().splitlines()) == 1 + len(history)
-        assert replay_log(read_run(runner.prepared.paths)).find_unlogged(name, history) == ()
+        assert read_run_state(runner.prepared.paths).find_unlogged(name, history) == ()

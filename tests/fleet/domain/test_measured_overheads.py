@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fleet.domain.events import FirstStep
-from fleet.monitor.overheads import measure_overheads, observed_rates
-from fleet.monitor.timeline import replay_log
-from fleet.storage.event_log import LoggedEvent
+from fleet.domain.overheads import measure_overheads, observed_rates
+from fleet.domain.timeline import LoggedEvent, replay_log
 from tests.fleet.logs import LOG, START, epoch, with_rates
 
 FIRST_STEP = LoggedEvent(4.5, FirstStep("a", 1.5))

@@ -1,22 +1,48 @@
-"""Put the launches of a run on one clock, and return the state of the run at any time."""
+"""Put the launches of a run on one clock, and return the state of the run at any time (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import count, pairwise, takewhile
+from itertools import chain, count, pairwise, takewhile
+from typing import NamedTuple
 
 from fleet.domain.events import Event, GroupChanged, GroupStarted, LaunchEnded, LaunchStarted
 from fleet.domain.run import LaunchKilled, RunLaunch, RunState
 from fleet.spec import Spec
-from fleet.storage.event_log import LoggedEvent, split_launches
 
 # Apparent overlap of consecutive launches, in seconds and as a share of their time: the clock of a
 # launch and that of the file server, which dates it, never quite agree.
 _JITTER_S = 1.0
 _DRIFT = 1e-3
 _UNSEEN_S = 5.0  # a launch may hold no network for this time, so that others do not see it
+
+
+class LoggedEvent(NamedTuple):
+    """An event of a log, and when it was written, in seconds since its launch began."""
+
+    t_s: float
+    event: Event
+
+
+def split_launches(log: Iterable[LoggedEvent]) -> list[tuple[float, list[LoggedEvent]]]:
+    """Split a log into launches with their dates; events before the first start are one, too."""
+    launches: list[tuple[float, list[LoggedEvent]]] = []
+    for logged in log:
+        if isinstance(logged.event, LaunchStarted) or not launches:
+            date = logged.event.date if isinstance(logged.event, LaunchStarted) else 0.0
+            launches.append((max(date, launches[-1][0] if launches else 0.0), []))
+        launches[-1][1].append(logged)
+    return launches
+
+
+def merge_logs(logs: Iterable[Iterable[LoggedEvent]]) -> Iterator[LoggedEvent]:
+    """Return the events of several logs launch by launch, in the order of their dates."""
+    launches = [launch for log in logs for launch in split_launches(log)]
+    return chain.from_iterable(
+        events for _, events in sorted(launches, key=lambda launch: launch[0])
+    )
 
 
 @dataclass(frozen=True)
