@@ -54,7 +54,7 @@ def inside(exchange: Any, path: str) -> None:
     world, comm = start_mpi(), MPI.COMM_WORLD
     world.node_of()
     from fleet.engines.keras.engine import KerasEngine
-    from fleet.runtime.inputs import open_inputs, resolve_with_data
+    from fleet.runtime.startup.data import open_inputs, resolve_with_data
     from fleet.runtime.training.rate_measurement import make_samples
     from fleet.spec import load
 

@@ -49,9 +49,9 @@ from fleet.domain.events import (
 )
 from fleet.domain.network import EpochRecord, TrainingState, finished_reason
 from fleet.errors import ExitStatus
-from fleet.runtime.launch import Ranks
-from fleet.runtime.prepare import prepare
-from fleet.runtime.startup import Request
+from fleet.runtime.startup.launch import Ranks
+from fleet.runtime.startup.prepare import prepare
+from fleet.runtime.startup.request import Request
 from fleet.storage.checkpoint import write_history, write_state
 from fleet.storage.event_log import EventLog, events_of, read_events
 from fleet.storage.identity import training_identity

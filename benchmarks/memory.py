@@ -31,7 +31,7 @@ from fleet.api import mpirun
 from fleet.commands.output import print_json
 from fleet.domain.events import NetworkFinished
 from fleet.jobs.trials import try_networks
-from fleet.runtime.inputs import open_inputs, resolve_with_data
+from fleet.runtime.startup.data import open_inputs, resolve_with_data
 from fleet.spec import load
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table

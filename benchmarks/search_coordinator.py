@@ -61,11 +61,11 @@ from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEv
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
-from fleet.runtime.launch import Ranks
-from fleet.runtime.prepare import prepare
 from fleet.runtime.rank_zero import RankZero
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.startup import Request, StartupTimer
+from fleet.runtime.startup.launch import Ranks
+from fleet.runtime.startup.prepare import prepare
+from fleet.runtime.startup.request import Request, StartupTimer
 from fleet.search.controller import make_controller
 from fleet.spec import parse
 from fleet.spec.resolve import with_extreme_networks

@@ -20,7 +20,7 @@ from fleet.comm.single_rank import SingleRankGroup
 from fleet.commands.output import print_json
 from fleet.engines.base import Engine, StepTotals, SupportsAsyncGroupSteps
 from fleet.engines.registry import make_engine
-from fleet.runtime.inputs import open_inputs, resolve_with_data
+from fleet.runtime.startup.data import open_inputs, resolve_with_data
 from fleet.runtime.training.rate_measurement import make_samples
 from fleet.spec import NetworkSpec, load
 from fleet.terminal import print_table

@@ -33,7 +33,7 @@ from fleet.errors import (
 from fleet.gc_pause import paused_collection
 from fleet.jobs.systems import SYSTEM_VARIABLE, known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.startup import IDLE_S, Request, StartupTimer
+from fleet.runtime.startup.request import IDLE_S, Request, StartupTimer
 from fleet.storage.files import storage_errors
 from fleet.storage.lease import Lease
 from fleet.terminal import print_any_name
@@ -55,8 +55,8 @@ from launch.walltime import seconds_left
 
 if TYPE_CHECKING:  # imported later, so that --help is fast
     from fleet.comm.protocols import World
-    from fleet.runtime.engine_import import Announcement
-    from fleet.runtime.launch import Launch, Ranks
+    from fleet.runtime.startup.engine_import import Announcement
+    from fleet.runtime.startup.launch import Launch, Ranks
 
 
 FORMER_OPTIONS = {"--beside-others": "--share-run", "--idle": "--idle-timeout"}
@@ -223,9 +223,9 @@ def _run(
     timer: StartupTimer,
 ) -> int:
     from fleet.comm.roles import describe_missing_slots
-    from fleet.runtime.engine_import import Announcement, EngineImport, ImportPlan
-    from fleet.runtime.launch import Ranks
     from fleet.runtime.session import Session
+    from fleet.runtime.startup.engine_import import Announcement, EngineImport, ImportPlan
+    from fleet.runtime.startup.launch import Ranks
     from fleet.spec import allow_imports_beside
 
     # On all ranks, because rank 0 broadcasts objects of modules beside the spec.
@@ -286,7 +286,7 @@ def _prepared(
     request: Request, ranks: Ranks, lease: Lease | None, announcement: Announcement
 ) -> tuple[Launch | None, str, ExitStatus]:
     """Prepare the launch on rank 0; return it, or the problem and the exit status."""
-    from fleet.runtime.prepare import prepare
+    from fleet.runtime.startup.prepare import prepare
 
     try:
         name = _name() if request.shares_run else ""

@@ -26,21 +26,20 @@ from fleet.engines.registry import count_network_parameters
 from fleet.engines.smoke_test import SmokeTestResult
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
-from fleet.runtime.caching import HostResources, choose_cache
-from fleet.runtime.folder import free_disk
-from fleet.runtime.input_pipelines import InputPipeline
-from fleet.runtime.inputs import (
+from fleet.runtime.known_rates import read_rates_of
+from fleet.runtime.searchers import make_searchers
+from fleet.runtime.startup.caching import HostResources, choose_cache
+from fleet.runtime.startup.data import (
     Inputs,
     count_epoch_samples,
     find_folds,
     open_inputs_with_fingerprint,
     resolve_with_data,
 )
-from fleet.runtime.known_rates import read_rates_of
-from fleet.runtime.prepare import target_kinds
-from fleet.runtime.searchers import make_searchers
+from fleet.runtime.startup.folder import free_disk
+from fleet.runtime.startup.input_pipelines import InputPipeline
 from fleet.spec import NetworkSpec, Spec
-from fleet.spec.criteria import check_comparable
+from fleet.spec.criteria import check_comparable, target_kinds
 from fleet.spec.fields import default_of
 from fleet.spec.fit_checks import Misfit, find_data_misfits, merge_misfits
 from fleet.spec.model import FAMILIES

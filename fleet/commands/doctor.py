@@ -32,10 +32,10 @@ from fleet.domain.events import CacheChosen
 from fleet.engines.registry import count_network_parameters, find_engine_problems
 from fleet.errors import ExitStatus, LeaseLost, NotInstalledError, UserError, shortened
 from fleet.jobs import preflight as checks
-from fleet.runtime.caching import HostResources, choose_cache
-from fleet.runtime.folder import free_disk, nearest_folder
-from fleet.runtime.inputs import Inputs, open_inputs
-from fleet.runtime.prepare import shared_bytes
+from fleet.runtime.startup.caching import HostResources, choose_cache
+from fleet.runtime.startup.data import Inputs, open_inputs
+from fleet.runtime.startup.folder import free_disk, nearest_folder
+from fleet.runtime.startup.memory import shared_bytes
 from fleet.spec import NetworkSpec, Spec, allow_imports_beside, load, with_cache
 from fleet.storage.event_log import read_run_state
 from fleet.storage.lease import (

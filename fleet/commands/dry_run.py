@@ -37,8 +37,8 @@ from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.jobs.dry_run import DryRun, estimated_rates, make_dry_run, with_epochs
 from fleet.monitor.accounting import ACTIVITIES, Account
 from fleet.monitor.report import read_report
-from fleet.runtime.caching import HostResources, choose_cache
-from fleet.runtime.inputs import open_inputs
+from fleet.runtime.startup.caching import HostResources, choose_cache
+from fleet.runtime.startup.data import open_inputs
 from fleet.spec import Spec, load, read_yaml, with_cache
 from fleet.spec.engines import find_engine
 from fleet.storage.files import write_json

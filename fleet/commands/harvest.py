@@ -35,9 +35,9 @@ from fleet.jobs.backlog import HarvestLimits
 from fleet.jobs.harvest import Backlog, BatchQueue, HarvestPlan, HarvestRun
 from fleet.jobs.harvest_log import add_note, is_cancelled
 from fleet.jobs.job_events import ChainCancelled
-from fleet.runtime.folder import check_folder, check_shareable, writing_into
-from fleet.runtime.prepare import with_epochs_from_rates
-from fleet.runtime.startup import IDLE_S
+from fleet.runtime.known_rates import with_epochs_from_rates
+from fleet.runtime.startup.folder import check_folder, check_shareable, writing_into
+from fleet.runtime.startup.request import IDLE_S
 from fleet.spec import Spec, load
 from fleet.storage.files import atomic_write
 from fleet.storage.paths import RunPaths

@@ -37,9 +37,9 @@ from fleet.errors import ExitStatus, UserError
 from fleet.jobs.chain import add_note, end_chain
 from fleet.jobs.job_events import JobSubmitted
 from fleet.monitor.view import describe_sharing
-from fleet.runtime.compatibility import check_fresh
-from fleet.runtime.folder import check_folder, writing_into
 from fleet.runtime.known_rates import check_remeasuring
+from fleet.runtime.startup.compatibility import check_fresh
+from fleet.runtime.startup.folder import check_folder, writing_into
 from fleet.spec import Spec, load
 from fleet.storage.files import atomic_write
 from fleet.storage.paths import RunPaths

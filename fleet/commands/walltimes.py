@@ -16,9 +16,9 @@ from fleet.domain.events import TrainersReady
 from fleet.domain.overheads import FORWARD, Overheads, measure_overheads
 from fleet.errors import UserError
 from fleet.jobs.chain import ChainTimes, chain_times
-from fleet.runtime.caching import HostResources, choose_cache
-from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.interrupt import RESERVE_S
+from fleet.runtime.startup.caching import HostResources, choose_cache
+from fleet.runtime.startup.data import Inputs, open_inputs
 from fleet.spec import Spec, Stopping
 from fleet.storage.event_log import read_events, read_run_state
 from fleet.storage.paths import RunPaths

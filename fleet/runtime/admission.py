@@ -11,13 +11,14 @@ from fleet.control.effects import NetworkAdmitted
 from fleet.control.rates import traits_of
 from fleet.domain.events import CommandReceived, NetworkAdded
 from fleet.errors import UserError
-from fleet.runtime.inputs import resolve_with_data
-from fleet.runtime.known_rates import make_late_policy_network
-from fleet.runtime.launch import Launch
-from fleet.runtime.prepare import find_misfits, plan_memory, target_kinds, with_epochs_from_rates
+from fleet.runtime.known_rates import make_late_policy_network, with_epochs_from_rates
+from fleet.runtime.startup.data import resolve_with_data
+from fleet.runtime.startup.launch import Launch
+from fleet.runtime.startup.memory import plan_memory
 from fleet.search.controller import AddNetwork
 from fleet.spec import NetworkSpec
-from fleet.spec.criteria import check_comparable
+from fleet.spec.criteria import check_comparable, target_kinds
+from fleet.spec.fit_checks import find_misfits
 from fleet.spec.resolve import (
     invalid_network,
     placeholder_for,
@@ -217,8 +218,8 @@ class Admission:
         problems = find_misfits(
             spec,
             launch.sample,
-            launch.inputs.data,
             launch.epoch_samples,
+            launch.inputs.data.validation is not None,
             len(launch.roles.trainers),
         )
         if problems:
@@ -227,7 +228,7 @@ class Admission:
                     f"{wrong}; {right}" if right else wrong for _, _, wrong, right in problems
                 )
             )
-        layout = plan_memory(spec, launch.inputs.data, launch.sample, launch.roles, 0.0)
+        layout = plan_memory(spec, launch.inputs, launch.roles, 0.0)
         if (
             layout is not None
             and launch.layout is not None

@@ -33,7 +33,7 @@ from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.startup import StartupTimer
+from fleet.runtime.startup.request import StartupTimer
 from fleet.search.controller import SearchController
 from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Fence

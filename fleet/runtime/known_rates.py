@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from fleet.comm.roles import Roles
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.files import WriteThrottle, with_retries, write_json
@@ -154,6 +155,50 @@ class ProfileFile:
             with self._pacing.writing():
                 with_retries(lambda: write_json(self._path, rates))
             self._rates = None
+
+
+def with_epochs_from_rates(spec: Spec) -> Spec:
+    """Limit emulated networks to the epochs that the rates file has for them."""
+    if spec.schedule.rates is None or spec.engine.learns:
+        return spec
+    table = read_rates(spec.schedule.rates)
+
+    def limited(network: NetworkSpec) -> NetworkSpec:
+        epochs = find_rates(network, spec, table).epochs
+        if epochs is None:
+            return network
+        stopping = dataclasses.replace(
+            network.train.stopping, max_epochs=epochs, patience=None, stop_at=None
+        )
+        return dataclasses.replace(
+            network, train=dataclasses.replace(network.train, stopping=stopping)
+        )
+
+    return dataclasses.replace(spec, networks=tuple(map(limited, spec.networks)))
+
+
+def find_launch_rates(
+    spec: Spec, epoch_samples: int, roles: Roles, replays: bool
+) -> RateTable | None:
+    """Return the rates of a file, with the spec's bounds; None if rates must be measured."""
+    if spec.schedule.rates is not None:
+        table = with_best_batches(
+            read_rates_of(spec, spec.schedule.rates), roles.cluster.whole_gpus
+        )
+        return dataclasses.replace(
+            table, samples_per_epoch=epoch_samples, gpus_per_node=roles.physical_gpus_per_node
+        )
+    if spec.policy.needs_rates and not replays:
+        return None
+    # A replay, and a policy that does not use rates, need no measurement.
+    return RateTable(
+        1,
+        roles.physical_gpus_per_node,
+        tuple(
+            Network(network.name, (1.0,), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
+            for network in spec.networks
+        ),
+    )
 
 
 def check_remeasuring(spec: Spec, replays: bool = False) -> None:

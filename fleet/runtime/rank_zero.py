@@ -28,18 +28,18 @@ from fleet.prediction.ensembles import (
 from fleet.runtime.admission import Admission
 from fleet.runtime.concurrent_launches import ConcurrentLaunches
 from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
-from fleet.runtime.engine_import import find_busy_trainers
 from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.command_queue import CommandQueue
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
-from fleet.runtime.launch import Launch
 from fleet.runtime.rate_memory import RateMemory
 from fleet.runtime.replay import compare
 from fleet.runtime.resume import resume
 from fleet.runtime.searchers import Searchers, make_searchers
-from fleet.runtime.startup import StartupTimer
+from fleet.runtime.startup.engine_import import find_busy_trainers
+from fleet.runtime.startup.launch import Launch
+from fleet.runtime.startup.request import StartupTimer
 from fleet.runtime.warm_start import read_earlier_run
 from fleet.search.calls import AddPriorTrial
 from fleet.search.changed_settings import describe_start

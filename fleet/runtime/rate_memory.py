@@ -13,7 +13,7 @@ from fleet.control.rates import traits_of
 from fleet.domain import events as ev
 from fleet.domain.overheads import measure_overheads, observed_rates
 from fleet.domain.run import RunLaunch
-from fleet.runtime.launch import Launch
+from fleet.runtime.startup.launch import Launch
 from fleet.spec import NetworkSpec
 from fleet.storage import rate_cache
 from fleet.storage.identity import hash_all_sources, speed_identity

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fleet.domain.network import SCORES, Code, EpochRecord, TrainingState
 from fleet.errors import UserError
-from fleet.runtime.folder import writing_into
+from fleet.runtime.startup.folder import writing_into
 from fleet.spec import Batch, Spec, with_output
 from fleet.storage.checkpoint import find_newest
 from fleet.storage.files import atomic_write

@@ -9,7 +9,7 @@ from fleet.domain import events as ev
 from fleet.domain.network import NetworkStatus
 from fleet.domain.run import FINISHED_UNLOGGED, RunState
 from fleet.domain.timeline import merge_logs, replay_log
-from fleet.runtime.launch import Launch
+from fleet.runtime.startup.launch import Launch
 from fleet.storage.event_log import read_events
 from fleet.storage.identity import trial_identity
 from fleet.storage.lease import fence_check

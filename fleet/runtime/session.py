@@ -14,11 +14,11 @@ from fleet.engines.base import Engine, Slot
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
 from fleet.runtime.death_detector import DeathDetector
-from fleet.runtime.engine_import import EngineImport
 from fleet.runtime.interrupt import INTERRUPTED, Interruption
-from fleet.runtime.launch import Launch
 from fleet.runtime.preprocessor import Preprocessor
-from fleet.runtime.startup import StartupTimer
+from fleet.runtime.startup.engine_import import EngineImport
+from fleet.runtime.startup.launch import Launch
+from fleet.runtime.startup.request import StartupTimer
 from fleet.runtime.training.shared_gpus import SharedGpus
 from fleet.runtime.training.sources import make_sources
 from fleet.runtime.training.trainer import Trainer

@@ -19,6 +19,7 @@ from fleet.spec.search import find_rule
 from fleet.spec.train import Train
 from fleet.units import listed
 from fleet.vocabulary.measures import direction_of
+from preprocess.sample import SampleSpec
 from preprocess.target import KINDS, TargetSpec
 
 # The metric that a message proposes if networks have none in common, by the kind of the target.
@@ -185,6 +186,11 @@ def check_comparable(
             mistakes += conflicts[0]
     if mistakes:
         raise SpecError(mistakes)
+
+
+def target_kinds(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
+    """Return a function that returns the kind of a network's target."""
+    return lambda network: (sample.for_pipeline(network.pipeline).target.kind,)
 
 
 def target_kinds_of_spec(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]:

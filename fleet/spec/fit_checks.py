@@ -41,6 +41,25 @@ def find_data_misfits(
     ]
 
 
+def find_misfits(
+    spec: Spec, sample: SampleSpec, samples: int, is_validated: bool, trainers: int
+) -> list[Misfit]:
+    """Find networks that cannot be trained on this data or with these trainers."""
+    return [
+        *find_data_misfits(spec, sample, samples, is_validated),
+        *(
+            (
+                network,
+                ("models", network.entry, "gpus"),
+                f"gpus: needs at least {network.min_gpus} trainers, but there are {trainers}",
+                "start more ranks",
+            )
+            for network in spec.networks
+            if network.min_gpus > trainers
+        ),
+    ]
+
+
 def _misfits(
     network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
 ) -> Iterator[Misfit]:

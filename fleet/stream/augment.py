@@ -1,8 +1,8 @@
 """Deferred augmentation: the transforms that a rank applies to samples of a stream or a store.
 
 The window carries samples to which the transforms that all networks share have been applied
-(:mod:`fleet.runtime.input_pipelines`). Each rank applies the remaining transforms to its own rows,
-with the same random numbers as a rank that prepares the samples from their files.
+(:mod:`fleet.runtime.startup.input_pipelines`). Each rank applies the remaining transforms to its
+own rows, with the same random numbers as a rank that prepares the samples from their files.
 
 A prepared sample depends only on the seed, the epoch and the sample's index. So a sample that one
 trainer has augmented can be used by all trainers of the node that reach the same epoch, as long as

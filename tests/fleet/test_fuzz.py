@@ -29,7 +29,7 @@ from fleet import run as fleet_run
 from fleet.__main__ import COMMANDS, main
 from fleet.runtime import session
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.startup import StartupTimer
+from fleet.runtime.startup.request import StartupTimer
 from tests.examples import examples
 from tests.fakes import World
 from tests.fleet.logs import LOG, as_lines, as_text

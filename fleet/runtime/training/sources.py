@@ -9,8 +9,8 @@ import numpy as np
 
 from fleet.comm.messages import SampleUnreadable, Tag
 from fleet.comm.protocols import World
-from fleet.runtime.input_pipelines import InputPipeline
-from fleet.runtime.launch import Launch
+from fleet.runtime.startup.input_pipelines import InputPipeline
+from fleet.runtime.startup.launch import Launch
 from fleet.spec import NetworkSpec
 from fleet.storage.paths import PARTS
 from fleet.stream.augment import DeferredAugmentation

@@ -8,10 +8,10 @@ import yaml
 
 from fleet.domain.network import TrainingState
 from fleet.errors import ExitStatus, UserError
-from fleet.runtime.launch import Ranks
-from fleet.runtime.prepare import prepare as prepare_launch
 from fleet.runtime.session import Session
-from fleet.runtime.startup import Request
+from fleet.runtime.startup.launch import Ranks
+from fleet.runtime.startup.prepare import prepare as prepare_launch
+from fleet.runtime.startup.request import Request
 from fleet.storage.checkpoint import write_history, write_state
 from fleet.storage.identity import training_identity
 from fleet.storage.paths import RunPaths
@@ -33,8 +33,8 @@ def prepare(
     """Prepare a launch as rank 0 does.
 
     Args:
-        ranks: attributes of :class:`fleet.runtime.launch.Ranks`.
-        options: attributes of :class:`fleet.runtime.startup.Request`.
+        ranks: attributes of :class:`fleet.runtime.startup.launch.Ranks`.
+        options: attributes of :class:`fleet.runtime.startup.request.Request`.
     """
     return prepare_launch(
         Request(str(path), **options), Ranks(node_of, gpus, **(ranks or {})), lease, announce, name

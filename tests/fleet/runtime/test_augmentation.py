@@ -5,8 +5,8 @@ import pytest
 import yaml
 
 from fleet.errors import ExitStatus, SpecError
-from fleet.runtime.inputs import open_inputs
 from fleet.runtime.replay import largest_difference
+from fleet.runtime.startup.data import open_inputs
 from fleet.spec import load
 from fleet.storage.checkpoint import find_newest
 from preprocess.transforms.on_device import OnDevice

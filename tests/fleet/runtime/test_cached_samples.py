@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from fleet.errors import ExitStatus, UserError
-from fleet.runtime.input_pipelines import InputPipeline
-from fleet.runtime.inputs import decode, open_inputs
 from fleet.runtime.replay import largest_difference
+from fleet.runtime.startup.data import decode, open_inputs
+from fleet.runtime.startup.input_pipelines import InputPipeline
 from fleet.spec import load
 from fleet.storage.checkpoint import find_newest
 from tests.fleet.runtime.runs import launch, write

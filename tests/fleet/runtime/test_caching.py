@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.domain.events import CacheChosen
-from fleet.runtime.caching import HostResources, choose_cache, file_bytes, memory_bytes
-from fleet.runtime.inputs import open_inputs
+from fleet.runtime.startup.caching import HostResources, choose_cache, file_bytes, memory_bytes
+from fleet.runtime.startup.data import open_inputs
 from fleet.spec import parse
 from preprocess.base import InputError
 from preprocess.sample import ImageSpec

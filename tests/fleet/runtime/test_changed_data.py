@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fleet.domain.events import DataChanged
-from fleet.runtime.compatibility import find_data_changes
+from fleet.runtime.startup.compatibility import find_data_changes
 from fleet.storage.checkpoint import find_newest
 from preprocess.views import View
 from tests.fleet.runtime.runs import Trained

@@ -18,7 +18,7 @@ from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.startup import StartupTimer
+from fleet.runtime.startup.request import StartupTimer
 from fleet.search.controller import make_controller
 from fleet.spec.resolve import with_extreme_networks
 from fleet.storage.checkpoint import write_state

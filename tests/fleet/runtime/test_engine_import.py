@@ -8,8 +8,8 @@ import pytest
 
 from fleet.comm.roles import assign
 from fleet.domain.network import NetworkStatus, Outcome
-from fleet.runtime import engine_import
-from fleet.runtime.engine_import import (
+from fleet.runtime.startup import engine_import
+from fleet.runtime.startup.engine_import import (
     Announcement,
     EngineImport,
     ImportPlan,

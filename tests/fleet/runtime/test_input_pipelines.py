@@ -5,8 +5,8 @@ import pytest
 
 from fleet.errors import ExitStatus, UserError
 from fleet.prediction.sample_file import read_sample
-from fleet.runtime.inputs import open_inputs
 from fleet.runtime.replay import largest_difference
+from fleet.runtime.startup.data import open_inputs
 from fleet.spec import load, parse
 from fleet.storage.checkpoint import find_newest
 from preprocess.base import RandomAccess, UnreadableSample

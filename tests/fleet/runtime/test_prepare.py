@@ -251,7 +251,7 @@ def test_decode_full_disk_is_no_user_error(preparation, monkeypatch):
     def full(data, transforms, samples, path, advance):
         raise CannotWrite(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("fleet.runtime.inputs.decode_once", full)
+    monkeypatch.setattr("fleet.runtime.startup.data.decode_once", full)
     preparation.content["data"]["cache"] = "file"
     preparation.content["data"]["transforms"] = [{"resize": {"size": [4, 4]}}]
     with pytest.raises(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fleet.errors import ExitStatus
-from fleet.runtime.inputs import open_inputs, standardize
+from fleet.runtime.startup.data import open_inputs, standardize
 from fleet.spec import load
 from fleet.storage.checkpoint import find_newest
 from tests.fleet.runtime.runs import launch, launch_in_parts
@@ -114,7 +114,9 @@ def test_standardize_values_are_kept_for_later_launches(tmp_path, monkeypatch):
     parts = launch_in_parts(write(tmp_path / "parts"), 1, checks=20)
     assert history(parts) == history(complete)
     assert parts.paths.foreign_files() == []
-    monkeypatch.setattr("fleet.runtime.inputs.compute_standardization", None)  # would be called
+    monkeypatch.setattr(
+        "fleet.runtime.startup.data.compute_standardization", None
+    )  # would be called
     _, again = launch(write(tmp_path / "again"), 1, replay=str(complete.paths.root), only="one")
     assert history(again) == history(complete)
     assert launch(write(tmp_path / "whole"), 1)[1].sample == complete.sample

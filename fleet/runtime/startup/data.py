@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from fleet.errors import UserError
-from fleet.runtime import input_pipelines
-from fleet.runtime.input_pipelines import InputPipeline
+from fleet.runtime.startup import input_pipelines
+from fleet.runtime.startup.input_pipelines import InputPipeline
 from fleet.spec import Spec
 from fleet.spec.criteria import with_data_defaults
 from fleet.spec.data import Target

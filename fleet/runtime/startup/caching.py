@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.domain.events import CacheChosen
-from fleet.runtime.input_pipelines import have_same_target
-from fleet.runtime.inputs import Inputs
+from fleet.runtime.startup.data import Inputs
+from fleet.runtime.startup.input_pipelines import have_same_target
 from fleet.spec import Spec
 from fleet.storage.quota import folder_bytes
 from fleet.storage.results import known_parameters

@@ -22,10 +22,19 @@ from fleet.prediction.sample_file import (
     write_sample,
     write_standardized,
 )
-from fleet.runtime import compatibility, inputs
-from fleet.runtime.caching import HostResources, choose_cache, count_shared_epochs, validation_bytes
-from fleet.runtime.engine_import import ImportPlan, plan_import
-from fleet.runtime.folder import (
+from fleet.runtime.known_rates import (
+    check_remeasuring,
+    find_launch_rates,
+    hardware,
+    with_epochs_from_rates,
+)
+from fleet.runtime.replay import Replay, make_replay
+from fleet.runtime.searchers import make_searchers
+from fleet.runtime.startup import compatibility
+from fleet.runtime.startup import data as inputs
+from fleet.runtime.startup.caching import HostResources, choose_cache
+from fleet.runtime.startup.engine_import import ImportPlan, plan_import
+from fleet.runtime.startup.folder import (
     check_shareable,
     enter_folder,
     free_disk,
@@ -33,14 +42,12 @@ from fleet.runtime.folder import (
     write_spec,
     writing_into,
 )
-from fleet.runtime.known_rates import check_remeasuring, find_rates, hardware, read_rates_of
-from fleet.runtime.launch import Launch, Ranks
-from fleet.runtime.replay import Replay, make_replay
-from fleet.runtime.searchers import make_searchers
-from fleet.runtime.startup import Request
+from fleet.runtime.startup.launch import Launch, Ranks
+from fleet.runtime.startup.memory import plan_augmented_epochs, plan_memory
+from fleet.runtime.startup.request import Request
 from fleet.spec import NetworkSpec, Spec, with_cache
-from fleet.spec.criteria import check_comparable
-from fleet.spec.fit_checks import Misfit, find_data_misfits, merge_misfits
+from fleet.spec.criteria import check_comparable, target_kinds
+from fleet.spec.fit_checks import find_misfits, merge_misfits
 from fleet.spec.resolve import variants, with_extreme_networks
 from fleet.storage.event_log import read_run_state
 from fleet.storage.identity import Machine
@@ -48,16 +55,12 @@ from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import check_quota
 from fleet.storage.run_spec import spec_for_run
-from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
-from fleet.units import format_size, pluralize
+from fleet.units import pluralize
 from preprocess.base import DataSet
 from preprocess.fingerprint import Fingerprint
 from preprocess.moments import Standardization
 from preprocess.sample import SampleSpec
 from preprocess.sources.table import columns_of
-from scheduler.base import Network, RateTable
-from scheduler.ensemble.elastic import with_best_batches
-from scheduler.ensemble.rates_file import read_rates
 
 
 def prepare(
@@ -111,9 +114,7 @@ def prepare(
     )
     epoch_samples = inputs.count_epoch_samples(opened.data, inputs.find_folds(plan.trained, opened))
     spec, extremes, full_spec = _resolve_specs(plan, opened, cache, epoch_samples)
-    layout = plan_memory(
-        _with_extremes(spec, extremes), opened.data, opened.sample, roles, ranks.shared_free
-    )
+    layout = plan_memory(_with_extremes(spec, extremes), opened, roles, ranks.shared_free)
     if request.remeasure:
         check_remeasuring(spec, replay is not None)
     launch = Launch(
@@ -126,7 +127,7 @@ def prepare(
         layout,
         None,
         cache,
-        _rates(spec, epoch_samples, roles, replay is not None),
+        find_launch_rates(spec, epoch_samples, roles, replay is not None),
         Machine(hardware(), ranks.per_core),
         compatibility.read_codes(spec, Path(request.spec).absolute().parent),
         replayed=() if replay is None else replay.history,
@@ -153,7 +154,9 @@ def prepare(
         launch,
         folds=folds,
         inputs=opened.for_ranks(),
-        augmented_epochs=plan_augmented_epochs(launch, ranks.shared_free),
+        augmented_epochs=plan_augmented_epochs(
+            _with_extremes(launch.spec, launch.search_extremes), opened, roles, ranks.shared_free
+        ),
     )
 
 
@@ -333,116 +336,6 @@ def _find_decoded_file(cache: CacheChosen, paths: RunPaths, earlier_paths: RunPa
     return run_paths.decoded
 
 
-def plan_memory(
-    spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, shared_free: float
-) -> Layout | None:
-    """Plan the window of the stream on a node; None if no window is needed.
-
-    Args:
-        shared_free: free bytes of shared memory, on the node that has least.
-
-    Raises:
-        UserError: the window is too small.
-    """
-    if not roles.shared:
-        return None
-    samples = len(data.train)
-    settings = spec.data
-    needed = samples * (sample.wire.nbytes + sample.target.nbytes)
-    if settings.folds is not None and needed > settings.shared_memory:
-        raise UserError(
-            f"data.shared_memory: {format_size(settings.shared_memory)} is too small for "
-            f"data.folds: evaluation needs all {pluralize(samples, 'sample')} in memory; set it to "
-            f"at least {format_size(needed)}"
-        )
-    if settings.cache == "memory":
-        assert sample.stored is not None
-        needed = samples * row_bytes(sample.stored, sample.stored_target.wire)
-        if needed > settings.shared_memory:
-            raise UserError(
-                f"data.shared_memory: {format_size(settings.shared_memory)} is too small for "
-                f"data.cache: memory: {pluralize(samples, 'decoded sample')} take "
-                f"{format_size(needed)} on each node; set it to at least that, or use "
-                "data.order: ring"
-            )
-        return None
-    if settings.order == "ring":
-        return plan_ring(
-            sample.wire,
-            samples,
-            settings.shared_memory,
-            settings.shards,
-            roles.gpus_per_node,
-            sample.target.wire,
-        )
-    group_sizes = [
-        min(network.max_gpus or len(roles.trainers), len(roles.trainers))
-        for network in spec.networks
-    ]
-    largest = max(
-        (
-            network.largest_batch(gpus)
-            for network, gpus in zip(spec.networks, group_sizes, strict=True)
-        ),
-        default=spec.document.train.batch.bounds[1],
-    )
-    # Networks can be as far apart as all epochs of the run: one may still train its first epoch
-    # while others start and end.
-    total_epochs = sum(network.train.stopping.max_epochs for network in spec.networks)
-    fitting_epochs = shared_free / 2 / (samples * row_bytes(sample.wire, sample.target.wire))
-    return plan_layout(
-        sample.wire,
-        samples,
-        settings.shared_memory,
-        largest,
-        roles.gpus_per_node,
-        sample.target.wire,
-        int(min(total_epochs, fitting_epochs)),
-    )
-
-
-def plan_augmented_epochs(launch: Launch, shared_free: float) -> int:
-    """Return how many augmented epochs fit into memory together with a node's decoded samples.
-
-    Args:
-        shared_free: free bytes of shared memory, on the node that has least.
-    """
-    if launch.stored_image is None or not launch.roles.shared:
-        return 0
-    spec = launch.spec
-    opened = launch.inputs
-    used_bytes = shared_bytes(spec, opened, launch.roles, shared_free)
-    return count_shared_epochs(
-        _with_extremes(spec, launch.search_extremes), opened, used_bytes, shared_free
-    )
-
-
-def shared_bytes(spec: Spec, opened: inputs.Inputs, roles: Roles, shared_free: float) -> int:
-    """Return the bytes of the samples that the ranks of a node share.
-
-    Args:
-        spec: the spec with the chosen ``data.cache``.
-        shared_free: free bytes of shared memory, on the node that has least.
-
-    Raises:
-        UserError: the window is too small.
-    """
-    if not roles.shared:
-        return 0
-    sample = opened.sample
-    samples = len(opened.data.train)
-    layout = plan_memory(spec, opened.data, sample, roles, shared_free)
-    if layout is not None:
-        return layout.window_bytes + validation_bytes(opened)
-    assert sample.stored is not None
-    return samples * row_bytes(sample.stored, sample.stored_target.wire) + validation_bytes(opened)
-
-
-def target_kinds(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
-    """Return a function that returns the kind of a network's target."""
-    return lambda network: (sample.for_pipeline(network.pipeline).target.kind,)
-
-
 def check_networks(
     spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int
 ) -> None:
@@ -454,7 +347,7 @@ def check_networks(
     Raises:
         UserError: some networks cannot be trained; the message lists all of them.
     """
-    problems = find_misfits(spec, sample, data, samples, trainers)
+    problems = find_misfits(spec, sample, samples, data.validation is not None, trainers)
     if problems:
         count = len({network.name for network, *_ in problems})
         raise UserError(
@@ -465,67 +358,3 @@ def check_networks(
                 ]
             )
         )
-
-
-def find_misfits(
-    spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int
-) -> list[Misfit]:
-    """Find networks that cannot be trained on this data or with these trainers."""
-    return [
-        *find_data_misfits(spec, sample, samples, data.validation is not None),
-        *(
-            (
-                network,
-                ("models", network.entry, "gpus"),
-                f"gpus: needs at least {network.min_gpus} trainers, but there are {trainers}",
-                "start more ranks",
-            )
-            for network in spec.networks
-            if network.min_gpus > trainers
-        ),
-    ]
-
-
-# ---- rates -------------------------------------------------------------------------------------
-
-
-def _rates(spec: Spec, epoch_samples: int, roles: Roles, replays: bool) -> RateTable | None:
-    """Return the rates of a file, with the spec's bounds; None if rates must be measured."""
-    if spec.schedule.rates is not None:
-        table = with_best_batches(
-            read_rates_of(spec, spec.schedule.rates), roles.cluster.whole_gpus
-        )
-        return dataclasses.replace(
-            table, samples_per_epoch=epoch_samples, gpus_per_node=roles.physical_gpus_per_node
-        )
-    if spec.policy.needs_rates and not replays:
-        return None
-    # A replay, and a policy that does not use rates, need no measurement.
-    return RateTable(
-        1,
-        roles.physical_gpus_per_node,
-        tuple(
-            Network(network.name, (1.0,), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
-            for network in spec.networks
-        ),
-    )
-
-
-def with_epochs_from_rates(spec: Spec) -> Spec:
-    """Limit emulated networks to the epochs that the rates file has for them."""
-    if spec.schedule.rates is None or spec.engine.learns:
-        return spec
-    table = read_rates(spec.schedule.rates)
-
-    def limited(network: NetworkSpec) -> NetworkSpec:
-        epochs = find_rates(network, spec, table).epochs
-        if epochs is None:
-            return network
-        stopping = dataclasses.replace(
-            network.train.stopping, max_epochs=epochs, patience=None, stop_at=None
-        )
-        return dataclasses.replace(
-            network, train=dataclasses.replace(network.train, stopping=stopping)
-        )
-
-    return dataclasses.replace(spec, networks=tuple(map(limited, spec.networks)))

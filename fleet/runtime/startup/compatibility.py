@@ -14,8 +14,8 @@ import numpy as np
 from fleet.domain.events import ChangesAccepted, DataChanged, Event, NetworkRolledBack
 from fleet.domain.network import DATA, Code, TrainingState
 from fleet.errors import UserError
-from fleet.runtime.inputs import fingerprint_data
-from fleet.runtime.startup import Request
+from fleet.runtime.startup.data import fingerprint_data
+from fleet.runtime.startup.request import Request
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, find_newest, rewrite_states
 from fleet.storage.code import hash_sources

@@ -12,10 +12,10 @@ import numpy as np
 from fleet.comm.roles import Roles
 from fleet.domain.events import CacheChosen, Event
 from fleet.domain.network import Code, EpochRecord
-from fleet.runtime.input_pipelines import InputPipeline
-from fleet.runtime.inputs import Inputs, count_epoch_samples
 from fleet.runtime.known_rates import make_engine_rates
-from fleet.runtime.startup import Request
+from fleet.runtime.startup.data import Inputs, count_epoch_samples
+from fleet.runtime.startup.input_pipelines import InputPipeline
+from fleet.runtime.startup.request import Request
 from fleet.spec import Spec
 from fleet.storage.checkpoint import CheckpointLookup
 from fleet.storage.identity import Machine

@@ -25,7 +25,7 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.results import ended_in_table
 from preprocess.user_code import import_user_module, restoring_process
 
-log = logging.getLogger("fleet.runtime.engine_import")
+log = logging.getLogger("fleet.runtime.startup.engine_import")
 
 
 @dataclass(frozen=True)
