@@ -28,9 +28,9 @@ import yaml
 from resident import descendants  # beside this file
 
 from fleet.api import mpirun
+from fleet.checks.trials import try_networks
 from fleet.commands.output import print_json
 from fleet.domain.events import NetworkFinished
-from fleet.jobs.trials import try_networks
 from fleet.runtime.startup.data import open_inputs, resolve_with_data
 from fleet.spec import load
 from fleet.storage.paths import RunPaths

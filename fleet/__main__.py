@@ -21,6 +21,7 @@ from importlib import import_module
 from fleet import __version__
 from fleet.arguments import Parser, with_current_names
 from fleet.errors import ExitStatus, FleetError, UserError, shortened, status_of
+from fleet.hooks import is_installed
 from fleet.terminal import print_any_name
 from fleet.units import renaming_notice
 from launch.environment import is_first
@@ -61,17 +62,23 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "Use a cluster": {
-        "submit": ("fleet.commands.submit", "submit a run to a batch system"),
-        "harvest": ("fleet.commands.harvest", "train on idle nodes in preemptible jobs"),
+        "submit": ("fleet.companions.chains.command", "submit a run to a batch system"),
+        "harvest": ("fleet.companions.harvest.command", "train on idle nodes in preemptible jobs"),
         "release-nodes": (
-            "fleet.commands.live.release_nodes",
+            "fleet.companions.node_release.command",
             "release nodes of a running run, and go on training on the others",
         ),
-        "evict": ("fleet.commands.evict", "plan which running jobs to stop to free nodes in time"),
+        "evict": (
+            "fleet.companions.eviction.command",
+            "plan which running jobs to stop to free nodes in time",
+        ),
     },
     "Plan and simulate": {
         "plan": ("fleet.commands.plan", "show which networks train first, and on which GPUs"),
-        "reserve": ("fleet.commands.reserve", "find the walltime requests that cost the least"),
+        "reserve": (
+            "fleet.companions.walltimes.command",
+            "find the walltime requests that cost the least",
+        ),
         "simulate draw": (
             "fleet.commands.simulate.draw",
             "draw or convert an ensemble to simulate",
@@ -98,7 +105,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
 }
-HIDDEN = {"job": ("fleet.commands.job", "run one job of a chain; job scripts call it")}
+HIDDEN = {
+    "job": ("fleet.companions.batch_jobs.command", "run one job of a chain; job scripts call it")
+}
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()} | HIDDEN
 
 # Former names, which work in this release.
@@ -130,6 +139,11 @@ def main(argv: list[str] | None = None) -> int:
     if options.count("--") > 1 and options[-1] == "--":
         return _report_error(
             f"fleet {name}: nothing follows the -- at the end", ExitStatus.BAD_INPUT
+        )
+    if not is_installed(COMMANDS[name][0]):
+        return _report_error(
+            f"fleet {name}: this command is not installed ({COMMANDS[name][0]} is missing)",
+            ExitStatus.BAD_INPUT,
         )
     module = import_module(COMMANDS[name][0])
     parser = Parser(

@@ -26,7 +26,6 @@ from fleet.domain.events import (
     Event,
     LaunchStarted,
     NetworkAdded,
-    NodesReleased,
 )
 from fleet.domain.network import SCORES, EpochRecord
 from fleet.domain.run import RunNetwork, RunState
@@ -37,7 +36,7 @@ from fleet.runtime.external.command_handler import NetworkEnded
 from fleet.runtime.external.command_queue import CommandQueue
 from fleet.spec.schema import ModelEntry
 from fleet.spec.yaml_file import plain
-from fleet.storage.event_log import DatedEvent, RunTail, first_line, log_position, read_events
+from fleet.storage.event_log import DatedEvent, RunTail, first_line, read_events
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
@@ -68,11 +67,13 @@ def command(
     Raises:
         UserError: not exactly one launch is running there, it does not answer, or it refuses.
     """
-    return [str(network) for network in _request(run, content, patience_s)[1].get("networks", ())]
+    return [
+        str(network) for network in request_answer(run, content, patience_s)[1].get("networks", ())
+    ]
 
 
-def _request(
-    run: str | Path, content: Mapping[str, Any], patience_s: float
+def request_answer(
+    run: str | Path, content: Mapping[str, Any], patience_s: float = PATIENCE_S
 ) -> tuple[str, dict[str, Any]]:
     """Send a command; return its name and its answer. See :func:`command`."""
     paths = RunPaths(Path(run))
@@ -147,76 +148,6 @@ def _checked(entry: Any) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise UserError(f"add: the entry cannot be written as YAML: {error}") from None
     return content
-
-
-@dataclass(frozen=True)
-class NodeRelease:
-    """The nodes that a launch will release, by its answer.
-
-    Attributes:
-        command: the name of the command in the event log.
-        since: the size of the event log before the command, in bytes.
-        hosts: the names of the nodes.
-        saving: the networks whose groups save before they stop.
-        dropping: the networks whose groups have no time to save: they lose their training since
-            their last checkpoint.
-    """
-
-    command: str
-    since: int
-    hosts: tuple[str, ...]
-    saving: tuple[str, ...]
-    dropping: tuple[str, ...]
-
-
-def request_nodes(run: str | Path, nodes: int, within_s: float) -> NodeRelease:
-    """Ask a launch to release nodes; return what it will do.
-
-    Args:
-        run: the run's folder.
-        nodes: the number of nodes.
-        within_s: seconds until they should be free.
-
-    Raises:
-        UserError: the launch cannot release so many nodes, or no launch answers.
-    """
-    _, since = log_position(RunPaths(Path(run)).events)
-    name, answer = _request(run, {"do": "yield", "nodes": nodes, "within_s": within_s}, PATIENCE_S)
-    ways = answer.get("ways", {})
-    return NodeRelease(
-        name,
-        since,
-        tuple(answer.get("hosts", ())),
-        tuple(network for network, way in ways.items() if way != "kill"),
-        tuple(network for network, way in ways.items() if way == "kill"),
-    )
-
-
-def wait_for_nodes(
-    run: str | Path, release: NodeRelease, patience_s: float
-) -> NodesReleased | None:
-    """Wait until nodes are released; return None if the launch ends first and frees all its nodes.
-
-    Args:
-        run: the run's folder.
-        release: the nodes.
-        patience_s: seconds to wait.
-
-    Raises:
-        UserError: they were not released in time; the launch continues to release them.
-    """
-    paths = RunPaths(Path(run))
-    until = time.monotonic() + patience_s
-    tail = RunTail(paths, from_end=True, starts={paths.events: release.since})
-    for dated in follow(tail, lambda: not is_held(paths.lease) or time.monotonic() > until):
-        if isinstance(dated.event, NodesReleased) and dated.event.command == release.command:
-            return dated.event
-    if is_held(paths.lease):
-        raise UserError(
-            f"{', '.join(release.hosts)}: not released within {patience_s:.0f} s; the launch is "
-            "still releasing them, and fleet watch shows when it is done"
-        )
-    return None
 
 
 # ---- reports ------------------------------------------------------------------------------------

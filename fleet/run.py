@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from fleet.arguments import Parser, add_changes, duration, with_current_names
+from fleet.batch_systems import SYSTEM_VARIABLE, known_systems, lease_of_process
 from fleet.errors import (
     ExitStatus,
     FleetError,
@@ -31,7 +32,6 @@ from fleet.errors import (
     status_of,
 )
 from fleet.gc_pause import paused_collection
-from fleet.jobs.systems import SYSTEM_VARIABLE, known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.startup.request import IDLE_S, Request, StartupTimer
 from fleet.storage.files import storage_errors

@@ -22,6 +22,9 @@ from tests.places import PACKAGES, ROOT, sources
 TENSORFLOW = {"tensorflow", "keras", "horovod"}
 TORCH = {"torch", "safetensors", "onnx"}
 
+# The tables in which the core names companions: of commands, and of hooks.
+ENTRANCES = ("fleet.__main__", "fleet.hooks")
+
 # Subpackages inside of other subpackages.
 NESTED_SUBPACKAGES = ("fleet.commands.simulate",)
 
@@ -102,6 +105,7 @@ MAY_IMPORT = {
     "scheduler.eviction": _FAMILY,
     "scheduler.simulation": _SCHEDULER,
     "fleet": "",
+    "fleet.hooks": "",
     "fleet.errors": "",
     "fleet.gc_pause": "",
     "fleet.units": "scheduler.base scheduler.ensemble",
@@ -121,18 +125,22 @@ MAY_IMPORT = {
     "fleet.monitor": f"fleet.prediction {_STORAGE} scheduler.simulation",
     "fleet.export": f"fleet.monitor fleet.prediction {_STORAGE}",
     "fleet.runtime": f"fleet.export {_RUNTIME}",
-    "fleet.jobs": f"fleet.engines {_STORAGE}",
-    "fleet.run": f"fleet.arguments fleet.jobs {_RUN}",
+    "fleet.batch_systems": _STORAGE,
+    "fleet.checks": f"fleet.engines {_STORAGE}",
+    "fleet.run": f"fleet.arguments fleet.batch_systems {_RUN}",
     "fleet.predictor": f"fleet.prediction fleet.engines {_COMM}",
     "fleet.live_run": _RUN,
     "fleet.api": f"fleet.predictor fleet.live_run fleet.run fleet.arguments {_RUN}",
     "fleet.commands": "fleet.api fleet.live_run fleet.predictor fleet.run fleet.arguments "
-    f"fleet.jobs {_RUN} "
+    f"fleet.checks fleet.hooks {_RUN} "
     "scheduler.simulation",
+    "fleet.companions": "fleet.commands fleet.live_run fleet.run fleet.arguments "
+    "fleet.batch_systems "
+    f"{_RUN} scheduler.simulation",
     "fleet.commands.simulate": f"fleet.commands fleet.arguments fleet.storage {_BELOW_SPEC} "
     "scheduler.simulation",
-    "fleet.__main__": f"fleet.commands fleet.commands.simulate fleet.arguments {_BELOW_SPEC} "
-    "launch",
+    "fleet.__main__": f"fleet.commands fleet.commands.simulate fleet.arguments fleet.hooks "
+    f"{_BELOW_SPEC} launch",
 }
 
 
@@ -245,13 +253,22 @@ def _imports():
     return [
         imports
         for imports in packages
-        if imports.source != imports.target and not _is_word(imports)
+        if imports.source != imports.target
+        and not _is_word(imports)
+        and not _is_entrance(imports, texts)
     ], named
 
 
 def _is_word(imports):
     """Return True if a string only happens to be a package's name."""
     return imports.target in PACKAGES
+
+
+def _is_entrance(imports, texts):
+    """Return True if a table of the core names a companion, which it does not import."""
+    quoted = rf"[\"']{re.escape(imports.target)}\b"
+    line = texts[imports.source].splitlines()[imports.line - 1]
+    return imports.source in ENTRANCES and bool(re.search(quoted, line))
 
 
 IMPORTS, NAMED = _imports()
@@ -279,6 +296,17 @@ def test_subpackages_import_only_what_the_table_allows():
         f"{imports.location}: {subpackage(imports.source)} may not import {imports.target}"
         for imports in IMPORTS
         if not allowed(imports)
+    ] == []
+
+
+def test_core_names_companions_only_in_its_two_tables():
+    assert [
+        f"{path_of(module).relative_to(ROOT)}:{line}: {name}"
+        for module, imports in NAMED.items()
+        if not module.startswith("fleet.companions")
+        for line, name in imports
+        if f"{name}.".startswith("fleet.companions.")
+        and not (module in ENTRANCES and _is_text(path_of(module), line, name))
     ] == []
 
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from fleet.checks.trials import try_networks
 from fleet.commands.options import add_spec
 from fleet.commands.output import add_json, show
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import count_network_parameters
 from fleet.engines.smoke_test import SmokeTestResult
 from fleet.errors import SpecError, SpecMistake, UserError
-from fleet.jobs.trials import try_networks
 from fleet.runtime.known_rates import read_rates_of
 from fleet.runtime.searchers import make_searchers
 from fleet.runtime.startup.caching import HostResources, choose_cache

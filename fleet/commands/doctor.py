@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleet.checks import preflight as checks
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles, assign, assign_roles
 from fleet.commands.options import add_spec
@@ -31,7 +32,6 @@ from fleet.commands.startup import Startup, print_startup, time_imports
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import count_network_parameters, find_engine_problems
 from fleet.errors import ExitStatus, LeaseLost, NotInstalledError, UserError, shortened
-from fleet.jobs import preflight as checks
 from fleet.runtime.startup.caching import HostResources, choose_cache
 from fleet.runtime.startup.data import Inputs, open_inputs
 from fleet.runtime.startup.folder import free_disk, nearest_folder

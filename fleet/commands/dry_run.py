@@ -29,12 +29,12 @@ from typing import IO, Any
 
 from fleet import api
 from fleet.arguments import count, positive
+from fleet.checks.dry_run import DryRun, estimated_rates, make_dry_run, with_epochs
 from fleet.commands.known_rates import cached, known_rates_of, shared_cluster, with_sharing
 from fleet.commands.options import add_spec, describe_gpus
 from fleet.commands.output import add_json, print_policies, show
 from fleet.control.measurement import MeasurementEstimate, RateMeasurement, estimate_duration
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
-from fleet.jobs.dry_run import DryRun, estimated_rates, make_dry_run, with_epochs
 from fleet.monitor.accounting import ACTIVITIES, Account
 from fleet.monitor.report import read_report
 from fleet.runtime.startup.caching import HostResources, choose_cache

@@ -6,9 +6,9 @@ import dataclasses
 import math
 from pathlib import Path
 
+from fleet.checks.dry_run import measured_rates
 from fleet.domain.events import SharingLearned
 from fleet.domain.overheads import Overheads
-from fleet.jobs.dry_run import measured_rates
 from fleet.runtime.known_rates import find_rates_file, hardware, read_rates_of
 from fleet.spec import Spec
 from fleet.storage.event_log import read_run_state

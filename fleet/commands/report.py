@@ -22,7 +22,7 @@ from pathlib import Path
 from fleet.arguments import duration, moment, new_file
 from fleet.commands.output import add_json, show
 from fleet.errors import StorageError, UserError
-from fleet.jobs.harvest_log import HarvestEnded, find_end
+from fleet.hooks import find_hook
 from fleet.monitor.accounting import ACTIVITIES
 from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED_CHUNKS, RunReport, best_rows, read_report, report_at
@@ -80,10 +80,12 @@ def run(args: argparse.Namespace) -> None:
         report = replace(read_report(paths), data_now=tuple(find_data_changes(paths)))
     else:
         report = report_at(paths, args.at)
-    harvest_end = find_end(paths) if args.at is None else None
-    if harvest_end is None:
-        harvest = {}
-    else:
+    find_harvest_end = find_hook("harvest end")
+    harvest_end = None
+    harvest = {}
+    if find_harvest_end is not None and args.at is None:
+        harvest_end = find_harvest_end(paths)
+    if harvest_end is not None:
         harvest = {"harvest": {"why": harvest_end.why, "again": harvest_end.again}}
     show(args, lambda: report.as_dict() | harvest, lambda: _print(report, harvest_end))
     page = args.html or (paths.report if args.at is None else None)
@@ -124,7 +126,7 @@ def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
                 time.sleep(min(_POLL_S, every_s))
 
 
-def _print(report: RunReport, harvest_end: HarvestEnded | None) -> None:
+def _print(report: RunReport, harvest_end: object | None) -> None:
     account = report.account
     headers, rows, left_out = best_rows(report.rows)
     print_table(headers, rows, title=f"{report.name}: leaderboard")

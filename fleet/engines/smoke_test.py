@@ -3,7 +3,7 @@
 :func:`main` receives a :class:`SmokeTestRequest` through a pipe whose file descriptor is its
 argument, and sends back each stage that it begins and the result of each network. User functions
 may exit, crash or hang here; the last message tells the parent which stage was running
-(:mod:`fleet.jobs.trials`).
+(:mod:`fleet.checks.trials`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from fleet.companions.chains.chain import CHAIN_CANCELLED
 from fleet.domain.events import EpochEnded
-from fleet.jobs.chain import CHAIN_CANCELLED
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launch, Launcher, spec

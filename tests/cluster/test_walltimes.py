@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import pytest
 import yaml
 
+from fleet.companions.chains.chain import chain_times
 from fleet.domain.events import EpochEnded
-from fleet.jobs.chain import chain_times
 from fleet.storage.event_log import events_of
 from fleet.storage.json_lines import read_lines
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from tests.fleet.commands.test_walltimes import launch
+from tests.fleet.companions.test_walltimes import launch
 from tests.mpi.conftest import ROOT, Launcher, spec
 
 pytestmark = pytest.mark.cluster

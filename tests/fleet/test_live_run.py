@@ -14,7 +14,7 @@ from fleet.domain.events import CommandReceived, EpochEnded, NetworkAdded
 from fleet.domain.json_record import to_json
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, UserError
-from fleet.live_run import Running, command, follow, report_of, request_nodes
+from fleet.live_run import Running, command, follow, report_of
 from fleet.monitor.view import NotebookView
 from fleet.runtime.external.command_queue import CommandQueue
 from fleet.spec import dump, parse
@@ -104,7 +104,7 @@ def shared(paths):
 def test_command_is_refused_by_launches_that_share_a_run(shared):
     paths, release = shared
     with refused(UserError, paths.root, "several launches", "fleet harvest"):
-        request_nodes(paths.root, 1, 60.0)
+        command(paths.root, {"do": "yield", "nodes": 1, "within_s": 60.0})
     release()
     with refused(UserError, paths.root, "no launch"):
         command(paths.root, {"do": "stop", "network": "a"})

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from fleet.__main__ import main
-from fleet.jobs import trials
+from fleet.checks import trials
 from tests.places import ROOT
 from tests.waiting import wait_until
 

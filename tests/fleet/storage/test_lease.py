@@ -35,7 +35,7 @@ QUICK = Times(stale=0.6, renew=0.05, patience=0.2, dying=0.1, poll=0.02)
 
 HOLDER = """
 import pathlib, subprocess, sys, time
-from fleet.jobs.systems import lease_of_process
+from fleet.batch_systems import lease_of_process
 lease = lease_of_process({"FLEET_LEASE": "1"})
 lease.take(pathlib.Path(sys.argv[1]))
 child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)

@@ -1,0 +1,1 @@
+"""Evictions: they free nodes of a cluster in time; imports batch_jobs and node_release."""

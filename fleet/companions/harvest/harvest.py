@@ -1,0 +1,654 @@
+"""Keep a harvest going: jobs share the networks of runs, and submit the next jobs.
+
+Each job fills the backlog when it starts, at intervals, and when it ends, so no process has to stay
+on a login node. :func:`~fleet.companions.harvest.backlog.plan_orders` decides what to do; this
+module gathers its input: the queue and the idle nodes from the batch system, the holders of
+networks from the leases in the folders of the runs, and progress, rates, start-up times and gaps
+from the logs of all launches.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from fleet.batch_systems import lease_of_process
+from fleet.companions.batch_jobs.job_events import JobStarted, JobSubmitted
+from fleet.companions.batch_jobs.launching import (
+    ORDERLY_STATUSES,
+    WarnedLaunch,
+    find_storage_error,
+    print_message,
+    reserve_emergency_space,
+)
+from fleet.companions.batch_jobs.paused_submissions import delay_options
+from fleet.companions.harvest import harvest_log
+from fleet.companions.harvest.backlog import (
+    Cancel,
+    HarvestLimits,
+    HarvestState,
+    Order,
+    Submit,
+    is_given_up,
+    plan_orders,
+)
+from fleet.domain.events import LaunchStarted
+from fleet.domain.json_record import JsonRecord
+from fleet.domain.network import EpochRecord
+from fleet.domain.run import RunState
+from fleet.errors import ExitStatus, StorageError, UserError
+from fleet.storage.event_log import RunTail, log_position
+from fleet.storage.files import write_json
+from fleet.storage.network_leases import read_holders
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import ended_in_table
+from launch.base import InputError
+from launch.queues import QUEUES, QueuedJob
+from launch.systems import System, submit
+
+GAP_S = 600.0  # prior for how long nodes stay idle; it counts as one gap
+_EVERY_S = 30.0  # between two updates of the queue
+_ATTEMPTS = 12  # of an ending job to take the lease, a few seconds each
+# After a transient error: the first pause, the longest pause, all pauses.
+_PAUSE_S = 5.0
+_MAX_PAUSE_S = 300.0
+_PATIENCE_S = 300.0
+_RATES = 50  # number of newest epochs that rates are computed from
+
+
+@dataclass(frozen=True)
+class HarvestRun:
+    """A run of a harvest.
+
+    Attributes:
+        job: the name of its jobs.
+        root: its folder.
+        networks: the names of all its networks.
+        per_node: estimated number of networks that a node trains at the same time; launches
+            replace it.
+        epochs: maximum number of epochs of each network; empty if unknown.
+    """
+
+    job: str
+    root: Path
+    networks: tuple[str, ...]
+    per_node: int
+    epochs: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def paths(self) -> RunPaths:
+        """The paths of the run."""
+        return RunPaths(self.root)
+
+
+@dataclass(frozen=True)
+class HarvestPlan:
+    """The plan of a harvest, which all of its jobs read.
+
+    Attributes:
+        runs: the runs, in order of precedence.
+        limits: the limits of the queue.
+        options: options for the command that submits jobs.
+        partition: partition or queue whose idle nodes count; None for the default one.
+        command: the command that starts the harvest again, as text; empty if unknown.
+    """
+
+    runs: tuple[HarvestRun, ...]
+    limits: HarvestLimits
+    options: tuple[str, ...] = ()
+    partition: str | None = None
+    command: str = ""
+
+    def write(self) -> None:
+        """Write the plan into the folder of each run.
+
+        Raises:
+            StorageError: a file cannot be written, for instance because the disk is full.
+        """
+        content = TypeAdapter(HarvestPlan).dump_python(self, mode="json", by_alias=True)
+        for run in self.runs:
+            write_json(run.paths.harvest, content)
+            reserve_emergency_space(run.paths.reserved_space)
+
+    def record_request(self) -> None:
+        """Record that the user requests the harvest, for the first time or again."""
+        for run in self.runs:
+            harvest_log.add_note(run.paths, harvest_log.HarvestRequested())
+
+    @staticmethod
+    def read(path: Path) -> HarvestPlan:
+        """Read a plan that :meth:`write` wrote.
+
+        Raises:
+            UserError: the file is missing, or is not a plan.
+        """
+        try:
+            return TypeAdapter(HarvestPlan).validate_json(path.read_bytes())
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be read: {error.strerror}; fleet harvest writes it"
+            ) from None
+        except ValueError as error:
+            raise UserError(
+                f"{path} was not written by fleet harvest: {' '.join(str(error).split())}"
+            ) from None
+
+
+class BatchQueue:
+    """The queue of a batch system; each method raises InputError if it does not answer.
+
+    A test may replace it.
+    """
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._queue = QUEUES[system.queue_commands]
+
+    def jobs(self, names: Sequence[str]) -> list[QueuedJob]:
+        """Return the jobs of this user with these names."""
+        return self._queue.own_jobs(names)
+
+    def idle_nodes(self, partition: str | None) -> int:
+        """Return how many nodes of a partition, or of the default one, have no job."""
+        return self._queue.idle_nodes(partition)
+
+    def submit(self, script: Path, nodes: int, plan: HarvestPlan) -> str:
+        """Submit a job and return its id."""
+        delay = delay_options(self._system, [run.paths for run in plan.runs])
+        return submit(self._system, script, more=(*plan.options, *delay))
+
+    def cancel(self, job: str) -> None:
+        """Cancel a waiting job."""
+        self._queue.cancel(job)
+
+
+# ---- the queue ---------------------------------------------------------------------------------
+
+
+class Backlog:
+    """Keeps jobs in the queue while networks wait.
+
+    Args:
+        plan: the plan of the harvest.
+        queue: the queue of the batch system.
+        environment: environment variables of this process.
+        file: the file of the plan, which the user may change meanwhile.
+
+    Attributes:
+        command: the command that starts the harvest again.
+    """
+
+    def __init__(
+        self,
+        plan: HarvestPlan,
+        queue: BatchQueue,
+        environment: Mapping[str, str],
+        file: Path | None = None,
+    ) -> None:
+        self._queue = queue
+        self._environment = environment
+        self._file = file
+        self._use_plan(plan)
+
+    def _use_plan(self, plan: HarvestPlan) -> None:
+        self._plan = plan
+        self.command = plan.command
+        self._logs = {run.job: RunLogs(run.paths) for run in plan.runs}
+
+    def has_work(self, root: Path, job: str) -> bool:
+        """Return True if a job of a run that is about to start would find a network to train.
+
+        Args:
+            root: the folder of the run.
+            job: the id of the job.
+
+        Raises:
+            InputError: the batch system does not answer.
+            OSError: the file system does not answer.
+        """
+        run = next(run for run in self._plan.runs if run.root == root)
+        jobs = self._queue.jobs([run.job])
+        # Networks that this job held are available to it.
+        other_jobs = [queued for queued in jobs if queued.id not in {job, *self._ending_jobs(jobs)}]
+        return read_harvest_state(run, other_jobs, [], self._logs[run.job]).waiting > 0
+
+    def top_up(self, ending_job: str = "", resubmit: bool = False) -> list[Order]:
+        """Read the queue and the runs, submit or cancel jobs accordingly, and return these orders.
+
+        If several jobs call this at the same time, one of them does the work. A job that is about
+        to end waits for the others, because it may be the last one.
+
+        Args:
+            ending_job: the id of a job that is about to end.
+            resubmit: True to cancel waiting jobs, because they were submitted with other options.
+
+        Raises:
+            InputError: the batch system does not answer.
+            StorageError: the log cannot be written.
+        """
+        if self._file is not None:
+            with suppress(UserError):  # keep the current plan
+                plan = HarvestPlan.read(self._file)
+                if plan != self._plan:
+                    self._use_plan(plan)
+        for attempts_left in reversed(range(_ATTEMPTS if ending_job else 1)):
+            try:
+                lease = lease_of_process(self._environment)
+                lease.take(self._plan.runs[0].paths.jobs_lease)
+                break
+            except UserError:  # another job is doing it
+                if not attempts_left:
+                    return []
+        try:
+            return [*(self._cancel_waiting() if resubmit else []), *self._top_up(ending_job)]
+        finally:  # even if the batch system does not answer, so that the next job can try
+            lease.release()
+
+    def _cancel_waiting(self) -> list[Order]:
+        orders = [
+            Cancel(job.name, job.id)
+            for job in self._queue.jobs([run.job for run in self._plan.runs])
+            if not job.runs
+        ]
+        for order in orders:
+            self._carry_out(order)
+        return list(orders)
+
+    def _top_up(self, ending_job: str) -> list[Order]:
+        names = [run.job for run in self._plan.runs]
+        queued = [
+            job._replace(nodes=job.nodes or self._requested_nodes(job.id))
+            for job in self._queue.jobs(names)
+        ]
+        idle = self._queue.idle_nodes(self._plan.partition)
+        self._log_dead_launches(queued)
+        jobs = [job for job in queued if job.id not in {ending_job, *self._ending_jobs(queued)}]
+        past = {
+            run.job: harvest_log.past_launches(run.paths, [job.id for job in jobs if job.runs])
+            for run in self._plan.runs
+        }
+        gap_s = mean_gap_s([launch for launches in past.values() for launch in launches])
+        reserved_nodes = sum(job.nodes for job in jobs if not job.runs)
+        runs = [
+            read_harvest_state(
+                run,
+                [job for job in jobs if job.name == run.job],
+                past[run.job],
+                self._logs[run.job],
+            )
+            for run in self._plan.runs
+        ]
+        orders = plan_orders(runs, max(0, idle - reserved_nodes), gap_s, self._plan.limits)
+        for order in orders:
+            self._carry_out(order)
+        if ending_job:
+            self._log_ends(runs, orders)
+        return orders
+
+    def _ending_jobs(self, jobs: Sequence[QueuedJob]) -> set[str]:
+        """Return the ids of jobs that are still listed although their launches have ended."""
+        newest = {
+            job: note
+            for run in self._plan.runs
+            for job, note in harvest_log.newest_by_job(run.paths).items()
+        }
+        return {
+            job.id
+            for job in jobs
+            if job.runs
+            and isinstance(note := newest.get(job.id), harvest_log.LaunchEnded)
+            and note.status is not None
+        }
+
+    def _log_dead_launches(self, jobs: Sequence[QueuedJob]) -> None:
+        """Log the end of each launch that ended without reporting."""
+        running, waiting = ({job.id for job in jobs if job.runs is runs} for runs in (True, False))
+        for run in self._plan.runs:
+            for job, note in harvest_log.newest_by_job(run.paths).items():
+                if isinstance(note, JobStarted) and job not in running:
+                    harvest_log.add_note(
+                        run.paths, harvest_log.end_without_report(job, job in waiting)
+                    )
+
+    def _log_ends(self, runs: Sequence[HarvestState], orders: Sequence[Order]) -> None:
+        """Log the end of the harvest of each run that has come to its end, with the reason."""
+        submitted = {order.name for order in orders if isinstance(order, Submit)}
+        cancelled = {order.job for order in orders if isinstance(order, Cancel)}
+        active = {
+            state.name
+            for state in runs
+            if state.running or {job for job, _ in state.queued} - cancelled
+        } | submitted
+        for run, state in zip(self._plan.runs, runs, strict=True):
+            ends = state.is_over or is_given_up(state, self._plan.limits) or not active
+            if ends and state.name not in active and harvest_log.find_end(run.paths) is None:
+                command = "" if state.is_over and not self._failed(run) else self._plan.command
+                harvest_log.add_note(
+                    run.paths, harvest_log.HarvestEnded(self._end_reason(run, state), command)
+                )
+
+    def _failed(self, run: HarvestRun) -> int:
+        """Return how many networks of a run have failed."""
+        outcomes = (status.outcome for status in self._logs[run.job].run.statuses.values())
+        return sum(outcome is not None and outcome.is_failure for outcome in outcomes)
+
+    def _end_reason(self, run: HarvestRun, state: HarvestState) -> str:
+        if state.is_over:
+            failed = self._failed(run)
+            if failed:
+                return f"all networks have ended, {failed} of them failed"
+            return "all networks have ended"
+        if state.is_cancelled:
+            return "it was cancelled (--end)"
+        reasons = [
+            note.why
+            for note in harvest_log.read_harvest_log(run.paths)
+            if isinstance(note, harvest_log.LaunchEnded) and note.why
+        ]
+        last_reason = f"; the last reason: {reasons[-1]}" if reasons else ""
+        if state.fruitless_launches >= self._plan.limits.fruitless:
+            return f"{state.fruitless_launches} launches in a row finished no epoch{last_reason}"
+        if state.transient_failures >= self._plan.limits.passing:
+            return (
+                f"{state.transient_failures} launches in a row ended with a transient "
+                f"error{last_reason}"
+            )
+        return f"no job is left for the remaining networks{last_reason}"
+
+    def _requested_nodes(self, job: str) -> int:
+        """Return how many nodes a job requested, if its batch system does not say."""
+        return next(
+            (
+                note.nodes
+                for run in self._plan.runs
+                for note in harvest_log.read_harvest_log(run.paths)
+                if isinstance(note, JobSubmitted) and note.job == job
+            ),
+            1,
+        )
+
+    def _carry_out(self, order: Order) -> None:
+        paths = next(run.paths for run in self._plan.runs if run.job == order.name)
+        match order:
+            case Submit(nodes=nodes):
+                harvest_log.add_note(
+                    paths,
+                    JobSubmitted(
+                        self._queue.submit(paths.harvest_script(nodes), nodes, self._plan), nodes
+                    ),
+                )
+            case Cancel(job=job):
+                self._queue.cancel(job)
+                harvest_log.add_note(paths, harvest_log.JobCancelled(job))
+
+
+def mean_gap_s(past: Sequence[harvest_log.PastLaunch]) -> float:
+    """Return how long nodes stay idle, in seconds, assuming memoryless gaps.
+
+    This is the total duration of launches over the number that were cut off.
+    """
+    return (GAP_S + sum(launch.seconds for launch in past)) / (
+        1 + sum(launch.is_cut for launch in past)
+    )
+
+
+class RunLogs:
+    """The logs of a run's launches, read as they grow."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._tail = RunTail(paths)
+        self.run = RunState()
+
+    @property
+    def start(self) -> LaunchStarted | None:
+        """The start of the newest launch."""
+        if self.run.launch is None:
+            return None
+        return self.run.launch.start
+
+    @property
+    def first_s(self) -> list[float]:
+        """Seconds from the start of each launch to its first step."""
+        return [
+            launch.first_step[0] - launch.began_s
+            for launch in self.run.launches
+            if launch.first_step is not None
+        ]
+
+    @property
+    def records(self) -> list[EpochRecord]:
+        """The newest epochs."""
+        return [epoch.record for epoch in self.run.epochs[-_RATES:] if epoch.record.seconds > 0]
+
+    def refresh(self) -> None:
+        """Read the new lines.
+
+        Raises:
+            OSError: the file system does not answer.
+        """
+        for at, event, _, log in sorted(self._tail.poll(), key=lambda dated: dated.at):
+            self.run.apply(at, event, log)
+
+
+def read_harvest_state(
+    run: HarvestRun,
+    jobs: Sequence[QueuedJob],
+    past: Sequence[harvest_log.PastLaunch],
+    logs: RunLogs | None = None,
+) -> HarvestState:
+    """Return the state of a run from its folder and its jobs.
+
+    Args:
+        run: the run.
+        jobs: its own jobs.
+        past: its launches that have ended.
+        logs: the logs of its launches, as far as they were read.
+    """
+    logs = logs or RunLogs(run.paths)
+    logs.refresh()
+    done = {name for name, status in logs.run.statuses.items() if status.outcome is not None}
+    # Networks that ended long ago may have no log.
+    done = (done | ended_in_table(run.paths)) & set(run.networks)
+    running = {job.id for job in jobs if job.runs}
+    # A network held by a launch that has died waits for another launch.
+    leased = {
+        name: holder
+        for name, holder in read_holders(run.paths).items()
+        if name in run.networks
+        and name not in done
+        and (holder is None or not holder.job or holder.job in running)
+    }
+    by_job = Counter(holder.job for holder in leased.values() if holder is not None)
+    own_jobs = {
+        note.job
+        for note in harvest_log.read_harvest_log(run.paths)
+        if isinstance(note, JobSubmitted | JobStarted)
+    }
+    concurrent_networks = partial(_concurrent_networks, run, logs.start)
+    rates = [record.samples / record.seconds for record in logs.records]
+    return HarvestState(
+        run.job,
+        waiting=len(set(run.networks) - done - leased.keys()),
+        training=len(leased),
+        per_node=concurrent_networks(1),
+        rate=statistics.fmean(rates) if rates else None,
+        samples_left=_samples_left(run, done, logs),
+        start_s=statistics.median(logs.first_s) if logs.first_s else 0.0,
+        fruitless_launches=harvest_log.count_fruitless(past),
+        transient_failures=harvest_log.count_transient(past),
+        running=len(running),
+        queued=tuple((job.id, job.nodes) for job in jobs if not job.runs),
+        nodes=sum(job.nodes for job in jobs if job.runs),
+        spare=sum(
+            max(0, concurrent_networks(max(1, job.nodes)) - by_job[job.id])
+            for job in jobs
+            if job.runs and job.id in own_jobs
+        ),
+        is_cancelled=harvest_log.is_cancelled(run.paths),
+    )
+
+
+def _concurrent_networks(run: HarvestRun, start: LaunchStarted | None, nodes: int) -> int:
+    """Return how many networks this number of nodes trains at the same time."""
+    if start is None:
+        return run.per_node * nodes
+    largest = max((min_gpus for min_gpus, _ in start.bounds.values()), default=1)
+    return max(1, start.trainers * nodes // (start.nodes * largest))
+
+
+def _samples_left(run: HarvestRun, over: Collection[str], logs: RunLogs) -> float:
+    """Return the maximum number of samples that the networks of a run still have to train on."""
+    epochs_left = 0
+    for name in run.networks:
+        if name not in over:
+            network = logs.run.networks.get(name)
+            epochs_done = 0 if network is None else len(network.status.history)
+            epochs_left += max(1, run.epochs.get(name, 0) - epochs_done)
+    return float(epochs_left * max(1, logs.records[-1].samples if logs.records else 1))
+
+
+# ---- one job -----------------------------------------------------------------------------------
+
+
+class HarvestJob:
+    """One job of a harvest.
+
+    Args:
+        paths: the paths of its run and of its launch.
+        backlog: the backlog of the harvest.
+        system: the batch system.
+        job: the id of the job.
+    """
+
+    def __init__(self, paths: RunPaths, backlog: Backlog, system: System, job: str) -> None:
+        self._paths = paths
+        self._backlog = backlog
+        self._job = job
+        self._warned = WarnedLaunch(paths, system, job)
+        self._was_answered = False
+
+    def run(self, command: Sequence[str]) -> int:
+        """Launch once, keep the backlog filled, and return the status of the launch.
+
+        Raises:
+            StorageError: the log cannot be written.
+        """
+        self._warned.listen()
+        storage_error = self._warned.wait_for_space()
+        if storage_error is not None:
+            return self._give_up(storage_error, ExitStatus.CAN_PASS)
+        reserve_emergency_space(self._paths.reserved_space)
+        newest = harvest_log.newest_by_job(self._paths).get(self._job)
+        if isinstance(newest, JobStarted):  # the batch system has requeued the job
+            self._note(harvest_log.end_without_report(self._job, is_back=True))
+        if not self._finds_work():
+            self._note(
+                harvest_log.LaunchEnded(
+                    self._job, int(ExitStatus.OK), why="it found no network to train"
+                )
+            )
+            self._end()
+            return int(ExitStatus.OK)
+        before = log_position(self._paths.events)
+        self._note(JobStarted(self._job, before[1]))
+        self._top_up()
+        status = self._warned.run(command, before, _EVERY_S, self._top_up)
+        warning = self._warned.warning
+        if (
+            status not in ORDERLY_STATUSES
+            and (storage_error := find_storage_error(self._paths.jobs)) is not None
+            and storage_error.may_pass
+        ):
+            status = int(ExitStatus.CAN_PASS)
+        storage_error = self._warned.wait_for_space()
+        if storage_error is not None:
+            return self._give_up(storage_error, status, warning)
+        self._note(harvest_log.LaunchEnded(self._job, status, warning, self._warned.end_reason))
+        self._wait_after_transient_error(status)
+        self._end()  # all other jobs may be ending right now, too
+        return status
+
+    def _note(self, note: JsonRecord) -> None:
+        """Append a line to the log, and wait if the disk is full."""
+        try:
+            harvest_log.add_note(self._paths, note)
+        except StorageError as error:
+            if not error.may_pass or self._warned.wait_for_space() is not None:
+                raise
+            harvest_log.add_note(self._paths, note)
+
+    def _wait_after_transient_error(self, status: int) -> None:
+        """Wait, twice as long after each launch in a row with a transient error and no epoch."""
+        if status == ExitStatus.CAN_PASS and (
+            count := harvest_log.count_transient(harvest_log.past_launches(self._paths))
+        ):
+            self._warned.pause(min(_MAX_PAUSE_S, _PAUSE_S * 2 ** (count - 1)))
+
+    def _give_up(self, error: StorageError, status: int, warning: str = "") -> int:
+        """End without submitting another job, because files cannot be written.
+
+        The emergency space is freed for this last note. The last one of several such jobs logs that
+        the harvest has ended.
+        """
+        over = harvest_log.HarvestEnded(f"files cannot be written: {error}", self._backlog.command)
+        with suppress(OSError):
+            self._paths.reserved_space.unlink(missing_ok=True)
+        with suppress(StorageError):
+            harvest_log.add_note(
+                self._paths, harvest_log.LaunchEnded(self._job, int(status), warning, str(error))
+            )
+            if not any(
+                isinstance(note, JobStarted)
+                for note in harvest_log.newest_by_job(self._paths).values()
+            ):
+                harvest_log.add_note(self._paths, over)
+        print_message(str(over))
+        return int(status)
+
+    def _finds_work(self) -> bool:
+        try:
+            return self._backlog.has_work(self._paths.root, self._job)
+        except (InputError, OSError):  # the launch will find out
+            return True
+
+    def _top_up(self, ending_job: str = "") -> str:
+        """Keep the backlog filled; return an error message if this is impossible now."""
+        try:
+            for order in self._backlog.top_up(ending_job):
+                print_message(str(order))
+        except (InputError, StorageError, OSError) as error:  # this launch can continue anyway
+            print_message(f"cannot fill the backlog for now: {error}")
+            return str(error)
+        self._was_answered = True
+        return ""
+
+    def _end(self) -> None:
+        """Arrange for other jobs to follow, or log why none does."""
+        until = time.monotonic() + _PATIENCE_S
+        pause_s = _PAUSE_S
+        while problem := self._top_up(self._job):
+            if not self._was_answered:  # without an answer, other jobs are unknown
+                return
+            if self._warned.is_signalled or time.monotonic() >= until:
+                with suppress(StorageError):
+                    harvest_log.add_note(
+                        self._paths,
+                        harvest_log.HarvestEnded(
+                            f"its last launch could not submit another job: {problem}",
+                            self._backlog.command,
+                        ),
+                    )
+                break
+            self._warned.pause(pause_s)
+            pause_s *= 2
+        over = harvest_log.find_end(self._paths)
+        if over is not None:
+            print_message(str(over))

@@ -1,0 +1,1 @@
+"""The release of nodes by a running launch; imports control and storage."""

@@ -1,0 +1,1 @@
+"""Requests for walltimes, from past or simulated runs; imports batch_jobs and chains."""

@@ -1,0 +1,5 @@
+"""Fixtures that run commands within this process."""
+
+from tests.fleet.commands.conftest import fleet, refused
+
+__all__ = ["fleet", "refused"]
