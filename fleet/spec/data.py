@@ -16,24 +16,16 @@ from fleet.spec import fields as kinds
 class Target:
     """What networks predict for a sample."""
 
-    kind: Literal["class", "multilabel", "value", "mask"] = Field(
-        description=(
-            "class: one of several classes. multilabel: any number of labels. value: numbers. "
-            "mask: a class for each pixel."
-        )
-    )
-    outputs: kinds.Positive | None = Field(
-        default=None,
-        description=(
-            "Number of classes, labels or values. By default, as many as the data contains."
-        ),
-    )
-    names: tuple[str, ...] = Field(
-        default=(), description=("Names of the classes, labels or values.")
-    )
-    ignore: kinds.Whole | None = Field(
-        default=None, description=("Mask value of pixels excluded from loss and metrics.")
-    )
+    kind: Literal["class", "multilabel", "value", "mask"]
+    """class: one of several classes. multilabel: any number of labels. value: numbers. mask: a
+    class for each pixel.
+    """
+    outputs: kinds.Positive | None = None
+    """Number of classes, labels or values. By default, as many as the data contains."""
+    names: tuple[str, ...] = ()
+    """Names of the classes, labels or values."""
+    ignore: kinds.Whole | None = None
+    """Mask value of pixels excluded from loss and metrics."""
 
 
 TargetSetting = Literal["class", "multilabel", "value", "mask"] | Target
@@ -43,18 +35,12 @@ TargetSetting = Literal["class", "multilabel", "value", "mask"] | Target
 class EntryData:
     """Data settings of one entry that differ from `data` at the top."""
 
-    transforms: tuple[kinds.TransformItem, ...] | None = Field(
-        default=None,
-        description=(
-            "Transforms for the networks of this entry, instead of `data.transforms`. The "
-            "transforms that all entries share, up to the first random one, run once for all of "
-            "them."
-        ),
-    )
-    target: TargetSetting | None = Field(
-        default=None,
-        description=("Target of the networks of this entry, instead of `data.target`."),
-    )
+    transforms: tuple[kinds.TransformItem, ...] | None = None
+    """Transforms for the networks of this entry, instead of `data.transforms`. The transforms that
+    all entries share, up to the first random one, run once for all of them.
+    """
+    target: TargetSetting | None = None
+    """Target of the networks of this entry, instead of `data.target`."""
 
     def put_into(self, data: Data) -> Data:
         """Return the document's data settings with these applied."""
@@ -76,120 +62,76 @@ def pipeline_key(overrides: EntryData | None) -> str:
 class Data:
     """Where samples come from and how they are prepared."""
 
-    source: kinds.Source = Field(
-        default="image_folder",
-        description=(
-            "What reads the data: image folders (by class, or with masks), a table, arrays, files "
-            "of many samples, a Hugging Face data set, or one of two built-in data sets. An import "
-            "path names your own function that opens the data."
-        ),
-    )
-    path: str | None = Field(
-        default=None,
-        description=("File or folder of the data. The built-in data sets need none."),
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict,
-        description=(
-            "Further arguments of the source, by name. An unknown name is refused with a list of "
-            "the valid ones."
-        ),
-    )
-    validation: kinds.ShareOrPath | None = Field(
-        default=0.1,
-        description=(
-            "Validation data: a path, or the share of each class's samples to hold out, like 10%. "
-            "Data with its own validation split is not divided. null: no validation data."
-        ),
-    )
-    test: kinds.ShareOrPath | None = Field(
-        default=None,
-        description=(
-            "Held-out data, used only for the final score and never for selection: a path, or the "
-            "share of each class's training samples to set aside first, like 10%. Each finished "
-            "network is scored once, in the columns test_loss and test_accuracy of the results."
-        ),
-    )
-    target: TargetSetting | None = Field(
-        default=None,
-        description=(
-            "What networks predict, if the source cannot tell: class (one of several), multilabel "
-            "(any number of labels), value (numbers) or mask (a class for each pixel); or a "
-            "mapping with more settings."
-        ),
-    )
-    folds: Annotated[int, Field(ge=2), kinds.NO_FLAG] | None = Field(
-        default=None,
-        description=(
-            "Number of folds for cross-validation, instead of `validation`. Each network is "
-            "trained once per fold, as NAME-fold0, NAME-fold1, ...: it is validated on that fold "
-            "and trained on the others."
-        ),
-    )
-    transforms: tuple[kinds.TransformItem, ...] = Field(
-        default=("decode",),
-        description=(
-            "Transforms of each sample, in order: names, with parameters if they have any, and "
-            "import paths of your own functions."
-        ),
-    )
+    source: kinds.Source = "image_folder"
+    """What reads the data: image folders (by class, or with masks), a table, arrays, files of many
+    samples, a Hugging Face data set, or one of two built-in data sets. An import path names your
+    own function that opens the data.
+    """
+    path: str | None = None
+    """File or folder of the data. The built-in data sets need none."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the source, by name. An unknown name is refused with a list of the valid
+    ones.
+    """
+    validation: kinds.ShareOrPath | None = 0.1
+    """Validation data: a path, or the share of each class's samples to hold out, like 10%. Data
+    with its own validation split is not divided. null: no validation data.
+    """
+    test: kinds.ShareOrPath | None = None
+    """Held-out data, used only for the final score and never for selection: a path, or the share of
+    each class's training samples to set aside first, like 10%. Each finished network is scored
+    once, in the columns test_loss and test_accuracy of the results.
+    """
+    target: TargetSetting | None = None
+    """What networks predict, if the source cannot tell: class (one of several), multilabel (any
+    number of labels), value (numbers) or mask (a class for each pixel); or a mapping with more
+    settings.
+    """
+    folds: Annotated[int, Field(ge=2), kinds.NO_FLAG] | None = None
+    """Number of folds for cross-validation, instead of `validation`. Each network is trained once
+    per fold, as NAME-fold0, NAME-fold1, ...: it is validated on that fold and trained on the
+    others.
+    """
+    transforms: tuple[kinds.TransformItem, ...] = ("decode",)
+    """Transforms of each sample, in order: names, with parameters if they have any, and import
+    paths of your own functions.
+    """
     shared_memory: kinds.Size = Field(
-        default=2 * 10**9,
-        json_schema_extra=kinds.default_text("2GB"),
-        description=(
-            "Memory on each node for prepared samples, like 2GB. It limits how far apart networks "
-            "that share a stream can be."
-        ),
+        default=2 * 10**9, json_schema_extra=kinds.default_text("2GB")
     )
-    order: Literal["strict", "ring"] = Field(
-        default="strict",
-        description=(
-            "strict: all networks read the samples of an epoch in the same order, at most a window "
-            "apart. ring: the data set is cut into shards that circulate, and each network takes "
-            "the ones it still needs, at its own pace. Use ring for data sets larger than the "
-            "shared memory."
-        ),
-    )
-    shards: Annotated[int, Field(ge=2), kinds.NO_FLAG] = Field(
-        default=50,
-        description=("Number of shards for order: ring. A batch is drawn from one shard."),
-    )
-    cache: Literal["auto", "none", "memory", "file"] = Field(
-        default="auto",
-        description=(
-            "auto: the first of memory, file and none that suits the data; the run reports which "
-            "and why. none: samples are decoded again in every epoch. memory: decoded samples stay "
-            "in shared memory, so that each network trains at its own pace; they must all fit. "
-            "file: samples are decoded once, into a file in the run's folder. With memory each "
-            "network has its own shuffle, which does not depend on the schedule. Otherwise the "
-            "shuffle belongs to the stream's epochs; the history records it, and a replay repeats "
-            "it."
-        ),
-    )
-    augment_on: Literal["host", "device"] = Field(
-        default="host",
-        description=(
-            "Where the last random crop and the flips around it run. host: on the preprocessors. "
-            "device: in the engine's graph, with random numbers from the host, so that the result "
-            "is the same; samples then travel uncropped. A scale at the end always runs in the "
-            "engine."
-        ),
-    )
+    """Memory on each node for prepared samples, like 2GB. It limits how far apart networks that
+    share a stream can be.
+    """
+    order: Literal["strict", "ring"] = "strict"
+    """strict: all networks read the samples of an epoch in the same order, at most a window apart.
+    ring: the data set is cut into shards that circulate, and each network takes the ones it still
+    needs, at its own pace. Use ring for data sets larger than the shared memory.
+    """
+    shards: Annotated[int, Field(ge=2), kinds.NO_FLAG] = 50
+    """Number of shards for order: ring. A batch is drawn from one shard."""
+    cache: Literal["auto", "none", "memory", "file"] = "auto"
+    """auto: the first of memory, file and none that suits the data; the run reports which and why.
+    none: samples are decoded again in every epoch. memory: decoded samples stay in shared memory,
+    so that each network trains at its own pace; they must all fit. file: samples are decoded once,
+    into a file in the run's folder. With memory each network has its own shuffle, which does not
+    depend on the schedule. Otherwise the shuffle belongs to the stream's epochs; the history
+    records it, and a replay repeats it.
+    """
+    augment_on: Literal["host", "device"] = "host"
+    """Where the last random crop and the flips around it run. host: on the preprocessors. device:
+    in the engine's graph, with random numbers from the host, so that the result is the same;
+    samples then travel uncropped. A scale at the end always runs in the engine.
+    """
     data_timeout: Annotated[kinds.Duration, Field(gt=0)] = Field(
-        default=1800.0,
-        json_schema_extra=kinds.default_text("30min"),
-        description=(
-            "How long the run waits for a sample before it ends with an error, like 30min."
-        ),
+        default=1800.0, json_schema_extra=kinds.default_text("30min")
     )
+    """How long the run waits for a sample before it ends with an error, like 30min."""
     max_unreadable: Annotated[kinds.Share, Field(ge=0, le=1)] = Field(
-        default=0.01,
-        json_schema_extra=kinds.default_text("1%"),
-        description=(
-            "Largest share of unreadable samples, like 1%. Such samples are left out and reported; "
-            "if there are more, the run ends."
-        ),
+        default=0.01, json_schema_extra=kinds.default_text("1%")
     )
+    """Largest share of unreadable samples, like 1%. Such samples are left out and reported; if
+    there are more, the run ends.
+    """
 
     @model_validator(mode="after")
     def _agree(self) -> Data:

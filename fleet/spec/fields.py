@@ -1,7 +1,7 @@
 """Types of the keys of a spec, each with the JSON Schema that editors use.
 
-A key is a field of a frozen dataclass. Its ``Field(description=...)`` is what users read about it,
-in an editor and in ``docs/spec.md``.
+A key is a field of a frozen dataclass. The docstring below it, or a computed
+``Field(description=...)``, is what users read about it, in an editor and in ``docs/spec.md``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 from pydantic.fields import FieldInfo
 
+from fleet.spec.attribute_docs import describe_keys
 from fleet.spec.engines import ENGINES
 from fleet.spec.model import APPLICATIONS, FAMILIES, application_names
 from fleet.units import (
@@ -31,7 +32,12 @@ from preprocess.transforms import item_schema, parse_transform
 from scheduler.ensemble.policies import POLICIES
 
 # The configuration of all sections of a spec.
-STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+STRICT = ConfigDict(
+    extra="forbid",
+    arbitrary_types_allowed=True,
+    allow_inf_nan=False,
+    json_schema_extra=describe_keys,
+)
 
 IMPORT_PATH = {
     "title": "an import path",
@@ -44,11 +50,6 @@ IMPORT_PATH = {
 def default_text(default: str) -> dict[str, JsonValue]:
     """Return the default as users write it, for the JSON Schema."""
     return {"default": default}
-
-
-def optional(description: str) -> Any:
-    """Return the field of a key that is None by default."""
-    return Field(default=None, description=description)
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -88,11 +89,12 @@ def _families() -> list[dict[str, Any]]:
     ]
 
 
-def _written(notation: Notation, **bounds: float) -> WithJsonSchema:
+def _written(notation: Notation, **bounds: float) -> OneOf:
     """Return the schema of a quantity with a unit, or of a bare number within bounds."""
     text = {"type": "string", "pattern": notation.pattern, "examples": list(notation.examples)}
     number = {"type": "number", "minimum": 0, **bounds}
-    return WithJsonSchema({"anyOf": [text, number]} if notation.has_bare_numbers else text)
+    # Copies, since pydantic writes the default of a key into its schema.
+    return OneOf(lambda: [dict(text), number] if notation.has_bare_numbers else [dict(text)])
 
 
 def _checked(parse: Callable[[Any], object]) -> BeforeValidator:

@@ -30,6 +30,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as validated
 
 from fleet.errors import FleetError, UserError
+from fleet.spec.attribute_docs import describe_keys
 from fleet.spec.engines import EngineInfo
 from fleet.units import pluralize
 from preprocess.base import InputError, import_function
@@ -47,101 +48,68 @@ APPLICATIONS = EngineInfo.applications
 # Pixels: the ImageNet stem and four stages reduce 96 pixels to three, and 32 pixels to one.
 SMALL_BELOW = 96
 
-_SETTINGS = ConfigDict(extra="forbid")
+_SETTINGS = ConfigDict(extra="forbid", json_schema_extra=describe_keys)
 
 
 @validated(frozen=True, config=_SETTINGS)
 class ResNet:
     """A residual network. The defaults are ResNet-50 on large images."""
 
-    blocks: Counts = Field(
-        default=(3, 4, 6, 3),
-        description=(
-            "Number of residual blocks in each stage. Each stage but the first halves the image "
-            "and doubles the width."
-        ),
-    )
-    width: Count = Field(
-        default=64,
-        description=(
-            "Number of filters in the first stage; of the inner convolutions if blocks are "
-            "bottlenecks."
-        ),
-    )
-    bottleneck: Annotated[bool, Field(strict=True)] | Literal["auto"] = Field(
-        default="auto",
-        description=(
-            "true: blocks are bottlenecks (1x1, 3x3 and 1x1 convolutions, with four times as many "
-            "outer filters). false: blocks are two 3x3 convolutions. auto: bottlenecks if the stem "
-            "is imagenet, as in the paper."
-        ),
-    )
-    stem: Stem = Field(
-        default="auto",
-        description=(
-            "First layers. imagenet: a 7x7 convolution with stride 2, then pooling. small: one 3x3 "
-            "convolution. auto: small for images below 96 pixels."
-        ),
-    )
-    norm: Norm = Field(
-        default="batch", description=("Batch normalization after every convolution, or none.")
-    )
-    dropout: Dropout = Field(default=0.0, description=("Dropout rate before the classifier."))
+    blocks: Counts = (3, 4, 6, 3)
+    """Number of residual blocks in each stage. Each stage but the first halves the image and
+    doubles the width.
+    """
+    width: Count = 64
+    """Number of filters in the first stage; of the inner convolutions if blocks are bottlenecks."""
+    bottleneck: Annotated[bool, Field(strict=True)] | Literal["auto"] = "auto"
+    """true: blocks are bottlenecks (1x1, 3x3 and 1x1 convolutions, with four times as many outer
+    filters). false: blocks are two 3x3 convolutions. auto: bottlenecks if the stem is imagenet, as
+    in the paper.
+    """
+    stem: Stem = "auto"
+    """First layers. imagenet: a 7x7 convolution with stride 2, then pooling. small: one 3x3
+    convolution. auto: small for images below 96 pixels.
+    """
+    norm: Norm = "batch"
+    """Batch normalization after every convolution, or none."""
+    dropout: Dropout = 0.0
+    """Dropout rate before the classifier."""
 
 
 @validated(frozen=True, config=_SETTINGS)
 class DenseNet:
     """A dense network. The defaults are DenseNet-121."""
 
-    blocks: Counts = Field(
-        default=(6, 12, 24, 16),
-        description=(
-            "Number of layers in each dense block. A transition between two blocks halves the "
-            "image."
-        ),
-    )
-    growth: Count = Field(
-        default=32,
-        description=("Number of feature maps that each layer adds; the stem has twice as many."),
-    )
-    compression: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = Field(
-        default=0.5, description=("Share of the feature maps that a transition keeps.")
-    )
-    stem: Stem = Field(
-        default="auto",
-        description=(
-            "First layers. imagenet: a 7x7 convolution with stride 2, then pooling. small: one 3x3 "
-            "convolution. auto: small for images below 96 pixels."
-        ),
-    )
-    norm: Norm = Field(
-        default="batch", description=("Batch normalization before every activation, or none.")
-    )
-    dropout: Dropout = Field(default=0.0, description=("Dropout rate before the classifier."))
+    blocks: Counts = (6, 12, 24, 16)
+    """Number of layers in each dense block. A transition between two blocks halves the image."""
+    growth: Count = 32
+    """Number of feature maps that each layer adds; the stem has twice as many."""
+    compression: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = 0.5
+    """Share of the feature maps that a transition keeps."""
+    stem: Stem = "auto"
+    """First layers. imagenet: a 7x7 convolution with stride 2, then pooling. small: one 3x3
+    convolution. auto: small for images below 96 pixels.
+    """
+    norm: Norm = "batch"
+    """Batch normalization before every activation, or none."""
+    dropout: Dropout = 0.0
+    """Dropout rate before the classifier."""
 
 
 @validated(frozen=True, config=_SETTINGS)
 class CNN:
     """A plain convolutional network."""
 
-    filters: Counts = Field(
-        default=(32, 64),
-        description=(
-            "Number of filters of each convolution. Each is followed by pooling that halves the "
-            "image."
-        ),
-    )
-    dense: tuple[Count, ...] = Field(
-        default=(128,),
-        description=(
-            "Number of units of each hidden layer between the convolutions and the classifier."
-        ),
-    )
-    kernel: Count = Field(default=3, description=("Kernel size of the convolutions, in pixels."))
-    norm: Norm = Field(
-        default="batch", description=("Batch normalization after every convolution, or none.")
-    )
-    dropout: Dropout = Field(default=0.0, description=("Dropout rate after each hidden layer."))
+    filters: Counts = (32, 64)
+    """Number of filters of each convolution. Each is followed by pooling that halves the image."""
+    dense: tuple[Count, ...] = (128,)
+    """Number of units of each hidden layer between the convolutions and the classifier."""
+    kernel: Count = 3
+    """Kernel size of the convolutions, in pixels."""
+    norm: Norm = "batch"
+    """Batch normalization after every convolution, or none."""
+    dropout: Dropout = 0.0
+    """Dropout rate after each hidden layer."""
 
 
 @validated(frozen=True, config=_SETTINGS)

@@ -1,7 +1,7 @@
 """The keys of a spec as frozen dataclasses, from the document to one network.
 
-The ``Field(description=...)`` of a key is the only place that explains it: the JSON Schema and
-``docs/spec.md`` are generated from there.
+The docstring below a key (a ``Field(description=...)`` if it is computed) is the only place that
+explains it: the JSON Schema and ``docs/spec.md`` are generated from there.
 """
 
 from __future__ import annotations
@@ -49,74 +49,39 @@ def _read_by(setting: str) -> str:
 class ModelEntry:
     """An entry of `models`, for one network or many."""
 
-    family: kinds.Family | None = Field(
-        default=None,
-        description=("A model family of FLEET, or the name of a model in keras.applications."),
-    )
-    build: kinds.ImportPath | None = Field(
-        default=None,
-        description=(
-            "Instead of a family: the import path of your own function, which returns a "
-            "keras.Model, or a torch.nn.Module for the engine torch. Its module may be next to the "
-            "spec."
-        ),
-    )
-    name: str | None = Field(
-        default=None,
-        description=(
-            "Name of the network in all results. Default: the name of the family or function. "
-            "Several networks of one entry (`space`, `grid`) are numbered: NAME-0, NAME-1, ..."
-        ),
-    )
-    args: dict[str, Any] = Field(
-        default_factory=dict,
-        description=("Arguments of the family or function, for all networks of the entry."),
-    )
-    count: Annotated[int, Field(ge=1, le=MAX_NETWORKS), kinds.NO_FLAG] | None = Field(
-        default=None, description=("Number of networks to draw at random from `space`.")
-    )
-    space: Space | None = Field(
-        default=None,
-        description=(
-            "Parameters to draw at random, or to be proposed by `search`: for an argument, or for "
-            "a setting like train.optimizer.learning_rate, a list of values or a range {low, high, "
-            "log, integer}. If one key is below another one, such as train.optimizer.momentum "
-            "below train.optimizer, the deeper key wins, and no value of the other key may set the "
-            "same setting."
-        ),
-    )
-    search: Search | None = Field(
-        default=None,
-        description=(
-            "Instead of `count`: a sampler that proposes networks from `space` during the run."
-        ),
-    )
-    grid: Grid | None = Field(
-        default=None,
-        description=(
-            "Parameters whose combinations are all trained: for an argument, or for a setting like "
-            "train.batch.size, a list of values."
-        ),
-    )
-    gpus: kinds.Positive | tuple[kinds.Positive, kinds.Positive] | None = Field(
-        default=None,
-        description=(
-            "Number of GPUs for the network, or [min, max]. Default: from 1 to as many as make it "
-            "faster."
-        ),
-    )
-    train: dict[str, Any] = Field(
-        default_factory=dict,
-        description=(
-            "Training settings of this entry. Other settings come from `train` at the top."
-        ),
-    )
-    data: EntryData | None = Field(
-        default=None,
-        description=(
-            "`transforms` or `target` for this entry. Other settings come from `data` at the top."
-        ),
-    )
+    family: kinds.Family | None = None
+    """A model family of FLEET, or the name of a model in keras.applications."""
+    build: kinds.ImportPath | None = None
+    """Instead of a family: the import path of your own function, which returns a keras.Model, or a
+    torch.nn.Module for the engine torch. Its module may be next to the spec.
+    """
+    name: str | None = None
+    """Name of the network in all results. Default: the name of the family or function. Several
+    networks of one entry (`space`, `grid`) are numbered: NAME-0, NAME-1, ...
+    """
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the family or function, for all networks of the entry."""
+    count: Annotated[int, Field(ge=1, le=MAX_NETWORKS), kinds.NO_FLAG] | None = None
+    """Number of networks to draw at random from `space`."""
+    space: Space | None = None
+    """Parameters to draw at random, or to be proposed by `search`: for an argument, or for a
+    setting like train.optimizer.learning_rate, a list of values or a range {low, high, log,
+    integer}. If one key is below another one, such as train.optimizer.momentum below
+    train.optimizer, the deeper key wins, and no value of the other key may set the same setting.
+    """
+    search: Search | None = None
+    """Instead of `count`: a sampler that proposes networks from `space` during the run."""
+    grid: Grid | None = None
+    """Parameters whose combinations are all trained: for an argument, or for a setting like
+    train.batch.size, a list of values.
+    """
+    gpus: kinds.Positive | tuple[kinds.Positive, kinds.Positive] | None = None
+    """Number of GPUs for the network, or [min, max]. Default: from 1 to as many as make it faster.
+    """
+    train: dict[str, Any] = Field(default_factory=dict)
+    """Training settings of this entry. Other settings come from `train` at the top."""
+    data: EntryData | None = None
+    """`transforms` or `target` for this entry. Other settings come from `data` at the top."""
 
     @property
     def stem(self) -> str:
@@ -215,13 +180,10 @@ class Schedule:
             "it faster. " + _read_by("peak_limited")
         ),
     )
-    rates: str | None = Field(
-        default=None,
-        description=(
-            "File with training rates, such as profile.json of an earlier run. Default: rates are "
-            "measured (see `profile`)."
-        ),
-    )
+    rates: str | None = None
+    """File with training rates, such as profile.json of an earlier run. Default: rates are measured
+    (see `profile`).
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -235,45 +197,32 @@ class Schedule:
 class Profile:
     """Rate measurement: how the run measures the training rates of networks."""
 
-    when: Literal["online", "offline"] = Field(
-        default="online",
-        description=(
-            "online: training starts immediately with estimated rates, which the training steps "
-            "correct; the other keys are ignored. offline: every network is timed on synthetic "
-            "samples before training (appendix B.3 of the paper)."
-        ),
-    )
-    batches: Annotated[int, Field(ge=2), kinds.NO_FLAG] = Field(
-        default=48, description=("Maximum number of training steps per measurement.")
-    )
-    timed: kinds.Positive = Field(
-        default=20,
-        description=(
-            "Number of these steps, counted from the end, that are timed. The steps before them "
-            "are warm-up."
-        ),
-    )
+    when: Literal["online", "offline"] = "online"
+    """online: training starts immediately with estimated rates, which the training steps correct;
+    the other keys are ignored. offline: every network is timed on synthetic samples before training
+    (appendix B.3 of the paper).
+    """
+    batches: Annotated[int, Field(ge=2), kinds.NO_FLAG] = 48
+    """Maximum number of training steps per measurement."""
+    timed: kinds.Positive = 20
+    """Number of these steps, counted from the end, that are timed. The steps before them are
+    warm-up.
+    """
     seconds: Annotated[kinds.Duration, Field(gt=0)] = Field(
-        default=30.0,
-        json_schema_extra=kinds.default_text("30s"),
-        description=("Time limit of one measurement, like 30s. Up to half of it may be warm-up."),
+        default=30.0, json_schema_extra=kinds.default_text("30s")
     )
+    """Time limit of one measurement, like 30s. Up to half of it may be warm-up."""
     spread: Annotated[kinds.Share, Field(ge=0, le=1)] = Field(
-        default=0.01,
-        json_schema_extra=kinds.default_text("1%"),
-        description=(
-            "A measurement ends early once the standard error of the rate is at most this share of "
-            "the rate, like 1%. 0: it never ends early."
-        ),
+        default=0.01, json_schema_extra=kinds.default_text("1%")
     )
-    max_gpus: kinds.Positive | None = Field(
-        default=None,
-        description=(
-            "Maximum number of GPUs to measure a network on. Default: the GPUs of two nodes, or as "
-            "many as the slowest network needs to keep up with the fastest, if that is more "
-            "(appendix B.3 of the paper)."
-        ),
-    )
+    """A measurement ends early once the standard error of the rate is at most this share of the
+    rate, like 1%. 0: it never ends early.
+    """
+    max_gpus: kinds.Positive | None = None
+    """Maximum number of GPUs to measure a network on. Default: the GPUs of two nodes, or as many as
+    the slowest network needs to keep up with the fastest, if that is more (appendix B.3 of the
+    paper).
+    """
 
     @model_validator(mode="after")
     def _check_warm_up(self) -> Profile:
@@ -296,97 +245,60 @@ class Resources:
             + " ".join(f"{engine.name}: {engine.help}." for engine in ENGINES.values())
         ),
     )
-    time_scale: kinds.AboveZero = Field(
-        default=1.0,
-        description=(
-            "Only for the engine emulated: how many seconds one second of training takes."
-        ),
-    )
-    preprocessors: Annotated[int, Field(ge=0), kinds.NO_FLAG] | Literal["auto"] = Field(
-        default="auto",
-        description=(
-            "Number of ranks that prepare samples. auto: all ranks that do not train on a GPU; "
-            "without GPUs, one in eight on each node."
-        ),
-    )
-    gpus_per_node: kinds.Positive | Literal["auto"] = Field(
-        default="auto",
-        description=(
-            "Number of GPUs per node that train networks; without GPUs, number of ranks per node. "
-            "auto: all GPUs; without GPUs, all ranks that do not prepare samples."
-        ),
-    )
-    networks_per_gpu: Annotated[int, Field(ge=1, le=MAX_SLOTS), kinds.NO_FLAG] | Literal["auto"] = (
-        Field(
-            default=1,
-            description=(
-                "Maximum number of networks that share a GPU while there are more networks than "
-                "GPUs; each needs a rank. auto: as many as there are ranks for, as long as "
-                "measurements show that sharing is faster. Without GPUs, networks share CPU cores "
-                "in the same way."
-            ),
-        )
-    )
-    exchange: Literal["auto", "horovod", "mpi", "library"] = Field(
-        default="auto",
-        description=(
-            "How the GPUs of a group exchange gradients. horovod: during the backward pass. mpi: "
-            "one MPI reduction after each step. library: PyTorch's process groups (NCCL on GPUs, "
-            "else gloo), only for the engine torch. auto: Horovod for keras if it is installed, "
-            "library for torch on GPUs, otherwise MPI."
-        ),
-    )
+    time_scale: kinds.AboveZero = 1.0
+    """Only for the engine emulated: how many seconds one second of training takes."""
+    preprocessors: Annotated[int, Field(ge=0), kinds.NO_FLAG] | Literal["auto"] = "auto"
+    """Number of ranks that prepare samples. auto: all ranks that do not train on a GPU; without
+    GPUs, one in eight on each node.
+    """
+    gpus_per_node: kinds.Positive | Literal["auto"] = "auto"
+    """Number of GPUs per node that train networks; without GPUs, number of ranks per node. auto:
+    all GPUs; without GPUs, all ranks that do not prepare samples.
+    """
+    networks_per_gpu: Annotated[int, Field(ge=1, le=MAX_SLOTS), kinds.NO_FLAG] | Literal["auto"] = 1
+    """Maximum number of networks that share a GPU while there are more networks than GPUs; each
+    needs a rank. auto: as many as there are ranks for, as long as measurements show that sharing is
+    faster. Without GPUs, networks share CPU cores in the same way.
+    """
+    exchange: Literal["auto", "horovod", "mpi", "library"] = "auto"
+    """How the GPUs of a group exchange gradients. horovod: during the backward pass. mpi: one MPI
+    reduction after each step. library: PyTorch's process groups (NCCL on GPUs, else gloo), only for
+    the engine torch. auto: Horovod for keras if it is installed, library for torch on GPUs,
+    otherwise MPI.
+    """
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Checkpoint:
     """Checkpoints: what is kept on disk and how often it is saved."""
 
-    every: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
-        default=None,
-        description=(
-            "How often to save a network within an epoch, like 10min. It is always saved at the "
-            "end of an epoch."
-        ),
-    )
-    keep: Literal["best+last", "last"] = Field(
-        default="best+last",
-        description=(
-            "Which checkpoints of each network to keep. best+last: the best epoch, which is "
-            "exported, and the last one, from which training resumes. last: only the last one, "
-            "which is also exported. If there is room, the second to last checkpoint is kept, too, "
-            "in case the last one is damaged."
-        ),
-    )
-    quota: Annotated[kinds.Size, Field(gt=0)] | None = Field(
-        default=None,
-        description=(
-            "Disk space for all checkpoints and exports of the run, like 20GB. Default: unlimited."
-        ),
-    )
+    every: Annotated[kinds.Duration, Field(gt=0)] | None = None
+    """How often to save a network within an epoch, like 10min. It is always saved at the end of an
+    epoch.
+    """
+    keep: Literal["best+last", "last"] = "best+last"
+    """Which checkpoints of each network to keep. best+last: the best epoch, which is exported, and
+    the last one, from which training resumes. last: only the last one, which is also exported. If
+    there is room, the second to last checkpoint is kept, too, in case the last one is damaged.
+    """
+    quota: Annotated[kinds.Size, Field(gt=0)] | None = None
+    """Disk space for all checkpoints and exports of the run, like 20GB. Default: unlimited."""
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Document:
     """A spec: networks, data, and how to train."""
 
-    models: tuple[ModelEntry, ...] = Field(
-        description=(
-            "The networks to train: a list of entries, each for one network or many. It may be "
-            "empty if the run stays open for more (`keep_open`)."
-        )
-    )
-    name: str = Field(
-        default="ensemble",
-        description=("Name of the run: letters, digits, dots, dashes and underscores."),
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**64), kinds.NO_FLAG] = Field(
-        default=0,
-        description=(
-            "Seed of all random choices: drawn networks, initial weights, the order of samples and "
-            "augmentation."
-        ),
-    )
+    models: tuple[ModelEntry, ...]
+    """The networks to train: a list of entries, each for one network or many. It may be empty if
+    the run stays open for more (`keep_open`).
+    """
+    name: str = "ensemble"
+    """Name of the run: letters, digits, dots, dashes and underscores."""
+    seed: Annotated[int, Field(ge=0, lt=2**64), kinds.NO_FLAG] = 0
+    """Seed of all random choices: drawn networks, initial weights, the order of samples and
+    augmentation.
+    """
     data: Data = Data()
     train: Train = Train()
     schedule: Schedule = Schedule()
@@ -394,57 +306,35 @@ class Document:
     profile: Profile = Profile()
     resources: Resources = Resources()
     checkpoint: Checkpoint = Checkpoint()
-    walltime: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
-        default=None,
-        description=(
-            "Time limit of a launch, like 2h. Shortly before it, the run saves everything and "
-            "stops with exit status 75; the same command resumes it. If the limit of the batch "
-            "system is shorter, that limit applies."
-        ),
-    )
-    keep_open: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
-        default=None,
-        description=(
-            "How long the run waits for more networks once all have finished, like 10min. Default: "
-            "it ends."
-        ),
-    )
-    retries: Annotated[int, Field(ge=0, le=100), kinds.NO_FLAG] = Field(
-        default=2,
-        description=(
-            "Number of times that a network is retried after a transient error, such as a file "
-            "server that does not answer."
-        ),
-    )
-    max_deaths: Annotated[int, Field(ge=1, le=100), kinds.NO_FLAG] = Field(
-        default=2,
-        description=(
-            "Number of times that ranks may die, or become unresponsive, while training a network, "
-            "over all launches and without an epoch in between, until the network counts as "
-            "failed. A network that may have killed ranks is trained last."
-        ),
-    )
-    trackers: tuple[kinds.TrackItem, ...] = Field(
-        default=(),
-        description=(
-            "Trackers to write at the end of each epoch, in a separate process: a list of mlflow, "
-            "wandb and optuna, or of {mlflow: PATH}. Default path: the subfolder track of the run. "
-            "A failing tracker is reported once; fleet export can write the same data later."
-        ),
-    )
-    output: str = Field(
-        default="",
-        description=(
-            "Folder of the run: results, checkpoints, logs and the report. Default: runs/NAME."
-        ),
-    )
-    defaults: Annotated[Literal["0.2", "0.3"], BeforeValidator(_as_text)] = Field(
-        default="0.3",
-        description=(
-            "Version of FLEET whose defaults apply. In 0.2 the default learning rate of every "
-            "optimizer was 0.01. A run that began with 0.2 keeps that default when it resumes."
-        ),
-    )
+    walltime: Annotated[kinds.Duration, Field(gt=0)] | None = None
+    """Time limit of a launch, like 2h. Shortly before it, the run saves everything and stops with
+    exit status 75; the same command resumes it. If the limit of the batch system is shorter, that
+    limit applies.
+    """
+    keep_open: Annotated[kinds.Duration, Field(gt=0)] | None = None
+    """How long the run waits for more networks once all have finished, like 10min. Default: it
+    ends.
+    """
+    retries: Annotated[int, Field(ge=0, le=100), kinds.NO_FLAG] = 2
+    """Number of times that a network is retried after a transient error, such as a file server that
+    does not answer.
+    """
+    max_deaths: Annotated[int, Field(ge=1, le=100), kinds.NO_FLAG] = 2
+    """Number of times that ranks may die, or become unresponsive, while training a network, over
+    all launches and without an epoch in between, until the network counts as failed. A network that
+    may have killed ranks is trained last.
+    """
+    trackers: tuple[kinds.TrackItem, ...] = ()
+    """Trackers to write at the end of each epoch, in a separate process: a list of mlflow, wandb
+    and optuna, or of {mlflow: PATH}. Default path: the subfolder track of the run. A failing
+    tracker is reported once; fleet export can write the same data later.
+    """
+    output: str = ""
+    """Folder of the run: results, checkpoints, logs and the report. Default: runs/NAME."""
+    defaults: Annotated[Literal["0.2", "0.3"], BeforeValidator(_as_text)] = "0.3"
+    """Version of FLEET whose defaults apply. In 0.2 the default learning rate of every optimizer
+    was 0.01. A run that began with 0.2 keeps that default when it resumes.
+    """
 
     def data_overrides(self, entry: ModelEntry) -> EntryData | None:
         """Return the data settings in which an entry differs; None if there are none."""

@@ -9,7 +9,7 @@ from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from fleet.errors import UserError
@@ -17,6 +17,7 @@ from fleet.plugins import load_named
 from fleet.spec.fields import (
     IMPORT_PATH,
     NO_FLAG,
+    STRICT,
     AboveZero,
     Duration,
     OneOf,
@@ -29,21 +30,17 @@ from preprocess.user_code import UserCode
 
 Mode: TypeAlias = Literal["maximize", "minimize"]
 
-_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-
 MAX_TRIALS = 10_000  # of one entry; a larger number is a typo, as for `count`
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Budget:
     """The budget of a search. Once it is spent, no more networks are proposed or resumed."""
 
-    epochs: Positive | None = Field(
-        default=None, description=("Number of epochs over all networks of the entry.")
-    )
-    gpu_hours: AboveZero | None = Field(
-        default=None, description=("GPU hours over all networks of the entry.")
-    )
+    epochs: Positive | None = None
+    """Number of epochs over all networks of the entry."""
+    gpu_hours: AboveZero | None = None
+    """GPU hours over all networks of the entry."""
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> Budget:
@@ -61,22 +58,17 @@ NETWORK_OBJECTIVES: Mapping[str, Mode] = {
 }
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Objective:
     """A quantity that a search maximizes or minimizes."""
 
-    value: str = Field(
-        description=(
-            "Quantity to optimize: loss, accuracy or a metric in the network's best epoch, with "
-            "val_ in front for validation data; or parameters (number of weights), rate (samples/s "
-            "on one GPU), epochs or seconds (training time). The first objective must be a loss, "
-            "an accuracy or a metric."
-        )
-    )
-    mode: Mode | None = Field(
-        default=None,
-        description=("Whether to maximize or minimize it. Only required for your own metrics."),
-    )
+    value: str
+    """Quantity to optimize: loss, accuracy or a metric in the network's best epoch, with val_ in
+    front for validation data; or parameters (number of weights), rate (samples/s on one GPU),
+    epochs or seconds (training time). The first objective must be a loss, an accuracy or a metric.
+    """
+    mode: Mode | None = None
+    """Whether to maximize or minimize it. Only required for your own metrics."""
 
     @property
     def sense(self) -> Mode | None:
@@ -91,17 +83,14 @@ class Objective:
         return "minimize"
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Search:
     """A search: what proposes the networks of an entry, and how many."""
 
-    sampler: str = Field(
-        default="random",
-        description=(
-            "What proposes values from the space: random, grid (all combinations, in order), or "
-            "the import path of your own class. Its module may be next to the spec."
-        ),
-    )
+    sampler: str = "random"
+    """What proposes values from the space: random, grid (all combinations, in order), or the import
+    path of your own class. Its module may be next to the spec.
+    """
     max_trials: Annotated[int, Field(ge=1, le=MAX_TRIALS), NO_FLAG] | None = Field(
         default=None,
         description=(
@@ -109,51 +98,35 @@ class Search:
             "required, except for grid, which ends by itself."
         ),
     )
-    budget: Budget | None = Field(
-        default=None,
-        description=(
-            "Budget of all networks of the entry together, in addition to `max_trials`. Networks "
-            "that were proposed before it is spent continue."
-        ),
-    )
-    max_concurrent: Positive | Literal["auto"] = Field(
-        default="auto",
-        description=(
-            "Maximum number of active networks (neither finished nor paused) of the entry. auto: "
-            "as many as there are trainers, and at least two more than are training, so that the "
-            "next network is ready before GPUs become free."
-        ),
-    )
-    objectives: tuple[Objective, ...] = Field(
-        default=(),
-        description=(
-            "Objectives, if you optimize more than `train.stopping.monitor`. The first objective "
-            "replaces the monitor: it decides which epoch is the best, and networks are reported "
-            "and pruned by it. The sampler receives the values of all objectives."
-        ),
-    )
-    warm_start: tuple[str, ...] = Field(
-        default=(),
-        description=(
-            "Folders of earlier runs. Before its first proposal the sampler receives their results "
-            "whose values lie in the space."
-        ),
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description=("Further arguments of the sampler, by name.")
-    )
-    seed: Annotated[int, Field(ge=0), NO_FLAG] = Field(
-        default=0, description=("Seed of the sampler's random choices.")
-    )
+    budget: Budget | None = None
+    """Budget of all networks of the entry together, in addition to `max_trials`. Networks that were
+    proposed before it is spent continue.
+    """
+    max_concurrent: Positive | Literal["auto"] = "auto"
+    """Maximum number of active networks (neither finished nor paused) of the entry. auto: as many
+    as there are trainers, and at least two more than are training, so that the next network is
+    ready before GPUs become free.
+    """
+    objectives: tuple[Objective, ...] = ()
+    """Objectives, if you optimize more than `train.stopping.monitor`. The first objective replaces
+    the monitor: it decides which epoch is the best, and networks are reported and pruned by it. The
+    sampler receives the values of all objectives.
+    """
+    warm_start: tuple[str, ...] = ()
+    """Folders of earlier runs. Before its first proposal the sampler receives their results whose
+    values lie in the space.
+    """
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the sampler, by name."""
+    seed: Annotated[int, Field(ge=0), NO_FLAG] = 0
+    """Seed of the sampler's random choices."""
     timeout: Annotated[Duration, Field(gt=0)] = Field(
-        default=60.0,
-        json_schema_extra=default_text("1min"),
-        description=(
-            "Time limit for one call of the sampler. Networks keep training during the call; a "
-            "network at the end of an epoch waits for the answer. A sampler that takes longer is "
-            "not called again in this launch."
-        ),
+        default=60.0, json_schema_extra=default_text("1min")
     )
+    """Time limit for one call of the sampler. Networks keep training during the call; a network at
+    the end of an epoch waits for the answer. A sampler that takes longer is not called again in
+    this launch.
+    """
 
     @model_validator(mode="after")
     def _check_end(self) -> Search:
@@ -257,7 +230,7 @@ def _for(setting: str) -> str:
 RuleName = Annotated[str, OneOf(lambda: [{"enum": list(RULES)}, IMPORT_PATH])]
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Prune:
     """The rule by which networks of the run are paused or pruned before they finish."""
 

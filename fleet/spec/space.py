@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as validated
 
 from fleet.errors import UserError
+from fleet.spec.attribute_docs import describe_keys
 from fleet.spec.fields import NO_FLAG, Whole
 from fleet.spec.old_keys import oldest_name
 from fleet.spec.origin import is_below
@@ -37,19 +38,18 @@ Bound = Whole | Annotated[FiniteFloat, NO_FLAG]
 Flag = Annotated[bool, Field(strict=True)]
 
 
-@validated(frozen=True, config=ConfigDict(extra="forbid"))
+@validated(frozen=True, config=ConfigDict(extra="forbid", json_schema_extra=describe_keys))
 class Range:
     """A range of numbers from which a parameter is drawn uniformly."""
 
-    low: Bound = Field(description=("Smallest value that is drawn."))
-    high: Bound = Field(description=("Largest value that is drawn."))
-    log: Flag = Field(
-        default=False,
-        description=(
-            "Draw the logarithm uniformly, for parameters whose order of magnitude matters."
-        ),
-    )
-    integer: Flag = Field(default=False, description=("Draw integers only, no real numbers."))
+    low: Bound
+    """Smallest value that is drawn."""
+    high: Bound
+    """Largest value that is drawn."""
+    log: Flag = False
+    """Draw the logarithm uniformly, for parameters whose order of magnitude matters."""
+    integer: Flag = False
+    """Draw integers only, no real numbers."""
 
     @model_validator(mode="after")
     def _check(self) -> Range:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema,
 from pydantic.dataclasses import dataclass
 
 from fleet.spec import fields as kinds
-from fleet.spec.fields import AboveZero, BelowOne, NotNegative, Positive, Real, optional
+from fleet.spec.fields import AboveZero, BelowOne, NotNegative, Positive, Real
 from fleet.spec.measures import FIELDS, Measure, check_measures, check_monitor
 from fleet.vocabulary.measures import UP, direction_of
 from fleet.vocabulary.schedules import schedule_schema
@@ -44,30 +44,20 @@ class Batch:
             "from `schedule.rates`, or are measured before training."
         ),
     )
-    when_scaled: Literal["fixed", "per_gpu"] = Field(
-        default="fixed",
-        description=(
-            "How several GPUs share a batch. fixed: they split it, so that the result does not "
-            "depend on their number. per_gpu: each GPU takes a batch of this size, and the "
-            "learning rate is multiplied by the number of GPUs (the linear scaling rule)."
-        ),
-    )
-    learning_rate: Literal["linear", "sqrt", "fixed"] = Field(
-        default="linear",
-        description=(
-            "Only for a size [min, max]: how the learning rate, which is meant for the smallest "
-            "batch, scales in an epoch with a larger one. linear: with the batch size. sqrt: with "
-            "its square root. fixed: not at all. A schedule counts steps, whatever their batch "
-            "size."
-        ),
-    )
-    accumulate: Positive = Field(
-        default=1,
-        description=(
-            "Number of training steps whose gradients are averaged before the weights change. The "
-            "effective batch is this many times `size`, without more memory on a GPU."
-        ),
-    )
+    when_scaled: Literal["fixed", "per_gpu"] = "fixed"
+    """How several GPUs share a batch. fixed: they split it, so that the result does not depend on
+    their number. per_gpu: each GPU takes a batch of this size, and the learning rate is multiplied
+    by the number of GPUs (the linear scaling rule).
+    """
+    learning_rate: Literal["linear", "sqrt", "fixed"] = "linear"
+    """Only for a size [min, max]: how the learning rate, which is meant for the smallest batch,
+    scales in an epoch with a larger one. linear: with the batch size. sqrt: with its square root.
+    fixed: not at all. A schedule counts steps, whatever their batch size.
+    """
+    accumulate: Positive = 1
+    """Number of training steps whose gradients are averaged before the weights change. The
+    effective batch is this many times `size`, without more memory on a GPU.
+    """
 
     @property
     def is_elastic(self) -> bool:
@@ -112,111 +102,106 @@ class Batch:
 class Optimizer:
     """A Keras optimizer. Missing parameters have the defaults of Keras."""
 
-    name: kinds.OptimizerName = Field(
-        default="sgd",
-        description=(
-            "Optimizer: a name of Keras in lower case, or the import path of your own function, "
-            "which is called with learning_rate and `args` and returns a "
-            "keras.optimizers.Optimizer. For the engine torch it takes the parameters first and "
-            "returns a torch.optim.Optimizer."
-        ),
-    )
+    name: kinds.OptimizerName = "sgd"
+    """Optimizer: a name of Keras in lower case, or the import path of your own function, which is
+    called with learning_rate and `args` and returns a keras.optimizers.Optimizer. For the engine
+    torch it takes the parameters first and returns a torch.optim.Optimizer.
+    """
     learning_rate: Annotated[
         AboveZero | dict[str, Any] | None, WithJsonSchema(schedule_schema())
-    ] = optional(
-        "Learning rate: a number, or a Keras schedule with its arguments, like {name: CosineDecay, "
-        "initial_learning_rate: 0.1, decay_steps: 1000}. Default: as in Keras, 0.01 for sgd, "
-        "0.0025 for schedulefreeadamw, 0.001 for all others; for your own function its default, or "
-        "0.01 if it has none."
-    )
-    momentum: BelowOne | None = optional("Only for sgd, rmsprop and muon: momentum.")
-    nesterov: bool | None = optional("Only for sgd and muon: use Nesterov momentum.")
-    beta_1: BelowOne | None = optional(
-        "Only for Adam and its variants, lamb and lion: decay of the running mean of the gradients."
-    )
-    beta_2: BelowOne | None = optional(
-        "Only for Adam and its variants, lamb and lion: decay of the running mean of the squared "
-        "gradients."
-    )
-    epsilon: AboveZero | None = optional(
-        "Not for sgd, lion, ftrl and adafactor: a small number in the denominator, for numerical "
-        "stability."
-    )
-    weight_decay: NotNegative | None = optional("Weight decay, multiplied by the learning rate.")
-    global_clipnorm: AboveZero | None = optional("Clip all gradients together to this norm.")
-    clipnorm: AboveZero | None = optional("Clip the gradient of each variable to this norm.")
-    clipvalue: AboveZero | None = optional("Clip gradients to this absolute value.")
-    use_ema: bool | None = optional(
-        "Evaluate and export the network with running means of its weights and of its batch "
-        "normalization statistics."
-    )
-    ema_momentum: Annotated[float, Field(ge=0, le=1), kinds.NO_FLAG] | None = optional(
-        "Decay of the running means of the weights."
-    )
-    ema_overwrite_frequency: Positive | None = optional(
-        "Number of steps after which the weights are set to their running means. Default: never "
-        "during training."
-    )
-    rho: BelowOne | None = optional(
-        "Only for adadelta and rmsprop: decay of the running mean of the squared gradients."
-    )
-    beta_2_decay: Real | None = optional("Only for adafactor: decay rate of the second moment.")
-    epsilon_1: NotNegative | None = optional(
-        "Only for adafactor: a small number that is added to squared gradients."
-    )
-    epsilon_2: NotNegative | None = optional("Only for adafactor: smallest scale of a parameter.")
-    clip_threshold: NotNegative | None = optional(
-        "Only for adafactor: largest root mean square of an update."
-    )
-    relative_step: bool | None = optional(
-        "Only for adafactor: shrink the learning rate automatically."
-    )
-    initial_accumulator_value: NotNegative | None = optional(
-        "Only for adagrad and ftrl: initial value of the sums of squared gradients."
-    )
-    amsgrad: bool | None = optional(
-        "Only for adam and adamw: use the largest second moment so far, as in AMSGrad."
-    )
-    learning_rate_power: Real | None = optional(
-        "Only for ftrl: power by which the learning rate decays, at most 0."
-    )
-    l1_regularization_strength: NotNegative | None = optional(
-        "Only for ftrl: strength of the L1 penalty."
-    )
-    l2_regularization_strength: NotNegative | None = optional(
-        "Only for ftrl: strength of the L2 penalty."
-    )
-    l2_shrinkage_regularization_strength: NotNegative | None = optional(
-        "Only for ftrl: strength of the L2 penalty that only shrinks weights."
-    )
-    beta: Real | None = optional("Only for ftrl: beta in the paper of FTRL.")
-    adam_beta_1: BelowOne | None = optional("Only for muon: beta_1 of Adam.")
-    adam_beta_2: BelowOne | None = optional("Only for muon: beta_2 of Adam.")
-    adam_weight_decay: NotNegative | None = optional("Only for muon: weight decay of Adam.")
-    exclude_layers: tuple[str, ...] | None = optional(
-        "Only for muon: patterns of the paths of layers that Adam trains."
-    )
-    exclude_embeddings: bool | None = optional("Only for muon: train embeddings with Adam.")
-    muon_a: Real | None = optional("Only for muon: coefficient a of the Newton-Schulz iteration.")
-    muon_b: Real | None = optional("Only for muon: coefficient b of the Newton-Schulz iteration.")
-    muon_c: Real | None = optional("Only for muon: coefficient c of the Newton-Schulz iteration.")
-    adam_lr_ratio: NotNegative | None = optional(
-        "Only for muon: learning rate of Adam, as a multiple of `learning_rate`."
-    )
-    ns_steps: Positive | None = optional(
-        "Only for muon: number of steps of the Newton-Schulz iteration."
-    )
-    rms_rate: Real | None = optional(
-        "Only for muon: factor that scales updates to the size of Adam's."
-    )
-    centered: bool | None = optional(
-        "Only for rmsprop: divide gradients by an estimate of their variance."
-    )
-    warmup_steps: Annotated[int, Field(ge=0), kinds.NO_FLAG] | None = optional(
-        "Only for schedulefreeadamw: number of steps over which the learning rate rises to its "
-        "value."
-    )
-    args: dict[str, Any] | None = optional("Only for your own function: more arguments, by name.")
+    ] = None
+    """Learning rate: a number, or a Keras schedule with its arguments, like {name: CosineDecay,
+    initial_learning_rate: 0.1, decay_steps: 1000}. Default: as in Keras, 0.01 for sgd, 0.0025 for
+    schedulefreeadamw, 0.001 for all others; for your own function its default, or 0.01 if it has
+    none.
+    """
+    momentum: BelowOne | None = None
+    """Only for sgd, rmsprop and muon: momentum."""
+    nesterov: bool | None = None
+    """Only for sgd and muon: use Nesterov momentum."""
+    beta_1: BelowOne | None = None
+    """Only for Adam and its variants, lamb and lion: decay of the running mean of the gradients."""
+    beta_2: BelowOne | None = None
+    """Only for Adam and its variants, lamb and lion: decay of the running mean of the squared
+    gradients.
+    """
+    epsilon: AboveZero | None = None
+    """Not for sgd, lion, ftrl and adafactor: a small number in the denominator, for numerical
+    stability.
+    """
+    weight_decay: NotNegative | None = None
+    """Weight decay, multiplied by the learning rate."""
+    global_clipnorm: AboveZero | None = None
+    """Clip all gradients together to this norm."""
+    clipnorm: AboveZero | None = None
+    """Clip the gradient of each variable to this norm."""
+    clipvalue: AboveZero | None = None
+    """Clip gradients to this absolute value."""
+    use_ema: bool | None = None
+    """Evaluate and export the network with running means of its weights and of its batch
+    normalization statistics.
+    """
+    ema_momentum: Annotated[float, Field(ge=0, le=1), kinds.NO_FLAG] | None = None
+    """Decay of the running means of the weights."""
+    ema_overwrite_frequency: Positive | None = None
+    """Number of steps after which the weights are set to their running means. Default: never during
+    training.
+    """
+    rho: BelowOne | None = None
+    """Only for adadelta and rmsprop: decay of the running mean of the squared gradients."""
+    beta_2_decay: Real | None = None
+    """Only for adafactor: decay rate of the second moment."""
+    epsilon_1: NotNegative | None = None
+    """Only for adafactor: a small number that is added to squared gradients."""
+    epsilon_2: NotNegative | None = None
+    """Only for adafactor: smallest scale of a parameter."""
+    clip_threshold: NotNegative | None = None
+    """Only for adafactor: largest root mean square of an update."""
+    relative_step: bool | None = None
+    """Only for adafactor: shrink the learning rate automatically."""
+    initial_accumulator_value: NotNegative | None = None
+    """Only for adagrad and ftrl: initial value of the sums of squared gradients."""
+    amsgrad: bool | None = None
+    """Only for adam and adamw: use the largest second moment so far, as in AMSGrad."""
+    learning_rate_power: Real | None = None
+    """Only for ftrl: power by which the learning rate decays, at most 0."""
+    l1_regularization_strength: NotNegative | None = None
+    """Only for ftrl: strength of the L1 penalty."""
+    l2_regularization_strength: NotNegative | None = None
+    """Only for ftrl: strength of the L2 penalty."""
+    l2_shrinkage_regularization_strength: NotNegative | None = None
+    """Only for ftrl: strength of the L2 penalty that only shrinks weights."""
+    beta: Real | None = None
+    """Only for ftrl: beta in the paper of FTRL."""
+    adam_beta_1: BelowOne | None = None
+    """Only for muon: beta_1 of Adam."""
+    adam_beta_2: BelowOne | None = None
+    """Only for muon: beta_2 of Adam."""
+    adam_weight_decay: NotNegative | None = None
+    """Only for muon: weight decay of Adam."""
+    exclude_layers: tuple[str, ...] | None = None
+    """Only for muon: patterns of the paths of layers that Adam trains."""
+    exclude_embeddings: bool | None = None
+    """Only for muon: train embeddings with Adam."""
+    muon_a: Real | None = None
+    """Only for muon: coefficient a of the Newton-Schulz iteration."""
+    muon_b: Real | None = None
+    """Only for muon: coefficient b of the Newton-Schulz iteration."""
+    muon_c: Real | None = None
+    """Only for muon: coefficient c of the Newton-Schulz iteration."""
+    adam_lr_ratio: NotNegative | None = None
+    """Only for muon: learning rate of Adam, as a multiple of `learning_rate`."""
+    ns_steps: Positive | None = None
+    """Only for muon: number of steps of the Newton-Schulz iteration."""
+    rms_rate: Real | None = None
+    """Only for muon: factor that scales updates to the size of Adam's."""
+    centered: bool | None = None
+    """Only for rmsprop: divide gradients by an estimate of their variance."""
+    warmup_steps: Annotated[int, Field(ge=0), kinds.NO_FLAG] | None = None
+    """Only for schedulefreeadamw: number of steps over which the learning rate rises to its value.
+    """
+    args: dict[str, Any] | None = None
+    """Only for your own function: more arguments, by name."""
 
     @model_validator(mode="after")
     def _check_clipping(self) -> Optimizer:
@@ -232,37 +217,25 @@ class Optimizer:
 class Stopping:
     """When the training of a network ends: as soon as one of the conditions is met."""
 
-    max_epochs: Positive = Field(default=60, description=("Maximum number of epochs of a network."))
-    patience: Positive | None = Field(
-        default=None,
-        description=(
-            "Number of epochs without an improvement of `monitor` after which training ends. "
-            "Default: training does not stop early."
-        ),
-    )
-    monitor: kinds.Monitor | None = Field(
-        default=None,
-        description=(
-            "Quantity that decides which epoch is the best and when training ends: loss, accuracy "
-            "or a metric, with val_ in front for validation data. Default: val_accuracy for "
-            "classes, val_loss otherwise. Ties go to the epoch with the lowest loss, on validation "
-            "data if there is any."
-        ),
-    )
-    min_delta: NotNegative = Field(
-        default=0.0,
-        description=("Smallest change of `monitor` that counts as an improvement."),
-    )
-    stop_at: Real | None = Field(
-        default=None, description=("Value of `monitor` at which training ends.")
-    )
-    direction: Literal["max", "min"] | None = Field(
-        default=None,
-        description=(
-            "Whether high (max) or low (min) values of `monitor` are better. Only required for "
-            "your own metrics."
-        ),
-    )
+    max_epochs: Positive = 60
+    """Maximum number of epochs of a network."""
+    patience: Positive | None = None
+    """Number of epochs without an improvement of `monitor` after which training ends. Default:
+    training does not stop early.
+    """
+    monitor: kinds.Monitor | None = None
+    """Quantity that decides which epoch is the best and when training ends: loss, accuracy or a
+    metric, with val_ in front for validation data. Default: val_accuracy for classes, val_loss
+    otherwise. Ties go to the epoch with the lowest loss, on validation data if there is any.
+    """
+    min_delta: NotNegative = 0.0
+    """Smallest change of `monitor` that counts as an improvement."""
+    stop_at: Real | None = None
+    """Value of `monitor` at which training ends."""
+    direction: Literal["max", "min"] | None = None
+    """Whether high (max) or low (min) values of `monitor` are better. Only required for your own
+    metrics.
+    """
 
     @property
     def metric(self) -> str:
@@ -281,25 +254,17 @@ class Stopping:
 class Start:
     """Initial weights of a network, instead of random ones."""
 
-    file: str = Field(
-        min_length=1,
-        description=(
-            "Weights file: `.weights.h5` or `.keras` for Keras, `.safetensors` for PyTorch. "
-            "Weights are matched by name. It is an error if only the file or only the network has "
-            "a name, or if shapes differ."
-        ),
-    )
-    skip: tuple[str, ...] = Field(
-        default=(),
-        description=("Name patterns, like `head.*`, of weights to initialize at random instead."),
-    )
-    freeze: tuple[str, ...] = Field(
-        default=(),
-        description=(
-            "Name patterns of weights that training does not change. A frozen normalization layer "
-            "uses its stored statistics."
-        ),
-    )
+    file: str = Field(min_length=1)
+    """Weights file: `.weights.h5` or `.keras` for Keras, `.safetensors` for PyTorch. Weights are
+    matched by name. It is an error if only the file or only the network has a name, or if shapes
+    differ.
+    """
+    skip: tuple[str, ...] = ()
+    """Name patterns, like `head.*`, of weights to initialize at random instead."""
+    freeze: tuple[str, ...] = ()
+    """Name patterns of weights that training does not change. A frozen normalization layer uses its
+    stored statistics.
+    """
 
 
 # Tagged, so that a mistake in one form is not explained by the other.
@@ -316,73 +281,50 @@ class Train:
     batch: Batch = Batch()
     optimizer: Optimizer = Optimizer()
     stopping: Stopping = Stopping()
-    loss: Measure | None = Field(
-        default=None,
-        description=(
-            "Loss: a Keras name, like mean_absolute_error, or the import path of your own function "
-            "of (targets, outputs), or (outputs, targets) if its parameters have these names, "
-            "which returns a number for each sample, or for each pixel of masks; or one of these "
-            "with parameters, like {huber: {delta: 2}}. Default: softmax cross-entropy for class, "
-            "sigmoid cross-entropy for multilabel, mean squared error for value, and the "
-            "cross-entropy of each pixel for mask."
-        ),
-    )
-    metrics: tuple[Measure, ...] = Field(
-        default=(),
-        description=(
-            "More metrics to compute in each epoch: Keras names, like AUC or mean_absolute_error, "
-            "and import paths of your own functions of (targets, outputs), which return a number "
-            "for each sample; with parameters, like {AUC: {curve: PR, name: auc_pr}}, where `name` "
-            "is the name of the column. Outputs are probabilities, except for value."
-        ),
-    )
-    label_smoothing: BelowOne = Field(
-        default=0.0,
-        description=(
-            "Label smoothing: the share of each target that the loss spreads evenly over all "
-            "classes or labels. Only for class, multilabel and mask."
-        ),
-    )
-    start: _FileOrStart | None = Field(
-        default=None,
-        description=(
-            "Initial weights: a file or a mapping. A network that resumes from a checkpoint, or "
-            "starts from the weights of another network, does not read the file."
-        ),
-    )
-    class_weights: Literal["balanced"] | ByClass | None = Field(
-        default=None,
-        description=(
-            "Weight of the samples, or pixels, of each class in the training loss: a mapping of "
-            "class names or indices to numbers of at least 0; missing classes have 1. balanced: "
-            "all classes get the same total weight; for mask, all masks are read first."
-        ),
-    )
-    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = Field(
-        default="float32",
-        description=(
-            "Precision of computations, as a Keras dtype policy. The mixed policies compute in 16 "
-            "bits and keep weights in 32."
-        ),
-    )
-    xla: bool = Field(default=False, description=("Compile training steps with XLA."))
-    deterministic: bool = Field(
-        default=False,
-        description=(
-            "Make training bitwise reproducible on the same machine, with the same version of the "
-            "engine and the same group sizes, so that --replay is exact. If one network sets it, "
-            "it applies to the whole launch: the engine uses deterministic kernels, and each rank "
-            "without a GPU computes in one thread, which is slower."
-        ),
-    )
+    loss: Measure | None = None
+    """Loss: a Keras name, like mean_absolute_error, or the import path of your own function of
+    (targets, outputs), or (outputs, targets) if its parameters have these names, which returns a
+    number for each sample, or for each pixel of masks; or one of these with parameters, like
+    {huber: {delta: 2}}. Default: softmax cross-entropy for class, sigmoid cross-entropy for
+    multilabel, mean squared error for value, and the cross-entropy of each pixel for mask.
+    """
+    metrics: tuple[Measure, ...] = ()
+    """More metrics to compute in each epoch: Keras names, like AUC or mean_absolute_error, and
+    import paths of your own functions of (targets, outputs), which return a number for each sample;
+    with parameters, like {AUC: {curve: PR, name: auc_pr}}, where `name` is the name of the column.
+    Outputs are probabilities, except for value.
+    """
+    label_smoothing: BelowOne = 0.0
+    """Label smoothing: the share of each target that the loss spreads evenly over all classes or
+    labels. Only for class, multilabel and mask.
+    """
+    start: _FileOrStart | None = None
+    """Initial weights: a file or a mapping. A network that resumes from a checkpoint, or starts
+    from the weights of another network, does not read the file.
+    """
+    class_weights: Literal["balanced"] | ByClass | None = None
+    """Weight of the samples, or pixels, of each class in the training loss: a mapping of class
+    names or indices to numbers of at least 0; missing classes have 1. balanced: all classes get the
+    same total weight; for mask, all masks are read first.
+    """
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = "float32"
+    """Precision of computations, as a Keras dtype policy. The mixed policies compute in 16 bits and
+    keep weights in 32.
+    """
+    xla: bool = False
+    """Compile training steps with XLA."""
+    deterministic: bool = False
+    """Make training bitwise reproducible on the same machine, with the same version of the engine
+    and the same group sizes, so that --replay is exact. If one network sets it, it applies to the
+    whole launch: the engine uses deterministic kernels, and each rank without a GPU computes in one
+    thread, which is slower.
+    """
     build_timeout: Annotated[kinds.Duration, Field(gt=0)] = Field(
-        default=300.0,
-        json_schema_extra=kinds.default_text("5min"),
-        description=(
-            "Time limit for building the network, like 5min. In fleet check it also applies to the "
-            "training step and to the export. A network that takes longer fails."
-        ),
+        default=300.0, json_schema_extra=kinds.default_text("5min")
     )
+    """Time limit for building the network, like 5min. In fleet check it also applies to the
+    training step and to the export. A network that takes longer fails.
+    """
 
     @property
     def initial_weights(self) -> Start | None:
