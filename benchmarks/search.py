@@ -39,7 +39,7 @@ from fleet.commands.output import print_json
 from fleet.domain.events import NetworkVerdict
 from fleet.domain.network import EpochRecord
 from fleet.search.calls import make_call
-from fleet.search.controller import AddNetwork, CallSearcher, Entry, LogEvent, SearchController
+from fleet.search.controller import AddNetwork, CallSearcher, Entry, SearchController
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import Searcher, TrialOutcome, Verdict, make_searcher
 from fleet.spec.search import Prune, find_rule
@@ -106,9 +106,9 @@ class FleetSearch:
                         self._ready.append(name)
                     case CallSearcher(entry=entry, call=call):
                         self._controller.handle_answer(entry, call, make_call(self._searcher, call))
-                    case LogEvent(NetworkVerdict(network=name, verdict="go_on")):
+                    case NetworkVerdict(network=name, verdict="go_on"):
                         self._ready.append(name)
-                    case LogEvent(NetworkVerdict(network=name)):
+                    case NetworkVerdict(network=name):
                         self._paused.add(name)
             decisions = self._controller.decide()
 

@@ -13,7 +13,7 @@ decide, so a run can be repeated from its inputs, and tested a thousand times in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from fleet.comm import messages as m
@@ -26,8 +26,9 @@ from fleet.control.placement import Placement
 from fleet.control.rates import make_rates
 from fleet.control.searching import Searches
 from fleet.control.shutdown import Shutdown
-from fleet.domain.network import NetworkStatus
+from fleet.domain.events import Event
 from fleet.domain.remaining_work import RemainingWork
+from fleet.domain.run import RunState
 from fleet.errors import ExitStatus
 from fleet.search.controller import Decision, SearchController
 
@@ -37,7 +38,7 @@ class Controller:
 
     Args:
         config: the configuration of the launch.
-        statuses: the status of each network after earlier launches.
+        run: the state of the run after earlier launches; the controller applies all events to it.
         prior_rates: rates that are known beforehand.
         ask: calls the policy.
         search: the search controller, with the pruner; used by nothing else.
@@ -47,13 +48,13 @@ class Controller:
     def __init__(
         self,
         config: LaunchConfig,
-        statuses: Mapping[str, NetworkStatus],
+        run: RunState,
         prior_rates: PriorRates,
         ask: AskPolicy,
         search: SearchController,
         restored: Sequence[Decision] = (),
     ) -> None:
-        self._launch = launch = LaunchState.create(config, statuses)
+        self._launch = launch = LaunchState.create(config, run)
         self._outbox = launch.outbox
         self._groups = launch.groups
         self._networks = launch.networks
@@ -157,6 +158,17 @@ class Controller:
             self._history.add(now_s, message, effects)
         return effects
 
+    def log(self, now_s: float, event: Event) -> list[e.Effect]:
+        """Log an event that no decision made, and return the effects.
+
+        Args:
+            now_s: seconds on the clock of :meth:`handle`.
+            event: what happened.
+        """
+        self._outbox.now_s = now_s
+        self._outbox.log(event)
+        return self._outbox.drain()
+
     # ---- decide ----
 
     def _decide(self) -> None:
@@ -166,7 +178,7 @@ class Controller:
             ending.abandon_build(building)
         for group in self._groups.failed_groups:
             self._groups.remove(group.name)
-            self._networks.await_checkpoint(group.name, self._groups.describe_deaths(group))
+            self._launch.changes.await_checkpoint(group.name, self._groups.describe_deaths(group))
             self._placement.has_news = True  # it gets no devices before its checkpoint is read
         if not ending.has_begun:
             self._node_release.decide()
@@ -182,7 +194,7 @@ class Controller:
         if ending.has_begun:
             next_retry_s = float("inf")
         else:
-            next_retry_s = min(self._networks.next_retry_s, self._searches.closes_s)
+            next_retry_s = min(self._launch.retries.next_s, self._searches.closes_s)
         self._wakes_s = min(
             next_retry_s, self._launch.builds.next_deadline_s(ending.began_s), ending.deadline_s
         )

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fleet.comm.messages import Message, Tag
 from fleet.domain.events import Event, NetworkAdded
 from fleet.domain.network import Death, EpochRecord, NetworkStatus
+from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, FleetError
 from fleet.search.calls import Call
-from fleet.search.controller import AddNetwork, CallSearcher, LogEvent
+from fleet.search.controller import AddNetwork, CallSearcher
 from fleet.search.searcher import Verdict
 from fleet.spec import NetworkSpec
 from scheduler.base import Network, RateTable
@@ -183,6 +184,18 @@ class SendMessage:
 
 
 @dataclass(frozen=True)
+class LogEvent:
+    """Log an event that the state of the run has, and show it to observers.
+
+    Attributes:
+        t_s: its time, on the clock of :meth:`fleet.control.controller.Controller.handle`.
+    """
+
+    event: Event
+    t_s: float
+
+
+@dataclass(frozen=True)
 class SaveParameterCount:
     """Save the number of parameters of a network that has been built."""
 
@@ -252,14 +265,21 @@ Effect: TypeAlias = (
 
 
 class Outbox:
-    """Collects effects in order.
+    """Collects effects in order, and applies events to the state of the run.
+
+    Args:
+        run: the state of the run after earlier launches.
 
     Attributes:
+        run: the state of the run after all events so far.
         now_s: the time, in seconds of the clock of
             :meth:`fleet.control.controller.Controller.handle`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: RunState) -> None:
+        self.run = run
+        # Time of the run at which this launch begins.
+        self._began_s = 0.0 if run.launch is None else run.launch.ended_s
         self.now_s = 0.0
         self._effects: list[Effect] = []
 
@@ -268,8 +288,9 @@ class Outbox:
         self._effects.append(effect)
 
     def log(self, event: Event) -> None:
-        """Log an event and show it to observers."""
-        self.add(LogEvent(event))
+        """Apply an event to the state of the run, then log it and show it to observers."""
+        self.run.apply(self._began_s + self.now_s, event)
+        self.add(LogEvent(event, self.now_s))
 
     def send(self, ranks: Iterable[int], tag: Tag, message: Message) -> None:
         """Send a message to some ranks.

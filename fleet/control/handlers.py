@@ -43,6 +43,7 @@ class MessageHandlers:
         self._outbox = launch.outbox
         self._groups = launch.groups
         self._networks = launch.networks
+        self._changes = launch.changes
         self._grants = launch.grants
         self._startup = launch.startup
         self._buildings = launch.builds
@@ -94,6 +95,13 @@ class MessageHandlers:
         if self._shutdown.has_begun:
             self._groups.pause(group, run_ends=True)
 
+    def _on_fell_back(self, fallback: m.FellBack) -> None:
+        self._outbox.log(
+            events.NetworkRolledBack(
+                fallback.network, fallback.damage, len(fallback.history), fallback.position
+            )
+        )
+
     def _on_prepared(self, prepared: m.Prepared) -> None:
         changed = self._grants.record_prepared(prepared)
         if changed is not None:
@@ -108,7 +116,7 @@ class MessageHandlers:
 
     def _on_epoch_done(self, done: m.EpochDone) -> None:
         self._startup.record_step(done.network, self._outbox.now_s)
-        self._networks.end_epoch(done)
+        self._changes.end_epoch(done)
         self._searches.end_epoch(done.network, done.record, is_done=bool(done.final))
         self._node_release.record_save(done.network)
         group = self._groups[done.network]
@@ -119,7 +127,7 @@ class MessageHandlers:
 
     def _on_converged(self, converged: m.Converged) -> None:
         self._startup.record_training(converged.network, self._outbox.now_s)
-        self._networks.finish(converged.network, converged.reason)
+        self._changes.finish(converged.network, converged.reason)
         self._searches.end_network(converged.network, TrialOutcome.FINISHED)
 
     def _on_paused(self, paused: m.Paused) -> None:
@@ -136,14 +144,25 @@ class MessageHandlers:
         if stopped.damage:
             self._outbox.log(events.BestCheckpointDamaged(stopped.network, stopped.damage))
         if stopped.tested is not None:
-            self._networks.record_test(stopped.network, stopped.tested, stopped.test_s)
+            tested = stopped.tested
+            self._outbox.log(
+                events.NetworkTested(
+                    stopped.network,
+                    tested.loss,
+                    tested.accuracy,
+                    tested.samples,
+                    stopped.test_s,
+                    tested.metrics,
+                )
+            )
 
     def _on_failed(self, failed: m.Failed) -> None:
         self._groups.remove(failed.network)
-        if self._networks.try_isolate(failed, self._groups.cluster.slots):
+        retries = self._launch.retries
+        if retries.try_isolate(failed, self._groups.cluster.slots):
             return
-        if self._networks.try_retry(failed):
-            self._networks.schedule_retry(failed.network)
+        if retries.try_retry(failed):
+            retries.schedule(failed.network)
         else:
             self._searches.fail(failed.network, failed.reason, failed.detail, failed.may_pass)
 
@@ -152,7 +171,7 @@ class MessageHandlers:
         self._groups.mark_built(built)
         self._startup.record_build(built.network, self._outbox.now_s)
         if built.parameters is not None:
-            self._networks.set_parameters(built.network, built.parameters)
+            self._changes.set_parameters(built.network, built.parameters)
 
     def _on_measured(self, measured: m.Measured) -> None:
         self._buildings.end(measured.network, measured.gpus)
@@ -171,7 +190,7 @@ class MessageHandlers:
                 self._buildings.drop_devices([device])
                 tasks = self._groups.remove_rank(rank, died)
                 for name in {task.network for task in tasks}:
-                    self._networks.record_death(name, f"rank {rank} died")
+                    self._changes.record_death(name, f"rank {rank} died")
                     self._searches.fail_after_deaths(name)
                 self._rates.limit_devices(self._groups.cluster.whole_gpus, tasks)
         self._groups.check_all_ready()
@@ -180,12 +199,12 @@ class MessageHandlers:
             self._shutdown.begin("all trainers have died")
 
     def _on_checkpoint_read(self, read: e.CheckpointRead) -> None:
-        self._networks.restore(read)
+        self._changes.restore(read)
         self._searches.restore(read.network)
         self._searches.fail_after_deaths(read.network)
 
     def _on_leased(self, leased: e.LeaseGranted) -> None:
-        self._networks.add_lease(leased)
+        self._changes.add_lease(leased)
         outcome = leased.status.outcome
         if outcome is not None:
             if outcome.is_failure:
@@ -221,7 +240,7 @@ _NEWS = (
 _HANDLERS: Mapping[type, Callable[[MessageHandlers, Any], bool | None]] = {
     m.Joined: MessageHandlers._on_joined,
     m.Regrouped: MessageHandlers._on_regrouped,
-    m.FellBack: lambda self, fallback: self._networks.fall_back(fallback),
+    m.FellBack: MessageHandlers._on_fell_back,
     m.Pace: MessageHandlers._on_pace,
     m.EpochDone: MessageHandlers._on_epoch_done,
     m.Converged: MessageHandlers._on_converged,

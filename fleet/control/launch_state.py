@@ -12,9 +12,12 @@ from fleet.control.effects import Outbox
 from fleet.control.group_startup import PendingBuilds, StartupTimes
 from fleet.control.groups import Groups
 from fleet.control.measurement import RateMeasurement
-from fleet.control.networks import Networks
+from fleet.control.network_changes import NetworkChanges
+from fleet.control.networks import Networks, WaitingNetworks
+from fleet.control.retries import Retries
 from fleet.control.stream_grants import StreamGrants
-from fleet.domain.network import Death, NetworkStatus
+from fleet.domain.network import Death
+from fleet.domain.run import RunState
 from fleet.spec import Spec
 from fleet.stream.layout import Layout
 from scheduler.base import Cluster, Progress, RateTable, Round
@@ -97,26 +100,31 @@ class LaunchState:
     """The mutable state of a launch, shared by all parts that decide.
 
     Attributes:
+        run: the state of the run after all events so far.
         outbox: collects effects, and holds the time.
+        networks: an index over the state of the run.
     """
 
     config: LaunchConfig
+    run: RunState
     outbox: Outbox
     grants: StreamGrants
     networks: Networks
+    changes: NetworkChanges
+    retries: Retries
     groups: Groups
     builds: PendingBuilds
     startup: StartupTimes
 
     @classmethod
-    def create(cls, config: LaunchConfig, statuses: Mapping[str, NetworkStatus]) -> LaunchState:
+    def create(cls, config: LaunchConfig, run: RunState) -> LaunchState:
         """Return the state of a launch at its beginning.
 
         Args:
             config: the configuration of the launch.
-            statuses: the status of each network after earlier launches.
+            run: the state of the run after earlier launches.
         """
-        outbox = Outbox()
+        outbox = Outbox(run)
         spec = config.spec
         grants = StreamGrants(
             config.layout,
@@ -125,22 +133,20 @@ class LaunchState:
             config.replayed,
             config.replayed_batches,
         )
-        networks = Networks(
-            spec.networks,
-            statuses,
-            spec.document.retries,
-            outbox,
-            config.elsewhere,
-            config.alone,
-            config.deaths,
-            spec.document.max_deaths,
+        waiting = WaitingNetworks(
+            unleased=set(config.elsewhere),
+            deaths={name: list(deaths) for name, deaths in config.deaths.items() if deaths},
         )
+        networks = Networks(run, spec.networks, waiting)
         groups = Groups(config.roles, config.outlives, grants, outbox)
         return cls(
             config,
+            run,
             outbox,
             grants,
             networks,
+            NetworkChanges(networks, outbox, spec.document.max_deaths),
+            Retries(spec.document.retries, outbox, waiting, config.alone),
             groups,
             PendingBuilds(),
             StartupTimes(config.ends_s, outbox),

@@ -61,12 +61,12 @@ class Placement:
 
     def decide(self) -> None:
         """Call the policy if there is news, and make the moves that are possible now."""
-        self.has_news |= self._networks.end_backoffs(self._launch.now_s)
+        self.has_news |= self._launch.retries.end_backoffs()
         if self.has_news:
             self._plan()
         held_back = self._groups.held_back | self._searches.controller.awaiting_answer
         possible = self._groups.plan_moves(
-            held_back, self._node_release.leaving_groups, self._networks.alone
+            held_back, self._node_release.leaving_groups, self._launch.retries.alone
         )
         for move in possible:
             self._apply_move(move)
@@ -79,7 +79,7 @@ class Placement:
         if self._networks.has_trainable and not (
             self._groups or self._groups.plan.members or self._networks.temporarily_unavailable
         ):
-            if self._networks.release_held():
+            if self._launch.changes.release_held():
                 self.has_news = True
                 self.decide()
             else:
@@ -94,7 +94,7 @@ class Placement:
             finished=self._networks.unavailable,
             target=self._groups.plan,
             rates_changed=self._rates.has_changed or self._supply.has_changed,
-            exclusive=frozenset(self._networks.alone),
+            exclusive=frozenset(self._launch.retries.alone),
             guessed=frozenset() if self._grants.is_lockstep else self._rates.guessed,
             ahead=ahead,
             survivors=survivors,

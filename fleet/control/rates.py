@@ -299,7 +299,7 @@ class MeasuredRates(Rates):
         self._measurement.limit_devices(devices)
 
     def record_measurement(self, task: MeasurementTask, measured: m.Measured) -> None:  # noqa: D102
-        if self._launch.networks.try_retry(measured):
+        if self._launch.retries.try_retry(measured):
             self._measurement.retry(task)
             return
         step_rate = self._measurement.record(task, measured)

@@ -18,9 +18,9 @@ from fleet.control.effects import (
 )
 from fleet.control.launch_state import LaunchState
 from fleet.control.rates import Rates
-from fleet.domain.events import NetworkVerdict, ReplayDiffered
+from fleet.domain.events import NetworkFailed, NetworkVerdict, ReplayDiffered
 from fleet.domain.network import EpochRecord
-from fleet.search.controller import AddNetwork, CallSearcher, Decision, LogEvent, SearchController
+from fleet.search.controller import AddNetwork, CallSearcher, Decision, SearchController
 from fleet.search.searcher import TrialOutcome
 from scheduler.ensemble.indexed import IndexedValues
 
@@ -58,6 +58,7 @@ class Searches:
         self._in_validation: set[str] = set()  # networks that are being validated
         self._epochs_to_rung = IndexedValues()
         self._survivors = set[str]()
+        self._version = 0  # of the run, when rungs were last updated
 
     # ---- queries ----
 
@@ -80,7 +81,11 @@ class Searches:
             The epochs of each network to its next rung or its end; and the networks that have
             passed a rung and are neither ended nor paused.
         """
-        for name in self._networks.take_changed() if self.controller.has_rungs else ():
+        if not self.controller.has_rungs:
+            return self._epochs_to_rung, self._survivors
+        changed = self._launch.run.changed_since(self._version)
+        self._version = self._launch.run.version
+        for name in changed & self._networks.specs.keys():
             max_epochs = self._networks.specs[name].train.stopping.max_epochs
             done = len(self._networks.history(name))
             self._epochs_to_rung[name] = max(
@@ -121,14 +126,14 @@ class Searches:
             detail: the traceback, if there is one.
             may_pass: whether the error is transient, so that the next launch tries again.
         """
-        self._networks.fail(name, reason, detail, may_pass)
+        self._launch.outbox.log(NetworkFailed(name, reason, detail, may_pass))
         self.end_network(name, TrialOutcome.FAILED)
 
     def fail_after_deaths(self, name: str) -> None:
         """Fail a network if too many ranks have died while training it."""
-        reason, deaths = self._networks.check_deaths(name)
+        reason, deaths = self._launch.changes.check_deaths(name)
         if reason:
-            self._networks.fail(name, reason, deaths=deaths)
+            self._launch.outbox.log(NetworkFailed(name, reason, deaths=deaths))
             self.end_network(name, TrialOutcome.FAILED)
 
     def handle_answer(self, answer: SearcherAnswered | SearcherCallFailed) -> None:
@@ -146,8 +151,7 @@ class Searches:
         name = admitted.network.name
         self._has_input = True
         self._in_validation.discard(name)
-        self._networks.add(admitted.network)
-        self._launch.outbox.log(admitted.added)
+        self._launch.changes.add(admitted)
         if not admitted.added.entry:
             self.controller.add_network(name, admitted.network.train.stopping)
         if admitted.added.wrong:
@@ -188,19 +192,20 @@ class Searches:
         counts: Mapping[str, int] = {}
         if self.controller.has_searchers:
             counts = Counter(map(self.controller.entry_of, training))
-        decided += self.controller.decide(counts, training | self._networks.awaiting_checkpoint)
+        decided += self.controller.decide(
+            counts, training | self._networks.waiting.awaiting_checkpoint
+        )
         are_news = [self._follow(decision) for decision in decided]
         return any(are_news)
 
     def _follow(self, decision: Decision) -> bool:
         match decision:
-            case LogEvent(NetworkVerdict() as judged):
-                self._networks.apply_verdict(judged)
-                return True
-            case LogEvent() | CallSearcher():
+            case CallSearcher():
                 self._launch.outbox.add(decision)
-            # Otherwise an earlier launch added it.
-            case AddNetwork(network) if network not in self._networks.specs:
-                self._in_validation.add(network)
-                self._launch.outbox.add(decision)
-        return False
+            case AddNetwork(network):
+                if network not in self._networks.specs:  # otherwise an earlier launch added it
+                    self._in_validation.add(network)
+                    self._launch.outbox.add(decision)
+            case event:
+                self._launch.outbox.log(event)
+        return isinstance(decision, NetworkVerdict)

@@ -79,7 +79,7 @@ class Shutdown:
                 events.NetworkWarned(group.name, f"{how}; this network is trained last from now on")
             )
             if not self._networks.is_over(group.name):
-                self._networks.record_death(
+                self._launch.changes.record_death(
                     group.name, how, is_sure=group.is_unusual_silence(silent_s)
                 )
 
@@ -104,7 +104,7 @@ class Shutdown:
         """End the launch once every trainer is idle."""
         for group in self._groups.awaiting_orders:
             self._groups.stop(group, self._networks.is_final(group.name))
-        if self._groups.are_all_idle and not self._networks.awaiting_checkpoint:
+        if self._groups.are_all_idle and not self._networks.waiting.awaiting_checkpoint:
             self.finish()
 
     def finish(self) -> None:

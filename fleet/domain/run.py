@@ -171,6 +171,7 @@ class RunNetwork:
         status: how far it has trained.
         parameters: number of parameters, if the log has it.
         group: the group that trains it.
+        version: version of the run at its last change.
     """
 
     number: int
@@ -179,6 +180,7 @@ class RunNetwork:
     status: NetworkStatus = field(default_factory=NetworkStatus)
     parameters: int | None = None
     group: RunGroup | None = None
+    version: int = 0
 
     @property
     def epochs(self) -> int:
@@ -295,6 +297,7 @@ class RunState:
         self.missed = 0
         self._logged: set[tuple[str, int, int]] = set()  # network, epoch, and epoch of the stream
         self._running: dict[object, RunLaunch] = {}  # log -> its newest launch
+        self._changed: list[str] = []  # the network of each change of a network, in order
         if spec is None:
             self._entries = {}
         else:
@@ -302,6 +305,15 @@ class RunState:
         for network in () if spec is None else spec.networks:
             stopping = network.train.stopping
             self._meet(network.name, stopping.monitor, stopping.max_epochs)
+
+    @property
+    def version(self) -> int:
+        """The number of changes of networks: of their existence, their limits and statuses."""
+        return len(self._changed)
+
+    def changed_since(self, version: int) -> set[str]:
+        """Return the networks that have changed since a version of the run."""
+        return set(self._changed[version:])
 
     @property
     def launch(self) -> RunLaunch | None:
@@ -344,8 +356,15 @@ class RunState:
         )
 
     def set_status(self, name: str, status: NetworkStatus) -> None:
-        """Set the status of a network that another launch trains, whose log is not read here."""
-        self._network(name).status = status
+        """Set the status of a network by a checkpoint, or by the log of another launch."""
+        network = self._network(name)
+        if status is not network.status:
+            network.status = status
+            self._mark_changed(name)
+
+    def _mark_changed(self, name: str) -> None:
+        self._changed.append(name)
+        self._network(name).version = self.version
 
     def restore(self, statuses: Mapping[str, NetworkStatus], afresh: Container[str] = ()) -> None:
         """Set the statuses of networks from the checkpoints with which a launch begins.
@@ -358,11 +377,9 @@ class RunState:
             afresh: networks that start over; nothing from before counts for them.
         """
         for name, status in statuses.items():
-            network = self._network(name)
-            if name in afresh:
-                network.status = status
-            else:
-                network.status = status.merged_with_log(network.status)
+            if name not in afresh:
+                status = status.merged_with_log(self._network(name).status)
+            self.set_status(name, status)
 
     def find_differences(
         self, statuses: Mapping[str, NetworkStatus]
@@ -406,8 +423,7 @@ class RunState:
             if launch is None or not self._apply_to_launch(t_s, event, launch):
                 self._apply_to_networks(t_s, event)
             if isinstance(event, Change):
-                network = self._network(event.network)
-                network.status = apply_change(network.status, event)
+                self.set_status(event.network, apply_change(self.status_of(event.network), event))
         if launch is not None:
             launch.ended_s = max(launch.ended_s, t_s)
             launch.has_begun |= not isinstance(event, _FIRST_EVENTS)
@@ -476,9 +492,9 @@ class RunState:
                 self.verdicts.setdefault(event.verdict, {})[event.network] = event
             case e.SearcherCalled():
                 self._search(event.entry).add_call(event)
-                self.objective_values |= (
-                    {event.network: event.objective_values} if event.objective_values else {}
-                )
+                if event.objective_values:
+                    self.objective_values[event.network] = event.objective_values
+                    self._mark_changed(event.network)
             case e.SearcherStarted():
                 self._begin_searcher(event)
             case e.EarlierRunRead():
@@ -488,9 +504,7 @@ class RunState:
             case e.DataChanged():
                 self.data_changes.append(event)
                 for name, epochs in event.epochs.items():
-                    self._network(name).status = accept_changes(
-                        self.status_of(name), epochs, (DATA,)
-                    )
+                    self.set_status(name, accept_changes(self.status_of(name), epochs, (DATA,)))
 
     # ---- launches ----
 
@@ -502,11 +516,9 @@ class RunState:
         launch = self._running[log] = RunLaunch(start, t_s, t_s, _before=self.launch)
         self.launches.append(launch)
         for name in start.finished:
-            status = self._network(name).status
+            status = self.status_of(name)
             if status.outcome is None:  # the launch found that out itself
-                self._network(name).status = replace(
-                    status, is_paused=False, outcome=FINISHED_UNLOGGED
-                )
+                self.set_status(name, replace(status, is_paused=False, outcome=FINISHED_UNLOGGED))
         self.restore(
             {
                 name: NetworkStatus(
@@ -597,7 +609,7 @@ class RunState:
         is_news = record.epoch > network.epochs
         # An epoch of a restored checkpoint may be logged late.
         if not (launch and network.group is None and _is_known(network.status, record)):
-            network.status = apply_change(network.status, ended)
+            self.set_status(name, apply_change(network.status, ended))
         network.parameters = ended.parameters or network.parameters
         group = network.group
         if launch is None:
@@ -655,7 +667,9 @@ class RunState:
         self, name: str, monitor: str | None, max_epochs: int, number: int | None = None
     ) -> RunNetwork:
         network = RunNetwork(len(self.networks) if number is None else number, max_epochs, monitor)
-        return self.networks.setdefault(name, network)
+        network = self.networks.setdefault(name, network)
+        self._mark_changed(name)
+        return network
 
     def _network(self, name: str) -> RunNetwork:
         """Return a network; an unknown one may have been removed from the spec."""
@@ -695,7 +709,8 @@ class RunState:
         network.monitor = stopping["monitor"]
         network.max_epochs = added.max_epochs
         if added.wrong:
-            network.status = replace(network.status, outcome=Outcome(added.wrong, is_failure=True))
+            failed = replace(network.status, outcome=Outcome(added.wrong, is_failure=True))
+            self.set_status(added.network, failed)
 
     def _command(self, command: e.CommandReceived) -> None:
         self.commands.append(command)

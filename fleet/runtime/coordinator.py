@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.comm.messages import Pace, Tag
@@ -173,13 +173,12 @@ class Coordinator:
             statuses,
         )
         self._controller = Controller(
-            setup, statuses, speeds, self._call_policy, self._search.controller, restored
+            setup, run, speeds, self._call_policy, self._search.controller, restored
         )
         self._queue: deque[e.Input] = deque()  # inputs that the controller has not handled
         self._handled_deaths: frozenset[int] = frozenset()  # deaths that the controller has handled
         self._is_interrupted = False
-        # Duration of earlier launches.
-        self._before_s = 0.0 if run.launch is None else run.launch.ended_s
+        self._before_s = 0.0 if run.launch is None else run.launch.ended_s  # of earlier launches
         self._estimator = Estimator(setup.spec, self._results.networks, run)
         self._estimate_times = EstimateSchedule()
         self.status: ExitStatus | None = None
@@ -338,8 +337,7 @@ class Coordinator:
         except ProtocolViolation as error:
             log.critical("inputs and effects of the controller:\n%s", error.report())
             raise
-        for effect in effects:
-            self._carry_out(effect)
+        self._carry_out_all(effects)
 
     def _call_policy(
         self, rates: RateTable, progress: Progress, cluster: Cluster, min_steps: RateFloor | None
@@ -378,6 +376,16 @@ class Coordinator:
 
     # ---- effects ----
 
+    def _carry_out_all(self, effects: Iterable[e.Effect]) -> None:
+        can_estimate = False
+        for effect in effects:
+            self._carry_out(effect)
+            can_estimate |= isinstance(effect, e.LogEvent) and isinstance(
+                effect.event, events.EpochEnded | events.GroupStarted
+            )
+        if can_estimate and self.status is None:
+            self._estimate()
+
     def _carry_out(self, effect: e.Effect) -> None:
         self._check_lease()
         match effect:
@@ -385,8 +393,12 @@ class Coordinator:
                 if self._concurrent is not None:
                     message = self._concurrent.with_fence(message)
                 self._world.send(rank, tag, message)
-            case e.LogEvent(event):
-                self._log_event(event)
+            case e.LogEvent(event, t_s):
+                self._results.on_event(event)
+                self._log.add(event, t_s)
+                log.info("%s", event)
+                for show in self._show:
+                    show(event)
             case e.SaveParameterCount(network, parameters):
                 self._results.set_parameters(network, parameters)
             case e.SaveRates(rates):
@@ -414,14 +426,7 @@ class Coordinator:
         return self._search.admission.pop_ready(self._controller.training, self._log.now())
 
     def _log_event(self, event: events.Event) -> None:
-        self._run.apply(self._before_s + self._log.now(), event)
-        self._results.on_event(event)
-        self._log.add(event)
-        log.info("%s", event)
-        for show in self._show:
-            show(event)
-        if isinstance(event, events.EpochEnded | events.GroupStarted):
-            self._estimate()
+        self._carry_out_all(self._controller.log(self._log.now(), event))
 
     def _estimate(self) -> None:
         """Log an estimate of the remaining time, unless one was logged recently."""

@@ -130,13 +130,6 @@ def _mode(network: NetworkSpec) -> Mode:
 
 
 @dataclass(frozen=True)
-class LogEvent:
-    """Log an event."""
-
-    event: ev.Event
-
-
-@dataclass(frozen=True)
 class CallSearcher:
     """Call a searcher; no other call is made until it has answered."""
 
@@ -163,7 +156,7 @@ class AddNetwork:
     wrong: str = ""
 
 
-Decision: TypeAlias = LogEvent | CallSearcher | AddNetwork
+Decision: TypeAlias = ev.Event | CallSearcher | AddNetwork  # an event is logged
 
 
 @dataclass
@@ -870,7 +863,7 @@ class SearchController:
         return None
 
     def _note(self, event: ev.Event) -> None:
-        self._decided.append(LogEvent(event))
+        self._decided.append(event)
 
 
 def make_controller(

@@ -44,13 +44,18 @@ class EventLog:
         self._clock = clock
         self._start = clock()
 
-    def add(self, event: Event) -> None:
-        """Append an event with ``t_s``, the seconds since this launch began; NaN becomes null.
+    def add(self, event: Event, t_s: float | None = None) -> None:
+        """Append an event; NaN becomes null.
+
+        Args:
+            event: what happened.
+            t_s: its time, in seconds since this launch began; now by default.
 
         Raises:
             StorageError: the disk is full, ...
         """
-        add_line(self._file, self._path, {"t_s": round(self.now(), 6), **to_json(event)})
+        t_s = round(self.now() if t_s is None else t_s, 6)
+        add_line(self._file, self._path, {"t_s": t_s, **to_json(event)})
 
     def close(self) -> None:
         """Close the log."""

@@ -129,9 +129,8 @@ class ControllerDriver:
         self.effects = []
         self.mail = defaultdict(list)
         self.events = []
-        self.run = RunState(content)
         self.restored = statuses or {}
-        self.run.restore(self.restored)
+        self.run = self.make_run()
         self.controller = self.make()
         self.handle(None)
 
@@ -139,9 +138,14 @@ class ControllerDriver:
     def statuses(self):
         return self.run.statuses
 
+    def make_run(self):
+        run = RunState(self.setup.spec)
+        run.restore(self.restored)
+        return run
+
     def make(self):
         origin = make_prior_rates(self.setup, self.rates, self.learns is not None, self.learns)
-        return Controller(self.setup, self.restored, origin, self.ask, self.make_search())
+        return Controller(self.setup, self.make_run(), origin, self.ask, self.make_search())
 
     def make_search(self):
         return make_idle_search(self.setup.spec)

@@ -20,7 +20,7 @@ from scheduler.ensemble.policies import POLICIES
 from tests.examples import examples
 from tests.fleet.control.driver import ControllerDriver, make_idle_search, make_prior_rates, traits
 from tests.fleet.control.test_random_launches import SAMPLES, layout
-from tests.fleet.control.trainers import Behavior, Ranks
+from tests.fleet.control.trainers import Behavior, Ranks, begin_run
 from tests.fleet.histories import spec
 
 FIRST, LATE = 2, 5
@@ -72,7 +72,7 @@ def launch(policy, seed, learns, kind, commands=()):
     def make():
         return Controller(
             setup,
-            {},
+            begin_run(setup, {}),
             make_prior_rates(setup, rates, learns),
             lambda table, progress, cluster, minimum: PolicyAnswer(
                 plan(POLICIES[policy], table, progress, cluster, Options())

@@ -11,7 +11,6 @@ from fleet.control.controller import Controller
 from fleet.control.effects import NodesRequested
 from fleet.control.launch_state import LaunchConfig, PolicyAnswer
 from fleet.domain.events import NodesReleased
-from fleet.domain.network import NetworkStatus
 from fleet.errors import ExitStatus
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
@@ -20,7 +19,7 @@ from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples
 from tests.fleet.control.driver import make_idle_search, make_prior_rates
-from tests.fleet.control.trainers import Behavior, Ranks
+from tests.fleet.control.trainers import Behavior, Ranks, begin_run
 from tests.fleet.histories import record, spec
 
 SAMPLES = 60
@@ -150,7 +149,7 @@ def launches(
     def make():
         return Controller(
             setup,
-            {name: NetworkStatus(history) for name, history in remaining.items()},
+            begin_run(setup, remaining),
             make_prior_rates(setup, rates, learns, prior),
             lambda table, progress, cluster, minimum: PolicyAnswer(
                 plan(tested, table, progress, cluster, options)

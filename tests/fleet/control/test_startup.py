@@ -5,12 +5,13 @@ import pytest
 from fleet.control.effects import LogEvent, Outbox
 from fleet.control.group_startup import StartupTimes
 from fleet.domain.events import FirstStep
+from fleet.domain.run import RunState
 
 
 @pytest.fixture
 def starts():
     """Return the startup times of a launch that has to stop after 90 seconds."""
-    return StartupTimes(ends_s=90.0, outbox=Outbox())
+    return StartupTimes(ends_s=90.0, outbox=Outbox(RunState()))
 
 
 def test_startup_is_never_too_late_before_any_training(starts):
@@ -38,17 +39,17 @@ def test_startup_ends_with_the_first_message_of_training(starts):
 
 
 def test_startup_logs_the_build_time_of_the_first_group():
-    starts = StartupTimes(None, outbox := Outbox())
+    starts = StartupTimes(None, outbox := Outbox(RunState()))
     starts.begin_group("a", 2.0)
     starts.record_build("a", 3.5)
     starts.record_build("b", 3.5)  # it is being measured, in no group
     starts.record_step("a", 4.0)
     starts.record_step("a", 9.0)
-    assert outbox.drain() == [LogEvent(FirstStep("a", 1.5))]
+    assert outbox.drain() == [LogEvent(FirstStep("a", 1.5), 0.0)]
 
 
 def test_startup_is_never_too_late_without_a_walltime():
-    starts = StartupTimes(None, Outbox())
+    starts = StartupTimes(None, Outbox(RunState()))
     starts.begin_group("a", 0.0)
     starts.record_training("a", 1e6)
     assert not starts.is_too_late(1e9)

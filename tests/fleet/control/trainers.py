@@ -13,6 +13,7 @@ from random import Random
 from fleet.comm import messages as m
 from fleet.control import effects as do
 from fleet.control.controller import Controller
+from fleet.control.networks import Networks
 from fleet.domain.events import LaunchInterrupted, event_from_json
 from fleet.domain.json_record import to_json
 from fleet.domain.network import NetworkStatus, Outcome, StepRate
@@ -74,6 +75,50 @@ class GroupModel:
         return self.ranks[0]
 
 
+def begin_run(setup, histories):
+    """Return the state of a run at the beginning of a launch.
+
+    Args:
+        setup: the configuration of the launch.
+        histories: network -> the epochs that earlier launches have saved.
+    """
+    run = RunState(setup.spec)
+    run.restore({name: NetworkStatus(tuple(history)) for name, history in histories.items()})
+    start = replace(
+        START,
+        devices=tuple(sorted(setup.roles.rank_of)),
+        gpus_per_node=setup.roles.gpus_per_node,
+        slots=setup.roles.slots,
+    )
+    run.apply(0.0, start)
+    return run
+
+
+def check_every_event(controller):
+    """Compare the index of networks with a new one of the same state, after every event."""
+    launch = controller._launch
+    log = launch.outbox.log
+
+    def log_and_check(event):
+        log(event)
+        check_index(launch)
+
+    launch.outbox.log = log_and_check
+    return controller
+
+
+def check_index(launch):
+    """Check that all that the controller knows of networks and devices follows from its state."""
+    networks = launch.networks
+    again = Networks(launch.run, networks.specs.values(), networks.waiting)
+    for query in ("unavailable", "epochs_done", "trainable", "are_over", "status", "held_back"):
+        assert getattr(networks, query) == getattr(again, query), query
+    for name, run_group in launch.run.launch.groups.items():
+        group = launch.groups.get(name)  # none if it has failed, which is logged a moment later
+        if group is not None:
+            assert run_group.devices in (group.devices, group.previous_devices)
+
+
 class Ranks:
     """A model of all ranks, and the controller that they talk to.
 
@@ -101,7 +146,9 @@ class Ranks:
         slow=0.1,
         node_requests=None,
     ):
-        self.controller: Controller = make()
+        self.controller: Controller | None = make()
+        if self.controller is not None:
+            check_every_event(self.controller)
         self.make = make
         self.setup = setup
         self.random = Random(seed)
@@ -123,19 +170,7 @@ class Ranks:
         self.reports_left = 6  # of preprocessors
         self.reading = []
         self.events = []
-        self.run_state = RunState(setup.spec)
-        self.run_state.restore(
-            {name: NetworkStatus(tuple(trained)) for name, trained in self.trained.items()}
-        )
-        self.run_state.apply(
-            0.0,
-            replace(
-                START,
-                devices=tuple(sorted(setup.roles.rank_of)),
-                gpus_per_node=setup.roles.gpus_per_node,
-                slots=setup.roles.slots,
-            ),
-        )
+        self.run_state = begin_run(setup, self.trained)
         self.owner = {}  # rank -> the network that the controller assigned it to
         self.promised = set()  # recruits among them
         self.inputs = []  # (seconds, input, effects)
@@ -159,7 +194,15 @@ class Ranks:
         self.handle(None)
         while self.status is None or self.group_of.keys() - self.exited - self.dead:
             self.step()
+        if self.controller is not None:
+            self.check_log()
         return self.status
+
+    def check_log(self):
+        """Check that the log of the launch leads to the state that its controller has."""
+        live = self.controller._launch.run
+        assert repr(self.run_state.statuses) == repr(live.statuses)
+        assert repr(self.run_state.records) == repr(live.records)
 
     def step(self):
         self.steps += 1
@@ -253,7 +296,7 @@ class Ranks:
         elif isinstance(effect, do.LogEvent):
             self.events.append(effect.event)
             self.run_state.apply(
-                self.now, event_from_json(json.loads(json.dumps(to_json(effect.event))))
+                effect.t_s, event_from_json(json.loads(json.dumps(to_json(effect.event))))
             )
         elif isinstance(effect, do.ReadCheckpoint):
             self.disown(effect.network)

@@ -32,7 +32,7 @@ from scheduler.ensemble.policies import POLICIES, Policy
 from tests import fakes
 from tests.fleet.control.driver import make_prior_rates, traits
 from tests.fleet.control.test_random_launches import SAMPLES, layout, restless
-from tests.fleet.control.trainers import Behavior, Ranks, Stuck
+from tests.fleet.control.trainers import Behavior, Ranks, Stuck, check_every_event
 from tests.fleet.histories import record, results_of, spec
 from tests.fleet.search.launches import LEARNING_RATE, curve
 
@@ -350,6 +350,7 @@ class RandomRun(Ranks):
         self.results = results_of(content, self.paths, {} if chance.harvests else statuses)
         self.log = EventLog(self.paths.events, clock=lambda: self.now)
         self.coordinator = self.make_coordinator()
+        check_every_event(self.coordinator._controller)
 
     @property
     def statuses(self):

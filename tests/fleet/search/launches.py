@@ -14,7 +14,7 @@ from fleet.domain.json_record import to_json
 from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.domain.run import RunState
 from fleet.search.calls import make_call, replay
-from fleet.search.controller import AddNetwork, CallSearcher, Entry, LogEvent, SearchController
+from fleet.search.controller import AddNetwork, CallSearcher, Entry, SearchController
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import ResumesTrials, TrialOutcome, make_searcher
 from fleet.spec.search import Prune, Search, find_rule
@@ -160,14 +160,14 @@ class Launch:
     def do(self, decisions):
         for decision in decisions:
             match decision:
-                case LogEvent(event):
-                    self.write(event)
                 case AddNetwork():
                     self.added[decision.network] = decision
                     if not decision.wrong:
                         self.alive.add(decision.network)
                 case CallSearcher():
                     self.pending_call = decision
+                case event:
+                    self.write(event)
 
     def run(self):
         """Run to the end; return the launch."""
