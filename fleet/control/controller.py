@@ -20,7 +20,7 @@ from fleet.comm import messages as m
 from fleet.control import effects as e
 from fleet.control.handlers import MessageHandlers
 from fleet.control.history import History, InvalidTransition
-from fleet.control.launch_state import AskPolicy, LaunchConfig, LaunchState, PriorRates
+from fleet.control.launch_state import LaunchConfig, LaunchState, PriorRates
 from fleet.control.node_release import NodeRelease
 from fleet.control.placement import Placement
 from fleet.control.rates import make_rates
@@ -40,7 +40,6 @@ class Controller:
         config: the configuration of the launch.
         run: the state of the run after earlier launches; the controller applies all events to it.
         prior_rates: rates that are known beforehand.
-        ask: calls the policy.
         search: the search controller, with the pruner; used by nothing else.
         restored: decisions of the search controller that follow from the log of earlier launches.
     """
@@ -50,7 +49,6 @@ class Controller:
         config: LaunchConfig,
         run: RunState,
         prior_rates: PriorRates,
-        ask: AskPolicy,
         search: SearchController,
         restored: Sequence[Decision] = (),
     ) -> None:
@@ -63,7 +61,7 @@ class Controller:
         self._searches = Searches(search, restored, launch, self._rates)
         self._shutdown = Shutdown(launch, self._rates, self._searches)
         self._placement = Placement(
-            launch, self._rates, self._searches, self._node_release, self._shutdown, ask
+            launch, self._rates, self._searches, self._node_release, self._shutdown
         )
         self._handlers = MessageHandlers(
             launch, self._rates, self._searches, self._node_release, self._shutdown
@@ -130,8 +128,8 @@ class Controller:
         Raises:
             ProtocolViolation: the input is impossible in the current state.
         """
-        is_late = now_s >= self._wakes_s
-        if self.status is not None or (message is None and not is_late and not self._undecided):
+        is_due = now_s >= self._wakes_s
+        if self.status is not None or (message is None and not is_due and not self._undecided):
             return []
         self._outbox.now_s = now_s
         # Only few of the many pace reports have any effect here.
@@ -141,13 +139,16 @@ class Controller:
             or self._launch.startup.is_awaited(message.network)
         )
         try:
-            if message is not None:
+            if isinstance(message, e.PolicyAnswered):
+                self._placement.record_answer(message)
+                is_due = True
+            elif message is not None:
                 is_news = self._handlers.handle(message)
                 self._undecided += is_relevant or is_news > self._placement.has_news
-                self._placement.has_news |= is_news
-            if is_late or (
-                self._undecided and not (more_pending and self._undecided < self.max_undecided)
-            ):
+                self._placement.has_news |= is_news or (is_relevant and self._placement.is_waiting)
+            if self._undecided and not (more_pending and self._undecided < self.max_undecided):
+                is_due = True
+            if is_due and not self._placement.is_waiting:
                 self._undecided = 0
                 self._decide()
         except InvalidTransition as error:

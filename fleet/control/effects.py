@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,8 +15,9 @@ from fleet.search.calls import Call
 from fleet.search.controller import AddNetwork, CallSearcher
 from fleet.search.searcher import Verdict
 from fleet.spec import NetworkSpec
-from scheduler.base import Network, RateTable
+from scheduler.base import Cluster, Network, Progress, RateTable, Round
 from scheduler.ensemble.online import Traits
+from scheduler.ensemble.probing import Probes
 
 if TYPE_CHECKING:
     from scheduler.eviction.plan import Action
@@ -105,6 +106,23 @@ class NetworkAdmitted:
 
 
 @dataclass(frozen=True)
+class PolicyAnswered:
+    """The answer to :class:`AskPolicy`.
+
+    An answer about a state that has changed since is dropped, and the policy is asked again.
+
+    Attributes:
+        round: what should train where now.
+        seconds: duration of the call.
+        probes: the rates that the policy only probes.
+    """
+
+    round: Round
+    seconds: float = 0.0
+    probes: Probes = frozenset()
+
+
+@dataclass(frozen=True)
 class SearcherAnswered:
     """A searcher has answered a call.
 
@@ -165,6 +183,7 @@ Input: TypeAlias = (
     | CheckpointRead
     | LeaseGranted
     | NetworkAdmitted
+    | PolicyAnswered
     | SearcherAnswered
     | SearcherCallFailed
     | NetworkCommand
@@ -222,6 +241,25 @@ class ReadCheckpoint:
 
 
 @dataclass(frozen=True)
+class AskPolicy:
+    """Ask the policy what should train where; :class:`PolicyAnswered` is the answer.
+
+    The progress has views of the controller's state, which are valid until its next input.
+
+    Attributes:
+        rates: the known rates, limited by the input.
+        progress: what trains now, and how far networks are.
+        cluster: the devices that can be used.
+        rate_floor: network -> lower bounds of its rates; None if rates are not estimated.
+    """
+
+    rates: RateTable = field(compare=False)
+    progress: Progress = field(compare=False)
+    cluster: Cluster = field(compare=False)
+    rate_floor: Callable[[str], Sequence[float]] | None = field(compare=False)
+
+
+@dataclass(frozen=True)
 class SaveDeath:
     """Save that a rank died or stopped answering while training a network, for later launches."""
 
@@ -257,6 +295,7 @@ Effect: TypeAlias = (
     | SaveRates
     | SaveDeath
     | ReadCheckpoint
+    | AskPolicy
     | CallSearcher
     | AddNetwork
     | AbortLaunch

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fleet.control.effects import Effect, Input
+from fleet.control.effects import AskPolicy, Effect, Input
 from fleet.errors import InfrastructureError
 
 _REMEMBERED = 10_000  # of the last moments
@@ -59,8 +59,9 @@ class History:
         self._moments: deque[HistoryEntry] = deque(maxlen=_REMEMBERED)
 
     def add(self, now_s: float, message: Input | None, effects: Iterable[Effect]) -> None:
-        """Add an input and its effects."""
-        self._moments.append(HistoryEntry(now_s, message, tuple(effects)))
+        """Add an input and its effects; questions for the policy, which are large, are left out."""
+        small = tuple(effect for effect in effects if not isinstance(effect, AskPolicy))
+        self._moments.append(HistoryEntry(now_s, message, small))
 
     def make_error(self, problem: str) -> ProtocolViolation:
         """Return the error to raise for an impossible input."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from fleet.comm import messages as m
 from fleet.comm.roles import Roles
@@ -20,9 +19,8 @@ from fleet.domain.network import Death
 from fleet.domain.run import RunState
 from fleet.spec import Spec
 from fleet.stream.layout import Layout
-from scheduler.base import Cluster, Progress, RateTable, Round
+from scheduler.base import RateTable
 from scheduler.ensemble.online import OnlineRates
-from scheduler.ensemble.probing import Probes
 
 
 @dataclass(frozen=True)
@@ -79,20 +77,6 @@ class PriorRates:
     measurement: RateMeasurement
     table: RateTable | None = None
     online: OnlineRates | None = None
-
-
-@dataclass(frozen=True)
-class PolicyAnswer:
-    """The answer of a policy, its duration in seconds, and the rates that it only probes."""
-
-    round: Round
-    seconds: float = 0.0
-    probes: Probes = frozenset()
-
-
-RateFloor: TypeAlias = Callable[[str], Sequence[float]]  # the rates that a network has at least
-
-AskPolicy: TypeAlias = Callable[[RateTable, Progress, Cluster, RateFloor | None], PolicyAnswer]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""Calls the policy, and makes the moves towards its plan (pure)."""
+"""Asks the policy, and makes the moves towards its plan (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.control.effects import AbortLaunch
+from fleet.control.effects import AbortLaunch, AskPolicy, PolicyAnswered
 from fleet.control.group import Phase, TrainingGroup
-from fleet.control.launch_state import AskPolicy, LaunchState, PolicyAnswer
+from fleet.control.history import InvalidTransition
+from fleet.control.launch_state import LaunchState
 from fleet.control.node_release import NodeRelease
 from fleet.control.rates import Rates, Supply
 from fleet.control.searching import Searches
@@ -27,10 +28,10 @@ class Placement:
         searches: the searches of the run.
         node_release: the nodes that are being released.
         shutdown: the end of the launch.
-        ask: calls the policy.
 
     Attributes:
         has_news: whether the policy might answer differently than last time.
+        is_waiting: whether the policy has been asked and has not answered yet.
     """
 
     def __init__(
@@ -40,11 +41,9 @@ class Placement:
         searches: Searches,
         node_release: NodeRelease,
         shutdown: Shutdown,
-        ask: AskPolicy,
     ) -> None:
         self._launch = launch
         self._rates = rates
-        self._ask = ask
         self._supply = Supply(launch)
         self._searches = searches
         self._node_release = node_release
@@ -55,15 +54,21 @@ class Placement:
         self._outbox = launch.outbox
         self._roles = launch.config.roles
         self.has_news = True
+        self.is_waiting = False
         self._deciding_s = 0.0  # time of the policy since its last change
         self._round = 0
         self._has_logged_too_late = False
 
     def decide(self) -> None:
-        """Call the policy if there is news, and make the moves that are possible now."""
+        """Ask the policy if there is news; otherwise make the moves that are possible now."""
         self.has_news |= self._launch.retries.end_backoffs()
         if self.has_news:
             self._plan()
+        if not self.is_waiting:
+            self._move()
+
+    def _move(self) -> None:
+        """Make the moves towards the plan, or end a launch that can make none."""
         held_back = self._groups.held_back | self._searches.controller.awaiting_answer
         possible = self._groups.plan_moves(
             held_back, self._node_release.leaving_groups, self._launch.retries.alone
@@ -99,23 +104,40 @@ class Placement:
             ahead=ahead,
             survivors=survivors,
         )
-        decision = PolicyAnswer(Round())
-        if self._networks.has_trainable:
-            decision = self._ask(rates, progress, self._groups.cluster, self._rates.rate_floor)
         self.has_news = False
-        self._rates.mark_planned(
-            decision.round != self._groups.plan, decision.probes, self._networks.is_over
-        )
-        self._deciding_s += decision.seconds
-        if decision.round != self._groups.plan:
-            self._groups.plan = decision.round
+        if self._networks.has_trainable:
+            self.is_waiting = True
+            self._outbox.add(
+                AskPolicy(rates, progress, self._groups.cluster, self._rates.rate_floor)
+            )
+        else:
+            self._adopt(PolicyAnswered(Round()))
+
+    def record_answer(self, answer: PolicyAnswered) -> None:
+        """Adopt the answer of the policy, unless something has changed since the question.
+
+        Raises:
+            InvalidTransition: the policy was not asked.
+        """
+        if not self.is_waiting:
+            raise InvalidTransition(f"the policy was not asked: {answer}")
+        self.is_waiting = False
+        if not self.has_news:
+            self._adopt(answer)
+
+    def _adopt(self, answer: PolicyAnswered) -> None:
+        is_new = answer.round != self._groups.plan
+        self._rates.mark_planned(is_new, answer.probes, self._networks.is_over)
+        self._deciding_s += answer.seconds
+        if is_new:
+            self._groups.plan = answer.round
             self._outbox.log(
                 events.PlanChanged(
                     tuple(
                         events.PlannedGroup(
                             member.name, member.gpus, member.devices, member.batch or 0
                         )
-                        for member in decision.round.members
+                        for member in answer.round.members
                     ),
                     self._deciding_s,
                 )

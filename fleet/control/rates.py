@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fleet.comm import messages as m
 from fleet.comm.roles import Roles
 from fleet.control.effects import NetworkAdmitted, SaveRates
-from fleet.control.launch_state import LaunchConfig, LaunchState, PriorRates, RateFloor
+from fleet.control.launch_state import LaunchConfig, LaunchState, PriorRates
 from fleet.control.measurement import MeasurementTask
 from fleet.domain import events
 from fleet.domain.network import StepRate
@@ -263,7 +263,7 @@ class Rates:
         self._planned_by = self._curve
 
     @property
-    def rate_floor(self) -> RateFloor | None:
+    def rate_floor(self) -> Callable[[str], Sequence[float]] | None:
         """Network -> lower bounds of its rates; None if rates are not estimated."""
         return None
 
@@ -457,7 +457,7 @@ class LearnedRates(Rates):
             self._outbox.add(SaveRates(self._online.measured_table))
 
     @property
-    def rate_floor(self) -> RateFloor:  # noqa: D102
+    def rate_floor(self) -> Callable[[str], Sequence[float]]:  # noqa: D102
         return self._online.lower_rates
 
     def limit_devices(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:  # noqa: D102

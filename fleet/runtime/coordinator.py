@@ -19,7 +19,7 @@ from fleet.comm.protocols import World
 from fleet.control import effects as e
 from fleet.control.controller import Controller
 from fleet.control.history import ProtocolViolation
-from fleet.control.launch_state import LaunchConfig, PolicyAnswer, PriorRates, RateFloor
+from fleet.control.launch_state import LaunchConfig, PriorRates
 from fleet.control.rates import check_sharing_limit
 from fleet.domain import events
 from fleet.domain.run import RunLaunch
@@ -38,7 +38,6 @@ from fleet.search.controller import SearchController
 from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Fence
 from fleet.storage.results import Results, read_network_status
-from scheduler.base import Cluster, Progress, RateTable
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.probing import Probes, find_probes_of_plan
 
@@ -172,9 +171,7 @@ class Coordinator:
             ],
             statuses,
         )
-        self._controller = Controller(
-            setup, run, speeds, self._call_policy, self._search.controller, restored
-        )
+        self._controller = Controller(setup, run, speeds, self._search.controller, restored)
         self._queue: deque[e.Input] = deque()  # inputs that the controller has not handled
         self._handled_deaths: frozenset[int] = frozenset()  # deaths that the controller has handled
         self._is_interrupted = False
@@ -339,20 +336,25 @@ class Coordinator:
             raise
         self._carry_out_all(effects)
 
-    def _call_policy(
-        self, rates: RateTable, progress: Progress, cluster: Cluster, min_steps: RateFloor | None
-    ) -> PolicyAnswer:
+    def _call_policy(self, question: e.AskPolicy) -> e.PolicyAnswered:
         began = time.perf_counter()
         policy = self._config.spec.policy
         options = self._config.spec.options
-        answer = plan(policy, rates, progress, cluster, options)
-        if min_steps is None:
-            probes: Probes = frozenset()
-        else:
+        answer = plan(policy, question.rates, question.progress, question.cluster, options)
+        probes: Probes = frozenset()
+        if question.rate_floor is not None:
             probes = find_probes_of_plan(
-                policy, rates, min_steps, progress, cluster, options, answer
+                policy,
+                question.rates,
+                question.rate_floor,
+                question.progress,
+                question.cluster,
+                options,
+                answer,
             )
-        return PolicyAnswer(answer, time.perf_counter() - began, probes)
+        if answer == question.progress.target:  # the controller keeps the answers of a while
+            answer = question.progress.target
+        return e.PolicyAnswered(answer, time.perf_counter() - began, probes)
 
     def _offer_nodes(self, nodes: int, within_s: float) -> e.NodeOffer:
         return self._controller.offer_nodes(nodes, within_s, self._log.now())
@@ -409,6 +411,9 @@ class Coordinator:
                 status, state = read_network_status(self._results, self._results.networks[network])
                 position = 0 if state is None else state.position
                 self._queue.append(e.CheckpointRead(network, status, position))
+            case e.AskPolicy():
+                # First, so that no other answer makes this one obsolete.
+                self._queue.appendleft(self._call_policy(effect))
             case e.CallSearcher(entry, call):
                 self._search.searchers.consult(entry, call)
             case e.AddNetwork():

@@ -7,7 +7,7 @@ from fleet.comm.messages import EpochDone, Joined, Ready, Tag
 from fleet.comm.roles import assign
 from fleet.control import effects as do
 from fleet.control.controller import Controller
-from fleet.control.launch_state import LaunchConfig, PolicyAnswer, PriorRates
+from fleet.control.launch_state import LaunchConfig, PriorRates
 from fleet.control.measurement import RateMeasurement
 from fleet.control.rates import traits_of
 from fleet.domain.network import NetworkStatus, StepRate
@@ -145,16 +145,18 @@ class ControllerDriver:
 
     def make(self):
         origin = make_prior_rates(self.setup, self.rates, self.learns is not None, self.learns)
-        return Controller(self.setup, self.make_run(), origin, self.ask, self.make_search())
+        return Controller(self.setup, self.make_run(), origin, self.make_search())
 
     def make_search(self):
         return make_idle_search(self.setup.spec)
 
-    def ask(self, rates, progress, cluster, minimum):
+    def ask(self, question):
+        """Return the answer of the policy."""
+        progress = question.progress
         self.progress.append(progress)
-        self.tables.append(rates)
+        self.tables.append(question.rates)
         plan = self.plan(progress) if callable(self.plan) else self.plan
-        return PolicyAnswer(
+        return do.PolicyAnswered(
             Round(
                 tuple(
                     Member(name, tuple(devices))
@@ -166,11 +168,9 @@ class ControllerDriver:
         )
 
     def handle(self, *messages, after=0.0):
-        """Handle messages, the first after some seconds; return all effects."""
+        """Handle messages, the first after some seconds; return all effects but questions."""
         self.now += after
-        self.effects = [
-            effect for message in messages for effect in self.controller.handle(self.now, message)
-        ]
+        self.effects = [effect for message in messages for effect in self.decide(message)]
         for effect in self.effects:
             if isinstance(effect, do.SendMessage):
                 self.mail[effect.rank if effect.tag is Tag.TRAINER else "preprocessor"].append(
@@ -180,6 +180,18 @@ class ControllerDriver:
                 self.events.append(effect.event)
                 self.run.apply(self.now, effect.event)
         return self.effects
+
+    def decide(self, message, more_pending=False):
+        """Handle a message, and the answers of the policy that follow."""
+        pending = self.controller.handle(self.now, message, more_pending)
+        effects = []
+        while pending:
+            effect = pending.pop(0)
+            if isinstance(effect, do.AskPolicy):
+                pending += self.controller.handle(self.now, self.ask(effect))
+            else:
+                effects.append(effect)
+        return effects
 
     def send_ready(self, *ranks):
         """Report that some trainers, by default all, wait for work."""

@@ -3,8 +3,7 @@
 import pytest
 
 from fleet.comm import messages as msg
-from fleet.control.effects import SaveRates
-from fleet.control.launch_state import PolicyAnswer
+from fleet.control.effects import PolicyAnswered, SaveRates
 from fleet.domain.network import StepRate
 from scheduler.base import CommTime, Member, Round, StepTime
 from tests.fleet.control.driver import ControllerDriver
@@ -13,9 +12,10 @@ from tests.fleet.control.driver import ControllerDriver
 class Choosing(ControllerDriver):
     """A controller whose plan has batches: network -> (devices, batch)."""
 
-    def ask(self, rates, progress, cluster, minimum):
+    def ask(self, question):
+        progress = question.progress
         plan = self.plan(progress) if callable(self.plan) else self.plan
-        return PolicyAnswer(
+        return PolicyAnswered(
             Round(
                 tuple(
                     Member(name, devices, batch)

@@ -10,12 +10,11 @@ from fleet.comm.messages import Ready, Start, Stopped
 from fleet.comm.roles import assign
 from fleet.control.controller import Controller
 from fleet.control.effects import NetworkAdmitted, NetworkCommand
-from fleet.control.launch_state import LaunchConfig, PolicyAnswer
+from fleet.control.launch_state import LaunchConfig
 from fleet.domain.events import NetworkAdded
 from fleet.search.controller import make_controller
 from fleet.search.searcher import Verdict
-from scheduler.base import Network, Options, RateTable
-from scheduler.ensemble.planning import plan
+from scheduler.base import Network, RateTable
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import examples
 from tests.fleet.control.driver import ControllerDriver, make_idle_search, make_prior_rates, traits
@@ -34,8 +33,8 @@ class ChangingRanks(Ranks):
         commands: (network, verdict), in order; in the end all networks are resumed.
     """
 
-    def __init__(self, *args, late, commands):
-        super().__init__(*args)
+    def __init__(self, *args, late, commands, **more):
+        super().__init__(*args, **more)
         self.late = list(late)
         self.commands = [*commands, *((name, Verdict.GO_ON) for name in self.behaviors)]
 
@@ -74,9 +73,6 @@ def launch(policy, seed, learns, kind, commands=()):
             setup,
             begin_run(setup, {}),
             make_prior_rates(setup, rates, learns),
-            lambda table, progress, cluster, minimum: PolicyAnswer(
-                plan(POLICIES[policy], table, progress, cluster, Options())
-            ),
             make_idle_search(content),
         )
 
@@ -90,7 +86,15 @@ def launch(policy, seed, learns, kind, commands=()):
         for network in everyone.networks[FIRST:]
     ]
     behaviors = {network.name: Behavior(2, []) for network in everyone.networks}
-    return ChangingRanks(make, setup, seed, behaviors, late=late, commands=commands)
+    return ChangingRanks(
+        make,
+        setup,
+        seed,
+        behaviors,
+        policy=POLICIES[policy],
+        late=late,
+        commands=commands,
+    )
 
 
 NAMES = st.sampled_from([f"n{number}" for number in range(FIRST + LATE)])

@@ -8,8 +8,7 @@ import pytest
 
 from fleet.comm.messages import EpochDone, Joined, Pace, Ready, Stopped
 from fleet.control.devices import DevicePool
-from fleet.control.effects import SendMessage
-from fleet.control.launch_state import PolicyAnswer
+from fleet.control.effects import PolicyAnswered, SendMessage
 from fleet.errors import ExitStatus
 from scheduler.base import Options
 from scheduler.ensemble.planning import plan
@@ -21,8 +20,11 @@ from tests.fleet.histories import record
 class PolicyDriver(ControllerDriver):
     """A controller with a real policy."""
 
-    def ask(self, rates, progress, cluster, minimum):
-        return PolicyAnswer(plan(POLICIES["baseline"], rates, progress, cluster, Options()))
+    def ask(self, question):
+        policy = POLICIES["baseline"]
+        return PolicyAnswered(
+            plan(policy, question.rates, question.progress, question.cluster, Options())
+        )
 
 
 def calls_of_an_epoch(networks):
@@ -63,14 +65,14 @@ def test_controller_handles_some_messages_before_it_decides():
     ).begin()
     before = len(driver.progress)
     ends = [EpochDone(name, record(1, stream_epoch=0), 0.0, "") for name in names[:9]]
-    messages = [driver.controller.handle(driver.now, end, more_pending=True) for end in ends]
+    messages = [driver.decide(end, more_pending=True) for end in ends]
     assert driver.controller.max_undecided == 8
     assert len(driver.progress) == before + 1
     assert [
         sum(isinstance(subject, SendMessage) for subject in effects) for effects in messages
     ] == [0] * 7 + [8, 0]
     # The last one is decided when no more messages are pending.
-    assert any(isinstance(effect, SendMessage) for effect in driver.controller.handle(driver.now))
+    assert any(isinstance(effect, SendMessage) for effect in driver.decide(None))
 
 
 def test_pace_without_a_rate_causes_no_decision(monkeypatch):

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from fleet.comm.roles import assign
 from fleet.control.controller import Controller
 from fleet.control.effects import NodesRequested
-from fleet.control.launch_state import LaunchConfig, PolicyAnswer
+from fleet.control.launch_state import LaunchConfig
 from fleet.domain.events import NodesReleased
 from fleet.errors import ExitStatus
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
 from scheduler.base import Member, Network, Options, RateTable, Round
-from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples
 from tests.fleet.control.driver import make_idle_search, make_prior_rates
@@ -65,6 +64,7 @@ def launches(
     node_requests=st.none(),
     outlives=st.just(False),
     nodes=st.integers(1, 2),
+    delays_answers=False,
 ):
     """Draw the ranks of a launch, and what will happen."""
     nodes = draw(nodes)
@@ -144,16 +144,13 @@ def launches(
         ends_s=draw(ends_s),
         first_epoch=max(map(len, remaining.values()), default=0),
     )
-    tested, options = TESTED_POLICIES[policy], Options(seed=draw(st.integers(0, 3)))
+    options = Options(seed=draw(st.integers(0, 3)))
 
     def make():
         return Controller(
             setup,
             begin_run(setup, remaining),
             make_prior_rates(setup, rates, learns, prior),
-            lambda table, progress, cluster, minimum: PolicyAnswer(
-                plan(tested, table, progress, cluster, options)
-            ),
             make_idle_search(content),
         )
 
@@ -166,6 +163,9 @@ def launches(
         dying,
         draw(end_request_step),
         node_requests=draw(node_requests),
+        policy=TESTED_POLICIES[policy],
+        options=options,
+        delays_answers=delays_answers,
     )
 
 
@@ -202,6 +202,24 @@ def test_random_launch_ends_all_networks_and_ranks(policy, data):
 @given(st.data())
 def test_random_launch_survives_end_requests_and_deaths(policy, happens, data):
     ranks = data.draw(launches(policy, **happens))
+    check_status(ranks.run(), ranks)
+    ranks.check_histories()
+    ranks.repeat()
+
+
+@all_policies
+@settings(max_examples=examples(40))
+@given(st.data())
+def test_random_launch_survives_late_answers_of_the_policy(policy, data):
+    end_request_step = data.draw(st.none() | st.integers(1, 150))
+    ranks = data.draw(
+        launches(
+            policy,
+            deaths=st.integers(0, 2),
+            end_request_step=st.just(end_request_step),
+            delays_answers=True,
+        )
+    )
     check_status(ranks.run(), ranks)
     ranks.check_histories()
     ranks.repeat()

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from fleet.comm.messages import Prepared, Ready, Start, Stop, Stopped, Throughput
-from fleet.control.effects import RanksDied
-from fleet.control.launch_state import PolicyAnswer
+from fleet.control.effects import PolicyAnswered, RanksDied
 from fleet.domain.events import SupplyChanged
 from fleet.domain.network import StepRate
 from scheduler.base import Network, Options, RateTable
@@ -41,9 +40,11 @@ class PolicyDriver(ControllerDriver):
         )
         return super().make()
 
-    def ask(self, rates, progress, cluster, minimum):
-        super().ask(rates, progress, cluster, minimum)
-        return PolicyAnswer(plan(self.policy, rates, progress, cluster, Options()))
+    def ask(self, question):
+        super().ask(question)
+        return PolicyAnswered(
+            plan(self.policy, question.rates, question.progress, question.cluster, Options())
+        )
 
     @property
     def groups(self):

@@ -19,7 +19,8 @@ from fleet.domain.json_record import to_json
 from fleet.domain.network import NetworkStatus, Outcome, StepRate
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, UserError
-from scheduler.base import StepTime
+from scheduler.base import Options, StepTime
+from scheduler.ensemble.planning import plan
 from tests.fleet.histories import record
 from tests.fleet.logs import START
 
@@ -132,6 +133,9 @@ class Ranks:
         end_request_step: the step at which the launch must end; None for never.
         slow: maximum seconds between two steps; too few for a rank to seem unresponsive.
         node_requests: step -> (number of requested nodes, seconds until they should be free).
+        policy: answers the questions of the controller.
+        options: options of the policy.
+        delays_answers: whether other inputs may be handled between a question and its answer.
     """
 
     def __init__(
@@ -145,6 +149,9 @@ class Ranks:
         end_request_step=None,
         slow=0.1,
         node_requests=None,
+        policy=None,
+        options=Options(),
+        delays_answers=False,
     ):
         self.controller: Controller | None = make()
         if self.controller is not None:
@@ -182,6 +189,10 @@ class Ranks:
         self.slow = slow
         self.node_requests = dict(node_requests or {})
         self.released_ranks = set()  # ranks that get no more work
+        self.policy = policy
+        self.options = options
+        self.delays_answers = delays_answers
+        self.answers = deque()  # of the policy
 
     # ---- a launch ----
 
@@ -265,6 +276,8 @@ class Ranks:
                 yield lambda rank=rank: self.handle(self.outgoing[rank].popleft())
         if self.unreported_deaths and not any(self.outgoing.values()):
             yield self.report_deaths
+        if self.answers:
+            yield lambda: self.decide(self.answers.popleft())
         for network in self.reading:
             yield lambda network=network: self.read(network)
 
@@ -275,6 +288,11 @@ class Ranks:
 
     def handle(self, message):
         self.note_input(message)
+        self.decide(message)
+        while self.answers and not self.delays_answers:
+            self.decide(self.answers.popleft())
+
+    def decide(self, message):
         effects = self.controller.handle(self.now, message)
         self.inputs.append((self.now, message, effects))
         for effect in effects:
@@ -301,6 +319,10 @@ class Ranks:
         elif isinstance(effect, do.ReadCheckpoint):
             self.disown(effect.network)
             self.reading.append(effect.network)
+        elif isinstance(effect, do.AskPolicy):
+            assert not self.answers
+            answer = plan(self.policy, effect.rates, effect.progress, effect.cluster, self.options)
+            self.answers.append(do.PolicyAnswered(answer))
         elif isinstance(effect, do.AbortLaunch):
             raise effect.error
         elif isinstance(effect, do.EndLaunch):

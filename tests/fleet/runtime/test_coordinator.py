@@ -7,6 +7,8 @@ import pytest
 
 from fleet.comm.messages import EpochDone, Exit, Joined, Pace, Ready, Start, Stopped
 from fleet.comm.roles import assign
+from fleet.control.controller import Controller
+from fleet.control.effects import CheckpointRead, PolicyAnswered, RanksDied
 from fleet.control.history import ProtocolViolation
 from fleet.control.launch_state import LaunchConfig, PriorRates
 from fleet.control.measurement import RateMeasurement
@@ -167,6 +169,21 @@ def test_coordinator_restores_failed_network_from_checkpoint(launch):
     ]
     assert [row.epochs for row in read_results(launch.paths.root)] == [2]
     assert launch.pop_sent()[-1] == (2, Start)
+
+
+def test_coordinator_hands_over_the_policy_answer_first(launch, monkeypatch):
+    launch.receive(Ready(1), Ready(2), Joined("a"))
+    inputs = []
+    handle = Controller.handle
+
+    def note_input(controller, now_s, message=None, more_pending=False):
+        inputs.append(type(message))
+        return handle(controller, now_s, message, more_pending)
+
+    monkeypatch.setattr(Controller, "handle", note_input)
+    launch.world.dead_ranks = frozenset({1})
+    launch.receive()
+    assert inputs[:4] == [RanksDied, PolicyAnswered, CheckpointRead, PolicyAnswered]
 
 
 def test_coordinator_raises_an_error_that_ends_the_launch(make_launch):
