@@ -10,8 +10,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-# Name of a hook -> import path of the function that a companion provides.
+from fleet.errors import UserError
+
+# Name of a hook -> import path of what a companion provides: a function, or a class derived from
+# the hook's default.
 HOOKS = {
+    "shared run": "fleet.companions.shared_run.shared_run:SharedRun",
     "harvest end": "fleet.companions.harvest.harvest_log:find_end",
 }
 
@@ -24,9 +28,20 @@ def is_installed(module: str) -> bool:
         return False
 
 
-def find_hook(name: str) -> Any | None:
-    """Return the function that a companion provides for a hook; None if it is not installed."""
+def find_hook(name: str, default: Any = None, required_by: str = "") -> Any:
+    """Return what a companion provides for a hook.
+
+    Args:
+        name: a name of :data:`HOOKS`.
+        default: returned if the companion is not installed.
+        required_by: the option that needs the companion; empty if none does.
+
+    Raises:
+        UserError: an option needs the companion, and it is not installed.
+    """
     module, _, function = HOOKS[name].partition(":")
-    if not is_installed(module):
-        return None
-    return getattr(import_module(module), function)
+    if is_installed(module):
+        return getattr(import_module(module), function)
+    if required_by:
+        raise UserError(f"{required_by} is not installed ({module} is missing)")
+    return default

@@ -46,7 +46,7 @@ _COMM = f"fleet.comm {_STORAGE}"
 _RUNTIME = (
     f"fleet.control fleet.search fleet.stream fleet.engines fleet.monitor fleet.prediction {_COMM}"
 )
-_RUN = f"fleet.runtime fleet.export {_RUNTIME}"
+_RUN = f"fleet.runtime fleet.hooks fleet.export {_RUNTIME}"
 _FAMILY = "scheduler.base scheduler.files scheduler.hulls scheduler.shares"
 
 MAY_IMPORT = {
@@ -105,7 +105,7 @@ MAY_IMPORT = {
     "scheduler.eviction": _FAMILY,
     "scheduler.simulation": _SCHEDULER,
     "fleet": "",
-    "fleet.hooks": "",
+    "fleet.hooks": "fleet.errors",
     "fleet.errors": "",
     "fleet.gc_pause": "",
     "fleet.units": "scheduler.base scheduler.ensemble",
@@ -124,7 +124,7 @@ MAY_IMPORT = {
     "fleet.control": f"fleet.search fleet.stream {_COMM}",
     "fleet.monitor": f"fleet.prediction {_STORAGE} scheduler.simulation",
     "fleet.export": f"fleet.monitor fleet.prediction {_STORAGE}",
-    "fleet.runtime": f"fleet.export {_RUNTIME}",
+    "fleet.runtime": f"fleet.hooks fleet.export {_RUNTIME}",
     "fleet.batch_systems": _STORAGE,
     "fleet.checks": f"fleet.engines {_STORAGE}",
     "fleet.run": f"fleet.arguments fleet.batch_systems {_RUN}",
@@ -132,7 +132,7 @@ MAY_IMPORT = {
     "fleet.live_run": _RUN,
     "fleet.api": f"fleet.predictor fleet.live_run fleet.run fleet.arguments {_RUN}",
     "fleet.commands": "fleet.api fleet.live_run fleet.predictor fleet.run fleet.arguments "
-    f"fleet.checks fleet.hooks {_RUN} "
+    f"fleet.checks {_RUN} "
     "scheduler.simulation",
     "fleet.companions": "fleet.commands fleet.live_run fleet.run fleet.arguments "
     "fleet.batch_systems "

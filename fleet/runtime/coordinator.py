@@ -27,11 +27,11 @@ from fleet.errors import ExitStatus
 from fleet.gc_pause import collect_rarely
 from fleet.monitor.eta import EstimateSchedule, Estimator
 from fleet.runtime.admission import Admission
-from fleet.runtime.concurrent_launches import ConcurrentLaunches
 from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
+from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.startup.request import StartupTimer
 from fleet.search.controller import SearchController
@@ -123,7 +123,7 @@ class Coordinator:
         interruption: says when to stop early.
         past: events to log first.
         search: proposes and prunes networks.
-        concurrent: the networks that this launch holds, if several launches share the run.
+        sharing: the networks that this launch holds.
 
     Attributes:
         status: the exit status of the launch; None before its end.
@@ -141,7 +141,7 @@ class Coordinator:
         interruption: Interruption,
         past: StartupEvents,
         search: SearchParts,
-        concurrent: ConcurrentLaunches | None = None,
+        sharing: RunSharing,
     ) -> None:
         self._world = world
         self._config = setup
@@ -153,7 +153,7 @@ class Coordinator:
         self._interruption = interruption
         self._results = files.results
         self._log = files.log
-        self._concurrent = concurrent
+        self._sharing = sharing
         self._search = search
         self._run = run = files.results.run
         self._checked_s = 0.0
@@ -219,7 +219,7 @@ class Coordinator:
                 fills=roles.fills,
                 device=roles.unit,
                 found=past.statuses,
-                beside=None if self._concurrent is None else self._concurrent.has_others,
+                beside=self._sharing.has_others,
                 folders=past.folders,
             )
         )
@@ -252,13 +252,12 @@ class Coordinator:
         if not self._is_interrupted and (reason := self._interruption.reason()):
             self._is_interrupted = True
             self._handle(e.EndRequested(reason, self._interruption.patience_s))
-        if self._concurrent is not None:
-            for message in self._concurrent.poll(
-                self._log.now(), self._controller.training, self._is_interrupted
-            ):
-                if isinstance(message, e.LeaseGranted):
-                    self._results.update_from_launch(message.network, message.status)
-                self._handle(message)
+        for message in self._sharing.poll(
+            self._log.now(), self._controller.training, self._is_interrupted
+        ):
+            if isinstance(message, e.LeaseGranted):
+                self._results.update_from_launch(message.network, message.status)
+            self._handle(message)
         if self._search.command_handler is not None and not self._is_interrupted:
             self._search.command_handler.handle_commands(
                 self._log_event, self._handle, lambda: self.status is None, self._offer_nodes
@@ -373,8 +372,7 @@ class Coordinator:
     def _check_rights(self) -> None:
         if self._files.fence is not None:
             self._files.fence.check()
-        if self._concurrent is not None:
-            self._concurrent.leases.check()
+        self._sharing.check()
 
     # ---- effects ----
 
@@ -392,9 +390,7 @@ class Coordinator:
         self._check_lease()
         match effect:
             case e.SendMessage(rank, tag, message):
-                if self._concurrent is not None:
-                    message = self._concurrent.with_fence(message)
-                self._world.send(rank, tag, message)
+                self._world.send(rank, tag, self._sharing.with_fence(message))
             case e.LogEvent(event, t_s):
                 self._results.on_event(event)
                 self._log.add(event, t_s)

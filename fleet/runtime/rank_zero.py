@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from fleet.comm.protocols import World
 from fleet.control.launch_state import LaunchConfig
-from fleet.control.lease_requests import LeaseRequests
 from fleet.domain import events as ev
 from fleet.domain.run import RunSearch
 from fleet.errors import ExitStatus, UserError
@@ -26,7 +25,6 @@ from fleet.prediction.ensembles import (
     write_ensembles,
 )
 from fleet.runtime.admission import Admission
-from fleet.runtime.concurrent_launches import ConcurrentLaunches
 from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
 from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.command_queue import CommandQueue
@@ -36,6 +34,7 @@ from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.rate_memory import RateMemory
 from fleet.runtime.replay import compare
 from fleet.runtime.resume import resume
+from fleet.runtime.run_sharing import find_run_sharing
 from fleet.runtime.searchers import Searchers, make_searchers
 from fleet.runtime.startup.engine_import import find_busy_trainers
 from fleet.runtime.startup.launch import Launch
@@ -46,9 +45,8 @@ from fleet.search.changed_settings import describe_start
 from fleet.search.controller import entries_of, make_controller
 from fleet.search.searcher import AcceptsPriorTrials
 from fleet.storage.event_log import EventLog, RunTail
-from fleet.storage.files import STDOUT, SharedWriteThrottle, storage_errors
+from fleet.storage.files import STDOUT, storage_errors
 from fleet.storage.lease import Lease
-from fleet.storage.network_leases import NetworkLeases
 from fleet.storage.results import NetworkResult, Status
 from fleet.terminal import print_table
 from fleet.units import pluralize
@@ -113,7 +111,8 @@ class RankZero:
             if self._run.status_of(network.name).outcome is None
         ]
         self._rates = RateMemory(launch, self._unfinished)
-        self._concurrent = self._make_concurrent(lease, tail)
+        sharing = find_run_sharing(launch.request.shares_run and lease is not None)
+        self._sharing = sharing.join(launch, lease, self.results, tail)
         self._events = EventLog(paths.events)
         self._view = make_view(self._run, launch.request.plain)
         self._tracking = Tracking(
@@ -147,12 +146,9 @@ class RankZero:
                 launch.request.folders,
             ),
             self._make_search(speeds.online is not None),
-            self._concurrent,
+            self._sharing,
         )
-        if self._concurrent is not None:
-            self.results.check = self._concurrent.leases.check
-            self.results.pacing = SharedWriteThrottle(paths.results)
-            self._concurrent.leases.start()
+        self._sharing.start()
 
     def _make_config(self, world: World, left_s: float | None) -> LaunchConfig:
         """Make the configuration of the launch.
@@ -161,7 +157,6 @@ class RankZero:
             left_s: seconds until its walltime ends; None without a walltime.
         """
         launch = self._launch
-        elsewhere = () if self._concurrent is None else self._unfinished_epochs
         deaths = {
             name: self.results.deaths.deaths_of(name, epochs)
             for name, epochs in self._unfinished_epochs.items()
@@ -177,7 +172,7 @@ class RankZero:
             replayed=tuple(launch.replayed_epochs()),
             replayed_batches=tuple(record.batch for record in launch.replayed),
             unreadable=frozenset(self.results.unreadable),
-            elsewhere=frozenset(elsewhere),
+            elsewhere=self._sharing.elsewhere,
             sharing=self._rates.sharing,
             alone=self._rates.alone,
             hosts=world.hosts,
@@ -202,21 +197,6 @@ class RankZero:
         return {
             name: len(status.history) for name, status in statuses.items() if status.outcome is None
         }
-
-    def _make_concurrent(self, lease: Lease | None, tail: RunTail) -> ConcurrentLaunches | None:
-        """Make the leases of single networks; None if this launch holds the whole run."""
-        launch = self._launch
-        if not launch.request.shares_run or lease is None:
-            return None
-        largest = max((network.min_gpus for network in launch.spec.networks), default=1)
-        claims = LeaseRequests(
-            self._unfinished_epochs,
-            max(1, len(launch.roles.trainers) // largest),
-            launch.request.idle_timeout,
-        )
-        return ConcurrentLaunches(
-            launch.paths, NetworkLeases(launch.paths, lease), claims, self.results, tail
-        )
 
     def _make_search(self, learns: bool) -> SearchParts:
         """Make the search components of the launch."""
@@ -293,9 +273,7 @@ class RankZero:
         """Write and print the results; returns the exit status."""
         self._rates.close(self._run.launch)
         self.coordinator.stop()
-        if self._concurrent is not None:
-            self._concurrent.leases.close()
-            self._concurrent.refresh()
+        self._sharing.close()
         self.results.write()
         self._events.close()
         self._tensorboard.close()

@@ -34,9 +34,10 @@ from fleet.companions.batch_jobs.job_events import ChainCancelled
 from fleet.companions.harvest.backlog import HarvestLimits
 from fleet.companions.harvest.harvest import Backlog, BatchQueue, HarvestPlan, HarvestRun
 from fleet.companions.harvest.harvest_log import add_note, is_cancelled
+from fleet.companions.shared_run.shared_run import SharedRun
 from fleet.errors import UserError
 from fleet.runtime.known_rates import with_epochs_from_rates
-from fleet.runtime.startup.folder import check_folder, check_shareable, writing_into
+from fleet.runtime.startup.folder import check_folder, writing_into
 from fleet.runtime.startup.request import IDLE_S
 from fleet.spec import Spec, load
 from fleet.storage.files import atomic_write
@@ -131,7 +132,7 @@ def run(args: argparse.Namespace) -> None:
     runs = []
     scripts = {}
     for name, spec in specs:
-        check_shareable(spec, name)
+        SharedRun.check_spec(spec, name)
         spec_site = opts.with_gpus(args, spec, site)
         harvest_run = _run(args, spec, spec_site)
         runs.append(harvest_run)

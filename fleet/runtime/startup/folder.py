@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +12,9 @@ from fleet.spec import Spec, dump
 from fleet.storage.fencing import fence_out, newest_written_generation
 from fleet.storage.files import atomic_write, is_path_error, storage_errors
 from fleet.storage.lease import Lease
-from fleet.storage.network_leases import read_holders, reclaim_networks
+from fleet.storage.network_leases import reclaim_networks
 from fleet.storage.paths import RunPaths
 from fleet.units import listed
-
-# How long to wait while another launch starts, which reads all checkpoints and may decode samples.
-_ENTER_TIMEOUT_S = 300.0
-_RETRY_S = 1.0
 
 
 def check_folder(paths: RunPaths) -> None:
@@ -56,49 +51,6 @@ def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
                 fence_out(paths)
     if fresh and paths.root.exists():
         _empty(paths, stale_commands)
-
-
-def check_shareable(spec: Spec, option: str) -> None:
-    """Refuse to share a run that several launches cannot share.
-
-    Args:
-        option: the option that the user gave, for the message.
-
-    Raises:
-        UserError: the spec has searches or keep_open, which need a launch of their own.
-    """
-    if spec.searches:
-        raise UserError(
-            f"{option}: a search cannot be shared by several launches; run one launch at a time, "
-            "for example with fleet submit --chain"
-        )
-    if spec.document.keep_open is not None:
-        raise UserError(
-            f"{option}: keep_open waits for added networks, which launches that share a run do not "
-            "accept; remove keep_open"
-        )
-
-
-def enter_folder(paths: RunPaths, lease: Lease) -> None:
-    """Enter a run's folder together with other launches; see :mod:`network_leases`.
-
-    Raises:
-        UserError: FLEET did not create the folder, or a launch that does not share is using it.
-    """
-    check_folder(paths)
-    with writing_into(paths):
-        until = time.monotonic() + _ENTER_TIMEOUT_S
-        while True:
-            try:
-                lease.take(paths.lease, floor=newest_written_generation(paths))
-                break
-            except UserError:
-                if time.monotonic() >= until:
-                    raise
-                time.sleep(_RETRY_S)
-        # The previous launch may not have shared the run.
-        if lease.took_over and not read_holders(paths):
-            fence_out(paths)
 
 
 def write_spec(spec: Spec, paths: RunPaths) -> None:

@@ -29,19 +29,13 @@ from fleet.runtime.known_rates import (
     with_epochs_from_rates,
 )
 from fleet.runtime.replay import Replay, make_replay
+from fleet.runtime.run_sharing import find_run_sharing
 from fleet.runtime.searchers import make_searchers
 from fleet.runtime.startup import compatibility
 from fleet.runtime.startup import data as inputs
 from fleet.runtime.startup.caching import HostResources, choose_cache
 from fleet.runtime.startup.engine_import import ImportPlan, plan_import
-from fleet.runtime.startup.folder import (
-    check_shareable,
-    enter_folder,
-    free_disk,
-    take_folder,
-    write_spec,
-    writing_into,
-)
+from fleet.runtime.startup.folder import free_disk, write_spec, writing_into
 from fleet.runtime.startup.launch import Launch, Ranks
 from fleet.runtime.startup.memory import plan_augmented_epochs, plan_memory
 from fleet.runtime.startup.request import Request
@@ -213,8 +207,7 @@ def _make_plan(request: Request, ranks: Ranks, name: str) -> _Plan:
         kinds = (NetworkAdded, CommandReceived, CacheChosen, EarlierRunRead)
         run_state = read_run_state(earlier_paths, kinds)
     spec = with_added_networks(spec, run_state)
-    if request.shares_run:
-        check_shareable(spec, "--share-run")
+    find_run_sharing(request.shares_run).check_spec(spec, "--share-run")
     compatibility.check_fresh(spec, request.fresh_network)
     trained = with_epochs_from_rates(spec)
     roles = assign_roles(
@@ -289,10 +282,7 @@ def _enter(
     paths = launch.paths
     fingerprint = launch.inputs.fingerprint
     is_fresh = request.fresh or replay is not None
-    if request.shares_run and lease is not None:
-        enter_folder(paths, lease)
-    else:
-        take_folder(paths, is_fresh, lease)
+    find_run_sharing(request.shares_run).enter_folder(paths, is_fresh, lease)
     if replay is not None:
         replay.copy_initial_weights(paths)
     fence = None if lease is None else lease.fence

@@ -13,7 +13,12 @@ from fleet.companions.batch_jobs.job_events import JobStarted
 from fleet.companions.harvest.backlog import HarvestLimits
 from fleet.companions.harvest.harvest import Backlog, HarvestPlan, HarvestRun
 from fleet.companions.harvest.harvest_log import LaunchEnded, add_note
-from fleet.control.lease_requests import LeaseRequests, LeaveRun, ReleaseLease, RequestLeases
+from fleet.companions.shared_run.lease_requests import (
+    LeaseRequests,
+    LeaveRun,
+    ReleaseLease,
+    RequestLeases,
+)
 from fleet.domain import events
 from fleet.domain.events import (
     EpochEnded,

@@ -21,6 +21,7 @@ from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.command_queue import Command
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.known_rates import ProfileFile
+from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.searchers import make_searchers
 from fleet.search.calls import make_call as call_searcher
 from fleet.search.controller import make_controller
@@ -209,13 +210,13 @@ class Mailbox:
         self.answers.append((name, content))
 
 
-class Harvest:
+class Harvest(RunSharing):
     """Leases of networks, one after another."""
 
     has_others = False
 
     def __init__(self, names, run):
-        self._names, self._run, self.leases = list(names), run, self
+        self._names, self._run = list(names), run
 
     def poll(self, now_s, training, ends):
         if not self._names or ends or self._run.chance.random.random() < 0.9:
@@ -232,12 +233,6 @@ class Harvest:
                 unlogged=history[-1:],
             )
         ]
-
-    def with_fence(self, message):
-        return message
-
-    def check(self):
-        pass
 
 
 class RandomRun(Ranks):
@@ -369,7 +364,7 @@ class RandomRun(Ranks):
             (),
             CommandHandler(self.mailbox, self.results, admission, (), clock=lambda: self.steps),
         )
-        harvest = Harvest(list(setup.elsewhere), self) if chance.harvests else None
+        sharing = Harvest(list(setup.elsewhere), self) if chance.harvests else RunSharing()
         return Coordinator(
             self.world,
             setup,
@@ -386,7 +381,7 @@ class RandomRun(Ranks):
             self.interruption,
             StartupEvents((), None, {}, (), NO_TIMER),
             search,
-            harvest,
+            sharing,
         )
 
     # ---- inputs of the coordinator ----

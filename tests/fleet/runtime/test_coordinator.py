@@ -19,6 +19,7 @@ from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEv
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
+from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.startup.request import StartupTimer
 from fleet.search.controller import make_controller
@@ -80,6 +81,7 @@ class Launch:
             Interruption(None),
             StartupEvents((), None, {}, (), StartupTimer()),
             search,
+            RunSharing(),
         )
         self.coordinator.start()
 

@@ -1,8 +1,8 @@
 """One of several launches that share a run: its leases, and the progress of the others.
 
-:class:`fleet.control.lease_requests.LeaseRequests` decides which leases to request, and
-:class:`fleet.storage.network_leases.NetworkLeases` acquires them in a thread. This module connects
-the two, between two steps of the coordinator.
+:class:`~fleet.companions.shared_run.lease_requests.LeaseRequests` decides which leases to request,
+and :class:`~fleet.companions.shared_run.network_leases.NetworkLeases` acquires them in a thread.
+This module connects the two, between two steps of the coordinator.
 """
 
 from __future__ import annotations
@@ -10,27 +10,46 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Self
 
 from fleet.comm.messages import Join, Message, Start
+from fleet.companions.shared_run.lease_requests import (
+    LeaseRequests,
+    LeaveRun,
+    ReleaseLease,
+    RequestLeases,
+)
+from fleet.companions.shared_run.network_leases import NetworkLeases
 from fleet.control.effects import EndRequested, LeaseGranted
-from fleet.control.lease_requests import LeaseRequests, LeaveRun, ReleaseLease, RequestLeases
 from fleet.domain.events import EpochEnded, LaunchStarted
 from fleet.domain.network import EpochRecord, NetworkStatus
 from fleet.domain.run import FINISHED_UNLOGGED, RunState, has_full_history
+from fleet.errors import UserError
+from fleet.runtime.run_sharing import RunSharing
+from fleet.runtime.startup.folder import check_folder, take_folder, writing_into
+from fleet.runtime.startup.launch import Launch
+from fleet.spec import Spec
 from fleet.storage.event_log import DatedEvent, RunTail, read_run_state
-from fleet.storage.network_leases import NetworkLeases, find_held_lease
+from fleet.storage.fencing import fence_out, newest_written_generation
+from fleet.storage.files import SharedWriteThrottle
+from fleet.storage.lease import Lease
+from fleet.storage.network_leases import find_held_lease, read_holders
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, restore_network
 
+# How long to wait while another launch starts, which reads all checkpoints and may decode samples.
+_ENTER_TIMEOUT_S = 300.0
+_RETRY_S = 1.0
 # Other logs are read after this time, and after this many times the duration of the last read.
 _READ_EVERY_S = 1.0
 _READ_SHARE = 200
 
 
-class ConcurrentLaunches:
+class SharedRun(RunSharing):
     """The networks that this launch holds, and the logs of other launches.
 
     Args:
+        paths: files of the run.
         leases: acquires and releases the leases of networks.
         claims: decides which leases to request.
         results: the run's results.
@@ -57,20 +76,74 @@ class ConcurrentLaunches:
         self._next_read_s = 0.0
         self._run = RunState()
         self.has_others = find_held_lease(paths) is not None
+        self.elsewhere = claims.names
+
+    @classmethod
+    def join(cls, launch: Launch, lease: Lease | None, results: Results, tail: RunTail) -> Self:
+        """Join the launches of a run; see :meth:`RunSharing.join`."""
+        assert lease is not None
+        statuses = {name: results.network_status(name) for name in results.networks}
+        epochs = {
+            name: len(status.history) for name, status in statuses.items() if status.outcome is None
+        }
+        largest = max((network.min_gpus for network in launch.spec.networks), default=1)
+        max_leases = max(1, len(launch.roles.trainers) // largest)
+        claims = LeaseRequests(epochs, max_leases, launch.request.idle_timeout)
+        return cls(launch.paths, NetworkLeases(launch.paths, lease), claims, results, tail)
+
+    @staticmethod
+    def check_spec(spec: Spec, option: str) -> None:
+        """Refuse to share a run that several launches cannot share.
+
+        Raises:
+            UserError: the spec has searches or keep_open, which need a launch of their own.
+        """
+        if spec.searches:
+            raise UserError(
+                f"{option}: a search cannot be shared by several launches; run one launch at a "
+                "time, for example with fleet submit --chain"
+            )
+        if spec.document.keep_open is not None:
+            raise UserError(
+                f"{option}: keep_open waits for added networks, which launches that share a run do "
+                "not accept; remove keep_open"
+            )
+
+    @staticmethod
+    def enter_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
+        """Enter a run's folder together with other launches; see :mod:`network_leases`.
+
+        Raises:
+            UserError: FLEET did not create the folder, or a launch that does not share is using it.
+        """
+        if lease is None:
+            take_folder(paths, fresh, lease)
+            return
+        check_folder(paths)
+        with writing_into(paths):
+            until = time.monotonic() + _ENTER_TIMEOUT_S
+            while True:
+                try:
+                    lease.take(paths.lease, floor=newest_written_generation(paths))
+                    break
+                except UserError:
+                    if time.monotonic() >= until:
+                        raise
+                    time.sleep(_RETRY_S)
+            # The previous launch may not have shared the run.
+            if lease.took_over and not read_holders(paths):
+                fence_out(paths)
+
+    def start(self) -> None:
+        """Begin to request leases; writes of the results are slowed down, and checked."""
+        self._results.check = self.leases.check
+        self._results.pacing = SharedWriteThrottle(self._paths.results)
+        self.leases.start()
 
     def poll(
         self, now_s: float, training: Collection[str], ends: bool
     ) -> list[LeaseGranted | EndRequested]:
-        """Check the leases and the networks that are held.
-
-        Args:
-            now_s: the time by the coordinator's clock.
-            training: the networks that have a group.
-            ends: whether the launch is about to end.
-
-        Returns:
-            Inputs for the controller.
-        """
+        """Check the leases and the networks that are held; see :meth:`RunSharing.poll`."""
         began = time.monotonic()
         if began >= self._next_read_s:
             self.read_other_logs()
@@ -137,6 +210,15 @@ class ConcurrentLaunches:
         if isinstance(message, Start | Join):
             return message._replace(fence=self.leases.lease_of(message.network.name).fence)
         return message
+
+    def check(self) -> None:
+        """Check that all networks are still held; see :meth:`NetworkLeases.check`."""
+        self.leases.check()
+
+    def close(self) -> None:
+        """Release all networks, and refresh the status of those that are not held here."""
+        self.leases.close()
+        self.refresh()
 
     def refresh(self) -> None:
         """Refresh the status of networks that are not held here."""

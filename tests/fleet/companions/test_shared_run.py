@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from fleet.companions.shared_run.lease_requests import LeaseRequests
+from fleet.companions.shared_run.shared_run import SharedRun
 from fleet.control.effects import LeaseGranted
-from fleet.control.lease_requests import LeaseRequests
 from fleet.domain import events as ev
 from fleet.domain.timeline import LoggedEvent
-from fleet.runtime.concurrent_launches import ConcurrentLaunches
 from fleet.runtime.resume import resume
 from fleet.storage.event_log import RunTail
 from fleet.storage.lease import Fence
@@ -80,7 +80,7 @@ def test_network_pruned_elsewhere_is_not_trained(half_done):
 @pytest.mark.parametrize(("verdict", "is_pruned"), [("stop", True), ("pause", False)])
 def test_network_pruned_or_paused_elsewhere_meanwhile(half_done, verdict, is_pruned):
     results, tail = resumed(half_done), RunTail(half_done.paths, from_end=True)
-    parallel = ConcurrentLaunches(
+    parallel = SharedRun(
         half_done.paths, Leases(), LeaseRequests({"a": 0, "b": 0}, 2, 300.0), results, tail
     )
     assert parallel.poll(0.0, (), ends=False) == []

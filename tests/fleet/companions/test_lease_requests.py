@@ -3,7 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.control.lease_requests import LeaseRequests, LeaveRun, ReleaseLease, RequestLeases
+from fleet.companions.shared_run.lease_requests import (
+    LeaseRequests,
+    LeaveRun,
+    ReleaseLease,
+    RequestLeases,
+)
 from tests.examples import examples
 
 NAMES = "abcde"

@@ -61,6 +61,11 @@ class LeaseRequests:
         self._idle_since: float | None = None
         self._ends = False
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The networks that have not ended."""
+        return frozenset(self._epochs)
+
     def add_lease(self, network: str, epochs: int, is_over: bool) -> None:
         """Add a network that this launch has leased.
 
