@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TypeAlias
 
 from fleet.errors import SpecMistake, UserError
@@ -63,23 +64,22 @@ def find_misfits(
 def _misfits(
     network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
 ) -> Iterator[Misfit]:
+    misfit = partial(_misfit, network, spec)
     # If the batch grows with the GPUs, it is smallest on the smallest number of GPUs.
     train = network.train
     batch = network.largest_batch(network.min_gpus)
     sample = sample.for_pipeline(network.pipeline)
     if batch > samples:
-        yield (
-            network,
-            spec.place_of(network, "train", "batch", "size"),
-            f"train.batch.size: {batch} is more than the {samples} training samples",
+        yield misfit(
+            "batch.size",
+            f"{batch} is more than the {samples} training samples",
             f"at most {samples}",
         )
     monitor = train.stopping.metric
     if not is_validated and monitor.startswith("val_"):
-        yield (
-            network,
-            spec.place_of(network, "train", "stopping", "monitor"),
-            f"train.stopping.monitor: {monitor} needs validation data",
+        yield misfit(
+            "stopping.monitor",
+            f"{monitor} needs validation data",
             "set data.validation, or monitor accuracy or loss",
         )
     yield from find_unfit_measures(network, spec, sample.target.kind)
@@ -116,8 +116,17 @@ def _misfits(
             yield network, ("models", network.entry), wrong, "a smaller network"
 
 
+def _misfit(
+    network: NetworkSpec, spec: Spec, key: str, wrong: str, right: str, *index: int
+) -> Misfit:
+    """Return what is wrong with a setting below ``train``, or with an item of it."""
+    place = (*spec.place_of(network, "train", *key.split(".")), *index)
+    return network, place, f"train.{key}: {wrong}", right
+
+
 def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
     """Yield losses and metrics that do not fit a kind of target."""
+    misfit = partial(_misfit, network, spec)
     train = network.train
     losses = spec.engine.words.losses
     metrics = spec.engine.words.metrics
@@ -127,40 +136,23 @@ def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator
             ("class_weights", train.class_weights),
         ):
             if value:
-                yield (
-                    network,
-                    spec.place_of(network, "train", key),
-                    f"train.{key}: targets are values, not classes",
-                    "leave it out",
-                )
+                yield misfit(key, "targets are values, not classes", "leave it out")
         if (train.stopping.monitor or "").removeprefix("val_") == "accuracy":
-            yield (
-                network,
-                spec.place_of(network, "train", "stopping", "monitor"),
-                f"train.stopping.monitor: {describe_unfit('accuracy', kind, metrics)}",
+            yield misfit(
+                "stopping.monitor",
+                describe_unfit("accuracy", kind, metrics),
                 "val_loss, or a metric such as val_mean_absolute_error from train.metrics",
             )
     if train.loss is not None and (wrong := describe_unfit(train.loss, kind, losses)):
-        yield (
-            network,
-            spec.place_of(network, "train", "loss"),
-            f"train.loss: {wrong}",
-            _fitting(losses, kind),
-        )
+        yield misfit("loss", wrong, _fitting(losses, kind))
     for index, metric in enumerate(train.metrics):
         wrong = describe_unfit(metric, kind, metrics)
         if wrong:
-            yield (
-                network,
-                (*spec.place_of(network, "train", "metrics"), index),
-                f"train.metrics: {wrong}",
-                _fitting(metrics, kind),
-            )
+            yield misfit("metrics", wrong, _fitting(metrics, kind), index)
     if train.class_weights is not None and kind == "multilabel":
-        yield (
-            network,
-            spec.place_of(network, "train", "class_weights"),
-            "train.class_weights: a sample with multilabel targets has no single class",
+        yield misfit(
+            "class_weights",
+            "a sample with multilabel targets has no single class",
             "sample weights from the source",
         )
 

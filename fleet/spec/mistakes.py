@@ -6,12 +6,11 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fleet.errors import SpecMistake
 from fleet.spec.data import Data, Target
 from fleet.spec.fields import default_of
 from fleet.spec.schema import Checkpoint, Document, ModelEntry, Profile, Resources, Schedule
@@ -19,14 +18,16 @@ from fleet.spec.search import Budget, Objective, Prune, Search
 from fleet.spec.space import Range
 from fleet.spec.train import Batch, Optimizer, Start, Stopping, Train
 
+Mistake = TypeVar("Mistake")
+
 
 def explain(
     error: ValidationError,
     content: Any,
-    mistake: Callable[..., SpecMistake],
+    mistake: Callable[[tuple, str, str], Mistake],
     prefix: tuple = (),
     owner: type | None = None,
-) -> list[SpecMistake]:
+) -> list[Mistake]:
     """Convert pydantic's errors to mistakes in the words of specs.
 
     Args:

@@ -553,21 +553,8 @@ def _unmeasured_exchanges(spec: Spec, elastic: list[NetworkSpec]) -> list[SpecMi
     ]
 
 
-class _MisfitError(Exception):
-    """Merged settings of an entry are invalid."""
-
-    def __init__(
-        self, part: str, owner: type, content: Mapping[str, Any], error: ValidationError
-    ) -> None:
-        super().__init__(part)
-        self.part = part
-        self.owner = owner
-        self.content = content
-        self.error = error
-
-
-class _WordsError(Exception):
-    """The engine does not support a network's training settings.
+class _SettingsError(Exception):
+    """The settings of a network are invalid, or its engine does not support them.
 
     Attributes:
         problems: pairs of a problem, and whether its key path belongs to the document instead of
@@ -578,20 +565,24 @@ class _WordsError(Exception):
         super().__init__(str(problems))
         self.problems = problems
 
+    @classmethod
+    def of(
+        cls, part: str, owner: type, content: Mapping[str, Any], error: ValidationError
+    ) -> _SettingsError:
+        """Return the error for merged settings of an entry that do not validate."""
+        explained = explain(error, content, lambda *problem: problem, (part,), owner)
+        return cls([(problem, False) for problem in explained])
+
 
 def _mistakes_of(
     problem: Exception, mistake: Callable[..., SpecMistake], prefix: tuple = ()
 ) -> list[SpecMistake]:
     """Return the mistakes of an entry."""
-    if isinstance(problem, _WordsError):
+    if isinstance(problem, _SettingsError):
         return [
             mistake((*(() if is_of_document else prefix), *path), wrong, right)
             for (path, wrong, right), is_of_document in problem.problems
         ]
-    if isinstance(problem, _MisfitError):
-        return explain(
-            problem.error, problem.content, mistake, (*prefix, problem.part), problem.owner
-        )
     return [mistake(prefix, str(problem))]
 
 
@@ -708,7 +699,7 @@ def proposed_network(spec: Spec, index: int, number: int, member: Member) -> Net
             member,
             number=number,
         )
-    except (_MisfitError, _WordsError) as problem:
+    except _SettingsError as problem:
         raise UserError(
             "; ".join(
                 f"{mistake.key}: {mistake.wrong}" + (f"; {mistake.right}" if mistake.right else "")
@@ -767,7 +758,7 @@ def _attempt(problems: list[Exception], function: Callable[..., T], *arguments: 
     """Call a function; on an expected error append it to ``problems`` and return None."""
     try:
         return function(*arguments)
-    except (UserError, InputError, _MisfitError, _WordsError) as problem:
+    except (UserError, InputError, _SettingsError) as problem:
         problems.append(problem)
         return None
 
@@ -824,7 +815,7 @@ def _train(
             )
         )
     if problems:
-        raise _WordsError(problems)
+        raise _SettingsError(problems)
     return with_rate(with_direction(train, engine), engine, document.defaults)
 
 
@@ -849,7 +840,7 @@ def _merged(base: Train, overrides: Mapping[str, Any], drawn: Mapping[str, Any])
             try:
                 train = _TRAIN.validate_python(plain)
             except ValidationError as error:
-                raise _MisfitError("train", Train, plain, error) from None
+                raise _SettingsError.of("train", Train, plain, error) from None
     return train
 
 
@@ -904,7 +895,7 @@ def _architecture(
     try:
         return Architecture(target, args)
     except ValidationError as error:
-        raise _MisfitError("args", FAMILIES[target], args, error) from None
+        raise _SettingsError.of("args", FAMILIES[target], args, error) from None
 
 
 # ---- entries that are added to a run ------------------------------------------------------------
