@@ -7,12 +7,12 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
-from pydantic.dataclasses import dataclass
 
 from fleet.spec import fields as kinds
+from fleet.spec.section import section
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Target:
     """What networks predict for a sample."""
 
@@ -31,7 +31,7 @@ class Target:
 TargetSetting = Literal["class", "multilabel", "value", "mask"] | Target
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class EntryData:
     """Data settings of one entry that differ from `data` at the top."""
 
@@ -58,7 +58,7 @@ def pipeline_key(overrides: EntryData | None) -> str:
     return json.dumps(asdict(overrides), sort_keys=True)
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Data:
     """Where samples come from and how they are prepared."""
 

@@ -10,10 +10,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema
+from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema
 from pydantic.fields import FieldInfo
 
-from fleet.spec.attribute_docs import describe_keys
 from fleet.spec.engines import ENGINES
 from fleet.spec.model import APPLICATIONS, FAMILIES, application_names
 from fleet.units import (
@@ -30,14 +29,6 @@ from fleet.units import (
 from preprocess.source import SOURCES
 from preprocess.transforms import item_schema, parse_transform
 from scheduler.ensemble.policies import POLICIES
-
-# The configuration of all sections of a spec.
-STRICT = ConfigDict(
-    extra="forbid",
-    arbitrary_types_allowed=True,
-    allow_inf_nan=False,
-    json_schema_extra=describe_keys,
-)
 
 IMPORT_PATH = {
     "title": "an import path",

@@ -26,12 +26,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass as validated
+from pydantic import Field
 
 from fleet.errors import FleetError, UserError
-from fleet.spec.attribute_docs import describe_keys
 from fleet.spec.engines import EngineInfo
+from fleet.spec.section import section
 from fleet.units import pluralize
 from preprocess.base import InputError, import_function
 from preprocess.user_code import UserCode
@@ -48,10 +47,8 @@ APPLICATIONS = EngineInfo.applications
 # Pixels: the ImageNet stem and four stages reduce 96 pixels to three, and 32 pixels to one.
 SMALL_BELOW = 96
 
-_SETTINGS = ConfigDict(extra="forbid", json_schema_extra=describe_keys)
 
-
-@validated(frozen=True, config=_SETTINGS)
+@section
 class ResNet:
     """A residual network. The defaults are ResNet-50 on large images."""
 
@@ -76,7 +73,7 @@ class ResNet:
     """Dropout rate before the classifier."""
 
 
-@validated(frozen=True, config=_SETTINGS)
+@section
 class DenseNet:
     """A dense network. The defaults are DenseNet-121."""
 
@@ -96,7 +93,7 @@ class DenseNet:
     """Dropout rate before the classifier."""
 
 
-@validated(frozen=True, config=_SETTINGS)
+@section
 class CNN:
     """A plain convolutional network."""
 
@@ -112,7 +109,7 @@ class CNN:
     """Dropout rate after each hidden layer."""
 
 
-@validated(frozen=True, config=_SETTINGS)
+@section
 class Softmax:
     """Multinomial logistic regression on the pixels, as a baseline."""
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
-from pydantic.dataclasses import dataclass
 
 from fleet.plugins import find_policy
 from fleet.spec import fields as kinds
@@ -23,6 +22,7 @@ from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.spec.model import Architecture
 from fleet.spec.origin import Origin, is_below
 from fleet.spec.search import Prune, Search
+from fleet.spec.section import section
 from fleet.spec.space import Grid, Space, size_of
 from fleet.spec.train import Train
 from fleet.units import parse_delta
@@ -45,7 +45,7 @@ def _read_by(setting: str) -> str:
     return f"Only for {' and '.join(names)}."
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class ModelEntry:
     """An entry of `models`, for one network or many."""
 
@@ -142,7 +142,7 @@ def policy_of_keys(keys: Collection[str]) -> Policy:
     return default_policy([option for key, option in OPTION_OF.items() if key in keys])
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Schedule:
     """Scheduling: which networks train when, and on how many GPUs."""
 
@@ -193,7 +193,7 @@ class Schedule:
         return content
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Profile:
     """Rate measurement: how the run measures the training rates of networks."""
 
@@ -234,7 +234,7 @@ class Profile:
         return self
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Resources:
     """How the ranks of the launch are used."""
 
@@ -268,7 +268,7 @@ class Resources:
     """
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Checkpoint:
     """Checkpoints: what is kept on disk and how often it is saved."""
 
@@ -285,7 +285,7 @@ class Checkpoint:
     """Disk space for all checkpoints and exports of the run, like 20GB. Default: unlimited."""
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Document:
     """A spec: networks, data, and how to train."""
 
@@ -374,7 +374,7 @@ class Document:
         return data_by_pipeline
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class NetworkSpec:
     """One network with all its settings."""
 
@@ -421,7 +421,7 @@ class NetworkSpec:
         return 1
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Spec:
     """A validated spec with its networks.
 

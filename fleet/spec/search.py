@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass as plain_dataclass
+from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
-from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
-from pydantic.dataclasses import dataclass
 
 from fleet.errors import UserError
 from fleet.plugins import load_named
 from fleet.spec.fields import (
     IMPORT_PATH,
     NO_FLAG,
-    STRICT,
     AboveZero,
     Duration,
     OneOf,
@@ -25,6 +22,7 @@ from fleet.spec.fields import (
     default_text,
 )
 from fleet.spec.old_keys import new_prune_key
+from fleet.spec.section import section
 from fleet.vocabulary.measures import UP, direction_of
 from preprocess.user_code import UserCode
 
@@ -33,7 +31,7 @@ Mode: TypeAlias = Literal["maximize", "minimize"]
 MAX_TRIALS = 10_000  # of one entry; a larger number is a typo, as for `count`
 
 
-@dataclass(frozen=True, config=STRICT)
+@section
 class Budget:
     """The budget of a search. Once it is spent, no more networks are proposed or resumed."""
 
@@ -58,7 +56,7 @@ NETWORK_OBJECTIVES: Mapping[str, Mode] = {
 }
 
 
-@dataclass(frozen=True, config=STRICT)
+@section
 class Objective:
     """A quantity that a search maximizes or minimizes."""
 
@@ -83,7 +81,7 @@ class Objective:
         return "minimize"
 
 
-@dataclass(frozen=True, config=STRICT)
+@section
 class Search:
     """A search: what proposes the networks of an entry, and how many."""
 
@@ -150,7 +148,7 @@ class Search:
         return self.max_trials
 
 
-@plain_dataclass(frozen=True)
+@dataclass(frozen=True)
 class PruningRule:
     """The description of a pruning rule.
 
@@ -230,7 +228,7 @@ def _for(setting: str) -> str:
 RuleName = Annotated[str, OneOf(lambda: [{"enum": list(RULES)}, IMPORT_PATH])]
 
 
-@dataclass(frozen=True, config=STRICT)
+@section
 class Prune:
     """The rule by which networks of the run are paused or pruned before they finish."""
 

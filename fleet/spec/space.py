@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import (
-    ConfigDict,
     Discriminator,
     Field,
     FiniteFloat,
@@ -26,19 +25,18 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic.dataclasses import dataclass as validated
 
 from fleet.errors import UserError
-from fleet.spec.attribute_docs import describe_keys
 from fleet.spec.fields import NO_FLAG, Whole
 from fleet.spec.old_keys import oldest_name
 from fleet.spec.origin import is_below
+from fleet.spec.section import section
 
 Bound = Whole | Annotated[FiniteFloat, NO_FLAG]
 Flag = Annotated[bool, Field(strict=True)]
 
 
-@validated(frozen=True, config=ConfigDict(extra="forbid", json_schema_extra=describe_keys))
+@section
 class Range:
     """A range of numbers from which a parameter is drawn uniformly."""
 

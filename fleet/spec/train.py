@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
-from pydantic.dataclasses import dataclass
 
 from fleet.spec import fields as kinds
 from fleet.spec.fields import AboveZero, BelowOne, NotNegative, Positive, Real
 from fleet.spec.measures import FIELDS, Measure, check_measures, check_monitor
+from fleet.spec.section import section
 from fleet.vocabulary.measures import UP, direction_of
 from fleet.vocabulary.schedules import schedule_schema
 from scheduler.ensemble.policies import POLICIES
@@ -31,7 +31,7 @@ def _with_text_keys(weights: Any) -> Any:
 ByClass = Annotated[dict[str, float], BeforeValidator(_with_text_keys)]
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Batch:
     """The batch of a training step, shared by the GPUs of a group."""
 
@@ -98,7 +98,7 @@ class Batch:
         return self
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Optimizer:
     """A Keras optimizer. Missing parameters have the defaults of Keras."""
 
@@ -213,7 +213,7 @@ class Optimizer:
         return self
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Stopping:
     """When the training of a network ends: as soon as one of the conditions is met."""
 
@@ -250,7 +250,7 @@ class Stopping:
         return -1
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Start:
     """Initial weights of a network, instead of random ones."""
 
@@ -274,7 +274,7 @@ _FileOrStart = Annotated[
 ]
 
 
-@dataclass(frozen=True, config=kinds.STRICT)
+@section
 class Train:
     """How networks are trained: batches, optimizer, and stopping."""
 

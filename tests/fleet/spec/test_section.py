@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pydantic import Field, TypeAdapter
-from pydantic.dataclasses import dataclass
 
 from fleet.spec.documentation import json_schema
-from fleet.spec.fields import STRICT
+from fleet.spec.section import section
 
 
-@dataclass(frozen=True, config=STRICT)
+@section
 class Section:
     """A section."""
 
