@@ -34,12 +34,15 @@ ROOT = Path(__file__).parents[1]
 
 # A rank of a launch that records its steps.
 RANK = """
-import atexit, json, os, sys, time
+import atexit, dataclasses, json, os, sys, time
 from fleet.runtime.training import steps
 from fleet.runtime.training.network import Training
 recorded = []
 if sys.argv.pop(1) == "immediate":
-    Training.is_async = property(lambda training: False)
+    of = Training.capabilities.fget
+    Training.capabilities = property(
+        lambda training: dataclasses.replace(of(training), can_overlap=False)
+    )
 begin = steps.Steps._begin
 def begin_recorded(self, stride, stop):
     before = self._ended

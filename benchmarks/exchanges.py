@@ -23,7 +23,8 @@ import yaml
 
 from fleet.api import mpirun
 from fleet.commands.output import print_json
-from fleet.engines.base import EngineContext, StepTotals
+from fleet.engines.base import EngineContext
+from fleet.engines.steps import StepBatches
 from fleet.spec import Resources
 from fleet.terminal import print_table
 
@@ -83,8 +84,8 @@ def inside(exchange: Any, path: str) -> None:
             began, ends = time.perf_counter(), [lambda: None]
             for _ in range(count):
                 ends.append(
-                    trainable.begin_together(
-                        images.copy(), targets.copy(), [BATCH * world.size], [BATCH], StepTotals()
+                    trainable.begin_steps(
+                        StepBatches((images.copy(), targets.copy()), [BATCH * world.size], [BATCH])
                     )
                 )
                 ends.pop(0)()

@@ -18,8 +18,9 @@ import numpy as np
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.commands.output import print_json
-from fleet.engines.base import Engine, StepTotals, SupportsAsyncGroupSteps
+from fleet.engines.base import Engine, pack_rows
 from fleet.engines.registry import make_engine
+from fleet.engines.steps import StepBatches, steps_of
 from fleet.runtime.startup.data import open_inputs, resolve_with_data
 from fleet.runtime.training.rate_measurement import make_samples
 from fleet.spec import NetworkSpec, load
@@ -35,22 +36,17 @@ def step_times(
     """Return the CPU milliseconds of a step, for each of :data:`STEPS_PER_CALL`."""
     images, targets = make_samples(sample, STEPS * size)
     trainable = engine.build(network, SingleRankGroup())
-    assert isinstance(trainable, SupportsAsyncGroupSteps), "benchmarks/steps.py requires keras"
-    values, weights = sample.target.split(targets)
+    steps = steps_of(trainable, is_alone=True)
+    samples = pack_rows(images, *sample.target.split(targets))
     fastest = [np.inf] * len(STEPS_PER_CALL)
     for _ in range(rounds + 1):  # the first one traces
         for index, count in enumerate(STEPS_PER_CALL):
             began = time.process_time()
             for first in range(0, STEPS * size, count * size):
                 rows = slice(first, first + count * size)
-                trainable.begin_together(
-                    images[rows].copy(),
-                    values[rows].copy(),
-                    [size] * count,
-                    [size] * count,
-                    StepTotals(),
-                    None if weights is None else weights[rows],
-                )()
+                local_rows = tuple(part[rows].copy() for part in samples)
+                sizes = [size] * count
+                steps.begin_steps(StepBatches(local_rows, sizes, sizes))()
             fastest[index] = min(fastest[index], 1e3 * (time.process_time() - began) / STEPS)
     trainable.close()
     return fastest

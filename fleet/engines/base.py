@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, SupportsFloat, TypeAlias, runtime_checkable
+from typing import Any, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -215,40 +215,7 @@ def check_peers(group: Group) -> None:
 
 
 class Trainable(Protocol):
-    """A network on one rank of its group."""
-
-    def step(
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        size: int,
-        stop: bool = False,
-        weights: np.ndarray | None = None,
-    ) -> StepTotals:
-        """Train on one global batch, of which this rank has some rows, or none.
-
-        The loss is the weighted sum over the readable samples of the global batch, divided by their
-        number. An unreadable sample has a label below 0 or, if there are weights, a weight below 0.
-
-        The arrays are valid only until this method returns: they may lie in the stream's memory,
-        which is then reused for another step. Copy what is needed later, including what a device
-        still reads.
-
-        Args:
-            images: (rows, ...), the inputs as they travel.
-            targets: (rows, ...), as :class:`preprocess.target.TargetSpec` describes; (rows,) int64
-                for classes.
-            weights: (rows,) float32; omitted for classes without weights.
-            size: number of rows of the global batch over all ranks.
-            stop: True if this rank asks the group to stop after this step; it travels with the
-                gradients, so all ranks stop after the same step.
-
-        Returns:
-            The totals of the whole batch, the same on every rank.
-
-        Raises:
-            Exception: any error of the network; :class:`PeerFailed` on the ranks that did not fail.
-        """
+    """A network on one rank of its group; :mod:`fleet.engines.steps` describes how it trains."""
 
     def evaluate(
         self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
@@ -331,108 +298,6 @@ class SupportsPrediction(Protocol):
 
         Returns:
             The totals, and (rows, ...) float32: logits or values.
-        """
-
-
-@runtime_checkable
-class SupportsMultiStep(Protocol):
-    """A trainable that takes several steps in one call, to reduce the overhead of short steps."""
-
-    def can_stride(self) -> bool:
-        """Return True if the current group allows several steps per call."""
-
-    def stride(
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        sizes: Sequence[int],
-        weights: np.ndarray | None = None,
-    ) -> list[StepTotals]:
-        """Train on several batches, like one :meth:`Trainable.step` each, in a group of one rank.
-
-        Args:
-            images, targets, weights: the rows of all batches, concatenated.
-            sizes: number of rows of each batch, at least one batch.
-
-        Returns:
-            The totals of each batch.
-
-        Raises:
-            Exception: any error of the network.
-        """
-
-
-class StepResult(NamedTuple):
-    """The result of steps that were begun asynchronously.
-
-    Attributes:
-        sums: totals of each batch, in order.
-        finished_at: time at which they were available, by ``time.perf_counter``; an upper bound if
-            unknown.
-    """
-
-    sums: list[StepTotals]
-    finished_at: float
-
-
-@runtime_checkable
-class SupportsAsyncSteps(Protocol):
-    """A trainable that computes while the next batch is prepared.
-
-    Totals are read one call later.
-    """
-
-    def begin(
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        sizes: Sequence[int],
-        stop: bool = False,
-        weights: np.ndarray | None = None,
-    ) -> Callable[[], StepResult]:
-        """Begin one step, or one per size, like :meth:`Trainable.step`.
-
-        The previous steps may be completed here, including their collective operations. The arrays
-        are valid only until this method returns.
-
-        Args:
-            images, targets, weights: the rows of all batches, concatenated.
-            sizes: number of rows of each batch.
-            stop: True if this rank asks the group to stop after this step.
-
-        Returns:
-            A function that waits for the totals. It is called once, before the second ``begin``
-            after this one and before any other method.
-
-        Raises:
-            Exception: any error of the network, now or while waiting, in these steps or earlier
-                ones; on all ranks of the group or on none.
-        """
-
-
-@runtime_checkable
-class SupportsAsyncGroupSteps(Protocol):
-    """A trainable that takes several asynchronous steps per call in groups of any size."""
-
-    def can_stride(self) -> bool:
-        """Return True if several steps per call are possible in the current group."""
-
-    def begin_together(
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        sizes: Sequence[int],
-        rows: Sequence[int],
-        local_flags: StepTotals,
-        weights: np.ndarray | None = None,
-    ) -> Callable[[], StepResult]:
-        """Begin one step per size on all ranks, like :meth:`SupportsAsyncSteps.begin`.
-
-        Args:
-            images, targets, weights: this rank's rows of all batches, concatenated.
-            sizes: number of rows of each global batch.
-            rows: number of this rank's rows in each batch, possibly 0.
-            local_flags: what this rank adds to the totals of each batch, besides those of its rows.
         """
 
 

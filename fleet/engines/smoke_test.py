@@ -35,6 +35,7 @@ from fleet.engines.base import (
 )
 from fleet.engines.failure_reason import describe_failure
 from fleet.engines.registry import count_parameters, make_engine
+from fleet.engines.steps import take_step
 from fleet.errors import ModelError, SettingError, UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.fit_checks import too_large, training_bytes
@@ -167,13 +168,8 @@ class _SmokeTest:
             if isinstance(trainable, SupportsLearningCheck):
                 trainable.check_learns(images, values)
             rows = min(_ROWS, len(images), self.network.train.batch.bounds[0])
-            trainable.step(
-                images[:rows],
-                values[:rows],
-                rows,
-                False,
-                *([] if weights is None else [weights[:rows]]),
-            )
+            local_weights = None if weights is None else weights[:rows]
+            take_step(trainable, images[:rows], values[:rows], rows, weights=local_weights)
         try:
             if isinstance(trainable, SupportsInspection):
                 return trainable.row_bytes()

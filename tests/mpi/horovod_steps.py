@@ -11,6 +11,7 @@ import pytest
 
 from fleet.comm.mpi import start_mpi
 from fleet.engines.base import EngineContext, PeerFailed, StepTotals
+from fleet.engines.steps import StepBatches
 from fleet.spec import Resources, parse
 from fleet.stream.batch import split_rows
 from preprocess.sample import Affine, ImageSpec, SampleSpec
@@ -46,12 +47,13 @@ def train(engine, network, group, batches, cuts):
     for part in np.split(np.arange(len(batches)), cuts):
         images, labels, sizes = zip(*(batches[index] for index in part), strict=True)
         waits.append(
-            built.begin_together(
-                np.concatenate(images),
-                np.concatenate(labels),
-                sizes,
-                [len(entry) for entry in labels],
-                request,
+            built.begin_steps(
+                StepBatches(
+                    (np.concatenate(images), np.concatenate(labels)),
+                    sizes,
+                    [len(entry) for entry in labels],
+                    request,
+                )
             )
         )
         if len(waits) > 1:
@@ -73,7 +75,7 @@ def fail_together(engine, group):
     built, fails = engine.build(network, group), group.rank == group.size - 1
     images, labels = np.zeros((3, 8, 8, 1), np.uint8), np.array([0, 2 if fails else 1, 0])
     with pytest.raises(Exception, match="assertion failed" if fails else "another rank") as caught:
-        built.begin_together(images, labels, 3 * [group.size], 3 * [1], StepTotals())()
+        built.begin_steps(StepBatches((images, labels), 3 * [group.size], 3 * [1]))()
     assert isinstance(caught.value, PeerFailed) != fails
     built.close()
 

@@ -19,7 +19,8 @@ import tensorflow as tf
 # The public API has no asynchronous calls.
 from tensorflow.python.eager import context, executor
 
-from fleet.engines.base import StepResult, StepTotals
+from fleet.engines.base import StepTotals
+from fleet.engines.steps import StepResult
 
 
 class StepQueue:

@@ -21,7 +21,7 @@ from fleet.engines.torch.flat_parameters import FlatParameters
 from fleet.engines.torch.losses import make_losses
 from fleet.engines.torch.metrics import make_metrics
 from fleet.engines.torch.models import build_module
-from fleet.engines.torch.network import AsyncNetwork, TorchNetwork
+from fleet.engines.torch.network import TorchNetwork
 from fleet.engines.torch.optimizer import FlatOptimizer
 from fleet.engines.torch.pretrained import freeze
 from fleet.spec import NetworkSpec
@@ -98,8 +98,7 @@ class TorchEngine:
             self._transforms.get(network.pipeline, ()),
             self._folder,
         )
-        kind = AsyncNetwork if self._device.type == "cuda" else TorchNetwork
-        return kind(
+        return TorchNetwork(
             module,
             flat,
             updates,

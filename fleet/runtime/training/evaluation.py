@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.engines.base import StepTotals, SupportsPrediction
+from fleet.engines.base import StepTotals, SupportsPrediction, pack_rows
 from fleet.prediction.saved_predictions import Outputs, should_save
 from fleet.runtime.training.agreement import all_or_none
 from fleet.runtime.training.network import Training
@@ -67,8 +67,7 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
     def fill(images: np.ndarray, targets: np.ndarray) -> StepTotals:
         nonlocal position
         values, weights = target.split(targets)
-        arguments = [] if weights is None else [weights]
-        sums, outputs = trainable.predict(images, values, *arguments)
+        sums, outputs = trainable.predict(*pack_rows(images, values, weights))
         rows = slice(position, position + len(targets))
         position += len(targets)
         predictions.outputs[rows] = outputs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,15 +12,8 @@ import numpy as np
 
 from fleet.comm.protocols import Group
 from fleet.domain.network import TrainingState
-from fleet.engines.base import (
-    StepResult,
-    StepTotals,
-    SupportsAsyncGroupSteps,
-    SupportsAsyncSteps,
-    SupportsMultiStep,
-    SupportsRateScaling,
-    Trainable,
-)
+from fleet.engines.base import StepTotals, SupportsRateScaling, Trainable, pack_rows
+from fleet.engines.steps import StepBatches, StepCapabilities, StepResult, SupportsSteps, steps_of
 from fleet.runtime.training.agreement import TrainingFailed, fail_together
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
@@ -54,10 +46,19 @@ class Training:
     trainable: Trainable = field(init=False)
     batch: int = field(init=False, default=0)
 
+    @property
+    def capabilities(self) -> StepCapabilities:
+        """How the network takes steps in the present group."""
+        return self._trainable_steps.capabilities
+
+    @property
+    def _trainable_steps(self) -> SupportsSteps:
+        return steps_of(self.trainable, self.group.size == 1)
+
     def step(
         self, images: np.ndarray, targets: np.ndarray, size: int, stop: bool = False
     ) -> StepTotals:
-        """Train on one global batch; see :meth:`fleet.engines.base.Trainable.step`.
+        """Train on one global batch.
 
         Args:
             images, targets: this rank's rows of the batch, as the stream carries them.
@@ -69,28 +70,19 @@ class Training:
         """
         return self.begin(images, targets, [size], [len(targets)], StepTotals(stop=stop))().sums[0]
 
-    @property
-    def is_async(self) -> bool:
-        """True if the engine computes while the next batch is prepared."""
-        return isinstance(self.trainable, SupportsAsyncSteps | SupportsAsyncGroupSteps)
-
     def begin(
         self,
         images: np.ndarray,
         targets: np.ndarray,
         sizes: Sequence[int],
-        rows: Sequence[int],
+        counts: Sequence[int],
         flags: StepTotals,
     ) -> Callable[[], StepResult]:
-        """Begin one or several steps; see :meth:`SupportsAsyncGroupSteps.begin_together`.
-
-        If the engine cannot compute asynchronously, the steps have finished when this returns.
+        """Begin one or several steps; see :meth:`fleet.engines.steps.SupportsSteps.begin_steps`.
 
         Args:
             images, targets: this rank's rows of all batches, as the stream carries them.
-            sizes: number of rows of each global batch.
-            rows: number of this rank's rows of each batch.
-            flags: this rank's flags; see :class:`fleet.engines.base.StepTotals`.
+            sizes, counts, flags: see :class:`fleet.engines.steps.StepBatches`.
 
         Returns:
             A function that waits for the sums and returns them.
@@ -98,28 +90,12 @@ class Training:
         Raises:
             TrainingFailed: on all ranks, when it failed on one, here or in the returned function.
         """
-        values, weights = self.target.split(targets)
+        local_rows = pack_rows(images, *self.target.split(targets))
         with self._failing_together():
-            if isinstance(self.trainable, SupportsAsyncGroupSteps):
-                return partial(
-                    self._wait_together,
-                    self.trainable.begin_together(images, values, sizes, rows, flags, weights),
-                )
-            if isinstance(self.trainable, SupportsAsyncSteps):
-                return partial(
-                    self._wait_together,
-                    self.trainable.begin(images, values, sizes, flags.stop, weights),
-                )
-            if len(sizes) == 1:
-                arguments = [] if weights is None else [weights]  # optional for engines
-                sums = [self.trainable.step(images, values, sizes[0], flags.stop, *arguments)]
-            else:
-                assert isinstance(self.trainable, SupportsMultiStep)
-                sums = self.trainable.stride(images, values, sizes, weights)
-        done = StepResult(sums, time.perf_counter())
-        return lambda: done
+            wait = self._trainable_steps.begin_steps(StepBatches(local_rows, sizes, counts, flags))
+        return partial(self._wait, wait)
 
-    def _wait_together(self, wait: Callable[[], StepResult]) -> StepResult:
+    def _wait(self, wait: Callable[[], StepResult]) -> StepResult:
         with self._failing_together():
             return wait()
 
@@ -161,8 +137,7 @@ class Training:
 
     def evaluate(self, images: np.ndarray, targets: np.ndarray) -> StepTotals:
         """Return sums over a batch of this rank's samples, without training."""
-        values, weights = self.target.split(targets)
-        return self.trainable.evaluate(images, values, *([] if weights is None else [weights]))
+        return self.trainable.evaluate(*pack_rows(images, *self.target.split(targets)))
 
     def broadcast(self, state: T) -> T:
         """Broadcast the master's network and state to the group; collective."""

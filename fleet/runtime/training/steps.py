@@ -19,18 +19,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.engines.base import StepResult, StepTotals, SupportsAsyncGroupSteps, SupportsMultiStep
+from fleet.engines.base import StepTotals
+from fleet.engines.steps import StepResult
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import Batch
 
 _STRIDE_S = 0.04  # longest stride; half of it in groups, where a pause comes two calls later
 _PROMPT_S = 0.001  # a batch that arrives within this time was ready
-_MAX_STEPS = 16
 _MAX_BYTES = 2**24  # of inputs, which are copied
 
 
@@ -100,19 +101,14 @@ def _time_arrivals(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
 
 def _count_fitting(training: Training, nbytes: int) -> int:
     """Return how many steps a call may take with inputs of ``nbytes`` bytes."""
-    trainable = training.trainable
-    is_alone = training.group.size == 1
-    if not (
-        (
-            isinstance(trainable, SupportsAsyncGroupSteps)
-            or (is_alone and isinstance(trainable, SupportsMultiStep))
-        )
-        and trainable.can_stride()
-    ):
-        return 1
-    stride_s = _STRIDE_S if is_alone else _STRIDE_S / 2
+    stride_s = _STRIDE_S if training.group.size == 1 else _STRIDE_S / 2
     return max(
-        1, min(training.steps.count_fitting(stride_s), _MAX_STEPS, _MAX_BYTES // max(nbytes, 1))
+        1,
+        min(
+            training.steps.count_fitting(stride_s),
+            training.capabilities.max_steps_per_call,
+            _MAX_BYTES // max(nbytes, 1),
+        ),
     )
 
 
@@ -186,32 +182,26 @@ class Steps:
         Raises:
             TrainingFailed: on all ranks, when a step failed on one.
         """
-        pending: Callable[[bool], FinishedSteps] | None = None
+        pending = deque[Callable[[bool], FinishedSteps]]()
+        ahead = int(self._training.capabilities.can_overlap)
         is_alone = self._training.group.size == 1
         requests_stop = stops = False
         for stride in strides:
-            if pending is not None and self._is_due():
-                finished = pending(True)
-                yield finished
+            if pending and self._is_due():
                 # the other ranks learn of a stop once they have begun this stride
-                pending = None
+                finished = pending.popleft()(True)
+                yield finished
                 stops = finished.stops
             requests_stop = requests_stop or self._should_stop()
-            before = pending
-            pending = self._begin(stride, requests_stop)
-            if before is not None:
-                finished = before(False)
+            pending.append(self._begin(stride, requests_stop))
+            if len(pending) > ahead:
+                finished = pending.popleft()(not pending)
                 yield finished
-                stops = finished.stops
-            if not self._training.is_async:
-                finished = pending(True)
-                yield finished
-                pending = None
                 stops = finished.stops
             if stops or (requests_stop and is_alone):
                 break
-        if pending is not None:
-            yield pending(True)
+        if pending:
+            yield pending.popleft()(True)
 
     def _begin(self, stride: Stride, stop: bool) -> Callable[[bool], FinishedSteps]:
         """Begin a stride; returns a function that waits for its end."""

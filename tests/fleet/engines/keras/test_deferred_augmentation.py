@@ -7,11 +7,12 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
+from fleet.engines.steps import take_step
 from fleet.runtime.training.rate_measurement import make_samples
 from fleet.spec import Resources, parse
 from preprocess.deferred_augmentation import finished
+from tests.fleet.engines.async_steps import begin
 from tests.fleet.engines.deferred_samples import DTYPES, random_deferred_samples
-from tests.fleet.engines.keras.async_steps import begin
 
 pytestmark = pytest.mark.tensorflow
 
@@ -55,8 +56,8 @@ def trained(train):
         (rows, sample),
     ):
         network = build(input_sample, **train)
-        totals = [network.step(images[:size], labels[:size], size) for size in (12, 5, 12)]
-        if network.can_stride():
+        totals = [take_step(network, images[:size], labels[:size], size) for size in (12, 5, 12)]
+        if network.capabilities.max_steps_per_call > 1:
             waits = [begin(network, images, labels, sizes) for sizes in ([4, 4, 4], [5, 7])]
             totals += [step_totals for wait in waits for step_totals in wait().sums]
         evaluation, outputs = network.predict(images, labels)

@@ -5,6 +5,7 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
+from fleet.engines.steps import take_step
 from fleet.errors import ModelError
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
@@ -104,7 +105,7 @@ def test_export_model_of_subclass_loads_without_code(tmp_path, function, sample)
         np.arange(6) % 3,
     )
     for _ in range(3):
-        trainable.step(images, labels, 6)
+        take_step(trainable, images, labels, 6)
     before = trainable.evaluate(images, labels)
     path = tmp_path / "best.keras"
     trainable.export(trainable.state(), path)
@@ -113,7 +114,7 @@ def test_export_model_of_subclass_loads_without_code(tmp_path, function, sample)
     predicted = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     assert -np.log(predicted[np.arange(6), labels]).sum() == pytest.approx(before.loss, rel=1e-4)
     assert trainable.try_export(tmp_path) == ""
-    assert trainable.step(images, labels, 6).count == 6  # it can still be trained
+    assert take_step(trainable, images, labels, 6).count == 6  # it can still be trained
 
 
 def test_export_model_keeps_subclass_that_needs_its_code(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
+from fleet.engines.steps import take_step
 from fleet.spec import Resources, parse
 from preprocess.sample import ImageSpec, SampleSpec
 
@@ -26,7 +27,7 @@ def stepped(engine, filters):
     args = {"filters": [filters], "dense": [4]}
     network = parse({"models": [{"family": "cnn", "args": args}]}).networks[0]
     trainable = engine.build(network, SingleRankGroup())
-    trainable.step(np.zeros((2, 8, 8, 1), np.uint8), np.zeros(2, np.int64), 2)
+    take_step(trainable, np.zeros((2, 8, 8, 1), np.uint8), np.zeros(2, np.int64), 2)
     trainable.close()
     return trainable
 
@@ -39,7 +40,7 @@ def test_closed_networks_leave_no_graph(engine):
     graphs, registered = [], []
     for filters in (2, 3, 4, 5):
         trainable = stepped(engine, filters)
-        graphs += [weakref.ref(trainable._strides[NoExchange].get_concrete_function().graph)]
+        graphs += [weakref.ref(trainable.graphs.strides[NoExchange].get_concrete_function().graph)]
         registered += [sum("CustomGradient" in name for name in gradient_registry.list())]
         del trainable
     assert [graph() is None for graph in graphs] == [True, True, True, False]

@@ -12,13 +12,14 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
+from fleet.engines.steps import take_step
 from fleet.errors import CheckpointError, ModelError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.schedules import SCHEDULES, arguments_of, required
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from tests.examples import long_but_first
 from tests.fakes import Group
-from tests.fleet.engines.keras.async_steps import begin
+from tests.fleet.engines.async_steps import begin
 from tests.places import ROOT
 from tests.refusals import refused
 
@@ -74,7 +75,7 @@ def engine():
 )
 def test_network_learns_with_every_setting(engine, batch, train):
     trainable = engine.build(network(**train), SingleRankGroup())
-    losses = [trainable.step(*batch, 12).loss / 12 for _ in range(12)]
+    losses = [take_step(trainable, *batch, 12).loss / 12 for _ in range(12)]
     assert losses[-1] < 0.7 * losses[0]
     assert trainable.evaluate(*batch).count == 12
 
@@ -96,7 +97,7 @@ BEFORE_AND_AFTER = {
 
 
 def steps(trainable, batch):
-    totals = [trainable.step(*batch, 12) for _ in range(3)]
+    totals = [take_step(trainable, *batch, 12) for _ in range(3)]
     return totals, trainable.evaluate(*batch), trainable.state()
 
 
@@ -114,7 +115,7 @@ def test_graphs_are_reused_for_other_hyperparameters(engine, batch, name, train)
     built = engine.build(first, SingleRankGroup())
     steps(built, batch)
     built.close()
-    graph = built._strides[NoExchange]
+    graph = built.graphs.strides[NoExchange]
     traced = graph.experimental_get_tracing_count()
     reused = engine.build(second, SingleRankGroup())
     result = steps(reused, batch)
@@ -189,9 +190,9 @@ def test_network_resumes_from_its_state(engine, batch):
         engine.build(network(), SingleRankGroup()),
     )
     for _ in range(3):
-        trainable.step(*batch, 12)
+        take_step(trainable, *batch, 12)
     reference.load(trainable.state())
-    assert trainable.step(*batch, 12) == reference.step(*batch, 12)
+    assert take_step(trainable, *batch, 12) == take_step(reference, *batch, 12)
     assert trainable.learning_rate() == pytest.approx(0.1)
 
 
@@ -207,7 +208,7 @@ def test_load_refuses_state_of_another_network(engine):
 def test_unreadable_batch_changes_nothing(engine, batch):
     trainable = engine.build(network(), SingleRankGroup())
     before = trainable.state()
-    result = trainable.step(batch[0], np.full(12, -1), 12)
+    result = take_step(trainable, batch[0], np.full(12, -1), 12)
     assert (result.loss, result.count) == (0.0, 0.0)
     weights = [name for name in before if "kernel" in name or "bias" in name]
     assert all(np.array_equal(before[name], trainable.state()[name]) for name in weights)
@@ -220,8 +221,8 @@ def test_unreadable_samples_are_excluded(engine, batch):
     ).networks[0]
     trainable, reference = (engine.build(plain, SingleRankGroup()) for _ in range(2))
     readable = np.where(np.arange(12) < 8, labels, -1)
-    assert trainable.step(images, readable, 12).loss == pytest.approx(
-        reference.step(images[:8], labels[:8], 8).loss, rel=1e-5
+    assert take_step(trainable, images, readable, 12).loss == pytest.approx(
+        take_step(reference, images[:8], labels[:8], 8).loss, rel=1e-5
     )
     for name, array in trainable.state().items():
         assert array == pytest.approx(reference.state()[name], abs=1e-6), name
@@ -255,14 +256,14 @@ def tensorflow_messages():
 def test_many_traced_networks_raise_no_retracing_warning(engine, batch, tensorflow_messages):
     for _ in range(8):
         trainable = engine.build(network(), SingleRankGroup())
-        trainable.step(*batch, 12)
+        take_step(trainable, *batch, 12)
         trainable.evaluate(*batch)
         trainable.close()
     assert tensorflow_messages == []
 
 
 def test_repeated_tracing_of_one_graph_still_warns(engine, tensorflow_messages):
-    from fleet.engines.keras.network import _graph_of
+    from fleet.engines.keras.graphs import _graph_of
 
     double = _graph_of(lambda number: 2 * number)
     for number in range(8):
@@ -313,11 +314,11 @@ def test_several_steps_match_single_steps_bit_for_bit(engine, batch, train):
         engine.build(settings, SingleRankGroup()),
     )
     totals = [
-        trainable.step(images[rows], labels[rows], len(labels[rows]))
+        take_step(trainable, images[rows], labels[rows], len(labels[rows]))
         for rows in (slice(5), slice(5, 10), slice(10, 12))
     ]
     assert begin(reference, images, labels, (5, 5, 2))().sums == totals
-    assert trainable.step(*batch, 12) == reference.step(*batch, 12)
+    assert take_step(trainable, *batch, 12) == take_step(reference, *batch, 12)
     state = reference.state()
     assert all(np.array_equal(value, state[name]) for name, value in trainable.state().items())
 
@@ -348,7 +349,7 @@ def test_async_totals_match_bit_for_bit(engine, batch, group, train):
         engine.build(network(**train), group),
         engine.build(network(**train), group),
     )
-    assert async_totals(trainable, batches) == [reference.step(*rows, 12) for rows in batches]
+    assert async_totals(trainable, batches) == [take_step(reference, *rows, 12) for rows in batches]
     state = reference.state()
     assert all(np.array_equal(value, state[name]) for name, value in trainable.state().items())
 
@@ -362,12 +363,12 @@ def test_failed_step_raises_when_read_or_at_next_begin(engine, batch, group):
         wait()
     trainable.close()
     trainable = engine.build(network(loss=f"{__name__}:failing"), group)
-    assert trainable.step(images, labels % 2, 12).count == 12
+    assert take_step(trainable, images, labels % 2, 12).count == 12
     begin(trainable, images, labels + 1, [12])
     with pytest.raises(Exception, match="assertion failed"):
         begin(trainable, images, labels, [12])()
     trainable.close()
-    assert engine.build(network(), group).step(*batch, 12).count == 12
+    assert take_step(engine.build(network(), group), *batch, 12).count == 12
 
 
 CLOSING = """
@@ -417,7 +418,9 @@ def test_close_discards_totals_that_were_not_read(engine, batch):
     trainable.close()
     reused = engine.build(network(), SingleRankGroup())  # reuses the graphs
     assert reused is trainable
-    assert reused.step(*batch, 12) == engine.build(network(), SingleRankGroup()).step(*batch, 12)
+    assert take_step(reused, *batch, 12) == take_step(
+        engine.build(network(), SingleRankGroup()), *batch, 12
+    )
 
 
 def test_networks_match_with_and_without_graph_rewriting(batch):
@@ -446,8 +449,8 @@ def test_networks_match_with_and_without_graph_rewriting(batch):
 @pytest.mark.long
 def test_xla_takes_steps_one_by_one(engine, batch):
     trainable = engine.build(network(xla=True), SingleRankGroup())
-    assert not trainable.can_stride()
-    assert trainable.step(*batch, 12).count == 12
+    assert trainable.capabilities.max_steps_per_call == 1
+    assert take_step(trainable, *batch, 12).count == 12
 
 
 def test_graphs_are_not_shared_by_folds_with_other_inputs(
@@ -537,13 +540,13 @@ def custom(tmp_path, monkeypatch):
 def test_networks_that_share_layers_are_isolated(engine, batch, custom, cached):
     first = engine.build(custom("shared", 1, cached=cached), SingleRankGroup())
     before = first.state()
-    first.step(*batch, 12)
+    take_step(first, *batch, 12)
     trained = first.state()
     second = engine.build(custom("shared", 1, cached=cached), SingleRankGroup())
     state = second.state()
     assert list(state) == list(before)
     assert all(np.array_equal(array, before[name]) for name, array in state.items())
-    second.step(*batch, 12)
+    take_step(second, *batch, 12)
     assert all(np.array_equal(array, trained[name]) for name, array in first.state().items())
 
 
@@ -570,5 +573,5 @@ def test_process_settings_of_user_code_are_restored(engine, batch, custom):
     before = settings()
     rude = engine.build(custom("rude"), SingleRankGroup())
     assert settings() == before
-    rude.step(*batch, 12)
+    take_step(rude, *batch, 12)
     assert settings() == before

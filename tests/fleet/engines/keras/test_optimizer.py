@@ -7,6 +7,7 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
+from fleet.engines.steps import take_step
 from fleet.errors import SettingError, SpecError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.optimizers import COMMON, OPTIMIZERS
@@ -86,7 +87,7 @@ def test_optimizers_have_the_parameters_of_keras():
 def test_every_optimizer_takes_a_step(name):
     trainable = build({"name": name, "learning_rate": 0.01})
     before = weights_of(trainable)
-    assert np.isfinite(trainable.step(*samples(), 12).loss)
+    assert np.isfinite(take_step(trainable, *samples(), 12).loss)
     assert any(
         (actual != expected).any()
         for actual, expected in zip(before, weights_of(trainable), strict=True)
@@ -122,12 +123,12 @@ def test_all_optimizers_have_the_common_parameters():
 def test_accumulated_gradients_equal_one_large_batch():
     inputs, labels = samples()
     combined, parts = build({"learning_rate": 0.1}), build({"learning_rate": 0.1}, accumulate=3)
-    combined.step(inputs, labels, 12)
+    take_step(combined, inputs, labels, 12)
     before = weights_of(parts)
     for first in range(0, 12, 4):
         for actual, expected in zip(before, weights_of(parts), strict=True):
             np.testing.assert_array_equal(actual, expected)
-        parts.step(inputs[first : first + 4], labels[first : first + 4], 4)
+        take_step(parts, inputs[first : first + 4], labels[first : first + 4], 4)
     for actual, expected in zip(weights_of(combined), weights_of(parts), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-7)
 
@@ -150,12 +151,12 @@ def test_scalable_rate_follows_batch_in_same_graph(learning_rate):
     trainable = build({"learning_rate": learning_rate}, size=[12, 48])
     inputs, labels = samples(48)
     first = trainable.learning_rate()
-    trainable.step(inputs[:12], labels[:12], 12)
+    take_step(trainable, inputs[:12], labels[:12], 12)
     second = trainable.learning_rate()
     trainable.scale_learning_rate(4.0)
     assert trainable.learning_rate() == pytest.approx(4 * second)
     before = weights_of(trainable)
-    trainable.step(inputs, labels, 48)
+    take_step(trainable, inputs, labels, 48)
     changes = np.concatenate(
         [
             np.ravel(after - initial)
@@ -165,7 +166,7 @@ def test_scalable_rate_follows_batch_in_same_graph(learning_rate):
     plain = build({"learning_rate": 4 * second})
     for variable, value in zip(plain._model.trainable_variables, before, strict=True):
         variable.assign(value)
-    plain.step(inputs, labels, 48)
+    take_step(plain, inputs, labels, 48)
     expected = np.concatenate(
         [
             np.ravel(after - initial)
@@ -175,15 +176,15 @@ def test_scalable_rate_follows_batch_in_same_graph(learning_rate):
     np.testing.assert_allclose(changes, expected, rtol=1e-4, atol=1e-7)
     trainable.scale_learning_rate(1.0)
     assert trainable.learning_rate() <= first
-    assert trainable._strides[NoExchange].experimental_get_tracing_count() == 1
+    assert trainable.graphs.strides[NoExchange].experimental_get_tracing_count() == 1
 
 
 def test_evaluate_uses_running_means_of_weights():
     trainable = build({"learning_rate": 0.5, "use_ema": True, "ema_momentum": 0.5})
-    trainable.step(*samples(), 12)
+    take_step(trainable, *samples(), 12)
     means = weights_of(trainable)  # initially the weights after the first step
     for _ in range(3):
-        trainable.step(*samples(), 12)
+        take_step(trainable, *samples(), 12)
         means = [
             0.5 * mean + 0.5 * weight
             for mean, weight in zip(means, weights_of(trainable), strict=True)
@@ -211,8 +212,8 @@ def no_optimizer(learning_rate):
 def test_custom_optimizer():
     custom = build({"name": f"{__name__}:make", "learning_rate": 0.1, "args": {"momentum": 0.9}})
     expected = build({"name": "sgd", "learning_rate": 0.1, "momentum": 0.9})
-    assert [custom.step(*samples(), 12) for _ in range(3)] == [
-        expected.step(*samples(), 12) for _ in range(3)
+    assert [take_step(custom, *samples(), 12) for _ in range(3)] == [
+        take_step(expected, *samples(), 12) for _ in range(3)
     ]
     with refused(SettingError, "no_optimizer returned a float", "keras.optimizers.Optimizer"):
         build({"name": f"{__name__}:no_optimizer", "learning_rate": 0.1})
@@ -259,7 +260,7 @@ def test_network_with_spare_weights_trains_like_keras(options):
     inputs, labels = samples()
     means = None
     for step in range(4):
-        trainable.step(inputs, labels, 12)
+        take_step(trainable, inputs, labels, 12)
         plain.fit(inputs, labels, batch_size=12, verbose=0)
         share = 0.2 if step else 1.0
         weights = plain.get_weights()

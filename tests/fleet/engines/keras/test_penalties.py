@@ -7,13 +7,14 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
+from fleet.engines.steps import take_step
 from fleet.errors import NetworkWarning
 from fleet.spec import Resources, parse
 from fleet.stream.batch import split_rows
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
 from tests.examples import long_but_first
-from tests.fleet.engines.keras.async_steps import begin
+from tests.fleet.engines.async_steps import begin
 from tests.fleet.one_process import Launch
 
 pytestmark = pytest.mark.tensorflow
@@ -183,7 +184,9 @@ def trained(model, ranks, counts=None, **train):
             for first in range(0, ROWS, BATCH):
                 last = min(first + BATCH, ROWS)
                 rows = slice(*split_rows(first, last, group.rank, group.size))
-                trainable.step(inputs[rows], targets[rows], last - first, weights=counts[rows])
+                take_step(
+                    trainable, inputs[rows], targets[rows], last - first, weights=counts[rows]
+                )
         result[world.rank] = [
             np.array(variable.numpy()) for variable in trainable._model.trainable_variables
         ]
@@ -265,7 +268,8 @@ def test_several_steps_have_penalties_of_each_batch():
     )
     firsts = np.cumsum(sizes) - sizes
     totals = [
-        trainable.step(
+        take_step(
+            trainable,
             inputs[first : first + size],
             targets[first : first + size],
             size,

@@ -7,6 +7,7 @@ import yaml
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.engines.initial_weights import match_patterns, match_weights
+from fleet.engines.steps import take_step
 from fleet.errors import SettingError
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
@@ -82,7 +83,7 @@ def have_equal_weights(network, reference):
 )
 def test_load_pretrained_reads_exports_and_keras_files(built, tmp_path, entry, ending, affine):
     first = built(entry, affine=affine)
-    first.step(np.ones((4, 8, 8, 1), np.uint8), np.array([0, 1, 2, 0]), 4)
+    take_step(first, np.ones((4, 8, 8, 1), np.uint8), np.array([0, 1, 2, 0]), 4)
     if ending == "keras":
         first.export(first.state(), tmp_path / "best.keras")
     else:
@@ -105,7 +106,7 @@ def test_load_pretrained_skips_head_and_freezes_rest(built, tmp_path):
     second.load_pretrained(tmp_path / "best.keras", ["logits.*"])
     started = weights(second)
     for _ in range(3):
-        second.step(images, labels, 8)
+        take_step(second, images, labels, 8)
     changed = {
         name for name, value in weights(second).items() if not np.array_equal(value, started[name])
     }

@@ -5,6 +5,7 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext, StepTotals
+from fleet.engines.steps import take_step
 from fleet.errors import ModelError, SettingError, SpecError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.measures import LOSSES, METRICS, canonical_name, direction_of
@@ -69,7 +70,7 @@ def test_network_trains_like_keras(kind):
         sample_weight = weights
     options = {"batch_size": 12, "epochs": 4, "verbose": 0, "shuffle": False}
     fit = reference.fit(inputs, targets, sample_weight=sample_weight, **options)
-    losses = [trainable.step(inputs, targets, 12, False, weights).loss / 12 for _ in range(4)]
+    losses = [take_step(trainable, inputs, targets, 12, False, weights).loss / 12 for _ in range(4)]
     np.testing.assert_allclose(losses, fit.history["loss"], rtol=1e-4)
     for actual, expected in zip(
         trainable._model.get_weights(), reference.get_weights(), strict=True
@@ -231,16 +232,22 @@ def test_losses_of_masks_exclude_void_pixels(loss, expected):
     assert trainable.evaluate(inputs, targets, weights).loss == pytest.approx(
         float((losses * weights).sum()), rel=1e-4
     )
-    first = trainable.step(inputs, targets, 12, False, weights).loss
-    assert np.isfinite([first, trainable.step(inputs, targets, 12, False, weights).loss]).all()
+    first = take_step(trainable, inputs, targets, 12, False, weights).loss
+    assert np.isfinite(
+        [first, take_step(trainable, inputs, targets, 12, False, weights).loss]
+    ).all()
 
 
 @pytest.mark.long
 def test_class_weights_apply_to_pixel_losses_only():
     weights = {"0": 2.0, "1": 0.0, "2": 1.0}
     default, named = (
-        build("mask", class_weights=weights, **train).step(
-            *with_void()[:2], 12, False, with_void()[2]
+        take_step(
+            build("mask", class_weights=weights, **train),
+            *with_void()[:2],
+            12,
+            False,
+            with_void()[2],
         )
         for train in ({}, {"loss": "categorical_crossentropy"})
     )
@@ -324,8 +331,8 @@ def test_class_weights_apply_only_to_training():
         == plain.evaluate(inputs, targets, weights).loss
     )
     by_class = np.array([3.0, 1.0, 0.0], np.float32)[targets]
-    assert weighted.step(inputs, targets, 12, False, weights).loss == pytest.approx(
-        plain.step(inputs, targets, 12, False, weights * by_class).loss, rel=1e-5
+    assert take_step(weighted, inputs, targets, 12, False, weights).loss == pytest.approx(
+        take_step(plain, inputs, targets, 12, False, weights * by_class).loss, rel=1e-5
     )
 
 
@@ -333,10 +340,10 @@ def test_network_resumes_from_its_state():
     for kind in ("value", "mask"):
         trainable, reference, rows = build(kind), build(kind), batch(kind)
         for _ in range(3):
-            trainable.step(*rows[:2], 12, False, rows[2])
+            take_step(trainable, *rows[:2], 12, False, rows[2])
         reference.load(trainable.state())
-        assert trainable.step(*rows[:2], 12, False, rows[2]) == reference.step(
-            *rows[:2], 12, False, rows[2]
+        assert take_step(trainable, *rows[:2], 12, False, rows[2]) == take_step(
+            reference, *rows[:2], 12, False, rows[2]
         )
 
 

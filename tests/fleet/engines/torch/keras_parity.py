@@ -13,6 +13,7 @@ import numpy as np
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import make_engine
+from fleet.engines.steps import take_step
 from fleet.spec import parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
@@ -271,8 +272,8 @@ def main(engine, folder):
         losses, metric_totals = [], 0.0
         for _ in range(EPOCHS):
             for images, targets, weights in batches_of(kind):
-                totals = network.step(
-                    images, targets, ROWS, False, *([] if weights is None else [weights])
+                totals = take_step(
+                    network, images, targets, ROWS, False, *([] if weights is None else [weights])
                 )
                 losses.append(totals.loss / totals.count)
                 metric_totals = np.array(totals.metric_totals)

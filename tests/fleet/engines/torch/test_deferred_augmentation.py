@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fleet.engines.steps import take_step
 from preprocess.deferred_augmentation import finished
 from preprocess.sample import ImageSpec
+from tests.fleet.engines.async_steps import begin
 from tests.fleet.engines.deferred_samples import DTYPES, random_deferred_samples
 from tests.fleet.engines.torch.test_network import MODULES, built
 
@@ -43,7 +45,8 @@ def test_augment_deferred_matches_host_bit_for_bit(train):
         (finished(rows, sample), replace(sample, deferred_input=None)),
     ):
         network = built(sample=input_sample, **train)
-        totals = [network.step(images, labels, 12), *network.stride(images, labels, [4, 8])]
+        totals = [take_step(network, images, labels, 12)]
+        totals += begin(network, images, labels, [4, 8])().sums
         evaluation, outputs = network.predict(images, labels)
         results.append(
             (

@@ -9,6 +9,7 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import load_ensemble, make_engine, write_onnx
+from fleet.engines.steps import take_step
 from fleet.errors import ModelError, SettingError, UserError
 from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import parse
@@ -102,7 +103,7 @@ def built(model, sample=SAMPLE, seed=0, **train):
 def trained(network, steps=2):
     random = np.random.default_rng(0)
     for _ in range(steps):
-        network.step(random.integers(0, 255, (6, 8, 8, 1), np.uint8), np.arange(6) % 3, 6)
+        take_step(network, random.integers(0, 255, (6, 8, 8, 1), np.uint8), np.arange(6) % 3, 6)
     return network
 
 

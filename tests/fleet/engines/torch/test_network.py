@@ -10,11 +10,13 @@ import pytest
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import collect_warnings
 from fleet.engines.registry import count_parameters, load_ensemble, make_engine
+from fleet.engines.steps import take_step
 from fleet.errors import CheckpointError, FleetError, SettingError
 from fleet.spec import parse
 from fleet.storage.checkpoint import merge_inherited
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
+from tests.fleet.engines.async_steps import begin
 from tests.fleet.one_process import Launch
 from tests.refusals import refused
 
@@ -101,11 +103,11 @@ def test_network_learns_and_resumes_bit_for_bit(batch, train):
     trainable, reference = built(**train), built(seed=1, **train)
     fresh = built(**train)
     fresh.load(reference.state())  # ranks of a group share a state even before the first step
-    losses = [trainable.step(*batch, 12).loss / 12 for _ in range(24)]
+    losses = [take_step(trainable, *batch, 12).loss / 12 for _ in range(24)]
     assert losses[-1] < 0.7 * losses[0]
     reference.load(trainable.state())
-    assert [trainable.step(*batch, 12) for _ in range(3)] == [
-        reference.step(*batch, 12) for _ in range(3)
+    assert [take_step(trainable, *batch, 12) for _ in range(3)] == [
+        take_step(reference, *batch, 12) for _ in range(3)
     ]
     assert trainable.evaluate(*batch) == reference.evaluate(*batch)
     assert all(
@@ -116,10 +118,12 @@ def test_network_learns_and_resumes_bit_for_bit(batch, train):
 def test_dropout_follows_from_seed_and_step(batch):
     model = {"build": f"{MODULES}:dense"}
     first, second, reference = built(model), built(model), built(model, seed=1)
-    assert [first.step(*batch, 12) for _ in range(2)] == [second.step(*batch, 12) for _ in range(2)]
+    assert [take_step(first, *batch, 12) for _ in range(2)] == [
+        take_step(second, *batch, 12) for _ in range(2)
+    ]
     second.load({**second.state(), "optimizer/iterations": np.array(7)})
     reference.load(first.state())
-    assert len({entry.step(*batch, 12).loss for entry in (first, second, reference)}) == 3
+    assert len({take_step(entry, *batch, 12).loss for entry in (first, second, reference)}) == 3
 
 
 def test_load_refuses_state_of_another_network():
@@ -133,15 +137,15 @@ def test_load_refuses_state_of_another_network():
 def test_unreadable_batch_changes_nothing(batch):
     trainable = built()
     before = trainable.state()
-    assert trainable.step(batch[0], np.full(12, -1), 12).as_tuple == (0.0, 0.0, 0.0)
+    assert take_step(trainable, batch[0], np.full(12, -1), 12).as_tuple == (0.0, 0.0, 0.0)
     assert all(np.array_equal(before[name], array) for name, array in trainable.state().items())
 
 
 def test_unreadable_samples_are_excluded(batch):
     images, labels = batch
     reference, trainable = built(), built()
-    expected = reference.step(images[:8], labels[:8], 8)
-    assert trainable.step(images, np.where(np.arange(12) < 8, labels, -1), 12) == expected
+    expected = take_step(reference, images[:8], labels[:8], 8)
+    assert take_step(trainable, images, np.where(np.arange(12) < 8, labels, -1), 12) == expected
     for name, array in reference.state().items():
         assert trainable.state()[name] == pytest.approx(array, abs=1e-6), name
 
@@ -149,13 +153,13 @@ def test_unreadable_samples_are_excluded(batch):
 def test_step_of_one_row_with_batch_normalization(batch):
     trainable = built({"build": f"{MODULES}:normalized"})
     before = trainable.state()
-    assert trainable.step(batch[0][:1], batch[1][:1], 1).count == 1
+    assert take_step(trainable, batch[0][:1], batch[1][:1], 1).count == 1
     changed = {
         name for name, array in trainable.state().items() if not np.array_equal(array, before[name])
     }
     assert {"model/0.1.weight", "model/2.weight"} < changed
     assert "model/1.running_var" not in changed  # a single number has no variance
-    trainable.step(*batch, 12)
+    take_step(trainable, *batch, 12)
     assert not np.array_equal(
         trainable.state()["model/1.running_var"], before["model/1.running_var"]
     )
@@ -169,50 +173,42 @@ def test_check_learns_accepts_a_head_of_zeros(batch):
 def test_child_inherits_state_but_not_settings(batch):
     parent = built(optimizer={"name": "adam", "learning_rate": 0.1, "use_ema": True})
     child = built(optimizer={"name": "adam", "learning_rate": 0.03, "use_ema": True}, seed=1)
-    parent.step(*batch, 12)
+    take_step(parent, *batch, 12)
     child.load(merge_inherited(child.state(), parent.state(), spec_of().engine.own_arrays))
     assert all(np.array_equal(array, child.state()[name]) for name, array in parent.state().items())
     assert child.evaluate(*batch) == parent.evaluate(*batch)
     assert child.learning_rate() == 0.03
 
 
-def test_stride_equals_its_steps(batch):
+def test_torch_takes_several_steps_per_call(batch):
     trainable, reference = built(), built()
     images, labels = batch
-    expected = [trainable.step(images[rows], labels[rows], 6) for rows in (slice(6), slice(6, 12))]
-    assert reference.can_stride()
-    assert reference.stride(images, labels, [6, 6]) == expected
-
-
-@pytest.fixture
-def built_async(monkeypatch):
-    """Return a function that builds networks whose totals are read later, as on a GPU."""
-    from fleet.engines.torch.network import AsyncNetwork
-
-    monkeypatch.setattr("fleet.engines.torch.engine.TorchNetwork", AsyncNetwork)
-    return built
+    halves = (slice(6), slice(6, 12))
+    expected = [take_step(trainable, images[rows], labels[rows], 6) for rows in halves]
+    assert reference.capabilities.max_steps_per_call > 1
+    assert begin(reference, images, labels, [6, 6])().sums == expected
 
 
 @pytest.mark.parametrize(
     "train", [{}, {"batch": {"accumulate": 2}, "optimizer": {"name": "adamw"}}], ids=str
 )
-def test_async_totals_match_bit_for_bit(batch, built_async, train):
-    trainable, (images, labels) = built_async(**train), batch
+def test_totals_read_late_match_bit_for_bit(batch, train):
+    trainable, (images, labels) = built(**train), batch
     rows, none = np.where(np.arange(12) % 3 == 0, -1, labels), np.full(12, -1)
     waits = [
-        trainable.begin(images, labels, [12]),
-        trainable.begin(images, rows, [12]),
-        trainable.begin(images, none, [12]),
-        trainable.begin(images, rows, [4, 8]),
+        begin(trainable, images, labels, [12]),
+        begin(trainable, images, rows, [12]),
+        begin(trainable, images, none, [12]),
+        begin(trainable, images, rows, [4, 8]),
     ]
     sums = [output for wait in waits for output in wait().sums]
     assert [output.count for output in sums] == [12, 8, 0, 2, 6]
     reference = built(**train)
     assert sums == [
-        reference.step(*batch, 12),
-        reference.step(images, rows, 12),
-        reference.step(images, none, 12),
-        *reference.stride(images, rows, [4, 8]),
+        take_step(reference, *batch, 12),
+        take_step(reference, images, rows, 12),
+        take_step(reference, images, none, 12),
+        *begin(reference, images, rows, [4, 8])().sums,
     ]
     assert all(
         np.array_equal(array, reference.state()[name]) for name, array in trainable.state().items()
@@ -228,12 +224,12 @@ def test_gathered_gradients_match_added_bit_for_bit():
     words, dense = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4)
     module = torch.nn.ModuleList([words, dense, torch.nn.Linear(3, 2)])  # the last is not used
     flat, result = FlatParameters(module, 0), []
-    for begin, end in (
+    for prepare, end in (
         (flat.zero_gradients, list),
         (flat.detach_gradients, flat.gather_gradients),
         (flat.detach_gradients, flat.gather_gradients),
     ):
-        begin()
+        prepare()
         dense(dense(words(torch.tensor([1, 5, 1])))).square().sum().backward()
         end()
         flat.check_gradients()
@@ -243,14 +239,20 @@ def test_gathered_gradients_match_added_bit_for_bit():
     assert torch.equal(result[1], result[2])
 
 
-def test_async_steps_support_sample_weights(batch, built_async):
-    sample, weights = (
-        replace(SAMPLE, target=TargetSpec("class", 3, weighted=True)),
-        np.linspace(-1, 2, 12, dtype="f"),
-    )
-    assert built_async(sample=sample).begin(*batch, [12], weights=weights)().sums == [
-        built(sample=sample).step(*batch, 12, weights=weights)
+def test_steps_of_a_call_support_sample_weights(batch):
+    sample = replace(SAMPLE, target=TargetSpec("class", 3, weighted=True))
+    (images, labels), weights = batch, np.linspace(-1, 2, 12, dtype="f")
+    reference = built(sample=sample)
+    assert begin(built(sample=sample), images, labels, [5, 7], weights)().sums == [
+        take_step(reference, images[rows], labels[rows], size, weights=weights[rows])
+        for rows, size in ((slice(5), 5), (slice(5, 12), 7))
     ]
+
+
+@pytest.mark.parametrize("labels", [np.arange(12) % 3, np.full(12, -1)], ids=["", "unreadable"])
+def test_step_of_a_single_rank_says_that_it_stops(batch, labels):
+    stops = [take_step(built(), batch[0], labels, 12, stop).stop for stop in (False, True)]
+    assert stops == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -273,19 +275,20 @@ def test_count_parameters_matches_built_network(batch, model):
     assert trainable.count_parameters() == count_parameters(spec.networks[0], spec, SAMPLE)
     assert trainable.row_bytes() > 0
     trainable.check_learns(*batch)
-    assert trainable.step(*batch, 12).count == 12
+    assert take_step(trainable, *batch, 12).count == 12
 
 
 def test_integer_inputs_reach_embedding_unchanged():
     sample = SampleSpec(ImageSpec((5,), "int32"), 3)
     trainable = built({"build": f"{MODULES}:embedding"}, sample)
     numbers = np.random.default_rng(0).integers(0, 50, (6, 5)).astype(np.int32)
-    assert trainable.step(numbers, np.arange(6) % 3, 6).count == 6
+    assert take_step(trainable, numbers, np.arange(6) % 3, 6).count == 6
     plain = built({"build": f"{MODULES}:dense"}, sample)  # a dense layer takes floats
-    assert plain.step(numbers, np.arange(6) % 3, 6).count == 6
+    assert take_step(plain, numbers, np.arange(6) % 3, 6).count == 6
     networks = [built({"build": f"{MODULES}:{name}"}, sample) for name in ("embedding", "sparse")]
     losses = [
-        [network.step(numbers, np.arange(6) % 3, 6).loss for _ in range(3)] for network in networks
+        [take_step(network, numbers, np.arange(6) % 3, 6).loss for _ in range(3)]
+        for network in networks
     ]
     assert losses[0] == pytest.approx(losses[1])
 
@@ -360,7 +363,7 @@ def test_network_learns_every_kind_of_target(case, family):
     images = rng.integers(0, 255, (10, 8, 8, 1)).astype(np.uint8)
     values, weights = target.split(target.random_targets(rng, 10))
     trainable.check_learns(images, values)
-    losses = [trainable.step(images, values, 10, weights=weights).loss for _ in range(20)]
+    losses = [take_step(trainable, images, values, 10, weights=weights).loss for _ in range(20)]
     assert losses[-1] < losses[0]
     sums, outputs = trainable.predict(images, values, weights)
     assert outputs.shape == (10, *((8, 8) if target.kind == "mask" else ()), 3)
@@ -470,7 +473,7 @@ def test_steps_equal_a_plain_pytorch_loop(model, name, settings):
                 "exp_avg_sq": torch.zeros_like(part),
             }
         plain.register_step_pre_hook(count_step)
-    losses = [trainable.step(*flat_batch(step), 12).loss / 12 for step in range(6)]
+    losses = [take_step(trainable, *flat_batch(step), 12).loss / 12 for step in range(6)]
     assert losses == pytest.approx(trained(module, plain, 6), abs=2e-5)
     for key, value in module.state_dict().items():
         assert weights_of(trainable)[key] == pytest.approx(value.numpy(), abs=2e-5), key
@@ -484,7 +487,7 @@ def count_step(plain, *_):
 
 def test_parameter_that_forward_replaces_is_refused():
     with refused(FleetError, "replaced its parameter body.weight"):
-        built(custom("replacing"), FLAT).step(*flat_batch(), 12)
+        take_step(built(custom("replacing"), FLAT), *flat_batch(), 12)
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 6, 1)])
@@ -495,7 +498,7 @@ def test_forward_cannot_change_input_arrays(shape):
     before, labels = images.copy(), np.array([0, 1, 2, 0])
     first = trainable.evaluate(images, labels)
     assert trainable.evaluate(images, labels) == first
-    trainable.step(images, labels, 4)
+    take_step(trainable, images, labels, 4)
     assert np.array_equal(images, before)
 
 
@@ -549,7 +552,7 @@ def test_ema_covers_weights_and_statistics(accumulate):
     module = module_like(trainable, "normalized")
     means = {}
     for step in range(5):
-        trainable.step(*flat_batch(step), 12)
+        take_step(trainable, *flat_batch(step), 12)
         share = 0.2 if step // accumulate else 1.0
         for name, value in weights_of(trainable).items():
             means[name] = (1 - share) * means.get(name, 0.0) + share * value
@@ -595,7 +598,7 @@ def test_weight_changes_if_any_rank_has_its_gradient():
         images, labels = flat_batch()
         actual = slice(6 * world.rank, 6 * world.rank + 6)
         for _ in range(3):
-            trainable.step(images[actual], labels[actual], 12)
+            take_step(trainable, images[actual], labels[actual], 12)
         result[world.rank] = weights_of(trainable)
 
     assert Launch(2, 0).run(rank_main)
@@ -619,13 +622,13 @@ def test_count_parameters_keeps_shared_tables_intact(batch):
     model = {"build": f"{MODULES}:tabled"}
     spec = spec_of(model)
     assert count_parameters(spec.networks[0], spec, SAMPLE) == 3 * 65
-    assert built(model).step(*batch, 12).count == 12
+    assert take_step(built(model), *batch, 12).count == 12
 
 
 def test_module_whose_train_returns_none_is_built(batch):
     trainable = built({"build": f"{MODULES}:train_without_return"})
     assert trainable.row_bytes() > 0
-    assert trainable.step(*batch, 12).count == 12
+    assert take_step(trainable, *batch, 12).count == 12
 
 
 @pytest.mark.parametrize("name", ["embedding", "packed_tokens"])
@@ -653,7 +656,7 @@ def test_forward_may_take_derivatives_in_evaluation(tmp_path, enables):
     assert np.isfinite(before).all()
     assert before.any()
     trainable.try_export(tmp_path)
-    trainable.step(points, np.ones((2, 2), np.float32), 2)
+    take_step(trainable, points, np.ones((2, 2), np.float32), 2)
     after = trainable.predict(points, np.zeros((2, 2), np.float32))[1]
     assert abs(after - before).max() > 0
 

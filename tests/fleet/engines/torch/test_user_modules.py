@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from fleet.engines.steps import take_step
 from fleet.errors import ModelError
 from tests.fleet.engines.torch.test_network import built
 from tests.refusals import refused
@@ -90,11 +91,11 @@ def test_networks_that_share_layers_are_isolated(custom, batch, args):
     model = {"build": f"{custom}:shared", "args": args}
     first = built(model, seed=1)
     before = first.state()
-    first.step(*batch, 12)
+    take_step(first, *batch, 12)
     second = built(model, seed=1)
     assert all(np.array_equal(array, before[name]) for name, array in second.state().items())
     trained = first.state()
-    second.step(*batch, 12)
+    take_step(second, *batch, 12)
     assert all(np.array_equal(array, trained[name]) for name, array in first.state().items())
 
 
@@ -115,15 +116,15 @@ def test_random_numbers_follow_from_seed_and_step(custom, batch):
     first, reference = built(model), built(model, seed=1)
     expected = []
     for _ in range(3):
-        expected.append((first.step(*batch, 12), first.evaluate(*batch)))
-        reference.step(*batch, 12)
+        expected.append((take_step(first, *batch, 12), first.evaluate(*batch)))
+        take_step(reference, *batch, 12)
         np.random.rand()
     second = built(model)
-    assert (second.step(*batch, 12), second.evaluate(*batch)) == expected[0]
+    assert (take_step(second, *batch, 12), second.evaluate(*batch)) == expected[0]
     resumed = built(model)
     resumed.load(second.state())
     for totals in expected[1:]:
-        assert (resumed.step(*batch, 12), resumed.evaluate(*batch)) == totals
+        assert (take_step(resumed, *batch, 12), resumed.evaluate(*batch)) == totals
 
 
 def test_process_settings_of_user_code_are_restored(custom, batch):
@@ -134,5 +135,5 @@ def test_process_settings_of_user_code_are_restored(custom, batch):
     assert (torch.get_default_dtype(), torch.is_grad_enabled()) == (torch.float32, True)
     assert not torch.backends.cudnn.benchmark
     assert (os.getcwd(), np.random.get_state()[2]) == before
-    losses = [rude.step(*batch, 12).loss for _ in range(10)]
+    losses = [take_step(rude, *batch, 12).loss for _ in range(10)]
     assert losses[-1] < losses[0]

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fleet.engines.base import StepResult, StepTotals
+from fleet.engines.base import StepTotals
 from fleet.engines.softmax import SoftmaxRegression
+from fleet.engines.steps import MAX_STEPS, StepCapabilities, StepResult
 
 
 class AsyncRegression(SoftmaxRegression):
@@ -19,23 +20,16 @@ class AsyncRegression(SoftmaxRegression):
     pending = None
     calls: ClassVar[list] = []  # (ranks, steps) of each call
 
-    def begin_together(self, images, targets, sizes, rows, flags, weights=None):
+    capabilities = StepCapabilities(MAX_STEPS, can_overlap=True)
+
+    def begin_steps(self, batches):
         self._end()
+        local_rows, sizes, counts, flags = batches
         self.calls.append((self._group.size, len(sizes)))
-        assert sum(rows) == len(targets)
-        arrays = [array if array is None else array.copy() for array in (images, targets, weights)]
-        cuts = np.cumsum(rows)[:-1]
-        steps = [
-            (*step, size, flags)
-            for *step, size in zip(
-                *(
-                    len(sizes) * [None] if array is None else np.split(array, cuts)
-                    for array in arrays
-                ),
-                sizes,
-                strict=True,
-            )
-        ]
+        assert sum(counts) == len(local_rows[1])
+        cuts = np.cumsum(counts)[:-1]
+        parts = [np.split(array.copy(), cuts) for array in local_rows]
+        steps = list(zip(zip(*parts, strict=True), sizes, len(sizes) * [flags], strict=True))
         self.pending = call = []
 
         def end():
@@ -50,8 +44,8 @@ class AsyncRegression(SoftmaxRegression):
         if self.pending is not None:
             call, self.pending = self.pending, None
             call[0] = [
-                self._with_flags(flags, self.step(images, targets, size, flags.stop, weights))
-                for images, targets, weights, size, flags in call[1]
+                self._with_flags(flags, self.step(images, targets, size, flags.stop, *weights))
+                for (images, targets, *weights), size, flags in call[1]
             ]
 
     def _with_flags(self, flags, sums):
@@ -59,9 +53,6 @@ class AsyncRegression(SoftmaxRegression):
         numbers = StepTotals(steps=flags.steps).pack()
         self._group.sum(numbers)
         return dataclasses.replace(sums, steps=StepTotals.unpack(numbers).steps)
-
-    def can_stride(self):
-        return True
 
     def state(self):
         assert self.pending is None

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fleet.engines import softmax
-from fleet.engines.base import StepResult, StepTotals
+from fleet.engines.base import StepTotals
+from fleet.engines.steps import StepCapabilities, StepResult
 from fleet.errors import ExitStatus
 from fleet.runtime.training import steps as steps_module
 from fleet.runtime.training.clocks import StepClock
@@ -45,7 +46,9 @@ class Strides:
 
 def run_steps(strides, is_async=True, size=1, stops=(), due=()):
     """Return (number, stops, is_idle) of each step; ``stops`` and ``due`` are numbers of calls."""
-    training = SimpleNamespace(is_async=is_async, group=Group(size), steps=StepClock())
+    training = SimpleNamespace(
+        capabilities=StepCapabilities(can_overlap=is_async), group=Group(size), steps=StepClock()
+    )
     stop_calls, due_calls = iter(range(9)), iter(range(9))
     steps = Steps(training, lambda: next(stop_calls) in stops, lambda: next(due_calls) in due)
     return [(step.batches[0], step.stops, step.is_idle) for step in steps.run(strides)]
@@ -97,7 +100,9 @@ def test_steps_read_sums_before_checkpoint_with_batch_ready():
 
 def test_steps_last_from_previous_end_or_own_start(monkeypatch):
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: 0.5)
-    training = SimpleNamespace(is_async=True, group=Group(), steps=StepClock())
+    training = SimpleNamespace(
+        capabilities=StepCapabilities(can_overlap=True), group=Group(), steps=StepClock()
+    )
     seconds = [
         single.seconds for single in Steps(training, lambda: False, lambda: False).run(Strides(3))
     ]

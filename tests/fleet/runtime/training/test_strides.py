@@ -10,6 +10,7 @@ import pytest
 from fleet.engines import softmax
 from fleet.engines.base import StepTotals
 from fleet.engines.softmax import SoftmaxRegression
+from fleet.engines.steps import StepCapabilities
 from fleet.errors import ExitStatus
 from fleet.runtime.training import steps as steps_module
 from fleet.runtime.training.clocks import StepClock
@@ -43,19 +44,16 @@ class Window:
             )
 
 
-def training(seconds=0.005, size=1, can_stride=True, together=True, steps_per_call=1):
+def training(seconds=0.005, size=1, max_steps=16, steps_per_call=1):
     """Return a network whose steps take ``seconds``."""
     clock = StepClock(warm_up=0)
     clock.add(5, seconds)
     clock.steps_per_call = steps_per_call
-    trainable = SimpleNamespace(can_stride=lambda: can_stride, stride=list)
-    if together:
-        trainable.begin = trainable.begin_together = list
     return SimpleNamespace(
         steps=clock,
         group=Group(size),
-        trainable=trainable,
-        begin=lambda images, targets, sizes, rows, flags: flags,
+        capabilities=StepCapabilities(max_steps),
+        begin=lambda images, targets, sizes, counts, flags: flags,
     )
 
 
@@ -88,7 +86,7 @@ def test_strides_gather_short_steps_and_smaller_last_ones():
 
 @pytest.mark.parametrize(
     "network",
-    [training(0.5), training(size=2), training(can_stride=False)],
+    [training(0.5), training(size=2), training(max_steps=1)],
     ids=["long steps", "a group without an agreed count", "an engine that cannot stride"],
 )
 def test_strides_have_one_batch_otherwise(network):
@@ -148,8 +146,8 @@ def test_strides_of_group_have_agreed_length(monkeypatch, prompt_s):
         ([1], training(0.005, size=2, steps_per_call=3), 2),
         ([0, 1, 2], training(0.005, size=2, steps_per_call=3), 1),
         ([0], training(0.015, size=2, steps_per_call=3), 1),
-        ([], training(0.005, size=2, together=False), 1),
-        ([], training(0.005, size=2, can_stride=False), 1),
+        ([], training(0.005, size=2, max_steps=1), 1),
+        ([], training(0.001, size=2, max_steps=3), 3),
     ],
 )
 def test_stride_count_fits_20_ms_and_ready_batches(monkeypatch, late, network, fitting):
@@ -178,10 +176,7 @@ def test_strides_are_bounded_in_bytes(monkeypatch):
 
 
 class StridingRegression(SoftmaxRegression):
-    """Takes several steps per call and records their number.
-
-    A class of its own, because Python caches the checks of protocols by class.
-    """
+    """Takes several steps per call and records their number."""
 
     step_counts: ClassVar[list] = []
 

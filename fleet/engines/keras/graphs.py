@@ -1,0 +1,277 @@
+"""Compute the steps of a Keras model in graphs.
+
+A step is one ``tf.function``, or two if MPI is called in between; a call of the former can take
+several steps. Each rank sums the losses of its own rows and divides by the rows of the *global*
+batch; the exchange sums over the ranks; a later correction accounts for unreadable rows. Penalties
+are split likewise (:mod:`fleet.engines.keras.penalties`). So uneven shares are exact, and a rank
+without rows contributes zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from fleet.engines.base import WIDTH, StepTotals
+from fleet.engines.keras.deferred_augmentation import augment_deferred
+from fleet.engines.keras.exchange import Exchange, HorovodExchange, NoExchange
+from fleet.engines.keras.optimizer import drop_unconnected
+from fleet.engines.keras.penalties import penalty, sums_over_rows
+from fleet.engines.keras.variables import NetworkVariables
+from fleet.engines.measures import Measures
+from preprocess.sample import SampleSpec
+
+_COUNT = [field.name for field in fields(StepTotals)].index("count")
+
+
+class StepGraphs:
+    """The graphs of a network, each traced when it is first called.
+
+    Args:
+        exchange: exchange of the present group.
+        xla: True to compile steps.
+        has_code: True if user code computes a part of a step; its ``if`` and ``while`` may depend
+            on tensors, so AutoGraph converts it. Converting FLEET's code, too, would take half a
+            second per process.
+
+    Attributes:
+        exchange: exchange of the present group.
+        local: computes this rank's gradients and totals.
+        update: applies gradients.
+        strides: takes several steps including the exchange, by kind of exchange.
+        compiled: takes a step of a group of one rank by XLA; None without XLA.
+        evaluation: computes totals and outputs.
+        connected: True for variables that the loss depends on; empty before tracing.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        variables: NetworkVariables,
+        sample: SampleSpec,
+        measures: Measures,
+        exchange: Exchange,
+        xla: bool,
+        has_code: bool,
+    ) -> None:
+        self.exchange = exchange
+        self.connected: list[bool] = []
+        self.width = WIDTH + measures.metrics.width
+        self._model = model
+        self._optimizer = optimizer
+        self._inner = variables.optimizer
+        self._statistics = variables.statistics
+        self._sample = sample
+        self._affine = sample.affine
+        self._measures = measures
+        self._are_sums = sums_over_rows(model, sample.image.shape)
+        target = sample.target
+        rows = [
+            tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
+            tf.TensorSpec((None, *target.shape), target.dtype),
+            *([] if target.is_plain else [tf.TensorSpec((None,), tf.float32)]),
+        ]
+        flags = tf.TensorSpec((self.width,), tf.float32)
+        signature = [tf.TensorSpec((), tf.float32), flags, *rows]
+        compiled = {"input_signature": signature, "jit_compile": xla or None}
+        graph_of = partial(_graph_of, autograph=has_code)
+        self.local = graph_of(self._compute, **compiled)
+        self.update = graph_of(self._apply)
+        several = [tf.TensorSpec((None,), tf.float32), tf.TensorSpec((None,), tf.int32), flags]
+        # These graphs include the exchange, so each kind of exchange has its own graph. XLA does
+        # not support Horovod's operation.
+        self.strides: dict[type, Any] = {
+            kind: graph_of(self._take_steps, input_signature=[*several, *rows])
+            for kind in (NoExchange, HorovodExchange)
+        }
+        self.compiled = None
+        if xla:  # XLA needs static sizes, so it takes steps one by one
+            del self.strides[NoExchange]
+            self.compiled = graph_of(self._compute_exchange_apply, **compiled)
+        self.evaluation = graph_of(self._evaluate, input_signature=rows)
+
+    def inputs(self, images: tf.Tensor) -> tf.Tensor:
+        """Return the inputs of the model, augmented and scaled, from samples as they travel."""
+        images = augment_deferred(images, self._sample)
+        if self._affine is None:
+            return images
+        if len(self._sample.image.shape) != 3:
+            scaled = images * self._affine.multiplier + self._affine.offset
+            return tf.cast(scaled, tf.float32)
+        height, width, channels = self._sample.image.shape
+        multiplier, offset = self._affine.along_row(width)
+        # TensorFlow is slow with operands of three numbers.
+        rows = tf.reshape(images, (-1, height, width * channels))
+        scaled = tf.cast(rows * multiplier + offset, tf.float32)
+        return tf.reshape(scaled, (-1, height, width, channels))
+
+    def _compute(
+        self,
+        rows: tf.Tensor,
+        flags: tf.Tensor,
+        images: tf.Tensor,
+        targets: tf.Tensor,
+        weights: tf.Tensor | None = None,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Return this rank's share of the gradient of the mean loss, and of the totals.
+
+        Args:
+            rows: number of rows of the global batch.
+            flags: (6 + metrics,), added to the totals.
+            images, targets, weights: (n, ...), (n, ...) and (n,), this rank's rows; classes need no
+                weights.
+
+        Returns:
+            The gradient of each trainable variable, in its shape and type, and the totals
+            (6 + metrics,).
+        """
+        valid = (targets if weights is None else weights) >= 0
+        with tf.GradientTape() as tape:
+            outputs = tf.cast(self._model(self.inputs(images), training=True), tf.float32)
+            losses = _weighted_losses(
+                self._measures.losses.training(outputs, targets), valid, weights
+            )
+            loss = tf.reduce_sum(losses) / rows
+            penalties = self._model.losses
+            if penalties:
+                # This rank's share of all rows; `_apply` corrects for unreadable rows.
+                share = tf.reduce_sum(tf.cast(valid, tf.float32)) / rows
+                loss += penalty(penalties, self._are_sums, share)
+            scaled = self._optimizer.scale_loss(loss)
+        variables = [variable.value for variable in self._model.trainable_variables]
+        gradients = tape.gradient(scaled, variables)
+        self.connected = [gradient is not None for gradient in gradients]
+        # Gradients of embeddings become dense.
+        gradients = [
+            tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        return gradients, self._sums(losses, outputs, targets, valid) + flags
+
+    def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor | None = None) -> None:
+        """Apply gradients, multiplied by ``correction`` if some rows were unreadable."""
+        variables = self._model.trainable_variables
+        gradients = [
+            tf.cast(gradient, variable.dtype)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        if correction is not None:
+            gradients = [gradient * tf.cast(correction, gradient.dtype) for gradient in gradients]
+        gradients, variables = drop_unconnected(self._inner, gradients, variables, self.connected)
+        is_first = self._inner.iterations == 0
+        self._optimizer.apply(gradients, variables)
+        for statistic, mean in self._statistics:  # averaged like weights in Keras
+            momentum = tf.where(is_first, 0.0, self._inner.ema_momentum)
+            mean.assign(mean * momentum + statistic * (1.0 - momentum))
+
+    def _compute_exchange_apply(
+        self, rows: tf.Tensor, flags: tf.Tensor, *local_rows: tf.Tensor
+    ) -> tf.Tensor:
+        return self._exchange_apply(*self._compute(rows, flags, *local_rows), rows)
+
+    def _take_steps(
+        self, sizes: tf.Tensor, rows: tf.Tensor, flags: tf.Tensor, *local_rows: tf.Tensor
+    ) -> tf.Tensor:
+        """Take several steps one after another.
+
+        Args:
+            sizes: (steps,) rows of each global batch.
+            rows: (steps,) rows of this rank in each batch.
+            flags: (6 + metrics,), added to the totals of each step.
+            local_rows: the rows of all batches, concatenated.
+
+        Returns:
+            The totals of each step, (steps, 6 + metrics).
+        """
+        steps = tf.shape(sizes)[0]
+
+        def take(step: tf.Tensor, first: tf.Tensor, sums: tf.TensorArray) -> tuple[Any, ...]:
+            last = first + rows[step]
+            batch = [part[first:last] for part in local_rows]
+            gradients, local_sums = tf.cond(
+                last > first,
+                lambda: self._compute(sizes[step], flags, *batch),
+                lambda: (self.zeros(), flags),
+            )
+            return (
+                step + 1,
+                last,
+                sums.write(step, self._exchange_apply(gradients, local_sums, sizes[step])),
+            )
+
+        *_, sums = tf.while_loop(
+            lambda step, *_: step < steps,
+            take,
+            (0, 0, tf.TensorArray(tf.float32, steps, element_shape=flags.shape)),
+            parallel_iterations=1,
+        )
+        return sums.stack()
+
+    def _exchange_apply(
+        self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, rows: tf.Tensor
+    ) -> tf.Tensor:
+        assert isinstance(self.exchange, NoExchange)
+        gradients, sums = self.exchange.sum_in_graph(gradients, sums)
+        count = sums[_COUNT]
+        # A batch without readable samples changes nothing.
+        tf.cond(count > 0, lambda: self._apply(gradients, rows / count), lambda: None)
+        return sums
+
+    def _evaluate(
+        self, images: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the totals of some rows, (6 + metrics,), and the outputs for them."""
+        valid = (targets if weights is None else weights) >= 0
+        outputs = tf.cast(self._model(self.inputs(images), training=False), tf.float32)
+        losses = _weighted_losses(
+            self._measures.losses.evaluation(outputs, targets), valid, weights
+        )
+        return self._sums(losses, outputs, targets, valid), outputs
+
+    def _sums(
+        self, losses: tf.Tensor, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor
+    ) -> tf.Tensor:
+        """Return the totals of some rows, (6 + metrics,) float32."""
+        correct = self._measures.losses.correct(outputs, targets)
+        sums = tf.stack(
+            [
+                tf.reduce_sum(losses),
+                tf.reduce_sum(correct * tf.cast(valid, tf.float32)),
+                tf.reduce_sum(tf.cast(valid, tf.float32)),
+                *3 * [tf.constant(0.0)],
+            ]
+        )
+        metrics = self._measures.metrics
+        if metrics.width:
+            return tf.concat([sums, metrics.sums(outputs, targets, valid)], axis=0)
+        return sums
+
+    def zeros(self) -> list[tf.Tensor]:
+        """Return the gradients of a rank without rows."""
+        return [
+            tf.zeros(variable.shape, variable.value.dtype)
+            for variable in self._model.trainable_variables
+        ]
+
+
+def _graph_of(function: Callable[..., Any], **options: Any) -> Any:
+    """Return a ``tf.function`` of one network, whose tracings are counted separately.
+
+    TensorFlow warns about functions that are traced often. It counts by code object, so many
+    networks that are each traced once would look like one function traced many times. A partial has
+    no code object.
+    """
+    return tf.function(partial(function), **options)
+
+
+def _weighted_losses(losses: tf.Tensor, valid: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+    """Return the weighted losses of samples, 0 for unreadable ones: (n,)."""
+    if weights is not None:
+        losses *= weights
+    return tf.where(valid, losses, tf.zeros_like(losses))

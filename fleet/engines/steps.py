@@ -1,0 +1,172 @@
+"""Train a network step by step: one protocol for all engines, and an adapter for simpler forms.
+
+The training loop knows only :class:`SupportsSteps`. An engine that does nothing special implements
+``step`` instead, and a user's engine may implement another form of ``docs/extending.md``;
+:func:`steps_of` adapts them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fleet.engines.base import Rows, StepTotals, pack_rows
+
+MAX_STEPS = 16  # largest number of steps of a call
+
+
+@dataclass(frozen=True)
+class StepCapabilities:
+    """How a trainable takes steps in its present group.
+
+    Attributes:
+        max_steps_per_call: largest number of steps of a call; several reduce the overhead of short
+            steps.
+        can_overlap: True if it computes while the next batch is prepared, so that the totals are
+            read after the next steps have begun.
+    """
+
+    max_steps_per_call: int = 1
+    can_overlap: bool = False
+
+
+class StepBatches(NamedTuple):
+    """The batches of a call, one step each.
+
+    Attributes:
+        local_rows: this rank's rows of all batches, concatenated: inputs (rows, ...) as they
+            travel; targets (rows, ...) as :class:`preprocess.target.TargetSpec` describes, (rows,)
+            int64 for classes; and weights (rows,) float32, omitted for classes without weights.
+        sizes: number of rows of each global batch, at least one batch.
+        counts: number of this rank's rows in each batch, possibly 0.
+        flags: what this rank adds to the totals of each batch, besides those of its rows: whether
+            the group stops after this call, and the number of steps of a later one.
+    """
+
+    local_rows: Rows
+    sizes: Sequence[int]
+    counts: Sequence[int]
+    flags: StepTotals = StepTotals()
+
+
+class StepResult(NamedTuple):
+    """The result of a call.
+
+    Attributes:
+        sums: totals of each batch, in order.
+        finished_at: time at which they were available, by ``time.perf_counter``; an upper bound if
+            unknown.
+    """
+
+    sums: list[StepTotals]
+    finished_at: float
+
+
+class SupportsSteps(Protocol):
+    """A trainable's steps."""
+
+    @property
+    def capabilities(self) -> StepCapabilities:
+        """How it takes steps in its present group, equal on all ranks."""
+
+    def begin_steps(self, batches: StepBatches) -> Callable[[], StepResult]:
+        """Begin to train on batches, with all ranks of the group.
+
+        The loss of a batch is the weighted sum over the readable samples of the global batch,
+        divided by their number. An unreadable sample has a label below 0 or, if there are weights,
+        a weight below 0.
+
+        The previous steps may be completed here, including their collective operations. The arrays
+        are valid only until this method returns: they may lie in the stream's memory, which is then
+        reused for another step. Copy what is needed later, including what a device still reads.
+
+        Returns:
+            A function that waits for the totals of the whole batches, the same on every rank. It is
+            called once, before the second ``begin_steps`` after this one and before any other
+            method. If the steps do not overlap, they have been computed when this returns.
+
+        Raises:
+            Exception: any error of the network, now or while waiting, in these steps or earlier
+                ones; :class:`fleet.engines.base.PeerFailed` on the ranks that did not fail.
+        """
+
+
+class AdaptedSteps:
+    """The steps of a trainable that implements a simpler form than :class:`SupportsSteps`.
+
+    The forms are, in the order in which they are looked for: ``begin_together`` (several
+    overlapping steps in groups), ``begin`` (overlapping steps, with ``stop``), and ``step`` (one
+    step). ``can_stride`` says whether several steps per call are possible; except with
+    ``begin_together``, only for a single rank, and if there is ``stride``, which takes them.
+
+    Args:
+        is_alone: True if the group has one rank.
+    """
+
+    def __init__(self, trainable: Any, is_alone: bool) -> None:
+        self._trainable = trainable
+        together = hasattr(trainable, "begin_together")
+        strides = together or (is_alone and hasattr(trainable, "stride"))
+        can_stride = strides and getattr(trainable, "can_stride", bool)()
+        self.capabilities = StepCapabilities(
+            MAX_STEPS if can_stride else 1, can_overlap=together or hasattr(trainable, "begin")
+        )
+
+    def begin_steps(self, batches: StepBatches) -> Callable[[], StepResult]:  # noqa: D102
+        trainable = self._trainable
+        (images, targets, *optional), sizes, counts, flags = batches
+        weights = optional[0] if optional else None
+        if hasattr(trainable, "begin_together"):
+            wait = trainable.begin_together(images, targets, sizes, counts, flags, weights)
+        elif hasattr(trainable, "begin"):
+            wait = trainable.begin(images, targets, sizes, flags.stop, weights)
+        elif len(sizes) == 1:
+            wait = _finished([trainable.step(images, targets, sizes[0], flags.stop, *optional)])
+        else:
+            wait = _finished(trainable.stride(images, targets, sizes, weights))
+        result: Callable[[], StepResult] = wait
+        return result
+
+
+def _finished(sums: list[StepTotals]) -> Callable[[], StepResult]:
+    result = StepResult(sums, time.perf_counter())
+    return lambda: result
+
+
+def steps_of(trainable: Any, is_alone: bool) -> SupportsSteps:
+    """Return a trainable's steps.
+
+    Args:
+        trainable: implements :class:`SupportsSteps`, or a form that :class:`AdaptedSteps` adapts.
+        is_alone: True if the group has one rank.
+    """
+    if hasattr(trainable, "begin_steps"):
+        steps: SupportsSteps = trainable
+        return steps
+    return AdaptedSteps(trainable, is_alone)
+
+
+def take_step(
+    trainable: Any,
+    images: np.ndarray,
+    targets: np.ndarray,
+    size: int,
+    stop: bool = False,
+    weights: np.ndarray | None = None,
+) -> StepTotals:
+    """Take one step, outside of the training loop, and return its totals.
+
+    Args:
+        trainable: the network, in a group of any size.
+        images, targets, weights: this rank's rows, see :class:`StepBatches`.
+        size: number of rows of the global batch.
+        stop: True if this rank asks the group to stop.
+    """
+    batches = StepBatches(
+        pack_rows(images, targets, weights), [size], [len(targets)], StepTotals(stop=stop)
+    )
+    return steps_of(trainable, is_alone=False).begin_steps(batches)().sums[0]

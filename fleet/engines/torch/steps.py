@@ -1,0 +1,271 @@
+"""Train a PyTorch module step by step, on one rank of its group.
+
+Each rank sums the losses of its own rows and divides by the rows of the *global* batch; the
+exchange sums over the ranks; a later correction accounts for unreadable rows. So uneven shares are
+exact, and a rank without rows contributes zeros. On a GPU the steps of a single rank are queued.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fleet.comm.protocols import Group
+from fleet.engines.base import Rows, StepTotals, select_readable, split_batches
+from fleet.engines.custom import running_user_code
+from fleet.engines.measures import Measures
+from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities, StepResult
+from fleet.engines.torch.deferred_augmentation import augment_deferred
+from fleet.engines.torch.exchange import Exchange
+from fleet.engines.torch.export import Exported
+from fleet.engines.torch.flat_parameters import FlatParameters, to_device
+from fleet.engines.torch.optimizer import FlatOptimizer
+from preprocess.sample import SampleSpec
+from preprocess.user_code import UserCode, exclusive_generators, seed_host_generators
+
+_STOP = [field.name for field in fields(StepTotals)].index("stop")
+
+
+class TorchSteps:
+    """The steps of a module, in one group after another.
+
+    Args:
+        exported: calls the module on samples as they travel.
+        flat: parameters of the module.
+        updates: optimizer of the parameters.
+        exchange_of: creates the exchange of a group.
+        seed: seed of all random numbers in steps.
+        is_mixed: True to compute with bfloat16 where it is safe.
+        code: user code that computes a part of a step.
+
+    Attributes:
+        exchange: exchange of the present group.
+        evaluation_calls: calls of the network since its last step.
+    """
+
+    def __init__(
+        self,
+        exported: Exported,
+        flat: FlatParameters,
+        updates: FlatOptimizer,
+        sample: SampleSpec,
+        measures: Measures,
+        exchange_of: Callable[[Group], Exchange],
+        group: Group,
+        seed: int,
+        is_mixed: bool,
+        code: UserCode | None,
+    ) -> None:
+        self.exchange = exchange_of(group)
+        self.evaluation_calls = 0
+        self._exported = exported
+        self._module: nn.Module = exported.module
+        self._flat = flat
+        self._updates = updates
+        self._sample = sample
+        self._measures = measures
+        self._exchange_of = exchange_of
+        self._seed = seed
+        self._is_mixed = is_mixed
+        self._code = code
+        self._is_new = True
+        self._device = flat.weights.device
+
+    @property
+    def capabilities(self) -> StepCapabilities:
+        """See :class:`fleet.engines.steps.SupportsSteps`."""
+        return StepCapabilities(
+            MAX_STEPS if self.exchange.group.size == 1 else 1,
+            can_overlap=self._device.type == "cuda",
+        )
+
+    def regroup(self, group: Group) -> None:
+        """Move to another group."""
+        self.exchange.close()
+        self.exchange = self._exchange_of(group)
+
+    def begin(self, batches: StepBatches) -> Callable[[], StepResult]:
+        """Take steps, or queue them; see :meth:`fleet.engines.steps.SupportsSteps.begin_steps`."""
+        local_rows, sizes, _, flags = batches
+        if self.exchange.group.size > 1:
+            total = self._step_together(select_readable(local_rows), sizes[0], flags.stop)
+            result = StepResult([total], time.perf_counter())
+            return lambda: result
+        is_queued = self._device.type == "cuda"
+        totals = torch.zeros(len(sizes), len(self._flat.totals), pin_memory=is_queued)
+        totals[:, _STOP] = flags.stop
+        for rows, size, step_totals in zip(
+            split_batches(local_rows, sizes), sizes, totals, strict=True
+        ):
+            self._step_alone(select_readable(rows), size, flags.stop, step_totals)
+        end = torch.cuda.Event() if is_queued else None
+        if end is not None:
+            end.record()
+
+        def wait() -> StepResult:
+            if end is not None:
+                end.synchronize()
+            sums = [StepTotals.unpack(row) for row in totals.tolist()]
+            return StepResult(sums, time.perf_counter())
+
+        return wait
+
+    def _step_alone(self, local_rows: Rows, size: int, stop: bool, totals: Tensor) -> None:
+        """Take or queue a step; a batch without readable samples changes nothing.
+
+        Args:
+            local_rows: readable rows of the batch.
+            size: number of rows of the batch, including unreadable ones.
+            stop: True to stop after the step.
+            totals: (6 + metrics,), overwritten when the step has been computed.
+        """
+        if len(local_rows[1]):
+            with running_user_code(self._code, quick=True):
+                unused = self._compute(local_rows, size, stop)
+                self._updates.step(size / len(local_rows[1]), unused)
+            totals.copy_(self._flat.totals, non_blocking=True)
+
+    def _step_together(self, local_rows: Rows, size: int, stop: bool) -> StepTotals:
+        """Take a step with the other ranks of the group, and return its totals."""
+        error: BaseException | None = None
+        with running_user_code(self._code, quick=True):
+            try:
+                if len(local_rows[1]):
+                    self._compute(local_rows, size, stop)
+                else:
+                    self._flat.write_empty_totals(stop, failed=False)
+            except BaseException as caught:  # even an exit: the other ranks wait for this one
+                error = caught
+                self._flat.write_empty_totals(stop, failed=True)
+            self.exchange.finish(self._flat)
+            total = self._flat.read_totals()
+            total.raise_failure(error)
+            if total.count:  # a batch without readable samples changes nothing
+                self._updates.step(size / total.count, self._flat.find_unused())
+        return total
+
+    def _compute(self, local_rows: Rows, size: int, stop: bool) -> list[int]:
+        """Compute this rank's share of the gradient of the mean loss, and of the totals.
+
+        Returns:
+            The indices of parameters without a gradient on this rank.
+        """
+        in_place = self.exchange.in_place or self._device.type == "cpu"
+        if in_place:  # on a GPU, separate gradients are faster
+            self._flat.zero_gradients()
+        else:
+            self._flat.detach_gradients()
+        self.exchange.begin(self._flat)
+        self.evaluation_calls = 0
+        with self.seeded_generators():
+            with _single_row_statistics(self._module) if len(local_rows[0]) == 1 else nullcontext():
+                outputs = self.outputs(local_rows[0])
+            loss = self.write_totals(outputs, local_rows[1:], self._measures.losses.training, stop)
+            (loss / size).backward()
+        if self._is_new:
+            self._flat.check_parameters(self._module)
+            self._is_new = False
+        if in_place:
+            self._flat.check_gradients()
+            unused = self._flat.find_untouched()
+        else:
+            unused = self._flat.gather_gradients()
+        self._flat.restore_weights()
+        if self.exchange.group.size > 1:
+            self._flat.flag_unused(unused)
+        return unused
+
+    @contextmanager
+    def seeded_generators(self, call: int = 0) -> Iterator[None]:
+        """Seed all generators from the network's seed, its step and this rank.
+
+        Args:
+            call: number of the call since the last step; 0 for the next step.
+        """
+        seed = mix_seed(self._seed + call, self._updates.steps, self.exchange.group.rank)
+        with exclusive_generators():
+            torch.default_generator.manual_seed(seed)
+            if self._device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            if self._code is not None:
+                seed_host_generators(seed)
+            yield
+
+    def outputs(self, images: np.ndarray) -> Tensor:
+        """Return logits or values, float32; for masks with classes last, as a view."""
+        samples = to_device(images, self._device)
+        if samples.ndim == 2:  # packed rows, unlike the images of try_export
+            samples = augment_deferred(samples, self._sample)
+        with self._precision():
+            outputs: Tensor = self._exported(samples)
+        return outputs
+
+    def write_totals(
+        self,
+        outputs: Tensor,
+        local_rows: Rows,
+        loss_of: Callable[[Tensor, Tensor], Tensor],
+        stop: bool,
+    ) -> Tensor:
+        """Write the totals of readable rows, and return their summed loss, a scalar."""
+        targets = to_device(np.ascontiguousarray(local_rows[0]), self._device)
+        losses = loss_of(outputs, targets)
+        if len(local_rows) > 1:
+            losses = losses * to_device(np.array(local_rows[1]), self._device)
+        loss = losses.sum()
+        with torch.no_grad():
+            correct = self._measures.losses.correct(outputs, targets).sum(dtype=torch.float32)
+            metric_totals = self._measures.metrics.sums(outputs.detach(), targets)
+            self._flat.write_totals(loss.detach(), correct, len(local_rows[0]), stop, metric_totals)
+        return loss
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self._is_mixed:
+            return torch.autocast(self._device.type, torch.bfloat16)
+        return nullcontext()
+
+
+@contextmanager
+def _single_row_statistics(module: nn.Module) -> Iterator[None]:
+    """Use running statistics in batch normalization of a single number per channel."""
+    switched: list[nn.Module] = []
+
+    def use_running_statistics(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if norm.training and inputs[0].numel() == inputs[0].shape[1]:
+            norm.training = False
+            switched.append(norm)
+
+    hooks = [
+        layer.register_forward_pre_hook(use_running_statistics)
+        for layer in module.modules()
+        if isinstance(layer, _BatchNorm)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for norm in switched:
+            norm.training = True
+
+
+def mix_seed(seed: int, step: int, rank: int) -> int:
+    """Return a seed for a step on a rank, decorrelated from its neighbors (SplitMix64).
+
+    Args:
+        seed: seed of the network.
+        step: number of the step.
+        rank: rank in the group.
+    """
+    mask = 2**64 - 1
+    state = (seed + step * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03) & mask
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        state = ((state ^ (state >> shift)) * factor) & mask
+    return state
