@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,6 +72,7 @@ class System:
     """
 
     name: str
+    _: KW_ONLY
     directive: str = ""
     account: str = ""
     queue: str = ""
@@ -163,25 +164,24 @@ SYSTEMS = {
     for system in (
         System(
             "slurm",
-            "#SBATCH ",
-            "--account={}",
-            "--partition={}",
-            _SLURM_NODES,
-            (*_SLURM_NODES, "--gpus-per-node={gpus}"),
-            ("--requeue", "--no-requeue"),
-            True,
-            "SLURM_JOB_ID",
-            ("sbatch", "--parsable"),
-            False,
-            r"^(\d+)",
-            ("--dependency=afterany:{job}",),
-            ("scontrol", "requeue", "{job}"),
-            ("scontrol", "show", "job", "{job}"),
-            r"\bPreemptTime=\d",
+            directive="#SBATCH ",
+            account="--account={}",
+            queue="--partition={}",
+            resources=_SLURM_NODES,
+            gpu_resources=(*_SLURM_NODES, "--gpus-per-node={gpus}"),
+            rerun=("--requeue", "--no-requeue"),
+            warns=True,
+            job_variable="SLURM_JOB_ID",
+            submit=("sbatch", "--parsable"),
+            id_pattern=r"^(\d+)",
+            after=("--dependency=afterany:{job}",),
+            requeue=("scontrol", "requeue", "{job}"),
+            state=("scontrol", "show", "job", "{job}"),
+            preempted=r"\bPreemptTime=\d",
             # A waiting job has been requeued and has no process.
-            r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED"
-            r"|TIMEOUT)\b|Invalid job id",
-            "SLURM_RESTART_COUNT",
+            over=r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING"
+            r"|PREEMPTED|REVOKED|TIMEOUT)\b|Invalid job id",
+            restarts="SLURM_RESTART_COUNT",
             queue_commands="squeue",
             broadcast=("sbcast", "--force", "{source}", "{target}"),
             walltime=("--time={minutes}",),
@@ -201,18 +201,18 @@ SYSTEMS = {
         ),
         System(
             "lsf",
-            "#BSUB ",
-            "-P {}",
-            "-q {}",
-            _LSF_NODES,
-            (*_LSF_NODES, '-gpu "num={gpus}"'),
-            ("-r", "-rn"),
-            True,
-            "LSB_JOBID",
-            ("bsub",),
-            True,
-            r"Job <(\d+)>",
-            ("-w", "ended({job})"),
+            directive="#BSUB ",
+            account="-P {}",
+            queue="-q {}",
+            resources=_LSF_NODES,
+            gpu_resources=(*_LSF_NODES, '-gpu "num={gpus}"'),
+            rerun=("-r", "-rn"),
+            warns=True,
+            job_variable="LSB_JOBID",
+            submit=("bsub",),
+            by_input=True,
+            id_pattern=r"Job <(\d+)>",
+            after=("-w", "ended({job})"),
             state=("bjobs", "-noheader", "-o", "stat", "{job}"),
             over=r"\b(DONE|EXIT)\b|is not found",
             queue_commands="bjobs",
@@ -232,18 +232,19 @@ SYSTEMS = {
         ),
         System(
             "pbs",
-            "#PBS ",
-            "-A {}",
-            "-q {}",
-            ("-l select={nodes}:mpiprocs={ranks_per_node}", "-l place=scatter:excl"),
-            ("-l select={nodes}:mpiprocs={ranks_per_node}:ngpus={gpus}", "-l place=scatter:excl"),
-            ("-r y", "-r n"),
-            False,
-            "PBS_JOBID",
-            ("qsub",),
-            False,
-            r"^(\S+)",
-            ("-W", "depend=afterany:{job}"),
+            directive="#PBS ",
+            account="-A {}",
+            queue="-q {}",
+            resources=("-l select={nodes}:mpiprocs={ranks_per_node}", "-l place=scatter:excl"),
+            gpu_resources=(
+                "-l select={nodes}:mpiprocs={ranks_per_node}:ngpus={gpus}",
+                "-l place=scatter:excl",
+            ),
+            rerun=("-r y", "-r n"),
+            job_variable="PBS_JOBID",
+            submit=("qsub",),
+            id_pattern=r"^(\S+)",
+            after=("-W", "depend=afterany:{job}"),
             state=("qstat", "-f", "{job}"),
             over=r"job_state = [FX]\b|Unknown Job|has finished",
             queue_commands="qstat",

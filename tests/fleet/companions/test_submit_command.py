@@ -353,7 +353,7 @@ def test_submit_refuses_invalid_arguments(submit, tmp_path, arguments, message):
 
 OWN = """
 from launch.systems import System
-OWN = System("own", "#OWN ", resources=("-n {ranks}",), job_variable="OWN_ID",
+OWN = System("own", directive="#OWN ", resources=("-n {ranks}",), job_variable="OWN_ID",
              submit=("sbatch", "--as-script"),
              id_pattern="([0-9]+)",
              template="#!/bin/bash\\n#OWN <<name>>\\n<<directives>>\\n<<body>>")
