@@ -179,8 +179,8 @@ SYSTEMS = {
             state=("scontrol", "show", "job", "{job}"),
             preempted=r"\bPreemptTime=\d",
             # A waiting job has been requeued and has no process.
-            over=r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING"
-            r"|PREEMPTED|REVOKED|TIMEOUT)\b|Invalid job id",
+            over=r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY"
+            r"|PENDING|PREEMPTED|REVOKED|TIMEOUT)\b|Invalid job id",
             restarts="SLURM_RESTART_COUNT",
             queue_commands="squeue",
             broadcast=("sbcast", "--force", "{source}", "{target}"),
