@@ -13,7 +13,6 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fleet.domain.json_record import as_json
 from fleet.errors import UserError
 from fleet.terminal import bar, print_table
 from scheduler.ensemble.policies import REFERENCE
@@ -51,6 +50,8 @@ def print_json(value: Any, indent: int | None = 1) -> None:
         value: the value to print.
         indent: number of spaces per level; None for a single line.
     """
+    from fleet.domain.plain_json import as_json  # other output starts sooner without pydantic
+
     output = _outputs[-1] if _outputs else sys.stdout
     print(json.dumps(as_json(value), indent=indent, allow_nan=False), file=output, flush=True)
 

@@ -1,29 +1,29 @@
-"""Frozen dataclasses as JSON objects, one a line (pure).
+"""Frozen dataclasses as JSON objects (pure).
 
-The key ``event`` of an object names its type: ``{"event": "lost", "rank": 3, "device": 2}`` is the
-frozen dataclass whose ``word`` is ``lost``. The fields of the class are the other keys, in their
-order. The annotation of a field may say how it is written: ``Annotated[float, Decimals(3)]``.
+pydantic reads and writes them by their annotations, in its strict mode: text is no number, 3.0 and
+true are no integers. Reading ignores unknown keys; a missing key gives the field its default. An
+annotation may say how a field is written: ``Annotated[float, decimals(3)]``.
+
+In files with one object a line, the key ``event`` names the type: ``{"event": "lost", "rank": 3,
+"device": 2}`` is the dataclass whose ``word`` is ``lost``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-import sys
 from collections.abc import Mapping
 from functools import cache
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    TypeAlias,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, dataclass_transform, get_type_hints
+
+from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
+from pydantic_core import PydanticSerializationError
+from pydantic_core import to_json as json_bytes
+
+from fleet.domain.plain_json import as_json, plain_items
+
+T = TypeVar("T")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -38,16 +38,14 @@ class JsonRecord:
         dataclasses.dataclass(frozen=True)(cls)
 
 
-@dataclasses.dataclass(frozen=True)
-class Decimals:
-    """Annotation: the number is written with so many decimal places."""
-
-    count: int
+def decimals(count: int) -> PlainSerializer:
+    """Return an annotation: the number is written with so many decimal places."""
+    return PlainSerializer(lambda value: round(value, count))
 
 
-Tenths: TypeAlias = Annotated[float, Decimals(1)]
-Milli: TypeAlias = Annotated[float, Decimals(3)]
-Micro: TypeAlias = Annotated[float, Decimals(6)]
+Tenths: TypeAlias = Annotated[float, decimals(1)]
+Milli: TypeAlias = Annotated[float, decimals(3)]
+Micro: TypeAlias = Annotated[float, decimals(6)]
 
 
 class Flat:
@@ -58,11 +56,9 @@ class OmitDefault:
     """Annotation: the key is omitted if the field has its default."""
 
 
-class NanAsNull:
-    """Annotation: NaN and infinity are written as null, and null is read as NaN.
-
-    Without it, a null is damage.
-    """
+# NaN and infinity are written as null; this annotation reads null as NaN. Without it, a null is
+# damage.
+NanAsNull = BeforeValidator(lambda value: math.nan if value is None else value)
 
 
 def to_json(event: JsonRecord) -> dict[str, Any]:
@@ -70,17 +66,15 @@ def to_json(event: JsonRecord) -> dict[str, Any]:
 
     >>> class Lost(JsonRecord, word="lost"):
     ...     rank: int
-    ...     after_s: Annotated[float, Decimals(1)]
+    ...     after_s: Annotated[float, decimals(1)]
     >>> to_json(Lost(3, 0.25))
     {'event': 'lost', 'rank': 3, 'after_s': 0.2}
     """
-    return {"event": event.word, **_written(event)}
+    return {"event": event.word, **write_record(event)}
 
 
 def from_json(record: Any, kinds: Mapping[str, type]) -> Any:
     """Return the record that :func:`to_json` wrote, up to rounding of numbers.
-
-    A missing key gives the field its default. Unknown keys are ignored.
 
     Args:
         record: the object of a line.
@@ -90,176 +84,82 @@ def from_json(record: Any, kinds: Mapping[str, type]) -> Any:
         None if the type is unknown, a key without a default is missing, or a value has a wrong
         type.
     """
-    word = record.get("event") if isinstance(record, dict) else None
-    if not isinstance(word, str) or word not in kinds:
-        return None
     try:
-        return _read_fields(kinds[word], record)
+        return read_record(kinds[record["event"]], record)
     except (TypeError, ValueError, LookupError):
         return None
 
 
-# ---- fields ------------------------------------------------------------------------------------
-
-
-@cache
-def _annotations(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Return the type and the annotations of each field."""
-    hints = get_type_hints(kind, include_extras=True)
-    annotations = {}
-    for field in dataclasses.fields(kind):
-        hint = hints[field.name]
-        if get_origin(hint) is Annotated:
-            annotations[field.name] = (get_args(hint)[0], hint.__metadata__)
-        else:
-            annotations[field.name] = (hint, ())
-    return annotations
-
-
-@cache
-def _decimal_places(kind: type) -> dict[str, int | None]:
-    """Return the decimal places of each field; None where it is not rounded."""
-    return {
-        name: next((mark.count for mark in marks if isinstance(mark, Decimals)), None)
-        for name, (_, marks) in _annotations(kind).items()
-    }
-
-
-@cache
-def _defaults(kind: type) -> dict[str, Any]:
-    """Return the defaults of the fields that are omitted when they have them."""
-    defaults: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if OmitDefault not in _annotations(kind)[field.name][1]:
-            continue
-        if field.default_factory is dataclasses.MISSING:
-            defaults[field.name] = field.default
-        else:
-            defaults[field.name] = field.default_factory()
-    return defaults
-
-
-@cache
-def _flat(kind: type) -> frozenset[str]:
-    """Return the fields whose keys are keys of the outer object."""
-    return frozenset(name for name, (_, marks) in _annotations(kind).items() if Flat in marks)
-
-
-def _written(value: Any) -> dict[str, Any]:
-    kind: type = type(value)
-    defaults = _defaults(kind)
+def write_record(record: Any) -> dict[str, Any]:
+    """Return the JSON object of a dataclass; NaN and infinity become null."""
+    kind: type = type(record)
+    written = as_json(
+        _adapter(kind).serializer.to_python(
+            record, mode="json", warnings=False, fallback=plain_items
+        )
+    )
     flat = _flat(kind)
     content: dict[str, Any] = {}
-    for name, places in _decimal_places(kind).items():
-        item = getattr(value, name)
-        item = item if places is None else round(item, places)
-        if name in defaults and item == defaults[name]:
-            continue
+    for name, value in written.items():
         if name in flat:
-            content |= _written(item)
+            content |= value
         else:
-            content[name] = as_json(item)
+            content[name] = value
+    for name, default in _omitted(kind).items():
+        if content[name] == default:
+            del content[name]
     return content
 
 
-def _read_fields(kind: type, record: Mapping[str, Any]) -> Any:
-    values = {}
-    flat = _flat(kind)
-    for name, (hint, marks) in _annotations(kind).items():
-        if name in flat:
-            values[name] = _read_fields(hint, record)
-        elif name in record:
-            value = record[name]
-            if type(value) is hint and (hint is not float or math.isfinite(value)):
-                values[name] = value
-            else:
-                values[name] = (
-                    math.nan if value is None and NanAsNull in marks else _read(hint, value)
-                )
-    return kind(**values)  # TypeError where one is missing that has no default
-
-
-@cache
-def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return the origin and arguments of a type, cached: a log may have 100,000 lines."""
-    return get_origin(hint), get_args(hint)
-
-
-def _read(hint: Any, value: Any) -> Any:
-    """Convert a JSON value to the type of a field.
+def read_record(kind: type[T], record: Any) -> T:
+    """Return the dataclass that :func:`write_record` wrote.
 
     Raises:
-        ValueError: the value has another type.
+        ValueError: a key without a default is missing, or a value has a wrong type.
     """
-    if hint is Any:
-        return value
-    origin, arguments = _parts(hint)
-    if origin is Annotated:
-        if value is None and NanAsNull in hint.__metadata__:
-            return math.nan
-        return _read(arguments[0], value)
-    if origin in (Union, UnionType):
-        if value is None and NoneType in arguments:
-            return None
-        lists = [option for option in arguments if _parts(option)[0] is tuple]
-        return _read(lists[0] if lists and isinstance(value, list) else arguments[0], value)
-    if origin is tuple and isinstance(value, list):
-        types = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
-        return tuple(_read(option, item) for option, item in zip(types, value, strict=True))
-    if origin is not None and isinstance(value, dict):
-        return {key: _read(arguments[1], item) for key, item in value.items()}
-    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return _read_fields(hint, value)  # type: ignore[arg-type]
-    if hint is float and is_finite(value):
-        return float(value)
-    if hint in (int, str, bool) and type(value) is hint:
-        return value
-    raise ValueError(f"{value!r} is no {hint}")
-
-
-def is_finite(value: Any) -> bool:
-    """Return True if a JSON value is a finite number; Python's parser accepts NaN and Infinity."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    hashable: type = kind  # for mypy
+    adapter: TypeAdapter[T] = _adapter(hashable)
+    nested: dict[str, Any] = {
+        name: read_record(hint, record) for name, hint in _flat(hashable).items()
+    }
+    if nested:
+        return adapter.validate_python({**record, **nested})
+    try:
+        text = json_bytes(record, inf_nan_mode="null")
+    except PydanticSerializationError:  # a file name has bytes that are no characters
+        text = json.dumps(record, ensure_ascii=False).encode(errors="replace")
+    return adapter.validate_json(text, strict=True)
 
 
 @cache
-def _field_names(kind: type) -> tuple[str, ...] | None:
-    """Return the field names of a dataclass; None for any other type."""
-    if dataclasses.is_dataclass(kind):
-        return tuple(field.name for field in dataclasses.fields(kind))
-    return None
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-_PLAIN = frozenset({int, str, bool, NoneType})
+@cache
+def _flat(kind: type) -> dict[str, type]:
+    """Return the types of the fields that are written as keys of the outer object."""
+    return {name: hint.__origin__ for name, hint in _marked(kind, Flat)}
 
 
-def as_json(value: Any) -> Any:
-    """Convert a value to the types of JSON; NaN and infinity become None.
+@cache
+def _omitted(kind: type) -> dict[str, Any]:
+    """Return the defaults, in types of JSON, of the keys that are omitted if they have them."""
+    defaults: dict[str, Any] = {}
+    for flat_kind in _flat(kind).values():
+        defaults |= _omitted(flat_kind)
+    fields = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    for name, _ in _marked(kind, OmitDefault):
+        default = fields[name].default
+        if default is dataclasses.MISSING:
+            default = fields[name].default_factory()
+        defaults[name] = as_json(default)
+    return defaults
 
-    >>> as_json({1: (float("nan"), 2.0)})
-    {'1': [None, 2.0]}
-    """
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return None
-    if isinstance(value, list | tuple):
-        kinds = set(map(type, value))
-        # quick for the rates of thousands of networks
-        if kinds <= _PLAIN or (kinds == {float} and math.isfinite(sum(value))):
-            return list(value)
-        return [as_json(item) for item in value]
-    kind: type = type(value)
-    names = _field_names(kind)
-    if names is not None:
-        content = {name: getattr(value, name) for name in names}
-        return {
-            name: item if type(item) in _PLAIN else as_json(item) for name, item in content.items()
-        }
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # numpy
-        return as_json(value.tolist())
-    return value
+
+def _marked(kind: type, mark: type) -> list[tuple[str, Any]]:
+    """Return the names and types of the fields with an annotation."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        (name, hint) for name, hint in hints.items() if mark in getattr(hint, "__metadata__", ())
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fleet.domain.events import SearcherStarted
-from fleet.domain.json_record import as_json
+from fleet.domain.plain_json import as_json
 from fleet.domain.run import RunSearch
 from fleet.search.controller import Entry
 from fleet.search.session import PARENT, match_space

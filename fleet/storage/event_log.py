@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fleet.domain.events import Event, LaunchEnded, LaunchStarted, event_from_json
-from fleet.domain.json_record import JsonRecord, is_finite, to_json
+from fleet.domain.json_record import JsonRecord, to_json
 from fleet.domain.run import RunState
 from fleet.domain.timeline import LoggedEvent, merge_logs, replay_log
 from fleet.errors import ExitStatus
@@ -24,6 +24,7 @@ from fleet.spec import Spec
 from fleet.storage.files import storage_errors
 from fleet.storage.json_lines import add_line, open_lines, parse_json_object, read_lines
 from fleet.storage.paths import RunPaths
+from scheduler.base import is_number
 
 E = TypeVar("E", bound=JsonRecord)
 
@@ -117,7 +118,7 @@ def read_events(
 def _logged(record: Any) -> LoggedEvent | None:
     """Return the event in a JSON value; None if there is none."""
     event = event_from_json(record)
-    if event is None or not is_finite(t_s := record.get("t_s", 0.0)):
+    if event is None or not is_number(t_s := record.get("t_s", 0.0)):
         return None
     return LoggedEvent(float(t_s), event)
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fleet.domain import events
 from fleet.domain import network as net
-from fleet.domain.json_record import as_json
 from fleet.domain.network_status import Change
+from fleet.domain.plain_json import as_json
 from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec

@@ -16,8 +16,8 @@ from dataclasses import replace
 from launch.systems import SYSTEMS, System
 
 WRAPPED = replace(SYSTEMS["slurm"], submit=("my_sbatch",))
-OWN = System("own", directive="#OWN ", job_variable="OWN_ID", submit=("own",), id_pattern="([0-9]+)",
-             template="<<body>>",
+OWN = System("own", directive="#OWN ", job_variable="OWN_ID", submit=("own",),
+             id_pattern="([0-9]+)", template="<<body>>",
              state=("own_state", "{job}"), over="gone", restarts="OWN_RESTARTS")
 NUMBER = 3
 """

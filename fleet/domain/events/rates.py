@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from fleet.domain.json_record import Decimals, JsonRecord, Milli, OmitDefault, Tenths
+from fleet.domain.json_record import JsonRecord, Milli, OmitDefault, Tenths, decimals
 from scheduler.base import StepTime
 
 
@@ -82,7 +82,7 @@ class RateMeasured(JsonRecord, word="measured"):
     done: int
     total: int
     reason: Annotated[str, OmitDefault] = ""
-    spread: Annotated[float, Decimals(4), OmitDefault] = 0.0
+    spread: Annotated[float, decimals(4), OmitDefault] = 0.0
     steps: Annotated[int, OmitDefault] = 0
     timed: Annotated[tuple[StepTime, ...], OmitDefault] = ()
     parameters: Annotated[int, OmitDefault] = 0
@@ -131,7 +131,7 @@ class RateMismatch(JsonRecord, word="rate_off"):
     gpus: int
     expected: Milli
     rate: Milli
-    spread: Annotated[float, Decimals(4)]
+    spread: Annotated[float, decimals(4)]
     steps: int
     corrected: bool
 
@@ -162,7 +162,7 @@ class RateLearned(JsonRecord, word="learned"):
     network: str
     gpus: int
     rate: Milli
-    spread: Annotated[float, Decimals(4)]
+    spread: Annotated[float, decimals(4)]
     steps: int
 
 

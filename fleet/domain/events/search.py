@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any
 
-from fleet.domain.json_record import JsonRecord, NanAsNull, OmitDefault
+from pydantic import Field
+
+from fleet.domain.json_record import JsonRecord, OmitDefault
+from fleet.domain.network import Score
 from fleet.spec.old_keys import search_with_new_keys, values_with_new_names
 from fleet.units import pluralize
 
@@ -37,13 +40,13 @@ class SearcherCalled(JsonRecord, word="search"):
     number: Annotated[int | None, OmitDefault] = None
     epoch: Annotated[int | None, OmitDefault] = None
     value: Annotated[
-        float | tuple[Annotated[float, NanAsNull], ...] | None, NanAsNull, OmitDefault
+        Score | tuple[Score, ...] | None, Field(union_mode="left_to_right"), OmitDefault
     ] = None
     outcome: Annotated[str, OmitDefault] = ""
     answer: Annotated[Any, OmitDefault] = ""
     network: Annotated[str, OmitDefault] = ""
     wrong: Annotated[str, OmitDefault] = ""
-    curve: Annotated[tuple[Annotated[float, NanAsNull], ...], OmitDefault] = ()
+    curve: Annotated[tuple[Score, ...], OmitDefault] = ()
     source: Annotated[str, OmitDefault] = ""
 
     def __post_init__(self) -> None:

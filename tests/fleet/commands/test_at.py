@@ -10,7 +10,7 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.domain import events as ev
-from fleet.domain.json_record import as_json
+from fleet.domain.plain_json import as_json
 from fleet.errors import ExitStatus
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths

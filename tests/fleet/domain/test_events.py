@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 from dataclasses import fields
 from typing import get_args
 
@@ -13,6 +14,7 @@ from fleet.domain import events
 from fleet.domain.events import (
     KINDS,
     Event,
+    NetworkWarned,
     ProfilingFinished,
     RankDied,
     RateMeasured,
@@ -125,3 +127,20 @@ def test_event_from_json_ignores_unknown_keys():
 def test_event_from_json_accepts_integers_for_floats():
     record = {"event": "profiled", "measurements": 1, "seconds": 2, "rates": {"a": [1, 2.5]}}
     assert event_from_json(record) == ProfilingFinished(1, 2.0, {"a": (1.0, 2.5)})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 10**400])
+def test_event_from_json_refuses_numbers_that_are_not_finite(value):
+    record = {"event": "profiled", "measurements": 1, "seconds": value, "rates": {}}
+    assert event_from_json(record) is None
+
+
+def test_event_from_json_reads_null_as_nan_where_scores_are():
+    record = {"event": "search", "entry": "e", "call": "tell", "value": [1, None]}
+    first, second = event_from_json(record).value
+    assert (first, math.isnan(second)) == (1.0, True)
+
+
+def test_event_from_json_accepts_names_of_undecodable_bytes():
+    record = {"event": "warning", "network": "a", "warning": "in f\udcff.py"}
+    assert event_from_json(record) == NetworkWarned("a", "in f?.py")

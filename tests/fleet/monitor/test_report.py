@@ -8,7 +8,7 @@ from html import escape
 import pytest
 
 from fleet.domain.events import DataChanged, NetworkRolledBack
-from fleet.domain.json_record import as_json
+from fleet.domain.plain_json import as_json
 from fleet.domain.timeline import LoggedEvent, dated_events
 from fleet.errors import UserError
 from fleet.monitor.html import render

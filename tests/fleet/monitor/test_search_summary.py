@@ -12,8 +12,8 @@ from fleet.domain.events import (
     NetworkVerdict,
     SearcherCalled,
 )
-from fleet.domain.json_record import as_json
 from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
+from fleet.domain.plain_json import as_json
 from fleet.domain.timeline import LoggedEvent
 from fleet.monitor.charts import make_charts
 from fleet.monitor.html import render
