@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
-from fleet.monitor.report import NetworkCurve, RunReport
+from fleet.domain.network import EpochRecord
+from fleet.monitor.report import RunReport
 from fleet.monitor.search_summary import SearchReport, SearchTrial, coordinate_of
 from fleet.spec.space import Dimension, Range
 from fleet.storage.results import Status, short_names
@@ -43,11 +45,6 @@ def make_charts(report: RunReport) -> dict[str, Any]:
         dict.fromkeys([*(stint.name for stint in stints), *(row.name for row in report.rows)])
     )
     index = {name: number for number, name in enumerate(names)}
-    charts = [("training loss", report.losses)]
-    if report.val_losses:
-        charts.append(("validation loss", report.val_losses))
-    else:
-        charts.append(("accuracy", report.accuracies))
     seconds = max(account.seconds, account.simulated_s or 0.0)
     timelines = {"timeline": _timeline(report, stints, 1.0, seconds, index)}
     if account.replay is not None:
@@ -57,15 +54,8 @@ def make_charts(report: RunReport) -> dict[str, Any]:
     return {
         "networks": names,
         "statuses": STATUS_COLORS,
-        "best": [index[curve.name] for curve in report.losses[:NAMED] if curve.name in index],
-        "curves": [
-            {
-                "title": title,
-                "lines": [_line(curve, index) for curve in subsample(curves, NAMED, DRAWN)],
-            }
-            for title, curves in charts
-            if any(math.isfinite(value) for curve in curves for value in curve.values)
-        ],
+        "best": [index[name] for name, _ in report.histories[:NAMED] if name in index],
+        "curves": list(_curves(report, index)),
         "timelines": timelines,
         "searches": [_search(search, account.seconds, index) for search in report.searches],
     }
@@ -105,12 +95,47 @@ def _rounded(value: float | None) -> float | None:
 # ---- curves over epochs ------------------------------------------------------------------------
 
 
-def _line(curve: NetworkCurve, index: Mapping[str, int]) -> list[Any]:
-    points = subsample(list(zip(curve.epochs, curve.values, strict=True)), 1, POINTS)
+def _curves(report: RunReport, index: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Yield charts of losses and accuracies that have a value; targets may have no classes."""
+    charts: dict[str, Callable[[EpochRecord], float]] = {"training loss": attrgetter("loss")}
+    histories = report.histories
+    if all(math.isnan(_accuracy(record)) for _, history in histories for record in history):
+        charts["validation loss"] = attrgetter("val_loss")
+    else:
+        charts["accuracy"] = _accuracy
+    for title, value in charts.items():
+        drawn = histories
+        if value is _accuracy:
+            drawn = tuple(
+                (name, history)
+                for name, history in histories
+                if not all(math.isnan(_accuracy(record)) for record in history)
+            )
+        if any(math.isfinite(value(record)) for _, history in drawn for record in history):
+            yield {
+                "title": title,
+                "lines": [_line(*curve, value, index) for curve in subsample(drawn, NAMED, DRAWN)],
+            }
+
+
+def _accuracy(record: EpochRecord) -> float:
+    """Return the validation accuracy, or the training accuracy without validation data."""
+    if math.isnan(record.val_accuracy):
+        return record.accuracy
+    return record.val_accuracy
+
+
+def _line(
+    name: str,
+    history: Sequence[EpochRecord],
+    value: Callable[[EpochRecord], float],
+    index: Mapping[str, int],
+) -> list[Any]:
+    records = subsample(history, 1, POINTS)
     return [
-        index.get(curve.name, -1),
-        [epoch for epoch, _ in points],
-        [_rounded(value) for _, value in points],
+        index.get(name, -1),
+        [record.epoch for record in records],
+        [_rounded(value(record)) for record in records],
     ]
 
 

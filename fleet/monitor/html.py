@@ -342,19 +342,20 @@ def _rungs(report: RunReport) -> list[str]:
 
 
 def _curves(report: RunReport) -> list[str]:
-    if len(report.losses) <= NAMED:
+    count = len(report.histories)
+    if count <= NAMED:
         gray = ""
     else:
         gray = f" The best {NAMED} networks are in color."
-    if len(report.losses) > DRAWN:
+    if count > DRAWN:
         gray += (
-            f" {DRAWN - NAMED} of the other {len(report.losses) - NAMED} are drawn, evenly spaced "
+            f" {DRAWN - NAMED} of the other {count - NAMED} are drawn, evenly spaced "
             "from the best to the worst."
         )
     rows = [
-        [curve.name, epoch, f"{value:.4g}"]
-        for curve in report.losses[:NAMED]
-        for epoch, value in subsample(list(zip(curve.epochs, curve.values, strict=True)), 1, _ROWS)
+        [name, record.epoch, f"{record.loss:.4g}"]
+        for name, history in report.histories[:NAMED]
+        for record in subsample(history, 1, _ROWS)
     ]
     return [
         "<p class=note>Click a network, here or in a table, to highlight it in all "

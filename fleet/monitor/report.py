@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from fleet.monitor.search_summary import (
     make_search_reports,
 )
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
+from fleet.spec import Spec
 from fleet.spec.model import one_line
 from fleet.storage import results as table
 from fleet.storage.paths import RunPaths
@@ -47,15 +46,6 @@ MISSED_CHUNKS = (
 
 
 @dataclass(frozen=True)
-class NetworkCurve:
-    """A learning curve: a value per epoch; NaN if it could not be computed."""
-
-    name: str
-    epochs: tuple[int, ...]
-    values: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class RunReport:
     """The report of a run.
 
@@ -63,10 +53,7 @@ class RunReport:
         name: name of its folder.
         run: its state.
         rows: the table of results, best network first.
-        losses: training losses in the same order, without networks that have no epoch.
-        accuracies: validation accuracies, or training accuracies without validation data; empty for
-            targets without classes.
-        val_losses: validation losses, if there are no accuracies.
+        histories: the epochs of each network in the same order, without networks that have none.
         ensembles: scores of the best networks combined, once the run has ended.
         searches: its searches.
         rungs: epochs at which networks were paused or pruned, lowest first.
@@ -77,10 +64,8 @@ class RunReport:
     name: str
     run: RunState
     rows: tuple[table.NetworkResult, ...]
-    losses: tuple[NetworkCurve, ...]
-    accuracies: tuple[NetworkCurve, ...]
+    histories: tuple[tuple[str, Sequence[EpochRecord]], ...]
     account: Account
-    val_losses: tuple[NetworkCurve, ...] = ()
     ensembles: tuple[EnsembleResult, ...] = ()
     searches: tuple[SearchReport, ...] = ()
     rungs: tuple[RungReport, ...] = ()
@@ -236,15 +221,8 @@ def read_report(paths: RunPaths) -> RunReport:
     run_account = _account(paths, run)
     if run_account is None:
         raise UserError(f"{_log_path(paths)} has no launch yet, so there is nothing to report")
-    if run.searches or run.added:
-        searches = make_search_reports(load_run_spec(paths), run, rows)
-    else:
-        searches = ()
-    return replace(
-        _report(paths, run, rows, run_account),
-        searches=searches,
-        ensembles=tuple(read_ensembles(paths.root)),
-    )
+    report = _report(paths, run, rows, run_account)
+    return replace(report, ensembles=tuple(read_ensembles(paths.root)))
 
 
 @paused_collection()
@@ -260,10 +238,7 @@ def report_at(paths: RunPaths, t_s: float) -> RunReport:
     """
     past = read_past_run(paths, t_s)
     run_account = _account(paths, past.run) or empty_account(past.spec.schedule.policy)
-    report = _report(paths, past.run, past.rows, run_account)
-    if past.run.searches or past.run.added:
-        return replace(report, searches=make_search_reports(past.spec, past.run, past.rows))
-    return report
+    return _report(paths, past.run, past.rows, run_account, past.spec)
 
 
 def _log_path(paths: RunPaths) -> Path:
@@ -282,42 +257,21 @@ def _account(paths: RunPaths, run: RunState) -> Account | None:
 
 
 def _report(
-    paths: RunPaths, run: RunState, rows: Sequence[table.NetworkResult], run_account: Account
+    paths: RunPaths,
+    run: RunState,
+    rows: Sequence[table.NetworkResult],
+    run_account: Account,
+    spec: Spec | None = None,
 ) -> RunReport:
-    histories = [
-        (row.name, history) for row in rows if (history := run.status_of(row.name).history)
-    ]
-    with_accuracy = [
-        (name, history)
-        for name, history in histories
-        if not all(math.isnan(_accuracy(record)) for record in history)
-    ]
-    val_losses: tuple[NetworkCurve, ...] = ()
-    if not with_accuracy:
-        val_losses = tuple(
-            _curve(name, history, attrgetter("val_loss")) for name, history in histories
-        )
+    searches: tuple[SearchReport, ...] = ()
+    if run.searches or run.added:
+        searches = make_search_reports(spec or load_run_spec(paths), run, rows)
     return RunReport(
         paths.root.resolve().name,
         run,
         tuple(rows),
-        account=run_account,
+        tuple((row.name, history) for row in rows if (history := run.status_of(row.name).history)),
+        run_account,
+        searches=searches,
         rungs=make_rung_reports(run, rows),
-        losses=tuple(_curve(name, history, attrgetter("loss")) for name, history in histories),
-        accuracies=tuple(_curve(name, history, _accuracy) for name, history in with_accuracy),
-        val_losses=val_losses,
     )
-
-
-def _curve(
-    name: str, history: Sequence[EpochRecord], value: Callable[[EpochRecord], float]
-) -> NetworkCurve:
-    return NetworkCurve(
-        name, tuple(record.epoch for record in history), tuple(value(record) for record in history)
-    )
-
-
-def _accuracy(record: EpochRecord) -> float:
-    if math.isnan(record.val_accuracy):
-        return record.accuracy
-    return record.val_accuracy

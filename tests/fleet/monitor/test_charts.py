@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from fleet.domain.network import EpochRecord
 from fleet.monitor.charts import BARS, DRAWN, MAX_TRIALS, NAMED, POINTS, as_script, make_charts
-from fleet.monitor.report import NetworkCurve, read_report
+from fleet.monitor.report import read_report
 from fleet.storage.results import Status
 from scheduler.simulation.ensemble import Stint
 from tests.fleet.logs import write_sample_run
@@ -19,8 +20,16 @@ def report(tmp_path):
     return read_report(write_sample_run(tmp_path))
 
 
+def curve(name, epochs, losses):
+    none = (math.nan,) * 3
+    return name, tuple(
+        EpochRecord(epoch, epoch - 1, loss, *none, 0.1, 1, 1, 1.0, 0.0)
+        for epoch, loss in zip(epochs, losses, strict=True)
+    )
+
+
 def lines_of(report, *curves):
-    return make_charts(replace(report, losses=curves))["curves"][0]["lines"]
+    return make_charts(replace(report, histories=curves))["curves"][0]["lines"]
 
 
 def bars(report, *stints, devices=(0,), seconds=4.0):
@@ -30,21 +39,21 @@ def bars(report, *stints, devices=(0,), seconds=4.0):
 
 def test_curve_has_a_point_per_epoch_with_a_value(report):
     ((index, epochs, values),) = lines_of(
-        report, NetworkCurve("a", (1, 2, 3, 5), (4.0, 2.0, math.nan, 1 / 3))
+        report, curve("a", (1, 2, 3, 5), (4.0, 2.0, math.nan, 1 / 3))
     )
     assert make_charts(report)["networks"][index] == "a"
     assert (epochs, values) == ([1, 2, 3, 5], [4.0, 2.0, None, 0.33333])
 
 
 def test_chart_without_values_is_omitted(report):
-    without = replace(report, losses=(NetworkCurve("a", (1,), (math.nan,)),), accuracies=())
+    without = replace(report, histories=(curve("a", (1,), (math.nan,)),))
     assert make_charts(without)["curves"] == []
 
 
 def test_many_curves_are_subsampled_from_best_to_worst(report):
     drawn = replace(
         report,
-        losses=tuple(NetworkCurve(f"n{number}", (1, 2), (1.0, number)) for number in range(5000)),
+        histories=tuple(curve(f"n{number}", (1, 2), (1.0, number)) for number in range(5000)),
         rows=tuple(replace(report.rows[0], name=f"n{number}") for number in range(5000)),
     )
     charts = make_charts(drawn)
@@ -59,9 +68,7 @@ def test_many_curves_are_subsampled_from_best_to_worst(report):
 
 
 def test_long_curve_is_subsampled_with_first_and_last(report):
-    ((_, epochs, values),) = lines_of(
-        report, NetworkCurve("a", tuple(range(1, 1001)), (1.0,) * 1000)
-    )
+    ((_, epochs, values),) = lines_of(report, curve("a", tuple(range(1, 1001)), (1.0,) * 1000))
     assert (len(epochs), len(values), epochs[0], epochs[-1]) == (POINTS, POINTS, 1, 1000)
 
 

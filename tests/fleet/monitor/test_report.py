@@ -11,6 +11,7 @@ from fleet.domain.events import DataChanged, NetworkRolledBack
 from fleet.domain.plain_json import as_json
 from fleet.domain.timeline import LoggedEvent, dated_events
 from fleet.errors import UserError
+from fleet.monitor.charts import make_charts
 from fleet.monitor.html import render
 from fleet.monitor.report import MAX_ROWS, best_rows, read_report
 from fleet.storage.paths import RunPaths
@@ -53,8 +54,8 @@ def test_report_of_a_log_of_0_1_0_is_unchanged():
 
 def test_repeated_epoch_is_one_point_and_lost_epoch_none(run):
     run.events.write_text(as_text([*LOG, epoch(24.0, "a", 5, 10.0), epoch(24.0, "a", 2, 10.0)]))
-    curve = read_report(run).losses[0]
-    assert (curve.epochs, curve.values) == ((1, 2, 5), (1.0, 1 / 2, 1 / 5))
+    _, history = read_report(run).histories[0]
+    assert {record.epoch: record.loss for record in history} == {1: 1.0, 2: 1 / 2, 5: 1 / 5}
 
 
 def test_restarted_network_has_only_its_new_curve(run):
@@ -67,7 +68,7 @@ def test_restarted_network_has_only_its_new_curve(run):
             ]
         )
     )
-    assert {curve.name: curve.epochs for curve in read_report(run).losses}["a"] == (1,)
+    assert [record.epoch for record in dict(read_report(run).histories)["a"]] == [1]
 
 
 def test_report_names_changes_of_the_data(run):
@@ -88,7 +89,7 @@ def test_report_of_concurrent_launches(run):
     second_log.parent.mkdir()
     second_log.write_text(as_text([*LOG[:2], epoch(24.0, "a", 3, 10.0)]))
     report = read_report(run)
-    assert report.losses[0].epochs == (1, 2, 3)
+    assert [record.epoch for record in report.histories[0][1]] == [1, 2, 3]
     assert (report.account.launches, report.account.seconds) == (2, 47.0)
 
 
@@ -98,7 +99,7 @@ def test_curve_without_validation_is_of_training(run):
         if line["event"] == "epoch":
             line |= {"val_loss": None, "val_accuracy": None}
     run.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_report(run).accuracies[0].values == (0.5, 0.5)
+    assert make_charts(read_report(run))["curves"][1]["lines"][0][2] == [0.5, 0.5]
 
 
 def test_log_with_decreasing_times_is_damaged(run):
