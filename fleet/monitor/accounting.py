@@ -52,13 +52,13 @@ class TimeSpent:
         scheduling, profiling: all GPUs wait for these.
     """
 
-    training: float
-    data: float
-    checkpointing: float
-    moving: float
-    waiting: float
-    scheduling: float
-    profiling: float
+    training: float = 0.0
+    data: float = 0.0
+    checkpointing: float = 0.0
+    moving: float = 0.0
+    waiting: float = 0.0
+    scheduling: float = 0.0
+    profiling: float = 0.0
 
     @property
     def shares(self) -> dict[str, float]:
@@ -93,16 +93,16 @@ class Account:
 
     seconds: float
     policy: str
-    devices: tuple[int, ...]
-    gpus: int
-    gpus_per_node: int
-    slots: int
-    launches: int
-    stints: tuple[Stint, ...]
-    spent: TimeSpent
-    costs: Costs
-    replay: ReplayedRun | None
-    time_scale: float
+    devices: tuple[int, ...] = ()
+    gpus: int = 0
+    gpus_per_node: int = 1
+    slots: int = 1
+    launches: int = 0
+    stints: tuple[Stint, ...] = ()
+    spent: TimeSpent = TimeSpent()  # noqa: RUF009 - frozen
+    costs: Costs = Costs()  # noqa: RUF009 - frozen
+    replay: ReplayedRun | None = None
+    time_scale: float = 1.0
     startup: tuple[tuple[str, float], ...] = ()
     device: str = "GPU"
     first_signal_s: float | None = None
@@ -178,24 +178,6 @@ def _first_signal_s(run: RunState) -> float | None:
     if are_all_known and all(network.status.outcome for network in missing):
         return max(first.values())
     return None
-
-
-def empty_account(policy: str) -> Account:
-    """Return the account of a run before its first launch."""
-    return Account(
-        0.0,
-        policy,
-        (),
-        0,
-        1,
-        1,
-        0,
-        (),
-        TimeSpent(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
-        Costs(),
-        None,
-        1.0,
-    )
 
 
 def _startup(launch: RunLaunch) -> tuple[tuple[str, float], ...]:

@@ -15,7 +15,7 @@ from fleet.domain.run import RunState
 from fleet.domain.timeline import replay_log
 from fleet.errors import UserError
 from fleet.gc_pause import paused_collection
-from fleet.monitor.accounting import Account, account, empty_account
+from fleet.monitor.accounting import Account, account
 from fleet.monitor.run_history import read_log, read_past_run
 from fleet.monitor.search_summary import (
     RungReport,
@@ -237,7 +237,7 @@ def report_at(paths: RunPaths, t_s: float) -> RunReport:
         UserError: there is no run, or it cannot be read.
     """
     past = read_past_run(paths, t_s)
-    run_account = _account(paths, past.run) or empty_account(past.spec.schedule.policy)
+    run_account = _account(paths, past.run) or Account(0.0, past.spec.schedule.policy)
     return _report(paths, past.run, past.rows, run_account, past.spec)
 
 

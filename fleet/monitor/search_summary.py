@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 from fleet.domain.events import NetworkAdded
@@ -260,35 +261,21 @@ def make_search_reports(
     added: defaultdict[str, dict[str, NetworkAdded]] = defaultdict(dict)
     for network, addition in run.added.items():
         added[addition.entry][network] = addition
-    ends: defaultdict[str, list[tuple[float, int, EpochRecord]]] = defaultdict(list)
-    for position, epoch in enumerate(run.epochs):
-        ends[epoch.network].append((epoch.t_s, position, epoch.record))
+    make_report = partial(_report, spec, run, {row.name: row for row in rows})
     entries = {entry.stem: entry for entry in spec.searches.values()}
-    table = {row.name: row for row in rows}
     reports = [
-        _report(
-            entry,
-            entries[entry].space or {},
-            entries[entry].train_overrides,
-            spec,
-            networks,
-            ends,
-            table,
+        make_report(
+            name, networks, entries[name].space, entries[name].train_overrides, entries[name].search
         )
-        for entry, networks in added.items()
-        if entry in entries
+        for name, networks in added.items()
+        if name in entries
     ]
     reports += [
-        _report(entry, {}, {}, spec, {}, ends, table)
-        for entry, search in run.searches.items()
-        if entry in entries
+        make_report(name, {}, {}, {}, entries[name].search)
+        for name, search in run.searches.items()
+        if name in entries
         and search.asks
         and all(addition.answer is None for addition in search.asks)
-    ]
-    reports = [
-        _with_objectives(report, search, run, table)
-        for report in reports
-        if (search := entries[report.entry].search) is not None
     ]
     unsearched = added.get("")
     if unsearched:
@@ -305,41 +292,8 @@ def make_search_reports(
             if isinstance(train := run.added_entries.get(name, {}).get("train"), Mapping)
         ]
         space = _space_of([addition.values for addition in numbered.values()])
-        reports.append(_report("", space, trains[0] if trains else {}, spec, numbered, ends, table))
+        reports.append(make_report("", numbered, space, trains[0] if trains else {}))
     return tuple(reports)
-
-
-def _with_objectives(
-    report: SearchReport, search: Search, run: RunState, table: Mapping[str, NetworkResult]
-) -> SearchReport:
-    """Add the searcher, and the values of several objectives, to a report."""
-    report = replace(report, searcher=search.sampler)
-    if len(search.objectives) < 2:
-        return report
-    names = [objective.value for objective in search.objectives]
-    first = "maximize" if report.is_larger_better else "minimize"
-    return replace(
-        report,
-        objectives=(
-            (names[0], first),
-            *((trial.value, str(trial.sense)) for trial in search.objectives[1:]),
-        ),
-        trials=tuple(
-            replace(
-                trial,
-                objectives=run.objective_values.get(trial.network)
-                or _current_objectives(names, table.get(trial.network), run),
-            )
-            for trial in report.trials
-        ),
-    )
-
-
-def _current_objectives(
-    names: Sequence[str], row: NetworkResult | None, run: RunState
-) -> tuple[float, ...]:
-    """Return the current objectives of a network whose searcher has not received them yet."""
-    return objective_values(names, row, {} if row is None else network_facts(row, run))
 
 
 def _entry_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -387,47 +341,78 @@ def _space_of(values: Sequence[Mapping[str, Any]]) -> Space:
 
 
 def _report(
-    name: str,
-    space: Space,
-    train: Mapping[str, Any],
     spec: Spec,
-    added: Mapping[str, NetworkAdded],
-    ends: Mapping[str, Sequence[tuple[float, int, EpochRecord]]],
+    run: RunState,
     table: Mapping[str, NetworkResult],
+    name: str,
+    added: Mapping[str, NetworkAdded],
+    space: Space | None,
+    train: Mapping[str, Any],
+    search: Search | None = None,
 ) -> SearchReport:
-    failed = {
-        network for network in added if network in table and table[network].status is Status.FAILED
-    }
     epochs = sorted(
-        (t_s, position, network, record)
-        for network in added
-        for t_s, position, record in ends.get(network, ())
+        (epoch for epoch in run.epochs if epoch.network in added), key=attrgetter("t_s")
     )
-    stopping = _stopping(spec, train, [record for *_, record in epochs])
+    stopping = _stopping(spec, train, [epoch.record for epoch in epochs])
     improvements = list[Improvement]()
     best = dict[str, float]()
-    for t_s, _, network, record in epochs:
-        value = record.value(stopping.metric)
+    for epoch in epochs:
+        network = epoch.network
+        value = epoch.record.value(stopping.metric)
         if not math.isfinite(value):
             continue
-        if network not in failed and (
+        is_failed = network in table and table[network].status is Status.FAILED
+        if not is_failed and (
             not improvements or stopping.sign * value > stopping.sign * improvements[-1].value
         ):
-            improvements.append(Improvement(t_s, network, record.epoch, value))
+            improvements.append(Improvement(epoch.t_s, network, epoch.record.epoch, value))
         if network not in best or stopping.sign * value > stopping.sign * best[network]:
             best[network] = value
-    trials = [
-        _make_trial(addition, table.get(addition.network), best.get(addition.network, math.nan))
-        for addition in sorted(added.values(), key=lambda addition: addition.number)
-    ]
+    is_larger_better = stopping.sign > 0
+    objectives: list[tuple[str, str]] = []
+    if search is not None and len(search.objectives) > 1:
+        objectives = [(objective.value, str(objective.sense)) for objective in search.objectives]
+        objectives[0] = (objectives[0][0], "maximize" if is_larger_better else "minimize")
+    names = [objective for objective, _ in objectives]
+    reported = run.objective_values if names else {}
+    trials: dict[str, SearchTrial] = {}
+    # A parent has a smaller number than its children.
+    for addition in sorted(added.values(), key=attrgetter("number")):
+        network = addition.network
+        row = table.get(network)
+        parent = trials.get(addition.parent)
+        trials[network] = SearchTrial(
+            network,
+            addition.number,
+            addition.values,
+            _status(addition, row),
+            0 if row is None else row.epochs,
+            best.get(network, math.nan),
+            addition.parent,
+            addition.parent_epoch,
+            addition.parent_epoch + (0 if parent is None else parent.begins),
+            # Its searcher may not have received them yet.
+            reported.get(network)
+            or objective_values(names, row, {} if row is None else network_facts(row, run)),
+        )
     return SearchReport(
         name,
         stopping.metric,
-        stopping.sign > 0,
-        space,
-        tuple(_with_begins(trials)),
+        is_larger_better,
+        space or {},
+        tuple(trials.values()),
         tuple(improvements),
+        "" if search is None else search.sampler,
+        tuple(objectives),
     )
+
+
+def _status(added: NetworkAdded, row: NetworkResult | None) -> Status:
+    if added.wrong:
+        return Status.FAILED
+    if row is None:
+        return Status.WAITING
+    return row.status
 
 
 def _stopping(spec: Spec, train: Mapping[str, Any], records: Sequence[EpochRecord]) -> Stopping:
@@ -444,33 +429,6 @@ def _stopping(spec: Spec, train: Mapping[str, Any], records: Sequence[EpochRecor
     ):
         return replace(stopping, monitor="val_loss")
     return stopping
-
-
-def _make_trial(added: NetworkAdded, row: NetworkResult | None, value: float) -> SearchTrial:
-    if added.wrong:
-        status = Status.FAILED
-    elif row is None:
-        status = Status.WAITING
-    else:
-        status = row.status
-    return SearchTrial(
-        added.network,
-        added.number,
-        added.values,
-        status,
-        0 if row is None else row.epochs,
-        value,
-        added.parent,
-        added.parent_epoch,
-    )
-
-
-def _with_begins(trials: Iterable[SearchTrial]) -> Iterator[SearchTrial]:
-    """Add the epochs before each trial; a parent has a smaller number than its children."""
-    begins: dict[str, int] = {}
-    for trial in trials:
-        begins[trial.network] = begins.get(trial.parent, 0) + trial.parent_epoch
-        yield replace(trial, begins=begins[trial.network])
 
 
 def coordinate_of(value: Any, values: Dimension) -> float | None:
