@@ -9,14 +9,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import pickle
 import re
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,7 +23,6 @@ from fleet.arguments import Parser, add_changes, duration, with_current_names
 from fleet.batch_systems import SYSTEM_VARIABLE, known_systems, lease_of_process
 from fleet.errors import (
     ExitStatus,
-    FleetError,
     LeaseLost,
     StorageError,
     UserError,
@@ -55,8 +53,8 @@ from launch.walltime import seconds_left
 
 if TYPE_CHECKING:  # imported later, so that --help is fast
     from fleet.comm.protocols import World
-    from fleet.runtime.startup.engine_import import Announcement
-    from fleet.runtime.startup.launch import Launch, Ranks
+    from fleet.runtime.startup.engine_import import ImportPlan
+    from fleet.runtime.startup.launch import Launch, PreparedLaunch, Ranks
 
 
 FORMER_OPTIONS = {"--beside-others": "--share-run", "--idle": "--idle-timeout"}
@@ -224,7 +222,8 @@ def _run(
 ) -> int:
     from fleet.comm.roles import describe_missing_slots
     from fleet.runtime.session import Session
-    from fleet.runtime.startup.engine_import import Announcement, EngineImport, ImportPlan
+    from fleet.runtime.startup.all_ranks import Refused, start_other_rank, start_rank_zero
+    from fleet.runtime.startup.engine_import import EngineImport
     from fleet.runtime.startup.launch import Ranks
     from fleet.spec import allow_imports_beside
 
@@ -242,26 +241,19 @@ def _run(
         cores_per_node(cores, node_of),
     )
     timer.end("meeting")
-    launch: Launch | None = None
-    problem = ""
-    status = ExitStatus.OK
-    loading = EngineImport()
-    announcement = Announcement(world)
-    if world.rank:
-        loading.receive(world)
-    else:
-        launch, problem, status = _prepared(request, ranks, lease, announcement)
-        announcement.send(ImportPlan())
-    problem, status = world.broadcast_value((problem, status))
-    if problem:
+    engine_import = EngineImport()
+    try:
         if world.rank == 0:
-            print(f"fleet: {shortened(problem)}", file=sys.stderr, flush=True)
+            launch: Launch = start_rank_zero(
+                world, partial(_prepare, request, ranks, lease), _status_of
+            )
+        else:
+            launch = start_other_rank(world, engine_import)
+    except Refused as refused:
+        if world.rank == 0:
+            print(f"fleet: {shortened(str(refused))}", file=sys.stderr, flush=True)
         world.finish()
-        return int(status)
-    packed = world.broadcast_value(
-        None if launch is None else pickle.dumps(replace(launch, checkpoints={}))
-    )
-    launch = launch or loading.unpack(packed)
+        return int(refused.status)
     timer.end("reading")
     if world.rank == 0:
         binding = binding_problem(cores, node_of)
@@ -279,23 +271,19 @@ def _run(
     else:
         walltime = launch.spec.document.walltime
     interruption.limit(shortest(walltime, batch_left))
-    return Session(world, launch, interruption, lease, loading, timer).run()
+    return Session(world, launch, interruption, lease, engine_import, timer).run()
 
 
-def _prepared(
-    request: Request, ranks: Ranks, lease: Lease | None, announcement: Announcement
-) -> tuple[Launch | None, str, ExitStatus]:
-    """Prepare the launch on rank 0; return it, or the problem and the exit status."""
+def _prepare(
+    request: Request,
+    ranks: Ranks,
+    lease: Lease | None,
+    announce: Callable[[ImportPlan], None],
+) -> PreparedLaunch:
     from fleet.runtime.startup.prepare import prepare
 
-    try:
-        name = _name() if request.shares_run else ""
-        return prepare(request, ranks, lease, announcement.send, name), "", ExitStatus.OK
-    except (FleetError, ValueError) as error:
-        status = _status_of(error)
-        if status is None:
-            raise
-        return None, str(error), status
+    name = _name() if request.shares_run else ""
+    return prepare(request, ranks, lease, announce, name)
 
 
 def _lease(world: World, request: Request) -> AbstractContextManager[Lease | None]:

@@ -27,17 +27,14 @@ from fleet.engines.registry import count_network_parameters
 from fleet.engines.smoke_test import SmokeTestResult
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.runtime.known_rates import read_rates_of
-from fleet.runtime.searchers import make_searchers
+from fleet.runtime.searchers import start_searches
 from fleet.runtime.startup.caching import HostResources, choose_cache
 from fleet.runtime.startup.data import (
     Inputs,
-    count_epoch_samples,
-    find_folds,
     open_inputs_with_fingerprint,
     resolve_with_data,
 )
 from fleet.runtime.startup.folder import free_disk
-from fleet.runtime.startup.input_pipelines import InputPipeline
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.criteria import check_comparable, target_kinds
 from fleet.spec.fields import default_of
@@ -137,7 +134,7 @@ def _check(path: str, steps: bool) -> _CheckResult:
         lambda: check_comparable(
             written, (*written.networks, *variants(written)), target_kinds(opened.sample)
         ),
-        lambda: make_searchers(spec, read_run_state(RunPaths(spec.output))),
+        lambda: start_searches(spec, read_run_state(RunPaths(spec.output))),
     ):
         try:
             check_part()
@@ -149,7 +146,7 @@ def _check(path: str, steps: bool) -> _CheckResult:
         find_data_misfits(
             all_networks,
             opened.sample,
-            count_epoch_samples(opened.data, find_folds(spec, opened)),
+            opened.epoch_samples,
             opened.data.validation is not None,
         ),
     )
@@ -232,9 +229,7 @@ def _try_networks(
 def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return a few usable samples of each input pipeline, as (images, targets)."""
     samples = {}
-    for key, input_pipeline in (
-        opened.pipelines or {"": InputPipeline(opened.data, opened.transforms, opened.samples, 0)}
-    ).items():
+    for key, input_pipeline in opened.by_pipeline.items():
         pipeline = dataclasses.replace(
             input_pipeline, stream_target=None, packed_slice=None
         ).pipeline("train", spec.seed)

@@ -34,7 +34,7 @@ from fleet.monitor.search_summary import (
     rungs_table,
 )
 from fleet.prediction.ensembles import TABLE_NOTE, TABLE_TITLE, make_table
-from fleet.runtime.startup.compatibility import find_data_changes
+from fleet.runtime.startup.fingerprint import find_data_changes
 from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table

@@ -17,6 +17,7 @@ from fleet.domain import events as e
 from fleet.domain.network import DATA, EpochRecord, NetworkStatus, Outcome
 from fleet.domain.network_status import Change, accept_changes, apply_change, truncate_history
 from fleet.spec import Spec, Stopping
+from fleet.spec.schema import ModelEntry
 from fleet.units import format_duration, pluralize
 from scheduler.base import Network, Record
 from scheduler.ensemble.rates import rate
@@ -271,11 +272,9 @@ class RunState:
     """
 
     def __init__(self, spec: Spec | None = None) -> None:
-        self._spec = spec
-        if spec is None:
-            self._stopping = Stopping()
-        else:
-            self._stopping = spec.document.train.stopping
+        self._spec: Spec | None = None
+        self._stopping = Stopping()
+        self._entries: Mapping[str, ModelEntry] = {}
         self.networks: dict[str, RunNetwork] = {}
         self.launches: list[RunLaunch] = []
         self.epochs: list[RunEpoch] = []
@@ -298,13 +297,27 @@ class RunState:
         self._logged: set[tuple[str, int, int]] = set()  # network, epoch, and epoch of the stream
         self._running: dict[object, RunLaunch] = {}  # log -> its newest launch
         self._changed: list[str] = []  # the network of each change of a network, in order
-        if spec is None:
-            self._entries = {}
-        else:
-            self._entries = {entry.stem: entry for entry in spec.searches.values()}
-        for network in () if spec is None else spec.networks:
+        if spec is not None:
+            self.adopt(spec)
+
+    def adopt(self, spec: Spec) -> None:
+        """Take the networks of a spec as they are from now on; they come before all others.
+
+        Args:
+            spec: a later form of the run's spec: with added networks, or resolved with the data.
+        """
+        self._spec = spec
+        self._stopping = spec.document.train.stopping
+        self._entries = {entry.stem: entry for entry in spec.searches.values()}
+        networks = {}
+        for network in spec.networks:
             stopping = network.train.stopping
-            self._meet(network.name, stopping.monitor, stopping.max_epochs)
+            run_network = self._meet(network.name, stopping.monitor, stopping.max_epochs)
+            if network.name not in self.added:
+                run_network.monitor = stopping.monitor
+                run_network.max_epochs = stopping.max_epochs
+            networks[network.name] = run_network
+        self.networks = networks | self.networks
 
     @property
     def version(self) -> int:

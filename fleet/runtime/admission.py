@@ -13,7 +13,7 @@ from fleet.domain.events import CommandReceived, NetworkAdded
 from fleet.errors import UserError
 from fleet.runtime.known_rates import make_late_policy_network, with_epochs_from_rates
 from fleet.runtime.startup.data import resolve_with_data
-from fleet.runtime.startup.launch import Launch
+from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.runtime.startup.memory import plan_memory
 from fleet.search.controller import AddNetwork
 from fleet.spec import NetworkSpec
@@ -48,7 +48,7 @@ class Admission:
 
     def __init__(
         self,
-        launch: Launch,
+        launch: PreparedLaunch,
         results: Results,
         keys: dict[str, str],
         prior_rates: Mapping[str, Mapping[int, float]],
@@ -218,7 +218,7 @@ class Admission:
         problems = find_misfits(
             spec,
             launch.sample,
-            launch.epoch_samples,
+            launch.inputs.epoch_samples,
             launch.inputs.data.validation is not None,
             len(launch.roles.trainers),
         )

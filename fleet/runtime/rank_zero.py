@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from fleet.comm.protocols import World
 from fleet.control.launch_state import LaunchConfig
-from fleet.domain import events as ev
-from fleet.domain.run import RunSearch
 from fleet.errors import ExitStatus, UserError
 from fleet.export.trackers import target_paths
 from fleet.monitor.html import write_report
@@ -35,16 +33,12 @@ from fleet.runtime.rate_memory import RateMemory
 from fleet.runtime.replay import compare
 from fleet.runtime.resume import resume
 from fleet.runtime.run_sharing import find_run_sharing
-from fleet.runtime.searchers import Searchers, make_searchers
+from fleet.runtime.searchers import Searchers
 from fleet.runtime.startup.engine_import import find_busy_trainers
-from fleet.runtime.startup.launch import Launch
+from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.runtime.startup.request import StartupTimer
-from fleet.runtime.warm_start import read_earlier_run
-from fleet.search.calls import AddPriorTrial
-from fleet.search.changed_settings import describe_start
-from fleet.search.controller import entries_of, make_controller
-from fleet.search.searcher import AcceptsPriorTrials
-from fleet.storage.event_log import EventLog, RunTail
+from fleet.search.controller import make_controller
+from fleet.storage.event_log import EventLog
 from fleet.storage.files import STDOUT, storage_errors
 from fleet.storage.lease import Lease
 from fleet.storage.results import NetworkResult, Status
@@ -91,15 +85,13 @@ class RankZero:
     def __init__(
         self,
         world: World,
-        launch: Launch,
+        launch: PreparedLaunch,
         interruption: Interruption,
         lease: Lease | None,
         timer: StartupTimer,
     ) -> None:
         spec = launch.spec
         paths = launch.paths
-        # Before the run is resumed, so that no event of another launch is missed.
-        tail = RunTail(paths, from_end=True)
         self._launch = launch
         self._resumed = resume(launch)
         self.results = self._resumed.results
@@ -112,7 +104,7 @@ class RankZero:
         ]
         self._rates = RateMemory(launch, self._unfinished)
         sharing = find_run_sharing(launch.request.shares_run and lease is not None)
-        self._sharing = sharing.join(launch, lease, self.results, tail)
+        self._sharing = sharing.join(launch, lease, self.results)
         self._events = EventLog(paths.events)
         self._view = make_view(self._run, launch.request.plain)
         self._tracking = Tracking(
@@ -141,7 +133,7 @@ class RankZero:
                 self._resumed.unlogged,
                 self._rates.remembered,
                 self._resumed.statuses,
-                (launch.cache, *launch.changes, *self._resumed.changes),
+                (launch.cache, *launch.past.changes, *self._resumed.changes),
                 timer,
                 launch.request.folders,
             ),
@@ -165,7 +157,7 @@ class RankZero:
             launch.spec,
             launch.roles,
             launch.layout,
-            launch.epoch_samples,
+            launch.inputs.epoch_samples,
             world.is_fault_tolerant,
             ends_s=None if left_s is None else self._events.now() + left_s,
             first_epoch=self.first_epoch,
@@ -201,24 +193,8 @@ class RankZero:
     def _make_search(self, learns: bool) -> SearchParts:
         """Make the search components of the launch."""
         launch = self._launch
-        searchers = make_searchers(launch.search_extremes, self._run)
-        prior_trials = dict[str, list[AddPriorTrial]]()
-        first_events = list[ev.SearcherStarted | ev.EarlierRunRead]()
-        calls = dict[str, Sequence[ev.SearcherCalled]]()
-        for entry in entries_of(launch.search_extremes).values():
-            search = self._run.search(entry.name)
-            accepts_trials = isinstance(searchers[entry.name], AcceptsPriorTrials)
-            start = describe_start(entry, search, accepts_trials)
-            if start is not None:
-                first_events.append(start)
-                if start.is_another:  # a new searcher replays no calls of the previous one
-                    search = RunSearch(read=search.read)
-            prior_trials[entry.name] = []
-            calls[entry.name] = tuple(search.calls)
-            for run in entry.settings.warm_start:
-                trials, read = read_earlier_run(entry, run, search, accepts_trials)
-                prior_trials[entry.name] += trials
-                first_events += [] if read is None else [read]
+        searches = launch.searches
+        searchers = {name: search.searcher for name, search in searches.items()}
         controller = make_controller(
             launch.spec,
             launch.search_extremes,
@@ -226,7 +202,7 @@ class RankZero:
             len(launch.roles.trainers),
             judges=not launch.replayed,
             parameters=self.results.parameters,
-            earlier=prior_trials,
+            earlier={name: search.prior_trials for name, search in searches.items()},
         )
         admission = Admission(
             launch, self.results, self._rates.keys, self._rates.prior_rates, learns
@@ -244,11 +220,13 @@ class RankZero:
         }
         return SearchParts(
             controller,
-            Searchers(searchers, calls, patience_s),
+            Searchers(
+                searchers, {name: search.calls for name, search in searches.items()}, patience_s
+            ),
             admission,
-            self._resumed.log,
+            tuple(launch.past.events_of(launch.paths.events)),
             command_handler,
-            tuple(first_events),
+            tuple(event for search in searches.values() for event in search.first_events),
         )
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from fleet.control.rates import traits_of
 from fleet.domain import events as ev
 from fleet.domain.overheads import measure_overheads, observed_rates
 from fleet.domain.run import RunLaunch
-from fleet.runtime.startup.launch import Launch
+from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.spec import NetworkSpec
 from fleet.storage import rate_cache
 from fleet.storage.identity import hash_all_sources, speed_identity
@@ -35,7 +35,7 @@ class RateMemory:
         prior_rates: key -> GPUs -> samples/s, from earlier runs.
     """
 
-    def __init__(self, launch: Launch, unfinished: Sequence[NetworkSpec]) -> None:
+    def __init__(self, launch: PreparedLaunch, unfinished: Sequence[NetworkSpec]) -> None:
         spec, codes = launch.spec, hash_all_sources(launch.spec, launch.spec_folder)
         self._launch = launch
         self._unfinished = unfinished
@@ -124,7 +124,7 @@ class RateMemory:
         roles = launch.roles
         return OnlineRates(
             traits,
-            launch.epoch_samples,
+            launch.inputs.epoch_samples,
             roles.physical_gpus_per_node,
             roles.cluster.whole_gpus,
             self.prior_rates,

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from fleet.domain import events as ev
 from fleet.domain.network import NetworkStatus
 from fleet.domain.run import FINISHED_UNLOGGED, RunState
-from fleet.domain.timeline import merge_logs, replay_log
-from fleet.runtime.startup.launch import Launch
-from fleet.storage.event_log import read_events
+from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.storage.identity import trial_identity
 from fleet.storage.lease import fence_check
 from fleet.storage.results import Results, known_parameters, recover
@@ -24,7 +22,6 @@ class Resumed:
 
     Attributes:
         results: the run's results and state.
-        log: the events of earlier launches in the log that this launch continues.
         unlogged: epochs that checkpoints have, but no log. Empty for launches that share a run,
             which detect them when they acquire a network: the others may be about to log them.
         statuses: status of networks by their checkpoints, where it differs from the logs.
@@ -33,14 +30,13 @@ class Resumed:
     """
 
     results: Results
-    log: tuple[ev.Event, ...]
     unlogged: Sequence[ev.EpochEnded]
     statuses: Mapping[str, ev.CheckpointStatus]
     changes: Sequence[ev.NetworkRolledBack | ev.NetworkFailed | ev.NetworkWarned]
     first_epoch: int
 
 
-def resume(launch: Launch) -> Resumed:
+def resume(launch: PreparedLaunch) -> Resumed:
     """Resume a run, and write its table of results.
 
     Raises:
@@ -49,8 +45,8 @@ def resume(launch: Launch) -> Resumed:
     spec = launch.spec
     paths = launch.paths
     is_alone = not launch.request.shares_run
-    logs = {path: list(read_events(path)) for path in paths.event_logs()}
-    logged_state = replay_log(merge_logs(logs.values()), spec)
+    logged_state = RunState() if launch.replayed else launch.past.run
+    logged_state.adopt(spec)
     run = logged_state if is_alone else RunState(spec)
     results = Results(
         spec,
@@ -64,11 +60,11 @@ def resume(launch: Launch) -> Resumed:
     )
     if is_alone:
         results.deaths.collect()
-    statuses, states = recover(results, launch.checkpoints)
+    statuses, states = recover(results, launch.past.checkpoints)
     if launch.replayed:
         missing = []
     else:
-        missing = _find_missing(run, statuses, states, launch.changes)
+        missing = _find_missing(run, statuses, states, launch.past.changes)
     # Changes by this launch get an event of their own.
     own_changes = {name for name, status in statuses.items() if _is_of_this_launch(status)}
     differing = {
@@ -92,7 +88,7 @@ def resume(launch: Launch) -> Resumed:
         statuses,
         {
             change.network
-            for change in launch.changes
+            for change in launch.past.changes
             if isinstance(change, ev.NetworkRolledBack) and change.afresh
         },
     )
@@ -116,7 +112,6 @@ def resume(launch: Launch) -> Resumed:
     consumed += [state.stream_epoch for state in states.values()]
     return Resumed(
         results,
-        tuple(logged.event for logged in logs.get(paths.events, ())),
         unlogged,
         differing,
         [*damaged, *missing, *(_describe_deaths(results, statuses) if is_alone else ())],
@@ -184,7 +179,7 @@ def _find_missing(
     ]
 
 
-def _count_parameters(launch: Launch, logged_state: RunState) -> dict[str, int]:
+def _count_parameters(launch: PreparedLaunch, logged_state: RunState) -> dict[str, int]:
     """Count the parameters of networks as far as possible without building them."""
     refused = logged_state.refused
     counts = {

@@ -10,13 +10,12 @@ from fleet.control.effects import EndRequested, LeaseGranted
 from fleet.hooks import find_hook
 from fleet.runtime.startup.folder import take_folder
 from fleet.spec import Spec
-from fleet.storage.event_log import RunTail
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
 
 if TYPE_CHECKING:  # which imports many modules
-    from fleet.runtime.startup.launch import Launch
+    from fleet.runtime.startup.launch import PreparedLaunch
 
 
 class RunSharing:
@@ -48,14 +47,13 @@ class RunSharing:
         take_folder(paths, fresh, lease)
 
     @classmethod
-    def join(cls, launch: Launch, lease: Lease | None, results: Results, tail: RunTail) -> Self:
+    def join(cls, launch: PreparedLaunch, lease: Lease | None, results: Results) -> Self:
         """Join the launches of a run.
 
         Args:
             launch: the prepared launch.
             lease: the lease of this process; None in tests.
             results: the run's results.
-            tail: reads the logs from a moment before the results were recovered.
         """
         return cls()
 

@@ -14,14 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from fleet.control.effects import SearcherAnswered, SearcherCallFailed
-from fleet.domain.events import SearcherCalled
-from fleet.domain.run import RunState
+from fleet.domain.events import EarlierRunRead, SearcherCalled, SearcherStarted
+from fleet.domain.run import RunSearch, RunState
 from fleet.errors import SpecError, UserError
 from fleet.runtime.warm_start import read_earlier_run
-from fleet.search.calls import Call, make_call, replay
+from fleet.search.calls import AddPriorTrial, Call, make_call, replay
+from fleet.search.changed_settings import describe_start
 from fleet.search.controller import Entry, entries_of
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import AcceptsPriorTrials, Searcher, make_searcher
@@ -36,8 +38,25 @@ _PATIENCE_S = 60.0  # for one call, if no limit is set
 Answer: TypeAlias = SearcherAnswered | SearcherCallFailed
 
 
-def make_searchers(extremes: Spec, run: RunState) -> dict[str, Searcher]:
-    """Make the searchers of a spec, by the names of their entries.
+@dataclass(frozen=True)
+class StartedSearch:
+    """A search at the start of a launch.
+
+    Attributes:
+        searcher: a new searcher, which has received no call.
+        calls: the calls of earlier launches that it repeats.
+        prior_trials: trials of earlier runs that no launch has passed to it.
+        first_events: events to log before it is called.
+    """
+
+    searcher: Searcher
+    calls: tuple[SearcherCalled, ...]
+    prior_trials: list[AddPriorTrial]
+    first_events: list[SearcherStarted | EarlierRunRead]
+
+
+def start_searches(extremes: Spec, run: RunState) -> dict[str, StartedSearch]:
+    """Start the searches of a spec, by the names of their entries.
 
     Args:
         extremes: the spec with the extreme networks of its searches.
@@ -47,12 +66,21 @@ def make_searchers(extremes: Spec, run: RunState) -> dict[str, Searcher]:
         SpecError: a searcher or the pruning rule cannot be made, or an earlier run cannot be read;
             the message says which and why.
     """
-    searchers = {}
+    searches = {}
     with _locating_mistakes(extremes, ("prune", "rule")):
         make_pruner(extremes.document.prune, 1, extremes.seed)
     for index, entry in entries_of(extremes).items():
         with _locating_mistakes(extremes, ("models", index, "search", "sampler")):
-            searchers[entry.name] = _make_in_time(entry)
+            searcher = _make_in_time(entry)
+        accepts_trials = isinstance(searcher, AcceptsPriorTrials)
+        search = run.search(entry.name)
+        first_events: list[SearcherStarted | EarlierRunRead] = []
+        start = describe_start(entry, search, accepts_trials)
+        if start is not None:
+            first_events.append(start)
+            if start.is_another:  # a new searcher replays no calls of the previous one
+                search = RunSearch(read=search.read)
+        prior_trials: list[AddPriorTrial] = []
         for position, source in enumerate(entry.settings.warm_start):
             path = ("models", index, "search", "warm_start", position)
             with _locating_mistakes(extremes, path):
@@ -61,13 +89,14 @@ def make_searchers(extremes: Spec, run: RunState) -> dict[str, Searcher]:
                         f"{source} is the folder of this run, whose trials the search uses anyway; "
                         "remove it"
                     )
-                read_earlier_run(
-                    entry,
-                    source,
-                    run.search(entry.name),
-                    isinstance(searchers[entry.name], AcceptsPriorTrials),
-                )
-    return searchers
+                trials, read = read_earlier_run(entry, source, search, accepts_trials)
+            prior_trials += trials
+            if read is not None:
+                first_events.append(read)
+        searches[entry.name] = StartedSearch(
+            searcher, tuple(search.calls), prior_trials, first_events
+        )
+    return searches
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from fleet.runtime.death_detector import DeathDetector
 from fleet.runtime.interrupt import INTERRUPTED, Interruption
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.runtime.startup.engine_import import EngineImport
-from fleet.runtime.startup.launch import Launch
+from fleet.runtime.startup.launch import Launch, PreparedLaunch
 from fleet.runtime.startup.request import StartupTimer
 from fleet.runtime.training.shared_gpus import SharedGpus
 from fleet.runtime.training.sources import make_sources
@@ -126,6 +126,7 @@ class Session:
         # Imported on rank 0 only, because it takes a tenth of a second.
         from fleet.runtime.rank_zero import RankZero
 
+        assert isinstance(self._launch, PreparedLaunch)
         return RankZero(self._world, self._launch, self._interruption, self._lease, self._timer)
 
     def _watchdog(self, rank_zero: RankZero) -> Watchdog:

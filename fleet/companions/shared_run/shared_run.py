@@ -21,15 +21,16 @@ from fleet.companions.shared_run.lease_requests import (
 )
 from fleet.companions.shared_run.network_leases import NetworkLeases
 from fleet.control.effects import EndRequested, LeaseGranted
-from fleet.domain.events import EpochEnded, LaunchStarted
+from fleet.domain.events import LaunchStarted
 from fleet.domain.network import EpochRecord, NetworkStatus
-from fleet.domain.run import FINISHED_UNLOGGED, RunState, has_full_history
+from fleet.domain.run import FINISHED_UNLOGGED, has_full_history
 from fleet.errors import UserError
 from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.startup.folder import check_folder, take_folder, writing_into
-from fleet.runtime.startup.launch import Launch
+from fleet.runtime.startup.launch import PreparedLaunch
+from fleet.runtime.startup.past import Past
 from fleet.spec import Spec
-from fleet.storage.event_log import DatedEvent, RunTail, read_run_state
+from fleet.storage.event_log import DatedEvent
 from fleet.storage.fencing import fence_out, newest_written_generation
 from fleet.storage.files import SharedWriteThrottle
 from fleet.storage.lease import Lease
@@ -53,7 +54,7 @@ class SharedRun(RunSharing):
         leases: acquires and releases the leases of networks.
         claims: decides which leases to request.
         results: the run's results.
-        tail: reads the logs from a moment before the results were recovered.
+        past: the logs, read at a moment before the results were recovered.
 
     Attributes:
         leases: the leases of networks.
@@ -66,20 +67,20 @@ class SharedRun(RunSharing):
         leases: NetworkLeases,
         claims: LeaseRequests,
         results: Results,
-        tail: RunTail,
+        past: Past,
     ) -> None:
         self.leases = leases
         self._paths = paths
         self._claims = claims
         self._results = results
-        self._tail = tail
+        self._tail = past.tail
         self._next_read_s = 0.0
-        self._run = RunState()
+        self._run = past.run
         self.has_others = find_held_lease(paths) is not None
         self.elsewhere = claims.names
 
     @classmethod
-    def join(cls, launch: Launch, lease: Lease | None, results: Results, tail: RunTail) -> Self:
+    def join(cls, launch: PreparedLaunch, lease: Lease | None, results: Results) -> Self:
         """Join the launches of a run; see :meth:`RunSharing.join`."""
         assert lease is not None
         statuses = {name: results.network_status(name) for name in results.networks}
@@ -89,7 +90,7 @@ class SharedRun(RunSharing):
         largest = max((network.min_gpus for network in launch.spec.networks), default=1)
         max_leases = max(1, len(launch.roles.trainers) // largest)
         claims = LeaseRequests(epochs, max_leases, launch.request.idle_timeout)
-        return cls(launch.paths, NetworkLeases(launch.paths, lease), claims, results, tail)
+        return cls(launch.paths, NetworkLeases(launch.paths, lease), claims, results, launch.past)
 
     @staticmethod
     def check_spec(spec: Spec, option: str) -> None:
@@ -244,9 +245,7 @@ class SharedRun(RunSharing):
         if not lease.took_over:
             unlogged: tuple[EpochRecord, ...] = ()
         else:
-            unlogged = read_run_state(self._paths, (EpochEnded,)).find_unlogged(
-                name, status.history
-            )
+            unlogged = self._run.find_unlogged(name, status.history)
         return LeaseGranted(
             name,
             status.with_logged_pruning(before),

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from fleet.domain.events import ChangesAccepted, DataChanged, Event, NetworkRolledBack
 from fleet.domain.network import DATA, Code, TrainingState
 from fleet.errors import UserError
-from fleet.runtime.startup.data import fingerprint_data
 from fleet.runtime.startup.request import Request
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, find_newest, rewrite_states
 from fleet.storage.code import hash_sources
-from fleet.storage.files import atomic_write, map_in_threads, remove, storage_errors
+from fleet.storage.files import map_in_threads, storage_errors
 from fleet.storage.identity import find_changes, training_identity
-from fleet.storage.lease import Fence, fence_check
+from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
-from fleet.storage.run_spec import load_run_spec
-from preprocess.base import InputError
-from preprocess.fingerprint import (
-    Fingerprint,
-    compare_fingerprints,
-    read_fingerprint,
-    write_fingerprint,
-)
 from preprocess.sample import SampleSpec
-
-_MAX_FILES = 20_000  # whose times a report checks
 
 
 def check_fresh(spec: Spec, fresh_networks: Sequence[str]) -> None:
@@ -70,131 +56,6 @@ def read_codes(spec: Spec, spec_folder: Path) -> dict[str, Code]:
     targets = {network.architecture.target for network in spec.networks}
     targets |= {entry.target for entry in spec.searches.values()}
     return {target: hash_sources(target, spec_folder) for target in targets}
-
-
-def read_known_fingerprint(
-    paths: RunPaths, fresh_networks: Sequence[str] = ()
-) -> Fingerprint | None:
-    """Read the fingerprint of the data on which a run was trained.
-
-    Args:
-        fresh_networks: networks that start over, whose checkpoints are ignored.
-
-    Returns:
-        None if nothing was trained, or if FLEET 0.1.0 trained it.
-    """
-    is_trained = any(path.parent.name not in fresh_networks for path in paths.models.glob("*/*.h5"))
-    if is_trained:
-        return read_fingerprint(paths.data)
-    return None
-
-
-def describe_data_changes(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[str]:
-    """Describe changes of the data, with the path of each split; empty without changes."""
-    split_paths = {"validation": spec.data.validation, "test": spec.data.test}
-    changes = []
-    for split, words in compare_fingerprints(before, now).items():
-        split_path = split_paths.get(split)
-        path = split_path if isinstance(split_path, str) else spec.data.path or spec.data.source
-        if split in split_paths and not isinstance(split_path, str):
-            held_out = f" ({split})"
-        else:
-            held_out = ""
-        changes.append(f"{path}{held_out}: {', '.join(words)}")
-    return list(dict.fromkeys(changes))
-
-
-def find_data_changes(paths: RunPaths) -> list[str]:
-    """Describe changes of a run's data as far as they are cheap to detect.
-
-    The data is not checked if none of its files was touched since its fingerprint was saved, if it
-    is missing, or if a custom source reads it.
-    """
-    try:
-        spec = load_run_spec(paths)
-        before = read_known_fingerprint(paths)
-        if before is None or ":" in spec.data.source:
-            return []
-        data_paths = (spec.data.path, spec.data.validation, spec.data.test)
-        saved_s = paths.data.stat().st_mtime
-        if not any(isinstance(path, str) and _is_newer(Path(path), saved_s) for path in data_paths):
-            return []
-        return describe_data_changes(spec, before, fingerprint_data(spec, before)[1])
-    except (UserError, InputError, OSError):
-        return []
-
-
-def _is_newer(path: Path, moment_s: float) -> bool:
-    """Return True if a file, or a file of a folder, was changed later."""
-    paths = itertools.chain([path], path.rglob("*") if path.is_dir() else ())
-    return any(entry.stat().st_ctime > moment_s for entry in itertools.islice(paths, _MAX_FILES))
-
-
-def check_data_unchanged(
-    paths: RunPaths, before: Fingerprint | None, again: Fingerprint | None, now: Fingerprint
-) -> None:
-    """Refuse to continue if another launch has changed the fingerprint in the meantime.
-
-    Args:
-        before, again: the saved fingerprint before the data was opened, and after this launch had
-            acquired the folder.
-        now: the fingerprint of the opened data.
-
-    Raises:
-        UserError: another launch has changed the fingerprint between the two.
-    """
-    if again is not None and all(
-        fingerprint is None or _division_key(fingerprint) != _division_key(again)
-        for fingerprint in (before, now)
-    ):
-        raise UserError(
-            f"{paths.root}: another launch has trained on other data in the meantime; start this "
-            "launch again"
-        )
-
-
-def save_fingerprint(
-    paths: RunPaths,
-    now: Fingerprint,
-    folds: np.ndarray | None,
-    rows: np.ndarray,
-    fence: Fence | None,
-) -> None:
-    """Save the data's fingerprint and division if they differ from the saved ones.
-
-    Args:
-        folds: (samples,) int, the fold of each training sample; None without folds.
-        rows: (samples,) int64, the rows of the training samples in the fingerprint.
-    """
-    if folds is not None:
-        all_folds = np.full(len(now.sides), -1, np.int16)
-        all_folds[rows] = folds
-        now = replace(now, folds=all_folds)
-    saved = read_fingerprint(paths.data)
-    if saved is None or _fingerprint_key(saved) != _fingerprint_key(now):
-        with atomic_write(paths.data, "wb", check=fence_check(fence)) as file:
-            write_fingerprint(file, now)
-
-
-def _division_key(fingerprint: Fingerprint) -> tuple[str, bytes]:
-    return fingerprint.digest, fingerprint.sides.tobytes()
-
-
-def _fingerprint_key(fingerprint: Fingerprint) -> tuple[str, bytes, str, bytes, str]:
-    return (
-        *_division_key(fingerprint),
-        fingerprint.division,
-        fingerprint.folds.tobytes(),
-        fingerprint.test_path,
-    )
-
-
-def delete_stale_data(paths: RunPaths, now: Fingerprint) -> None:
-    """Delete decoded samples and predictions made from other data."""
-    saved = read_fingerprint(paths.data)
-    if saved is not None and (saved.test_path != now.test_path or compare_fingerprints(saved, now)):
-        for path in (paths.decoded, *paths.all_predictions()):
-            remove(path)
 
 
 def check_saved_networks(

@@ -51,6 +51,7 @@ class Inputs:
             ``samples`` then describe the stream that they share.
         fingerprint: the data's fingerprint; None if it was not requested.
         rows: (samples,) int64, the rows of the training samples in the fingerprint.
+        folds: (samples,) int, the fold of each training sample; None without folds.
     """
 
     data: DataSet
@@ -61,18 +62,29 @@ class Inputs:
     pipelines: Mapping[str, InputPipeline] = field(default_factory=dict)
     fingerprint: Fingerprint | None = None
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    folds: np.ndarray | None = None
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
         """Pipeline key -> names of its classes, labels or values; empty if they have none."""
-        return {key: pipeline.data.classes for key, pipeline in self.pipelines.items()} or {
-            "": self.data.classes
-        }
+        return {key: pipeline.data.classes for key, pipeline in self.by_pipeline.items()}
 
     @property
     def sample(self) -> SampleSpec:
         """The specification of a training sample."""
         return self.samples["train"]
+
+    @property
+    def epoch_samples(self) -> int:
+        """Number of samples of a network's epoch; with folds, the smallest."""
+        held_out = 0 if self.folds is None else int(np.bincount(self.folds).max())
+        return len(self.data.train) - held_out
+
+    @property
+    def by_pipeline(self) -> Mapping[str, InputPipeline]:
+        """Input pipelines by key; a single one has an empty key."""
+        single = InputPipeline(self.data, self.transforms, self.samples, 0)
+        return self.pipelines or {"": single}
 
     def for_ranks(self) -> Inputs:
         """Return the inputs without the parts that only rank 0 needs."""
@@ -115,10 +127,12 @@ def open_inputs_with_fingerprint(
         InputError, UserError: see :func:`open_inputs`; or all samples of a split have been removed.
     """
     data_sets, fingerprint = fingerprint_data(spec, before, features)
+    rows = np.flatnonzero(fingerprint.sides == 0)
+    folds = fingerprint.folds[rows] if len(fingerprint.folds) else None
     return replace(
-        _probe(spec, _split_by_pipeline(spec, data_sets)),
+        _probe(spec, _split_by_pipeline(spec, data_sets), folds),
         fingerprint=fingerprint,
-        rows=np.flatnonzero(fingerprint.sides == 0),
+        rows=rows,
     )
 
 
@@ -166,8 +180,14 @@ def open_inputs(spec: Spec) -> Inputs:
     return _probe(spec, _split_by_pipeline(spec, data_sets))
 
 
-def _probe(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
-    """Probe a few samples of opened data, by input pipeline."""
+def _probe(
+    spec: Spec, data_of: Mapping[str, DataSet], saved_folds: np.ndarray | None = None
+) -> Inputs:
+    """Probe a few samples of opened data, by input pipeline.
+
+    Args:
+        saved_folds: (samples,) int, the fold of each training sample in earlier launches.
+    """
     settings = spec.data
     data = next(iter(data_of.values()))
     try:
@@ -212,7 +232,12 @@ def _probe(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
             ),
         )
     )
-    return Inputs(replace(data, remark=remark), transforms, samples, probes, pipelines=pipelines)
+    folds = None
+    if settings.folds is not None:
+        folds = assign_folds(data.train, settings.folds, spec.seed, saved_folds)
+    return Inputs(
+        replace(data, remark=remark), transforms, samples, probes, pipelines=pipelines, folds=folds
+    )
 
 
 def _describe_channels(samples: Mapping[str, SampleSpec]) -> str:
@@ -334,22 +359,6 @@ def _use_folds(data: DataSet, folds: int, seed: int) -> DataSet:
     return replace(data, validation=data.train, remark=remark)
 
 
-def find_folds(spec: Spec, opened: Inputs) -> np.ndarray | None:
-    """Return the fold of each training sample, (samples,) int; None without folds."""
-    if spec.data.folds is None:
-        return None
-    if opened.fingerprint is None or not len(opened.fingerprint.folds):
-        saved_folds = None
-    else:
-        saved_folds = opened.fingerprint.folds[opened.rows]
-    return assign_folds(opened.data.train, spec.data.folds, spec.seed, saved_folds)
-
-
-def count_epoch_samples(data: DataSet, folds: np.ndarray | None) -> int:
-    """Return the number of samples of a network's epoch; with folds, the smallest."""
-    return len(data.train) - (0 if folds is None else int(np.bincount(folds).max()))
-
-
 def standardize(
     inputs: Inputs, spec: Spec, before: Mapping[str, Standardization]
 ) -> tuple[Inputs, dict[str, Standardization]]:
@@ -367,15 +376,12 @@ def standardize(
     """
     results = dict[str, Standardization]()
     for key, settings in spec.data_by_pipeline.items():
-        input_pipeline = inputs.pipelines.get(key) or InputPipeline(
-            inputs.data, inputs.transforms, inputs.samples, 0
-        )
+        input_pipeline = inputs.by_pipeline[key if inputs.pipelines else ""]
         transform = split_scale(input_pipeline.transforms)[1]
         if not isinstance(transform, Standardize):
             continue
         sample = input_pipeline.samples["train"]
         settings_key = json.dumps(settings.transforms, default=str)
-        folds = find_folds(spec, inputs)
         earlier = before.get(key)
         features = transform.features(sample.image.shape)
         if (
@@ -394,7 +400,7 @@ def standardize(
         )
         with progress_bar(pipeline.samples, "means and deviations") as advance:
             results[key] = compute_standardization(
-                settings_key, pipeline, transform, folds, advance
+                settings_key, pipeline, transform, inputs.folds, advance
             )
         if inputs.pipelines or sample.deferred_input is not None:
             _check_float32(results[key].affine)

@@ -1,23 +1,23 @@
-"""A launch: its ranks, and the data that each of them needs for its role."""
+"""The launch, step 5 of a start: what each rank needs for its role."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from fleet.comm.roles import Roles
-from fleet.domain.events import CacheChosen, Event
+from fleet.domain.events import CacheChosen
 from fleet.domain.network import Code, EpochRecord
 from fleet.runtime.known_rates import make_engine_rates
-from fleet.runtime.startup.data import Inputs, count_epoch_samples
+from fleet.runtime.searchers import StartedSearch
+from fleet.runtime.startup.data import Inputs
 from fleet.runtime.startup.input_pipelines import InputPipeline
+from fleet.runtime.startup.past import Past
 from fleet.runtime.startup.request import Request
 from fleet.spec import Spec
-from fleet.storage.checkpoint import CheckpointLookup
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
@@ -28,6 +28,10 @@ from fleet.units import listed
 from preprocess.pipeline import Pipeline
 from preprocess.sample import ImageSpec, SampleSpec
 from scheduler.base import RateTable
+
+if TYPE_CHECKING:  # imported on rank 0 only
+    from fleet.runtime.searchers import StartedSearch
+    from fleet.runtime.startup.past import Past
 
 
 @dataclass(frozen=True)
@@ -56,40 +60,27 @@ class Launch:
     Attributes:
         request: the options of the command line.
         spec: the resolved spec; ``spec.data.cache`` is the chosen cache.
-        search_extremes: the spec with the extreme networks of its searches in place of its own
-            networks; without networks in a replay.
         inputs: the opened and probed data, so that no rank has to probe samples.
         layout: the stream's layout; None if every trainer prepares its own samples or augments
             stored ones.
-        folds: (samples,) int, the fold of each training sample; None without folds.
-        cache: how decoded samples are cached, and why.
+        augmented_epochs: number of augmented epochs that the trainers of a node share.
         rates: known rates; None if they are measured.
-        machine: the hardware on which it trains.
         codes: import path of a ``build:`` function -> its files.
-        changes: changes of networks before the launch, for the event log.
-        checkpoints: network -> checkpoint that rank 0 has read; on rank 0 only.
         fence: the fence of the run's lease; None if each network has a lease.
         replayed: the history to train again, in a replay of one network.
-        augmented_epochs: number of augmented epochs that the trainers of a node share.
     """
 
     request: Request
     spec: Spec
-    search_extremes: Spec
     paths: RunPaths
     roles: Roles
     inputs: Inputs
     layout: Layout | None
-    folds: np.ndarray | None
-    cache: CacheChosen
+    augmented_epochs: int
     rates: RateTable | None
-    machine: Machine
     codes: Mapping[str, Code]
-    changes: tuple[Event, ...] = ()
-    checkpoints: Mapping[str, CheckpointLookup] = field(default_factory=dict)
-    fence: Fence | None = None
-    replayed: tuple[EpochRecord, ...] = ()
-    augmented_epochs: int = 0
+    fence: Fence | None
+    replayed: tuple[EpochRecord, ...]
 
     @property
     def sample(self) -> SampleSpec:
@@ -123,11 +114,6 @@ class Launch:
         if self.rates is None or file is None:
             return self.rates
         return make_engine_rates(file, self.rates)
-
-    @property
-    def epoch_samples(self) -> int:
-        """Number of samples of a network's epoch; with folds, the smallest."""
-        return count_epoch_samples(self.inputs.data, self.folds)
 
     @property
     def store(self) -> Store:
@@ -186,3 +172,27 @@ class Launch:
         if self.spec.data.order == "ring":
             return list(range(len(self.replayed)))
         return [record.stream_epoch for record in self.replayed]
+
+
+@dataclass(frozen=True)
+class PreparedLaunch(Launch):
+    """A launch as rank 0 has prepared it.
+
+    Attributes:
+        cache: how decoded samples are cached, and why.
+        machine: the hardware on which it trains.
+        search_extremes: the spec with the extreme networks of its searches in place of its own
+            networks; without networks in a replay.
+        past: what earlier launches have left.
+        searches: entry -> its search.
+    """
+
+    cache: CacheChosen
+    machine: Machine
+    search_extremes: Spec
+    past: Past
+    searches: Mapping[str, StartedSearch]
+
+    def for_other_ranks(self) -> Launch:
+        """Return what all ranks need."""
+        return Launch(**{item.name: getattr(self, item.name) for item in fields(Launch)})

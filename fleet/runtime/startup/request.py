@@ -1,4 +1,4 @@
-"""The command line of a launch, and the durations of its start-up."""
+"""The request, step 1 of a start: the command line; and the durations of the start."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet.storage.paths import RunPaths
 from launch.processes import command_began_s
 
 IDLE_S = 300.0
@@ -41,6 +42,13 @@ class Request:
     remeasure: bool = False
     shares_run: bool = False
     idle_timeout: float = IDLE_S
+
+    @property
+    def replayed(self) -> RunPaths | None:
+        """The run of the network to train again."""
+        if self.replay is None:
+            return None
+        return RunPaths(Path(self.replay).absolute())
 
     @property
     def folders(self) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def _make_pipeline_sources(
 ) -> dict[int | None, Source]:
     """Make the sources of each fold, and of all samples under None."""
     world = waiting.world
-    folds = launch.folds
+    folds = launch.inputs.folds
     seed = launch.spec.seed
     training = input_pipeline.pipeline("train", seed)
     evaluation = input_pipeline.pipeline("validation", seed)

@@ -11,7 +11,6 @@ from fleet.control.effects import LeaseGranted
 from fleet.domain import events as ev
 from fleet.domain.timeline import LoggedEvent
 from fleet.runtime.resume import resume
-from fleet.storage.event_log import RunTail
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from tests.fleet.logs import START, as_text
@@ -52,7 +51,8 @@ def half_done(tmp_path):
 
 
 def resumed(run):
-    return resume(prepare(run.path, (0, 0, 0), shares_run=True)).results
+    prepared = prepare(run.path, (0, 0, 0), shares_run=True)
+    return resume(prepared).results, prepared.past
 
 
 def write_verdict(paths, launch, verdict):
@@ -72,16 +72,16 @@ def write_verdict(paths, launch, verdict):
 
 def test_network_pruned_elsewhere_is_not_trained(half_done):
     write_verdict(half_done.paths, "17", "stop")
-    results = resumed(half_done)
+    results, _ = resumed(half_done)
     assert results.network_status("a").is_pruned
     assert results.network_status("b").outcome is None
 
 
 @pytest.mark.parametrize(("verdict", "is_pruned"), [("stop", True), ("pause", False)])
 def test_network_pruned_or_paused_elsewhere_meanwhile(half_done, verdict, is_pruned):
-    results, tail = resumed(half_done), RunTail(half_done.paths, from_end=True)
+    results, past = resumed(half_done)
     parallel = SharedRun(
-        half_done.paths, Leases(), LeaseRequests({"a": 0, "b": 0}, 2, 300.0), results, tail
+        half_done.paths, Leases(), LeaseRequests({"a": 0, "b": 0}, 2, 300.0), results, past
     )
     assert parallel.poll(0.0, (), ends=False) == []
     write_verdict(half_done.paths, "17", verdict)

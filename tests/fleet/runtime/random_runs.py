@@ -22,7 +22,7 @@ from fleet.runtime.external.command_queue import Command
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.run_sharing import RunSharing
-from fleet.runtime.searchers import make_searchers
+from fleet.runtime.searchers import start_searches
 from fleet.search.calls import make_call as call_searcher
 from fleet.search.controller import make_controller
 from fleet.spec.resolve import invalid_network, proposed_network, with_entry, with_extreme_networks
@@ -355,7 +355,9 @@ class RandomRun(Ranks):
         setup, content, chance = self.setup, self.spec, self.chance
         self.learns = chance.rates == "learned"
         ends = with_extreme_networks(content)
-        searchers = make_searchers(ends, self.results.run)
+        searchers = {
+            name: search.searcher for name, search in start_searches(ends, self.results.run).items()
+        }
         admission = Admission(self)
         search = SearchParts(
             make_controller(content, ends, searchers, len(setup.roles.trainers)),

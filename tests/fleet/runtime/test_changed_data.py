@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fleet.domain.events import DataChanged
-from fleet.runtime.startup.compatibility import find_data_changes
+from fleet.runtime.startup.fingerprint import find_data_changes
 from fleet.storage.checkpoint import find_newest
 from preprocess.views import View
 from tests.fleet.runtime.runs import Trained
@@ -95,7 +95,7 @@ def test_data_unchanged_resumes_from_any_path(pictured, monkeypatch):
     monkeypatch.chdir(pictured.folder)
     pictured.content["data"]["path"] = "moved"
     prepared = pictured.prepare()
-    assert (sides(prepared), prepared.changes) == (before, ())
+    assert (sides(prepared), prepared.past.changes) == (before, ())
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_data_accepted_column_order_keeps_old_order(tabular):
     sample = tabular.paths.sample.read_bytes()
     table(tabular.folder / "x.csv", [(b, y, a) for a, b, y in rows(60)], ("b", "target", "a"))
     prepared = tabular.prepare(**ACCEPT)
-    assert prepared.changes
+    assert prepared.past.changes
     assert sides(prepared) == before
     assert tabular.paths.sample.read_bytes() == sample  # fleet predict uses these columns
 
@@ -190,13 +190,15 @@ def test_data_accepted_change_is_in_history_and_log(
 ):
     table(tabular.folder / "x.csv", rows(60, scale=10))
     prepared = tabular.prepare(**ACCEPT)
-    event = prepared.changes[0]
+    event = prepared.past.changes[0]
     assert isinstance(event, DataChanged)
     assert (event.changes, event.epochs) == (
         (f"{tabular.folder / 'x.csv'}: targets of 60 of 60 rows differ",),
         {"a": 2, "b": 2},
     )
-    assert [(change.network, change.files, change.epochs) for change in prepared.changes[1:]] == [
+    assert [
+        (change.network, change.files, change.epochs) for change in prepared.past.changes[1:]
+    ] == [
         ("a", ("data",), 2),
         ("b", ("data",), 2),
     ]
@@ -292,7 +294,7 @@ def test_data_added_rows_keep_folds(tabular):
     def rows_by_fold(prepared):
         train = prepared.inputs.data.train
         return [
-            {train.read(row).tobytes() for row in np.flatnonzero(prepared.folds == fold)}
+            {train.read(row).tobytes() for row in np.flatnonzero(prepared.inputs.folds == fold)}
             for fold in range(3)
         ]
 

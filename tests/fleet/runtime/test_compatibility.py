@@ -79,7 +79,7 @@ def test_code_accepted_change_is_in_history(run):
     run.leave_checkpoints()
     run.write("layers.py", "small = 2\n")
     prepared = run.prepare(**ACCEPT)
-    assert [(change.network, change.files, change.epochs) for change in prepared.changes] == [
+    assert [(change.network, change.files, change.epochs) for change in prepared.past.changes] == [
         ("a", ("layers.py",), 2),
         ("b", ("layers.py",), 2),
     ]
@@ -109,7 +109,7 @@ def test_code_changed_network_may_start_over_alone(run):
     run.write("layers.py", "small = 2\n")
     assert "b (layers.py)" in run.refused(fresh_network=("a",))
     prepared = run.prepare(fresh_network=("a",), **ACCEPT)
-    assert [type(change).__name__ for change in prepared.changes] == [
+    assert [type(change).__name__ for change in prepared.past.changes] == [
         "NetworkRolledBack",
         "ChangesAccepted",
     ]

@@ -205,7 +205,7 @@ def test_samples_of_networks_are_those_of_their_epochs_in_order(
         plan = order.plan_epoch(Epoch(number, path))
         keeps = np.ones(len(plan.indices), bool)
         if network.fold is not None:
-            keeps = prepared.folds[plan.indices] != network.fold
+            keeps = prepared.inputs.folds[plan.indices] != network.fold
         assert checksums == expected(pipeline, plan.indices[keeps], plan.productions[keeps])
     split_sizes = {
         name: {samples for network, samples in recorder.evaluations() if network == name}

@@ -77,7 +77,7 @@ def test_standardize_trains_on_any_column_scale(tmp_path):
 def test_standardize_uses_training_samples_of_each_fold(tmp_path):
     status, prepared = launch(write(tmp_path, folds=3), 1)
     assert status is ExitStatus.OK
-    folds, source = prepared.folds, prepared.inputs.data.train
+    folds, source = prepared.inputs.folds, prepared.inputs.data.train
     rows = np.stack([source.read(index) for index in range(len(source))]).astype(np.float64)
     for network in prepared.spec.networks:
         affine = prepared.sample.for_pipeline(network.pipeline, network.fold).affine

@@ -233,7 +233,7 @@ class Runner:
         evaluation, spec, folds = (
             self.prepared.pipeline("validation"),
             self.prepared.spec,
-            self.prepared.folds,
+            self.prepared.inputs.folds,
         )
         for name, row in self.results().items():
             stored = read_predictions(self.prepared.paths, name, "validation", "class")
@@ -327,12 +327,12 @@ def plan_epoch(prepared, record, name):
     plan = prepared.order(prepared.pipeline("train")).plan_epoch(
         Epoch(record.stream_epoch, parse_path(record.path))
     )
-    if prepared.folds is None:
+    if prepared.inputs.folds is None:
         return plan
     rows = [
         row
         for row, index in enumerate(plan.indices)
-        if prepared.folds[index] != prepared.spec.by_name[name].fold
+        if prepared.inputs.folds[index] != prepared.spec.by_name[name].fold
     ]
     return EpochPlan(plan.productions[rows], plan.indices[rows], plan.path)
 
@@ -344,7 +344,9 @@ def train_alone(prepared, name, history):
     training, evaluation = prepared.pipeline("train"), prepared.pipeline("validation")
     validation = range(evaluation.samples)
     if network.fold is not None:
-        validation = [index for index, fold in enumerate(prepared.folds) if fold == network.fold]
+        validation = [
+            index for index, fold in enumerate(prepared.inputs.folds) if fold == network.fold
+        ]
     scores = []
     for record in history:
         plan, sums = plan_epoch(prepared, record, name), np.zeros(3)

@@ -38,7 +38,7 @@ def test_folds_network_trains_as_if_alone(folders, case):
     assert set(runner.results()) == {
         f"{model['name']}-fold{fold}" for model in case.content["models"] for fold in range(folds)
     }
-    assert len(runner.prepared.folds) == samples
+    assert len(runner.prepared.inputs.folds) == samples
     runner.check_epochs()
 
 
