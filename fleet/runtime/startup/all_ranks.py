@@ -48,16 +48,17 @@ def start_rank_zero(
     """
     announcement = Announcement(world)
     problem = ""
-    status: ExitStatus | None = ExitStatus.OK
+    status = ExitStatus.OK
     packed = b""
     try:
         launch = prepare(announcement.send)
         packed = pickle.dumps(launch.for_other_ranks())
     except (FleetError, ValueError) as error:
-        problem = str(error)
-        status = status_of(error)
-        if status is None:
+        known_status = status_of(error)
+        if known_status is None:
             raise
+        problem = str(error)
+        status = known_status
     announcement.send(ImportPlan())
     world.broadcast_value((problem, status, packed))
     if problem:

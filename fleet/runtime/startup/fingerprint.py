@@ -28,9 +28,11 @@ from preprocess.fingerprint import (
 _MAX_FILES = 20_000  # whose times a report checks
 
 
-def describe_data_changes(spec: Spec, before: Fingerprint | None, now: Fingerprint) -> list[str]:
+def describe_data_changes(
+    spec: Spec, before: Fingerprint | None, now: Fingerprint | None
+) -> list[str]:
     """Describe changes of the data, with the path of each split; empty without changes."""
-    if before is None:
+    if before is None or now is None:
         return []
     split_paths = {"validation": spec.data.validation, "test": spec.data.test}
     changes = []

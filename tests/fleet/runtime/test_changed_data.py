@@ -150,7 +150,7 @@ def test_data_in_unused_columns_may_change(tabular):
         [(*row, "new") for row in rows(60)],
         ("a", "b", "target", "remark"),
     )
-    assert tabular.prepare().changes == ()
+    assert tabular.prepare().past.changes == ()
 
 
 def resized(folder):
@@ -204,7 +204,7 @@ def test_data_accepted_change_is_in_history_and_log(
     ]
     with open(tabular.paths.history("a"), newline="") as file:
         assert [row["accepted"] for row in csv.DictReader(file)] == ["", "data"]
-    assert tabular.prepare().changes == ()
+    assert tabular.prepare().past.changes == ()
     table(tabular.folder / "x.csv", rows(60))
     assert "targets of 60 of 60 rows differ" in tabular.refused()
 
@@ -257,7 +257,7 @@ def test_data_may_change_before_any_training(tabular):
 
 def test_data_without_fingerprint_gets_one(tabular):
     tabular.paths.data.unlink()
-    assert tabular.prepare().changes == ()
+    assert tabular.prepare().past.changes == ()
     table(tabular.folder / "x.csv", rows(61))
     assert "1 row more" in tabular.refused()
 
@@ -310,7 +310,7 @@ def test_data_changed_is_not_replayed_unless_accepted(tabular):
     table(tabular.folder / "x.csv", rows(60, scale=10))
     options = {"replay": str(tabular.paths.root), "only": "a"}
     assert "targets of 60 of 60 rows differ" in tabular.refused(**options)
-    assert tabular.prepare(**ACCEPT, **options).changes == ()
+    assert tabular.prepare(**ACCEPT, **options).past.changes == ()
 
 
 def test_data_accepted_change_decodes_samples_again(pictured):

@@ -146,7 +146,7 @@ def test_code_changed_is_not_replayed_unless_accepted(run):
     run.write("layers.py", "small = 2\n")
     options = {"replay": str(run.paths.root), "only": "a"}
     assert "the code of a (layers.py) has changed" in run.refused(**options)
-    assert run.prepare(**ACCEPT, **options).changes == ()
+    assert run.prepare(**ACCEPT, **options).past.changes == ()
 
 
 def test_checkpoint_record_is_plain_text(run):
