@@ -16,6 +16,7 @@ from fleet.errors import UserError
 # the hook's default.
 HOOKS = {
     "shared run": "fleet.companions.shared_run.shared_run:SharedRun",
+    "node release": "fleet.companions.node_release.release:PlannedRelease",
     "harvest end": "fleet.companions.harvest.harvest_log:find_end",
 }
 

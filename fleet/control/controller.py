@@ -42,6 +42,10 @@ class Controller:
         prior_rates: rates that are known beforehand.
         search: the search controller, with the pruner; used by nothing else.
         restored: decisions of the search controller that follow from the log of earlier launches.
+        make_node_release: makes the part that releases nodes.
+
+    Attributes:
+        node_release: the part that releases nodes.
     """
 
     def __init__(
@@ -51,20 +55,21 @@ class Controller:
         prior_rates: PriorRates,
         search: SearchController,
         restored: Sequence[Decision] = (),
+        make_node_release: type[NodeRelease] = NodeRelease,
     ) -> None:
         self._launch = launch = LaunchState.create(config, run)
         self._outbox = launch.outbox
         self._groups = launch.groups
         self._networks = launch.networks
         self._rates = make_rates(prior_rates, launch)
-        self._node_release = NodeRelease(launch)
+        self.node_release = make_node_release(launch)
         self._searches = Searches(search, restored, launch, self._rates)
         self._shutdown = Shutdown(launch, self._rates, self._searches)
         self._placement = Placement(
-            launch, self._rates, self._searches, self._node_release, self._shutdown
+            launch, self._rates, self._searches, self.node_release, self._shutdown
         )
         self._handlers = MessageHandlers(
-            launch, self._rates, self._searches, self._node_release, self._shutdown
+            launch, self._rates, self._searches, self.node_release, self._shutdown
         )
         self._history = History()
         self._wakes_s = float("-inf")
@@ -89,16 +94,6 @@ class Controller:
     def remaining_work(self) -> RemainingWork:
         """The trials that searches may still propose."""
         return self._searches.controller.remaining_work
-
-    def offer_nodes(self, nodes: int, within_s: float, now_s: float) -> e.NodeOffer:
-        """Choose nodes to release; see :meth:`fleet.control.node_release.NodeRelease.offer`.
-
-        :class:`fleet.control.effects.NodesRequested` then releases them.
-
-        Raises:
-            UserError: the launch cannot release so many nodes.
-        """
-        return self._node_release.offer(nodes, within_s, now_s)
 
     @property
     def max_undecided(self) -> int:
@@ -182,7 +177,7 @@ class Controller:
             self._launch.changes.await_checkpoint(group.name, self._groups.describe_deaths(group))
             self._placement.has_news = True  # it gets no devices before its checkpoint is read
         if not ending.has_begun:
-            self._node_release.decide()
+            self.node_release.decide()
             self._placement.has_news |= self._searches.decide()
             self._rates.measure(self._searches.fail)
             if self._rates.table is not None and self._launch.grants.has_throughputs(

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fleet.comm.messages import Pace, Tag
 from fleet.comm.protocols import World
@@ -20,11 +21,13 @@ from fleet.control import effects as e
 from fleet.control.controller import Controller
 from fleet.control.history import ProtocolViolation
 from fleet.control.launch_state import LaunchConfig, PriorRates
+from fleet.control.node_release import NodeRelease
 from fleet.control.rates import check_sharing_limit
 from fleet.domain import events
 from fleet.domain.run import RunLaunch
 from fleet.errors import ExitStatus
 from fleet.gc_pause import collect_rarely
+from fleet.hooks import find_hook
 from fleet.monitor.eta import EstimateSchedule, Estimator
 from fleet.runtime.admission import Admission
 from fleet.runtime.external.command_handler import CommandHandler
@@ -171,7 +174,14 @@ class Coordinator:
             ],
             statuses,
         )
-        self._controller = Controller(setup, run, speeds, self._search.controller, restored)
+        self._controller = Controller(
+            setup,
+            run,
+            speeds,
+            self._search.controller,
+            restored,
+            find_hook("node release", NodeRelease),
+        )
         self._queue: deque[e.Input] = deque()  # inputs that the controller has not handled
         self._handled_deaths: frozenset[int] = frozenset()  # deaths that the controller has handled
         self._is_interrupted = False
@@ -260,7 +270,7 @@ class Coordinator:
             self._handle(message)
         if self._search.command_handler is not None and not self._is_interrupted:
             self._search.command_handler.handle_commands(
-                self._log_event, self._handle, lambda: self.status is None, self._offer_nodes
+                self._log_event, self._handle, lambda: self.status is None, self._choose_nodes
             )
         for admitted in self._admitted():
             self._handle(admitted)
@@ -355,8 +365,10 @@ class Coordinator:
             answer = question.progress.target
         return e.PolicyAnswered(answer, time.perf_counter() - began, probes)
 
-    def _offer_nodes(self, nodes: int, within_s: float) -> e.NodeOffer:
-        return self._controller.offer_nodes(nodes, within_s, self._log.now())
+    def _choose_nodes(
+        self, command: str, content: Mapping[str, Any]
+    ) -> tuple[events.CommandReceived, e.NodesRequested]:
+        return self._controller.node_release.choose(command, content, self._log.now())
 
     def _check_lease(self) -> None:
         """Check regularly that this launch still holds its lease.

@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from fleet.control.effects import Input, NetworkAdmitted, NetworkCommand, NodeOffer, NodesRequested
+from fleet.control.effects import Input, NetworkAdmitted, NetworkCommand, NodesRequested
 from fleet.domain.events import CommandReceived, Event
 from fleet.errors import UserError
 from fleet.runtime.admission import Admission
@@ -28,7 +28,7 @@ log = logging.getLogger("fleet.runtime.external.command_handler")
 
 _CHECK_EVERY_S = 0.5
 
-LONGEST_S = 1e7  # longest time to release nodes
+ChooseNodes: TypeAlias = Callable[[str, Mapping[str, Any]], tuple[CommandReceived, NodesRequested]]
 
 VERDICTS = {"stop": Verdict.STOP, "pause": Verdict.PAUSE, "resume": Verdict.GO_ON}
 
@@ -68,7 +68,7 @@ class CommandHandler:
         log_event: Callable[[Event], None],
         send_input: Callable[[Input], None],
         is_running: Callable[[], bool],
-        offer_nodes: Callable[[int, float], NodeOffer],
+        choose_nodes: ChooseNodes,
     ) -> bool:
         """Handle waiting commands if a check is due; returns whether there were any.
 
@@ -76,8 +76,8 @@ class CommandHandler:
             log_event: logs an event.
             send_input: passes an input to the controller.
             is_running: returns False once the launch ends.
-            offer_nodes: (number of nodes, seconds) -> the nodes that the launch can release within
-                this time; raises UserError if it can release none.
+            choose_nodes: chooses the nodes that a command ``yield`` requests, given by its name and
+                content; see :meth:`fleet.control.node_release.NodeRelease.choose`.
         """
         if self._clock() < self._checked_s + _CHECK_EVERY_S:
             return False
@@ -87,7 +87,7 @@ class CommandHandler:
             if not is_running():
                 break
             try:
-                event = self._handle(command, log_event, send_input, offer_nodes)
+                event = self._handle(command, log_event, send_input, choose_nodes)
                 answer: dict[str, Any] = {"networks": list(event.networks)}
                 if event.do == "yield":
                     answer |= event.given
@@ -109,7 +109,7 @@ class CommandHandler:
         command: Command,
         log_event: Callable[[Event], None],
         send_input: Callable[[Input], None],
-        offer_nodes: Callable[[int, float], NodeOffer],
+        choose_nodes: ChooseNodes,
     ) -> CommandReceived:
         content = command.content or {}
         do = content.get("do")
@@ -126,19 +126,8 @@ class CommandHandler:
         elif do == "yield" and earlier is not None:  # the earlier launch has released all nodes
             event = earlier
         elif do == "yield":
-            node_offer = offer_nodes(*_parse_release(content))
-            event = CommandReceived(
-                command.name,
-                do,
-                tuple(node_offer.actions),
-                {
-                    "nodes": list(node_offer.nodes),
-                    "hosts": list(node_offer.hosts),
-                    "within_s": content["within_s"],
-                    "ways": dict(node_offer.actions),
-                },
-            )
-            inputs.append(NodesRequested(command.name, node_offer))
+            event, request = choose_nodes(command.name, content)
+            inputs.append(request)
         else:
             raise UserError(
                 f"unknown command {do!r}; known commands are add, {', '.join(VERDICTS)}, yield"
@@ -183,25 +172,3 @@ class CommandHandler:
         if outcome is not None:
             raise NetworkEnded(f"{name} has ended: {outcome.reason}")
         return name
-
-
-def _parse_release(content: Mapping[str, Any]) -> tuple[int, float]:
-    """Parse the number of nodes to release, and the time to do so in seconds.
-
-    Raises:
-        UserError: a value is missing or invalid.
-    """
-    nodes = content.get("nodes")
-    within_s = content.get("within_s")
-    if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
-        raise UserError(f"nodes is {nodes!r}; it must be a positive integer")
-    if (
-        not isinstance(within_s, int | float)
-        or isinstance(within_s, bool)
-        or not 0 < within_s < LONGEST_S
-    ):
-        raise UserError(
-            f"within_s is {within_s!r}; it must be a number of seconds above 0 and below "
-            f"{LONGEST_S:.0e}"
-        )
-    return nodes, float(within_s)

@@ -9,6 +9,7 @@ from fleet.control import effects as do
 from fleet.control.controller import Controller
 from fleet.control.launch_state import LaunchConfig, PriorRates
 from fleet.control.measurement import RateMeasurement
+from fleet.control.node_release import NodeRelease
 from fleet.control.rates import traits_of
 from fleet.domain.network import NetworkStatus, StepRate
 from fleet.domain.run import RunState
@@ -138,6 +139,8 @@ class ControllerDriver:
     def statuses(self):
         return self.run.statuses
 
+    make_node_release = NodeRelease
+
     def make_run(self):
         run = RunState(self.setup.spec)
         run.restore(self.restored)
@@ -145,7 +148,13 @@ class ControllerDriver:
 
     def make(self):
         origin = make_prior_rates(self.setup, self.rates, self.learns is not None, self.learns)
-        return Controller(self.setup, self.make_run(), origin, self.make_search())
+        return Controller(
+            self.setup,
+            self.make_run(),
+            origin,
+            self.make_search(),
+            make_node_release=self.make_node_release,
+        )
 
     def make_search(self):
         return make_idle_search(self.setup.spec)

@@ -20,6 +20,7 @@ from scheduler.base import Member, Round
 from tests.fleet.control.driver import ControllerDriver, layout
 from tests.fleet.histories import history, record
 from tests.fleet.search.launches import LEARNING_RATE, search_of
+from tests.refusals import refused
 
 
 def kinds(effects):
@@ -882,3 +883,10 @@ def test_history_keeps_only_the_first_pace_report():
     with pytest.raises(ProtocolViolation) as caught:
         driver.handle(msg.Ready(0))
     assert [type(moment.message) for moment in caught.value.history].count(msg.Pace) == 1
+
+
+def test_controller_releases_no_nodes_by_default():
+    node_release = ControllerDriver({"a": [0, 1]}).controller.node_release
+    with refused(UserError, "cannot release nodes"):
+        node_release.choose("one", {"nodes": 1, "within_s": 60}, 0.0)
+    assert not node_release.has_released

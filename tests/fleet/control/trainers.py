@@ -242,7 +242,7 @@ class Ranks:
     def ask_nodes(self, count, within_s):
         """Request nodes; the launch may refuse."""
         try:
-            offer = self.controller.offer_nodes(count, within_s, self.now)
+            offer = self.controller.node_release.offer(count, within_s, self.now)
         except UserError:
             return
         roles = self.setup.roles

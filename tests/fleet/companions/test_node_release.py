@@ -1,5 +1,9 @@
 """Requests for nodes: which are chosen, what their groups do, and when they are free."""
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fleet.comm.messages import (
     Exit,
     Failed,
@@ -14,9 +18,13 @@ from fleet.comm.messages import (
     Stopped,
 )
 from fleet.comm.roles import assign
+from fleet.companions.node_release.release import PlannedRelease, parse_request
 from fleet.control.effects import EndRequested, NodesRequested, RanksDied
+from fleet.domain.events import NodesReleased
 from fleet.errors import ExitStatus, UserError
+from tests.examples import examples
 from tests.fleet.control.driver import ControllerDriver
+from tests.fleet.control.test_random_launches import all_policies, check_status, launches
 from tests.refusals import refused
 
 PLAN = {"a": [0, 1], "b": [3, 4], "c": [6]}
@@ -28,6 +36,8 @@ class Launch(ControllerDriver):
     Rank 0 coordinates; devices 0 and 1, 3 to 5, and 6 to 8 are ranks 1, 2, ... 8.
     """
 
+    make_node_release = PlannedRelease
+
     def __init__(self, plan=None, networks="abc", **options):
         roles = assign((0,) * 3 + (1,) * 3 + (2,) * 3, None, None, own_preprocessing=True)
         super().__init__(plan or PLAN, networks, roles=roles, **options)
@@ -36,7 +46,7 @@ class Launch(ControllerDriver):
             self.handle(Pace(event.network, 10, 128.0))
 
     def offer(self, count, within_s):
-        return self.controller.offer_nodes(count, within_s, self.now)
+        return self.controller.node_release.offer(count, within_s, self.now)
 
     def wait(self, seconds):
         self.handle(None, after=seconds)
@@ -210,3 +220,62 @@ def test_released_idle_ranks_exit_with_the_run():
     driver.handle(Stopped("a", 0.1), Ready(1), Ready(2))
     assert driver.controller.status is ExitStatus.OK
     assert driver.read_mail() == {rank: [Exit()] for rank in range(1, 9)}
+
+
+@all_policies
+@settings(max_examples=examples(40))
+@given(st.data())
+def test_random_launch_releases_nodes_and_trains_on(policy, data):
+    ranks = data.draw(
+        launches(
+            policy,
+            nodes=st.integers(2, 3),
+            make_node_release=PlannedRelease,
+            outlives=st.booleans(),
+            deaths=st.sampled_from([0, 0, 0, 1]),
+            node_requests=st.dictionaries(
+                st.integers(1, 150),
+                st.tuples(st.integers(1, 2), st.sampled_from([0.1, 5, 120])),
+                min_size=1,
+                max_size=2,
+            ),
+        )
+    )
+    status = ranks.run()
+    proposals = [
+        message.offer.nodes for _, message, _ in ranks.inputs if isinstance(message, NodesRequested)
+    ]
+    remaining = [event.nodes for event in ranks.events if isinstance(event, NodesReleased)]
+    assert len(set(remaining)) == len(remaining)
+    # the launch may end before all requested nodes are released
+    assert set(remaining) <= set(proposals)
+    if not ranks.setup.outlives:
+        ranks.check_end()
+    check_status(status, ranks)
+    ranks.check_histories()
+    ranks.repeat()
+
+
+def test_choose_returns_the_event_and_the_input_of_a_command():
+    driver = Launch(hosts=("n1", "n2", "n3"))
+    content = {"nodes": 1, "within_s": 60}
+    event, request = driver.controller.node_release.choose("one", content, driver.now)
+    assert (event.do, event.networks) == ("yield", ("c",))
+    assert event.given == {"nodes": [2], "hosts": ["n3"], "within_s": 60, "ways": {"c": "app"}}
+    assert request == NodesRequested("one", driver.offer(1, 60.0))
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        ({"nodes": 0, "within_s": 5}, "nodes is 0"),
+        ({"nodes": True, "within_s": 5}, "nodes is True"),
+        ({"nodes": 1, "within_s": "2min"}, "within_s is '2min'"),
+        ({"nodes": 1, "within_s": -1}, "within_s is -1"),
+        ({"nodes": 1, "within_s": float("nan")}, "within_s is nan"),
+        ({"nodes": 1}, "within_s is None"),
+    ],
+)
+def test_parse_request_refuses_invalid_values(content, wrong):
+    with refused(UserError, wrong):
+        parse_request(content)
