@@ -57,6 +57,7 @@ from fleet.storage.event_log import EventLog, events_of, read_events
 from fleet.storage.identity import training_identity
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
+from scheduler.base import Delta
 
 SAMPLES, BATCH = 200, 50
 KINDS = ("open", "rename", "fsync", "stat", "mkdir", "unlink", "link")
@@ -252,7 +253,7 @@ def resume(folder: Path, args: argparse.Namespace) -> None:
             SAMPLES,
             (0,),
             "own",
-            ScheduleOptions(1.0, "auto", False, 0),
+            ScheduleOptions(1.0, Delta(0.15, relative=True), False, 0),
             {},
         )
     )

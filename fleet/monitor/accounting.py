@@ -20,7 +20,7 @@ from fleet.domain.run import RunEpoch, RunLaunch, RunState
 from fleet.domain.timeline import are_concurrent
 from fleet.errors import UserError
 from fleet.plugins import find_policy
-from fleet.units import parse_delta, parse_stream
+from fleet.units import parse_stream
 from scheduler.base import InputError, Network, Options, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.simulation.ensemble import Stint
@@ -330,15 +330,7 @@ def _replay(start: LaunchStarted, run: RunState, costs: Costs) -> ReplayedRun | 
         sharing=run.sharing,
     )
     settings = start.options
-    delta = start.options.delta
-    # Until version 0.1.0 samples/s had no unit.
-    if delta.endswith(("%", "/s")):
-        unit = ""
-    else:
-        unit = "/s"
-    options = Options(
-        settings.alpha, parse_delta(delta + unit), settings.peak_limited, settings.seed
-    )
+    options = Options(settings.alpha, settings.delta, settings.peak_limited, settings.seed)
     scaled = Costs(**{name: seconds / scale for name, seconds in dataclasses.asdict(costs).items()})
     records = [record._replace(t_s=record.t_s / scale) for record in run.records]
     # The input of the last launch that prepared samples, if any.

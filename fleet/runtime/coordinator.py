@@ -217,7 +217,7 @@ class Coordinator:
                 devices=tuple(sorted(roles.rank_of)),
                 stream=self._controller.pace,
                 options=events.ScheduleOptions(
-                    options.alpha, str(options.delta), options.peak_limited, options.seed
+                    options.alpha, options.delta, options.peak_limited, options.seed
                 ),
                 bounds={
                     network.name: (network.min_gpus, network.max_gpus) for network in spec.networks

@@ -28,6 +28,7 @@ from fleet.units import (
 )
 from preprocess.source import SOURCES
 from preprocess.transforms import item_schema, parse_transform
+from scheduler.base import Delta
 from scheduler.ensemble.policies import POLICIES
 
 IMPORT_PATH = {
@@ -130,7 +131,7 @@ BelowOne = Annotated[float, Field(ge=0, lt=1), NO_FLAG]
 Size = Annotated[int, BeforeValidator(parse_size), _written(SIZE)]
 Duration = Annotated[float, BeforeValidator(parse_duration), _written(DURATION)]
 Share = Annotated[float, BeforeValidator(parse_share), _written(SHARE, maximum=1)]
-DeltaText = Annotated[str, _checked(parse_delta), _written(DELTA)]
+PaceTolerance = Annotated[Delta, BeforeValidator(parse_delta), _written(DELTA)]
 ShareOrPath = Annotated[
     Annotated[float, Field(gt=0, lt=1), NO_FLAG] | str, BeforeValidator(_share_or_path)
 ]

@@ -25,7 +25,6 @@ from fleet.spec.search import Prune, Search
 from fleet.spec.section import section
 from fleet.spec.space import Grid, Space, size_of
 from fleet.spec.train import Train
-from fleet.units import parse_delta
 from scheduler.base import MAX_SLOTS, Options
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, default_policy
 
@@ -156,8 +155,9 @@ class Schedule:
             + " ".join(f"{policy.name}: {policy.help}." for policy in POLICIES.values())
         ),
     )
-    pace_tolerance: kinds.DeltaText = Field(
-        default="15%",
+    pace_tolerance: kinds.PaceTolerance = Field(
+        default=Options().delta,
+        json_schema_extra=kinds.default_text(str(Options().delta)),
         description=(
             "How much slower than the fastest network the others of a flotilla may be: a share of "
             "its rate, like 15%, or samples per second, like 20/s. " + _read_by("delta")
@@ -527,7 +527,7 @@ class Spec:
         settings = self.schedule
         return Options(
             settings.round_end_share,
-            parse_delta(settings.pace_tolerance),
+            settings.pace_tolerance,
             not settings.literal,
             self.seed,
         )

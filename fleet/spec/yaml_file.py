@@ -15,6 +15,7 @@ from fleet.errors import SpecError, SpecMistake
 from fleet.spec.fields import default_of
 from fleet.spec.origin import key_path
 from fleet.spec.schema import Document
+from scheduler.base import Delta
 
 
 def dump(document: Document, of_run: bool = False) -> str:
@@ -173,6 +174,8 @@ def _fault(node: yaml.Node) -> tuple[str, str]:
 
 def plain(value: Any) -> Any:
     """Convert settings to mappings and lists, without default values."""
+    if isinstance(value, Delta):
+        return str(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {
             setting.name: plain(item)

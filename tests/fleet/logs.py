@@ -8,6 +8,7 @@ from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.domain.timeline import LoggedEvent
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
+from scheduler.base import Delta
 from tests.fleet.histories import apply_status, results_of
 
 START = ev.LaunchStarted(
@@ -22,7 +23,7 @@ START = ev.LaunchStarted(
     samples=100,
     devices=(0, 1),
     stream="free",
-    options=ev.ScheduleOptions(alpha=0.8, delta="15%", peak_limited=True, seed=0),
+    options=ev.ScheduleOptions(0.8, Delta(0.15, relative=True), peak_limited=True, seed=0),
     bounds={"a": (1, None), "b<1>": (1, None)},  # a name that HTML must escape
 )
 

@@ -6,19 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from pydantic import BeforeValidator, PlainSerializer
+
 from fleet.domain.json_record import JsonRecord, Micro, Milli, OmitDefault
 from fleet.domain.network import EvaluationResult, Outcome
 from fleet.spec.old_keys import entry_with_new_keys
 from fleet.spec.origin import Origin
-from scheduler.base import Cluster
+from fleet.units import parse_delta
+from scheduler.base import Cluster, Delta
+
+
+def _read_delta(text: object) -> Delta:
+    # Until version 0.1.0 samples/s had no unit.
+    unit = "" if str(text).endswith(("%", "/s")) else "/s"
+    return parse_delta(f"{text}{unit}")
 
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    """The options of policies (:class:`scheduler.base.Options`); ``delta`` is text, such as 15%."""
+    """The options of policies (:class:`scheduler.base.Options`)."""
 
     alpha: float
-    delta: str
+    delta: Annotated[Delta, BeforeValidator(_read_delta), PlainSerializer(str)]
     peak_limited: bool
     seed: int
 

@@ -28,13 +28,15 @@ from fleet.domain.events import LaunchStarted, ScheduleOptions
 from fleet.domain.json_record import to_json
 from fleet.storage.paths import RunPaths
 from launch.systems import SYSTEMS
+from scheduler.base import Delta
 from tests.fakes import put_programs
 from tests.places import ROOT
 from tests.waiting import wait_until
 
 LIMITS = ChainLimits(jobs=5, retries=2)
 STARTED = LaunchStarted(
-    1, 1, 1, 1, 1, "baseline", (), 0, 60, (0,), "free", ScheduleOptions(0.8, "15%", True, 0), {}
+    1, 1, 1, 1, 1, "baseline", (), 0, 60, (0,), "free",
+    ScheduleOptions(0.8, Delta(0.15, relative=True), True, 0), {},
 )
 STOPPED = JobStop(75)
 FAILED = JobStop(1)

@@ -20,7 +20,8 @@ from fleet.domain.events import (
     RateMeasured,
     event_from_json,
 )
-from fleet.domain.json_record import to_json
+from fleet.domain.json_record import read_record, to_json
+from scheduler.base import Delta
 from tests.places import ROOT
 
 KIND_CLASSES = get_args(Event)
@@ -144,3 +145,12 @@ def test_event_from_json_reads_null_as_nan_where_scores_are():
 def test_event_from_json_accepts_names_of_undecodable_bytes():
     record = {"event": "warning", "network": "a", "warning": "in f\udcff.py"}
     assert event_from_json(record) == NetworkWarned("a", "in f?.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "delta"),
+    [("15%", Delta(0.15, relative=True)), ("20/s", Delta(20.0, False)), ("20", Delta(20.0, False))],
+)
+def test_schedule_options_read_the_tolerance_of_each_version(text, delta):
+    record = {"alpha": 0.8, "delta": text, "peak_limited": True, "seed": 0}
+    assert read_record(events.ScheduleOptions, record).delta == delta

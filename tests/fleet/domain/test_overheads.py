@@ -6,6 +6,7 @@ import pytest
 
 from fleet.domain import events as ev
 from fleet.domain.run import RunState
+from scheduler.base import Delta
 from tests.fleet.histories import record
 
 STARTED = ev.LaunchStarted(
@@ -20,7 +21,7 @@ STARTED = ev.LaunchStarted(
     samples=60,
     devices=(0, 1, 2, 3),
     stream="free",
-    options=ev.ScheduleOptions(0.8, "15%", True, 0),
+    options=ev.ScheduleOptions(0.8, Delta(0.15, relative=True), True, 0),
     bounds={"a": (1, None)},
 )
 

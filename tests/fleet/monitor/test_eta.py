@@ -16,6 +16,7 @@ from fleet.monitor.eta import (
     RemainingWork,
     useful_range,
 )
+from scheduler.base import Delta
 from scheduler.simulation.ensemble import simulate
 from tests.fleet.histories import record, spec
 
@@ -31,7 +32,7 @@ START = ev.LaunchStarted(
     600,
     (0, 1),
     "free",
-    ev.ScheduleOptions(0.8, "15%", True, 0),
+    ev.ScheduleOptions(0.8, Delta(0.15, relative=True), True, 0),
     {"a": (1, 1), "b": (1, 1)},
 )
 WIDE = eta._NARROWEST**0.5  # a range is no narrower

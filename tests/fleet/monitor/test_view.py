@@ -13,6 +13,7 @@ from fleet.domain.network import EpochRecord, NetworkStatus
 from fleet.domain.run import RunState
 from fleet.errors import StorageError
 from fleet.monitor.view import LiveView, PlainView, describe_event, format_event
+from scheduler.base import Delta
 from tests.fleet.histories import spec
 from tests.refusals import refused
 
@@ -44,7 +45,7 @@ START = ev.LaunchStarted(
     600,
     (0, 1, 2, 3),
     "lockstep",
-    ev.ScheduleOptions(0.8, "15%", True, 0),
+    ev.ScheduleOptions(0.8, Delta(0.15, relative=True), True, 0),
     {"a": (1, None)},
 )
 STREAM = ev.StreamStarted(2, 2, "global", "shared", False, 100.4, 200.6, "training")
