@@ -35,8 +35,19 @@ from tests.waiting import wait_until
 
 LIMITS = ChainLimits(jobs=5, retries=2)
 STARTED = LaunchStarted(
-    1, 1, 1, 1, 1, "baseline", (), 0, 60, (0,), "free",
-    ScheduleOptions(0.8, Delta(0.15, relative=True), True, 0), {},
+    1,
+    1,
+    1,
+    1,
+    1,
+    "baseline",
+    (),
+    0,
+    60,
+    (0,),
+    "free",
+    ScheduleOptions(0.8, Delta(0.15, relative=True), True, 0),
+    {},
 )
 STOPPED = JobStop(75)
 FAILED = JobStop(1)
