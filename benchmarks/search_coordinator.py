@@ -57,7 +57,7 @@ from fleet.domain.network import EpochRecord, StepRate
 from fleet.domain.run import RunState
 from fleet.monitor.view import make_view
 from fleet.runtime.admission import Admission
-from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
+from fleet.runtime.coordinator import Coordinator, Files, SearchParts
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
@@ -230,7 +230,6 @@ def measure_epoch(
             make_controller(spec, with_extreme_networks(spec), {}, trainers),
             Searchers({}),
             cast(Admission, SimpleNamespace(pop_ready=lambda training, now_s: ())),
-            (),
             None,
         )
         coordinator = Coordinator(
@@ -247,7 +246,6 @@ def measure_epoch(
             [view.on_event],
             view.on_pace,
             Interruption(None),
-            StartupEvents((), None, {}, (), StartupTimer()),
             search,
         )
         cost = _coordinate(coordinator, world)

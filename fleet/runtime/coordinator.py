@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from fleet.comm.messages import Pace, Tag
@@ -36,7 +37,6 @@ from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.startup.request import StartupTimer
 from fleet.search.controller import SearchController
 from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Fence
@@ -58,17 +58,13 @@ class SearchParts:
         controller: the search controller, before any input.
         searchers: calls the searchers.
         admission: admits networks that are added.
-        log: the events of earlier launches.
         command_handler: handles users' commands; None if the launch takes none.
-        first_events: events about searchers, logged before they are called.
     """
 
     controller: SearchController
     searchers: Searchers
     admission: Admission
-    log: tuple[events.Event, ...]
     command_handler: CommandHandler | None
-    first_events: tuple[events.SearcherStarted | events.EarlierRunRead, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,27 +86,6 @@ class Files:
     tracking: Tracking
 
 
-@dataclass(frozen=True)
-class StartupEvents:
-    """Events about earlier launches and the start-up, logged first.
-
-    Attributes:
-        unlogged: epochs of earlier launches that checkpoints have, but not the event log.
-        remembered: the cached rates that are used.
-        statuses: status of networks by their checkpoints, where it differs from the logs.
-        changes: changes and choices made before this launch.
-        timer: durations of the start-up, which ends when the launch is logged.
-        folders: folders from which the spec's modules are imported.
-    """
-
-    unlogged: Sequence[events.EpochEnded]
-    remembered: events.CachedRatesUsed | None
-    statuses: Mapping[str, events.CheckpointStatus]
-    changes: Sequence[events.Event]
-    timer: StartupTimer
-    folders: tuple[str, ...] = ()
-
-
 class Coordinator:
     """Runs the controller on rank 0; see the module.
 
@@ -124,9 +99,9 @@ class Coordinator:
         show: functions that receive every logged event.
         show_pace: receives a group's network, samples of the epoch, and samples/s.
         interruption: says when to stop early.
-        past: events to log first.
         search: proposes and prunes networks.
         sharing: the networks that this launch holds.
+        earlier: events of earlier launches, and those that they did not log.
 
     Attributes:
         status: the exit status of the launch; None before its end.
@@ -142,14 +117,13 @@ class Coordinator:
         show: Sequence[Callable[[events.Event], None]],
         show_pace: Callable[[str, int, float], None],
         interruption: Interruption,
-        past: StartupEvents,
         search: SearchParts,
         sharing: RunSharing,
+        earlier: Sequence[events.Event] = (),
     ) -> None:
         self._world = world
         self._config = setup
         self._files = files
-        self._startup = past
         self._file_rates = speeds.table
         self._show = show
         self._show_pace = show_pace
@@ -162,16 +136,7 @@ class Coordinator:
         self._checked_s = 0.0
         statuses = self._run.statuses
         restored = self._search.controller.restore(
-            [
-                *self._search.log,
-                *past.unlogged,
-                *past.changes,
-                *(
-                    began
-                    for began in self._search.first_events
-                    if isinstance(began, events.SearcherStarted) and began.is_another
-                ),
-            ],
+            earlier,
             statuses,
         )
         self._controller = Controller(
@@ -193,15 +158,26 @@ class Coordinator:
 
     # ---- the four steps of a role's life ----
 
-    def start(self) -> None:
-        """Log the start of the launch and what earlier launches did not log."""
+    def start(
+        self,
+        first: Iterable[events.Event] = (),
+        found: Mapping[str, events.CheckpointStatus] = MappingProxyType({}),
+        before_s: Mapping[str, float] = MappingProxyType({}),
+        folders: tuple[str, ...] = (),
+    ) -> None:
+        """Log the start of the launch.
+
+        Args:
+            first: events to log next, among them what earlier launches did not log.
+            found: status of networks by their checkpoints, where it differs from the logs.
+            before_s: part of the start-up -> its seconds.
+            folders: folders from which the spec's modules are imported.
+        """
         if 0 not in self._config.roles.trainers:  # networks leave large garbage
             collect_rarely()
         spec = self._config.spec
         roles = self._config.roles
         options = spec.options
-        past = self._startup
-        past.timer.end("setting up")
         finished = (name for name in self._results.networks if self._run.status_of(name).is_final)
         self._log_event(
             events.LaunchStarted(
@@ -224,13 +200,13 @@ class Coordinator:
                 },
                 time_scale=spec.resources.time_scale,
                 date=self._log.date(),
-                before_s=past.timer.seconds,
+                before_s=before_s,
                 slots=roles.slots,
                 fills=roles.fills,
                 device=roles.unit,
-                found=past.statuses,
+                found=found,
                 beside=self._sharing.has_others,
-                folders=past.folders,
+                folders=folders,
             )
         )
         if spec.schedule.rates is not None and self._file_rates is not None:
@@ -239,16 +215,11 @@ class Coordinator:
                     {network.name: network.rates for network in self._file_rates.models}
                 )
             )
-        first: Sequence[events.Event | None] = (
-            past.remembered,
-            check_sharing_limit(self._config),
-            *past.unlogged,
-            *past.changes,
-            *self._search.first_events,
-        )
         for event in first:
-            if event is not None:
-                self._log_event(event)
+            self._log_event(event)
+        warning = check_sharing_limit(self._config)
+        if warning is not None:
+            self._log_event(warning)
 
     def step(self) -> bool:
         """Receive waiting messages, decide, send; returns whether anything happened."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from fleet.comm.protocols import World
 from fleet.control.launch_state import LaunchConfig
+from fleet.domain.events import EarlierRunRead, Event, SearcherStarted
 from fleet.errors import ExitStatus, UserError
 from fleet.export.trackers import target_paths
 from fleet.monitor.html import write_report
@@ -23,7 +24,7 @@ from fleet.prediction.ensembles import (
     write_ensembles,
 )
 from fleet.runtime.admission import Admission
-from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
+from fleet.runtime.coordinator import Coordinator, Files, SearchParts
 from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.command_queue import CommandQueue
 from fleet.runtime.external.tracking import Tracking
@@ -93,6 +94,7 @@ class RankZero:
         spec = launch.spec
         paths = launch.paths
         self._launch = launch
+        self._timer = timer
         self._resumed = resume(launch)
         self.results = self._resumed.results
         self.first_epoch = self._resumed.first_epoch
@@ -129,18 +131,46 @@ class RankZero:
             ],
             self._view.on_pace,
             interruption,
-            StartupEvents(
-                self._resumed.unlogged,
-                self._rates.remembered,
-                self._resumed.statuses,
-                (launch.cache, *launch.past.changes, *self._resumed.changes),
-                timer,
-                launch.request.folders,
-            ),
             self._make_search(speeds.online is not None),
             self._sharing,
+            [
+                *launch.past.events_of(paths.events),
+                *self._unlogged_events,
+                *(
+                    event
+                    for event in self._search_events
+                    if isinstance(event, SearcherStarted) and event.is_another
+                ),
+            ],
         )
         self._sharing.start()
+
+    def start(self) -> None:
+        """Log the start of the launch and what earlier launches did not log."""
+        self._timer.end("setting up")
+        remembered = self._rates.remembered
+        self.coordinator.start(
+            [
+                *([] if remembered is None else [remembered]),
+                *self._unlogged_events,
+                *self._search_events,
+            ],
+            self._resumed.statuses,
+            self._timer.seconds,
+            self._launch.request.folders,
+        )
+
+    @property
+    def _unlogged_events(self) -> list[Event]:
+        """Epochs, changes and choices that no launch has logged."""
+        launch = self._launch
+        resumed = self._resumed
+        return [*resumed.unlogged, launch.cache, *launch.past.changes, *resumed.changes]
+
+    @property
+    def _search_events(self) -> list[SearcherStarted | EarlierRunRead]:
+        """Events about searchers, logged before they are called."""
+        return [event for search in self._launch.searches.values() for event in search.first_events]
 
     def _make_config(self, world: World, left_s: float | None) -> LaunchConfig:
         """Make the configuration of the launch.
@@ -224,9 +254,7 @@ class RankZero:
                 searchers, {name: search.calls for name, search in searches.items()}, patience_s
             ),
             admission,
-            tuple(launch.past.events_of(launch.paths.events)),
             command_handler,
-            tuple(event for search in searches.values() for event in search.first_events),
         )
 
     def close(self) -> None:

@@ -151,7 +151,7 @@ class Session:
         """
         if rank_zero is not None:
             self._world.background_tasks.append(partial(self._coordinate, rank_zero))
-            rank_zero.coordinator.start()
+            rank_zero.start()
         self._loading.finish()  # before this thread imports anything else
         active_slots = ActiveSlots(self._world, self._roles, self._shared.active_slots)
         sources = make_sources(self._world, self._launch, self._shared, self._first_epoch)
@@ -181,7 +181,7 @@ class Session:
             preprocessor.start()
         if rank_zero is not None:
             self._death_detector.marker.set_no_network()
-            rank_zero.coordinator.start()
+            rank_zero.start()
             self._world.background_tasks.append(partial(self._coordinate, rank_zero))
         if preprocessor is not None:
             self._world.background_tasks.append(preprocessor.step)

@@ -6,7 +6,6 @@ all that happens in it.
 
 from dataclasses import replace
 from random import Random
-from types import SimpleNamespace
 from unittest import mock
 
 from fleet.comm import messages as m
@@ -16,7 +15,7 @@ from fleet.control.launch_state import LaunchConfig
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import NetworkStatus
 from fleet.monitor.eta import EstimateSchedule
-from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
+from fleet.runtime.coordinator import Coordinator, Files, SearchParts
 from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.command_queue import Command
 from fleet.runtime.external.tracking import Tracking
@@ -36,8 +35,6 @@ from tests.fleet.control.test_random_launches import SAMPLES, layout, restless
 from tests.fleet.control.trainers import Behavior, Ranks, Stuck, check_every_event
 from tests.fleet.histories import record, results_of, spec
 from tests.fleet.search.launches import LEARNING_RATE, curve
-
-NO_TIMER = SimpleNamespace(end=lambda part: None, seconds={})
 
 RESTLESS = Policy("restless", restless)
 SEARCHERS = "tests.fleet.search.searchers"
@@ -363,7 +360,6 @@ class RandomRun(Ranks):
             make_controller(content, ends, searchers, len(setup.roles.trainers)),
             Searchers(searchers, Random("searchers " + self.title.partition(" prune=")[0])),
             admission,
-            (),
             CommandHandler(self.mailbox, self.results, admission, (), clock=lambda: self.steps),
         )
         sharing = Harvest(list(setup.elsewhere), self) if chance.harvests else RunSharing()
@@ -381,7 +377,6 @@ class RandomRun(Ranks):
             [self.on_event],
             lambda *pace: None,
             self.interruption,
-            StartupEvents((), None, {}, (), NO_TIMER),
             search,
             sharing,
         )

@@ -15,13 +15,12 @@ from fleet.control.measurement import RateMeasurement
 from fleet.domain.events import GroupFailed
 from fleet.domain.network import TrainingState
 from fleet.errors import ExitStatus, InfrastructureError
-from fleet.runtime.coordinator import Coordinator, Files, SearchParts, StartupEvents
+from fleet.runtime.coordinator import Coordinator, Files, SearchParts
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.startup.request import StartupTimer
 from fleet.search.controller import make_controller
 from fleet.spec.resolve import with_extreme_networks
 from fleet.storage.checkpoint import write_state
@@ -58,7 +57,6 @@ class Launch:
             make_controller(content, with_extreme_networks(content), {}, 2),
             Searchers({}),
             SimpleNamespace(pop_ready=lambda training, now_s: ()),
-            (),
             None,
         )
         setup = LaunchConfig(content, roles, None, samples=60, outlives=True, **config)
@@ -79,7 +77,6 @@ class Launch:
             [self.recorder.on_event],
             self.recorder.on_pace,
             Interruption(None),
-            StartupEvents((), None, {}, (), StartupTimer()),
             search,
             RunSharing(),
         )

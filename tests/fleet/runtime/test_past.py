@@ -39,9 +39,9 @@ def reads(monkeypatch):
             opened.append(str(path))
         return open_file(path, mode, *args, **options)
 
-    def start_after_counting(coordinator):
+    def start_after_counting(coordinator, *arguments):
         is_starting.clear()
-        start(coordinator)
+        start(coordinator, *arguments)
 
     monkeypatch.setattr("builtins.open", counting)
     monkeypatch.setattr(Coordinator, "start", start_after_counting)
