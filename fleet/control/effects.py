@@ -215,14 +215,6 @@ class LogEvent:
 
 
 @dataclass(frozen=True)
-class SaveParameterCount:
-    """Save the number of parameters of a network that has been built."""
-
-    network: str
-    parameters: int
-
-
-@dataclass(frozen=True)
 class SaveRates:
     """Write the known rates to profile.json, when there is time.
 
@@ -291,7 +283,6 @@ class EndLaunch:
 Effect: TypeAlias = (
     SendMessage
     | LogEvent
-    | SaveParameterCount
     | SaveRates
     | SaveDeath
     | ReadCheckpoint

@@ -12,7 +12,6 @@ from fleet.control.effects import (
     Outbox,
     ReadCheckpoint,
     SaveDeath,
-    SaveParameterCount,
 )
 from fleet.control.history import InvalidTransition
 from fleet.control.networks import Networks
@@ -48,7 +47,7 @@ class NetworkChanges:
     def set_parameters(self, name: str, parameters: int) -> None:
         """Record the number of parameters of a network that was built."""
         self._parameters[name] = parameters
-        self._outbox.add(SaveParameterCount(name, parameters))
+        self._outbox.run.set_parameters(name, parameters)
 
     def end_epoch(self, done: m.EpochDone) -> None:
         """Record a finished epoch, and perhaps the end of training."""

@@ -144,8 +144,8 @@ class Networks:
     def _follow(self) -> None:
         """Follow the changes of the run and of the waiting networks since the last call."""
         waiting = self.waiting
-        changed = self._run.changed_since(self._version)
-        self._version = self._run.version
+        changed = self._run.changes.since(self._version)
+        self._version = self._run.changes.version
         if len(waiting.unleased) != len(self._unleased):  # it only shrinks
             changed |= waiting.unleased ^ self._unleased
             self._unleased = set(waiting.unleased)

@@ -83,8 +83,8 @@ class Searches:
         """
         if not self.controller.has_rungs:
             return self._epochs_to_rung, self._survivors
-        changed = self._launch.run.changed_since(self._version)
-        self._version = self._launch.run.version
+        changed = self._launch.run.changes.since(self._version)
+        self._version = self._launch.run.changes.version
         for name in changed & self._networks.specs.keys():
             max_epochs = self._networks.specs[name].train.stopping.max_epochs
             done = len(self._networks.history(name))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.domain.network import EpochRecord
-from fleet.domain.run import RunLaunch
+from fleet.domain.run_launch import RunLaunch
 from scheduler.base import Network
 from scheduler.ensemble.rates import rate
 

@@ -7,20 +7,18 @@ MPI, clock or disk, so a resumed run and the log of one that has ended are read 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from fleet.domain import events as e
 from fleet.domain.network import DATA, EpochRecord, NetworkStatus, Outcome
 from fleet.domain.network_status import Change, accept_changes, apply_change, truncate_history
+from fleet.domain.run_launch import RunGroup, RunLaunch
 from fleet.spec import Spec, Stopping
 from fleet.spec.schema import ModelEntry
-from fleet.units import format_duration, pluralize
-from scheduler.base import Network, Record
-from scheduler.ensemble.rates import rate
+from scheduler.base import Record
 
 # Events of a launch before it logs the epochs that the previous one had saved.
 _FIRST_EVENTS = (e.RatesLoaded, e.CachedRatesUsed, e.SharingLearned, e.EpochEnded)
@@ -34,134 +32,6 @@ class LaunchKilled:
 
 
 @dataclass
-class RunLaunch:
-    """A launch, from its start to its latest event.
-
-    Attributes:
-        began_s, ended_s: times of its first and its newest event, in seconds of the run.
-        rounds: rounds that have begun.
-        plans: number of plans of the policy.
-        profiling_s, scheduling_s: seconds for which all devices waited for rates, and for the
-            policy.
-        checkpointing_s: GPU-seconds for which checkpoints blocked training.
-        regrouping_s: GPU-seconds for which groups were paused to change their devices.
-        rates: network -> samples/s on 1, 2, ... GPUs, as the policy was last given.
-        stream, supply: how its input began, and its rate; None without preprocessors.
-        first_step: when the first step was, the event, and when its group had formed.
-        corrected: number of rates that were corrected.
-        removed_devices: devices whose ranks died or were released.
-        building: seconds for building a network, from measurements and first epochs.
-        forming: network -> seconds for forming each of its groups, beyond its first epoch.
-        stops: each stopped group with the outcome of its network at that time, or None.
-        timed: network -> the epochs of its groups without the first of each, which forms the group.
-        has_begun: whether it is past its first events, among which epochs are logged late.
-        groups: network -> the group that trains it.
-    """
-
-    start: e.LaunchStarted
-    began_s: float
-    ended_s: float
-    rounds: int = 0
-    plans: int = 0
-    profiling_s: float = 0.0
-    scheduling_s: float = 0.0
-    checkpointing_s: float = 0.0
-    regrouping_s: float = 0.0
-    rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    stream: e.StreamStarted | None = None
-    supply: e.SupplyChanged | None = None
-    first_step: tuple[float, e.FirstStep, float] | None = None
-    corrected: int = 0
-    removed_devices: set[int] = field(default_factory=set)
-    building: list[float] = field(default_factory=list)
-    forming: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    stops: list[tuple[e.GroupStopped, Outcome | None]] = field(default_factory=list)
-    timed: defaultdict[str, list[EpochRecord]] = field(default_factory=lambda: defaultdict(list))
-    has_begun: bool = False
-    _before: RunLaunch | None = None
-    # network -> index in the run's records
-    _killed: Mapping[str, int] = field(default_factory=dict)
-    groups: dict[str, RunGroup] = field(default_factory=dict)
-    _networks_on_gpu: Counter[int] = field(default_factory=Counter)  # GPU -> how many networks
-
-    @cached_property
-    def devices(self) -> frozenset[int]:
-        """The devices of its trainers."""
-        return frozenset(self.start.devices)
-
-    @cached_property
-    def gpus(self) -> frozenset[int]:
-        """Its GPUs, by their first device; one with several slots counts once."""
-        return frozenset(map(self.gpu, self.devices))
-
-    def gpu(self, device: int) -> int:
-        """Return the GPU of a device, by the number of its first slot."""
-        offset = device % self.start.gpus_per_node
-        return device - offset + offset % (self.start.gpus_per_node // self.start.slots)
-
-    @property
-    def gpu_seconds(self) -> float:
-        """The time of all its GPUs, in GPU-seconds."""
-        return (self.ended_s - self.began_s) * len(self.gpus)
-
-    def share(self, devices: Iterable[int]) -> float:
-        """Return how many GPUs these devices are; networks on one GPU share it equally."""
-        return sum(1 / self._networks_on_gpu[self.gpu(device)] for device in devices)
-
-    def make_end_event(self, status: int, seconds: float) -> e.LaunchEnded:
-        """Return the event that ends it.
-
-        Args:
-            status: the exit status (:class:`fleet.errors.ExitStatus`).
-            seconds: duration of the launch.
-        """
-        return e.LaunchEnded(
-            status,
-            seconds,
-            self.rounds,
-            self.profiling_s,
-            self.scheduling_s,
-            self.checkpointing_s,
-            self.regrouping_s,
-        )
-
-    def summary(self, seconds: float) -> str:
-        """Return its duration and the shares of overheads in one line ([FLEET] Table 4).
-
-        Args:
-            seconds: duration of the launch.
-        """
-        total = max(seconds, 1e-9)
-        gpu_seconds = total * max(self.start.cluster.whole_gpus, 1)
-        return (
-            f"{format_duration(total)} in {pluralize(self.rounds, 'round')}; profiling "
-            f"{self.profiling_s / total:.1%}, scheduling {self.scheduling_s / total:.3%}, "
-            f"checkpointing {self.checkpointing_s / gpu_seconds:.2%}, regrouping "
-            f"{self.regrouping_s / gpu_seconds:.2%} of it"
-        )
-
-
-@dataclass
-class RunGroup:
-    """The devices that train a network.
-
-    Attributes:
-        devices: the master's first.
-        began_s: when it was started.
-        first_s: seconds from then to the end of its first epoch, until the second one ends.
-        ended_s: when its newest epoch ended.
-    """
-
-    launch: RunLaunch
-    devices: tuple[int, ...]
-    began_s: float
-    first_s: float | None = None
-    ended_s: float | None = None
-    _latest: type = e.GroupStarted  # its last event, and when
-    _latest_s: float = 0.0
-
-
-@dataclass
 class RunNetwork:
     """A network of the run.
 
@@ -170,18 +40,14 @@ class RunNetwork:
         max_epochs: its maximum number of epochs.
         monitor: the monitored value, if its spec names one.
         status: how far it has trained.
-        parameters: number of parameters, if the log has it.
         group: the group that trains it.
-        version: version of the run at its last change.
     """
 
     number: int
     max_epochs: int
     monitor: str | None = None
     status: NetworkStatus = field(default_factory=NetworkStatus)
-    parameters: int | None = None
     group: RunGroup | None = None
-    version: int = 0
 
     @property
     def epochs(self) -> int:
@@ -245,6 +111,35 @@ class RunEpoch:
     gap_s: float = 0.0
 
 
+class NetworkChangeCounter:
+    """Counts the changes of networks, so that readers know what is new to them.
+
+    A change is of a network's limits, status, number of parameters, or values of objectives.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []  # the network of each change, in order
+        self._versions: dict[str, int] = {}
+
+    @property
+    def version(self) -> int:
+        """The number of all changes."""
+        return len(self._names)
+
+    def version_of(self, name: str) -> int:
+        """Return the number of all changes up to the newest one of a network."""
+        return self._versions.get(name, 0)
+
+    def add(self, name: str) -> None:
+        """Count a change of a network."""
+        self._names.append(name)
+        self._versions[name] = len(self._names)
+
+    def since(self, version: int) -> set[str]:
+        """Return the networks that have changed since a version."""
+        return set(self._names[version:])
+
+
 class RunState:
     """The state of a run; see the module.
 
@@ -254,6 +149,8 @@ class RunState:
 
     Attributes:
         networks: networks by name; grows.
+        changes: the changes of networks.
+        parameters: network -> number of parameters, if known.
         launches: launches in the order in which they began.
         epochs: all ended epochs, with repeated ones.
         records: which network had which devices, and when epochs ended.
@@ -276,6 +173,8 @@ class RunState:
         self._stopping = Stopping()
         self._entries: Mapping[str, ModelEntry] = {}
         self.networks: dict[str, RunNetwork] = {}
+        self.changes = NetworkChangeCounter()
+        self.parameters: dict[str, int] = {}
         self.launches: list[RunLaunch] = []
         self.epochs: list[RunEpoch] = []
         self.records: list[Record] = []
@@ -285,7 +184,7 @@ class RunState:
         self.added: dict[str, e.NetworkAdded] = {}
         self.added_entries: dict[str, Mapping[str, Any]] = {}
         self.commands: list[e.CommandReceived] = []
-        self.searches: dict[str, RunSearch] = {}
+        self.searches: defaultdict[str, RunSearch] = defaultdict(RunSearch)
         self.objective_values: dict[str, tuple[float, ...]] = {}
         self.verdicts: dict[str, dict[str, e.NetworkVerdict]] = {
             "pause": {},
@@ -296,7 +195,6 @@ class RunState:
         self.missed = 0
         self._logged: set[tuple[str, int, int]] = set()  # network, epoch, and epoch of the stream
         self._running: dict[object, RunLaunch] = {}  # log -> its newest launch
-        self._changed: list[str] = []  # the network of each change of a network, in order
         if spec is not None:
             self.adopt(spec)
 
@@ -318,15 +216,6 @@ class RunState:
                 run_network.max_epochs = stopping.max_epochs
             networks[network.name] = run_network
         self.networks = networks | self.networks
-
-    @property
-    def version(self) -> int:
-        """The number of changes of networks: of their existence, their limits and statuses."""
-        return len(self._changed)
-
-    def changed_since(self, version: int) -> set[str]:
-        """Return the networks that have changed since a version of the run."""
-        return set(self._changed[version:])
 
     @property
     def launch(self) -> RunLaunch | None:
@@ -373,11 +262,13 @@ class RunState:
         network = self._network(name)
         if status is not network.status:
             network.status = status
-            self._mark_changed(name)
+            self.changes.add(name)
 
-    def _mark_changed(self, name: str) -> None:
-        self._changed.append(name)
-        self._network(name).version = self.version
+    def set_parameters(self, name: str, parameters: int) -> None:
+        """Set the number of parameters of a network."""
+        if self.parameters.get(name) != parameters:
+            self.parameters[name] = parameters
+            self.changes.add(name)
 
     def restore(self, statuses: Mapping[str, NetworkStatus], afresh: Container[str] = ()) -> None:
         """Set the statuses of networks from the checkpoints with which a launch begins.
@@ -455,7 +346,7 @@ class RunState:
                 | e.RateMeasured()
                 | e.RateMismatch()
             ):
-                self._apply_rates(event, launch)
+                launch.apply_rates(event, self._spec)
             case e.PlanChanged():
                 launch.plans += 1
                 launch.scheduling_s += event.scheduling_s
@@ -504,16 +395,19 @@ class RunState:
             case e.NetworkVerdict():
                 self.verdicts.setdefault(event.verdict, {})[event.network] = event
             case e.SearcherCalled():
-                self._search(event.entry).add_call(event)
+                self.searches[event.entry].add_call(event)
                 if event.objective_values:
                     self.objective_values[event.network] = event.objective_values
-                    self._mark_changed(event.network)
+                    self.changes.add(event.network)
             case e.SearcherStarted():
                 self._begin_searcher(event)
             case e.EarlierRunRead():
-                self._search(event.entry).add_earlier_run(event)
+                self.searches[event.entry].add_earlier_run(event)
             case e.CommandReceived():
-                self._command(event)
+                self.commands.append(event)
+                for name in event.networks if event.do == "add" else ():
+                    self.added_entries[name] = event.given
+                    self._network(name)
             case e.DataChanged():
                 self.data_changes.append(event)
                 for name, epochs in event.epochs.items():
@@ -549,35 +443,6 @@ class RunState:
             launch._killed = dict.fromkeys(launch.groups, len(self.records))
         for name in list(launch.groups):
             self._end_group(launch.ended_s, name)
-
-    def _apply_rates(
-        self,
-        event: e.RatesLoaded
-        | e.ProfilingFinished
-        | e.RatesEstimated
-        | e.RateMeasured
-        | e.RateMismatch,
-        launch: RunLaunch,
-    ) -> None:
-        match event:
-            case e.RateMismatch():
-                launch.corrected += event.corrected
-            case e.RateMeasured():
-                if self._spec is None:
-                    network = None
-                else:
-                    network = self._spec.by_name.get(event.network)
-                # The rest of the measurement is building and tracing, as in forming a group.
-                if self._spec and network and event.rate > 0:
-                    batches = self._spec.profile.batches * network.global_batch(event.gpus)
-                    launch.building.append(max(0.0, event.seconds - batches / event.rate))
-            case e.RatesEstimated(seen=0):
-                pass  # they only compare networks
-            case _:
-                launch.rates |= event.rates
-                launch.profiling_s += (
-                    event.seconds if isinstance(event, e.ProfilingFinished) else 0.0
-                )
 
     # ---- groups ----
 
@@ -623,7 +488,8 @@ class RunState:
         # An epoch of a restored checkpoint may be logged late.
         if not (launch and network.group is None and _is_known(network.status, record)):
             self.set_status(name, apply_change(network.status, ended))
-        network.parameters = ended.parameters or network.parameters
+        if ended.parameters:
+            self.set_parameters(name, ended.parameters)
         group = network.group
         if launch is None:
             self.epochs.append(RunEpoch(t_s, name, record))
@@ -640,7 +506,7 @@ class RunState:
             launch.checkpointing_s += ended.blocked_s * _gpus(network)
             group._latest, group._latest_s = e.EpochEnded, t_s
         if is_news:
-            self._time(t_s, ended, launch, group)
+            launch.time_epoch(t_s, name, record, group)
 
     def _log_late(self, name: str, launch: RunLaunch) -> float:
         """Return the time of an epoch that only the next launch logged."""
@@ -652,28 +518,6 @@ class RunState:
             self.records.insert(index, Record(before.ended_s, "epoch", name))
         return before.ended_s
 
-    def _time(
-        self, t_s: float, ended: e.EpochEnded, launch: RunLaunch, group: RunGroup | None
-    ) -> None:
-        """Record how long an epoch took; the first of a group includes tracing and compiling."""
-        name = ended.network
-        record = ended.record
-        is_first = group is not None and group.ended_s is None
-        if group is not None:
-            group.ended_s = t_s
-        if group is not None and is_first:
-            group.first_s = t_s - group.began_s
-            if name in launch.rates:  # a first estimate
-                samples_per_s = rate(Network(name, launch.rates[name]), record.gpus)
-                epoch_s = launch.start.time_scale * record.samples / samples_per_s
-                launch.building.append(max(0.0, group.first_s - epoch_s))
-            return
-        if group is not None and group.first_s is not None:
-            launch.forming[name].append(max(0.0, group.first_s - record.seconds))
-            group.first_s = None
-        if record.samples:
-            launch.timed[name].append(record)
-
     # ---- networks ----
 
     def _meet(
@@ -681,7 +525,7 @@ class RunState:
     ) -> RunNetwork:
         network = RunNetwork(len(self.networks) if number is None else number, max_epochs, monitor)
         network = self.networks.setdefault(name, network)
-        self._mark_changed(name)
+        self.changes.add(name)
         return network
 
     def _network(self, name: str) -> RunNetwork:
@@ -689,12 +533,9 @@ class RunState:
         network = self.networks.get(name)
         return network or self._meet(name, None, self._stopping.max_epochs)
 
-    def _search(self, entry: str) -> RunSearch:
-        return self.searches.setdefault(entry, RunSearch())
-
     def _begin_searcher(self, began: e.SearcherStarted) -> None:
         """Begin a searcher; values of other objectives are forgotten."""
-        search = self._search(began.entry)
+        search = self.searches[began.entry]
         before = search.settings
         search.start_searcher(began)
         if before is not None and before.get("objectives") != began.settings.get("objectives"):
@@ -724,13 +565,6 @@ class RunState:
         if added.wrong:
             failed = replace(network.status, outcome=Outcome(added.wrong, is_failure=True))
             self.set_status(added.network, failed)
-
-    def _command(self, command: e.CommandReceived) -> None:
-        self.commands.append(command)
-        if command.do == "add":
-            self.added_entries |= dict.fromkeys(command.networks, command.given)
-            for name in command.networks:
-                self._network(name)
 
 
 def has_full_history(status: NetworkStatus) -> bool:

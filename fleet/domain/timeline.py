@@ -9,7 +9,8 @@ from itertools import chain, count, pairwise, takewhile
 from typing import NamedTuple
 
 from fleet.domain.events import Event, GroupChanged, GroupStarted, LaunchEnded, LaunchStarted
-from fleet.domain.run import LaunchKilled, RunLaunch, RunState
+from fleet.domain.run import LaunchKilled, RunState
+from fleet.domain.run_launch import RunLaunch
 from fleet.spec import Spec
 
 # Apparent overlap of consecutive launches, in seconds and as a share of their time: the clock of a

@@ -16,7 +16,8 @@ from itertools import pairwise
 
 from fleet.domain.events import EpochEnded, GroupStarted, LaunchStarted
 from fleet.domain.overheads import mean_s
-from fleet.domain.run import RunEpoch, RunLaunch, RunState
+from fleet.domain.run import RunEpoch, RunState
+from fleet.domain.run_launch import RunLaunch
 from fleet.domain.timeline import are_concurrent
 from fleet.errors import UserError
 from fleet.plugins import find_policy

@@ -26,7 +26,8 @@ from fleet.domain.events import TimeLeftEstimated
 from fleet.domain.network import EpochRecord, remaining_epochs
 from fleet.domain.overheads import mean_s
 from fleet.domain.remaining_work import ExpectedTrials, RemainingWork
-from fleet.domain.run import RunGroup, RunLaunch, RunState
+from fleet.domain.run import RunState
+from fleet.domain.run_launch import RunGroup, RunLaunch
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec, Stopping
 from fleet.units import parse_stream

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fleet.domain.run import RunGroup, RunNetwork, RunState
+from fleet.domain.run import RunNetwork, RunState
+from fleet.domain.run_launch import RunGroup
 
 # Seconds between two lines; the interval grows with the run.
 FIRST_S = 30.0

@@ -80,19 +80,12 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
             spec, {pipeline: (sample.target, ()) for pipeline, sample in samples.items()}
         )
     refused = run.refused
-    counted = {
-        network.name: known_parameters(network, samples[network.pipeline])
-        for network in spec.networks
-        if samples and network.name not in refused
-    }
-    built = {name: network.parameters for name, network in run.networks.items()}
-    results = Results(
-        spec,
-        paths,
-        run,
-        {name: number for name, number in {**built, **counted}.items() if number is not None},
-    )
-    return PastRun(spec, run, tuple(results.rows()))
+    for network in spec.networks if samples else ():
+        if network.name not in refused:
+            parameters = known_parameters(network, samples[network.pipeline])
+            if parameters is not None:
+                run.set_parameters(network.name, parameters)
+    return PastRun(spec, run, tuple(Results(spec, paths, run).rows()))
 
 
 def _samples(paths: RunPaths, spec: Spec) -> dict[str, SampleSpec]:

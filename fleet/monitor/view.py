@@ -12,7 +12,8 @@ from typing import IO, Any
 from fleet.domain import events as ev
 from fleet.domain.events.search import USER
 from fleet.domain.network import EpochRecord
-from fleet.domain.run import RunGroup, RunNetwork, RunState
+from fleet.domain.run import RunNetwork, RunState
+from fleet.domain.run_launch import RunGroup
 from fleet.monitor.html import html_table
 from fleet.monitor.progress import EpochPart, Progress
 from fleet.storage.files import STDOUT, storage_errors, with_retries

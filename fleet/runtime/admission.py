@@ -75,7 +75,7 @@ class Admission:
         """Queue a trial that a search proposed."""
         epochs = 0
         if add.parent is not None:
-            epochs = len(self._results.network_status(add.parent).history)
+            epochs = len(self._results.run.status_of(add.parent).history)
         self._waiting[add.network] = (add, epochs)
         self._next_check_s = -math.inf
 
@@ -250,7 +250,7 @@ class Admission:
         """
         if not self._comparable:
             spec = self._launch.spec
-            status_of = self._results.network_status
+            status_of = self._results.run.status_of
             self._comparable = [
                 *variants(spec),
                 *(

@@ -25,7 +25,7 @@ from fleet.control.launch_state import LaunchConfig, PriorRates
 from fleet.control.node_release import NodeRelease
 from fleet.control.rates import check_sharing_limit
 from fleet.domain import events
-from fleet.domain.run import RunLaunch
+from fleet.domain.run_launch import RunLaunch
 from fleet.errors import ExitStatus
 from fleet.gc_pause import collect_rarely
 from fleet.hooks import find_hook
@@ -236,8 +236,6 @@ class Coordinator:
         for message in self._sharing.poll(
             self._log.now(), self._controller.training, self._is_interrupted
         ):
-            if isinstance(message, e.LeaseGranted):
-                self._results.update_from_launch(message.network, message.status)
             self._handle(message)
         if self._search.command_handler is not None and not self._is_interrupted:
             self._search.command_handler.handle_commands(
@@ -380,8 +378,6 @@ class Coordinator:
                 log.info("%s", event)
                 for show in self._show:
                     show(event)
-            case e.SaveParameterCount(network, parameters):
-                self._results.set_parameters(network, parameters)
             case e.SaveRates(rates):
                 self._files.profile.keep(rates)
             case e.SaveDeath(network, death):

@@ -231,7 +231,7 @@ class RankZero:
             searchers,
             len(launch.roles.trainers),
             judges=not launch.replayed,
-            parameters=self.results.parameters,
+            parameters=self._run.parameters,
             earlier={name: search.prior_trials for name, search in searches.items()},
         )
         admission = Admission(
@@ -314,7 +314,7 @@ class RankZero:
             print_table(*make_table(ensembles), title="Ensembles of the best networks")
         print(self.coordinator.summary())
         recorded = self._launch.replayed
-        replayed = self.results.network_status(rows[0].name).history if rows else ()
+        replayed = self.results.run.status_of(rows[0].name).history if rows else ()
         if recorded and len(replayed) == len(recorded):  # otherwise it failed
             (network,) = self._launch.spec.networks
             print(compare(recorded, replayed, network.train.deterministic))

@@ -12,7 +12,7 @@ from fleet.control.measurement import RateMeasurement
 from fleet.control.rates import traits_of
 from fleet.domain import events as ev
 from fleet.domain.overheads import measure_overheads, observed_rates
-from fleet.domain.run import RunLaunch
+from fleet.domain.run_launch import RunLaunch
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.spec import NetworkSpec
 from fleet.storage import rate_cache

@@ -48,11 +48,11 @@ def resume(launch: PreparedLaunch) -> Resumed:
     logged_state = RunState() if launch.replayed else launch.past.run
     logged_state.adopt(spec)
     run = logged_state if is_alone else RunState(spec)
+    run.parameters |= _count_parameters(launch, logged_state)
     results = Results(
         spec,
         paths,
         run,
-        _count_parameters(launch, logged_state),
         lambda network: trial_identity(network, spec, launch.sample, launch.spec_folder),
         test=str(spec.data.test) if launch.is_tested else "",
         check=fence_check(launch.fence),

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fleet.domain import events
 from fleet.domain import network as net
-from fleet.domain.network_status import Change
 from fleet.domain.plain_json import as_json
 from fleet.domain.run import RunState
 from fleet.errors import UserError
@@ -205,7 +204,6 @@ class Results:
 
     Args:
         run: state of the run.
-        parameters: network -> number of parameters, if known.
         attempt_id: returns a fingerprint of an attempt at a network; a failed network is retried if
             it differs.
         unreadable: unreadable sample -> reason.
@@ -222,7 +220,6 @@ class Results:
     spec: Spec
     paths: RunPaths
     run: RunState
-    parameters: dict[str, int] = field(default_factory=dict)
     attempt_id: Callable[[NetworkSpec], str] = lambda network: ""
     unreadable: dict[str, str] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
@@ -230,11 +227,9 @@ class Results:
     test: str = ""
     pacing: WriteThrottle = field(default_factory=WriteThrottle)
     skipped: frozenset[str] = frozenset()
-    _changes: int = 0  # since the table was written
-    # network -> its status when its files were last written
-    _written: dict[str, net.NetworkStatus] = field(default_factory=dict)
-    # Cached for each of perhaps thousands of networks: the sources of its row, the row, its line.
-    _rows: dict[str, tuple[net.NetworkStatus, tuple, NetworkResult]] = field(default_factory=dict)
+    _version: int = 0  # of the run, when the table was written
+    # Cached for each of perhaps thousands of networks: its version and row, and its line.
+    _rows: dict[str, tuple[int, NetworkResult]] = field(default_factory=dict)
     _lines: dict[str, tuple[NetworkResult, _Columns, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -251,87 +246,44 @@ class Results:
             network: the network to add.
             parameters: number of parameters, if known.
         """
-        self.networks[network.name] = network
-        self._criteria[network.name] = SelectionCriterion.of(network.train)
+        name = network.name
+        self.networks[name] = network
+        self._criteria[name] = SelectionCriterion.of(network.train)
         if parameters is not None:
-            self.parameters[network.name] = parameters
-        self._changed()
-
-    def network_status(self, name: str) -> net.NetworkStatus:
-        """Return the status of a network."""
-        return self.run.status_of(name)
+            self.run.set_parameters(name, parameters)
+        self.run.changes.add(name)
+        self.write_if_due()
 
     def on_event(self, event: events.Event) -> None:
-        """Record an event that the state of the run has already processed."""
-        if isinstance(event, events.RankDied):
-            self.deaths.remove_markers(event.rank)
-        elif isinstance(event, events.SampleSkipped):
-            self.add_unreadable(event.name, event.reason)
-        elif isinstance(event, Change):
-            status = self.network_status(event.network)
-            before = self._written.get(event.network, net.NetworkStatus())
-            if status != before:
-                with_retries(lambda: self._write_files(event.network, status, before.outcome))
-                self._written[event.network] = status
-                self._changed()
-        elif isinstance(event, events.SearcherCalled) and event.objective_values:
-            self._changed()
+        """Write the files that follow from an event, which the state of the run has already."""
+        with_retries(lambda: self._write_files(event))
+        self.write_if_due()
 
-    def _write_files(
-        self, name: str, status: net.NetworkStatus, before: net.Outcome | None
-    ) -> None:
-        """Write the files of a network's outcome.
-
-        Args:
-            name: name of the network.
-            status: its status.
-            before: its outcome at the last call.
-        """
-        if status.tested is not None:
-            write_test_result(
-                self.paths.test_result(name), self.test, status.history, status.tested
-            )
-        outcome = status.outcome
-        if outcome is not None and outcome != before:
-            if outcome.is_failure:
+    def _write_files(self, event: events.Event) -> None:
+        match event:
+            case events.RankDied():
+                self.deaths.remove_markers(event.rank)
+            case events.SampleSkipped():
+                self.add_unreadable(event.name, event.reason)
+            case events.NetworkTested():
+                status = self.run.status_of(event.network)
+                if status.tested is not None:
+                    path = self.paths.test_result(event.network)
+                    write_test_result(path, self.test, status.history, status.tested)
+            case events.NetworkFailed():
                 write_json(
-                    self.paths.failure(name),
+                    self.paths.failure(event.network),
                     {
-                        "reason": outcome.reason,
-                        "may_pass": outcome.may_pass,
-                        "tried": self.attempt_id(self.networks[name]),
-                        **({"deaths": outcome.deaths} if outcome.deaths else {}),
+                        "reason": event.reason,
+                        "may_pass": event.may_pass,
+                        "tried": self.attempt_id(self.networks[event.network]),
+                        **({"deaths": event.deaths} if event.deaths else {}),
                     },
                 )
-                self.deaths.reset(name)  # if it is tried again, old deaths no longer count
-            else:
-                remove(self.paths.failure(name))  # of an earlier launch
-
-    def update_from_launch(self, name: str, status: net.NetworkStatus) -> None:
-        """Record the progress of a network in another launch.
-
-        Args:
-            name: name of the network.
-            status: its status.
-        """
-        self.run.set_status(name, status)
-        self._written[name] = status
-        self._changes += 1
-
-    def set_parameters(self, name: str, parameters: int) -> None:
-        """Record the number of parameters of a network that was built.
-
-        Args:
-            name: name of the network.
-            parameters: their number.
-        """
-        if self.parameters.get(name) != parameters:
-            self.parameters[name] = parameters
-            self._changed()
-
-    def _changed(self) -> None:
-        self._changes += 1
-        self.write_if_due()
+                self.deaths.reset(event.network)  # if it is tried again, they no longer count
+            case events.NetworkFinished() | events.NetworkVerdict() | events.GroupFailed():
+                if self.run.status_of(event.network).outcome is not None:
+                    remove(self.paths.failure(event.network))  # of an earlier launch
 
     def add_unreadable(self, name: str, reason: str) -> None:
         """Record a sample that could not be read.
@@ -350,27 +302,15 @@ class Results:
 
     def row(self, network: NetworkSpec) -> NetworkResult:
         """Return the row of one network."""
-        name = network.name
-        status = self.network_status(name)
-        parameters = self.parameters.get(name)
-        objectives = self.run.objective_values.get(name, ())
-        before = self._rows.get(name)
-        if before is None or before[0] is not status or before[1] != (parameters, objectives):
-            self._rows[name] = before = (
-                status,
-                (parameters, objectives),
-                self._row(network, status, parameters, objectives),
-            )
-        return before[2]
+        version = self.run.changes.version_of(network.name)
+        before = self._rows.get(network.name)
+        if before is None or before[0] != version:
+            self._rows[network.name] = before = version, self._row(network)
+        return before[1]
 
-    def _row(
-        self,
-        network: NetworkSpec,
-        status: net.NetworkStatus,
-        parameters: int | None,
-        objectives: tuple[float, ...],
-    ) -> NetworkResult:
+    def _row(self, network: NetworkSpec) -> NetworkResult:
         name = network.name
+        status = self.run.status_of(name)
         history = status.history
         outcome = status.outcome
         best = net.check_convergence(history, network.train.stopping).best_epoch
@@ -401,7 +341,7 @@ class Results:
             name,
             shown_status,
             "" if outcome is None else outcome.reason,
-            parameters,
+            self.run.parameters.get(name),
             len(history),
             best,
             scores["loss"],
@@ -421,7 +361,7 @@ class Results:
                     for metric, value in tested.metrics.items()
                     if metric not in net.SCORES
                 },
-                **self._rate(network, objectives),
+                **self._rate(network, self.run.objective_values.get(name, ())),
             },
         )
 
@@ -459,7 +399,7 @@ class Results:
         started = {
             criterion
             for name, criterion in self._criteria.items()
-            if self.network_status(name).history
+            if self.run.status_of(name).history
         }
         columns = ranking_of(started or set(self._criteria.values()))
         return lambda row: _rank(row, columns)
@@ -469,7 +409,8 @@ class Results:
         is_immediate = len(self.networks) <= _FEW and not isinstance(
             self.pacing, SharedWriteThrottle
         )
-        if self._changes and (is_immediate or self.pacing.is_due(self._changes)):
+        changes = self.run.changes.version - self._version
+        if changes and (is_immediate or self.pacing.is_due(changes)):
             self.write()
 
     def write(self) -> None:
@@ -478,7 +419,7 @@ class Results:
 
     def _write(self) -> None:
         with self.pacing.writing(), atomic_write(self.paths.results, check=self.check) as file:
-            self._changes = 0
+            self._version = self.run.changes.version
             rows = self.rows()
             columns = _Columns.of(rows)
             file.write(_line([*columns.names, *columns.metrics]))
@@ -627,11 +568,9 @@ def recover(
         The status of each network of the spec, and the existing checkpoints.
     """
     with suppress(UserError):  # there is no table yet, or it is damaged
-        results.parameters = {
-            row.name: row.parameters
-            for row in read_results(results.paths.root)
-            if row.parameters is not None and row.name in results.spec.by_name
-        } | results.parameters
+        for row in read_results(results.paths.root):
+            if row.parameters is not None and row.name in results.spec.by_name:
+                results.run.parameters.setdefault(row.name, row.parameters)
     names = [network.name for network in results.spec.networks]
     restored = map_in_threads(
         lambda network: restore_network(results, network, lookups.get(network.name)),

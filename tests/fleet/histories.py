@@ -52,17 +52,18 @@ def spec(*models, **parts):
     )
 
 
-def results_of(content, paths, statuses=None, **more):
+def results_of(content, paths, statuses=None, parameters=(), **more):
     """Return the results of a run whose networks have these statuses."""
     run = RunState(content)
     run.restore(statuses or {})
+    run.parameters.update(parameters)
     return Results(content, paths, run, **more)
 
 
 def apply_status(results, name, status):
     """Apply the events that bring a network to a status."""
     entries, outcome, tested = (
-        results.network_status(name).history,
+        results.run.status_of(name).history,
         status.outcome,
         status.tested,
     )
@@ -78,4 +79,4 @@ def apply_status(results, name, status):
     for event in events:
         results.run.apply(0.0, event)
         results.on_event(event)
-    assert results.network_status(name) == status
+    assert results.run.status_of(name) == status

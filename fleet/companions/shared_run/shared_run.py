@@ -83,7 +83,7 @@ class SharedRun(RunSharing):
     def join(cls, launch: PreparedLaunch, lease: Lease | None, results: Results) -> Self:
         """Join the launches of a run; see :meth:`RunSharing.join`."""
         assert lease is not None
-        statuses = {name: results.network_status(name) for name in results.networks}
+        statuses = {name: results.run.status_of(name) for name in results.networks}
         epochs = {
             name: len(status.history) for name, status in statuses.items() if status.outcome is None
         }
@@ -158,12 +158,12 @@ class SharedRun(RunSharing):
                 name, len(leased.status.history), leased.status.outcome is not None
             )
         for name in self._claims.leased - set(training):
-            if self._results.network_status(name).outcome is not None:
+            if self._results.run.status_of(name).outcome is not None:
                 self._claims.end_lease(name)
         if ends:
             self._claims.end()
         paused = [
-            name for name in self._claims.leased if self._results.network_status(name).is_paused
+            name for name in self._claims.leased if self._results.run.status_of(name).is_paused
         ]
         for effect in self._claims.decide(now_s, paused):
             match effect:
@@ -185,7 +185,7 @@ class SharedRun(RunSharing):
                 if not has_full_history(status) or status.outcome == FINISHED_UNLOGGED:
                     restored, _ = restore_network(self._results, self._results.networks[name])
                     status = restored.with_logged_pruning(status)
-                self._results.update_from_launch(name, status)
+                self._results.run.set_status(name, status)
 
     def _find_changes(self, events: list[DatedEvent]) -> list[tuple[str, NetworkStatus]]:
         """Return the networks that events have changed, with their new status."""
@@ -196,7 +196,7 @@ class SharedRun(RunSharing):
                 names.update(event.finished)
             elif network is not None:
                 names.add(network)
-        before = {name: self._results.network_status(name) for name in names}
+        before = {name: self._results.run.status_of(name) for name in names}
         self._run.restore(before)
         for at, event, _, log in sorted(events, key=lambda dated: dated.at):
             self._run.apply(at, event, log)
@@ -225,10 +225,10 @@ class SharedRun(RunSharing):
         """Refresh the status of networks that are not held here."""
         for network in self._results.spec.networks:
             if network.name not in self._claims.leased:
-                self._results.update_from_launch(
+                self._results.run.set_status(
                     network.name,
                     restore_network(self._results, network)[0].with_logged_pruning(
-                        self._results.network_status(network.name)
+                        self._results.run.status_of(network.name)
                     ),
                 )
         self.read_other_logs()  # again, because restoring many networks takes a while
@@ -236,7 +236,7 @@ class SharedRun(RunSharing):
     def _read(self, name: str) -> LeaseGranted:
         """Read the status of a network whose lease was just acquired."""
         self.read_other_logs()  # another launch may just have logged its end or its pruning
-        before = self._results.network_status(name)
+        before = self._results.run.status_of(name)
         lease = self.leases.lease_of(name)
         assert lease.fence is not None
         self._results.deaths.collect_for(name)

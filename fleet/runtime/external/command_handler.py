@@ -168,7 +168,7 @@ class CommandHandler:
                 f"the run has no network named {name!r}; it has "
                 f"{listed(list(self._results.networks), 8) or 'none yet'}"
             )
-        outcome = self._results.network_status(name).outcome
+        outcome = self._results.run.status_of(name).outcome
         if outcome is not None:
             raise NetworkEnded(f"{name} has ended: {outcome.reason}")
         return name

@@ -73,8 +73,8 @@ def write_verdict(paths, launch, verdict):
 def test_network_pruned_elsewhere_is_not_trained(half_done):
     write_verdict(half_done.paths, "17", "stop")
     results, _ = resumed(half_done)
-    assert results.network_status("a").is_pruned
-    assert results.network_status("b").outcome is None
+    assert results.run.status_of("a").is_pruned
+    assert results.run.status_of("b").outcome is None
 
 
 @pytest.mark.parametrize(("verdict", "is_pruned"), [("stop", True), ("pause", False)])
@@ -93,4 +93,4 @@ def test_network_pruned_or_paused_elsewhere_meanwhile(half_done, verdict, is_pru
     assert (received["a"].status.is_pruned, received["a"].status.is_paused) == (is_pruned, False)
     assert received["b"].status.outcome is None
     parallel.refresh()
-    assert results.network_status("a").is_pruned is is_pruned
+    assert results.run.status_of("a").is_pruned is is_pruned

@@ -168,3 +168,24 @@ def test_logs_are_read_as_they_grow_in_whole_lines(tmp_path):
     ]
     assert [subject[:2] for subject in reference.poll()] == expected
     assert [subject[:2] for subject in late.poll()] == expected
+
+
+def test_changes_tell_which_networks_are_new_to_a_reader():
+    run = RunState()
+    run.apply(0.0, START)
+    run.apply(1.0, ev.EpochEnded("a", record(1)))
+    version = run.changes.version
+    run.apply(2.0, ev.GroupStarted("a", (0,), 0, 1))  # changes no status
+    run.apply(3.0, ev.EpochEnded("b", record(1)))
+    assert run.changes.since(version) == {"b"}
+    assert run.changes.version_of("a") == version
+    assert run.changes.since(run.changes.version) == set()
+
+
+def test_number_of_parameters_counts_as_a_change_once():
+    run = RunState()
+    run.set_parameters("a", 7)
+    version = run.changes.version
+    run.set_parameters("a", 7)
+    assert run.changes.version == version
+    assert run.parameters == {"a": 7}

@@ -110,7 +110,7 @@ def searched(tmp_path):
         network = proposed_network(spec, 0, number, {RATE: 0.01, "train.batch.size": 4})
         history = tuple(record(epoch, value) for epoch, value in enumerate(values, 1))
         results.add(network, None)
-        results.update_from_launch(
+        results.run.set_status(
             network.name,
             NetworkStatus(
                 history,

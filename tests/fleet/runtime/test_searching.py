@@ -299,7 +299,7 @@ def test_search_child_waits_for_parents_checkpoint(admission, tmp_path):
     admission.request(AddNetwork("net-0", "net", 0, {LEARNING_RATE: 0.01}))
     [parent] = admission.pop_ready((), 0.0)
     history = (record(1), record(2))
-    results.update_from_launch("net-0", NetworkStatus(history))
+    results.run.set_status("net-0", NetworkStatus(history))
     admission.request(AddNetwork("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
     saved = TrainingState(
         {"weights": np.zeros(3)}, "", history[:1], architecture=parent.network.architecture.key
@@ -314,7 +314,7 @@ def test_search_child_waits_for_parents_checkpoint(admission, tmp_path):
 
 def test_search_child_does_not_wait_for_a_stopped_parent(admission):
     admission, results = admission
-    results.update_from_launch("net-0", NetworkStatus((record(1),)))
+    results.run.set_status("net-0", NetworkStatus((record(1),)))
     admission.request(AddNetwork("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
     assert admission.pop_ready({"net-0"}, 0.0) == []
     [child] = admission.pop_ready((), 1.0)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.domain import network as net
-from fleet.domain.events import GroupStarted, SearcherCalled
+from fleet.domain.events import EpochEnded, GroupStarted, SearcherCalled
 from fleet.domain.network import NetworkStatus, Outcome, TrainingState, check_divergence
 from fleet.errors import UserError
 from fleet.monitor.report import best_rows
@@ -243,7 +243,8 @@ def test_cached_lines_match_current_table(results):
     apply_status(
         results, "a", NetworkStatus((record(1, val_accuracy=0.5), record(2, val_accuracy=0.7)))
     )
-    results.set_parameters("c", 7)
+    results.run.set_parameters("c", 7)
+    results.write_if_due()
     assert [
         (row.name, row.epochs, row.parameters, row.metrics)
         for row in read_results(results.paths.root)
@@ -324,11 +325,12 @@ def write_network(results, name, epochs, best=True, **fields):
 def test_network_resumes_from_its_checkpoint(results):
     write_network(results, "a", history(0.5, 0.6))
     states = recover_run(results)
-    assert (list(states), results.network_status("a")) == (["a"], NetworkStatus(history(0.5, 0.6)))
+    assert (list(states), results.run.status_of("a")) == (["a"], NetworkStatus(history(0.5, 0.6)))
 
 
 def test_parameters_are_kept_for_launches_without_building(results):
-    results.set_parameters("b", 7)
+    results.run.set_parameters("b", 7)
+    results.write_if_due()
     again = results_of(results.spec, results.paths, parameters={"a": 52})
     recover_run(again)
     assert {row.name: row.parameters for row in again.rows()} == {"a": 52, "b": 7, "c": None}
@@ -337,7 +339,7 @@ def test_parameters_are_kept_for_launches_without_building(results):
 def test_network_that_had_converged_is_finished(results):
     write_network(results, "a", history(0.5, 0.6, 0.7))
     recover_run(results)
-    assert results.network_status("a").outcome == Outcome("3 epochs")
+    assert results.run.status_of("a").outcome == Outcome("3 epochs")
     assert results.rows()[0].reason == "3 epochs"
 
 
@@ -349,7 +351,7 @@ def test_damaged_last_keeps_finished_network_by_best(results, epochs):
     write_history(results.paths.history("a"), history(*epochs))
     results.paths.last("a").write_bytes(b"damaged")
     recover_run(results)
-    assert results.network_status("a") == NetworkStatus(history(*epochs), Outcome("3 epochs"))
+    assert results.run.status_of("a") == NetworkStatus(history(*epochs), Outcome("3 epochs"))
     assert (results.row(results.spec.by_name["a"]).best_epoch, list(results.damaged)) == (
         best,
         ["a"],
@@ -364,7 +366,7 @@ def test_longer_training_resumes_from_best_if_last_damaged(tmp_path):
     write_history(longer.paths.history("a"), history(0.5, 0.7, 0.6))
     longer.paths.last("a").write_bytes(b"damaged")
     assert recover_run(longer)["a"].epoch == 2
-    assert longer.network_status("a") == NetworkStatus(history(0.5, 0.7))
+    assert longer.run.status_of("a") == NetworkStatus(history(0.5, 0.7))
 
 
 def test_network_resumes_with_a_longer_rule(tmp_path):
@@ -372,7 +374,7 @@ def test_network_resumes_with_a_longer_rule(tmp_path):
     write_network(short, "a", history(0.5), final="1 epoch")
     longer = results_of(spec(*MODELS, train={"stopping": {"max_epochs": 9}}), RunPaths(tmp_path))
     recover_run(longer)
-    assert longer.network_status("a").outcome is None
+    assert longer.run.status_of("a").outcome is None
 
 
 @pytest.mark.parametrize(
@@ -389,13 +391,13 @@ def test_finished_network_keeps_its_reason(tmp_path, rule):
     results = results_of(spec(*MODELS, train={"stopping": rule}), RunPaths(tmp_path))
     write_network(results, "a", history(0.7, 0.6, 0.5), final="no better val_accuracy for 2 epochs")
     recover_run(results)
-    assert results.network_status("a").outcome == Outcome("no better val_accuracy for 2 epochs")
+    assert results.run.status_of("a").outcome == Outcome("no better val_accuracy for 2 epochs")
 
 
 def test_network_inside_an_epoch_is_not_finished(results):
     write_network(results, "a", history(0.5, 0.6, 0.7), position=16, stream_epoch=3)
     assert recover_run(results)["a"].position == 16
-    assert results.network_status("a").outcome is None
+    assert results.run.status_of("a").outcome is None
 
 
 def resume(results, **changes):
@@ -435,10 +437,12 @@ def test_failed_network_is_retried_if_attempt_differs(
     }
 
 
-def test_failure_is_written_once_and_row_each_time(results):
+def test_failure_is_written_by_its_own_event_only(results):
     apply_status(results, "b", NetworkStatus((), FAILURE))
     results.paths.failure("b").unlink()
-    apply_status(results, "b", NetworkStatus(history(0.5), FAILURE))
+    ended = EpochEnded("b", record(1))
+    results.run.apply(0.0, ended)
+    results.on_event(ended)
     assert not results.paths.failure("b").exists()
     assert {row.name: row.epochs for row in read_results(results.paths.root)}["b"] == 1
 

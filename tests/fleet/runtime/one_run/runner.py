@@ -149,7 +149,7 @@ class Runner:
         results = results_of(self.prepared.spec, self.prepared.paths)
         results.run.restore(recover(results)[0])
         for name in self.prepared.spec.by_name:
-            has_ended = results.network_status(name).outcome is not None
+            has_ended = results.run.status_of(name).outcome is not None
             lookup = find_newest(self.prepared.paths, name, with_arrays=not has_ended)
             state, history = lookup.state, ()
             if has_ended:
