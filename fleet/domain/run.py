@@ -285,28 +285,6 @@ class RunState:
                 status = status.merged_with_log(self._network(name).status)
             self.set_status(name, status)
 
-    def find_differences(
-        self, statuses: Mapping[str, NetworkStatus]
-    ) -> dict[str, e.CheckpointStatus]:
-        """Return the checkpoint statuses that differ from the log, except in missing epochs."""
-        differences = {}
-        for name, now in statuses.items():
-            before = self._network(name).status
-            outcome = now.outcome or Outcome("")
-            has_more = len(before.history) > len(now.history) or before.tested != now.tested
-            if before.is_pruned and not now.is_finished:
-                logged = Outcome("")
-            else:
-                logged = before.outcome or Outcome("")
-            if has_more or (logged.reason, logged.is_failure) != (
-                outcome.reason,
-                outcome.is_failure,
-            ):
-                differences[name] = e.CheckpointStatus(
-                    len(now.history), outcome.reason, outcome.is_failure, now.tested
-                )
-        return differences
-
     # ---- apply ----
 
     def apply(self, t_s: float, event: e.Event | LaunchKilled, log: object = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.domain import events as ev
-from fleet.domain.network import NetworkStatus
+from fleet.domain.network import NetworkStatus, Outcome
 from fleet.domain.run import FINISHED_UNLOGGED, RunState
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.storage.identity import trial_identity
@@ -69,7 +69,7 @@ def resume(launch: PreparedLaunch) -> Resumed:
     own_changes = {name for name, status in statuses.items() if _is_of_this_launch(status)}
     differing = {
         name: status
-        for name, status in logged_state.find_differences(statuses).items()
+        for name, status in _find_differences(logged_state, statuses).items()
         if name not in own_changes
     }
     if not is_alone:
@@ -117,6 +117,26 @@ def resume(launch: PreparedLaunch) -> Resumed:
         [*damaged, *missing, *(_describe_deaths(results, statuses) if is_alone else ())],
         1 + max(consumed, default=-1),
     )
+
+
+def _find_differences(
+    run: RunState, statuses: Mapping[str, NetworkStatus]
+) -> dict[str, ev.CheckpointStatus]:
+    """Return the checkpoint statuses that differ from the log, except in missing epochs."""
+    differences = {}
+    for name, now in statuses.items():
+        before = run.status_of(name)
+        outcome = now.outcome or Outcome("")
+        has_more = len(before.history) > len(now.history) or before.tested != now.tested
+        if before.is_pruned and not now.is_finished:
+            logged = Outcome("")
+        else:
+            logged = before.outcome or Outcome("")
+        if has_more or (logged.reason, logged.is_failure) != (outcome.reason, outcome.is_failure):
+            differences[name] = ev.CheckpointStatus(
+                len(now.history), outcome.reason, outcome.is_failure, now.tested
+            )
+    return differences
 
 
 def _is_of_this_launch(status: NetworkStatus) -> bool:
