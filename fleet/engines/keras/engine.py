@@ -18,6 +18,7 @@ from fleet.engines.base import EngineContext, Slot, check_gpu_index
 from fleet.engines.custom import running_user_code, user_code_of, with_default_rate
 from fleet.engines.keras.exchange import find_horovod, make_exchange
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
+from fleet.engines.keras.graphs import StepGraphs
 from fleet.engines.keras.kernels import use_kernels
 from fleet.engines.keras.losses import make_losses
 from fleet.engines.keras.metrics import make_metrics
@@ -30,7 +31,9 @@ from fleet.engines.keras.optimizer import (
     make_optimizer,
 )
 from fleet.engines.keras.pretrained import freeze
-from fleet.engines.keras.step_queue import InputBuffers
+from fleet.engines.keras.step_queue import InputBuffers, StepQueue
+from fleet.engines.keras.steps import KerasSteps
+from fleet.engines.keras.variables import NetworkVariables
 from fleet.engines.measures import Measures
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
@@ -138,19 +141,21 @@ class KerasEngine:
         use_kernels(model, optimizer)
         free = extract_hyperparameters(optimizer)
         measures = Measures(make_losses(train, sample.target), make_metrics(train, sample.target))
-        built = KerasNetwork(
+        variables = NetworkVariables(model, optimizer)
+        exchange_of = partial(make_exchange, horovod=self._horovod)
+        graphs = StepGraphs(
             model,
             optimizer,
+            variables,
             sample,
             measures,
-            partial(make_exchange, horovod=self._horovod),
-            group,
+            exchange_of(group),
             train.xla,
-            code,
-            network.seed,
-            free,
-            rate,
-            self._inputs,
+            has_code=code is not None,
+        )
+        steps = KerasSteps(graphs, exchange_of, code, network.seed, StepQueue(self._inputs))
+        built = KerasNetwork(
+            model, optimizer, sample, measures, variables, graphs, steps, free, rate, code
         )
         if network.architecture.kind == "import":
             built.check_export()  # fail now, not after the last epoch

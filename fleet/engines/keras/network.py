@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import keras
@@ -12,14 +13,12 @@ import tensorflow as tf
 from fleet.comm.protocols import Group
 from fleet.engines.base import Arrays, StepTotals, pack_rows
 from fleet.engines.custom import runs_user_code
-from fleet.engines.keras.exchange import Exchange
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.graphs import StepGraphs
 from fleet.engines.keras.losses import check_losses
 from fleet.engines.keras.memory import activation_bytes
 from fleet.engines.keras.optimizer import ScalableRate
 from fleet.engines.keras.pretrained import load_pretrained
-from fleet.engines.keras.step_queue import InputBuffers
 from fleet.engines.keras.steps import KerasSteps
 from fleet.engines.keras.variables import NetworkVariables, named_variables
 from fleet.engines.measures import Measures
@@ -30,61 +29,35 @@ from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode
 
 
+@dataclass(eq=False)
 class KerasNetwork:
     """A Keras model in training, on one rank of its group.
 
-    Args:
-        exchange_of: creates the gradient exchange of a group; a network may move between groups.
-        code: user code that computes a part of a step.
-        seed: seed of the generators of Python and NumPy, from which that code may draw.
+    Attributes:
         free: hyperparameters that are not part of a graph
             (:func:`fleet.engines.keras.optimizer.extract_hyperparameters`).
         rate: the learning rate, if the batch changes.
-        inputs: input buffers of this rank.
+        code: user code that computes a part of a step.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer,
-        sample: SampleSpec,
-        measures: Measures,
-        exchange_of: Callable[[Group], Exchange],
-        group: Group,
-        xla: bool,
-        code: UserCode | None,
-        seed: int,
-        free: Mapping[str, tf.Variable],
-        rate: ScalableRate,
-        inputs: InputBuffers,
-    ) -> None:
-        self.code = code
-        self.is_closed = False
-        self._rate = rate
-        self._model = model
-        self._optimizer = optimizer
-        self._sample = sample
-        self._measures = measures
-        self._free = free
-        self._variables = NetworkVariables(model, optimizer)
-        self.graphs = StepGraphs(
-            model,
-            optimizer,
-            self._variables,
-            sample,
-            measures,
-            exchange_of(group),
-            xla,
-            has_code=code is not None,
-        )
-        self._steps = KerasSteps(self.graphs, exchange_of, code, seed, inputs)
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+    sample: SampleSpec
+    measures: Measures
+    variables: NetworkVariables
+    graphs: StepGraphs
+    steps: KerasSteps
+    free: Mapping[str, tf.Variable]
+    rate: ScalableRate
+    code: UserCode | None
+    is_closed: bool = False
 
     @property
     def capabilities(self) -> StepCapabilities:  # noqa: D102 - see SupportsSteps
-        return self._steps.capabilities
+        return self.steps.capabilities
 
     def begin_steps(self, batches: StepBatches) -> Callable[[], StepResult]:  # noqa: D102
-        return self._steps.begin(batches)
+        return self.steps.begin(batches)
 
     @runs_user_code
     def evaluate(  # noqa: D102
@@ -108,34 +81,34 @@ class KerasNetwork:
     def _run_evaluation(
         self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        with self._steps.seeded_generators(), self._variables.running_means():
+        with self.steps.seeded_generators(), self.variables.running_means():
             sums, outputs = self.graphs.evaluation(*pack_rows(images, targets, weights))
             return sums, outputs
 
     @runs_user_code
     def scores(self, metric_totals: Sequence[float]) -> dict[str, float]:  # noqa: D102
-        return self._measures.metrics.scores(metric_totals)
+        return self.measures.metrics.scores(metric_totals)
 
     @runs_user_code
     def learning_rate(self) -> float:  # noqa: D102
-        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
+        return float(keras.ops.convert_to_numpy(self.optimizer.learning_rate))
 
     def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - see SupportsRateScaling
-        self._rate.set(self._optimizer, factor)
+        self.rate.set(self.optimizer, factor)
 
     def average_statistics(self) -> None:  # noqa: D102
-        self._variables.average_over(self.graphs.exchange.group)
+        self.variables.average_over(self.graphs.exchange.group)
 
     def state(self) -> dict[str, np.ndarray]:  # noqa: D102
-        return self._variables.state()
+        return self.variables.state()
 
     @runs_user_code
     def load(self, arrays: Arrays) -> None:  # noqa: D102
-        self._variables.load(arrays)
+        self.variables.load(arrays)
 
     @runs_user_code
     def load_pretrained(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102
-        load_pretrained(self._model, file, skip)
+        load_pretrained(self.model, file, skip)
 
     @runs_user_code
     def export(self, arrays: Arrays, path: Path) -> None:
@@ -145,8 +118,8 @@ class KerasNetwork:
         last transform) and returns logits.
         """
         self.load(arrays)
-        with self._variables.running_means():
-            atomic_write_with(path, export_model(self._model, self._sample).save)
+        with self.variables.running_means():
+            atomic_write_with(path, export_model(self.model, self.sample).save)
 
     @runs_user_code
     def check_export(self) -> None:
@@ -155,35 +128,35 @@ class KerasNetwork:
         Raises:
             ModelError: it cannot be exported.
         """
-        check_config(export_model(self._model, self._sample))
+        check_config(export_model(self.model, self.sample))
 
     @runs_user_code
     def try_export(self, folder: Path) -> str:  # noqa: D102 - see SupportsInspection
         path = folder / "best.keras"
         self.check_export()
         self.export(self.state(), path)
-        with self._variables.running_means():
-            return try_load(path, self._model, self._sample)
+        with self.variables.running_means():
+            return try_load(path, self.model, self.sample)
 
     @runs_user_code
     def count_parameters(self) -> int:  # noqa: D102
-        return self._model.count_params()
+        return self.model.count_params()
 
     @runs_user_code
     def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102
         with tf.GradientTape() as tape:
             outputs = tf.cast(
-                self._model(self.graphs.inputs(tf.constant(images)), training=True), tf.float32
+                self.model(self.graphs.inputs(tf.constant(images)), training=True), tf.float32
             )
         if not np.isfinite(outputs).all():
             raise ModelError(
                 "the untrained model returns NaN or infinity for samples of the data; check its "
                 "initial weights and the scale of its inputs"
             )
-        check_losses(self._measures.losses, outputs, tf.constant(targets))
+        check_losses(self.measures.losses, outputs, tf.constant(targets))
         if not any(
             gradient is not None
-            for gradient in tape.gradient(outputs, self._model.trainable_variables)
+            for gradient in tape.gradient(outputs, self.model.trainable_variables)
         ):
             raise ModelError(
                 "the outputs of the model depend on no trainable weight, so it cannot learn"
@@ -194,10 +167,10 @@ class KerasNetwork:
         return activation_bytes(self.graphs.local.get_concrete_function().graph)
 
     def regroup(self, group: Group) -> None:  # noqa: D102
-        self._steps.regroup(group)
+        self.steps.regroup(group)
 
     def close(self) -> None:  # noqa: D102
-        self._steps.close()
+        self.steps.close()
         self.is_closed = True
 
     def reset_as(
@@ -215,9 +188,9 @@ class KerasNetwork:
             group: group of the other network.
         """
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        for name, variable in self._free.items():
+        for name, variable in self.free.items():
             variable.assign(getattr(inner, name))
-        self._rate.reset_as(rate)
+        self.rate.reset_as(rate)
         self.load({name: variable.numpy() for name, variable in named_variables(model, optimizer)})
-        self._steps.reopen(group)
+        self.steps.reopen(group)
         self.is_closed = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -21,119 +21,111 @@ from fleet.engines.base import WIDTH, PeerFailed, Rows, select_readable
 from fleet.engines.custom import running_user_code
 from fleet.engines.keras.exchange import Exchange, MpiExchange, NoExchange
 from fleet.engines.keras.graphs import StepGraphs
-from fleet.engines.keras.step_queue import InputBuffers, StepQueue
+from fleet.engines.keras.step_queue import StepQueue
 from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities, StepResult
 from preprocess.user_code import UserCode, exclusive_generators, seed_host_generators
 
 _Local: TypeAlias = tuple[list[tf.Tensor], Any]  # gradients and totals of this rank
 
 
+@dataclass(eq=False)
 class KerasSteps:
     """The steps of a network, in one group after another.
 
-    Args:
+    Attributes:
         exchange_of: creates the gradient exchange of a group.
         code: user code that computes a part of a step.
         seed: seed of the generators of Python and NumPy, from which that code may draw.
-        inputs: input buffers of this rank.
+        end_previous: ends the running step, if MPI is called on the host.
     """
 
-    def __init__(
-        self,
-        graphs: StepGraphs,
-        exchange_of: Callable[[Group], Exchange],
-        code: UserCode | None,
-        seed: int,
-        inputs: InputBuffers,
-    ) -> None:
-        self._graphs = graphs
-        self._exchange_of = exchange_of
-        self._code = code
-        self._seed = seed
-        self._queue = StepQueue(inputs)
-        # Ends the running step, if MPI is called on the host.
-        self._end_previous: Callable[[bool], StepResult] | None = None
+    graphs: StepGraphs
+    exchange_of: Callable[[Group], Exchange]
+    code: UserCode | None
+    seed: int
+    queue: StepQueue
+    end_previous: Callable[[bool], StepResult] | None = None
 
     @property
     def capabilities(self) -> StepCapabilities:
         """See :class:`fleet.engines.steps.SupportsSteps`."""
-        can_stride = type(self._graphs.exchange) in self._graphs.strides
+        can_stride = type(self.graphs.exchange) in self.graphs.strides
         return StepCapabilities(MAX_STEPS if can_stride else 1, can_overlap=True)
 
     def regroup(self, group: Group) -> None:
         """Move to another group."""
-        self._graphs.exchange.close()
-        self._graphs.exchange = self._exchange_of(group)
+        self.graphs.exchange.close()
+        self.graphs.exchange = self.exchange_of(group)
 
     def close(self) -> None:
         """Wait for the running step, and leave the group."""
-        self._queue.close()
-        self._graphs.exchange.close()
+        self.queue.close()
+        self.graphs.exchange.close()
 
     def reopen(self, group: Group) -> None:
         """Continue in a group after :meth:`close`."""
-        self._graphs.exchange = self._exchange_of(group)
-        self._queue = StepQueue(self._queue.inputs)
-        self._end_previous = None
+        self.graphs.exchange = self.exchange_of(group)
+        self.queue = StepQueue(self.queue.inputs)
+        self.end_previous = None
 
     @contextmanager
     def seeded_generators(self) -> Iterator[None]:
         """Seed the generators for user code: numbers drawn during tracing are part of the graph."""
-        if self._code is None:
+        if self.code is None:
             yield
             return
         with exclusive_generators():
-            seed_host_generators(self._seed)
+            seed_host_generators(self.seed)
             yield
 
     def begin(self, batches: StepBatches) -> Callable[[], StepResult]:
         """Begin steps; see :meth:`fleet.engines.steps.SupportsSteps.begin_steps`."""
-        with running_user_code(self._code, quick=True), self.seeded_generators():
+        with running_user_code(self.code, quick=True), self.seeded_generators():
             return self._begin(batches)
 
     def _begin(self, batches: StepBatches) -> Callable[[], StepResult]:
-        zeros = (0.0,) * (self._graphs.width - WIDTH)
+        zeros = (0.0,) * (self.graphs.width - WIDTH)
         flags = replace(batches.flags, metric_totals=zeros).pack().astype(np.float32)
-        exchange = self._graphs.exchange
+        exchange = self.graphs.exchange
         if isinstance(exchange, MpiExchange):
             return self._begin_on_host(
                 exchange, select_readable(batches.local_rows), np.float32(batches.sizes[0]), flags
             )
         with self._failing_peers(exchange):
-            if type(exchange) in self._graphs.strides:
-                sums = self._begin_several(self._graphs.strides[type(exchange)], batches, flags)
+            if type(exchange) in self.graphs.strides:
+                sums = self._begin_several(self.graphs.strides[type(exchange)], batches, flags)
             else:
                 sums = self._begin_compiled(
                     select_readable(batches.local_rows),
                     tf.constant(batches.sizes[0], tf.float32),
                     tf.constant(flags),
                 )
-        return partial(self._read, exchange, self._queue.read_async(sums))
+        return partial(self._read, exchange, self.queue.read_async(sums))
 
     def _begin_several(
         self, graph: Callable[..., tf.Tensor], batches: StepBatches, flags: np.ndarray
     ) -> tf.Tensor:
         """Run several steps by one graph for any number of steps, so results are bit-identical."""
         counts, local_rows = _readable_of_each(batches)
-        return self._queue.call(
+        return self.queue.call(
             graph,
             tf.constant(batches.sizes, tf.float32),
             tf.constant(counts, tf.int32),
             tf.constant(flags),
-            *self._queue.inputs.upload(local_rows),
+            *self.queue.inputs.upload(local_rows),
         )
 
     def _begin_compiled(self, local_rows: Rows, rows: tf.Tensor, flags: tf.Tensor) -> tf.Tensor:
         """Run a step of a group of one rank; a step without rows changes nothing."""
-        assert self._graphs.compiled is not None
+        assert self.graphs.compiled is not None
         if len(local_rows[1]):
-            return self._queue.call(
-                self._graphs.compiled, rows, flags, *self._queue.inputs.upload(local_rows)
+            return self.queue.call(
+                self.graphs.compiled, rows, flags, *self.queue.inputs.upload(local_rows)
             )
         return flags
 
     def _read(self, exchange: NoExchange, wait: Callable[[], StepResult]) -> StepResult:
-        with self._failing_peers(exchange), running_user_code(self._code, quick=True):
+        with self._failing_peers(exchange), running_user_code(self.code, quick=True):
             return wait()
 
     @contextmanager
@@ -151,34 +143,34 @@ class KerasSteps:
         self, exchange: MpiExchange, local_rows: Rows, rows: np.float32, flags: np.ndarray
     ) -> Callable[[], StepResult]:
         """Begin this rank's part of a step; it ends when the next step begins or a caller waits."""
-        if self._end_previous is not None:
-            self._end_previous(True)
+        if self.end_previous is not None:
+            self.end_previous(True)
         local: _Local = [], flags
         error: BaseException | None = None
         try:
             if len(local_rows[1]):
-                local = self._queue.call(
-                    self._graphs.local,
+                local = self.queue.call(
+                    self.graphs.local,
                     tf.constant(rows),
                     tf.constant(flags),
-                    *self._queue.inputs.upload(local_rows),
+                    *self.queue.inputs.upload(local_rows),
                 )
             else:
                 # Its totals wait for the previous step, which still reads the exchange's memory.
-                if not self._graphs.connected:
-                    self._graphs.local.get_concrete_function()
-                local = self._graphs.zeros(), self._queue.call(tf.identity, tf.constant(flags))
+                if not self.graphs.connected:
+                    self.graphs.local.get_concrete_function()
+                local = self.graphs.zeros(), self.queue.call(tf.identity, tf.constant(flags))
         except BaseException as caught:  # even an exit: the other ranks wait for this rank's part
             error = caught
         results: list[StepResult] = []
 
         def end(is_async: bool = False) -> StepResult:
             if not results:
-                self._end_previous = None
+                self.end_previous = None
                 results.append(self._end_on_host(exchange, local, rows, error, is_async))
             return results[0]
 
-        self._end_previous = end
+        self.end_previous = end
         return end
 
     def _end_on_host(
@@ -205,8 +197,8 @@ class KerasSteps:
         except BaseException as caught:
             error = error or caught
         if error is not None:
-            gradients = self._graphs.zeros()
-            sums = np.zeros(self._graphs.width, np.float32)
+            gradients = self.graphs.zeros()
+            sums = np.zeros(self.graphs.width, np.float32)
         summed, total = exchange.sum_on_host(gradients, sums, error)
         if total.count:
             if total.count == rows:
@@ -214,9 +206,9 @@ class KerasSteps:
             else:
                 step = (summed, tf.constant(rows / np.float32(total.count)))
             if is_async:
-                self._queue.call(self._graphs.update, *step)
+                self.queue.call(self.graphs.update, *step)
             else:
-                self._graphs.update(*step)
+                self.graphs.update(*step)
         return StepResult([total], time.perf_counter())
 
 

@@ -16,7 +16,7 @@ from fleet.engines.base import EngineContext, Slot, check_gpu_index
 from fleet.engines.custom import running_user_code, user_code_of, with_default_rate
 from fleet.engines.measures import Measures
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
-from fleet.engines.torch.export import note_of
+from fleet.engines.torch.export import Exported, note_of
 from fleet.engines.torch.flat_parameters import FlatParameters
 from fleet.engines.torch.losses import make_losses
 from fleet.engines.torch.metrics import make_metrics
@@ -24,6 +24,7 @@ from fleet.engines.torch.models import build_module
 from fleet.engines.torch.network import TorchNetwork
 from fleet.engines.torch.optimizer import FlatOptimizer
 from fleet.engines.torch.pretrained import freeze
+from fleet.engines.torch.steps import TorchSteps
 from fleet.spec import NetworkSpec
 from preprocess.user_code import UserCode
 
@@ -98,21 +99,28 @@ class TorchEngine:
             self._transforms.get(network.pipeline, ()),
             self._folder,
         )
-        return TorchNetwork(
+        affine = sample.affine
+        exported = Exported(
             module,
+            dtype,
+            None if affine is None else (affine.multiplier, affine.offset),
+            sample.target.kind == "mask",
+            differentiates,
+        )
+        steps = TorchSteps(
+            exported.to(self._device),
             flat,
             updates,
             sample,
-            dtype,
             measures,
             self._exchange_of,
-            group,
+            self._exchange_of(group),
             network.seed,
             train.precision == "mixed_bfloat16",
-            note,
             code,
-            differentiates,
         )
+        module.train()
+        return TorchNetwork(module, steps, dtype, note, code)
 
 
 def _exchange(name: str, device: torch.device, folder: Path, group: Group) -> Exchange:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,89 +15,41 @@ from torch import Tensor, nn
 from fleet.comm.protocols import Group
 from fleet.engines.base import Arrays, StepTotals, check_arrays, pack_rows, select_readable
 from fleet.engines.custom import runs_user_code
-from fleet.engines.measures import Measures
 from fleet.engines.steps import StepBatches, StepCapabilities, StepResult
-from fleet.engines.torch.exchange import Exchange
-from fleet.engines.torch.export import Exported, load, write
-from fleet.engines.torch.flat_parameters import FlatParameters, as_tensor, to_arrays
+from fleet.engines.torch.export import load, write
+from fleet.engines.torch.flat_parameters import as_tensor, to_arrays
 from fleet.engines.torch.losses import check_losses
 from fleet.engines.torch.models import activation_bytes, count_module_parameters
-from fleet.engines.torch.optimizer import FlatOptimizer
 from fleet.engines.torch.pretrained import load_pretrained
 from fleet.engines.torch.steps import TorchSteps
 from fleet.errors import ModelError
-from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode, exclusive_generators
 
 
+@dataclass(eq=False)
 class TorchNetwork:
     """A module in training, on one rank of its group.
 
-    Args:
-        flat: parameters of the module.
-        updates: optimizer of the parameters.
+    Attributes:
         dtype: dtype of the module's inputs.
-        exchange_of: creates the exchange of a group; a network may move between groups.
-        seed: seed of all random numbers in steps.
-        is_mixed: True to compute with bfloat16 where it is safe.
-        note: returns the note beside the exported weights.
+        note_of: returns the note beside the exported weights.
         code: user code that computes a part of a step.
-        differentiates: True if ``forward`` takes derivatives.
+        sample_images: images of :meth:`check_learns`, for :meth:`try_export`.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        flat: FlatParameters,
-        updates: FlatOptimizer,
-        sample: SampleSpec,
-        dtype: torch.dtype,
-        measures: Measures,
-        exchange_of: Callable[[Group], Exchange],
-        group: Group,
-        seed: int,
-        is_mixed: bool,
-        note: Callable[[], Mapping[str, Any]],
-        code: UserCode | None = None,
-        differentiates: bool = False,
-    ) -> None:
-        self.code = code
-        self.module = module
-        self._flat = flat
-        self._updates = updates
-        self._sample = sample
-        if sample.affine is None:
-            scale = None
-        else:
-            scale = (sample.affine.multiplier, sample.affine.offset)
-        is_mask = sample.target.kind == "mask"
-        exported = Exported(module, dtype, scale, is_mask, differentiates)
-        self._device = flat.weights.device
-        self._sample_images: np.ndarray | None = None  # images of check_learns, for try_export
-        self._dtype = dtype
-        self._measures = measures
-        self._is_mixed = is_mixed
-        self._note_of = note
-        self._steps = TorchSteps(
-            exported.to(self._device),
-            flat,
-            updates,
-            sample,
-            measures,
-            exchange_of,
-            group,
-            seed,
-            is_mixed,
-            code,
-        )
-        module.train()
+    module: nn.Module
+    steps: TorchSteps
+    dtype: torch.dtype
+    note_of: Callable[[], Mapping[str, Any]]
+    code: UserCode | None
+    sample_images: np.ndarray | None = None
 
     @property
     def capabilities(self) -> StepCapabilities:  # noqa: D102 - see SupportsSteps
-        return self._steps.capabilities
+        return self.steps.capabilities
 
     def begin_steps(self, batches: StepBatches) -> Callable[[], StepResult]:  # noqa: D102
-        return self._steps.begin(batches)
+        return self.steps.begin(batches)
 
     def evaluate(  # noqa: D102
         self,
@@ -114,33 +67,33 @@ class TorchNetwork:
         weights: np.ndarray | None = None,
     ) -> tuple[StepTotals, np.ndarray]:
         valid = (targets if weights is None else weights) >= 0
-        steps = self._steps
+        steps = self.steps
         steps.evaluation_calls += 1
         with steps.seeded_generators(steps.evaluation_calls), self.evaluation_mode():
             outputs = steps.outputs(images)
             if valid.all():
                 readable_outputs = outputs
             else:
-                readable_outputs = outputs[torch.from_numpy(valid).to(self._device)]
+                readable_outputs = outputs[torch.from_numpy(valid).to(self.steps.device)]
             local_rows = select_readable(pack_rows(images, targets, weights))[1:]
             steps.write_totals(
-                readable_outputs, local_rows, self._measures.losses.evaluation, False
+                readable_outputs, local_rows, self.steps.measures.losses.evaluation, False
             )
-        return self._flat.read_totals(), outputs.cpu().numpy()
+        return self.steps.flat.read_totals(), outputs.cpu().numpy()
 
     @runs_user_code
     def scores(self, metric_totals: Sequence[float]) -> dict[str, float]:  # noqa: D102
-        return self._measures.metrics.scores(metric_totals)
+        return self.steps.measures.metrics.scores(metric_totals)
 
     def average_statistics(self) -> None:
         """Average the floating-point buffers, which each rank updates from its own rows.
 
         These are the running means and variances of batch normalization.
         """
-        group = self._steps.exchange.group
+        group = self.steps.exchange.group
         buffers = [
             *(statistic for statistic in self.module.buffers() if statistic.is_floating_point()),
-            *self._updates.statistics.values(),
+            *self.steps.updates.statistics.values(),
         ]
         if group.size == 1 or not buffers:
             return
@@ -153,10 +106,10 @@ class TorchNetwork:
 
     @runs_user_code
     def learning_rate(self) -> float:  # noqa: D102
-        return self._updates.learning_rate()
+        return self.steps.updates.learning_rate()
 
     def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - see SupportsRateScaling
-        self._updates.scale_learning_rate(factor)
+        self.steps.updates.scale_learning_rate(factor)
 
     @runs_user_code
     def state(self) -> dict[str, np.ndarray]:
@@ -166,7 +119,7 @@ class TorchNetwork:
         """
         return {
             **to_arrays(self._named()),
-            "optimizer/iterations": np.array(self._updates.steps, np.int64),
+            "optimizer/iterations": np.array(self.steps.updates.steps, np.int64),
         }
 
     @runs_user_code
@@ -176,7 +129,7 @@ class TorchNetwork:
         arrays = {
             **{
                 f"optimizer/average/{name}": arrays[f"model/{name}"]
-                for name in self._updates.statistics
+                for name in self.steps.updates.statistics
                 if f"model/{name}" in arrays
             },
             **arrays,
@@ -189,12 +142,14 @@ class TorchNetwork:
         with torch.no_grad():
             for name, tensor in named.items():
                 tensor.copy_(as_tensor(arrays[name]))
-        self._updates.steps = int(arrays["optimizer/iterations"])
+        self.steps.updates.steps = int(arrays["optimizer/iterations"])
 
     def _named(self) -> dict[str, Tensor]:
         return {
             **{f"model/{name}": tensor for name, tensor in self.module.state_dict().items()},
-            **{f"optimizer/{name}": tensor for name, tensor in self._updates.tensors().items()},
+            **{
+                f"optimizer/{name}": tensor for name, tensor in self.steps.updates.tensors().items()
+            },
         }
 
     @runs_user_code
@@ -206,7 +161,7 @@ class TorchNetwork:
         """Write the weights as safetensors by the module's own names, and a note beside them."""
         self.load(arrays)
         with self.evaluation_mode():
-            write(to_arrays(self.module.state_dict()), self._note_of(), path)
+            write(to_arrays(self.module.state_dict()), self.note_of(), path)
 
     @runs_user_code
     def count_parameters(self) -> int:  # noqa: D102 - see SupportsInspection
@@ -214,28 +169,28 @@ class TorchNetwork:
 
     @runs_user_code
     def row_bytes(self) -> int | None:  # noqa: D102
-        shape = self._sample.image.shape
+        shape = self.steps.sample.image.shape
         try:
             return activation_bytes(
-                self.module, (*shape[2:], *shape[:2]) if len(shape) == 3 else shape, self._dtype
+                self.module, (*shape[2:], *shape[:2]) if len(shape) == 3 else shape, self.dtype
             )
         finally:
-            self._flat.restore_weights()
+            self.steps.flat.restore_weights()
 
     @runs_user_code
     def try_export(self, folder: Path) -> str:  # noqa: D102
         path = folder / "best.safetensors"
         self.export(self.state(), path)
         loaded, note = load(path)
-        images = self._sample_images
-        if images is None or self._sample.deferred_input is not None:
-            images = self._sample.image.random_inputs(np.random.default_rng(0), 2)
+        images = self.sample_images
+        if images is None or self.steps.sample.deferred_input is not None:
+            images = self.steps.sample.image.random_inputs(np.random.default_rng(0), 2)
         with self.evaluation_mode():
             expected, repeated = (
-                _compute_seeded(lambda: self._steps.outputs(images).cpu()) for _ in range(2)
+                _compute_seeded(lambda: self.steps.outputs(images).cpu()) for _ in range(2)
             )
             reloaded = _compute_seeded(lambda: loaded(torch.from_numpy(images)))
-        tolerance = 5e-2 if self._is_mixed else 1e-3
+        tolerance = 5e-2 if self.steps.is_mixed else 1e-3
         # Modules that use other random generators than PyTorch's cannot be compared.
         if _agree(expected, repeated, tolerance) and not _agree(expected, reloaded, tolerance):
             raise ModelError(
@@ -249,37 +204,37 @@ class TorchNetwork:
 
     @runs_user_code
     def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102
-        target_tensor = torch.from_numpy(np.array(targets)).to(self._device)
-        self._flat.zero_gradients()
-        self._sample_images = np.array(images[:2])
-        outputs = self._steps.outputs(images)
+        target_tensor = torch.from_numpy(np.array(targets)).to(self.steps.device)
+        self.steps.flat.zero_gradients()
+        self.sample_images = np.array(images[:2])
+        outputs = self.steps.outputs(images)
         if not bool(outputs.isfinite().all()):
             raise ModelError(
                 "the untrained model returns NaN or infinity for samples of the data; check its "
                 "initial weights and the scale of its inputs"
             )
-        check_losses(self._measures.losses, outputs.detach(), target_tensor)
+        check_losses(self.steps.measures.losses, outputs.detach(), target_tensor)
         if outputs.requires_grad:  # with random slopes, even a head of zero weights has gradients
             generator = torch.Generator().manual_seed(0)
-            outputs.backward(torch.randn(outputs.shape, generator=generator).to(self._device))
-        self._flat.restore_weights()
-        if not bool(self._flat.gradients.any()):
+            outputs.backward(torch.randn(outputs.shape, generator=generator).to(self.steps.device))
+        self.steps.flat.restore_weights()
+        if not bool(self.steps.flat.gradients.any()):
             raise ModelError(
                 "the outputs of the model depend on no trainable weight, so it cannot learn"
             )
 
     def regroup(self, group: Group) -> None:  # noqa: D102
-        self._steps.regroup(group)
+        self.steps.regroup(group)
 
     def close(self) -> None:  # noqa: D102
-        self._steps.exchange.close()
-        if self._device.type == "cuda":
+        self.steps.exchange.close()
+        if self.steps.device.type == "cuda":
             torch.cuda.empty_cache()  # for other processes on the GPU
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
         """Evaluate inside the context, with running means of weights and statistics, if kept."""
-        means = self._updates.means()
+        means = self.steps.updates.means()
         before = [tensor.clone() for tensor, _ in means]
         self.module.eval()
         try:
@@ -289,7 +244,7 @@ class TorchNetwork:
                 yield
         finally:
             self.module.train()
-            self._flat.restore_weights()
+            self.steps.flat.restore_weights()
             for (tensor, _), value in zip(means, before, strict=True):
                 tensor.copy_(value)
 

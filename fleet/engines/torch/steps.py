@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -33,63 +33,53 @@ from preprocess.user_code import UserCode, exclusive_generators, seed_host_gener
 _STOP = [field.name for field in fields(StepTotals)].index("stop")
 
 
+@dataclass(eq=False)
 class TorchSteps:
     """The steps of a module, in one group after another.
 
-    Args:
+    Attributes:
         exported: calls the module on samples as they travel.
         flat: parameters of the module.
         updates: optimizer of the parameters.
         exchange_of: creates the exchange of a group.
+        exchange: exchange of the present group.
         seed: seed of all random numbers in steps.
         is_mixed: True to compute with bfloat16 where it is safe.
         code: user code that computes a part of a step.
-
-    Attributes:
-        exchange: exchange of the present group.
         evaluation_calls: calls of the network since its last step.
+        is_new: True before the first step.
     """
 
-    def __init__(
-        self,
-        exported: Exported,
-        flat: FlatParameters,
-        updates: FlatOptimizer,
-        sample: SampleSpec,
-        measures: Measures,
-        exchange_of: Callable[[Group], Exchange],
-        group: Group,
-        seed: int,
-        is_mixed: bool,
-        code: UserCode | None,
-    ) -> None:
-        self.exchange = exchange_of(group)
-        self.evaluation_calls = 0
-        self._exported = exported
-        self._module: nn.Module = exported.module
-        self._flat = flat
-        self._updates = updates
-        self._sample = sample
-        self._measures = measures
-        self._exchange_of = exchange_of
-        self._seed = seed
-        self._is_mixed = is_mixed
-        self._code = code
-        self._is_new = True
-        self._device = flat.weights.device
+    exported: Exported
+    flat: FlatParameters
+    updates: FlatOptimizer
+    sample: SampleSpec
+    measures: Measures
+    exchange_of: Callable[[Group], Exchange]
+    exchange: Exchange
+    seed: int
+    is_mixed: bool
+    code: UserCode | None
+    evaluation_calls: int = 0
+    is_new: bool = True
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the module."""
+        return self.flat.weights.device
 
     @property
     def capabilities(self) -> StepCapabilities:
         """See :class:`fleet.engines.steps.SupportsSteps`."""
         return StepCapabilities(
             MAX_STEPS if self.exchange.group.size == 1 else 1,
-            can_overlap=self._device.type == "cuda",
+            can_overlap=self.device.type == "cuda",
         )
 
     def regroup(self, group: Group) -> None:
         """Move to another group."""
         self.exchange.close()
-        self.exchange = self._exchange_of(group)
+        self.exchange = self.exchange_of(group)
 
     def begin(self, batches: StepBatches) -> Callable[[], StepResult]:
         """Take steps, or queue them; see :meth:`fleet.engines.steps.SupportsSteps.begin_steps`."""
@@ -98,8 +88,8 @@ class TorchSteps:
             total = self._step_together(select_readable(local_rows), sizes[0], flags.stop)
             result = StepResult([total], time.perf_counter())
             return lambda: result
-        is_queued = self._device.type == "cuda"
-        totals = torch.zeros(len(sizes), len(self._flat.totals), pin_memory=is_queued)
+        is_queued = self.device.type == "cuda"
+        totals = torch.zeros(len(sizes), len(self.flat.totals), pin_memory=is_queued)
         totals[:, _STOP] = flags.stop
         for rows, size, step_totals in zip(
             split_batches(local_rows, sizes), sizes, totals, strict=True
@@ -127,28 +117,28 @@ class TorchSteps:
             totals: (6 + metrics,), overwritten when the step has been computed.
         """
         if len(local_rows[1]):
-            with running_user_code(self._code, quick=True):
+            with running_user_code(self.code, quick=True):
                 unused = self._compute(local_rows, size, stop)
-                self._updates.step(size / len(local_rows[1]), unused)
-            totals.copy_(self._flat.totals, non_blocking=True)
+                self.updates.step(size / len(local_rows[1]), unused)
+            totals.copy_(self.flat.totals, non_blocking=True)
 
     def _step_together(self, local_rows: Rows, size: int, stop: bool) -> StepTotals:
         """Take a step with the other ranks of the group, and return its totals."""
         error: BaseException | None = None
-        with running_user_code(self._code, quick=True):
+        with running_user_code(self.code, quick=True):
             try:
                 if len(local_rows[1]):
                     self._compute(local_rows, size, stop)
                 else:
-                    self._flat.write_empty_totals(stop, failed=False)
+                    self.flat.write_empty_totals(stop, failed=False)
             except BaseException as caught:  # even an exit: the other ranks wait for this one
                 error = caught
-                self._flat.write_empty_totals(stop, failed=True)
-            self.exchange.finish(self._flat)
-            total = self._flat.read_totals()
+                self.flat.write_empty_totals(stop, failed=True)
+            self.exchange.finish(self.flat)
+            total = self.flat.read_totals()
             total.raise_failure(error)
             if total.count:  # a batch without readable samples changes nothing
-                self._updates.step(size / total.count, self._flat.find_unused())
+                self.updates.step(size / total.count, self.flat.find_unused())
         return total
 
     def _compute(self, local_rows: Rows, size: int, stop: bool) -> list[int]:
@@ -157,29 +147,33 @@ class TorchSteps:
         Returns:
             The indices of parameters without a gradient on this rank.
         """
-        in_place = self.exchange.in_place or self._device.type == "cpu"
+        in_place = self.exchange.in_place or self.device.type == "cpu"
         if in_place:  # on a GPU, separate gradients are faster
-            self._flat.zero_gradients()
+            self.flat.zero_gradients()
         else:
-            self._flat.detach_gradients()
-        self.exchange.begin(self._flat)
+            self.flat.detach_gradients()
+        self.exchange.begin(self.flat)
         self.evaluation_calls = 0
         with self.seeded_generators():
-            with _single_row_statistics(self._module) if len(local_rows[0]) == 1 else nullcontext():
+            with (
+                _single_row_statistics(self.exported.module)
+                if len(local_rows[0]) == 1
+                else nullcontext()
+            ):
                 outputs = self.outputs(local_rows[0])
-            loss = self.write_totals(outputs, local_rows[1:], self._measures.losses.training, stop)
+            loss = self.write_totals(outputs, local_rows[1:], self.measures.losses.training, stop)
             (loss / size).backward()
-        if self._is_new:
-            self._flat.check_parameters(self._module)
-            self._is_new = False
+        if self.is_new:
+            self.flat.check_parameters(self.exported.module)
+            self.is_new = False
         if in_place:
-            self._flat.check_gradients()
-            unused = self._flat.find_untouched()
+            self.flat.check_gradients()
+            unused = self.flat.find_untouched()
         else:
-            unused = self._flat.gather_gradients()
-        self._flat.restore_weights()
+            unused = self.flat.gather_gradients()
+        self.flat.restore_weights()
         if self.exchange.group.size > 1:
-            self._flat.flag_unused(unused)
+            self.flat.flag_unused(unused)
         return unused
 
     @contextmanager
@@ -189,22 +183,22 @@ class TorchSteps:
         Args:
             call: number of the call since the last step; 0 for the next step.
         """
-        seed = mix_seed(self._seed + call, self._updates.steps, self.exchange.group.rank)
+        seed = mix_seed(self.seed + call, self.updates.steps, self.exchange.group.rank)
         with exclusive_generators():
             torch.default_generator.manual_seed(seed)
-            if self._device.type == "cuda":
+            if self.device.type == "cuda":
                 torch.cuda.manual_seed(seed)
-            if self._code is not None:
+            if self.code is not None:
                 seed_host_generators(seed)
             yield
 
     def outputs(self, images: np.ndarray) -> Tensor:
         """Return logits or values, float32; for masks with classes last, as a view."""
-        samples = to_device(images, self._device)
+        samples = to_device(images, self.device)
         if samples.ndim == 2:  # packed rows, unlike the images of try_export
-            samples = augment_deferred(samples, self._sample)
+            samples = augment_deferred(samples, self.sample)
         with self._precision():
-            outputs: Tensor = self._exported(samples)
+            outputs: Tensor = self.exported(samples)
         return outputs
 
     def write_totals(
@@ -215,20 +209,20 @@ class TorchSteps:
         stop: bool,
     ) -> Tensor:
         """Write the totals of readable rows, and return their summed loss, a scalar."""
-        targets = to_device(np.ascontiguousarray(local_rows[0]), self._device)
+        targets = to_device(np.ascontiguousarray(local_rows[0]), self.device)
         losses = loss_of(outputs, targets)
         if len(local_rows) > 1:
-            losses = losses * to_device(np.array(local_rows[1]), self._device)
+            losses = losses * to_device(np.array(local_rows[1]), self.device)
         loss = losses.sum()
         with torch.no_grad():
-            correct = self._measures.losses.correct(outputs, targets).sum(dtype=torch.float32)
-            metric_totals = self._measures.metrics.sums(outputs.detach(), targets)
-            self._flat.write_totals(loss.detach(), correct, len(local_rows[0]), stop, metric_totals)
+            correct = self.measures.losses.correct(outputs, targets).sum(dtype=torch.float32)
+            metric_totals = self.measures.metrics.sums(outputs.detach(), targets)
+            self.flat.write_totals(loss.detach(), correct, len(local_rows[0]), stop, metric_totals)
         return loss
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self._is_mixed:
-            return torch.autocast(self._device.type, torch.bfloat16)
+        if self.is_mixed:
+            return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
 
 

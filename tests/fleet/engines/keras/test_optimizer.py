@@ -52,7 +52,7 @@ def samples(count=12):
 
 
 def weights_of(trainable):
-    return [np.array(variable.numpy()) for variable in trainable._model.trainable_variables]
+    return [np.array(variable.numpy()) for variable in trainable.model.trainable_variables]
 
 
 def test_learning_rates_are_the_defaults_of_keras():
@@ -253,7 +253,7 @@ def test_network_with_spare_weights_trains_like_keras(options):
 
     trainable = build_spare({**options, "learning_rate": 0.1})
     plain = spare_and_normed((4, 4, 1), 3)
-    plain.set_weights(trainable._model.get_weights())
+    plain.set_weights(trainable.model.get_weights())
     args = {key: value for key, value in options.items() if "ema" not in key and key != "name"}
     kind = keras.optimizers.AdamW if options["name"] == "adamw" else keras.optimizers.SGD
     plain.compile(kind(0.1, **args), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -268,7 +268,7 @@ def test_network_with_spare_weights_trains_like_keras(options):
             (1 - share) * mean + share * weight
             for mean, weight in zip(means or weights, weights, strict=True)
         ]
-    for actual, expected in zip(trainable._model.get_weights(), plain.get_weights(), strict=True):
+    for actual, expected in zip(trainable.model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     if "use_ema" in options:  # evaluation uses means of weights and statistics
         plain.set_weights(means)

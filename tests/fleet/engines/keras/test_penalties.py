@@ -188,7 +188,7 @@ def trained(model, ranks, counts=None, **train):
                     trainable, inputs[rows], targets[rows], last - first, weights=counts[rows]
                 )
         result[world.rank] = [
-            np.array(variable.numpy()) for variable in trainable._model.trainable_variables
+            np.array(variable.numpy()) for variable in trainable.model.trainable_variables
         ]
 
     assert Launch(ranks, 0).run(rank_main)

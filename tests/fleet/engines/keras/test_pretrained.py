@@ -67,7 +67,7 @@ def built(tmp_path, monkeypatch):
 
 
 def weights(network):
-    return {variable.path: variable.numpy() for variable in network._model.weights}
+    return {variable.path: variable.numpy() for variable in network.model.weights}
 
 
 def have_equal_weights(network, reference):

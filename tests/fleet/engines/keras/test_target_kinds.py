@@ -58,8 +58,8 @@ def test_network_trains_like_keras(kind):
     import keras
 
     trainable, (inputs, targets, weights) = build(kind), batch(kind)
-    reference = keras.models.clone_model(trainable._model)
-    reference.set_weights(trainable._model.get_weights())
+    reference = keras.models.clone_model(trainable.model)
+    reference.set_weights(trainable.model.get_weights())
     options = {} if kind == "value" else {"from_logits": True}
     reference.compile(
         keras.optimizers.SGD(0.1, momentum=0.9), getattr(keras.losses, LOSS[kind])(**options)
@@ -73,7 +73,7 @@ def test_network_trains_like_keras(kind):
     losses = [take_step(trainable, inputs, targets, 12, False, weights).loss / 12 for _ in range(4)]
     np.testing.assert_allclose(losses, fit.history["loss"], rtol=1e-4)
     for actual, expected in zip(
-        trainable._model.get_weights(), reference.get_weights(), strict=True
+        trainable.model.get_weights(), reference.get_weights(), strict=True
     ):
         np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5)
 
@@ -111,7 +111,7 @@ def test_metrics_of_split_batches_match_keras(kind, names):
     np.testing.assert_allclose(combined.pack(), parts.pack(), rtol=1e-5)
     result = trainable.scores(parts.metric_totals)
     assert result == pytest.approx(trainable.scores(combined.metric_totals), rel=1e-5)
-    outputs, targets = np.asarray(trainable._model(arrays[0])), arrays[1]
+    outputs, targets = np.asarray(trainable.model(arrays[0])), arrays[1]
     if kind == "value":
         assert result["mae"] == pytest.approx(np.abs(outputs - targets).mean(), rel=1e-4)
         residual, total = (
@@ -158,7 +158,7 @@ def test_losses_match_keras(kind, train, options):
     import keras
 
     trainable, (inputs, targets, weights) = build(kind, **train), batch(kind)
-    outputs = trainable._model(inputs)
+    outputs = trainable.model(inputs)
     dense_targets = np.eye(3)[targets] if kind == "class" else targets
     name, arguments = options
     expected = float(
@@ -225,7 +225,7 @@ def with_void(rows=12):
 )
 def test_losses_of_masks_exclude_void_pixels(loss, expected):
     trainable, (inputs, targets, weights) = build("mask", loss=loss), with_void()
-    logits = np.asarray(trainable._model(inputs), np.float64)
+    logits = np.asarray(trainable.model(inputs), np.float64)
     predicted = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     labels = np.eye(3)[np.where(targets == TARGETS["mask"].void, 0, targets)]
     losses = expected(labels, predicted, logits)
@@ -266,7 +266,7 @@ def test_metrics_and_losses_take_parameters():
     result = trainable.scores(trainable.evaluate(*rows).metric_totals)
     assert list(result) == ["AUC", "auc_pr", "IoU"]
     assert result["AUC"] != result["auc_pr"]
-    classes = np.asarray(trainable._model(rows[0])).argmax(1)
+    classes = np.asarray(trainable.model(rows[0])).argmax(1)
     is_correct = classes == rows[1]
     union = (classes == 1) | (rows[1] == 1)
     assert result["IoU"] == pytest.approx((is_correct & (classes == 1)).sum() / union.sum())
@@ -430,7 +430,7 @@ def test_user_function_may_take_outputs():
 
 def test_build_removes_the_sigmoid_of_labels():
     trainable = build("multilabel", {"build": f"{__name__}:ending_in_sigmoid"})
-    assert (np.asarray(trainable._model(batch("multilabel")[0])) < 0).any()
+    assert (np.asarray(trainable.model(batch("multilabel")[0])) < 0).any()
 
 
 def test_custom_loss_and_metric():
@@ -439,7 +439,7 @@ def test_custom_loss_and_metric():
         build("value", loss=name, metrics=[name]),
         batch("value"),
     )
-    errors = (np.asarray(trainable._model(inputs)) - targets) ** 4
+    errors = (np.asarray(trainable.model(inputs)) - targets) ** 4
     totals = trainable.evaluate(inputs, targets, weights)
     assert totals.loss == pytest.approx(float((errors.mean(axis=1) * weights).sum()), rel=1e-4)
     assert trainable.scores(totals.metric_totals) == pytest.approx(
