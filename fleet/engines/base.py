@@ -8,6 +8,7 @@ inside them.
 from __future__ import annotations
 
 import itertools
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -409,21 +410,36 @@ def check_arrays(shapes: Mapping[str, Sequence[int]], arrays: Arrays) -> None:
         )
 
 
-def check_gpu_index(index: int, gpus: int) -> None:
-    """Check that a GPU exists for a trainer, unless trainers share a single one.
+def gpu_index(index: int, gpus: int) -> int:
+    """Return the index of a trainer's GPU among those that its process sees.
 
     Args:
         index: index of the trainer on its node.
-        gpus: number of GPUs that the node shows.
+        gpus: number of GPUs that the node shows; a launcher may show each trainer a single one.
 
     Raises:
-        UserError: the node shows fewer GPUs.
+        UserError: the node shows fewer GPUs than it has trainers.
     """
-    if gpus > 1 and index >= gpus:
+    if gpus == 1:
+        return 0
+    if index >= gpus:
         raise UserError(
             f"this node has {pluralize(gpus, 'visible GPU')}, but this rank is its trainer number "
             f"{index + 1}: start fewer ranks on it, or set resources.gpus_per_node"
         )
+    return index
+
+
+def count_threads(trainers: int, deterministic: bool) -> int:
+    """Return the number of threads of a trainer without a GPU.
+
+    Args:
+        trainers: number of trainers on the node, which share its cores.
+        deterministic: True if results must not depend on that number.
+    """
+    if deterministic:
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // trainers)
 
 
 @contextmanager

@@ -78,16 +78,13 @@ class LossFunctions(NamedTuple):
             -math.inf if ":" in name else LOSSES[canonical_name(name)].minimum,
         )
 
-    def check(
-        self, slope: Callable[[Loss], Any], losses_of: Callable[[], np.ndarray], is_finite: bool
-    ) -> None:
+    def check(self, slope: Callable[[Loss], Any], losses_of: Callable[[], np.ndarray]) -> None:
         """Check on a few samples that the loss depends on the outputs and is not below its minimum.
 
         Args:
             slope: returns the derivative of a loss by arbitrary outputs; None or 0 if it does not
                 depend on them.
-            losses_of: returns the losses of the network's outputs, (n,).
-            is_finite: True if these outputs are finite.
+            losses_of: returns the losses of the network's outputs, which are finite, (n,).
 
         Raises:
             SettingError: the function is not a usable loss.
@@ -107,7 +104,7 @@ class LossFunctions(NamedTuple):
                 "network cannot learn"
             )
         losses = losses_of()
-        if not np.isfinite(losses).all() and is_finite:
+        if not np.isfinite(losses).all():
             raise self._error(
                 f"is {losses[~np.isfinite(losses)][0]} for outputs of the network; it should be "
                 "finite"

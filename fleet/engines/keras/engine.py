@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import fleet.engines.keras.settings  # noqa: F401 - registers settings of Keras
 from fleet.comm.protocols import Group
-from fleet.engines.base import EngineContext, Slot, check_gpu_index
+from fleet.engines.base import EngineContext, Slot, count_threads, gpu_index
 from fleet.engines.custom import running_user_code, user_code_of, with_default_rate
 from fleet.engines.keras.exchange import find_horovod, make_exchange
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
@@ -74,7 +74,8 @@ class KerasEngine:
         # on them.
         if not gc.get_freeze_count():
             gc.freeze()
-        self._cached: _CachedNetwork | None = None
+        # The network built last, and the key of networks that can use its graphs.
+        self._cached: tuple[NetworkSpec, KerasNetwork] | None = None
         self._inputs = InputBuffers(setup.pin)
         log.info(
             "TensorFlow %s, Keras %s, gradients by %s; Horovod: %s",
@@ -104,7 +105,7 @@ class KerasEngine:
         key = _graph_key(network, group, network.fold if has_folds else None)
         cached = self._cached
         self._cached = None
-        if cached is None or key is None or cached.key != key or not cached.network.is_closed:
+        if cached is not None and (cached[0] != key or not cached[1].is_closed):
             cached = None
         keras.backend.clear_session()  # free the names and memory of the previous network
         train = network.train
@@ -135,9 +136,9 @@ class KerasEngine:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
         if cached is not None:
-            cached.network.reset_as(model, optimizer, rate, group)
+            cached[1].reset_as(model, optimizer, rate, group)
             self._cached = cached
-            return cached.network
+            return cached[1]
         use_kernels(model, optimizer)
         free = extract_hyperparameters(optimizer)
         measures = Measures(make_losses(train, sample.target), make_metrics(train, sample.target))
@@ -159,16 +160,8 @@ class KerasEngine:
         )
         if network.architecture.kind == "import":
             built.check_export()  # fail now, not after the last epoch
-        self._cached = None if key is None else _CachedNetwork(key, built)
+        self._cached = None if key is None else (key, built)
         return built
-
-
-@dataclass(frozen=True)
-class _CachedNetwork:
-    """The network built last, and the key of networks that can use its graphs."""
-
-    key: NetworkSpec
-    network: KerasNetwork
 
 
 def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> NetworkSpec | None:
@@ -228,14 +221,11 @@ def configure_device(
     if not gpus:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         if "TF_NUM_INTRAOP_THREADS" not in os.environ:
-            if deterministic:
-                threads = 1
-            else:
-                threads = max(1, len(os.sched_getaffinity(0)) // trainers)
-            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            tf.config.threading.set_intra_op_parallelism_threads(
+                count_threads(trainers, deterministic)
+            )
         return
-    check_gpu_index(index, len(gpus))
-    chosen = gpus[0] if len(gpus) == 1 else gpus[index]
+    chosen = gpus[gpu_index(index, len(gpus))]
     tf.config.set_visible_devices([chosen], "GPU")
     if slot.memory_limit is None:
         tf.config.experimental.set_memory_growth(chosen, True)

@@ -12,7 +12,7 @@ import torch
 
 import fleet.engines.torch.settings  # noqa: F401 - registers settings of PyTorch
 from fleet.comm.protocols import Group
-from fleet.engines.base import EngineContext, Slot, check_gpu_index
+from fleet.engines.base import EngineContext, Slot, count_threads, gpu_index
 from fleet.engines.custom import running_user_code, user_code_of, with_default_rate
 from fleet.engines.measures import Measures
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
@@ -159,11 +159,9 @@ def configure_device(
     gpus = torch.cuda.device_count()
     if not gpus:
         if deterministic or "OMP_NUM_THREADS" not in os.environ:
-            share = max(1, len(os.sched_getaffinity(0)) // trainers)
-            torch.set_num_threads(1 if deterministic else share)
+            torch.set_num_threads(count_threads(trainers, deterministic))
         return torch.device("cpu")
-    check_gpu_index(index, gpus)
-    chosen = torch.device("cuda", 0 if gpus == 1 else index)  # a launcher may show a single GPU
+    chosen = torch.device("cuda", gpu_index(index, gpus))
     torch.cuda.set_device(chosen)
     if slot.memory_limit is not None:
         total = torch.cuda.get_device_properties(chosen).total_memory

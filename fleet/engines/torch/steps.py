@@ -95,9 +95,7 @@ class TorchSteps:
             split_batches(local_rows, sizes), sizes, totals, strict=True
         ):
             self._step_alone(select_readable(rows), size, flags.stop, step_totals)
-        end = torch.cuda.Event() if is_queued else None
-        if end is not None:
-            end.record()
+        end = torch.cuda.current_stream().record_event() if is_queued else None
 
         def wait() -> StepResult:
             if end is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,21 +68,15 @@ class Training:
         Raises:
             TrainingFailed: on all ranks, when it failed on one.
         """
-        return self.begin(images, targets, [size], [len(targets)], StepTotals(stop=stop))().sums[0]
+        flags = StepTotals(stop=stop)
+        batches = StepBatches((images, targets), [size], [len(targets)], flags)
+        return self.begin(batches)().sums[0]
 
-    def begin(
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        sizes: Sequence[int],
-        counts: Sequence[int],
-        flags: StepTotals,
-    ) -> Callable[[], StepResult]:
+    def begin(self, batches: StepBatches) -> Callable[[], StepResult]:
         """Begin one or several steps; see :meth:`fleet.engines.steps.SupportsSteps.begin_steps`.
 
         Args:
-            images, targets: this rank's rows of all batches, as the stream carries them.
-            sizes, counts, flags: see :class:`fleet.engines.steps.StepBatches`.
+            batches: inputs and targets as the stream carries them.
 
         Returns:
             A function that waits for the sums and returns them.
@@ -90,9 +84,10 @@ class Training:
         Raises:
             TrainingFailed: on all ranks, when it failed on one, here or in the returned function.
         """
+        images, targets = batches.local_rows
         local_rows = pack_rows(images, *self.target.split(targets))
         with self._failing_together():
-            wait = self._trainable_steps.begin_steps(StepBatches(local_rows, sizes, counts, flags))
+            wait = self._trainable_steps.begin_steps(batches._replace(local_rows=local_rows))
         return partial(self._wait, wait)
 
     def _wait(self, wait: Callable[[], StepResult]) -> StepResult:

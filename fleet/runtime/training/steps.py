@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.engines.base import StepTotals
-from fleet.engines.steps import StepResult
+from fleet.engines.steps import StepBatches, StepResult
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import Batch
 
@@ -57,13 +57,13 @@ class Stride:
             stop: whether this rank asks the group to stop after it.
         """
         steps = self._choose_count(training) if training.group.is_master else 0
-        flags = StepTotals(stop=stop, steps=steps)
         return training.begin(
-            self.images,
-            self.targets,
-            [batch.size for batch in self.batches],
-            [len(batch.targets) for batch in self.batches],
-            flags,
+            StepBatches(
+                (self.images, self.targets),
+                [batch.size for batch in self.batches],
+                [len(batch.targets) for batch in self.batches],
+                StepTotals(stop=stop, steps=steps),
+            )
         )
 
     def _choose_count(self, training: Training) -> int:
