@@ -64,8 +64,8 @@ class Run:
     def launch(self, turns=None):
         """Run a launch; return rank 0's status, or None if it was killed after ``turns``."""
         self.seed += 1
-        status, _ = launch(self.path, 3, seed=self.seed, turns=turns)
         with warnings.catch_warnings(action="ignore"):
+            status, _ = launch(self.path, 3, seed=self.seed, turns=turns)
             gc.collect()  # killed ranks leave open files
         return status
 
