@@ -280,7 +280,9 @@ class Admission:
         launch = self._launch
         sample = self._launch.sample
         self._results.add(network, None if added.wrong else known_parameters(network, sample))
-        codes = hash_all_sources(replace(launch.spec, networks=(network,)), launch.spec_folder)
+        codes = hash_all_sources(
+            replace(launch.spec, networks=(network,)), launch.request.spec_folder
+        )
         key = speed_identity(network, launch.spec.resources, sample, launch.machine, codes)
         self._keys[network.name] = key
         traits = None

@@ -36,7 +36,7 @@ class RateMemory:
     """
 
     def __init__(self, launch: PreparedLaunch, unfinished: Sequence[NetworkSpec]) -> None:
-        spec, codes = launch.spec, hash_all_sources(launch.spec, launch.spec_folder)
+        spec, codes = launch.spec, hash_all_sources(launch.spec, launch.request.spec_folder)
         self._launch = launch
         self._unfinished = unfinished
         self._book = rate_cache.RateBook(rate_cache.cache_path(), launch.request.remeasure)

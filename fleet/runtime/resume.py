@@ -53,7 +53,7 @@ def resume(launch: PreparedLaunch) -> Resumed:
         spec,
         paths,
         run,
-        lambda network: trial_identity(network, spec, launch.sample, launch.spec_folder),
+        lambda network: trial_identity(network, spec, launch.sample, launch.request.spec_folder),
         test=str(spec.data.test) if launch.is_tested else "",
         check=fence_check(launch.fence),
         skipped=frozenset() if launch.replayed else read_skipped(paths),

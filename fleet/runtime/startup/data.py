@@ -148,14 +148,24 @@ def fingerprint_data(
     division = (
         f"validation: {shares[0]}, test: {shares[1]}, folds: {settings.folds}, seed: {spec.seed}"
     )
-    targets = _list_targets(spec)
+    return _open_per_target(spec, division, before, features)
+
+
+def _open_per_target(
+    spec: Spec,
+    division: str | None = None,
+    before: Fingerprint | None = None,
+    features: Sequence[str] = (),
+) -> tuple[tuple[DataSet, ...], Fingerprint]:
+    settings = spec.data
     return open_per_target(
         settings.source,
         settings.path,
-        *_division_of(spec),
+        settings.validation if settings.folds is None else None,
+        spec.seed,
         settings.options,
         settings.test,
-        [_parse_target(target) for target in targets],
+        [_parse_target(target) for target in _list_targets(spec)],
         division,
         before,
         features,
@@ -168,15 +178,7 @@ def open_inputs(spec: Spec) -> Inputs:
     Raises:
         InputError, UserError: the data is missing or invalid.
     """
-    settings = spec.data
-    data_sets, _ = open_per_target(
-        settings.source,
-        settings.path,
-        *_division_of(spec),
-        settings.options,
-        settings.test,
-        [_parse_target(target) for target in _list_targets(spec)],
-    )
+    data_sets, _ = _open_per_target(spec)
     return _probe(spec, _split_by_pipeline(spec, data_sets))
 
 
@@ -278,11 +280,6 @@ def _list_targets(spec: Spec) -> list[Target | str | None]:
     """Return the distinct targets of all input pipelines."""
     targets = [settings.target for settings in spec.data_by_pipeline.values()]
     return [target for index, target in enumerate(targets) if target not in targets[:index]]
-
-
-def _division_of(spec: Spec) -> tuple[float | str | None, int]:
-    """Return the share held out for validation, and the seed of the choice."""
-    return spec.data.validation if spec.data.folds is None else None, spec.seed
 
 
 def _split_by_pipeline(spec: Spec, data_sets: tuple[DataSet, ...]) -> dict[str, DataSet]:

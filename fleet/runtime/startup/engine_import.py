@@ -18,11 +18,10 @@ from typing import Any
 
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles
+from fleet.domain.run import RunState
 from fleet.engines.registry import import_engine
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import ENGINES
-from fleet.storage.paths import RunPaths
-from fleet.storage.results import ended_in_table
 from preprocess.user_code import import_user_module, restoring_process
 
 log = logging.getLogger("fleet.runtime.startup.engine_import")
@@ -41,14 +40,13 @@ class ImportPlan:
     ranks: frozenset[int] = frozenset()
 
 
-def plan_import(spec: Spec, roles: Roles, fresh: bool) -> ImportPlan:
-    """Plan the import of an engine from the unfinished networks in the results table.
+def plan_import(spec: Spec, roles: Roles, run: RunState) -> ImportPlan:
+    """Plan the import of an engine from the networks that are unfinished.
 
     Args:
-        fresh: whether results of earlier launches are ignored.
+        run: the state that earlier launches have left.
     """
-    done = set[str]() if fresh else ended_in_table(RunPaths(spec.output))
-    unfinished = [network for network in spec.networks if network.name not in done]
+    unfinished = [network for network in spec.networks if not run.status_of(network.name).is_final]
     ranks = frozenset(find_busy_trainers(unfinished, roles, bool(spec.searches)))
     return ImportPlan(spec.engine.name if spec.engine.name in ENGINES else "", ranks)
 

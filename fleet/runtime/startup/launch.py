@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.comm.roles import Roles
@@ -86,11 +85,6 @@ class Launch:
     def sample(self) -> SampleSpec:
         """The specification of a training sample."""
         return self.inputs.sample
-
-    @property
-    def spec_folder(self) -> Path:
-        """The folder of the spec."""
-        return Path(self.request.spec).absolute().parent
 
     @property
     def describe_unlisted(self) -> str:

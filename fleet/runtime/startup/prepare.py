@@ -10,6 +10,7 @@ from pathlib import Path
 from fleet.comm.roles import assign_roles
 from fleet.domain.added_networks import with_added_networks
 from fleet.domain.events import CacheChosen
+from fleet.domain.run import RunState
 from fleet.engines.registry import check_installed
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_standardized, write_sample, write_standardized
@@ -92,7 +93,7 @@ def prepare(
         )
         paths = RunPaths(spec.output.absolute())
         extremes = dataclasses.replace(whole, networks=())
-    import_plan = plan_import(spec, roles, past.paths is not paths)
+    import_plan = plan_import(spec, roles, RunState() if replay else past.run)
     if import_plan.ranks:
         check_installed(spec.engine)
     announce(import_plan)
@@ -134,7 +135,7 @@ def prepare(
     if request.remeasure:
         check_remeasuring(spec, replay is not None)
     rates = find_launch_rates(spec, inputs.epoch_samples, roles, replay is not None)
-    codes = read_codes(spec, Path(request.spec).absolute().parent)
+    codes = read_codes(spec, request.spec_folder)
     changed = fingerprint.describe_data_changes(spec, past.fingerprint, inputs.fingerprint)
     if replay is not None:
         replay.check(whole, inputs.sample, codes, changed, request.accept_changes)

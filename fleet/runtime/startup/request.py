@@ -51,9 +51,14 @@ class Request:
         return RunPaths(Path(self.replay).absolute())
 
     @property
+    def spec_folder(self) -> Path:
+        """The folder of the spec."""
+        return Path(self.spec).absolute().parent
+
+    @property
     def folders(self) -> tuple[str, ...]:
         """Folders from which the spec's modules are imported: the working folder, the spec's."""
-        return tuple(dict.fromkeys(map(str, (Path.cwd(), Path(self.spec).absolute().parent))))
+        return tuple(dict.fromkeys(map(str, (Path.cwd(), self.spec_folder))))
 
 
 class StartupTimer:

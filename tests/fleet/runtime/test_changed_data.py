@@ -245,7 +245,7 @@ def test_data_added_and_removed_images_keep_their_split(pictured):
 def test_data_change_is_not_accepted_by_fresh_network(tabular):
     table(tabular.folder / "x.csv", rows(61))
     assert "1 row more" in tabular.refused(fresh_network=("a",))
-    assert tabular.prepare(fresh_network=("a", "b")).changes[0].damage == "--fresh-network"
+    assert tabular.prepare(fresh_network=("a", "b")).past.changes[0].damage == "--fresh-network"
     tabular.prepare()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from fleet.comm.roles import assign
 from fleet.domain.network import NetworkStatus, Outcome
+from fleet.domain.run import RunState
 from fleet.runtime.startup import engine_import
 from fleet.runtime.startup.engine_import import (
     Announcement,
@@ -17,9 +18,7 @@ from fleet.runtime.startup.engine_import import (
     plan_import,
 )
 from fleet.spec import parse
-from fleet.storage.paths import RunPaths
 from tests.fakes import World
-from tests.fleet.histories import apply_status, results_of
 
 ROLES = assign([0, 0, 0, 0], 1, None)  # trainers 1, 2, 3
 
@@ -58,14 +57,13 @@ def test_engine_import_loads_where_sharing_pays(spec, slots, networks_per_gpu, r
     assert find_busy_trainers(spec.networks, roles, True, networks_per_gpu) == ranks
 
 
-def test_engine_import_ignores_networks_that_have_ended(spec, tmp_path):
-    assert plan_import(spec, ROLES, fresh=False) == ImportPlan("numpy", frozenset({1, 2, 3}))
-    results = results_of(spec, RunPaths(tmp_path))
-    apply_status(results, "b", NetworkStatus((), Outcome("done")))
-    assert plan_import(spec, ROLES, fresh=False).ranks == {1}
-    apply_status(results, "a", NetworkStatus((), Outcome("it cannot be built", is_failure=True)))
-    assert not plan_import(spec, ROLES, fresh=False).ranks
-    assert plan_import(spec, ROLES, fresh=True).ranks == {1, 2, 3}
+def test_engine_import_ignores_networks_that_have_ended(spec):
+    run = RunState(spec)
+    assert plan_import(spec, ROLES, run) == ImportPlan("numpy", frozenset({1, 2, 3}))
+    run.set_status("b", NetworkStatus((), Outcome("done")))
+    assert plan_import(spec, ROLES, run).ranks == {1}
+    run.set_status("a", NetworkStatus((), Outcome("it cannot be built", is_failure=True)))
+    assert not plan_import(spec, ROLES, run).ranks
 
 
 def test_engine_import_skips_custom_engines(tmp_path, monkeypatch):
@@ -76,7 +74,7 @@ def test_engine_import_skips_custom_engines(tmp_path, monkeypatch):
     local = parse(
         {"models": [{"family": "softmax"}], "resources": {"engine": "engine_of_a_user:ROW"}}
     )
-    assert plan_import(local, ROLES, fresh=True).engine == ""
+    assert plan_import(local, ROLES, RunState()).engine == ""
 
 
 def test_engine_import_is_announced_once():
