@@ -202,25 +202,28 @@ def _comparable(
 
 def _read_validation(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions | None:
     """Return a network's validation predictions; of folds, each for its held-out samples."""
-    parts = [read_predictions(paths, part.name, PARTS[0], kind) for part in candidate.parts]
-    available = [predicted for predicted in parts if predicted is not None]
-    if len(available) < len(parts):
+    parts = _read_parts(paths, candidate, PARTS[0], kind)
+    if not parts:
         return None
-    return concatenate(available)
+    return concatenate(parts)
 
 
 def _read_test(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions | None:
     """Return a network's test predictions; of folds, their mean."""
-    parts = [read_predictions(paths, part.name, PARTS[1], kind) for part in candidate.parts]
-    available = [predicted for predicted in parts if predicted is not None]
-    if len(available) < len(parts) or not all(
-        predicted.is_comparable(available[0]) for predicted in available
-    ):
+    parts = _read_parts(paths, candidate, PARTS[1], kind)
+    if not parts or not all(part.is_comparable(parts[0]) for part in parts):
         return None
-    return replace(
-        available[0],
-        values=np.mean([predicted.values for predicted in available], axis=0, dtype=np.float64),
-    )
+    mean = np.mean([part.values for part in parts], axis=0, dtype=np.float64)
+    return replace(parts[0], values=mean)
+
+
+def _read_parts(
+    paths: RunPaths, candidate: Candidate, part: str, kind: str
+) -> Sequence[Predictions]:
+    """Return the predictions of a network, or of each fold; empty if some are missing."""
+    read = [read_predictions(paths, row.name, part, kind) for row in candidate.parts]
+    available = [predicted for predicted in read if predicted is not None]
+    return available if len(available) == len(read) else ()
 
 
 def _greedy(predictions: Mapping[str, Predictions]) -> dict[str, int]:

@@ -134,26 +134,25 @@ def concatenate(parts: Sequence[Predictions]) -> Predictions:
     """Concatenate predictions for different samples, in the order of the data set if known."""
     if len(parts) == 1:
         return parts[0]
-    values, targets = (
-        np.concatenate([getattr(part, name) for part in sources])
-        for name, sources in (("values", parts), ("targets", [part.truth for part in parts]))
+    truths = [part.truth for part in parts]
+    weights = _joined([truth.weights for truth in truths])
+    rows = _joined([part.rows for part in parts])
+    order = slice(None) if rows is None else np.argsort(rows, kind="stable")
+    truth = Truth(
+        truths[0].kind,
+        np.concatenate([truth.targets for truth in truths])[order],
+        None if weights is None else weights[order],
     )
-    first = parts[0].truth
-    weights = [part.truth.weights for part in parts]
-    rows = [part.rows for part in parts]
-    if first.weights is None:
-        all_weights = None
-    else:
-        all_weights = np.concatenate([part for part in weights if part is not None])
-    if any(part is None for part in rows):
-        return Predictions(values, Truth(first.kind, targets, all_weights))
-    all_rows = np.concatenate([part for part in rows if part is not None])
-    order = np.argsort(all_rows, kind="stable")
-    if all_weights is not None:
-        all_weights = all_weights[order]
-    return Predictions(
-        values[order], Truth(first.kind, targets[order], all_weights), all_rows[order]
-    )
+    values = np.concatenate([part.values for part in parts])[order]
+    return Predictions(values, truth, None if rows is None else rows[order])
+
+
+def _joined(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Concatenate arrays; return None if one is missing."""
+    present = [array for array in arrays if array is not None]
+    if len(present) < len(arrays):
+        return None
+    return np.concatenate(present)
 
 
 def probabilities(outputs: np.ndarray, kind: str) -> np.ndarray:
