@@ -119,10 +119,11 @@ def run(args: argparse.Namespace) -> int:
     )
     rates = with_sharing(spec, with_epochs(spec, rate_table, len(data.train)))
     policies = {**POLICIES, spec.policy.name: spec.policy}  # the policy may be custom
-    outcomes = [
-        simulate(rates, cluster, policy, spec.options, Costs()) for policy in policies.values()
-    ]
-    planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
+    outcomes = {
+        name: simulate(rates, cluster, policy, spec.options, Costs())
+        for name, policy in policies.items()
+    }
+    planned = outcomes[spec.schedule.policy]
     profiling = _profiling(args, spec, sample, rates, gpu_cluster)
     dry_run = make_dry_run(
         spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, sample, args.time_scale
@@ -277,7 +278,7 @@ def _announce(
     spec: Spec,
     cluster: Cluster,
     origin: str,
-    outcomes: list[Simulated],
+    outcomes: dict[str, Simulated],
     dry_run: DryRun,
     profiling: MeasurementEstimate,
 ) -> None:
@@ -285,13 +286,13 @@ def _announce(
     is_known = origin != _ESTIMATED
     format_time = format_duration if is_known else about
     note = "" if is_known else " (with estimated rates: nothing was measured)"
-    planned = next(outcome for outcome in outcomes if outcome.policy == policy)
+    planned = outcomes[policy]
     print(
         f"{pluralize(len(spec.networks), 'network')}, "
         f"{pluralize(dry_run.rates.samples_per_epoch, 'sample')} per epoch; "
         f"{describe_gpus(cluster)}; rates: {origin}"
     )
-    print_policies(outcomes, is_known)
+    print_policies(list(outcomes.values()), is_known)
     print_table(
         ["round", "start", "duration", "networks and their GPUs"],
         [
@@ -359,12 +360,12 @@ def _numbers(
     spec: Spec,
     cluster: Cluster,
     origin: str,
-    outcomes: list[Simulated],
+    outcomes: dict[str, Simulated],
     dry_run: DryRun,
     account: Account,
     profiling: MeasurementEstimate,
 ) -> dict[str, Any]:
-    planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
+    planned = outcomes[spec.schedule.policy]
     return {
         "policy": spec.schedule.policy,
         "gpus": cluster.whole_gpus,
@@ -375,11 +376,11 @@ def _numbers(
         "profiling_s": profiling.seconds,
         "policies": [
             {name: getattr(outcome, name) for name in _PRINTED} | {"rounds": len(outcome.rounds)}
-            for outcome in outcomes
+            for outcome in outcomes.values()
         ],
         "rounds": planned.rounds,
-        "predicted_s": {outcome.policy: outcome.makespan_s for outcome in outcomes},
-        "lower_bound_s": outcomes[0].lower_bound_s,
+        "predicted_s": {name: outcome.makespan_s for name, outcome in outcomes.items()},
+        "lower_bound_s": next(iter(outcomes.values())).lower_bound_s,
         "time_scale": dry_run.scale,
         "measured_s": account.measured_s,
         "simulated_s": account.simulated_s,

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from fleet.domain import events as ev
@@ -89,21 +89,7 @@ def format_event(event: ev.Event, run: RunState) -> str:
         and launch.corrected > 1
     ):
         return ""
-    if isinstance(event, ev.EpochEnded):
-        max_epochs = {event.network: run.networks[event.network].max_epochs}
-    else:
-        max_epochs = {}
-    return describe_event(event, max_epochs, "GPU" if launch is None else launch.start.device)
-
-
-def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str = "GPU") -> str:
-    """Format an event as a line, or return "" if it needs none.
-
-    Args:
-        event: the event.
-        max_epochs: maximum number of epochs of the event's network.
-        device: what networks train on, such as GPU.
-    """
+    device = "GPU" if launch is None else launch.start.device
     match event:
         case ev.LaunchStarted():
             if event.finished:
@@ -149,7 +135,7 @@ def describe_event(event: ev.Event, max_epochs: Mapping[str, int], device: str =
                 f"{format_duration(event.seconds)}"
             )
         case ev.EpochEnded():
-            return _describe_epoch(event, max_epochs[event.network])
+            return _describe_epoch(event, run.networks[event.network].max_epochs)
         case ev.NetworkFinished():
             return f"{event.network} has finished: {event.reason}"
         case ev.NetworkLeased():

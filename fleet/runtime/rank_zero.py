@@ -15,7 +15,7 @@ from fleet.export.trackers import target_paths
 from fleet.monitor.html import write_report
 from fleet.monitor.report import best_rows, read_report
 from fleet.monitor.tensorboard import TensorBoardObserver
-from fleet.monitor.view import describe_event, make_view
+from fleet.monitor.view import format_event, make_view
 from fleet.prediction.ensembles import (
     EnsembleResult,
     find_joinable,
@@ -291,7 +291,7 @@ class RankZero:
         with storage_errors(STDOUT):
             self._print()
             for failed in self._tracking.close(patience_s):
-                print(describe_event(failed, {}), flush=True)
+                print(format_event(failed, self._run), flush=True)
             explanation = explain_status(status, self.results.rows())
             if explanation and find_launcher(os.environ) is not None:
                 print(

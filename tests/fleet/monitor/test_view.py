@@ -12,7 +12,7 @@ from fleet.domain import events as ev
 from fleet.domain.network import EpochRecord, NetworkStatus
 from fleet.domain.run import RunState
 from fleet.errors import StorageError
-from fleet.monitor.view import LiveView, PlainView, describe_event, format_event
+from fleet.monitor.view import LiveView, PlainView, format_event
 from scheduler.base import Delta
 from tests.fleet.histories import spec
 from tests.refusals import refused
@@ -307,8 +307,8 @@ EVENTS = [
 
 
 @pytest.mark.parametrize(("event", "line"), EVENTS)
-def test_format_event(event, line):
-    assert describe_event(event, {"a": 9}) == line
+def test_format_event(run, event, line):
+    assert format_event(event, run) == line
 
 
 def test_format_event_covers_all_events():
