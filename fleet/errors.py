@@ -17,8 +17,7 @@ FleetError
 NetworkWarning is not an error: training continues, but perhaps not as expected.
 
 The base packages (preprocess, scheduler, launch) do not import this module. For bad input they
-raise a subclass of ``ValueError`` named ``InputError``, which is treated like ``UserError``
-(:func:`status_of`).
+raise :class:`launch.errors.InputError`, which is treated like ``UserError`` (:func:`status_of`).
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+
+from launch.errors import InputError
 
 
 class ExitStatus(IntEnum):
@@ -163,9 +164,7 @@ class GroupMemberDied(InfrastructureError):
 
 def status_of(error: Exception) -> ExitStatus | None:
     """Return the exit status for an error; None if it is neither FLEET's nor an ``InputError``."""
-    if isinstance(error, UserError) or (
-        isinstance(error, ValueError) and type(error).__name__ == "InputError"
-    ):
+    if isinstance(error, UserError | InputError):
         return ExitStatus.BAD_INPUT
     if isinstance(error, FleetError):
         return ExitStatus.INFRASTRUCTURE

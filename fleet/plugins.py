@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import UserError
-from preprocess.base import InputError, import_object
+from launch.errors import InputError
+from preprocess.base import import_object
 from preprocess.user_code import UserCode
 from scheduler.base import Cluster, Options, Progress, RateTable, Round
-from scheduler.base import InputError as RoundError
 from scheduler.ensemble.policies import POLICIES, Decide, Policy, check_round
 
 
@@ -119,7 +119,7 @@ def _checked(name: str, decide: Decide, code: UserCode) -> Decide:
             raise UserError(f"the policy {name} failed: {reason}") from error
         try:
             check_round(answer, rates, progress, cluster)
-        except RoundError as error:
+        except InputError as error:
             raise UserError(f"the policy {name} {error}") from None
         return answer
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from scheduler.base import Delta
-from scheduler.base import pluralize as pluralize
 from scheduler.ensemble.pace import Ring, Stream
 
 _NUMBER = r"[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?"

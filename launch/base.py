@@ -1,4 +1,4 @@
-"""Shared helpers: the error of this package, checks and parsing of text, and calls of commands."""
+"""Shared helpers: checks and parsing of text, and calls of commands."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from collections.abc import Sequence, Set
 from string import Formatter
 from typing import Any
 
+from launch.errors import InputError
+
 TIMEOUT_S = 120  # of a command of a batch system
-
-
-class InputError(ValueError):
-    """Unusable input from a user or a batch system; the message says what is expected."""
 
 
 def check_fields(text: str, allowed: Set[str], source: str) -> None:
@@ -25,7 +23,7 @@ def check_fields(text: str, allowed: Set[str], source: str) -> None:
     >>> check_fields("--nodes={count}", {"nodes"}, "my site")
     Traceback (most recent call last):
     ...
-    launch.base.InputError: my site: '--nodes={count}' may have braces only around {nodes}
+    launch.errors.InputError: my site: '--nodes={count}' may have braces only around {nodes}
     """
     try:
         fields = [

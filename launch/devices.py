@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from launch.base import InputError, call
+from launch.base import call
 from launch.binding import by_node
+from launch.errors import InputError
 
 # Variables by which launchers and users choose GPUs: NVIDIA, AMD (two names), Intel.
 VARIABLES = (

@@ -13,8 +13,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from launch.base import InputError
 from launch.environment import local_rank
+from launch.errors import InputError
 
 _MAX_CPUS = 2**16  # of a node; no Linux has more
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.base import InputError
+from launch.errors import InputError
 from launch.sites import Site, places
 from launch.systems import TEMPLATES, System
 

@@ -29,7 +29,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launch.base import InputError, check_fields
+from launch.base import check_fields
+from launch.errors import InputError
 from launch.place import format_numbers, parse_cpus
 from launch.systems import COUNTS, SYSTEMS
 

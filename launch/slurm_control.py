@@ -11,7 +11,8 @@ import pwd
 import re
 from collections.abc import Sequence
 
-from launch.base import InputError, ask, call
+from launch.base import ask, call
+from launch.errors import InputError
 from launch.slurm_jobs import find_jobs
 
 REQUEUED = "requeued, held"

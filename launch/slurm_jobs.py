@@ -28,7 +28,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-from launch.base import InputError, call, clock_s
+from launch.base import call, clock_s
+from launch.errors import InputError
 
 # States in which a job has nodes.
 HOLDING = frozenset(

@@ -16,7 +16,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from launch.base import InputError, call, check_fields, clock_s, read_records
+from launch.base import call, check_fields, clock_s, read_records
+from launch.errors import InputError
 
 TEMPLATES = Path(__file__).with_name("templates")
 # The fields of a template, written <<word>>: the job's name; the folder for its output; its

@@ -6,7 +6,8 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 
-from launch.base import InputError, call, clock_s
+from launch.base import call, clock_s
+from launch.errors import InputError
 
 TIMEOUT_S = 20
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from launch.errors import InputError
 from preprocess.user_code import import_user_module
 
 
@@ -50,13 +51,6 @@ def normalize_name(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip()
 
 
-class InputError(ValueError):
-    """The user's input is wrong; the message names the place and the right form."""
-
-    def __init__(self, message: object = "") -> None:
-        super().__init__(printable(str(message)))
-
-
 class CannotWrite(OSError):
     """A file cannot be written: the disk is full, read-only, and so on."""
 
@@ -84,15 +78,6 @@ class UnreadableSample(Exception):
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Format a number with its noun.
-
-    >>> counted(1, "GPU"), counted(2, "GPU")
-    ('1 GPU', '2 GPUs')
-    """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def and_more(things: Sized) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.base import AUGMENT, InputError, UnreadableImage
+from launch.errors import InputError
+from preprocess.base import AUGMENT, UnreadableImage
 from preprocess.deferred_augmentation import pack_rows
 from preprocess.sample import CROP_BYTES, wire_dtype
 from preprocess.transforms import Transform

@@ -13,15 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from preprocess.base import (
-    AUGMENT,
-    InputError,
-    Source,
-    UnreadableImage,
-    UnreadableSample,
-    counted,
-    read_input,
-)
+from launch.errors import InputError, pluralize
+from preprocess.base import AUGMENT, Source, UnreadableImage, UnreadableSample, read_input
 from preprocess.batches import BatchWork, apply_batch
 from preprocess.sample import Affine, wire_dtype
 from preprocess.target import is_mask, read_mask, target_of
@@ -118,8 +111,8 @@ class Chain:
                 mask = read_mask(self.source, index, self._masks)
         except IndexError as error:
             raise InputError(
-                f"the source says that it has {counted(len(self.source), 'sample')}, and has none "
-                f"at {index}: {error}"
+                f"the source says that it has {pluralize(len(self.source), 'sample')}, and has "
+                f"none at {index}: {error}"
             ) from error
         try:
             return self._fix(data, mask)

@@ -8,16 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from preprocess.base import (
-    FOLDS,
-    SPLIT,
-    TEST_SPLIT,
-    ClassSource,
-    InputError,
-    Source,
-    counted,
-    rng_for,
-)
+from launch.errors import InputError, pluralize
+from preprocess.base import FOLDS, SPLIT, TEST_SPLIT, ClassSource, Source, rng_for
 
 
 def draw_held_out(
@@ -71,7 +63,7 @@ def draw_held_out(
         else:
             reason = "there is only one sample"
         raise InputError(
-            f"{split}: {fraction} of {counted(len(source), 'sample')} holds out no sample, "
+            f"{split}: {fraction} of {pluralize(len(source), 'sample')} holds out no sample, "
             f"because {reason}"
         )
     return is_held_out
@@ -130,7 +122,7 @@ def assign_folds(
         unit = "group"
         units = len(np.unique(groups))
     if units < folds:
-        available = counted(units, unit)
+        available = pluralize(units, unit)
         raise InputError(f"data.folds: {folds} folds of {available}; each fold needs at least one")
     if previous is None:
         fold = np.full(len(source), -1)

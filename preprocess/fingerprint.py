@@ -23,15 +23,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from preprocess.base import (
-    InputError,
-    Source,
-    UnreadableSample,
-    counted,
-    encode_name,
-    format_exception,
-    read_input,
-)
+from launch.errors import InputError, pluralize
+from preprocess.base import Source, UnreadableSample, encode_name, format_exception, read_input
 from preprocess.target import Kind, TargetWish, is_mask, plain_targets, target_of
 
 FULL_READ_BYTES = 256 << 20  # up to so many bytes of data, all content is read
@@ -561,7 +554,7 @@ def _compare_splits(before: SampleIds, now: SampleIds, is_further: bool = False)
                 )
         if differs.any():
             words.append(
-                f"{word} of {differs.sum()} of {counted(len(before.names), now.unit)} "
+                f"{word} of {differs.sum()} of {pluralize(len(before.names), now.unit)} "
                 f"{'differs' if word == 'content' else 'differ'}"
             )
     return words
@@ -597,11 +590,11 @@ def _first_matches(matches: np.ndarray) -> np.ndarray:
 
 def _format_change(more: int, fewer: int, unit: str) -> str:
     if more and fewer:
-        return f"{counted(more, unit)} more and {fewer} fewer"
+        return f"{pluralize(more, unit)} more and {fewer} fewer"
     if more:
-        return f"{counted(more, unit)} more"
+        return f"{pluralize(more, unit)} more"
     if fewer:
-        return f"{counted(fewer, unit)} fewer"
+        return f"{pluralize(fewer, unit)} fewer"
     return ""
 
 

@@ -12,7 +12,7 @@ from functools import reduce
 
 import numpy as np
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.pipeline import Pipeline
 from preprocess.sample import FLOAT32_LIMIT, Affine
 from preprocess.transforms.color import Standardize

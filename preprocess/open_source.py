@@ -9,9 +9,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
+from launch.errors import InputError
 from preprocess.base import (
     ClassSource,
-    InputError,
     Source,
     first_duplicate,
     format_exception,

@@ -15,15 +15,8 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from preprocess.base import (
-    CannotWrite,
-    InputError,
-    Source,
-    UnreadableSample,
-    counted,
-    printable,
-    read_input,
-)
+from launch.errors import InputError, pluralize
+from preprocess.base import CannotWrite, Source, UnreadableSample, printable, read_input
 from preprocess.files.deferred_errors import DeferredErrorFile
 from preprocess.pipeline import Pipeline
 from preprocess.sample import wire_dtype
@@ -142,7 +135,7 @@ def _write_split(
         progress(1)
     if inputs is None:
         raise InputError(
-            f"none of the {counted(len(source), 'sample')} can be used; the first: {bad[0]}"
+            f"none of the {pluralize(len(source), 'sample')} can be used; the first: {bad[0]}"
         )
     for files in (inputs, masks):
         if files is not None:

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from preprocess.base import InputError, Source, UnreadableImage, UnreadableSample, counted
+from launch.errors import InputError, pluralize
+from preprocess.base import Source, UnreadableImage, UnreadableSample
 from preprocess.chain import Chain
 from preprocess.decode import count_bits_used
 from preprocess.sample import ImageSpec, SampleSpec
@@ -238,7 +239,7 @@ def _probe_usable(chain: Chain) -> list[_ProbedSample]:
     probed = list(usable(_spread_indices(count))) or list(islice(usable(range(count)), 1))
     if not probed:
         raise InputError(
-            f"none of the {counted(count, 'sample')} can be used; the first: {complaints[0]}"
+            f"none of the {pluralize(count, 'sample')} can be used; the first: {complaints[0]}"
         )
     return probed
 

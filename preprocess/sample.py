@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.scaling import along_row, scale_into
 from preprocess.target import TargetSpec, class_target
 

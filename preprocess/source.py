@@ -14,13 +14,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from preprocess.base import (
-    ClassSource,
-    DataSet,
-    InputError,
-    RandomAccess,
-    Source,
-)
+from launch.errors import InputError
+from preprocess.base import ClassSource, DataSet, RandomAccess, Source
 from preprocess.division import assign_folds, draw_held_out, groups_of, strata_of
 from preprocess.fingerprint import (
     NOT_READ,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from preprocess.base import InputError, Source, and_more, counted
+from launch.errors import InputError, pluralize
+from preprocess.base import Source, and_more
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -120,7 +121,7 @@ def check_numbered(paths: Sequence[str]) -> None:
         if missing:
             raise InputError(
                 f"{begin}{missing[0]:0{len(total)}}-of-{total}{end}: file not found"
-                f"{and_more(missing)}, but {counted(len(numbers), 'file')} of {int(total)} exist; "
-                "copy what is missing, or name the files in data.path as "
+                f"{and_more(missing)}, but {pluralize(len(numbers), 'file')} of {int(total)} exist"
+                "; copy what is missing, or name the files in data.path as "
                 "FILE-{00000..00001}-of-... to do without it"
             )

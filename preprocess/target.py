@@ -38,14 +38,8 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from preprocess.base import (
-    ClassSource,
-    InputError,
-    Source,
-    UnreadableSample,
-    counted,
-    first_duplicate,
-)
+from launch.errors import InputError, pluralize
+from preprocess.base import ClassSource, Source, UnreadableSample, first_duplicate
 
 Kind = Literal["class", "multilabel", "value", "mask"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -87,11 +81,12 @@ class TargetSpec:
             minimum = 2
         if self.outputs < minimum:
             raise ValueError(
-                f"target: {self.kind} with {counted(self.outputs, 'output')}; at least {minimum}"
+                f"target: {self.kind} with {pluralize(self.outputs, 'output')}; at least {minimum}"
             )
         if self.names and len(self.names) != self.outputs:
             raise ValueError(
-                f"target: {counted(len(self.names), 'name')} for {counted(self.outputs, 'output')}"
+                f"target: {pluralize(len(self.names), 'name')} for "
+                f"{pluralize(self.outputs, 'output')}"
             )
         twice = first_duplicate(self.names)
         if twice:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.base import ClassSource, InputError, Source, and_more, counted, format_exception
+from launch.errors import InputError, pluralize
+from preprocess.base import ClassSource, Source, and_more, format_exception
 from preprocess.target import KINDS, TargetSpec
 
 _BLOCK = 2**16  # samples checked together; targets may exceed the memory
@@ -57,7 +58,7 @@ def _check_targets(source: Source, target: TargetSpec, origin: str) -> None:
     if targets.shape not in allowed or targets.dtype.kind not in "iufb":
         raise InputError(
             f"{origin}: its targets are an array of shape {targets.shape} of {targets.dtype} for "
-            f"{counted(count, 'sample')}; it should be numbers of shape {allowed[0]}: {target}"
+            f"{pluralize(count, 'sample')}; it should be numbers of shape {allowed[0]}: {target}"
         )
     if target.kind == "class":
 
@@ -88,7 +89,7 @@ def _check_weights(source: Source, origin: str) -> None:
     if weights.shape != (len(source),) or weights.dtype.kind not in "iufb":
         raise InputError(
             f"{origin}: its weights are an array of shape {weights.shape} of {weights.dtype}; it "
-            f"should be {counted(len(source), 'number')} from 0, one for each sample"
+            f"should be {pluralize(len(source), 'number')} from 0, one for each sample"
         )
     _check_each(
         source,
@@ -174,7 +175,7 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
             advice = "; use labels.argmax(axis=1) for one-hot rows"
         raise InputError(
             f"{origin}: its labels are an array of shape {labels.shape} for "
-            f"{counted(count, 'sample')}; {_expected_labels(source)}{advice}"
+            f"{pluralize(count, 'sample')}; {_expected_labels(source)}{advice}"
         )
     if len(labels) and labels.dtype.kind not in "iub":
         # The first label with a fraction is the best example.
@@ -200,6 +201,6 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
 
 def _expected_labels(source: ClassSource) -> str:
     return (
-        f"labels should be {counted(len(source), 'integer')} from 0 to {len(source.classes) - 1}, "
-        "one class for each sample"
+        f"labels should be {pluralize(len(source), 'integer')} from 0 to {len(source.classes) - 1}"
+        ", one class for each sample"
     )

@@ -7,14 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from preprocess.base import (
-    ClassSource,
-    InputError,
-    Source,
-    and_more,
-    normalize_name,
-    row_numbers,
-)
+from launch.errors import InputError
+from preprocess.base import ClassSource, Source, and_more, normalize_name, row_numbers
 from preprocess.target import TargetSpec, TargetWish, find_targets, target_of
 
 

@@ -16,19 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-
-class InputError(ValueError):
-    """Invalid input; the message names the place and what would be right."""
-
-
-def pluralize(number: int, noun: str) -> str:
-    """Format a count and its noun.
-
-    >>> pluralize(1, "GPU"), pluralize(2, "GPU")
-    ('1 GPU', '2 GPUs')
-    """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
+from launch.errors import InputError, pluralize
 
 # Limits of a machine; sums, products and quotients of such numbers stay finite.
 MIN_VALUE = 1e-12
@@ -71,7 +59,7 @@ def check_range(name: str, value: float, low: float, high: float, unit: str = ""
     >>> check_range("--points", 10**12, 1, 10**6)
     Traceback (most recent call last):
     ...
-    scheduler.base.InputError: --points is 1000000000000; it must be a number from 1 to 1e+06
+    launch.errors.InputError: --points is 1000000000000; it must be a number from 1 to 1e+06
     """
     if not low <= value <= high:
         text = f"{str(value)[:40]} {unit}".rstrip()

@@ -17,7 +17,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import MAX_VALUE, MIN_VALUE, InputError, Network, is_number
+from launch.errors import InputError
+from scheduler.base import MAX_VALUE, MIN_VALUE, Network, is_number
 
 MAX_MISTAKES = 8  # named in one line; the rest are counted
 BLOCK = 1 << 24  # bytes per read

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fleet.units import format_size, pluralize
+from fleet.units import format_size
 from launch.binding import BINDING_REMEDY, Cores, binding_problem, by_node
+from launch.errors import pluralize
 from launch.numa import GpuNode
 from launch.place import format_numbers
 

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from fleet.errors import UserError
 from fleet.spec import Spec
-from fleet.units import pluralize
+from launch.errors import pluralize
 from scheduler.base import Cluster
 
 

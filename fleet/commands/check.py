@@ -46,8 +46,9 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import spec_for_run
 from fleet.terminal import print_table, progress_bar
 from fleet.units import format_size
+from launch.errors import InputError
 from launch.memory import free_shared_memory
-from preprocess.base import DataSet, InputError
+from preprocess.base import DataSet
 from preprocess.target import plain_targets, target_of
 
 _SAMPLES = 8  # samples of the data for training steps

@@ -21,7 +21,8 @@ from fleet.arguments import integer
 from fleet.commands.output import add_json, show
 from fleet.storage.files import storage_errors
 from fleet.terminal import progress_bar
-from fleet.units import format_size, pluralize
+from fleet.units import format_size
+from launch.errors import pluralize
 from preprocess.base import CannotWrite, DataSet, Source, UnreadableSample
 from preprocess.packing import write_hdf5
 from preprocess.pipeline import Pipeline

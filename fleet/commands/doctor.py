@@ -48,15 +48,15 @@ from fleet.storage.lease import (
 )
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import folder_bytes
-from fleet.units import pluralize
 from launch.binding import cores_per_node, process_cores
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
+from launch.errors import InputError, pluralize
 from launch.memory import free_shared_memory
 from launch.numa import GpuNode, find_gpu_nodes
 from launch.place import format_numbers
 from launch.stale_files import remove_leftovers
-from preprocess.base import DataSet, InputError, read_input
+from preprocess.base import DataSet, read_input
 from preprocess.sample import SampleSpec
 
 if TYPE_CHECKING:  # importing it starts MPI

@@ -44,7 +44,8 @@ from fleet.spec.engines import find_engine
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
-from fleet.units import about, format_duration, listed, pluralize
+from fleet.units import about, format_duration, listed
+from launch.errors import pluralize
 from preprocess.sample import SampleSpec
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs

@@ -16,8 +16,9 @@ from fleet.storage.identity import Machine, hash_all_sources, speed_identity
 from fleet.storage.paths import RunPaths
 from fleet.storage.rate_cache import beside_steps_key, cache_path, rates_of, read_cache, sharing_key
 from launch.binding import process_cores
+from launch.errors import InputError
 from preprocess.sample import SampleSpec
-from scheduler.base import MAX_SLOTS, Cluster, InputError, RateTable
+from scheduler.base import MAX_SLOTS, Cluster, RateTable
 from scheduler.ensemble.rates_file import read_rates
 from scheduler.ensemble.sharing import Sharing
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fleet.arguments import count, delta, number, seed, share
 from fleet.errors import UserError
-from fleet.units import pluralize
+from launch.errors import pluralize
 from scheduler.base import Cluster, Options
 from scheduler.ensemble.policies import POLICIES, Policy
 from scheduler.reservation.distributions import LAWS, Law, make_law

@@ -19,7 +19,7 @@ from fleet.commands.output import add_json, show
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
-from fleet.units import pluralize
+from launch.errors import pluralize
 from launch.place import format_numbers
 from scheduler.base import Cluster, Member, Progress, RateTable, Round
 from scheduler.ensemble.elastic import with_best_batches

@@ -38,7 +38,8 @@ from fleet.runtime.startup.fingerprint import find_data_changes
 from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
-from fleet.units import format_duration, pluralize
+from fleet.units import format_duration
+from launch.errors import pluralize
 
 _POLL_S = 1.0  # between two checks whether a launch is still running
 

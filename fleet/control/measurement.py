@@ -16,7 +16,8 @@ from typing import NamedTuple
 from fleet.comm.messages import Measured
 from fleet.domain.network import Outcome, StepRate
 from fleet.spec import NetworkSpec, Profile
-from scheduler.base import CommTime, InputError, Network, RateTable
+from launch.errors import InputError
+from scheduler.base import CommTime, Network, RateTable
 from scheduler.elastic.analyzer import StepTimings, analyze, batches_to_time, merge_exchanges
 from scheduler.ensemble.elastic import with_best_batches
 from scheduler.ensemble.rates import counts_to_measure, rate, rates_up_to_gap

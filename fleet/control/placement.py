@@ -14,7 +14,7 @@ from fleet.control.searching import Searches
 from fleet.control.shutdown import Shutdown
 from fleet.domain import events
 from fleet.errors import UserError
-from fleet.units import pluralize
+from launch.errors import pluralize
 from scheduler.base import Progress, Round
 from scheduler.ensemble import moves
 

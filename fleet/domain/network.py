@@ -11,7 +11,7 @@ import numpy as np
 
 from fleet.domain.json_record import NanAsNull, OmitDefault
 from fleet.spec import Stopping
-from fleet.units import pluralize
+from launch.errors import pluralize
 
 # file, relative to the folder where its module was found -> hash of its text
 Code: TypeAlias = Mapping[str, str]

@@ -10,7 +10,8 @@ from functools import cached_property
 from fleet.domain import events as e
 from fleet.domain.network import EpochRecord, Outcome
 from fleet.spec import Spec
-from fleet.units import format_duration, pluralize
+from fleet.units import format_duration
+from launch.errors import pluralize
 from scheduler.base import Network
 from scheduler.ensemble.rates import rate
 

@@ -21,7 +21,7 @@ import numpy as np
 from fleet.comm.protocols import Group
 from fleet.errors import CheckpointError, FleetError, NetworkWarning, UserError
 from fleet.spec import NetworkSpec, Resources
-from fleet.units import pluralize
+from launch.errors import pluralize
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 

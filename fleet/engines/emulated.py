@@ -23,7 +23,7 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import WIDTH, Arrays, EngineContext, StepTotals, check_arrays
 from fleet.errors import ModelError
 from fleet.spec import NetworkSpec
-from scheduler.base import pluralize
+from launch.errors import pluralize
 from scheduler.ensemble.elastic import step_rate
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.sharing import share

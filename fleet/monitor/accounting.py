@@ -22,7 +22,8 @@ from fleet.domain.timeline import are_concurrent
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.units import parse_stream
-from scheduler.base import InputError, Network, Options, RateTable
+from launch.errors import InputError
+from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.simulation.ensemble import Stint
 from scheduler.simulation.replay_run import ReplayedRun, replay, stints_of

@@ -13,7 +13,7 @@ from fleet.monitor.report import RunReport
 from fleet.monitor.search_summary import SearchReport, SearchTrial, coordinate_of
 from fleet.spec.space import Dimension, Range
 from fleet.storage.results import Status, short_names
-from fleet.units import pluralize
+from launch.errors import pluralize
 from scheduler.simulation.ensemble import Stint
 
 NAMED = 10  # best networks, which are in color before any is selected

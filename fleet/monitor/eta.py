@@ -31,7 +31,8 @@ from fleet.domain.run_launch import RunGroup, RunLaunch
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec, Stopping
 from fleet.units import parse_stream
-from scheduler.base import Cluster, InputError, Network, RateTable
+from launch.errors import InputError
+from scheduler.base import Cluster, Network, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.rates import rate

@@ -27,7 +27,8 @@ from fleet.storage.results import (
     without_fold_means,
 )
 from fleet.terminal import brief
-from fleet.units import listed, pluralize
+from fleet.units import listed
+from launch.errors import pluralize
 
 FRONT_TITLE = "Pareto front"
 RUNGS_TITLE = "Pruning by epoch"

@@ -18,7 +18,8 @@ from fleet.monitor.html import html_table
 from fleet.monitor.progress import EpochPart, Progress
 from fleet.storage.files import STDOUT, storage_errors, with_retries
 from fleet.terminal import brief, terminal, terminal_width
-from fleet.units import format_duration, pluralize
+from fleet.units import format_duration
+from launch.errors import pluralize
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.sharing import useful_networks_per_gpu
 

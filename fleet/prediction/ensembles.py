@@ -21,7 +21,8 @@ from fleet.spec import Spec
 from fleet.storage.files import atomic_write, blank_if_missing, nan_if_blank
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.results import NetworkResult, Status
-from fleet.units import listed, pluralize
+from fleet.units import listed
+from launch.errors import pluralize
 
 log = logging.getLogger("fleet.prediction.ensembles")
 

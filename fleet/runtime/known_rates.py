@@ -13,7 +13,8 @@ from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.files import WriteThrottle, with_retries, write_json
 from fleet.storage.paths import RunPaths
-from scheduler.base import InputError, Network, RateTable
+from launch.errors import InputError
+from scheduler.base import Network, RateTable
 from scheduler.ensemble.elastic import with_best_batches
 from scheduler.ensemble.rates import median_rates
 from scheduler.ensemble.rates_file import read_rates, write_rates

@@ -44,8 +44,8 @@ from fleet.storage.files import STDOUT, storage_errors
 from fleet.storage.lease import Lease
 from fleet.storage.results import NetworkResult, Status
 from fleet.terminal import print_table
-from fleet.units import pluralize
 from launch.environment import find_launcher
+from launch.errors import pluralize
 from scheduler.ensemble.sharing import Sharing, useful_networks_per_gpu
 
 # Longest wait for trackers at the end, whose libraries take seconds to load; and if the walltime

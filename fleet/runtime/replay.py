@@ -16,7 +16,7 @@ from fleet.storage.checkpoint import find_newest
 from fleet.storage.files import atomic_write
 from fleet.storage.identity import file_checksum, find_changes
 from fleet.storage.paths import RunPaths
-from fleet.units import pluralize
+from launch.errors import pluralize
 from preprocess.sample import SampleSpec
 
 

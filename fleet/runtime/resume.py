@@ -13,7 +13,7 @@ from fleet.storage.identity import trial_identity
 from fleet.storage.lease import fence_check
 from fleet.storage.results import Results, known_parameters, recover
 from fleet.storage.skipped_networks import read_skipped
-from fleet.units import pluralize
+from launch.errors import pluralize
 
 
 @dataclass(frozen=True)

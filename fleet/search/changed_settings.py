@@ -12,7 +12,7 @@ from fleet.search.controller import Entry
 from fleet.search.session import PARENT, match_space
 from fleet.spec.space import Space
 from fleet.spec.yaml_file import plain
-from fleet.units import pluralize
+from launch.errors import pluralize
 
 _CHOICE = (
     "sampler",

@@ -31,8 +31,8 @@ from pydantic import Field
 from fleet.errors import FleetError, UserError
 from fleet.spec.engines import EngineInfo
 from fleet.spec.section import section
-from fleet.units import pluralize
-from preprocess.base import InputError, import_function
+from launch.errors import InputError, pluralize
+from preprocess.base import import_function
 from preprocess.user_code import UserCode
 
 # Strict, since pydantic would otherwise read `true` as the number 1.

@@ -61,8 +61,7 @@ from fleet.spec.search import NETWORK_OBJECTIVES, Objective, Prune, find_rule
 from fleet.spec.space import Member, Range, Space, contradictions, draw, ends, grid, override
 from fleet.spec.train import Train
 from fleet.spec.yaml_file import plain, read_yaml
-from fleet.units import pluralize
-from preprocess.base import InputError
+from launch.errors import InputError, pluralize
 from preprocess.source import SOURCES
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.on_device import defer_to_device, split_device

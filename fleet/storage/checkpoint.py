@@ -28,7 +28,7 @@ from fleet.storage.files import atomic_write, blank_if_missing, nan_if_blank, st
 from fleet.storage.lease import Fence, fence_check
 from fleet.storage.paths import RunPaths
 from fleet.storage.verified_hdf5 import read_verified, write_verified
-from fleet.units import pluralize
+from launch.errors import pluralize
 
 # ---- files -------------------------------------------------------------------------------------
 

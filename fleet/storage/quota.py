@@ -15,7 +15,8 @@ from fleet.spec import Checkpoint, NetworkSpec, Spec
 from fleet.spec.engine_keys import optimizer_slots
 from fleet.spec.layers import count_for
 from fleet.storage.paths import RunPaths
-from fleet.units import format_size, pluralize
+from fleet.units import format_size
+from launch.errors import pluralize
 from preprocess.sample import SampleSpec
 
 log = logging.getLogger("fleet.storage.quota")

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.errors import UserError
-from fleet.units import format_size, pluralize
+from fleet.units import format_size
+from launch.errors import pluralize
 from preprocess.sample import ImageSpec
 
 LABEL = np.dtype(np.int64)  # of a plain class label

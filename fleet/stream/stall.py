@@ -11,7 +11,7 @@ from typing import TypeVar
 from fleet.comm.protocols import World
 from fleet.errors import InfrastructureError
 from fleet.stream.sample_set import SampleSet
-from fleet.units import pluralize
+from launch.errors import pluralize
 
 T = TypeVar("T")
 

@@ -10,7 +10,8 @@ import getpass
 import re
 from collections.abc import Sequence
 
-from launch.base import InputError, call
+from launch.base import call
+from launch.errors import InputError
 from launch.queues.queue import Queue, QueuedJob
 
 _WAITING = ("PEND", "PSUSP", "WAIT")

@@ -13,7 +13,8 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
-from preprocess.base import InputError, UnreadableImage
+from launch.errors import InputError
+from preprocess.base import UnreadableImage
 
 # of a member of a zip file: the lengths of its name and extra field
 _LOCAL_HEADER = struct.Struct("<26xHH")

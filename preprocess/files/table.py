@@ -17,7 +17,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from preprocess.base import InputError, and_more, counted, first_duplicate
+from launch.errors import InputError, pluralize
+from preprocess.base import and_more, first_duplicate
 
 # cells that mean a missing number
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
@@ -333,8 +334,8 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
                     continue
                 if len(cells) != len(header):
                     raise InputError(
-                        f"{path} line {reader.line_num}: {counted(len(cells), 'cell')} in a table "
-                        f"of {counted(len(header), 'column')}"
+                        f"{path} line {reader.line_num}: {pluralize(len(cells), 'cell')} in a "
+                        f"table of {pluralize(len(header), 'column')}"
                     )
                 rows.append(cells)
                 lines.append(reader.line_num)
@@ -421,7 +422,7 @@ def _default_header(path: str, names: Sequence[str], first: Sequence[str]) -> li
     """Return the column names of a file without a header."""
     if len(first) != len(names):
         raise InputError(
-            f"{path} line 1: {counted(len(first), 'number')} and no header; without the names of "
+            f"{path} line 1: {pluralize(len(first), 'number')} and no header; without the names of "
             f"its columns a table should have exactly {len(names)}: {format_names(names)}"
         )
     return list(names)

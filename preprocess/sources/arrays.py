@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from preprocess.base import InputError, Source, printable
+from launch.errors import InputError
+from preprocess.base import Source, printable
 from preprocess.files.npz import ArrayPlace, member_names
 from preprocess.fingerprint import SampleIds, describe_rows, identify_by_content
 from preprocess.sources.masks import Masks, PixelClasses

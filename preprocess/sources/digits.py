@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from preprocess.base import InputError, Source, counted
+from launch.errors import InputError, pluralize
+from preprocess.base import Source
 from preprocess.sources.image_folder import open_image_folder
 
 FOLDER = "data/digits"  # the default path
@@ -30,7 +31,7 @@ def open_digits(path: str | None = None) -> tuple[Source, Source | None]:
     count = len(train) + (0 if validation is None else len(validation))
     if count != COUNT:
         raise InputError(
-            f"{folder} holds {counted(count, 'image')} instead of {COUNT} digits; "
+            f"{folder} holds {pluralize(count, 'image')} instead of {COUNT} digits; "
             "delete it, and it will be written again"
         )
     return train, validation

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from preprocess.base import InputError, printable
+from launch.errors import InputError
+from preprocess.base import printable
 from preprocess.files.npz import ArrayPlace
 from preprocess.sources.image_folder import EXTENSIONS, FilePerSample, find_images
 

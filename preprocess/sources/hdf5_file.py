@@ -12,7 +12,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from preprocess.base import InputError, and_more
+from launch.errors import InputError
+from preprocess.base import and_more
 from preprocess.transient_errors import is_transient
 
 # Messages of HDF5, and advice for the user.

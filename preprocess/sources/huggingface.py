@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.base import InputError, RandomAccess, UnreadableSample
+from launch.errors import InputError
+from preprocess.base import RandomAccess, UnreadableSample
 from preprocess.fingerprint import SampleIds, identify_by_content
 from preprocess.sources.arrays import Opened, open_splits
 from preprocess.sources.masks import Masks, PixelClasses

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from preprocess.base import InputError, RandomAccess, Source, and_more, counted, printable
+from launch.errors import InputError, pluralize
+from preprocess.base import RandomAccess, Source, and_more, printable
 from preprocess.fingerprint import SampleIds, identify_files
 from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import TargetedSource
@@ -346,7 +347,7 @@ def describe_unread(source: object) -> str:
     if count == 1:
         text = f"1 file is not read because of its ending: {_endings(unread)}"
     else:
-        files = counted(count, "file")
+        files = pluralize(count, "file")
         text = f"{files} are not read because of their endings: {_endings(unread)}"
     if folder:
         return f"{folder}: {text}"

@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from PIL import Image
 
-from preprocess.base import InputError, UnreadableImage, UnreadableSample
+from launch.errors import InputError
+from preprocess.base import UnreadableImage, UnreadableSample
 from preprocess.decode import load_upright, open_image
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.fingerprint import NOT_READ, hash64, hash_files, select_rows

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from preprocess.base import InputError, RandomAccess
+from launch.errors import InputError
+from preprocess.base import RandomAccess
 
 _IMAGES = 256  # distinct images; more would take longer to send to all ranks
 

@@ -23,12 +23,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from launch.errors import InputError, pluralize
 from preprocess.base import (
     ORDER,
-    InputError,
     UnreadableImage,
     UnreadableSample,
-    counted,
     encode_name,
     printable,
     rng_for,
@@ -141,7 +140,7 @@ class Shards(TargetedSource):
         if not shards:
             raise InputError("no shards")
         if buffer < 1:
-            raise InputError(f"buffer: {counted(buffer, 'record')}; it must be at least 1")
+            raise InputError(f"buffer: {pluralize(buffer, 'record')}; it must be at least 1")
         self._index = load_index(tuple(shards), form)
         self.places = tuple(shards)
         self._form = form

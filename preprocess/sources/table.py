@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from launch.errors import InputError, pluralize
 from preprocess.base import (
-    InputError,
     Source,
     UnreadableImage,
     UnreadableSample,
     and_more,
-    counted,
     first_duplicate,
     printable,
 )
@@ -417,7 +416,7 @@ def _by_position(table: Table, columns: Columns, count: int) -> tuple[str, ...]:
     )
     if len(names) != count:
         raise InputError(
-            f"{table.path}: {counted(len(names), 'column')}; the networks take {count}, whose "
+            f"{table.path}: {pluralize(len(names), 'column')}; the networks take {count}, whose "
             "names are not known, so the table must have exactly these, in order"
         )
     return names

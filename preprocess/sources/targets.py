@@ -20,7 +20,8 @@ from functools import cached_property
 
 import numpy as np
 
-from preprocess.base import InputError, RandomAccess, and_more, counted, normalize_name, printable
+from launch.errors import InputError, pluralize
+from preprocess.base import RandomAccess, and_more, normalize_name, printable
 from preprocess.sources.masks import Masks
 from preprocess.target import Kind, TargetSpec, TargetWish
 
@@ -306,8 +307,8 @@ def _check_few(values: np.ndarray, origin: str) -> None:
     if distinct > max(_MAX_GUESSED_CLASSES, len(values) // 2):
         raise InputError(
             f"{origin}: there are {distinct} different integers in "
-            f"{counted(len(values), 'target')}, so they may be classes or values; set data.target: "
-            "class or data.target: value"
+            f"{pluralize(len(values), 'target')}, so they may be classes or values; set "
+            "data.target: class or data.target: value"
         )
 
 

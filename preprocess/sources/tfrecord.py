@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from preprocess.base import InputError, UnreadableImage
+from launch.errors import InputError
+from preprocess.base import UnreadableImage
 from preprocess.files.crc32c import crc32c, mask_crc
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.sources.masks import PixelClasses

@@ -16,7 +16,8 @@ from itertools import groupby
 
 import numpy as np
 
-from preprocess.base import InputError, UnreadableImage
+from launch.errors import InputError
+from preprocess.base import UnreadableImage
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.sources.masks import PixelClasses
 from preprocess.sources.shards import BUFFER, Record, Shards, Value, open_shards

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from pydantic import ConfigDict, Field
 
-from preprocess.base import InputError, counted
+from launch.errors import InputError, pluralize
 from preprocess.decode import to_image
 
 # Descriptions appear in messages and in the JSON Schema.
@@ -205,6 +205,6 @@ def channels(image: np.ndarray, transform: object) -> int:
         shape = " x ".join(map(str, image.shape))
         raise InputError(
             f"{name_of(transform)} works on images (height, width, channels), not on samples of "
-            f"{counted(image.ndim, 'dimension')} ({shape})"
+            f"{pluralize(image.ndim, 'dimension')} ({shape})"
         )
     return image.shape[2]

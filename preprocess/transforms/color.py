@@ -12,7 +12,7 @@ from PIL import Image, ImageEnhance
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from preprocess.base import InputError, counted
+from launch.errors import InputError, pluralize
 from preprocess.decode import to_array
 from preprocess.sample import FLOAT32_LIMIT, Affine
 from preprocess.transforms import base
@@ -140,7 +140,7 @@ class RandomErasing(base.DrawsWindow, base.LeavesPixels):
             )
         if isinstance(self.value, tuple) and len(self.value) != image.shape[2]:
             raise InputError(
-                f"random_erasing: {counted(len(self.value), 'number')} of value, one for each "
+                f"random_erasing: {pluralize(len(self.value), 'number')} of value, one for each "
                 f"channel, but samples have {image.shape[2]} channels"
             )
         window = self.draw_window(image.shape[0], image.shape[1], rng)
@@ -180,8 +180,8 @@ class Scale(base.LeavesPixels):
             and len(self.mean) != len(self.std)
         ):
             raise ValueError(
-                f"{counted(len(self.mean), 'mean')} and "
-                f"{counted(len(self.std), 'standard deviation')}; each channel needs one of each"
+                f"{pluralize(len(self.mean), 'mean')} and "
+                f"{pluralize(len(self.std), 'standard deviation')}; each channel needs one of each"
             )
 
     @cached_property

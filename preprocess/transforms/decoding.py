@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.decode import MinSize, Mode, decode, reduction, to_array
 from preprocess.transforms.base import FORBID, LeavesPixels, Transform, as_image
 from preprocess.transforms.geometry import RandomResizedCrop, Resize

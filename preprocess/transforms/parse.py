@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.transforms.base import Transform
 from preprocess.transforms.color import (
     ColorJitter,
@@ -51,7 +51,7 @@ def parse_transform(item: object) -> Transform:
     RandomCrop(size=(32, 32), padding=4)
     >>> parse_transform({"rotate": {"degrees": 200}})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    preprocess.base.InputError: rotate: 'degrees' is 200; it should be largest angle, ...
+    launch.errors.InputError: rotate: 'degrees' is 200; it should be largest angle, ...
 
     Raises:
         InputError: the transform does not exist, or does not take these parameters; the message

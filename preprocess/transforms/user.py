@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from preprocess.base import InputError, UnreadableImage, as_array, import_function
+from launch.errors import InputError
+from preprocess.base import UnreadableImage, as_array, import_function
 from preprocess.transforms.base import Mask
 from preprocess.user_code import UserCode, exclusive_generators, seed_generators
 

@@ -19,7 +19,8 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import CommTime, InputError, Network, StepTime, pluralize
+from launch.errors import InputError, pluralize
+from scheduler.base import CommTime, Network, StepTime
 from scheduler.shares import Gains, climb, optimal_counts
 
 Array = NDArray[np.float64]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from scheduler.base import CommTime, InputError, Network, StepTime
+from launch.errors import InputError
+from scheduler.base import CommTime, Network, StepTime
 from scheduler.elastic.allocate import step_seconds
 
 BYTES = 4  # of a parameter in an exchange

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scheduler.base import InputError, check_range
+from launch.errors import InputError
+from scheduler.base import check_range
 from scheduler.elastic.allocate import ScalingCurve, allocate
 
 MAX_MIN = 1e5  # of a setting: ten weeks; decisions continue while a job pauses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.base import InputError
+from launch.errors import InputError
 
 
 @dataclass(frozen=True)

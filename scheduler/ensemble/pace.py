@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import MIN_VALUE, InputError, pluralize
+from launch.errors import InputError, pluralize
+from scheduler.base import MIN_VALUE
 
 Floats = NDArray[np.float64]
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import InputError, Member, pluralize
+from launch.errors import InputError, pluralize
+from scheduler.base import Member
 
 MAX_PERMUTATIONS = 1024  # [FLEET] appendix A
 MAX_STATES = 2_000  # of the exact search: some hundredths of a second

@@ -20,16 +20,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import (
-    Cluster,
-    InputError,
-    Member,
-    Options,
-    Progress,
-    RateTable,
-    Round,
-    pluralize,
-)
+from launch.errors import InputError, pluralize
+from scheduler.base import Cluster, Member, Options, Progress, RateTable, Round
 from scheduler.ensemble.adaptive import group_sizes, select_admitted
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.elastic import elastic_round

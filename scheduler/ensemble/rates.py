@@ -16,7 +16,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import InputError, Network, RateTable
+from launch.errors import InputError
+from scheduler.base import Network, RateTable
 
 ROUNDING = 1e-12  # of an efficiency
 

@@ -18,7 +18,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import InputError, Network, RateTable, pluralize
+from launch.errors import InputError, pluralize
+from scheduler.base import Network, RateTable
 from scheduler.ensemble.rates import bent_curves, extrapolate_rates, is_straight, kinds
 from scheduler.hulls import concave_hulls
 

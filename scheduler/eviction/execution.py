@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.eviction.plan import Action, RunningJob, check_jobs, plan_evictions
 
 GRAIN = 0.1  # minutes to whose multiples the remaining time is rounded down

@@ -23,7 +23,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import MAX_NODES, NAME, InputError, check_range, is_name, pluralize
+from launch.errors import InputError, pluralize
+from scheduler.base import MAX_NODES, NAME, check_range, is_name
 
 Action = Literal["kill", "app", "sys"]
 CHECKPOINTS: tuple[Action, ...] = ("app", "sys")  # in the order in which ties are broken

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.base import MAX_VALUE, MIN_VALUE, InputError, check_range, is_number, pluralize
+from launch.errors import InputError, pluralize
+from scheduler.base import MAX_VALUE, MIN_VALUE, check_range, is_number
 from scheduler.eviction.plan import Action, Number, RunningJob, exact, plain, round_up
 from scheduler.files import read_bytes, read_json
 

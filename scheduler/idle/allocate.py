@@ -37,7 +37,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from scheduler.base import MAX_NODES, InputError, check_range, pluralize
+from launch.errors import InputError, pluralize
+from scheduler.base import MAX_NODES, check_range
 from scheduler.shares import FloatArray, Gains, IntArray, climb, dynamic_program, optimal_counts
 
 Counts = tuple[int, ...]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.reservation.distributions import Discrete, coarsen
 
 MAX_VALUES = 500  # of a distribution; one with more values is reduced

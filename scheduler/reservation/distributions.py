@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scheduler.base import MAX_VALUE, InputError, check_range
+from launch.errors import InputError
+from scheduler.base import MAX_VALUE, check_range
 
 Array = NDArray[np.float64]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scheduler.base import MAX_VALUE, InputError
+from launch.errors import InputError
+from scheduler.base import MAX_VALUE
 from scheduler.files import iter_line_blocks, parse_numbers
 from scheduler.reservation.distributions import Array, Discrete
 

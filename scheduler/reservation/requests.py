@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.reservation.blocks import cumulative_sums, solve_in_blocks
 from scheduler.reservation.distributions import Array, Discrete, coarsen, empirical_law
 

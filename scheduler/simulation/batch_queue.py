@@ -33,7 +33,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from scheduler.base import InputError, pluralize
+from launch.errors import InputError, pluralize
 from scheduler.reservation.distributions import Discrete
 from scheduler.reservation.requests import SAFETY
 from scheduler.simulation.availability import Availability

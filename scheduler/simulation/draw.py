@@ -9,7 +9,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from scheduler.base import InputError, Network, RateTable, check_range
+from launch.errors import InputError
+from scheduler.base import Network, RateTable, check_range
 from scheduler.ensemble.rates_file import network_of
 from scheduler.files import RecordReader
 

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.base import CommTime, InputError, Network, StepTime, is_number
+from launch.errors import InputError
+from scheduler.base import CommTime, Network, StepTime, is_number
 from scheduler.elastic.allocate import BatchRange, ScalingCurve, scaling_curve
 from scheduler.files import check_record, read_json
 from scheduler.simulation.autoscale import ElasticJob

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto
 from functools import partial
 
-from scheduler.base import Cluster, InputError, Member, Network, Options, Progress, RateTable, Round
+from launch.errors import InputError
+from scheduler.base import Cluster, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.elastic import epoch_rate, with_best_batches
 from scheduler.ensemble.moves import (

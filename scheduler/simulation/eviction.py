@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 
-from scheduler.base import InputError, pluralize
+from launch.errors import InputError, pluralize
 from scheduler.eviction.plan import Action
 from scheduler.eviction.running_jobs import FileSystem
 from scheduler.simulation.kernel import Event, Simulator

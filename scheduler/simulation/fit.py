@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.reservation.distributions import LAWS, Array, Law, make_law
 
 FEWEST = 5

@@ -29,7 +29,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from scheduler.base import MAX_VALUE, InputError, check_range
+from launch.errors import InputError
+from scheduler.base import MAX_VALUE, check_range
 from scheduler.idle import allocate as sharing
 from scheduler.simulation.idle_trace import ProgressCallback, Trace, TrainerJob, with_objective
 from scheduler.simulation.kernel import Event, Simulator

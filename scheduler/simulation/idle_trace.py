@@ -1,7 +1,7 @@
 """Read the files of an idle-node replay: idle nodes over time, trainers, node names.
 
 Three formats (``.gz`` allowed for each), all checked as they are read: a mistake
-is one :class:`~scheduler.base.InputError` that names the file and the line, or the
+is one :class:`~launch.errors.InputError` that names the file and the line, or the
 place in the JSON.
 
 - *events*, CSV with the heading ``t_s,node,delta``: at ``t_s`` seconds from the start, node number
@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import MAX_VALUE, NAME, InputError, check_range, is_name, is_number
+from launch.errors import InputError
+from scheduler.base import MAX_VALUE, NAME, check_range, is_name, is_number
 from scheduler.files import (
     ProgressCallback,
     check_record,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.base import InputError, Network, RateTable
+from launch.errors import InputError
+from scheduler.base import Network, RateTable
 from scheduler.ensemble.online import Observation, OnlineRates, Traits
 from scheduler.ensemble.probing import Probes
 from scheduler.ensemble.rates import curve

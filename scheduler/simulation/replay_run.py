@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scheduler.base import Cluster, InputError, Options, RateTable, Record
+from launch.errors import InputError
+from scheduler.base import Cluster, Options, RateTable, Record
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import Policy

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
-from scheduler.base import MAX_VALUE, InputError, pluralize
+from launch.errors import InputError, pluralize
+from scheduler.base import MAX_VALUE
 from scheduler.files import read_bytes
 
 UNKNOWN = -1

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.eviction.running_jobs import Checkpointing, FileSystem
 
 NODES = 4352

@@ -21,7 +21,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import MAX_VALUE, InputError, check_range
+from launch.errors import InputError
+from scheduler.base import MAX_VALUE, check_range
 from scheduler.reservation.distributions import Discrete, Law, discretize, empirical_law, make_law
 from scheduler.reservation.requests import has_too_few_runs, optimal_requests
 from scheduler.simulation.batch_queue import QueueJob, Run, Schedule, Stream

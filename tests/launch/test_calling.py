@@ -2,7 +2,8 @@
 
 import pytest
 
-from launch.base import InputError, call
+from launch.base import call
+from launch.errors import InputError
 
 
 def test_call_reads_output_that_is_not_utf_8():

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from launch.base import InputError
+from launch.errors import InputError
 from launch.systems import SYSTEMS, past_runs
 from tests.fakes import put_programs
 from tests.refusals import refused

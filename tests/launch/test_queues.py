@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.base import InputError
+from launch.errors import InputError
 from launch.queues import QUEUES, lsf, pbs
 from tests.fakes import put_programs
 from tests.refusals import refused

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.base import InputError
+from launch.errors import InputError
 from launch.render import Job, render
 from launch.sites import SITES, Site
 from launch.systems import SYSTEMS, WORDS

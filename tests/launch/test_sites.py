@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.base import InputError
+from launch.errors import InputError
 from launch.place import parse_cpus
 from launch.sites import SITES, Site, parse_site, places
 from tests.refusals import refused

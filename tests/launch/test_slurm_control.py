@@ -5,7 +5,7 @@ import os
 import pytest
 
 from launch import slurm_control
-from launch.base import InputError
+from launch.errors import InputError
 from launch.slurm_control import (
     current_user,
     hold,

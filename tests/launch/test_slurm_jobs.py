@@ -2,7 +2,8 @@
 
 import pytest
 
-from launch.base import InputError, clock_s
+from launch.base import clock_s
+from launch.errors import InputError
 from launch.slurm_jobs import SlurmJob, find_jobs, parse_comment, running_jobs
 from tests.refusals import refused
 

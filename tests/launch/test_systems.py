@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.base import InputError
+from launch.errors import InputError
 from launch.systems import (
     SYSTEMS,
     CurrentJob,

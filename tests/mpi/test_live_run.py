@@ -30,7 +30,7 @@ from fleet.storage.checkpoint import find_newest, read_state
 from fleet.storage.event_log import events_of, read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
-from fleet.units import pluralize
+from launch.errors import pluralize
 from tests.mpi.conftest import Launcher, kill, rank_process, session_members, spec
 from tests.places import ROOT
 from tests.waiting import wait_until

@@ -28,7 +28,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.idle.allocate import Counts, RateCurve, Trainer, check_state
 
 

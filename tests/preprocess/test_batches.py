@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from preprocess.base import InputError, UnreadableImage
+from launch.errors import InputError
+from preprocess.base import UnreadableImage
 from preprocess.lazy_numba import NUMBA, LazyNumba
 from preprocess.pipeline import Pipeline
 from preprocess.probe import infer_sample_spec

@@ -6,7 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
-from preprocess.base import DataSet, InputError, UnreadableSample, row_numbers
+from launch.errors import InputError
+from preprocess.base import DataSet, UnreadableSample, row_numbers
 from preprocess.decoded_copy import decode_once
 from preprocess.pipeline import Pipeline
 from preprocess.probe import infer_sample_spec

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch.errors import InputError
 from preprocess import fingerprint
 from preprocess import fingerprint as fp
-from preprocess.base import InputError, RandomAccess
+from preprocess.base import RandomAccess
 from preprocess.source import assign_folds, open_per_target, split
 from tests.preprocess.records import labelled, write_records, write_tar
 

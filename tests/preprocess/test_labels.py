@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.source import open_data
 from preprocess.target_checks import checked_labels
 from tests.preprocess.samples import Memory, numbered

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.moments import Moments, compute_standardization
 from preprocess.pipeline import Pipeline
 from preprocess.probe import infer_sample_spec

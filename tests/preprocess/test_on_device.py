@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.deferred_augmentation import finished
 from preprocess.lazy_numba import NUMBA
 from preprocess.pipeline import Pipeline

@@ -7,7 +7,8 @@ import os
 import numpy as np
 import pytest
 
-from preprocess.base import CannotWrite, InputError
+from launch.errors import InputError
+from preprocess.base import CannotWrite
 from preprocess.packing import write_hdf5
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data

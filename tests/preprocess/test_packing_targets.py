@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.packing import write_hdf5
 from preprocess.pipeline import Pipeline
 from preprocess.sources.hdf5 import open_hdf5

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from preprocess.base import InputError, UnreadableImage
+from launch.errors import InputError
+from preprocess.base import UnreadableImage
 from preprocess.chain import split_transforms
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data

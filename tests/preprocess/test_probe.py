@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.probe import PROBES, infer_sample_spec, probe_samples
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.transforms import parse_transforms

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.sample import Affine, ImageSpec
 
 

@@ -5,7 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from preprocess.base import InputError, Source
+from launch.errors import InputError
+from preprocess.base import Source
 from preprocess.source import SOURCES, View, open_data, open_per_target, split
 from tests.preprocess.samples import Memory, pattern, write
 

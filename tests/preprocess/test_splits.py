@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.base import SPLIT, InputError, rng_for
+from launch.errors import InputError
+from preprocess.base import SPLIT, rng_for
 from preprocess.source import View, assign_folds, split, with_requested_targets
 from preprocess.target import TargetWish
 from tests.preprocess.samples import Memory

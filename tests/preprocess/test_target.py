@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from preprocess.base import InputError, UnreadableSample
+from launch.errors import InputError
+from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.probe import infer_sample_spec
 from preprocess.source import open_data

@@ -25,7 +25,7 @@ from fleet.commands.options import add_law_parameters, add_seed, law_of
 from fleet.commands.output import add_json, show
 from fleet.errors import UserError
 from fleet.terminal import print_table
-from fleet.units import pluralize
+from launch.errors import pluralize
 from scheduler.reservation.distributions import LAWS, Law
 from scheduler.simulation.batch_queue import Convention, Schedule, simulate
 from scheduler.simulation.fit import Fit, fit_laws

@@ -19,7 +19,7 @@ from fleet.commands.options import add_seed
 from fleet.commands.output import add_json, print_json, show
 from fleet.errors import StorageError, UserError
 from fleet.storage.files import write_json
-from fleet.units import pluralize
+from launch.errors import pluralize
 from scheduler.ensemble.rates_file import write_rates
 from scheduler.files import read_json
 from scheduler.simulation.draw import convert, generate

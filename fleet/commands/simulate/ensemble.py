@@ -33,7 +33,8 @@ from fleet.commands.output import add_json, add_plot, figure_file, print_policie
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
-from fleet.units import pluralize, renaming_notice
+from fleet.units import renaming_notice
+from launch.errors import pluralize
 from scheduler.base import MAX_SLOTS, Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream

@@ -16,7 +16,7 @@ from fleet.arguments import count, integer, number
 from fleet.commands.options import add_seed
 from fleet.commands.output import add_json, show
 from fleet.terminal import print_table
-from fleet.units import pluralize
+from launch.errors import pluralize
 from scheduler.base import MAX_VALUE, MIN_VALUE
 from scheduler.eviction.plan import Plan, RunningJob, plan_evictions
 from scheduler.simulation.eviction import Outcome, simulate

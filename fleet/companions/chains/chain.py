@@ -36,7 +36,8 @@ from fleet.storage.event_log import log_position, read_events
 from fleet.storage.json_lines import add_dated_line, read_lines
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
-from launch.base import InputError, call
+from launch.base import call
+from launch.errors import InputError
 from launch.queues import QUEUES, QueuedJob
 from launch.systems import System, continue_job
 

@@ -35,10 +35,10 @@ from fleet.companions.node_release.request import request_nodes, wait_for_nodes
 from fleet.errors import ExitStatus, UserError
 from fleet.monitor.charts import subsample
 from fleet.terminal import bar, print_table
-from fleet.units import pluralize
 from launch import slurm_control, slurm_jobs
+from launch.errors import InputError, pluralize
 from launch.slurm_jobs import SlurmJob
-from scheduler.base import InputError, check_range
+from scheduler.base import check_range
 from scheduler.eviction.execution import Eviction, Step, dry_run
 from scheduler.eviction.plan import Action, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
 from scheduler.eviction.running_jobs import RESOLUTION, FileSystem, read_jobs

@@ -18,7 +18,7 @@ from fleet.companions.batch_jobs.paused_submissions import PausedRuns
 from fleet.companions.eviction.job_holds import DeferredSignals, HeldJobs
 from fleet.errors import FleetError, UserError
 from launch import slurm_control, slurm_jobs
-from launch.base import InputError
+from launch.errors import InputError
 from launch.slurm_jobs import SlurmJob
 from scheduler.eviction.execution import Eviction, Step
 from scheduler.eviction.plan import RunningJob

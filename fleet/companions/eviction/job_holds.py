@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 
 from fleet.storage.json_lines import read_lines
 from launch import slurm_control
-from launch.base import InputError
+from launch.errors import InputError
 from launch.slurm_jobs import SlurmJob, find_jobs
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

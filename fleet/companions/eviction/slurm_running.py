@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import UserError
+from launch.errors import InputError
 from launch.slurm_jobs import SlurmJob
-from scheduler.base import InputError, is_number
+from scheduler.base import is_number
 from scheduler.eviction.plan import RunningJob, round_up
 from scheduler.eviction.running_jobs import RESOLUTION, Checkpointing, FileSystem
 from scheduler.files import read_json

@@ -42,7 +42,8 @@ from fleet.runtime.startup.request import IDLE_S
 from fleet.spec import Spec, load
 from fleet.storage.files import atomic_write
 from fleet.storage.paths import RunPaths
-from fleet.units import format_duration, pluralize
+from fleet.units import format_duration
+from launch.errors import pluralize
 from launch.queues import QUEUES
 from launch.render import Job, render
 from launch.sites import Site

@@ -50,7 +50,7 @@ from fleet.storage.files import write_json
 from fleet.storage.network_leases import read_holders
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import ended_in_table
-from launch.base import InputError
+from launch.errors import InputError
 from launch.queues import QUEUES, QueuedJob
 from launch.systems import System, submit
 

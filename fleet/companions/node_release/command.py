@@ -20,7 +20,7 @@ from fleet.commands.output import add_json, print_json
 from fleet.companions.node_release.request import request_nodes, wait_for_nodes
 from fleet.domain.events import NodesReleased
 from fleet.errors import ExitStatus, InfrastructureError
-from launch.base import InputError
+from launch.errors import InputError
 from launch.slurm_control import shrink
 
 # The command waits for this multiple of the requested time, plus some seconds.

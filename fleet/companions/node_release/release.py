@@ -20,8 +20,7 @@ from fleet.control.launch_state import LaunchState
 from fleet.control.node_release import NodeRelease
 from fleet.domain.events import CommandReceived, NodesReleased
 from fleet.errors import UserError
-from fleet.units import pluralize
-from scheduler.base import InputError
+from launch.errors import InputError, pluralize
 from scheduler.eviction.plan import Action, RunningJob, groups_to_stop
 
 # minimum loss of training: a group that has just saved should save again if there is time

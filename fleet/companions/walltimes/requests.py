@@ -22,9 +22,9 @@ from fleet.runtime.startup.data import Inputs, open_inputs
 from fleet.spec import Spec, Stopping
 from fleet.storage.event_log import read_events, read_run_state
 from fleet.storage.paths import RunPaths
-from fleet.units import format_duration, pluralize
+from fleet.units import format_duration
 from launch import slurm_control
-from launch.base import InputError
+from launch.errors import InputError, pluralize
 from launch.sites import Site
 from launch.systems import System, past_runs
 from scheduler.base import Cluster, RateTable

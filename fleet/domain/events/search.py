@@ -11,7 +11,7 @@ from pydantic import Field
 from fleet.domain.json_record import JsonRecord, OmitDefault
 from fleet.domain.network import Score
 from fleet.spec.old_keys import search_with_new_keys, values_with_new_names
-from fleet.units import pluralize
+from launch.errors import pluralize
 
 USER = "user"  # the judge in verdicts by commands
 

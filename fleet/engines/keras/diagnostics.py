@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fleet.spec.model import one_line
-from fleet.units import pluralize
+from launch.errors import pluralize
 
 _BUILD = (
     "HOROVOD_WITH_MPI=1 pip install --no-cache-dir --no-build-isolation --force-reinstall "

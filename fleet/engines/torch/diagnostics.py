@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.spec.model import one_line
-from fleet.units import pluralize
+from launch.errors import pluralize
 
 _INSTALL = "install it on every node: pip install torch safetensors, or load the PyTorch module"
 

@@ -11,7 +11,8 @@ from fleet.spec import Spec
 from fleet.storage.quota import folder_bytes
 from fleet.storage.results import known_parameters
 from fleet.stream.layout import row_bytes
-from fleet.units import format_size, pluralize
+from fleet.units import format_size
+from launch.errors import pluralize
 from preprocess.chain import count_fixed, split_scale
 from preprocess.sample import SampleSpec
 from preprocess.transforms.on_device import split_device

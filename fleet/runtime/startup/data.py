@@ -19,7 +19,8 @@ from fleet.spec.criteria import with_data_defaults
 from fleet.spec.data import Target
 from fleet.storage.files import storage_errors
 from fleet.terminal import progress_bar
-from preprocess.base import CannotWrite, DataSet, InputError, Source, UnreadableSample
+from launch.errors import InputError
+from preprocess.base import CannotWrite, DataSet, Source, UnreadableSample
 from preprocess.chain import split_scale
 from preprocess.decoded_copy import decode_once
 from preprocess.fingerprint import Fingerprint

@@ -17,7 +17,7 @@ from fleet.storage.files import atomic_write, remove
 from fleet.storage.lease import Fence, fence_check
 from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import load_run_spec
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.fingerprint import (
     Fingerprint,
     compare_fingerprints,

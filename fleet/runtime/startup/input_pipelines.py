@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from fleet.errors import UserError
 from fleet.spec import Spec
-from fleet.units import listed, pluralize
-from preprocess.base import DataSet, InputError
+from fleet.units import listed
+from launch.errors import InputError, pluralize
+from preprocess.base import DataSet
 from preprocess.chain import count_common, count_fixed, split_scale
 from preprocess.pipeline import Pipeline
 from preprocess.probe import SampleProbe, probe_samples

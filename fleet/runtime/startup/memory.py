@@ -8,7 +8,8 @@ from fleet.runtime.startup.caching import count_shared_epochs, validation_bytes
 from fleet.runtime.startup.data import Inputs
 from fleet.spec import Spec
 from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
-from fleet.units import format_size, pluralize
+from fleet.units import format_size
+from launch.errors import pluralize
 
 
 def plan_memory(spec: Spec, opened: Inputs, roles: Roles, shared_free: float) -> Layout | None:

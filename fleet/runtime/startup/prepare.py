@@ -48,7 +48,7 @@ from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import check_quota
 from fleet.storage.run_spec import spec_for_run
-from fleet.units import pluralize
+from launch.errors import pluralize
 from preprocess.sources.table import columns_of
 
 

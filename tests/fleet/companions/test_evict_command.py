@@ -10,8 +10,8 @@ import pytest
 from fleet.__main__ import main
 from fleet.companions.eviction.slurm_running import SiteCheckpoints, read_site, running_jobs
 from fleet.errors import UserError
+from launch.errors import InputError
 from launch.slurm_jobs import SlurmJob
-from scheduler.base import InputError
 from scheduler.eviction.running_jobs import FileSystem
 from tests.launch.conftest import made_up
 

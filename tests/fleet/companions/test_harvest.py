@@ -19,7 +19,7 @@ from fleet.storage import files
 from fleet.storage.event_log import EventLog
 from fleet.storage.json_lines import read_lines
 from fleet.storage.paths import RunPaths
-from launch.base import InputError
+from launch.errors import InputError
 from launch.queues import QUEUES, QueuedJob
 from launch.systems import SYSTEMS
 from tests.fleet.histories import apply_status, record, results_of

@@ -10,7 +10,7 @@ from fleet.domain.events import CacheChosen
 from fleet.runtime.startup.caching import HostResources, choose_cache, file_bytes, memory_bytes
 from fleet.runtime.startup.data import open_inputs
 from fleet.spec import parse
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.sample import ImageSpec
 from tests.sources import Numbered
 

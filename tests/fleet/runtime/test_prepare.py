@@ -16,7 +16,8 @@ from fleet.storage.checkpoint import write_state
 from fleet.storage.identity import file_checksum, training_identity
 from fleet.storage.lease import Lease, Process, Times
 from fleet.storage.paths import RunPaths
-from preprocess.base import CannotWrite, InputError
+from launch.errors import InputError
+from preprocess.base import CannotWrite
 from tests.fleet.histories import history, record, results_of
 from tests.fleet.runtime.runs import prepare
 from tests.sources import Numbered, reads

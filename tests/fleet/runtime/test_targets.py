@@ -12,7 +12,8 @@ from fleet.runtime.replay import compare, largest_difference
 from fleet.storage.checkpoint import find_newest
 from fleet.storage.event_log import events_of
 from fleet.storage.results import leaderboard, read_results
-from preprocess.base import InputError, RandomAccess, UnreadableSample
+from launch.errors import InputError
+from preprocess.base import RandomAccess, UnreadableSample
 from preprocess.target import TargetSpec
 from tests.fleet.runtime.runs import launch, launch_in_parts, prepare
 from tests.fleet.runtime.runs import write as write_spec

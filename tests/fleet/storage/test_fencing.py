@@ -165,7 +165,7 @@ def test_fence_out_may_be_killed_at_any_moment(run, monkeypatch, moment):
     class Killed(BaseException):
         pass
 
-    def counted(name):
+    def pluralize(name):
         def call(*arguments, **options):
             calls.append(name)
             if len(calls) == moment + 1:
@@ -175,7 +175,7 @@ def test_fence_out_may_be_killed_at_any_moment(run, monkeypatch, moment):
         return call
 
     for name in plain:
-        monkeypatch.setattr(os, name, counted(name))
+        monkeypatch.setattr(os, name, pluralize(name))
     try:
         fence_out(run)
     except Killed:

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocess.base import InputError, Source
+from launch.errors import InputError
+from preprocess.base import Source
 from preprocess.source import open_data
 from preprocess.sources.arrays import open_npy, open_npz
 from preprocess.target import TargetSpec, TargetWish

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.decode import decode
 from preprocess.source import open_data
 from preprocess.sources import digits

@@ -9,7 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from preprocess.base import InputError, UnreadableSample
+from launch.errors import InputError
+from preprocess.base import UnreadableSample
 from preprocess.packing import write_hdf5
 from preprocess.source import open_data
 from preprocess.sources.hdf5 import open_hdf5

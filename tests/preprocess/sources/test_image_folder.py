@@ -5,7 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from preprocess.base import InputError, UnreadableSample
+from launch.errors import InputError
+from preprocess.base import UnreadableSample
 from preprocess.decode import decode
 from preprocess.source import open_data
 from preprocess.sources.files import NamedFiles

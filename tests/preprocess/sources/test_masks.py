@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from preprocess.base import InputError, UnreadableSample
+from launch.errors import InputError
+from preprocess.base import UnreadableSample
 from preprocess.sources.image_folder import open_image_folder
 from preprocess.sources.masks import MaskFiles, PixelClasses, decode_mask
 from preprocess.target import TargetSpec, TargetWish

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.source import open_data
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.base import InputError, Source, UnreadableSample
+from launch.errors import InputError
+from preprocess.base import Source, UnreadableSample
 from preprocess.sources import shards as module
 from preprocess.sources.masks import PixelClasses
 from preprocess.sources.shards import Shards, find_shards, load_index, open_shards, shuffle

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from preprocess.base import InputError, Source, UnreadableSample
+from launch.errors import InputError
+from preprocess.base import Source, UnreadableSample
 from preprocess.source import open_data
 from preprocess.sources.table import open_table
 from preprocess.target import TargetSpec, TargetWish

@@ -6,7 +6,8 @@ import pickle
 import numpy as np
 import pytest
 
-from preprocess.base import InputError, UnreadableSample
+from launch.errors import InputError
+from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
 from preprocess.target import TargetSpec, TargetWish

@@ -9,7 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.source import open_data
 from preprocess.target import TargetSpec, TargetWish
 from tests.preprocess.records import write_tar

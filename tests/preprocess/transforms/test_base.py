@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.transforms.color import ColorJitter
 from preprocess.transforms.geometry import Flip, Resize, Rotate
 from tests.preprocess.samples import pattern

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.transforms.color import ColorJitter, RandomErasing, RandomGrayscale, Scale
 from tests.preprocess.samples import Draws, numbered, pattern
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from pydantic import TypeAdapter
 
-from preprocess.base import InputError
+from launch.errors import InputError
 from preprocess.transforms.color import Scale
 from preprocess.transforms.decoding import Decode
 from preprocess.transforms.geometry import RandomCrop

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from preprocess.base import InputError, rng_for
+from launch.errors import InputError
+from preprocess.base import rng_for
 from preprocess.transforms.parse import parse_transform
 from preprocess.transforms.user import UserTransform
 from tests.preprocess.samples import numbered

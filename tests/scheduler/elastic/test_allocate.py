@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import CommTime, InputError, Network, StepTime
+from launch.errors import InputError
+from scheduler.base import CommTime, Network, StepTime
 from scheduler.elastic import allocate as elastic
 from scheduler.elastic.allocate import ScalingCurve, allocate
 from scheduler.ensemble.rates_file import parse_rates

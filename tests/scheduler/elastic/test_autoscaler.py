@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.elastic.allocate import ScalingCurve
 from scheduler.elastic.autoscaler import Autoscaling, decide, next_decision
 

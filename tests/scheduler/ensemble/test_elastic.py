@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launch.errors import InputError
 from scheduler.base import (
     Cluster,
     CommTime,
-    InputError,
     Member,
     Network,
     Options,

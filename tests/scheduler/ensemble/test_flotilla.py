@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import Delta, InputError, Network, Options, RateTable
+from launch.errors import InputError
+from scheduler.base import Delta, Network, Options, RateTable
 from scheduler.ensemble import flotilla as algorithm_2
 from scheduler.ensemble.flotilla import form_flotilla
 from scheduler.ensemble.rates import curve, extend_as_printed, rate

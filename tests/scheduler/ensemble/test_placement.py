@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import InputError, Member
+from launch.errors import InputError
+from scheduler.base import Member
 from scheduler.ensemble.placement import place_greedily, place_groups, rearrange, score
 from tests.examples import examples
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import Cluster, InputError, Member, Network, Options, Progress, RateTable, Round
+from launch.errors import InputError
+from scheduler.base import Cluster, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import LOCKSTEP, Ring, Stream
 from scheduler.ensemble.planning import limit_to_supply, networks_per_gpu, plan, separate_slots

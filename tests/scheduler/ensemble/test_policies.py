@@ -6,17 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import (
-    Cluster,
-    Delta,
-    InputError,
-    Member,
-    Network,
-    Options,
-    Progress,
-    RateTable,
-    Round,
-)
+from launch.errors import InputError
+from scheduler.base import Cluster, Delta, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.moves import GroupHolding, Stance, Stop, plan_moves
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, check_round
 from scheduler.ensemble.rates import curve, rate

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import InputError, Network, RateTable
+from launch.errors import InputError
+from scheduler.base import Network, RateTable
 from scheduler.ensemble import rates as rt
 from scheduler.simulation.draw import with_errors
 from tests.examples import examples

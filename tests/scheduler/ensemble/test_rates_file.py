@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from scheduler.base import CommTime, InputError, Network, RateTable, StepTime
+from launch.errors import InputError
+from scheduler.base import CommTime, Network, RateTable, StepTime
 from scheduler.ensemble.rates_file import parse_rates, read_rates, write_rates
 
 RIGHT = {

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from scheduler.base import Cluster, InputError, Network, Progress, RateTable
+from launch.errors import InputError
+from scheduler.base import Cluster, Network, Progress, RateTable
 from scheduler.ensemble.adaptive import group_sizes
 from scheduler.ensemble.rates import curve, curves
 from scheduler.ensemble.waterfill import hulls, lower_bound, water_fill

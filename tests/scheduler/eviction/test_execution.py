@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.eviction.execution import Eviction, dry_run
 from scheduler.eviction.plan import RunningJob, plan_evictions
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.eviction.plan import RunningJob
 from scheduler.eviction.running_jobs import Checkpointing, FileSystem, read_jobs
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.idle import allocate as sharing
 from scheduler.idle.allocate import objective_value
 from tests.examples import examples

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.reservation.chained_requests import best_chain, evaluate_chain
 from scheduler.reservation.distributions import Discrete, discretize, make_law
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.reservation.distributions import (
     Discrete,
     coarsen,

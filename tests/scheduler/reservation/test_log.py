@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from launch.errors import InputError
 from scheduler import files
-from scheduler.base import InputError
 from scheduler.reservation.log import read_runs, read_table
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.reservation import blocks
 from scheduler.reservation import requests as req
 from scheduler.reservation.distributions import Discrete, discretize, empirical_law, make_law

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.reservation.distributions import Discrete, empirical_law
 from scheduler.simulation.batch_queue import Convention, QueueJob, Run, Schedule, Stream
 from tests.examples import examples

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler.base import InputError, Network, RateTable
+from launch.errors import InputError
+from scheduler.base import Network, RateTable
 from scheduler.simulation.draw import RATES, SIZES_MB, convert, generate, redraw_epochs, with_errors
 
 TABLE = {

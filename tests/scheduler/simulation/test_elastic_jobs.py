@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.elastic.allocate import scaling_curve
 from scheduler.simulation.elastic_jobs import generate, job_record, read_jobs, workload
 

@@ -8,17 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import (
-    Cluster,
-    Delta,
-    InputError,
-    Member,
-    Network,
-    Options,
-    RateTable,
-    Round,
-    StepTime,
-)
+from launch.errors import InputError
+from scheduler.base import Cluster, Delta, Member, Network, Options, RateTable, Round, StepTime
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.pace import Ring, Stream
 from scheduler.ensemble.policies import POLICIES, Policy

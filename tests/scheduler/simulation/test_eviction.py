@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.eviction.plan import plan_evictions
 from scheduler.eviction.running_jobs import Checkpointing, FileSystem
 from scheduler.simulation.eviction import ON_DEMAND, Use

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.reservation.distributions import LAWS, make_law
 from scheduler.reservation.log import read_runs
 from scheduler.simulation.fit import fit_laws

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch.errors import InputError
 from scheduler import files
-from scheduler.base import InputError
 from scheduler.idle.allocate import RateCurve
 from scheduler.simulation.idle_trace import (
     Trace,

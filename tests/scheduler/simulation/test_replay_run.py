@@ -2,7 +2,8 @@
 
 import pytest
 
-from scheduler.base import Cluster, InputError, Network, Options, RateTable, Record
+from launch.errors import InputError
+from scheduler.base import Cluster, Network, Options, RateTable, Record
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import REFERENCE

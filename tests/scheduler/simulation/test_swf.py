@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.simulation.swf import COLUMNS, INTEGERS, SwfJob, Trace, read_swf, write_swf
 from tests.examples import examples
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scheduler.base import InputError
+from launch.errors import InputError
 from scheduler.reservation.distributions import Discrete, make_law
 from scheduler.reservation.requests import t_optimal
 from scheduler.simulation import workload
