@@ -38,8 +38,11 @@ from versus import install_ray
 from fleet.commands.output import print_json
 from fleet.domain.events import NetworkVerdict
 from fleet.domain.network import EpochRecord
+from fleet.domain.run import RunState
 from fleet.search.calls import make_call
-from fleet.search.controller import AddNetwork, CallSearcher, Entry, SearchController
+from fleet.search.controller import SearchController
+from fleet.search.decisions import AddNetwork, CallSearcher
+from fleet.search.entries import Entry
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import Searcher, TrialOutcome, Verdict, make_searcher
 from fleet.spec.search import Prune, find_rule
@@ -79,14 +82,13 @@ class FleetSearch:
     ) -> None:
         settings = Settings(sampler="random", max_trials=networks)
         self._searcher = searcher
-        entry = Entry(ENTRY, settings, RANGES, "maximize", "val_accuracy")
+        entry = Entry(ENTRY, settings, RANGES)
         self._controller = SearchController(
+            RunState(),
             [entry],
             [],
             make_pruner(prune, EPOCHS, seed=0),
             prune.rule,
-            "maximize",
-            "val_accuracy",
             gpus,
             obeys=find_rule(prune.rule).obeys,
         )
@@ -141,7 +143,7 @@ class FleetSearch:
 
     def next_rung(self, number: int, epochs: int) -> int:
         """Return the number of epochs after which a network is compared next."""
-        return self._controller.next_rung(f"{ENTRY}-{number}", epochs) or EPOCHS
+        return self._controller.pruner.next_rung(f"{ENTRY}-{number}", epochs) or EPOCHS
 
 
 class OptunaSearch:

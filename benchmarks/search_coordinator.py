@@ -227,7 +227,7 @@ def measure_epoch(
         run = RunState(spec)
         view = make_view(run, True)
         search = SearchParts(
-            make_controller(spec, with_extreme_networks(spec), {}, trainers),
+            make_controller(spec, with_extreme_networks(spec), run, {}, trainers),
             Searchers({}),
             cast(Admission, SimpleNamespace(pop_ready=lambda training, now_s: ())),
             None,

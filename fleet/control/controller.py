@@ -13,7 +13,6 @@ decide, so a run can be repeated from its inputs, and tested a thousand times in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from fleet.comm import messages as m
@@ -30,7 +29,7 @@ from fleet.domain.events import Event
 from fleet.domain.remaining_work import RemainingWork
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus
-from fleet.search.controller import Decision, SearchController
+from fleet.search.controller import SearchController
 
 
 class Controller:
@@ -40,8 +39,7 @@ class Controller:
         config: the configuration of the launch.
         run: the state of the run after earlier launches; the controller applies all events to it.
         prior_rates: rates that are known beforehand.
-        search: the search controller, with the pruner; used by nothing else.
-        restored: decisions of the search controller that follow from the log of earlier launches.
+        search: the search controller, restored from the log; used by nothing else.
         make_node_release: makes the part that releases nodes.
 
     Attributes:
@@ -54,7 +52,6 @@ class Controller:
         run: RunState,
         prior_rates: PriorRates,
         search: SearchController,
-        restored: Sequence[Decision] = (),
         make_node_release: type[NodeRelease] = NodeRelease,
     ) -> None:
         self._launch = launch = LaunchState.create(config, run)
@@ -63,7 +60,7 @@ class Controller:
         self._networks = launch.networks
         self._rates = make_rates(prior_rates, launch)
         self.node_release = make_node_release(launch)
-        self._searches = Searches(search, restored, launch, self._rates)
+        self._searches = Searches(search, launch, self._rates)
         self._shutdown = Shutdown(launch, self._rates, self._searches)
         self._placement = Placement(
             launch, self._rates, self._searches, self.node_release, self._shutdown

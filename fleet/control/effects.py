@@ -12,7 +12,7 @@ from fleet.domain.network import Death, EpochRecord, NetworkStatus
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, FleetError
 from fleet.search.calls import Call
-from fleet.search.controller import AddNetwork, CallSearcher
+from fleet.search.decisions import AddNetwork, CallSearcher
 from fleet.search.searcher import Verdict
 from fleet.spec import NetworkSpec
 from scheduler.base import Cluster, Network, Progress, RateTable, Round

@@ -22,6 +22,7 @@ from fleet.control.warning_log import WarningLog
 from fleet.domain import events
 from fleet.errors import InfrastructureError
 from fleet.search.searcher import TrialOutcome
+from fleet.search.trials import outcome_of
 
 
 class MessageHandlers:
@@ -205,15 +206,8 @@ class MessageHandlers:
 
     def _on_leased(self, leased: e.LeaseGranted) -> None:
         self._changes.add_lease(leased)
-        outcome = leased.status.outcome
-        if outcome is not None:
-            if outcome.is_failure:
-                end = TrialOutcome.FAILED
-            elif outcome.is_pruned:
-                end = TrialOutcome.PRUNED
-            else:
-                end = TrialOutcome.FINISHED
-            self._searches.end_network(leased.network, end)
+        if leased.status.outcome is not None:
+            self._searches.end_network(leased.network, outcome_of(leased.status))
 
     def _on_admitted(self, admitted: e.NetworkAdmitted) -> None:
         self._rates.add(admitted)

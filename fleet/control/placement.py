@@ -69,7 +69,7 @@ class Placement:
 
     def _move(self) -> None:
         """Make the moves towards the plan, or end a launch that can make none."""
-        held_back = self._groups.held_back | self._searches.controller.awaiting_answer
+        held_back = self._groups.held_back | self._searches.controller.trials.awaited
         possible = self._groups.plan_moves(
             held_back, self._node_release.leaving_groups, self._launch.retries.alone
         )

@@ -6,8 +6,7 @@ pruned and resumed. This module passes it what happens to networks, and carries 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from fleet.control.effects import (
@@ -20,7 +19,8 @@ from fleet.control.launch_state import LaunchState
 from fleet.control.rates import Rates
 from fleet.domain.events import NetworkFailed, NetworkVerdict, ReplayDiffered
 from fleet.domain.network import EpochRecord
-from fleet.search.controller import AddNetwork, CallSearcher, Decision, SearchController
+from fleet.search.controller import SearchController
+from fleet.search.decisions import AddNetwork, CallSearcher, Decision
 from fleet.search.searcher import TrialOutcome
 from scheduler.ensemble.indexed import IndexedValues
 
@@ -30,7 +30,6 @@ class Searches:
 
     Args:
         controller: the search controller, restored from the log.
-        restored: its decisions that follow from the log of earlier launches.
         launch: the state of the launch.
         rates: rates of the networks.
 
@@ -42,18 +41,16 @@ class Searches:
     def __init__(
         self,
         controller: SearchController,
-        restored: Iterable[Decision],
         launch: LaunchState,
         rates: Rates,
     ) -> None:
         self.controller = controller
         self._launch = launch
         self._networks = launch.networks
-        controller.rate_of = rates.single_gpu_rate
+        controller.sampling.rate_of = rates.single_gpu_rate
         self._open_for = launch.config.spec.document.keep_open
         self.idle_since_s: float | None = None
         controller.is_open = self._open_for is not None
-        self._decided = list(restored)
         self._has_input = True  # whether any input has come since the last decision
         self._in_validation: set[str] = set()  # networks that are being validated
         self._epochs_to_rung = IndexedValues()
@@ -81,7 +78,8 @@ class Searches:
             The epochs of each network to its next rung or its end; and the networks that have
             passed a rung and are neither ended nor paused.
         """
-        if not self.controller.has_rungs:
+        pruner = self.controller.pruner
+        if pruner.expected(1) is None:
             return self._epochs_to_rung, self._survivors
         changed = self._launch.run.changes.since(self._version)
         self._version = self._launch.run.changes.version
@@ -89,9 +87,9 @@ class Searches:
             max_epochs = self._networks.specs[name].train.stopping.max_epochs
             done = len(self._networks.history(name))
             self._epochs_to_rung[name] = max(
-                1, min(max_epochs, self.controller.next_rung(name, done) or max_epochs) - done
+                1, min(max_epochs, pruner.next_rung(name, done) or max_epochs) - done
             )
-            survives = done >= (self.controller.next_rung(name, 0) or max_epochs) and not (
+            survives = done >= (pruner.next_rung(name, 0) or max_epochs) and not (
                 self._networks.is_over(name) or self._networks.is_paused(name)
             )
             (self._survivors.add if survives else self._survivors.discard)(name)
@@ -152,8 +150,7 @@ class Searches:
         self._has_input = True
         self._in_validation.discard(name)
         self._launch.changes.add(admitted)
-        if not admitted.added.entry:
-            self.controller.add_network(name, admitted.network.train.stopping)
+        self.controller.admit(name, admitted.network.train.stopping)
         if admitted.added.wrong:
             self.fail(name, admitted.added.wrong)
 
@@ -173,8 +170,6 @@ class Searches:
         now_s = self._launch.now_s
         if self.idle_since_s is None:
             self.idle_since_s = now_s
-        else:
-            self.idle_since_s = self.idle_since_s
         if now_s < self.closes_s or not self.controller.is_open:
             return False
         self.controller.is_open = False
@@ -183,18 +178,12 @@ class Searches:
 
     def decide(self) -> bool:
         """Carry out the decisions of searches; return True if the plan may change."""
-        if not self._has_input and not self.controller.has_unreported:
+        if not self._has_input and not self.controller.verdicts.unreported:
             return False
         self._has_input = False
-        decided = self._decided
-        self._decided = []
         training = self._launch.groups.names
-        counts: Mapping[str, int] = {}
-        if self.controller.has_searchers:
-            counts = Counter(map(self.controller.entry_of, training))
-        decided += self.controller.decide(
-            counts, training | self._networks.waiting.awaiting_checkpoint
-        )
+        busy = training | self._networks.waiting.awaiting_checkpoint
+        decided = self.controller.decide(training, busy)
         are_news = [self._follow(decision) for decision in decided]
         return any(are_news)
 

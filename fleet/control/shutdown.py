@@ -120,6 +120,6 @@ class Shutdown:
         status = self._networks.status
         if self.has_begun and status is not ExitStatus.RESUMABLE and not self._searches.is_over:
             return ExitStatus.RESUMABLE
-        if status is ExitStatus.OK and self._searches.controller.has_failed:
+        if status is ExitStatus.OK and self._searches.controller.sampling.has_failed:
             return ExitStatus.NETWORK_FAILED
         return status

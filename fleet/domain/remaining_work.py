@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 
@@ -29,13 +28,11 @@ class RemainingWork:
     """The state of searches and of the pruner that decides how long a run takes.
 
     Attributes:
-        idle: networks that are paused or pruned.
         next_rung: (network, epochs) -> epochs at its next rung; None without rungs.
         expected: maximum epochs -> epochs that a network trains on average; None without rungs.
         searches: the trials that each search may still propose.
     """
 
-    idle: AbstractSet[str] = frozenset()
     next_rung: Callable[[str, int], int | None] = lambda name, epochs: None
     expected: Callable[[int], float | None] = lambda max_epochs: None
     searches: tuple[ExpectedTrials, ...] = ()

@@ -168,7 +168,7 @@ class Estimator:
         epochs_left = {
             name: self._epochs_left(name, remaining)
             for name, status in statuses.items()
-            if status.outcome is None and not status.is_paused and name not in remaining.idle
+            if status.outcome is None and not status.is_paused
         }
         epochs_left = {name: epochs for name, epochs in epochs_left.items() if epochs[1]}
         networks = len(epochs_left)

@@ -15,7 +15,7 @@ from fleet.runtime.known_rates import make_late_policy_network, with_epochs_from
 from fleet.runtime.startup.data import resolve_with_data
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.runtime.startup.memory import plan_memory
-from fleet.search.controller import AddNetwork
+from fleet.search.decisions import AddNetwork
 from fleet.spec import NetworkSpec
 from fleet.spec.criteria import check_comparable, target_kinds
 from fleet.spec.fit_checks import find_misfits

@@ -134,18 +134,9 @@ class Coordinator:
         self._search = search
         self._run = run = files.results.run
         self._checked_s = 0.0
-        statuses = self._run.statuses
-        restored = self._search.controller.restore(
-            earlier,
-            statuses,
-        )
+        search.controller.restore(earlier)
         self._controller = Controller(
-            setup,
-            run,
-            speeds,
-            self._search.controller,
-            restored,
-            find_hook("node release", NodeRelease),
+            setup, run, speeds, search.controller, find_hook("node release", NodeRelease)
         )
         self._queue: deque[e.Input] = deque()  # inputs that the controller has not handled
         self._handled_deaths: frozenset[int] = frozenset()  # deaths that the controller has handled

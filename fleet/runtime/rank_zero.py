@@ -228,6 +228,7 @@ class RankZero:
         controller = make_controller(
             launch.spec,
             launch.search_extremes,
+            self._run,
             searchers,
             len(launch.roles.trainers),
             judges=not launch.replayed,

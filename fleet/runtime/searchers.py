@@ -24,7 +24,7 @@ from fleet.errors import SpecError, UserError
 from fleet.runtime.warm_start import read_earlier_run
 from fleet.search.calls import AddPriorTrial, Call, make_call, replay
 from fleet.search.changed_settings import describe_start
-from fleet.search.controller import Entry, entries_of
+from fleet.search.entries import Entry, entries_of
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import AcceptsPriorTrials, Searcher, make_searcher
 from fleet.spec import Spec

@@ -13,7 +13,7 @@ from fleet.domain.objectives import objective_values
 from fleet.domain.run import RunSearch, RunState
 from fleet.errors import UserError
 from fleet.search.calls import AddPriorTrial
-from fleet.search.controller import Entry
+from fleet.search.entries import Entry
 from fleet.search.searcher import TrialOutcome
 from fleet.spec.space import Space, member_of
 from fleet.spec.train import Stopping

@@ -8,7 +8,7 @@ from typing import Any
 from fleet.domain.events import SearcherStarted
 from fleet.domain.plain_json import as_json
 from fleet.domain.run import RunSearch
-from fleet.search.controller import Entry
+from fleet.search.entries import Entry
 from fleet.search.session import PARENT, match_space
 from fleet.spec.space import Space
 from fleet.spec.yaml_file import plain

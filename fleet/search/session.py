@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from fleet.errors import UserError
 from fleet.search.calls import AddPriorTrial, Ask, Call, InvalidAnswer, Report, Resume, Tell
+from fleet.search.entries import Entry
 from fleet.search.searcher import TrialOutcome, Verdict
 from fleet.spec.space import Member, Space, key_of_value, member_of
 
@@ -47,14 +48,12 @@ class SearcherSession:
     """The calls and answers of one searcher.
 
     Args:
-        space: space of the search.
-        max_trials: maximum number of networks.
+        entry: the entry whose networks it proposes.
         resumes: whether the searcher can resume paused networks.
     """
 
-    def __init__(self, space: Space, max_trials: int, resumes: bool = False) -> None:
-        self._space = space
-        self._max_trials = max_trials
+    def __init__(self, entry: Entry, resumes: bool) -> None:
+        self._entry = entry
         self._resumes = resumes
         self._proposals: dict[int, Proposal] = {}
         # values of networks without a parent -> number of the first such network
@@ -90,7 +89,7 @@ class SearcherSession:
         """Whether no more networks are proposed."""
         return (
             bool(self.failure)
-            or len(self._proposals) >= self._max_trials
+            or len(self._proposals) >= self._entry.settings.limit
             or self._wrong >= MAX_INVALID
         )
 
@@ -116,12 +115,10 @@ class SearcherSession:
         if not self.failure and not is_known:
             self._pending.setdefault(_key(call), call)
 
-    def tell(self, number: int, end: TrialOutcome, value: float | None) -> None:
-        """Queue the outcome of a network, unless it was reported."""
+    def tell(self, number: int, outcome: TrialOutcome) -> None:
+        """Queue the outcome of a network, unless it was reported; its value is added later."""
         if not self.failure and number not in self._outcomes:
-            call = Tell(
-                number, end.value, value if value is not None and math.isfinite(value) else None
-            )
+            call = Tell(number, outcome.value, None)
             self._pending.setdefault(_key(call), call)
 
     def add_prior_trials(self, earlier: Iterable[AddPriorTrial]) -> None:
@@ -137,8 +134,7 @@ class SearcherSession:
         space: Space,
         knows: bool,
         curves: Mapping[int, Sequence[float]],
-        names: Mapping[int, str],
-        judges_alike: bool = True,
+        judges_alike: bool,
     ) -> None:
         """Replace the searcher: the new one receives all networks that fit, and judges from now on.
 
@@ -146,7 +142,6 @@ class SearcherSession:
             space: space of the new searcher.
             knows: whether it accepts prior trials.
             curves: number -> the monitored values of the epochs of a proposed network.
-            names: number -> its name.
             judges_alike: whether objectives are unchanged; if not, earlier runs are read again.
         """
         self._pending.clear()
@@ -166,14 +161,14 @@ class SearcherSession:
             if proposal.wrong or member is None or not knows:
                 self._outcomes[number] = tell  # the new searcher does not own it
                 continue
-            self._prior_epochs[number] = len(curves.get(number, ()))
+            self._prior_epochs[number] = len(curves[number])
             call = AddPriorTrial(
                 number,
                 member,
-                tuple(curves.get(number, ())),
+                tuple(curves[number]),
                 tell.outcome,
                 tell.value,
-                names.get(number, ""),
+                self._entry.network_name(number),
             )
             self._pending[_key(call)] = call
 
@@ -279,7 +274,7 @@ class SearcherSession:
     def _checked(self, number: int, values: Mapping[str, Any], parent: Any) -> Proposal:
         """Return the proposal, with what is wrong with it."""
         try:
-            member = member_of(self._space, values)
+            member = member_of(self._entry.space, values)
             if (
                 parent is None
                 and (before := self._seen.setdefault(key_of_value(member), number)) != number

@@ -21,9 +21,9 @@ from scheduler.ensemble.online import OnlineRates
 from tests.fleet.histories import record, spec
 
 
-def make_idle_search(content):
+def make_idle_search(content, run):
     """Return the search controller of a spec without searchers and pruner."""
-    return make_controller(content, replace(content, networks=()), {}, 0, judges=False)
+    return make_controller(content, replace(content, networks=()), run, {}, 0, judges=False)
 
 
 def layout(slots, is_ring=False):
@@ -148,16 +148,17 @@ class ControllerDriver:
 
     def make(self):
         origin = make_prior_rates(self.setup, self.rates, self.learns is not None, self.learns)
+        run = self.make_run()
         return Controller(
             self.setup,
-            self.make_run(),
+            run,
             origin,
-            self.make_search(),
+            self.make_search(run),
             make_node_release=self.make_node_release,
         )
 
-    def make_search(self):
-        return make_idle_search(self.setup.spec)
+    def make_search(self, run):
+        return make_idle_search(self.setup.spec, run)
 
     def ask(self, question):
         """Return the answer of the policy."""

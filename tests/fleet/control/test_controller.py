@@ -11,7 +11,8 @@ from fleet.domain import events
 from fleet.domain.network import NetworkStatus, Outcome, StepRate
 from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.search.calls import Report, Tell
-from fleet.search.controller import Entry, SearchController, make_controller
+from fleet.search.controller import SearchController, make_controller
+from fleet.search.entries import Entry
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import Verdict
 from fleet.spec.search import Prune
@@ -102,8 +103,8 @@ def test_policy_is_called_after_news_and_not_on_clock_ticks():
 class PrunedDriver(ControllerDriver):
     """A controller with the pruner of the spec."""
 
-    def make_search(self):
-        return make_controller(self.setup.spec, replace(self.setup.spec, networks=()), {}, 0)
+    def make_search(self, run):
+        return make_controller(self.setup.spec, replace(self.setup.spec, networks=()), run, {}, 0)
 
 
 @pytest.mark.parametrize(
@@ -169,20 +170,18 @@ def test_paused_network_does_not_wait_for_ended_ones_elsewhere(outcome):
 class SearchDriver(ControllerDriver):
     """A controller whose only network was proposed by a searcher."""
 
-    def make_search(self):
+    def make_search(self, run):
         space = {LEARNING_RATE: Range(1e-5, 0.1)}
         search = SearchController(
-            [Entry("net", search_of(max_trials=1), space, "maximize", "val_accuracy")],
+            run,
+            [Entry("net", search_of(max_trials=1), space)],
             [],
             make_pruner(Prune(), 9, 0),
             "searcher",
-            "maximize",
-            "val_accuracy",
             trainers=1,
         )
         search.restore(
-            [events.SearcherCalled("net", "ask", 0, answer={LEARNING_RATE: 0.01}, network="net-0")],
-            {},
+            [events.SearcherCalled("net", "ask", 0, answer={LEARNING_RATE: 0.01}, network="net-0")]
         )
         return search
 

@@ -69,11 +69,12 @@ def launch(policy, seed, learns, kind, commands=()):
         )
 
     def make():
+        run = begin_run(setup, {})
         return Controller(
             setup,
-            begin_run(setup, {}),
+            run,
             make_prior_rates(setup, rates, learns),
-            make_idle_search(content),
+            make_idle_search(content, run),
         )
 
     late = [
@@ -122,9 +123,9 @@ def test_late_networks_that_pause_and_resume_train_to_the_end(policy, seed, lear
 class PrunedDriver(ControllerDriver):
     """A controller with the pruner of the spec."""
 
-    def make_search(self):
+    def make_search(self, run):
         return make_controller(
-            self.setup.spec, replace(self.setup.spec, networks=()), {}, trainers=2
+            self.setup.spec, replace(self.setup.spec, networks=()), run, {}, trainers=2
         )
 
 

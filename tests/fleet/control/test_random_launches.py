@@ -147,11 +147,12 @@ def launches(
     options = Options(seed=draw(st.integers(0, 3)))
 
     def make():
+        run = begin_run(setup, remaining)
         return Controller(
             setup,
-            begin_run(setup, remaining),
+            run,
             make_prior_rates(setup, rates, learns, prior),
-            make_idle_search(content),
+            make_idle_search(content, run),
             make_node_release=make_node_release,
         )
 

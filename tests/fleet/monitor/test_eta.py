@@ -51,7 +51,7 @@ class Run:
         self.estimate = Estimator(parsed, parsed.by_name, self.state).estimate
 
 
-def estimator(converge=None, histories=None, start=START, rates=RATES):
+def estimator(converge=None, histories=None, start=START, rates=RATES, paused=""):
     parsed = spec(
         {"family": "softmax", "name": "a"},
         {"family": "softmax", "name": "b"},
@@ -60,7 +60,8 @@ def estimator(converge=None, histories=None, start=START, rates=RATES):
     )
     run = Run(parsed, histories)
     quick = ev.RateMeasured("a", 1, 1e9, 1e-9, 1, 2)  # building takes no time
-    for event in (start, quick, rates):
+    pauses = [ev.NetworkVerdict(name, 0, "pause", ("asha",)) for name in paused]
+    for event in (start, quick, rates, *pauses):
         if event is not None:
             run.add(event, 0.0)
     return run
@@ -349,7 +350,7 @@ def test_network_may_end_at_its_next_rung():
 
 
 def test_paused_and_pruned_networks_take_no_time():
-    estimate = estimator().estimate(remaining=RemainingWork(frozenset({"b"})))
+    estimate = estimator(paused="b").estimate()
     assert (estimate.high_s, estimate.networks) == (pytest.approx(WIDE * 40), 1)
 
 
@@ -371,9 +372,7 @@ def test_paused_and_pruned_networks_take_no_time():
     ids=["as those before", "one at a time", "budget", "first ones", "some"],
 )
 def test_future_trials_train_as_long_as_earlier_ones(coming, epochs):
-    estimate = estimator().estimate(
-        remaining=RemainingWork(frozenset({"a", "b"}), searches=(coming,))
-    )
+    estimate = estimator(paused="ab").estimate(remaining=RemainingWork(searches=(coming,)))
     few, many = map(math.ceil, epochs)
     assert ends(estimate) == estimate_of(10 * few / 1.5, 1.5 * 10 * many)
     assert estimate.networks == 10
@@ -381,16 +380,12 @@ def test_future_trials_train_as_long_as_earlier_ones(coming, epochs):
 
 def test_pruner_with_rungs_gives_expected_epochs():
     coming = ExpectedTrials(8, math.inf, math.inf, {"a": 1, "b": 1})
-    estimate = estimator().estimate(
-        remaining=RemainingWork(
-            frozenset({"a", "b"}), lambda name, epochs: 1, lambda max_epochs: 2.0, (coming,)
-        )
+    estimate = estimator(paused="ab").estimate(
+        remaining=RemainingWork(lambda name, epochs: 1, lambda max_epochs: 2.0, (coming,))
     )
     assert ends(estimate) == estimate_of(40 / 1.5, 1.5 * 120)  # 1 to 3 of each
 
 
 def test_search_without_trials_gives_no_estimate():
-    remaining = RemainingWork(
-        frozenset({"a", "b"}), searches=(ExpectedTrials(8, math.inf, math.inf, {}),)
-    )
-    assert estimator().estimate(remaining=remaining) is None
+    remaining = RemainingWork(searches=(ExpectedTrials(8, math.inf, math.inf, {}),))
+    assert estimator(paused="ab").estimate(remaining=remaining) is None

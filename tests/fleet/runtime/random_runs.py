@@ -357,7 +357,7 @@ class RandomRun(Ranks):
         }
         admission = Admission(self)
         search = SearchParts(
-            make_controller(content, ends, searchers, len(setup.roles.trainers)),
+            make_controller(content, ends, self.results.run, searchers, len(setup.roles.trainers)),
             Searchers(searchers, Random("searchers " + self.title.partition(" prune=")[0])),
             admission,
             CommandHandler(self.mailbox, self.results, admission, (), clock=lambda: self.steps),

@@ -54,7 +54,7 @@ class Launch:
         self.results = results_of(content, self.paths)
         self.log = EventLog(self.paths.events, clock=lambda: 0.0)
         search = SearchParts(
-            make_controller(content, with_extreme_networks(content), {}, 2),
+            make_controller(content, with_extreme_networks(content), self.results.run, {}, 2),
             Searchers({}),
             SimpleNamespace(pop_ready=lambda training, now_s: ()),
             None,

@@ -12,7 +12,7 @@ from fleet.runtime import warm_start
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.warm_start import read_earlier_run
 from fleet.search.calls import AddPriorTrial, Ask, Report, Tell
-from fleet.search.controller import Entry
+from fleet.search.entries import Entry
 from fleet.spec.search import Search
 from tests.fakes import Clock
 
@@ -131,8 +131,6 @@ def test_searchers_that_are_new_get_prior_trials_again(monkeypatch):
         "net",
         Search(sampler="random", max_trials=9),
         {"width": (1, 2, 3)},
-        "maximize",
-        "val_accuracy",
     )
     trials = [AddPriorTrial(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
     monkeypatch.setattr(

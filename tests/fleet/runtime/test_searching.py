@@ -16,7 +16,7 @@ from fleet.domain.network import NetworkStatus, TrainingState
 from fleet.errors import ExitStatus, SpecError
 from fleet.runtime.admission import Admission
 from fleet.runtime.replay import largest_difference
-from fleet.search.controller import AddNetwork
+from fleet.search.decisions import AddNetwork
 from fleet.storage.checkpoint import find_newest, read_history, read_state, write_state
 from fleet.storage.event_log import events_of, read_events
 from fleet.storage.paths import RunPaths

@@ -14,9 +14,12 @@ from fleet.domain.json_record import to_json
 from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.domain.run import RunState
 from fleet.search.calls import make_call, replay
-from fleet.search.controller import AddNetwork, CallSearcher, Entry, SearchController
+from fleet.search.controller import SearchController
+from fleet.search.decisions import AddNetwork, CallSearcher
+from fleet.search.entries import Entry
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import ResumesTrials, TrialOutcome, make_searcher
+from fleet.search.trials import outcome_of
 from fleet.spec.search import Prune, Search, find_rule
 
 LEARNING_RATE = "train.optimizer.learning_rate"
@@ -38,11 +41,23 @@ class Disk:
         return [event_from_json(json.loads(line)) for line in self.lines]
 
     @property
-    def search(self):
+    def run(self):
         run = RunState()
         for event in self.events:
             run.apply(0.0, event)
-        return run.search("net")
+        return run
+
+    @property
+    def search(self):
+        return self.run.search("net")
+
+    @property
+    def run_statuses(self):
+        run = self.run
+        return {
+            name: status.with_logged_pruning(run.status_of(name))
+            for name, status in self.statuses.items()
+        }
 
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
@@ -106,25 +121,24 @@ class Launch:
             search.sampler,
             space,
             search.seed,
-            Entry("net", search, space, "maximize", "val_accuracy").modes,
+            Entry("net", search, space).modes,
             search.options,
         )
         self.entry = Entry(
             "net",
             search,
             space,
-            "maximize",
-            "val_accuracy",
-            isinstance(self.searcher, ResumesTrials),
-            tuple(earlier),
+            resumes=isinstance(self.searcher, ResumesTrials),
+            prior_trials=tuple(earlier),
         )
+        self.run_state = disk.run
+        self.run_state.restore(disk.statuses)
         self.controller = SearchController(
+            self.run_state,
             [self.entry],
             fixed,
             make_pruner(prune, epochs, seed=0),
             prune.rule,
-            "maximize",
-            "val_accuracy",
             trainers,
             obeys=find_rule(prune.rule).obeys,
         )
@@ -141,11 +155,13 @@ class Launch:
         if began is not None:
             self.write(began)
         self.difference = replay(self.searcher, disk.search.calls)
-        self.do(self.controller.restore(disk.events, disk.statuses))
+        self.controller.restore(disk.events)
+        self.do(self.controller.decide())
 
     def write(self, event):
         self._step()
         self.disk.lines.append(json.dumps(to_json(event)))
+        self.run_state.apply(0.0, event)
 
     def save(self, name, status):
         self._step()
@@ -179,7 +195,7 @@ class Launch:
                 self.train(name)
             else:
                 assert self.controller.is_over
-                assert not self.controller.paused
+                assert not self.controller.trials.paused
                 return self
 
     def consult(self):
@@ -195,10 +211,8 @@ class Launch:
 
     def next(self):
         over = {name for name, status in self.disk.statuses.items() if status.outcome is not None}
-        pruned = {name for name, trial in self.controller._trials.items() if trial.end is not None}
-        ready = (
-            self.alive - over - pruned - self.controller.paused - self.controller.awaiting_answer
-        )
+        trials = self.controller.trials
+        ready = (self.alive & trials.living) - over - trials.awaited
         return min(
             ready,
             key=lambda name: (zlib.crc32(f"{name}/{self.done(name)}".encode()), name),
@@ -206,10 +220,13 @@ class Launch:
         )
 
     def done(self, name):
-        return len(self.disk.statuses.get(name, NetworkStatus()).history)
+        return len(self.status_of(name).history)
+
+    def status_of(self, name):
+        return self.disk.statuses.get(name, NetworkStatus())
 
     def train(self, name):
-        history = self.disk.statuses.get(name, NetworkStatus()).history
+        history = self.status_of(name).history
         epoch = len(history) + 1
         subject, is_done = record(epoch, self.value(name, epoch)), epoch == self.epochs
         self.save(name, NetworkStatus((*history, subject), Outcome("done") if is_done else None))
@@ -226,8 +243,11 @@ class Launch:
 
     @property
     def outcomes(self):
+        statuses = self.disk.run_statuses
         return {
-            name: (self.done(name), trial.end) for name, trial in self.controller._trials.items()
+            name: (self.done(name), outcome_of(statuses.get(name, NetworkStatus())))
+            for name, trial in self.controller.trials.items()
+            if trial.has_ended
         }
 
 

@@ -11,7 +11,7 @@ from fleet.domain.events import NetworkAdded, SearcherCalled, SearcherStarted
 from fleet.domain.run import RunState
 from fleet.search.calls import AddPriorTrial, Ask, Tell
 from fleet.search.changed_settings import describe_start
-from fleet.search.controller import Entry
+from fleet.search.entries import Entry
 from fleet.search.searcher import RandomSearcher, TrialOutcome
 from fleet.spec.space import Range
 from tests.examples import examples
@@ -46,7 +46,7 @@ RECORDING = "tests.fleet.search.test_changed_settings:RecordingSearcher"
 
 def start_launch(disk, search, space, steps=None, earlier=()):
     """Begin a launch like the coordinator: changes of settings are logged first."""
-    entry = Entry("net", search, space, "maximize", "val_accuracy")
+    entry = Entry("net", search, space)
     began = describe_start(entry, disk.search, knows=True)
     return Launch(disk, search, space, steps=steps, began=began, earlier=earlier, epochs=5)
 
@@ -118,7 +118,7 @@ def test_new_searcher_without_prior_trials_counts_on():
     with pytest.raises(Killed):
         start_launch(disk, search_of("random", max_trials=6), SPACE, steps=20).run()
     search = search_of("tests.fleet.search.searchers:Careful", max_trials=6)
-    entry = Entry("net", search, SPACE, "maximize", "val_accuracy")
+    entry = Entry("net", search, SPACE)
     began = describe_start(entry, disk.search, knows=False)
     assert "has no method `add_prior_trial`, and does not receive" in began.changed
     launch = Launch(disk, search, SPACE, began=began, epochs=5).run()
@@ -181,8 +181,8 @@ def test_searcher_receives_all_objectives():
     )
     launch = start_launch(Disk(), search, SPACE)
     assert launch.entry.modes == ("maximize", "minimize", "maximize", "minimize")
-    launch.controller._parameters = {"net-0": 70, "net-1": 80}
-    launch.controller.rate_of = {"net-0": 12.5}.get
+    launch.controller.sampling._parameters = {"net-0": 70, "net-1": 80}
+    launch.controller.sampling.rate_of = {"net-0": 12.5}.get
     launch.run()
     values = {call.number: call.value for call in launch.calls if isinstance(call, Tell)}
     assert values[0][1:] == (70.0, 12.5, launch.done("net-0"))
@@ -215,7 +215,7 @@ def test_new_searcher_receives_values_of_new_objectives():
     )
     anew = [replace(subject, value=(subject.value, 2.0)) for subject in EARLIER]
     launch = start_launch(disk, several, SPACE, earlier=anew).run()
-    best = {number: launch.controller._trials[f"net-{number}"].best for number in range(5)}
+    best = {number: launch.controller.trials[f"net-{number}"].value for number in range(5)}
     assert launch.searcher.outcomes == {
         -1: (0.6, 2.0),
         -2: (0.1, 2.0),

@@ -8,10 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.domain.events import EpochEnded, NetworkVerdict, SearcherCalled, SearcherFailed
+from fleet.domain.run import RunState
 from fleet.search.calls import Ask, Report, Resume, Tell
-from fleet.search.controller import CallSearcher, Entry, SearchController
+from fleet.search.controller import SearchController
+from fleet.search.decisions import CallSearcher
+from fleet.search.entries import Entry
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import TrialOutcome, Verdict
+from fleet.spec import Stopping
 from fleet.spec.search import Budget, Prune
 from fleet.spec.space import Range
 from tests.examples import examples
@@ -127,7 +131,7 @@ def test_search_keeps_max_concurrent_networks_alive(max_concurrent):
 
     def watched(name, epoch):
         nonlocal maximum
-        maximum = max(maximum, len(launch.controller._alive["net"]))
+        maximum = max(maximum, len(launch.controller.trials.alive["net"]))
         return 0.5
 
     launch.value = watched
@@ -138,34 +142,28 @@ def test_search_keeps_max_concurrent_networks_alive(max_concurrent):
 def test_search_proposes_two_more_networks_than_train():
     search = search_of(max_trials=10)
     controller = SearchController(
-        [Entry("net", search, SPACE, "maximize", "val_accuracy")],
+        RunState(),
+        [Entry("net", search, SPACE)],
         [],
         make_pruner(Prune(), 9, 0),
         "searcher",
-        "maximize",
-        "val_accuracy",
         trainers=2,
     )
+    training = []
     for number in range(5):
-        assert controller.decide({"net": 3})[-1] == CallSearcher("net", Ask(number))
+        assert controller.decide(training)[-1] == CallSearcher("net", Ask(number))
         controller.handle_answer("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
-    assert not [
-        decision for decision in controller.decide({"net": 3}) if isinstance(decision, CallSearcher)
-    ]
+        training = [f"net-{trained}" for trained in range(min(number + 1, 3))]
+    assert not any(isinstance(decision, CallSearcher) for decision in controller.decide(training))
 
 
 def test_promotion_before_the_searcher_answers_resumes_a_trial():
     controller = SearchController(
-        [
-            Entry(
-                "net", search_of(max_trials=2, max_concurrent=4), SPACE, "maximize", "val_accuracy"
-            )
-        ],
+        RunState(),
+        [Entry("net", search_of(max_trials=2, max_concurrent=4), SPACE)],
         [],
         make_pruner(Prune(rule="asha", factor=2), 9, 0),
         "asha",
-        "maximize",
-        "val_accuracy",
         trainers=2,
     )
     for number in range(2):
@@ -177,7 +175,7 @@ def test_promotion_before_the_searcher_answers_resumes_a_trial():
     controller.end_epoch("net-1", record(1, 0.1), is_done=False)
     controller.decide()
     controller.handle_answer("net", Report(0, 1, 0.9), "go_on")
-    assert "net-0" not in controller.paused | controller.awaiting_answer
+    assert "net-0" in controller.trials.living - controller.trials.awaited
 
 
 @pytest.mark.parametrize("budget", [Budget(epochs=20), Budget(gpu_hours=20 / 3600)])
@@ -205,20 +203,17 @@ def remaining_trials(controller):
 def test_remaining_work_follows_space_and_budget():
     few = {"blocks.0": Range(1, 3, integer=True)}
     controller = SearchController(
+        RunState(),
         [
             Entry(
                 "net",
                 search_of(max_trials=20, budget=Budget(epochs=50)),
                 few,
-                "maximize",
-                "val_accuracy",
             )
         ],
         [],
         make_pruner(Prune(), 5, 0),
         "none",
-        "maximize",
-        "val_accuracy",
         trainers=2,
     )
     assert remaining_trials(controller)[:2] == (3, 50)  # a space of three
@@ -254,7 +249,7 @@ def test_search_ends_if_nothing_is_proposed():
         Disk(), search_of(max_trials=5), SPACE, searcher=Scripted(SPACE, 0, "maximize")
     ).run()
     assert launch.outcomes == {}
-    assert not launch.controller.has_failed
+    assert not launch.controller.sampling.has_failed
 
 
 # ---- pauses ------------------------------------------------------------------------------------
@@ -289,7 +284,7 @@ def test_resume_may_name_a_trial_that_has_ended():
     launch = Launch(
         Disk(), search_of(max_trials=3, max_concurrent=1), SPACE, searcher=searcher
     ).run()
-    assert not launch.controller.has_failed
+    assert not launch.controller.sampling.has_failed
     assert launch.outcomes["net-0"] == (9, TrialOutcome.FINISHED)
 
 
@@ -381,7 +376,7 @@ def test_invalid_proposal_is_a_failed_network(answer, says):
         TrialOutcome.FINISHED,
     ]
     assert ("failed", 1, None) in searcher.tells
-    assert not launch.controller.has_failed
+    assert not launch.controller.sampling.has_failed
 
 
 def test_refused_trial_cannot_be_a_parent():
@@ -416,7 +411,7 @@ def test_searcher_is_not_called_after_an_invalid_answer(answer):
         searcher=Scripted(SPACE, 0, "maximize", [GOOD, answer]),
     ).run()
     assert launch.outcomes == {"net-0": (9, TrialOutcome.FINISHED)}
-    assert launch.controller.has_failed
+    assert launch.controller.sampling.has_failed
     assert len(launch.disk.of(SearcherFailed)) == 1
 
 
@@ -429,14 +424,14 @@ def test_networks_of_a_failed_searcher_train_on(answer):
         "net-0": (9, TrialOutcome.FINISHED),
         "net-1": (9, TrialOutcome.FINISHED),
     }
-    assert launch.controller.has_failed
+    assert launch.controller.sampling.has_failed
 
 
 @pytest.mark.parametrize("answer", [1, 7])
 def test_resume_of_an_unpaused_network_fails_the_searcher(answer):
     searcher = two(reports={(0, 2): "pause"}, resumes=[answer])
     launch = Launch(Disk(), search_of(max_trials=2), SPACE, searcher=searcher).run()
-    assert launch.controller.has_failed
+    assert launch.controller.sampling.has_failed
     assert launch.outcomes["net-0"] == (2, TrialOutcome.PRUNED)
 
 
@@ -450,7 +445,7 @@ def test_fixed_searcher_is_called_again_by_the_next_launch():
         "net-0": (9, TrialOutcome.FINISHED),
         "net-1": (9, TrialOutcome.FINISHED),
     }
-    assert ("finished", 0, pytest.approx(launch.controller._trials["net-0"].best)) in mended.tells
+    assert ("finished", 0, pytest.approx(launch.controller.trials["net-0"].value)) in mended.tells
 
 
 # ---- networks that are pruned in their last epoch ----------------------------------------------
@@ -461,7 +456,7 @@ class Late(Launch):
 
     def train(self, name):
         if self.done(name) == self.epochs - 1 and int(name[4:]) % 2 == 0:
-            if name not in self.controller.pruned:
+            if not self.controller.trials[name].has_ended:
                 self.controller.apply_command(name, Verdict.STOP)
             self.do(self.controller.decide(busy={name}))
         super().train(name)
@@ -524,17 +519,19 @@ def test_proposal_of_nan_fails_only_its_network(bad):
         TrialOutcome.FAILED,
         TrialOutcome.FINISHED,
     ]
-    assert not launch.controller.has_failed
+    assert not launch.controller.sampling.has_failed
 
 
-def reported_value(entry, values):
+def reported_value(search, values, stopping=Stopping()):
     """Return the value that a searcher receives for a network with these values per epoch."""
-    controller = SearchController(
-        [entry], [], make_pruner(Prune(), 9, 0), "none", "maximize", "val_accuracy", 1
-    )
+    entry = Entry("net", search, SPACE)
+    run = RunState()
+    controller = SearchController(run, [entry], [], make_pruner(Prune(), 9, 0), "none", trainers=1)
     consult = controller.decide()[-1]
     controller.handle_answer("net", consult.call, GOOD)
+    controller.admit("net-0", stopping)
     for epoch, value in enumerate(values, start=1):
+        run.apply(0.0, EpochEnded("net-0", record(epoch, value)))
         controller.end_epoch("net-0", record(epoch, value), epoch == len(values))
     controller.end_network("net-0", TrialOutcome.FINISHED)
     while True:
@@ -548,22 +545,12 @@ def reported_value(entry, values):
 
 @pytest.mark.parametrize(("min_delta", "best"), [(0.0, 0.7), (0.2, 0.5)])
 def test_searcher_receives_the_best_value_of_the_table(min_delta, best):
-    entry = Entry(
-        "net", search_of(max_trials=1), SPACE, "maximize", "val_accuracy", min_delta=min_delta
-    )
-    assert reported_value(entry, [0.5, 0.6, 0.7]) == best
-
-
-def test_stopping_for_uses_a_drawn_min_delta():
-    entry = Entry("net", search_of(max_trials=1), SPACE, "maximize", "val_accuracy")
-    assert entry.stopping_for({"train.stopping.min_delta": 0.2}).min_delta == 0.2
-    assert entry.stopping_for({"train.stopping": {"min_delta": 0.3}}).min_delta == 0.3
+    stopping = Stopping(min_delta=min_delta)
+    assert reported_value(search_of(max_trials=1), [0.5, 0.6, 0.7], stopping) == best
 
 
 def test_several_objectives_are_a_tuple_even_with_nan():
     several = search_of(max_trials=1, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}])
-    first, epochs = reported_value(
-        Entry("net", several, SPACE, "maximize", "val_accuracy"), [math.nan]
-    )
+    first, epochs = reported_value(several, [math.nan])
     assert math.isnan(first)
     assert epochs == 1

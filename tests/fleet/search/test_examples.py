@@ -85,7 +85,7 @@ def test_evolution_ends_with_an_exhausted_space():
     search = search_of("evolution_searcher:Searcher", max_trials=120)
     launch, _, _ = run_killed([], search, {"kernel": (1, 3, 5)}, epochs=1)
     assert len(launch.added) == 3
-    assert not launch.controller.has_failed
+    assert not launch.controller.sampling.has_failed
 
 
 PBT = search_of("pbt_searcher:Searcher", max_trials=30, max_concurrent=8, options={"every": 2})

@@ -88,14 +88,14 @@ def test_optuna_prunes_nothing_after_nan():
     search = search_of("optuna_searcher:Searcher", max_trials=3, options=options)
     launch, _, _ = run_killed([], search, SPACE, value=value)
     assert set(launch.outcomes.values()) == {(9, TrialOutcome.FINISHED)}
-    assert not launch.controller.has_failed
+    assert not launch.controller.sampling.has_failed
 
 
 def test_optuna_accepts_trials_of_nan():
     search = search_of("optuna_searcher:Searcher", max_trials=3)
     launch, _, _ = run_killed([], search, SPACE, value=lambda name, epoch: math.nan)
     assert set(launch.outcomes.values()) == {(9, TrialOutcome.FINISHED)}
-    assert not launch.controller.has_failed
+    assert not launch.controller.sampling.has_failed
 
 
 def test_optuna_pruner_receives_its_options():
@@ -142,6 +142,6 @@ def test_optuna_front_after_a_kill_decides_the_same(sampler):
     killed, _, differences = run_killed([20, 30, 10, 40], search, SPACE, **settings)
     assert killed.decisions == reference.decisions
     assert not differences
-    assert not reference.controller.has_failed
+    assert not reference.controller.sampling.has_failed
     assert reference.searcher.study.trials[0].values == [0.5, 1.0]
     assert reference.searcher.study.best_trials

@@ -1,0 +1,40 @@
+"""The decisions of the search controller (pure values)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fleet.domain.events import Event
+from fleet.search.calls import Call
+from fleet.spec.space import Member
+
+
+@dataclass(frozen=True)
+class CallSearcher:
+    """Call a searcher; no other call is made until it has answered."""
+
+    entry: str
+    call: Call
+
+
+@dataclass(frozen=True)
+class AddNetwork:
+    """Add a network that was proposed.
+
+    Attributes:
+        number: within its entry.
+        values: values of its parameters.
+        parent: the network from whose weights it starts, if any.
+        wrong: what is wrong with its values: then it has failed.
+    """
+
+    network: str
+    entry: str
+    number: int
+    values: Member
+    parent: str | None = None
+    wrong: str = ""
+
+
+Decision: TypeAlias = Event | CallSearcher | AddNetwork  # an event is logged
