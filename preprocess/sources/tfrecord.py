@@ -6,6 +6,9 @@ a value:
 
     Example.features (1) -> Features.feature (1, a map: key 1, value 2) Feature: bytes_list (1) |
     float_list (2) | int64_list (3) -> value (1)
+
+The protobuf library would parse, and so read from disk, each message as a whole. This module skips
+the images while it looks for labels.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from google_crc32c import value as crc32c
 
 from launch.errors import InputError
 from preprocess.base import UnreadableImage
-from preprocess.files.crc32c import crc32c, mask_crc
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.sources.masks import PixelClasses
 from preprocess.sources.shards import BUFFER, Record, Shards, Value, open_shards
@@ -91,7 +94,7 @@ class TFRecord:
     def image(self, record: bytes) -> bytes | np.ndarray:
         """Return the image file in a record, or its array, after comparing its checksum."""
         message = memoryview(record)[:-4]
-        if mask_crc(crc32c(message)).to_bytes(4, "little") != record[-4:]:
+        if mask_crc(crc32c(record[:-4])).to_bytes(4, "little") != record[-4:]:
             raise UnreadableImage("its checksum is wrong: the record is damaged")
         feature = dict(_features(message, 0, len(message))).get(self.image_key.encode())
         content = feature and _value(message, *feature)
@@ -233,6 +236,11 @@ def open_tfrecord(
         is_multilabel=target is not None and target.kind == "multilabel",
     )
     return open_shards(form, path, buffer, target, PixelClasses.from_options(pixels, target))
+
+
+def mask_crc(crc: int) -> int:
+    """Mask a checksum as TFRecord stores it: rotate right by 15 bits, and add a constant."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _records(shard: str, content: mmap.mmap) -> Iterator[tuple[int, int]]:

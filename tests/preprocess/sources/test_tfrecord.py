@@ -10,6 +10,7 @@ from launch.errors import InputError
 from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
+from preprocess.sources.tfrecord import mask_crc
 from preprocess.target import TargetSpec, TargetWish
 from preprocess.transforms import parse_transforms
 from tests.preprocess import records as rec
@@ -322,3 +323,8 @@ def test_lists_of_labels_may_be_empty_or_text(tmp_path):
         first = [1, 1] if number else [1, 0, 1]
         last = [1, 0] if number else [0, 1, 0]
         assert source.targets.tolist() == [first, [0] * len(names), last]
+
+
+def test_mask_crc_is_inverted_by_readers():
+    unmasked = (mask_crc(0x12345678) - 0xA282EAD8) & 0xFFFFFFFF
+    assert (unmasked << 15 | unmasked >> 17) & 0xFFFFFFFF == 0x12345678

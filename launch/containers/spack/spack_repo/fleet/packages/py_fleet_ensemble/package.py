@@ -28,6 +28,7 @@ class PyFleetEnsemble(PythonPackage):
     depends_on("python@3.11:3.13", type=("build", "run"))
     depends_on("py-setuptools@68:", type="build")
     with default_args(type=("build", "run")):
+        depends_on("py-google-crc32c@1.3:")
         depends_on("py-h5py@3.11:")
         depends_on("py-numpy@1.26:")
         depends_on("py-pillow@10:")
