@@ -62,6 +62,7 @@ from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.rank_zero import RankZero
+from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.startup.launch import Ranks
 from fleet.runtime.startup.prepare import prepare
@@ -247,6 +248,7 @@ def measure_epoch(
             view.on_pace,
             Interruption(None),
             search,
+            RunSharing(),
         )
         cost = _coordinate(coordinator, world)
         coordinator.stop()

@@ -1,9 +1,4 @@
-"""Apply an event to the status of a network (pure).
-
-Both the state of a run (:mod:`fleet.domain.run`) and the controller of a launch
-(:mod:`fleet.control.networks`), which must know the consequences of what it is about to log, use
-it.
-"""
+"""Apply an event to the status of a network, for the state of a run (pure)."""
 
 from __future__ import annotations
 

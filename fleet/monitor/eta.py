@@ -208,7 +208,7 @@ class Estimator:
         like = before[len(before) // 2]
         epochs_per_trial = self._epochs_of_one(like, coming.proposed, remaining)
         low, high = (min(coming.epochs, coming.networks * epochs) for epochs in epochs_per_trial)
-        count = int(min(coming.networks, coming.max_concurrent, len(self._usable)))
+        count = int(min(coming.networks, coming.max_concurrent, self._cluster.gpus))
         if not count or low < 1:
             return {}
         names = [f"{like}+{number + 1}" for number in range(count)]
@@ -246,7 +246,7 @@ class Estimator:
             seconds = self._simulated_s(epochs_left, sign)
         else:
             seconds = self._going_on_s(running, sign)
-        cluster = self._launch.start.cluster.without(self._launch.removed_devices)
+        cluster = self._cluster
         busy = {
             cluster.gpu(device)
             for group in self._launch.groups.values()
@@ -285,27 +285,17 @@ class Estimator:
         return max(0.0, *ends)
 
     @property
-    def _usable(self) -> tuple[int, ...]:
-        """The devices that are not dead."""
-        return tuple(
-            device
-            for device in self._launch.start.devices
-            if device not in self._launch.removed_devices
-        )
+    def _cluster(self) -> Cluster:
+        """The devices that can be used."""
+        return self._launch.start.cluster.without(self._launch.removed_devices)
 
     def _stretches_of(self, names: Iterable[str], sign: int) -> dict[str, float]:
         """Return measured over expected epoch times by network, low (sign -1) or high (1)."""
         usual = self._usual_stretch(sign)
         return {
-            name: self._own_stretch(name, sign) if name in self._launch.timed else usual
+            name: _own_stretch(self._stretches(name), sign) if name in self._launch.timed else usual
             for name in names
         }
-
-    def _own_stretch(self, name: str, sign: int) -> float:
-        """Return the stretch of a network with finished epochs."""
-        stretches = self._stretches(name)
-        usual = statistics.median(stretches) * (1 + sign * _OWN)
-        return sign * max(sign * usual, sign * _quartile(stretches, sign))
 
     def _usual_stretch(self, sign: int) -> float:
         """Return the stretch of a network without finished epochs."""
@@ -323,9 +313,7 @@ class Estimator:
         launch = self._launch
         start = self._launch.start
         stretches = self._stretches_of(epochs_left, sign)
-        sampled_networks, cluster = self._part(
-            epochs_left, start.cluster.without(launch.removed_devices)
-        )
+        sampled_networks, cluster = self._part(epochs_left, self._cluster)
         epochs_left = self._sampled(sampled_networks, cluster)
         # Several epochs may be simulated as one.
         epochs_per_step = max(1, math.ceil(sum(epochs_left.values()) / _EPOCHS))
@@ -340,7 +328,11 @@ class Estimator:
                     Network(
                         name,
                         tuple(
-                            self._slowed(rate / stretches[name], epochs, more_s.get(name, 0.0))
+                            _slowed(
+                                rate / stretches[name],
+                                start.samples * epochs,
+                                more_s.get(name, 0.0),
+                            )
                             for rate in self._rates_of(name)
                         ),
                         epochs=math.ceil(epochs / epochs_per_step),
@@ -356,7 +348,7 @@ class Estimator:
         more_s = {
             name: _quartile(forming, sign) + export_s - costs.regroup_s
             for name, forming in launch.forming.items()
-            if not self._has_ended(name)
+            if (group := self._group(name)) is None or group.ended_s is None
         }
         more_s |= {
             name: (stand_in.networks - 1) * (costs.regroup_s + costs.checkpoint_s)
@@ -414,11 +406,6 @@ class Estimator:
             regroup_s=forming_s + self._ending_s(is_over=True),
         )
 
-    def _has_ended(self, name: str) -> bool:
-        """Return True if the group of a network has finished an epoch."""
-        group = self._group(name)
-        return group is not None and group.ended_s is not None
-
     def _part(
         self, epochs_left: Mapping[str, int], cluster: Cluster
     ) -> tuple[Mapping[str, int], Cluster]:
@@ -460,11 +447,6 @@ class Estimator:
             busy_s += min_gpus * (self._launch.start.samples * epochs / samples_per_s + regroup_s)
         return busy_s
 
-    def _slowed(self, rate: float, epochs: int, more_s: float) -> float:
-        """Return the rate at which some epochs take `more_s` longer."""
-        samples = self._launch.start.samples * epochs
-        return samples / (samples / rate + max(0.0, more_s))
-
     def _done_s(self, names: Iterable[str], regroup_s: float, sign: int) -> float:
         """Return the seconds of the simulation that have already passed."""
         done = []
@@ -496,6 +478,11 @@ def useful_range(low: float, high: float) -> tuple[float, float]:
     middle = math.sqrt(low * high)
     width = math.sqrt(min(max(high / low, _NARROWEST), _WIDEST))
     return middle / width, middle * width
+
+
+def _slowed(rate: float, samples: int, more_s: float) -> float:
+    """Return the rate at which some samples take `more_s` longer."""
+    return samples / (samples / rate + max(0.0, more_s))
 
 
 def _likely_left(history: Sequence[EpochRecord], stopping: Stopping) -> tuple[int, int]:
@@ -535,6 +522,12 @@ def _quartile(values: Sequence[float], sign: int) -> float:
     if sign < 0:
         return ordered[left_out]
     return ordered[-1 - left_out]
+
+
+def _own_stretch(stretches: Sequence[float], sign: int) -> float:
+    """Return the low (sign -1) or high (1) stretch of a network with finished epochs."""
+    usual = statistics.median(stretches) * (1 + sign * _OWN)
+    return sign * max(sign * usual, sign * _quartile(stretches, sign))
 
 
 class EstimateSchedule:
