@@ -92,7 +92,8 @@ def read_yaml(
         raise _refused(str(path), None, "is not UTF-8 text", "a YAML file") from None
     file = str(path)
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
     except (yaml.YAMLError, RecursionError) as error:
         raise _no_yaml(file, error) from None
     if not isinstance(node, yaml.MappingNode):
@@ -113,7 +114,7 @@ def read_yaml(
     if mistakes:
         raise SpecError(mistakes)
     try:
-        return yaml.load(text, Loader=_Loader), lines
+        return loader.construct_document(node), lines
     # Not only YAMLError: a tag such as !!int may precede text.
     except (yaml.YAMLError, ValueError, LookupError) as error:
         raise _no_yaml(file, error) from None
