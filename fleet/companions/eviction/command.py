@@ -244,7 +244,6 @@ def _carry_out(args: argparse.Namespace) -> int:
         )
         return ExitStatus.OK
     log = eviction.EvictionLog(record, lambda text: print(text, flush=True))
-    keep_free = eviction.KeepFree(args.urgent, waiting)
     log.note(
         "begin",
         f"free {args.nodes} nodes within {deadline:g} min, from the jobs of {owner}; log: {record}",
@@ -254,7 +253,9 @@ def _carry_out(args: argparse.Namespace) -> int:
         whose=owner,
     )
     with DeferredSignals() as interruption:
-        has_succeeded = eviction.carry_out(plan, first, machine, log, keep_free, interruption)
+        has_succeeded = eviction.Execution(
+            plan, first, machine, log, args.urgent, waiting, interruption
+        ).run()
     if has_succeeded:
         return ExitStatus.OK
     return ExitStatus.INFRASTRUCTURE

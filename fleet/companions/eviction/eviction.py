@@ -152,64 +152,6 @@ class EvictionLog:
         self.say(message)
 
 
-@dataclass(frozen=True)
-class KeepFree:
-    """How long freed nodes are kept free.
-
-    Args:
-        job: the job that they are for: until it has started or ended; None: until the deadline,
-            or for :data:`KEEP_S`.
-        held_jobs: jobs held by an earlier eviction, which are released with the others.
-    """
-
-    job: str | None = None
-    held_jobs: Sequence[str] = ()
-
-
-def carry_out(
-    eviction: Eviction,
-    snapshot: ClusterSnapshot,
-    machine: ClusterView,
-    log: EvictionLog,
-    keeping: KeepFree,
-    interruption: DeferredSignals,
-    sleep: Callable[[float], None] | None = None,
-    now_s: Callable[[], float] = time.monotonic,
-) -> bool:
-    """Act until the nodes are free, and keep them free for a while; return True on success.
-
-    Args:
-        eviction: the plan, before its first step.
-        snapshot: the state that the plan was made for.
-        machine: the view of the cluster.
-        log: receives everything that happens.
-        keeping: how long the nodes are kept free.
-        interruption: stops the eviction; held jobs are released then, too.
-        sleep, now_s: replaced by tests.
-
-    Raises:
-        InputError: all jobs together have fewer nodes than requested.
-        UserError: the log cannot be written.
-    """
-    held_jobs = HeldJobs(log.note, machine.may_touch, keeping.held_jobs)
-    paused_runs = PausedRuns()
-    execution = _Execution(
-        eviction,
-        machine,
-        log,
-        keeping,
-        held_jobs,
-        paused_runs,
-        interruption,
-        FreedNodes(snapshot, keeping.job),
-    )
-    try:
-        return execution.run(snapshot, sleep or interruption.sleep, now_s)
-    finally:
-        paused_runs.end()
-        held_jobs.release()
-
-
 class FreedNodes:
     """The nodes that jobs have freed, and their current owners; empty if Slurm does not list nodes.
 
@@ -265,9 +207,18 @@ class FreedNodes:
         )
 
 
-@dataclass
-class _Execution:
-    """The execution of one eviction.
+class Execution:
+    """Acts until the nodes are free, and keeps them free for a while.
+
+    Args:
+        eviction: the plan, before its first step.
+        snapshot: the state that the plan was made for.
+        machine: the view of the cluster.
+        log: receives everything that happens.
+        urgent: the job that the nodes are kept free for, until it has started or ended; None: until
+            the deadline, or for :data:`KEEP_S`.
+        held_jobs: jobs held by an earlier eviction, which are released with the others.
+        interruption: stops the eviction; held jobs are released then, too.
 
     Attributes:
         free_min: minute since which the nodes are free.
@@ -276,29 +227,55 @@ class _Execution:
         message_min: minute of the last message that the urgent job has not started.
     """
 
-    eviction: Eviction
-    machine: ClusterView
-    log: EvictionLog
-    keeping: KeepFree
-    held_jobs: HeldJobs
-    paused_runs: PausedRuns
-    interruption: DeferredSignals
-    freed: FreedNodes
-    free_min: float | None = None
-    slurm_error: str = ""
-    taken_by: dict[str, int] = field(default_factory=dict)
-    message_min: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.first = frozenset(self.machine.seen)
+    def __init__(
+        self,
+        eviction: Eviction,
+        snapshot: ClusterSnapshot,
+        machine: ClusterView,
+        log: EvictionLog,
+        urgent: str | None,
+        held_jobs: Sequence[str],
+        interruption: DeferredSignals,
+    ) -> None:
+        self.eviction = eviction
+        self.snapshot: ClusterSnapshot | None = snapshot
+        self.machine = machine
+        self.log = log
+        self.urgent = urgent
+        self.interruption = interruption
+        self.held_jobs = HeldJobs(log.note, machine.may_touch, held_jobs)
+        self.paused_runs = PausedRuns()
+        self.freed = FreedNodes(snapshot, urgent)
+        self.first = frozenset(machine.seen)
+        self.free_min: float | None = None
+        self.slurm_error = ""
+        self.taken_by: dict[str, int] = {}
+        self.message_min = 0.0
 
     def run(
-        self, first: ClusterSnapshot, sleep: Callable[[float], None], now_s: Callable[[], float]
+        self,
+        sleep: Callable[[float], None] | None = None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> bool:
-        """Run the loop of :func:`carry_out`."""
+        """Act, and return True on success.
+
+        Args:
+            sleep, now_s: replaced by tests.
+
+        Raises:
+            InputError: all jobs together have fewer nodes than requested.
+            UserError: the log cannot be written.
+        """
+        try:
+            return self._run(sleep or self.interruption.sleep, now_s)
+        finally:
+            self.paused_runs.end()
+            self.held_jobs.release()
+
+    def _run(self, sleep: Callable[[float], None], now_s: Callable[[], float]) -> bool:
         start = now_s()
         pause = min(max(self.eviction.deadline_min, SNAPSHOT_S[0]), SNAPSHOT_S[1])
-        snapshot: ClusterSnapshot | None = first
+        snapshot = self.snapshot
         while True:
             minute = (now_s() - start) / 60
             if snapshot is not None:
@@ -330,11 +307,11 @@ class _Execution:
         self.paused_runs.add_jobs(
             (job.script, job.user)
             for job in snapshot.queue.values()
-            if job.is_resumable and must_wait(job, self.keeping.job, self.machine)
+            if job.is_resumable and must_wait(job, self.urgent, self.machine)
         )
         self.paused_runs.touch()
         self.held_jobs.hold_waiting(
-            snapshot.queue, competing_jobs(snapshot, self.keeping.job, self.machine)
+            snapshot.queue, competing_jobs(snapshot, self.urgent, self.machine)
         )
 
     def _act(self, minute: float, snapshot: ClusterSnapshot) -> None:
@@ -381,7 +358,7 @@ class _Execution:
         user = snapshot.queue[job].user
         node_list = ", ".join(f"{node}, freed by job {self.freed.freed_by(node)}" for node in nodes)
         is_evicted_next = must_wait(
-            snapshot.queue[job], self.keeping.job, self.machine
+            snapshot.queue[job], self.urgent, self.machine
         ) and self.machine.partition in (None, snapshot.queue[job].partition)
         self.log.note(
             "taken",
@@ -408,7 +385,7 @@ class _Execution:
             if late:
                 return (False, f"{free}; {given_up}")
             return None
-        job = self.keeping.job
+        job = self.urgent
         if job is None:
             over = max(self.eviction.deadline_min, self.free_min + KEEP_S / 60)
             if minute >= over:

@@ -350,8 +350,8 @@ class Backlog:
             return "it was cancelled (--end)"
         reasons = [
             note.why
-            for note in harvest_log.read_harvest_log(run.paths)
-            if isinstance(note, harvest_log.LaunchEnded) and note.why
+            for note in harvest_log.read_harvest_log(run.paths, harvest_log.LaunchEnded)
+            if note.why
         ]
         last_reason = f"; the last reason: {reasons[-1]}" if reasons else ""
         if state.fruitless_launches >= self._plan.limits.fruitless:
@@ -369,8 +369,8 @@ class Backlog:
             (
                 note.nodes
                 for run in self._plan.runs
-                for note in harvest_log.read_harvest_log(run.paths)
-                if isinstance(note, JobSubmitted) and note.job == job
+                for note in harvest_log.read_harvest_log(run.paths, JobSubmitted)
+                if note.job == job
             ),
             1,
         )
@@ -468,9 +468,7 @@ def read_harvest_state(
     }
     by_job = Counter(holder.job for holder in leased.values() if holder is not None)
     own_jobs = {
-        note.job
-        for note in harvest_log.read_harvest_log(run.paths)
-        if isinstance(note, JobSubmitted | JobStarted)
+        note.job for note in harvest_log.read_harvest_log(run.paths, JobSubmitted, JobStarted)
     }
     concurrent_networks = partial(_concurrent_networks, run, logs.start)
     rates = [record.samples / record.seconds for record in logs.records]

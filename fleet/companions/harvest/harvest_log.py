@@ -91,28 +91,21 @@ def add_note(paths: RunPaths, note: JsonRecord) -> None:
     add_dated_line(paths.harvest_log, note)
 
 
-def read_harvest_log(paths: RunPaths) -> list[Any]:
-    """Return the log of a harvest, in order."""
-    return read_notes(paths.harvest_log, _KINDS)
+def read_harvest_log(paths: RunPaths, *kinds: type) -> list[Any]:
+    """Return the notes of a harvest's log in order: those of some kinds, by default all."""
+    notes = read_notes(paths.harvest_log, _KINDS)
+    return [note for note in notes if isinstance(note, kinds or JsonRecord)]
 
 
 def is_cancelled(paths: RunPaths) -> bool:
     """Return True if the user wants no more jobs for a run."""
-    requests = [
-        note
-        for note in read_harvest_log(paths)
-        if isinstance(note, HarvestRequested | ChainCancelled)
-    ]
+    requests = read_harvest_log(paths, HarvestRequested, ChainCancelled)
     return bool(requests) and isinstance(requests[-1], ChainCancelled)
 
 
 def find_end(paths: RunPaths) -> HarvestEnded | None:
     """Return the end of a run's harvest; None while it goes on, or if there is no harvest."""
-    notes = [
-        note
-        for note in read_harvest_log(paths)
-        if isinstance(note, HarvestRequested | JobSubmitted | JobStarted | HarvestEnded)
-    ]
+    notes = read_harvest_log(paths, HarvestRequested, JobSubmitted, JobStarted, HarvestEnded)
     if notes and isinstance(notes[-1], HarvestEnded):
         return notes[-1]
     return None
@@ -228,11 +221,7 @@ def _without_epoch(past: Sequence[PastLaunch]) -> Iterator[PastLaunch]:
 
 def newest_by_job(paths: RunPaths) -> dict[str, JobStarted | LaunchEnded]:
     """Return the newest start or end of a launch of each job."""
-    return {
-        note.job: note
-        for note in read_harvest_log(paths)
-        if isinstance(note, JobStarted | LaunchEnded)
-    }
+    return {note.job: note for note in read_harvest_log(paths, JobStarted, LaunchEnded)}
 
 
 def end_without_report(job: str, is_back: bool) -> LaunchEnded:

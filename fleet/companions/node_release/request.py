@@ -15,7 +15,7 @@ from fleet.storage.paths import RunPaths
 
 
 @dataclass(frozen=True)
-class NodeRelease:
+class AnnouncedRelease:
     """The nodes that a launch will release, by its answer.
 
     Attributes:
@@ -34,7 +34,7 @@ class NodeRelease:
     dropping: tuple[str, ...]
 
 
-def request_nodes(run: str | Path, nodes: int, within_s: float) -> NodeRelease:
+def request_nodes(run: str | Path, nodes: int, within_s: float) -> AnnouncedRelease:
     """Ask a launch to release nodes; return what it will do.
 
     Args:
@@ -48,7 +48,7 @@ def request_nodes(run: str | Path, nodes: int, within_s: float) -> NodeRelease:
     _, since = log_position(RunPaths(Path(run)).events)
     name, answer = request_answer(run, {"do": "yield", "nodes": nodes, "within_s": within_s})
     ways = answer.get("ways", {})
-    return NodeRelease(
+    return AnnouncedRelease(
         name,
         since,
         tuple(answer.get("hosts", ())),
@@ -58,7 +58,7 @@ def request_nodes(run: str | Path, nodes: int, within_s: float) -> NodeRelease:
 
 
 def wait_for_nodes(
-    run: str | Path, release: NodeRelease, patience_s: float
+    run: str | Path, release: AnnouncedRelease, patience_s: float
 ) -> NodesReleased | None:
     """Wait until nodes are released; return None if the launch ends first and frees all its nodes.
 

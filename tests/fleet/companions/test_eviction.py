@@ -13,7 +13,7 @@ from fleet.__main__ import main
 from fleet.companions.batch_jobs import paused_submissions
 from fleet.companions.batch_jobs.paused_submissions import PausedRuns, delay_options
 from fleet.companions.eviction import eviction, job_holds
-from fleet.companions.eviction.eviction import ClusterView, EvictionLog, KeepFree, carry_out
+from fleet.companions.eviction.eviction import ClusterView, EvictionLog, Execution
 from fleet.companions.eviction.job_holds import DeferredSignals, unreleased_jobs
 from fleet.companions.eviction.slurm_running import SiteCheckpoints, running_jobs
 from fleet.errors import UserError
@@ -52,7 +52,8 @@ def evict(tmp_path, made_up):
         deadline,
         clock=None,
         user="me",
-        keeping=KeepFree(),
+        urgent=None,
+        held_jobs=(),
         interruption=None,
         release_nodes=None,
     ):
@@ -63,16 +64,16 @@ def evict(tmp_path, made_up):
         first = machine.take_snapshot()
         eviction = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals, first.runs)
         messages = []
-        done = carry_out(
+        execution = Execution(
             eviction,
             first,
             machine,
             EvictionLog(tmp_path / "record", messages.append),
-            keeping,
+            urgent,
+            held_jobs,
             interruption or DeferredSignals(),
-            clock.sleep,
-            clock,
         )
+        done = execution.run(clock.sleep, clock)
         notes = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
         return done, [(note["what"], note.get("job", "")) for note in notes], messages
 
@@ -221,7 +222,7 @@ def test_nodes_are_kept_free_until_urgent_job_starts(made_up, evict):
         held_jobs.extend(job for job, has in made_up.state()["jobs"].items() if has.get("held"))
         made_up.change("9", state="RUNNING")
 
-    done, notes, messages = evict(4, 10, Clock(then={780: begin}), keeping=KeepFree("9"))
+    done, notes, messages = evict(4, 10, Clock(then={780: begin}), urgent="9")
     assert done
     assert held_jobs == ["1", "3"]  # including the one that has requeued itself
     assert messages[-3] == "job 9 is RUNNING after 13.0 min"
@@ -231,7 +232,7 @@ def test_nodes_are_kept_free_until_urgent_job_starts(made_up, evict):
 
 def test_unstarted_urgent_job_is_given_up_and_holds_released(made_up, evict):
     made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
-    done, _, messages = evict(2, 10, keeping=KeepFree("9"))
+    done, _, messages = evict(2, 10, urgent="9")
     assert not done
     assert messages[-2:] == [
         "job 9 has not started; giving up 5 min after the deadline",
@@ -251,9 +252,7 @@ def test_interrupted_eviction_releases_held_jobs(made_up, evict, tmp_path):
     made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
     with DeferredSignals() as interruption:
         clock = Clock(then={660: lambda: os.kill(os.getpid(), signal.SIGTERM)})
-        done, notes, messages = evict(
-            2, 10, clock, keeping=KeepFree("9"), interruption=interruption
-        )
+        done, notes, messages = evict(2, 10, clock, urgent="9", interruption=interruption)
     assert not done
     assert "interrupted by SIGTERM" in messages
     assert notes[-1] == ("release", "3")
@@ -265,7 +264,7 @@ def test_next_eviction_releases_holds_of_killed_one(made_up, evict, tmp_path):
     made_up.set({"3": {"nodes": 2}, "7": {"state": "PENDING", "held": True}})
     EvictionLog(record, print).note("hold", "", job="7")
     assert unreleased_jobs(record) == ["7"]
-    evict(2, 10, keeping=KeepFree(None, unreleased_jobs(record)))
+    evict(2, 10, held_jobs=unreleased_jobs(record))
     assert not made_up.state()["jobs"]["7"]["held"]
     assert unreleased_jobs(record) == []
 
@@ -405,7 +404,7 @@ def test_waiting_harvest_jobs_are_held_until_urgent_job_starts(made_up, evict):
             180: lambda: made_up.change("9", state="RUNNING", hosts="n1,n2"),
         }
     )
-    done, notes, messages = evict(2, 10, clock, keeping=KeepFree("9"))
+    done, notes, messages = evict(2, 10, clock, urgent="9")
     assert done
     assert notes[0] == ("hold", "7")  # jobs that their user holds stay held
     assert notes[-1] == ("release", "7")
@@ -431,7 +430,7 @@ def test_own_jobs_wait_for_urgent_job_but_not_those_of_others(made_up, evict):
         2,
         10,
         Clock(then={180: lambda: made_up.change("9", state="RUNNING")}),
-        keeping=KeepFree("9"),
+        urgent="9",
     )
     assert [act for act in made_up.acts if "hold" in act] == ["scontrol hold 7"]
 
@@ -459,7 +458,7 @@ def test_log_names_owner_of_taken_node_and_waiting_time(made_up, evict):
     )
     take = {"state": "RUNNING", "user": "they", "start": "2026-11-22T12:00:00", "hosts": "n2"}
     done, notes, messages = evict(
-        2, 10, Clock(then={60: lambda: made_up.change("5", **take)}), keeping=KeepFree("9")
+        2, 10, Clock(then={60: lambda: made_up.change("5", **take)}), urgent="9"
     )
     assert not done
     assert "    1.0 min  job 5 of they took n2, freed by job 1" in messages
@@ -498,7 +497,7 @@ def test_harvest_job_that_took_nodes_is_evicted_in_turn(made_up, evict):
             240: lambda: made_up.change("9", state="RUNNING"),
         }
     )
-    done, notes, messages = evict(2, 10, clock, keeping=KeepFree("9"))
+    done, notes, messages = evict(2, 10, clock, urgent="9")
     assert done
     assert [note for note in notes if note[1] == "5"] == [
         ("taken", "5"),
@@ -520,7 +519,7 @@ def test_requeued_job_keeps_nodes_until_processes_end(made_up, evict):
             180: lambda: made_up.change("9", state="RUNNING", hosts="n1"),
         }
     )
-    done, notes, messages = evict(1, 10, clock, keeping=KeepFree("9"))
+    done, notes, messages = evict(1, 10, clock, urgent="9")
     assert done
     assert "taken" not in {kind for kind, _ in notes}
     assert "1 nodes are free after 1.5 min" in messages

@@ -1,6 +1,7 @@
 """Networks of a run that several launches share."""
 
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -94,3 +95,20 @@ def test_network_pruned_or_paused_elsewhere_meanwhile(half_done, verdict, is_pru
     assert received["b"].status.outcome is None
     parallel.refresh()
     assert results.run.status_of("a").is_pruned is is_pruned
+
+
+def test_log_finish_reason_of_killed_launch_is_added(
+    tmp_path,
+):
+    run = Run(tmp_path, {}, models=MODELS, epochs=2)
+    assert run.launch() == 0
+    results = [resume(prepare(run.path, (0, 0, 0), shares_run=True)).statuses]
+    lines = run.paths.events.read_text().splitlines(keepends=True)
+    ends = [
+        line
+        for line in lines
+        if json.loads(line)["event"] == ev.NetworkFinished.word and '"b"' in line
+    ]
+    run.paths.events.write_text("".join(line for line in lines if line not in ends))
+    results.append(resume(prepare(run.path, (0, 0, 0), shares_run=True)).statuses)
+    assert results == [{}, {"b": ev.CheckpointStatus(2, json.loads(ends[0])["reason"])}]

@@ -1,18 +1,14 @@
 """The state of a run in a launch equals the state replayed from its log, after each decision."""
 
-import json
 from dataclasses import astuple
 
 import pytest
 
 from fleet.control.effects import LogEvent
-from fleet.domain.events import CheckpointStatus, NetworkFinished
 from fleet.runtime.coordinator import Coordinator
-from fleet.runtime.resume import resume
 from fleet.spec import load
 from fleet.storage.event_log import read_run_state
 from tests.examples import long_but_first
-from tests.fleet.runtime.runs import prepare
 from tests.fleet.runtime.test_searching import ENTRY, Run
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -91,20 +87,3 @@ def test_log_state_equals_launch_state_after_every_decision(
     while run.launch(turns=turns * (1 + run.seed)) is None:
         assert run.seed < 20
     assert ComparingCoordinator.comparisons > 10
-
-
-def test_log_finish_reason_of_killed_launch_is_added(
-    tmp_path,
-):
-    run = Run(tmp_path, {}, models=MODELS, epochs=2)
-    assert run.launch() == 0
-    results = [resume(prepare(run.path, (0, 0, 0), shares_run=True)).statuses]
-    lines = run.paths.events.read_text().splitlines(keepends=True)
-    ends = [
-        line
-        for line in lines
-        if json.loads(line)["event"] == NetworkFinished.word and '"b"' in line
-    ]
-    run.paths.events.write_text("".join(line for line in lines if line not in ends))
-    results.append(resume(prepare(run.path, (0, 0, 0), shares_run=True)).statuses)
-    assert results == [{}, {"b": CheckpointStatus(2, json.loads(ends[0])["reason"])}]
