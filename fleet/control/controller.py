@@ -99,7 +99,7 @@ class Controller:
         A decision takes time that grows with the devices; groups wait for orders while messages are
         handled.
         """
-        devices = self._groups.cluster.gpus
+        devices = self._launch.devices.cluster.gpus
         if devices >= _MANY_DEVICES:
             return max(_MIN_UNDECIDED, devices // 8)
         return 1
@@ -170,15 +170,16 @@ class Controller:
         for building in self._launch.builds.find_overdue(self._outbox.now_s, ends_s):
             ending.abandon_build(building)
         for group in self._groups.failed_groups:
-            self._groups.remove(group.name)
-            self._launch.changes.await_checkpoint(group.name, self._groups.describe_deaths(group))
+            self._launch.orders.disband(group)
+            how = self._launch.devices.describe_deaths(group.devices)
+            self._launch.changes.await_checkpoint(group.name, how)
             self._placement.has_news = True  # it gets no devices before its checkpoint is read
         if not ending.has_begun:
             self.node_release.decide()
             self._placement.has_news |= self._searches.decide()
             self._rates.measure(self._searches.fail)
             if self._rates.table is not None and self._launch.grants.has_throughputs(
-                self._groups.removed_ranks
+                self._launch.devices.removed_ranks
             ):
                 self._train()
         if ending.has_begun:

@@ -131,7 +131,6 @@ class TrainingGroup:
         next_read_epoch: the epoch whose first sample it reads next, while it waits for orders.
         reads_stream_from: device -> first epoch that it reads from the stream; before, it prepares
             its own rows.
-        joins_at: first epoch of devices that have not registered with the stream yet.
         recruits: devices that will join it -> whether they have built the network.
         previous_devices: its devices before its last change.
         number: increases with each group that is started.
@@ -145,7 +144,6 @@ class TrainingGroup:
     devices: tuple[int, ...]
     next_epoch: int
     reads_stream_from: dict[int, int]
-    joins_at: int | None
     next_read_epoch: int = 0
     recruits: dict[int, bool] = field(default_factory=dict)
     previous_devices: tuple[int, ...] = ()

@@ -14,6 +14,7 @@ from fleet.control import effects as e
 from fleet.control.group import GROUP_MESSAGES, Phase, TrainingGroup
 from fleet.control.history import InvalidTransition
 from fleet.control.launch_state import LaunchState
+from fleet.control.measurement import MeasurementTask
 from fleet.control.node_release import NodeRelease
 from fleet.control.rates import Rates
 from fleet.control.searching import Searches
@@ -42,6 +43,7 @@ class MessageHandlers:
         self._node_release = node_release
         self._shutdown = shutdown
         self._outbox = launch.outbox
+        self._devices = launch.devices
         self._groups = launch.groups
         self._networks = launch.networks
         self._changes = launch.changes
@@ -58,7 +60,7 @@ class MessageHandlers:
         """
         if isinstance(message, GROUP_MESSAGES):
             group = self._groups.get(message.network)
-            if group is None and self._groups.removed_ranks:
+            if group is None and self._devices.removed_ranks:
                 return False  # the last message of a rank that has died
             if group is None:
                 raise InvalidTransition(f"{message.network} has no group: {message}")
@@ -91,10 +93,10 @@ class MessageHandlers:
         self._end_join(group)
 
     def _end_join(self, group: TrainingGroup) -> None:
-        self._groups.end_join(group)
+        self._groups.joining.pop(group.name, None)
         self._launch.update_grants()
         if self._shutdown.has_begun:
-            self._groups.pause(group, run_ends=True)
+            self._launch.orders.pause(group, run_ends=True)
 
     def _on_fell_back(self, fallback: m.FellBack) -> None:
         self._outbox.log(
@@ -113,7 +115,7 @@ class MessageHandlers:
         self._node_release.record_pace(pace)
         self._rates.observe(pace.network, len(self._groups[pace.network].devices), pace.rate)
         # A rate inside an epoch matters immediately only if unused devices wait for it.
-        return self._rates.may_grow and self._groups.plan.gpus < self._groups.cluster.gpus
+        return self._rates.may_grow and self._launch.target.plan.gpus < self._devices.cluster.gpus
 
     def _on_epoch_done(self, done: m.EpochDone) -> None:
         self._startup.record_step(done.network, self._outbox.now_s)
@@ -138,7 +140,7 @@ class MessageHandlers:
 
     def _on_stopped(self, stopped: m.Stopped) -> None:
         self._node_release.record_stop(stopped)
-        self._groups.remove(stopped.network)
+        self._launch.orders.disband(self._groups[stopped.network])
         self._outbox.log(
             events.GroupStopped(stopped.network, stopped.checkpoint_s, stopped.export_s)
         )
@@ -158,9 +160,9 @@ class MessageHandlers:
             )
 
     def _on_failed(self, failed: m.Failed) -> None:
-        self._groups.remove(failed.network)
+        self._launch.orders.disband(self._groups[failed.network])
         retries = self._launch.retries
-        if retries.try_isolate(failed, self._groups.cluster.slots):
+        if retries.try_isolate(failed, self._devices.cluster.slots):
             return
         if retries.try_retry(failed):
             retries.schedule(failed.network)
@@ -168,35 +170,39 @@ class MessageHandlers:
             self._searches.fail(failed.network, failed.reason, failed.detail, failed.may_pass)
 
     def _on_built(self, built: m.Built) -> None:
-        self._buildings.end_device(self._launch.config.roles.device_of[built.rank])
-        self._groups.mark_built(built)
+        device = self._launch.config.roles.device_of[built.rank]
+        self._buildings.end_device(device)
+        self._groups.mark_built(device, built)
         self._startup.record_build(built.network, self._outbox.now_s)
         if built.parameters is not None:
             self._changes.set_parameters(built.network, built.parameters)
 
     def _on_measured(self, measured: m.Measured) -> None:
         self._buildings.end(measured.network, measured.gpus)
-        task = self._groups.end_measurement(measured)
-        if task is not None:
+        task = MeasurementTask(measured.network, measured.gpus)
+        if self._devices.end_measuring(task):
             self._rates.record_measurement(task, measured)
+        elif not self._devices.removed_ranks:
+            raise InvalidTransition(f"this measurement is not running: {measured}")
 
     def _on_ranks_died(self, died: e.RanksDied) -> None:
-        for rank in sorted(set(died.ranks) - self._groups.removed_ranks):
-            self._groups.removed_ranks.add(rank)
+        for rank in sorted(set(died.ranks) - self._devices.removed_ranks):
+            self._devices.removed_ranks.add(rank)
             if self._launch.config.replayed:
                 self._outbox.add(e.AbortLaunch(InfrastructureError(f"rank {rank} has died")))
             device = self._launch.config.roles.device_of.get(rank)
             self._outbox.log(events.RankDied(rank, device))
             if device is not None:  # otherwise trainers prepare their samples from now on
                 self._buildings.drop_devices([device])
-                tasks = self._groups.remove_rank(rank, died)
-                for name in {task.network for task in tasks}:
-                    self._changes.record_death(name, f"rank {rank} died")
-                    self._searches.fail_after_deaths(name)
-                self._rates.limit_devices(self._groups.cluster.whole_gpus, tasks)
-        self._groups.check_all_ready()
+                tasks = self._devices.remove([device])
+                self._groups.fail_device(device, died)
+                for task in tasks:
+                    self._changes.record_death(task.network, f"rank {rank} died")
+                    self._searches.fail_after_deaths(task.network)
+                self._rates.limit_devices(self._devices.cluster.whole_gpus, tasks)
+        self._devices.check_all_ready()
         self._launch.update_grants()  # which failed groups no longer hold back
-        if not self._groups.cluster.devices:
+        if not self._devices.cluster.devices:
             self._shutdown.begin("all trainers have died")
 
     def _on_checkpoint_read(self, read: e.CheckpointRead) -> None:
@@ -215,7 +221,7 @@ class MessageHandlers:
 
     def _on_nodes_requested(self, request: e.NodesRequested) -> None:
         self._node_release.begin_release(request)
-        self._rates.limit_devices(self._groups.cluster.whole_gpus)
+        self._rates.limit_devices(self._devices.cluster.whole_gpus)
 
 
 # The policy is called again after these.
@@ -241,7 +247,7 @@ _HANDLERS: Mapping[type, Callable[[MessageHandlers, Any], bool | None]] = {
     m.Paused: MessageHandlers._on_paused,
     m.Stopped: MessageHandlers._on_stopped,
     m.Failed: MessageHandlers._on_failed,
-    m.Ready: lambda self, ready: self._groups.mark_ready(ready),
+    m.Ready: lambda self, ready: self._devices.mark_ready(ready),
     m.Built: MessageHandlers._on_built,
     m.Throughput: lambda self, throughput: self._grants.record_throughput(throughput),
     m.Prepared: MessageHandlers._on_prepared,

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 
 from fleet.comm import messages as m
 from fleet.comm.roles import Roles
+from fleet.control.devices import DevicePool
 from fleet.control.effects import Outbox
 from fleet.control.group_startup import PendingBuilds, StartupTimes
 from fleet.control.groups import Groups
 from fleet.control.measurement import RateMeasurement
 from fleet.control.network_changes import NetworkChanges
 from fleet.control.networks import Networks, WaitingNetworks
+from fleet.control.orders import Orders
+from fleet.control.plan_target import PlanTarget
 from fleet.control.retries import Retries
 from fleet.control.stream_grants import StreamGrants
 from fleet.domain.network import Death
@@ -96,7 +99,10 @@ class LaunchState:
     networks: Networks
     changes: NetworkChanges
     retries: Retries
+    devices: DevicePool
     groups: Groups
+    target: PlanTarget
+    orders: Orders
     builds: PendingBuilds
     startup: StartupTimes
 
@@ -122,7 +128,11 @@ class LaunchState:
             deaths={name: list(deaths) for name, deaths in config.deaths.items() if deaths},
         )
         networks = Networks(run, spec.networks, waiting)
-        groups = Groups(config.roles, config.outlives, grants, outbox)
+        devices = DevicePool(config.roles, outbox)
+        groups = Groups(devices)
+        # A rank that may die could do so while it leaves, and new ranks would wait for it.
+        can_change = not config.outlives
+        target = PlanTarget(devices, groups, can_change, grants.changes_inside)
         return cls(
             config,
             run,
@@ -131,7 +141,10 @@ class LaunchState:
             networks,
             NetworkChanges(networks, outbox, spec.document.max_deaths),
             Retries(spec.document.retries, outbox, waiting, config.alone),
+            devices,
             groups,
+            target,
+            Orders(devices, groups, target, grants, outbox),
             PendingBuilds(),
             StartupTimes(config.ends_s, outbox),
         )

@@ -48,7 +48,10 @@ class Placement:
         self._searches = searches
         self._node_release = node_release
         self._shutdown = shutdown
+        self._devices = launch.devices
         self._groups = launch.groups
+        self._target = launch.target
+        self._orders = launch.orders
         self._networks = launch.networks
         self._grants = launch.grants
         self._outbox = launch.outbox
@@ -69,8 +72,8 @@ class Placement:
 
     def _move(self) -> None:
         """Make the moves towards the plan, or end a launch that can make none."""
-        held_back = self._groups.held_back | self._searches.controller.trials.awaited
-        possible = self._groups.plan_moves(
+        held_back = self._held_back() | self._searches.controller.trials.awaited
+        possible = self._target.moves(
             held_back, self._node_release.leaving_groups, self._launch.retries.alone
         )
         for move in possible:
@@ -82,7 +85,7 @@ class Placement:
         if starts:
             self._start(starts)
         if self._networks.has_trainable and not (
-            self._groups or self._groups.plan.members or self._networks.temporarily_unavailable
+            self._groups or self._target.plan.members or self._networks.temporarily_unavailable
         ):
             if self._launch.changes.release_held():
                 self.has_news = True
@@ -90,14 +93,38 @@ class Placement:
             else:
                 self._end_unplaceable()
 
+    def _held_back(self) -> set[str]:
+        """Return the groups between two epochs that get no orders yet: others are behind.
+
+        In lockstep all groups end an epoch at nearly the same time, and get orders together.
+        Otherwise the first would begin another epoch just before the last one ends the round.
+        """
+        if not self._grants.is_lockstep:
+            return set()
+        waiting = {
+            group.name: group.next_epoch for group in self._groups if group.phase is Phase.WAITING
+        }
+        ahead = max(waiting.values(), default=0)
+        are_behind = any(
+            group.next_epoch < ahead
+            for group in self._groups
+            if group.phase not in (Phase.WAITING, Phase.STOPPING, Phase.FAILED)
+        )
+        return set(waiting) if are_behind else set()
+
     def _plan(self) -> None:
         rates = self._supply.limited_table(self._rates)
         (ahead, survivors) = self._searches.rungs()
+        leaving = self._node_release.leaving_groups
         progress = Progress(
-            running=self._groups.running_members(self._node_release.leaving_groups),
+            running=tuple(
+                group.member
+                for group in self._groups
+                if group.phase is not Phase.FAILED and group.name not in leaving
+            ),
             epochs_done=self._networks.epochs_done,
             finished=self._networks.unavailable,
-            target=self._groups.plan,
+            target=self._target.plan,
             rates_changed=self._rates.has_changed or self._supply.has_changed,
             exclusive=frozenset(self._launch.retries.alone),
             guessed=frozenset() if self._grants.is_lockstep else self._rates.guessed,
@@ -108,7 +135,7 @@ class Placement:
         if self._networks.has_trainable:
             self.is_waiting = True
             self._outbox.add(
-                AskPolicy(rates, progress, self._groups.cluster, self._rates.rate_floor)
+                AskPolicy(rates, progress, self._devices.cluster, self._rates.rate_floor)
             )
         else:
             self._adopt(PolicyAnswered(Round()))
@@ -126,11 +153,11 @@ class Placement:
             self._adopt(answer)
 
     def _adopt(self, answer: PolicyAnswered) -> None:
-        is_new = answer.round != self._groups.plan
+        is_new = answer.round != self._target.plan
         self._rates.mark_planned(is_new, answer.probes, self._networks.is_over)
         self._deciding_s += answer.seconds
         if is_new:
-            self._groups.plan = answer.round
+            self._target.adopt(answer.round)
             self._outbox.log(
                 events.PlanChanged(
                     tuple(
@@ -153,24 +180,24 @@ class Placement:
             return  # groups are started last
         match move:
             case moves.Recruit():
-                self._groups.recruit(group, move.devices)
+                self._orders.recruit(group, move.devices)
                 for device in move.devices:
                     self._launch.start_build(group.name, [device], is_recruit=True)
             case moves.Dismiss():
-                self._groups.dismiss(group, move.devices)
+                self._orders.dismiss(group, move.devices)
             case moves.Grow() | moves.Shrink() if group.is_awaiting_orders:
-                self._groups.regroup(group, move.devices)
+                self._orders.regroup(group, move.devices)
                 self._grant(group.next_epoch)
             case moves.Grow() if group.phase is Phase.TRAINING:
-                self._groups.pause(group, run_ends=False)
+                self._orders.pause(group, run_ends=False)
             case moves.Stop() if not self._is_too_late:  # otherwise no group would replace it
-                self._groups.stop(group, self._networks.is_final(group.name))
+                self._orders.stop(group, self._networks.is_final(group.name))
 
     def _resume(self, group: TrainingGroup) -> None:
         if self._networks.is_over(group.name) or self._networks.is_paused(group.name):
-            self._groups.stop(group, self._networks.is_final(group.name))
+            self._orders.stop(group, self._networks.is_final(group.name))
         else:
-            self._groups.resume(group)
+            self._orders.resume(group)
             self._grant(group.next_epoch)
 
     @property
@@ -186,7 +213,7 @@ class Placement:
         if self._is_too_late:
             self._skip_starts(starts)
             return
-        if self._grants.is_in_step and self._groups.has_returning_devices:
+        if self._grants.is_in_step and self._devices.returning:
             return
         self._begin_production()
         if self._groups.are_stopping:
@@ -197,7 +224,7 @@ class Placement:
         fresh = self._grants.first_ungranted
         for start in starts:
             epoch = self._grants.next_epoch(self._networks.history(start.name))
-            self._groups.start(self._networks.specs[start.name], start.devices, epoch)
+            self._orders.start(self._networks.specs[start.name], start.devices, epoch)
             self._launch.start_build(start.name, start.devices)
             self._launch.startup.begin_group(start.name, self._launch.now_s)
             self._node_release.record_save(start.name)
@@ -222,8 +249,8 @@ class Placement:
     def _end_unplaceable(self) -> None:
         """End a launch in which nothing runs and the policy starts nothing."""
         names = ", ".join(self._networks.trainable)
-        cluster = self._groups.cluster
-        removed = self._groups.removed_ranks
+        cluster = self._devices.cluster
+        removed = self._devices.removed_ranks
         if self._node_release.has_released or removed:
             few = f"{pluralize(cluster.gpus, 'trainer')} {'is' if cluster.gpus == 1 else 'are'}"
             if self._node_release.has_released:

@@ -320,17 +320,16 @@ class MeasuredRates(Rates):
         )
 
     def measure(self, fail: Callable[..., None]) -> None:  # noqa: D102
-        groups = self._launch.groups
         networks = self._launch.networks
         now_s = self._launch.now_s
         if self._table is not None:
             return
         self._began_s = now_s if self._began_s is None else self._began_s
-        while (task := self._measurement.next(len(groups.free_whole))) is not None:
+        while (task := self._measurement.next(len(self._launch.devices.free_whole))) is not None:
             network = networks.specs[task.network]
             self._launch.start_build(
                 network.name,
-                groups.start_measurement(network, task.gpus, self._measurement.batches(task)),
+                self._launch.orders.measure(network, task, self._measurement.batches(task)),
             )
         if self._measurement.is_done:
             for name, outcome in self._measurement.conclude().items():
@@ -524,7 +523,7 @@ class Supply:
     def __init__(self, launch: LaunchState) -> None:
         self._grants = launch.grants
         self._outbox = launch.outbox
-        self._groups = launch.groups
+        self._devices = launch.devices
         # Rates are in emulated time.
         self._time_scale = launch.config.spec.resources.time_scale
         self._planned: float | None = None
@@ -541,11 +540,11 @@ class Supply:
             rates: the known rates.
         """
         table = rates.table
-        cluster = self._groups.cluster
+        cluster = self._devices.cluster
         assert table is not None  # otherwise the policy is not called
         supply = float("inf")
         if rates.are_samples:
-            supply = self._grants.supply(self._groups.removed_ranks) * self._time_scale
+            supply = self._grants.supply(self._devices.removed_ranks) * self._time_scale
         if self._planned is None:
             self._planned = supply
         if supply == self._planned == table.supply:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fleet.comm import messages as m
 from fleet.control.effects import PATIENCE_S, EndLaunch
 from fleet.control.group import Phase, name_ranks
@@ -61,7 +63,7 @@ class Shutdown:
         )
         for group in self._groups:
             if group.phase in (Phase.TRAINING, Phase.PAUSING):
-                self._groups.pause(group, run_ends=True)
+                self._launch.orders.pause(group, run_ends=True)
 
     def abandon_silent_groups(self) -> None:
         """Abandon groups that do not answer in time; their networks are trained last."""
@@ -70,10 +72,7 @@ class Shutdown:
         self._until_s = float("inf")
         for group in self._groups:
             silent_s = self._launch.now_s - group.last_message_s
-            ranks = self._groups.abandon(group.devices)
-            self._launch.builds.drop_devices(group.devices)
-            self._launch.tell_preprocessors(m.ReleaseReaders(ranks))
-            names = name_ranks(ranks)
+            names = self._abandon(group.devices)
             how = f"{names} stopped answering, after {format_duration(silent_s)} of silence"
             self._outbox.log(
                 events.NetworkWarned(group.name, f"{how}; this network is trained last from now on")
@@ -87,10 +86,7 @@ class Shutdown:
         """Abandon ranks that do not return from building, and end the launch."""
         network = building.network
         is_late = self._launch.now_s >= building.deadline_s + UNRESPONSIVE_S
-        ranks = self._groups.abandon(building.devices)
-        self._launch.builds.drop_devices(building.devices)
-        self._launch.tell_preprocessors(m.ReleaseReaders(ranks))
-        names = name_ranks(ranks)
+        names = self._abandon(building.devices)
         if is_late and not building.is_recruit and not self._networks.is_over(network.name):
             limit = format_duration(network.train.build_timeout)
             self._searches.fail(
@@ -100,11 +96,24 @@ class Shutdown:
             )
         self.begin(f"{names} did not return from building {network.name}")
 
+    def _abandon(self, devices: Sequence[int]) -> str:
+        """Abandon devices that do not answer; return the names of their ranks."""
+        ranks = self._launch.devices.abandon(devices)
+        for group in self._groups:
+            if set(devices) & set(group.devices):
+                self._launch.orders.disband(group)
+            else:
+                self._groups.drop_recruits(group, devices)
+        self._launch.builds.drop_devices(devices)
+        self._launch.tell_preprocessors(m.ReleaseReaders(ranks))
+        return name_ranks(ranks)
+
     def wind_up(self) -> None:
         """End the launch once every trainer is idle."""
         for group in self._groups.awaiting_orders:
-            self._groups.stop(group, self._networks.is_final(group.name))
-        if self._groups.are_all_idle and not self._networks.waiting.awaiting_checkpoint:
+            self._launch.orders.stop(group, self._networks.is_final(group.name))
+        are_idle = not self._groups and self._launch.devices.idle >= self._launch.devices.alive
+        if are_idle and not self._networks.waiting.awaiting_checkpoint:
             self.finish()
 
     def finish(self) -> None:
@@ -114,7 +123,8 @@ class Shutdown:
         self._rates.save()
         self._outbox.send(roles.trainers, m.Tag.TRAINER, m.Exit())
         self._launch.tell_preprocessors(m.Exit())
-        self._outbox.add(EndLaunch(self.status, must_kill=bool(self._groups.unresponsive_ranks)))
+        must_kill = bool(self._launch.devices.unresponsive_ranks)
+        self._outbox.add(EndLaunch(self.status, must_kill))
 
     def _status(self) -> ExitStatus:
         status = self._networks.status

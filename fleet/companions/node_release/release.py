@@ -42,7 +42,9 @@ class PlannedRelease(NodeRelease):
     def __init__(self, launch: LaunchState) -> None:
         super().__init__(launch)
         self._config = launch.config
+        self._devices = launch.devices
         self._groups = launch.groups
+        self._orders = launch.orders
         self._networks = launch.networks
         self._outbox = launch.outbox
         self._requests: list[_Request] = []
@@ -100,7 +102,7 @@ class PlannedRelease(NodeRelease):
             UserError: the launch cannot release so many.
         """
         roles = self._config.roles
-        cluster = self._groups.cluster
+        cluster = self._devices.cluster
         first = roles.node_of[0]
         releasable = sorted(
             {cluster.node(device) for device in cluster.devices} - {first}, reverse=True
@@ -130,7 +132,7 @@ class PlannedRelease(NodeRelease):
         Raises:
             UserError: it does not.
         """
-        gpus = self._groups.cluster.without(self._devices(nodes)).gpus
+        gpus = self._devices.cluster.without(self._devices_of(nodes)).gpus
         for name in self._networks.trainable:
             min_gpus = self._networks.specs[name].min_gpus
             if min_gpus > gpus:
@@ -148,7 +150,7 @@ class PlannedRelease(NodeRelease):
         jobs = [
             self._job(group, now_s)
             for group in self._groups
-            if not self._devices(nodes).isdisjoint(group.devices)
+            if not self._devices_of(nodes).isdisjoint(group.devices)
         ]
         if not jobs:
             return {}
@@ -181,8 +183,8 @@ class PlannedRelease(NodeRelease):
 
     def begin_release(self, request: NodesRequested) -> None:
         """Begin to release nodes: start no more groups there, and stop the running ones."""
-        devices = frozenset(self._devices(request.offer.nodes))
-        self._groups.exclude(devices)
+        devices = frozenset(self._devices_of(request.offer.nodes))
+        self._devices.exclude(devices)
         self._requests.append(_Request(request, devices, self._outbox.now_s))
         self._actions.update(request.offer.actions)
 
@@ -203,13 +205,13 @@ class PlannedRelease(NodeRelease):
             if group.is_awaiting_orders:
                 saves = self._actions.pop(group.name, "app") != "kill"
                 self._paused.discard(group.name)
-                self._groups.stop(group, self._networks.is_final(group.name), saves)
+                self._orders.stop(group, self._networks.is_final(group.name), saves)
             elif group.phase in (Phase.TRAINING, Phase.PAUSING) and group.name not in self._paused:
                 self._paused.add(group.name)
-                self._groups.pause(group, run_ends=True)
+                self._orders.pause(group, run_ends=True)
 
         for request in [
-            pending for pending in self._requests if self._groups.are_idle(pending.devices)
+            pending for pending in self._requests if self._devices.are_idle(pending.devices)
         ]:
             self._requests.remove(request)
             self._released_count += 1
@@ -234,8 +236,8 @@ class PlannedRelease(NodeRelease):
         released = set(nodes)
         ranks = {
             rank for rank, node in enumerate(roles.node_of) if node in released
-        } - self._groups.removed_ranks
-        self._groups.removed_ranks.update(ranks)  # their deaths are expected
+        } - self._devices.removed_ranks
+        self._devices.removed_ranks.update(ranks)  # their deaths are expected
         for tag, of_role in (
             (m.Tag.TRAINER, roles.trainers),
             (m.Tag.PREPROCESSOR, roles.preprocessors),
@@ -250,8 +252,8 @@ class PlannedRelease(NodeRelease):
             return [group for group in self._groups if not leaving.isdisjoint(group.devices)]
         return []
 
-    def _devices(self, nodes: Iterable[int]) -> set[int]:
-        cluster = self._groups.cluster
+    def _devices_of(self, nodes: Iterable[int]) -> set[int]:
+        cluster = self._devices.cluster
         members = set(nodes)
         return {
             device

@@ -27,9 +27,7 @@ STEPS = sorted(
 
 
 def group(phase=Phase.FORMING, network=NETWORK):
-    return TrainingGroup(
-        network, (2, 0), next_epoch=3, reads_stream_from={2: 3, 0: 3}, joins_at=3, phase=phase
-    )
+    return TrainingGroup(network, (2, 0), next_epoch=3, reads_stream_from={2: 3, 0: 3}, phase=phase)
 
 
 def step(kind):

@@ -3,12 +3,15 @@
 import sys
 from collections import deque
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from fleet.comm.messages import EpochDone, Joined, Pace, Ready, Stopped
+from fleet.comm.roles import assign
 from fleet.control.devices import DevicePool
 from fleet.control.effects import PolicyAnswered, SendMessage
+from fleet.control.measurement import MeasurementTask
 from fleet.errors import ExitStatus
 from scheduler.base import Options
 from scheduler.ensemble.planning import plan
@@ -84,24 +87,28 @@ def test_pace_without_a_rate_causes_no_decision(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_device_pool_agrees_with_definitions(seed):
-    random, every = Random(seed), set(range(8))
-    devices, vacated = DevicePool(every), set()
-    for _ in range(200):
-        sample = random.sample(sorted(every), random.randint(1, 3))
+    random, roles = Random(seed), assign((0,) * 9, None, None, own_preprocessing=True)
+    devices, vacated = DevicePool(roles, SimpleNamespace(log=print)), set()
+    for number in range(200):
+        sample = random.sample(sorted(roles.rank_of), random.randint(1, 3))
         change = random.choice(
-            ["assign", "release", "start_measuring", "end_measuring", *["set_idle"] * 3] * 5
+            ["assign", "release", "start_measuring", "end_measuring", *["mark_ready"] * 3] * 5
             + ["exclude", "remove"]
         )
         if change == "exclude":
             vacated |= devices.alive.intersection(sample)
         if change == "remove":
             vacated -= set(sample)
-        getattr(devices, change)(*(sample[:1] if change == "set_idle" else [sample]))
+        arguments = {
+            "start_measuring": (tuple(sample), MeasurementTask("net", number)),
+            "end_measuring": (random.choice([*devices.measuring.values(), None]),),
+            "mark_ready": (Ready(roles.rank_of[sample[0]]),),
+        }
+        if change != "mark_ready" or sample[0] not in devices.idle:
+            getattr(devices, change)(*arguments.get(change, (sample,)))
         assert devices.free == devices.idle - devices.in_groups - vacated
-        assert (
-            devices.returning
-            == devices.alive - devices.idle - devices.in_groups - devices.measuring
-        )
+        measuring = {device for together in devices.measuring for device in together}
+        assert devices.returning == devices.alive - devices.idle - devices.in_groups - measuring
         assert devices.are_idle(sample) == (
             devices.idle - devices.in_groups >= devices.alive.intersection(sample)
         )
