@@ -19,6 +19,8 @@ from tests.mpi.conftest import kill, rank_process, send_all, session_members, sp
 from tests.places import ROOT
 from tests.waiting import wait_until
 
+pytest.importorskip("fleet.companions.shared_run")
+
 EPOCHS, LEASE = 8, {"FLEET_LEASE": "2s"}
 NAMES = ["a", "b", "c", "d"]
 FAULTY_MACHINE = ROOT / "tests" / "mpi" / "faulty_machine"

@@ -186,6 +186,7 @@ def test_watch_follows_a_running_launch(tmp_path, capsys):
     "survive", [False, pytest.param(True, marks=pytest.mark.long)], ids=["mpi", "ulfm"]
 )
 def test_released_node_leaves_the_other_networks_training(tmp_path, capsys, survive):
+    pytest.importorskip("fleet.companions.node_release")
     content = spec(
         tmp_path,
         [{"family": "softmax", "name": name} for name in "abcd"],
