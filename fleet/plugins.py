@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fleet.errors import UserError
 from launch.errors import InputError
-from preprocess.base import import_object
+from preprocess.import_path import import_object
 from preprocess.user_code import UserCode
 from scheduler.base import Cluster, Options, Progress, RateTable, Round
 from scheduler.ensemble.policies import POLICIES, Decide, Policy, check_round
 
 
-def load_object(path: str, role: str) -> Any:
+def load_object(path: str, role: str, load: Callable[..., Any] | None = None) -> Any:
     """Load an object by import path, from the working folder, the folder of the spec or packages.
 
     Args:
         path: ``module:name``.
         role: the purpose of the object, for messages: ``policy``, ``engine``.
+        load: imports it from ``path`` and ``role``; :func:`import_object` by default.
 
     Raises:
         UserError: the module cannot be imported, or does not have this name.
     """
     try:
+        if load is not None:
+            return load(path, role)
         return import_object(path, role, f"module:{role}")
     except InputError as error:
-        # one line, even if the module raises several
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(str(error)) from error
 
 
 def load_named(name: str, kind: str, names: Iterable[str], role: str) -> Any:

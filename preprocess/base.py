@@ -9,8 +9,6 @@ UnreadableSample          the same, with the name of the file or record
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 import sysconfig
 import traceback
 import unicodedata
@@ -22,7 +20,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from launch.errors import InputError
-from preprocess.user_code import import_user_module
 
 
 def printable(text: str) -> str:
@@ -233,49 +230,6 @@ def rng_for(seed: int, purpose: int, *more: int) -> np.random.Generator:
         more: further integers, such as the epoch.
     """
     return np.random.default_rng([seed, purpose, *more])
-
-
-def import_function(path: str, role: str) -> Any:
-    """Import the function at ``module:function``; see :func:`import_object`.
-
-    Raises:
-        InputError: the module or function does not exist, or the object is not callable.
-    """
-    function = import_object(path, role)
-    if not callable(function):
-        raise InputError(f"{role} {path!r} is a {type(function).__name__}, not a function")
-    return function
-
-
-def import_object(path: str, role: str, form: str = "module:function") -> Any:
-    """Import the object at ``module:name``; the working directory is searched too.
-
-    Args:
-        path: such as ``my_package.my_module:my_function``.
-        role: its use, for the message: ``transform``, ``data source``.
-        form: the expected form of the path, for the message.
-
-    Raises:
-        InputError: the module or name does not exist, or importing the module raises.
-    """
-    module_name, _, name = path.partition(":")
-    if not (module_name and name):
-        raise InputError(f"{role} {path!r} is not an import path {form}")
-    folder = os.getcwd()
-    if not {"", folder} & {*sys.path}:
-        sys.path.append(folder)
-    try:
-        module = import_user_module(module_name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a user's module may raise anything, and exit
-        raise InputError(
-            f"{role} {path!r}: cannot import {module_name!r}: {format_exception(error)}"
-        ) from error
-    imported = getattr(module, name, None)
-    if imported is None:
-        raise InputError(f"{role} {path!r}: module {module_name!r} has no {name!r}")
-    return imported
 
 
 def format_exception(error: BaseException) -> str:

@@ -6,7 +6,6 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Any, cast
 
 from launch.errors import InputError
@@ -15,10 +14,10 @@ from preprocess.base import (
     Source,
     first_duplicate,
     format_exception,
-    import_function,
     normalize_name,
     printable,
 )
+from preprocess.import_path import import_function, import_own
 from preprocess.sources.table import columns_of
 from preprocess.target import TargetWish
 from preprocess.target_checks import checked_labels, checked_target
@@ -132,8 +131,7 @@ def _find_opener(source: str, options: Mapping[str, Any], path: str | None) -> C
                 "or an import path module:function"
             )
         return import_function(source, "data source")
-    module, _, name = SOURCES[source].partition(":")
-    function: Callable[..., Any] = getattr(import_module(module), name)
+    function: Callable[..., Any] = import_own(SOURCES[source])
     path_parameter, *parameters = inspect.signature(function).parameters.values()
     known_options = [parameter for parameter in parameters if parameter.name != "target"]
     for option in options:

@@ -54,7 +54,8 @@ MAY_IMPORT = {
     "launch.errors": "",
     "launch": "",
     "preprocess.user_code": "",
-    "preprocess.base": "preprocess.user_code",
+    "preprocess.base": "",
+    "preprocess.import_path": "preprocess.base preprocess.user_code",
     "preprocess.files": "preprocess.base",
     "preprocess.decode": "preprocess.base",
     "preprocess.transient_errors": "preprocess.base",
@@ -71,7 +72,8 @@ MAY_IMPORT = {
     "preprocess.fingerprint "
     "preprocess.splits preprocess.transient_errors preprocess.target",
     "preprocess.deferred_augmentation": "preprocess.sample",
-    "preprocess.transforms": "preprocess.user_code preprocess.base preprocess.decode "
+    "preprocess.transforms": "preprocess.import_path preprocess.base preprocess.decode "
+    "preprocess.user_code "
     "preprocess.sample "
     "preprocess.deferred_augmentation",
     "preprocess.batches": "preprocess.base preprocess.sample preprocess.transforms "
@@ -92,7 +94,8 @@ MAY_IMPORT = {
     "preprocess.pipeline preprocess.sample preprocess.sources preprocess.target "
     "preprocess.transforms preprocess.views",
     "preprocess.views": "preprocess.base preprocess.target",
-    "preprocess.open_source": "preprocess.base preprocess.sources preprocess.target "
+    "preprocess.open_source": "preprocess.base preprocess.import_path preprocess.sources "
+    "preprocess.target "
     "preprocess.target_checks preprocess.user_code preprocess.views",
     "preprocess.source": "preprocess.base preprocess.division preprocess.fingerprint "
     "preprocess.open_source preprocess.sources preprocess.target preprocess.views",

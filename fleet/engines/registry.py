@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fleet.spec.engines import ENGINES, EngineInfo
 from fleet.spec.layers import count_for
 from fleet.spec.model import one_line, wrapping_errors
 from fleet.storage.files import atomic_write_with
+from preprocess.import_path import import_own
 from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode
 from scheduler.base import RateTable
@@ -203,10 +203,9 @@ def _load_function(engine: EngineInfo, function: str | Callable[..., Any]) -> Ca
         return function
     if not function.startswith("."):
         return load_object(function, "engine")
-    module, _, name = function.partition(":")
     try:
         with paused_collection(), hiding_packages(*engine.unwanted):
-            return getattr(import_module(module, "fleet.engines"), name)
+            return import_own(function, "fleet.engines")
     except ModuleNotFoundError as error:
         if not engine.extra:
             raise

@@ -12,7 +12,6 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Any, cast
 
 from fleet.errors import UserError
@@ -21,6 +20,7 @@ from fleet.search.rungs import Bracket, RungDecisions, natural_key
 from fleet.search.searcher import Verdict
 from fleet.spec.model import one_line
 from fleet.spec.search import Prune, find_rule
+from preprocess.import_path import import_own
 from preprocess.user_code import UserCode, seed_generators
 
 
@@ -326,10 +326,7 @@ def make_pruner(prune: Prune, most_epochs: int, seed: int) -> Pruner:
     """
     rule = find_rule(prune.rule)
     if isinstance(rule.make, str) and rule.make.startswith("."):
-        module, _, name = rule.make.partition(":")
-        built_in: Pruner = getattr(import_module(module, "fleet.search"), name)(
-            prune, most_epochs, seed
-        )
+        built_in: Pruner = import_own(rule.make, "fleet.search")(prune, most_epochs, seed)
         return built_in
     code = UserCode()
     with code.running():

@@ -29,10 +29,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fleet.errors import FleetError, UserError
+from fleet.plugins import load_object
 from fleet.spec.engines import EngineInfo
 from fleet.spec.section import section
-from launch.errors import InputError, pluralize
-from preprocess.base import import_function
+from launch.errors import pluralize
+from preprocess.import_path import import_function
 from preprocess.user_code import UserCode
 
 # Strict, since pydantic would otherwise read `true` as the number 1.
@@ -236,11 +237,7 @@ def load_function(path: str) -> Callable[..., Any]:
     >>> load_function("math:hypot")(3, 4)
     5.0
     """
-    try:
-        return import_function(path, "model function")
-    except InputError as error:
-        # The message of a user's module may have several lines.
-        raise UserError(" ".join(str(error).split())) from error
+    return load_object(path, "model function", import_function)
 
 
 def check_import(path: str) -> None:

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from launch.errors import InputError
-from preprocess.base import UnreadableImage, as_array, import_function
+from preprocess.base import UnreadableImage, as_array
+from preprocess.import_path import import_function
 from preprocess.transforms.base import Mask
 from preprocess.user_code import UserCode, exclusive_generators, seed_generators
 

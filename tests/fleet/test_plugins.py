@@ -137,3 +137,8 @@ def test_spec_with_a_custom_policy_can_be_pickled():
     spec = parse({"models": [{"family": "softmax"}], "schedule": {"policy": "own_policies:ROW"}})
     assert spec.policy.reads == frozenset()
     assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_load_object_suggests_a_close_name():
+    with pytest.raises(UserError, match=r"has no 'nunber' \(did you mean number\?\)"):
+        load_object("own_policies:nunber", "number")
