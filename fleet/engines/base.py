@@ -122,7 +122,9 @@ class StepTotals:
             raise PeerFailed("another rank of the group failed in this step")
 
 
-WIDTH = len(fields(StepTotals)) - 1  # elements of packed totals, excluding metrics
+# Position of each number in packed totals; metrics follow.
+INDEX = {total.name: index for index, total in enumerate(fields(StepTotals)[:-1])}
+WIDTH = len(INDEX)  # elements of packed totals, excluding metrics
 
 
 @dataclass(frozen=True)

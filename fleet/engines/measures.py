@@ -6,7 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from fleet.engines.custom import load_custom, takes_outputs_first
 from fleet.engines.failure_reason import describe_failure
 from fleet.errors import NetworkWarning, SettingError
 from fleet.spec import Train
-from fleet.spec.measures import LOSS_OF, name_of, parameters_of
+from fleet.spec.measures import LOSS_OF, Measure, name_of, parameters_of
 from fleet.vocabulary.measures import LOSSES, canonical_name
 from preprocess.target import TargetSpec
 
@@ -147,6 +147,23 @@ class Metrics:
         self._metrics = tuple(metrics)
         self._target = target
         self.width = sum(metric.width for metric in self._metrics)
+
+    @classmethod
+    def of(
+        cls, train: Train, target: TargetSpec, make_metric: Callable[[Measure, TargetSpec], Any]
+    ) -> Self:
+        """Return the metrics that a spec names, except accuracy, which is always computed.
+
+        Args:
+            train: training settings.
+            target: target of a sample.
+            make_metric: makes one metric of the library.
+
+        Raises:
+            SettingError: a metric cannot be computed for such targets.
+        """
+        measures = [name for name in train.metrics if canonical_name(name_of(name)) != "accuracy"]
+        return cls([make_metric(measure, target) for measure in measures], target)
 
     def scores(self, metric_totals: Sequence[float]) -> dict[str, float]:
         """Return the value of each metric from summed states, (width,)."""

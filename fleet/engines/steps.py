@@ -125,14 +125,15 @@ class AdaptedSteps:
         elif hasattr(trainable, "begin"):
             wait = trainable.begin(images, targets, sizes, flags.stop, weights)
         elif len(sizes) == 1:
-            wait = _finished([trainable.step(images, targets, sizes[0], flags.stop, *optional)])
+            wait = finished([trainable.step(images, targets, sizes[0], flags.stop, *optional)])
         else:
-            wait = _finished(trainable.stride(images, targets, sizes, weights))
+            wait = finished(trainable.stride(images, targets, sizes, weights))
         result: Callable[[], StepResult] = wait
         return result
 
 
-def _finished(sums: list[StepTotals]) -> Callable[[], StepResult]:
+def finished(sums: list[StepTotals]) -> Callable[[], StepResult]:
+    """Return a function that waits for steps that have been computed."""
     result = StepResult(sums, time.perf_counter())
     return lambda: result
 

@@ -145,8 +145,6 @@ class KerasEngine:
         variables = NetworkVariables(model, optimizer)
         exchange_of = partial(make_exchange, horovod=self._horovod)
         graphs = StepGraphs(
-            model,
-            optimizer,
             variables,
             sample,
             measures,

@@ -10,14 +10,12 @@ without rows contributes zeros.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from fleet.engines.base import WIDTH, StepTotals
+from fleet.engines.base import INDEX, WIDTH
 from fleet.engines.keras.deferred_augmentation import augment_deferred
 from fleet.engines.keras.exchange import Exchange, HorovodExchange, NoExchange
 from fleet.engines.keras.optimizer import drop_unconnected
@@ -25,8 +23,6 @@ from fleet.engines.keras.penalties import penalty, sums_over_rows
 from fleet.engines.keras.variables import NetworkVariables
 from fleet.engines.measures import Measures
 from preprocess.sample import SampleSpec
-
-_COUNT = [field.name for field in fields(StepTotals)].index("count")
 
 
 class StepGraphs:
@@ -51,8 +47,6 @@ class StepGraphs:
 
     def __init__(
         self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer,
         variables: NetworkVariables,
         sample: SampleSpec,
         measures: Measures,
@@ -63,14 +57,14 @@ class StepGraphs:
         self.exchange = exchange
         self.connected: list[bool] = []
         self.width = WIDTH + measures.metrics.width
-        self._model = model
-        self._optimizer = optimizer
-        self._inner = variables.optimizer
+        self._model = variables.model
+        self._optimizer = variables.optimizer
+        self._inner = variables.inner
         self._statistics = variables.statistics
         self._sample = sample
         self._affine = sample.affine
         self._measures = measures
-        self._are_sums = sums_over_rows(model, sample.image.shape)
+        self._are_sums = sums_over_rows(self._model, sample.image.shape)
         target = sample.target
         rows = [
             tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
@@ -218,7 +212,7 @@ class StepGraphs:
     ) -> tf.Tensor:
         assert isinstance(self.exchange, NoExchange)
         gradients, sums = self.exchange.sum_in_graph(gradients, sums)
-        count = sums[_COUNT]
+        count = sums[INDEX["count"]]
         # A batch without readable samples changes nothing.
         tf.cond(count > 0, lambda: self._apply(gradients, rows / count), lambda: None)
         return sums

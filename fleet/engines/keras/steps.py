@@ -80,26 +80,27 @@ class KerasSteps:
 
     def begin(self, batches: StepBatches) -> Callable[[], StepResult]:
         """Begin steps; see :meth:`fleet.engines.steps.SupportsSteps.begin_steps`."""
-        with running_user_code(self.code, quick=True), self.seeded_generators():
-            return self._begin(batches)
-
-    def _begin(self, batches: StepBatches) -> Callable[[], StepResult]:
         zeros = (0.0,) * (self.graphs.width - WIDTH)
         flags = replace(batches.flags, metric_totals=zeros).pack().astype(np.float32)
         exchange = self.graphs.exchange
-        if isinstance(exchange, MpiExchange):
-            return self._begin_on_host(
-                exchange, select_readable(batches.local_rows), np.float32(batches.sizes[0]), flags
-            )
-        with self._failing_peers(exchange):
-            if type(exchange) in self.graphs.strides:
-                sums = self._begin_several(self.graphs.strides[type(exchange)], batches, flags)
-            else:
-                sums = self._begin_compiled(
+        with running_user_code(self.code, quick=True), self.seeded_generators():
+            if isinstance(exchange, MpiExchange):
+                return self._begin_on_host(
+                    exchange,
                     select_readable(batches.local_rows),
-                    tf.constant(batches.sizes[0], tf.float32),
-                    tf.constant(flags),
+                    np.float32(batches.sizes[0]),
+                    flags,
                 )
+            with self._failing_peers(exchange):
+                graph = self.graphs.strides.get(type(exchange))
+                if graph is None:
+                    sums = self._begin_compiled(
+                        select_readable(batches.local_rows),
+                        tf.constant(batches.sizes[0], tf.float32),
+                        tf.constant(flags),
+                    )
+                else:
+                    sums = self._begin_several(graph, batches, flags)
         return partial(self._read, exchange, self.queue.read_async(sums))
 
     def _begin_several(

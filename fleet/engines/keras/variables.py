@@ -17,16 +17,16 @@ class NetworkVariables:
     """The variables of a network.
 
     Attributes:
-        optimizer: the optimizer that has the running means, without its scaling of the loss.
+        inner: the optimizer that has the running means, without the one that scales the loss.
         statistics: statistics of batch normalization, each with its running mean; empty if running
             means are not kept.
     """
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-        self._model = model
-        self._outer = optimizer
-        self.optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        self.statistics = _with_means(model) if self.optimizer.use_ema else []
+        self.model = model
+        self.optimizer = optimizer
+        self.inner = getattr(optimizer, "inner_optimizer", optimizer)
+        self.statistics = _with_means(model) if self.inner.use_ema else []
 
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of all variables."""
@@ -51,7 +51,7 @@ class NetworkVariables:
             variable.assign(arrays[name])
 
     def _named(self) -> list[tuple[str, Any]]:
-        return named_variables(self._model, self._outer, self.statistics)
+        return named_variables(self.model, self.optimizer, self.statistics)
 
     def average_over(self, group: Group) -> None:
         """Average the untrained floating-point variables across the ranks of a group.
@@ -62,7 +62,7 @@ class NetworkVariables:
         if group.size == 1:
             return
         means = [mean for _, mean in self.statistics]
-        for variable in (*self._model.non_trainable_variables, *means):
+        for variable in (*self.model.non_trainable_variables, *means):
             if "float" in variable.dtype:
                 value = np.asarray(variable.numpy(), np.float64)
                 group.sum(value)
@@ -71,13 +71,13 @@ class NetworkVariables:
     @contextmanager
     def running_means(self) -> Iterator[None]:
         """Use the running means of weights and statistics inside the context, if kept."""
-        if not self.optimizer.use_ema:
+        if not self.inner.use_ema:
             yield
             return
-        weights = self._model.trainable_variables
+        weights = self.model.trainable_variables
         variables = [*weights, *(statistic for statistic, _ in self.statistics)]
         before = [np.array(variable.numpy()) for variable in variables]
-        self.optimizer.finalize_variable_values(weights)
+        self.inner.finalize_variable_values(weights)
         for statistic, mean in self.statistics:
             statistic.assign(mean)
         try:

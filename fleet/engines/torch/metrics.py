@@ -88,23 +88,13 @@ def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
-    """Return the metrics that a spec names, except accuracy, which is always computed.
+    """Return the metrics of a network; see :meth:`fleet.engines.measures.Metrics.of`.
 
     Args:
         train: training settings.
         target: target of a sample.
-
-    Raises:
-        SettingError: a metric cannot be computed for such targets.
     """
-    return MetricSet(
-        [
-            _make_metric(measure, target)
-            for measure in train.metrics
-            if canonical_name(name_of(measure)) != "accuracy"
-        ],
-        target,
-    )
+    return MetricSet.of(train, target, _make_metric)
 
 
 def _make_metric(measure: Measure, target: TargetSpec) -> _Metric:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import Rows, StepTotals, select_readable, split_batches
+from fleet.engines.base import INDEX, Rows, StepTotals, select_readable, split_batches
 from fleet.engines.custom import running_user_code
 from fleet.engines.measures import Measures
-from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities, StepResult
+from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities, StepResult, finished
 from fleet.engines.torch.deferred_augmentation import augment_deferred
 from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported
@@ -29,8 +29,6 @@ from fleet.engines.torch.flat_parameters import FlatParameters, to_device
 from fleet.engines.torch.optimizer import FlatOptimizer
 from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode, exclusive_generators, seed_host_generators
-
-_STOP = [field.name for field in fields(StepTotals)].index("stop")
 
 
 @dataclass(eq=False)
@@ -86,11 +84,10 @@ class TorchSteps:
         local_rows, sizes, _, flags = batches
         if self.exchange.group.size > 1:
             total = self._step_together(select_readable(local_rows), sizes[0], flags.stop)
-            result = StepResult([total], time.perf_counter())
-            return lambda: result
+            return finished([total])
         is_queued = self.device.type == "cuda"
         totals = torch.zeros(len(sizes), len(self.flat.totals), pin_memory=is_queued)
-        totals[:, _STOP] = flags.stop
+        totals[:, INDEX["stop"]] = flags.stop
         for rows, size, step_totals in zip(
             split_batches(local_rows, sizes), sizes, totals, strict=True
         ):
