@@ -245,7 +245,13 @@ class MPIWorld:
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
         """Report rank, host and cause once, then end all ranks."""
-        self._report(error)
+        report = "".join(traceback.format_exception(error))
+        print(
+            f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n"
+            f"{report}",
+            file=sys.stderr,
+            flush=True,
+        )
         self.end_all_ranks(status)
 
     def end_all_ranks(self, status: int) -> NoReturn:
@@ -256,12 +262,3 @@ class MPIWorld:
     def end_rank(self) -> NoReturn:
         """Refuse to end this rank alone: this launch is not fault-tolerant."""
         raise InfrastructureError(f"rank {self.rank} cannot end before the others do")
-
-    def _report(self, error: BaseException) -> None:
-        report = "".join(traceback.format_exception(error))
-        print(
-            f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n"
-            f"{report}",
-            file=sys.stderr,
-            flush=True,
-        )

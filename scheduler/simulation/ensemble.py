@@ -30,7 +30,7 @@ from scheduler.ensemble.moves import (
     Stop,
     plan_moves,
 )
-from scheduler.ensemble.pace import Stream
+from scheduler.ensemble.pace import Ring, Stream
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.probing import find_probes_of_plan
@@ -264,10 +264,7 @@ class _Run:
         }
         self.free = set(cluster.devices)
         self.target = Round()
-        # The shards in the ring.
-        self.window: deque[int] = deque(maxlen=stream.ring.window_shards if stream.ring else 1)
-        self.production: Event | None = None
-        self.shards = 0  # produced so far
+        self.production = _Production(stream, self.samples, self.sim, self._training, self._go_on)
         self.book = _RunRecord(self.samples)
 
     def run(self, bound: float) -> Simulated:
@@ -346,6 +343,11 @@ class _Run:
             and self.target.gpus < self.cluster.gpus
         ):
             self._decide_soon()
+
+    def _go_on(self) -> None:
+        """Let groups train on samples that have been produced."""
+        self._advance_all()
+        self._set_paces()
 
     def _progress(self) -> Progress:
         groups = self.groups.values()
@@ -544,7 +546,7 @@ class _Run:
             if group.position == 0 or self.stream.change_at_any_step:
                 group.stream = stream
             if group.next is None and group.position >= group.supplied:
-                self._supply(group)
+                self.production.supply(group)
         paces = self.stream.paces(rates, [group.stream for group in training])
         for group, pace in zip(training, paces, strict=True):
             # A group may have been made to grow at the very end of its epoch: that end is still to
@@ -555,46 +557,73 @@ class _Run:
                 remaining = max(0.0, group.supplied - group.position)
                 self._next(group, remaining / pace, _Kind.TRAINED, self._trained)
 
-    def _supply(self, group: _Group) -> None:
-        """Give a group samples: the whole epoch, or with a ring the oldest missing shard."""
-        ring = self.stream.ring
-        if ring is None:
-            group.supplied = self.samples
-            return
-        if group.position == 0:
-            group.needed = set(range(ring.shards))
-        shard = next((shard for shard in self.window if shard in group.needed), None)
-        if shard is not None:
-            group.needed.remove(shard)
-            group.supplied = self.samples * (1 - len(group.needed) / ring.shards)
-        if self.production is None:
-            self._produce_next()
-
-    def _produce_next(self) -> None:
-        """Produce the next shard of the ring while any group trains."""
-        ring = self.stream.ring
-        self.production = None
-        fastest = max((group.rate for group in self._training()), default=0.0)
-        if ring is not None and fastest > 0:
-            rate = min(self.stream.rate, ring.surplus * fastest)
-            self.production = self.sim.after(
-                self.samples / ring.shards / rate, _Kind.SHARD, self._produced
-            )
-
-    def _produced(self) -> None:
-        assert self.stream.ring is not None
-        self.window.append(self.shards % self.stream.ring.shards)
-        self.shards += 1
-        self._produce_next()
-        self._advance_all()
-        self._set_paces()
-
     def _next(
         self, group: _Group, delay: float, kind: _Kind, action: Callable[[_Group], None]
     ) -> None:
         if group.next is not None:
             group.next.cancel()
         group.next = self.sim.after(delay, kind, partial(action, group))
+
+
+class _Production:
+    """The samples that groups have: whole epochs, or the shards of a ring as they are produced.
+
+    Args:
+        stream: the stream, perhaps a ring.
+        samples: samples per epoch.
+        sim: the clock.
+        training: returns the groups that train.
+        go_on: is called after each shard.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        samples: int,
+        sim: Simulator,
+        training: Callable[[], list[_Group]],
+        go_on: Callable[[], None],
+    ) -> None:
+        self._stream = stream
+        self._samples = samples
+        self._sim = sim
+        self._training = training
+        self._go_on = go_on
+        # The shards in the ring.
+        self._window: deque[int] = deque(maxlen=stream.ring.window_shards if stream.ring else 1)
+        self._next_shard: Event | None = None
+        self._shards = 0  # produced so far
+
+    def supply(self, group: _Group) -> None:
+        """Give a group samples: the whole epoch, or with a ring the oldest missing shard."""
+        ring = self._stream.ring
+        if ring is None:
+            group.supplied = self._samples
+            return
+        if group.position == 0:
+            group.needed = set(range(ring.shards))
+        shard = next((shard for shard in self._window if shard in group.needed), None)
+        if shard is not None:
+            group.needed.remove(shard)
+            group.supplied = self._samples * (1 - len(group.needed) / ring.shards)
+        if self._next_shard is None:
+            self._produce_next(ring)
+
+    def _produce_next(self, ring: Ring) -> None:
+        """Produce the next shard of the ring while any group trains."""
+        self._next_shard = None
+        fastest = max((group.rate for group in self._training()), default=0.0)
+        if fastest > 0:
+            rate = min(self._stream.rate, ring.surplus * fastest)
+            self._next_shard = self._sim.after(
+                self._samples / ring.shards / rate, _Kind.SHARD, partial(self._end_shard, ring)
+            )
+
+    def _end_shard(self, ring: Ring) -> None:
+        self._window.append(self._shards % ring.shards)
+        self._shards += 1
+        self._produce_next(ring)
+        self._go_on()
 
 
 class _RunRecord:
