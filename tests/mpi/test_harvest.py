@@ -74,7 +74,7 @@ class Harvest:
         assert set(results) == set(self.names)
         assert self.paths.foreign_files() == []
         report = read_report(self.paths)
-        assert {curve.name: len(curve.epochs) for curve in report.losses} == dict.fromkeys(
+        assert {name: len(epochs) for name, epochs in report.histories} == dict.fromkeys(
             self.names, EPOCHS
         )
         assert report.account.launches == len(self.paths.event_logs())
