@@ -120,8 +120,8 @@ def _misfit(
     network: NetworkSpec, spec: Spec, key: str, wrong: str, right: str, *index: int
 ) -> Misfit:
     """Return what is wrong with a setting below ``train``, or with an item of it."""
-    place = (*spec.place_of(network, "train", *key.split(".")), *index)
-    return network, place, f"train.{key}: {wrong}", right
+    location = (*spec.place_of(network, "train", *key.split(".")), *index)
+    return network, location, f"train.{key}: {wrong}", right
 
 
 def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
