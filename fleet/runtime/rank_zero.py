@@ -232,7 +232,6 @@ class RankZero:
             searchers,
             len(launch.roles.trainers),
             judges=not launch.replayed,
-            parameters=self._run.parameters,
             earlier={name: search.prior_trials for name, search in searches.items()},
         )
         admission = Admission(

@@ -9,7 +9,7 @@ import copy
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -196,6 +196,14 @@ def _shorten(value: Any) -> str:
 
 # ---- the log -----------------------------------------------------------------------------------
 
+_WORDS: Mapping[type[Call], str] = {
+    Ask: "ask",
+    Report: "report",
+    Tell: "tell",
+    Resume: "resume",
+    AddPriorTrial: "know",
+}
+
 
 def as_event(entry: str, call: Call, answer: Any, network: str, wrong: str = "") -> SearcherCalled:
     """Return the event of a call and its answer.
@@ -207,31 +215,12 @@ def as_event(entry: str, call: Call, answer: Any, network: str, wrong: str = "")
         network: its name, if there is one.
         wrong: what is wrong with the values of an ask.
     """
-    match call:
-        case Ask(number):
-            return SearcherCalled(entry, "ask", number, answer=answer, network=network, wrong=wrong)
-        case Report(number, epoch, value):
-            return SearcherCalled(
-                entry, "report", number, epoch, value, answer=answer, network=network
-            )
-        case Tell(number, outcome, value):
-            return SearcherCalled(
-                entry, "tell", number, value=value, outcome=outcome, network=network
-            )
-        case AddPriorTrial(number, values, curve, outcome, value, name, source):
-            return SearcherCalled(
-                entry,
-                "know",
-                number,
-                value=value,
-                outcome=outcome,
-                answer=dict(values),
-                network=name,
-                curve=curve,
-                source=source,
-            )
-        case Resume():
-            return SearcherCalled(entry, "resume", answer=answer, network=network)
+    content = vars(call) | {"answer": answer, "network": network, "wrong": wrong}
+    if isinstance(call, AddPriorTrial):
+        content |= {"answer": dict(content.pop("values")), "network": content.pop("name")}
+    elif isinstance(call, Tell):
+        del content["answer"]
+    return SearcherCalled(entry, _WORDS[type(call)], **content)
 
 
 def as_call(event: SearcherCalled) -> Call:
@@ -240,26 +229,20 @@ def as_call(event: SearcherCalled) -> Call:
     Raises:
         UserError: the call is unknown, or lacks something.
     """
+    content = vars(event) | {"values": event.answer, "name": event.network}
     number = -1 if event.number is None else event.number
     match event.call:
-        case "ask" if number >= 0:
-            return Ask(number)
-        case "report" if number >= 0 and event.epoch is not None and isinstance(event.value, float):
-            return Report(number, event.epoch, event.value)
-        case "tell" if number >= 0:
-            return Tell(number, event.outcome, event.value)
         case "resume":
-            return Resume()
-        case "know" if event.number is not None and isinstance(event.answer, Mapping):
-            return AddPriorTrial(
-                event.number,
-                event.answer,
-                event.curve,
-                event.outcome,
-                event.value,
-                event.network,
-                event.source,
-            )
+            is_whole = True
+        case "know":
+            is_whole = event.number is not None and isinstance(event.answer, Mapping)
+        case "report":
+            is_whole = number >= 0 and event.epoch is not None and isinstance(event.value, float)
+        case _:
+            is_whole = number >= 0
+    for kind, word in _WORDS.items():
+        if is_whole and word == event.call:
+            return kind(**{field.name: content[field.name] for field in fields(kind)})
     raise UserError(f"{event} is no call of a searcher")
 
 

@@ -42,7 +42,6 @@ class SearchController:
         rule: its name, for the log.
         trainers: number of trainers.
         obeys: whether answers of searchers to reports have an effect.
-        parameters: network -> number of parameters, if known; a view.
         stopping: network -> its stopping rule, also of proposed networks of earlier launches.
 
     Attributes:
@@ -61,7 +60,6 @@ class SearchController:
         rule: str,
         trainers: int,
         obeys: bool = True,
-        parameters: Mapping[str, int] | None = None,
         stopping: Mapping[str, Stopping] | None = None,
     ) -> None:
         stopping = stopping or {}
@@ -76,7 +74,6 @@ class SearchController:
             self._decided,
             trainers,
             obeys,
-            {} if parameters is None else parameters,
             stopping,
         )
         self.verdicts = Verdicts(self.trials, self.sampling, self._decided, pruner, rule)
@@ -218,7 +215,6 @@ def make_controller(
         searchers: entry -> searcher.
         trainers: number of trainers.
         judges: whether the pruner of the spec is used; in a replay it is not.
-        parameters: network -> number of parameters, if known; a view.
         earlier: entry -> results of earlier runs that its searcher receives.
     """
     prune = spec.document.prune if judges else Prune()
@@ -240,6 +236,5 @@ def make_controller(
         prune.rule,
         trainers,
         obeys=find_rule(prune.rule).obeys,
-        parameters=parameters,
         stopping={network.name: network.train.stopping for network in spec.networks},
     )

@@ -33,7 +33,6 @@ class Sampling:
         decided: the list to which decisions are added.
         trainers: number of trainers.
         obeys: whether answers of searchers to reports have an effect.
-        parameters: network -> number of parameters, if known; a view.
         stopping: network -> its stopping rule, if it was admitted by an earlier launch.
 
     Attributes:
@@ -52,7 +51,6 @@ class Sampling:
         decided: list[Decision],
         trainers: int,
         obeys: bool,
-        parameters: Mapping[str, int],
         stopping: Mapping[str, Stopping],
     ) -> None:
         self.entries = {entry.name: entry for entry in entries}
@@ -68,7 +66,6 @@ class Sampling:
         self._decided = decided
         self._trainers = trainers
         self._obeys = obeys
-        self._parameters = parameters
         self._stopping = stopping
         # entry -> epochs that its networks have trained, and their GPU-seconds
         self._epochs = Counter[str]()
@@ -142,8 +139,8 @@ class Sampling:
         """Return the verdict of a searcher on the newest epoch of a network."""
         if not (trial.entry and self._obeys):
             return Verdict.GO_ON
-        verdict = self.sessions[trial.entry].verdict(trial.number, trial.epochs)
-        return verdict or Verdict.GO_ON
+        verdicts = self.sessions[trial.entry].verdicts
+        return verdicts.get((trial.number, trial.epochs), Verdict.GO_ON)
 
     # ---- calls ----
 
@@ -183,7 +180,7 @@ class Sampling:
         history = self._run.status_of(trial.name).history
         rates = [epoch.samples / (epoch.seconds * epoch.gpus) for epoch in history if epoch.seconds]
         facts = {
-            "parameters": self._parameters.get(trial.name),
+            "parameters": self._run.parameters.get(trial.name),
             "rate": self.rate_of(trial.name) or max(rates, default=0.0) or None,
             "epochs": len(history),
             "seconds": sum(epoch.seconds for epoch in history),

@@ -50,15 +50,20 @@ class SearcherSession:
     Args:
         entry: the entry whose networks it proposes.
         resumes: whether the searcher can resume paused networks.
+
+    Attributes:
+        proposals: all proposals, by number.
+        verdicts: (number, epoch) -> the searcher's verdict.
+        failure: why the searcher is not called again; empty if it is.
     """
 
     def __init__(self, entry: Entry, resumes: bool) -> None:
         self._entry = entry
         self._resumes = resumes
-        self._proposals: dict[int, Proposal] = {}
+        self.proposals: dict[int, Proposal] = {}
         # values of networks without a parent -> number of the first such network
         self._seen: dict[str, int] = {}
-        self._verdicts: dict[tuple[int, int], Verdict] = {}  # by number and epoch
+        self.verdicts: dict[tuple[int, int], Verdict] = {}
         self._outcomes: dict[int, Tell] = {}
         # number -> epochs that are not reported to this searcher
         self._prior_epochs: dict[int, int] = {}
@@ -70,26 +75,21 @@ class SearcherSession:
         self._wrong = 0  # consecutive invalid answers to ask
         self._has_no_proposal = False  # whether the last ask returned None, with no report since
         self._has_tried = False  # whether resume was called, with no report since
-        self.failure = ""  # why the searcher is not called again
+        self.failure = ""
 
     # ---- queries ----
 
     @property
     def number(self) -> int:
         """The number of the network that is proposed next."""
-        return len(self._proposals)
-
-    @property
-    def proposals(self) -> Mapping[int, Proposal]:
-        """All proposals, by number."""
-        return self._proposals
+        return len(self.proposals)
 
     @property
     def is_closed(self) -> bool:
         """Whether no more networks are proposed."""
         return (
             bool(self.failure)
-            or len(self._proposals) >= self._entry.settings.limit
+            or len(self.proposals) >= self._entry.settings.limit
             or self._wrong >= MAX_INVALID
         )
 
@@ -98,17 +98,13 @@ class SearcherSession:
         """Whether a network can be proposed now."""
         return not self.is_closed and not self._has_no_proposal
 
-    def verdict(self, number: int, epoch: int) -> Verdict | None:
-        """Return the searcher's verdict on an epoch; None if there is none."""
-        return self._verdicts.get((number, epoch))
-
     # ---- calls ----
 
     def report(self, number: int, epoch: int, value: float) -> None:
         """Queue the report of an epoch, unless it was made; infinite values become NaN."""
         call = Report(number, epoch, value if math.isfinite(value) else math.nan)
         is_known = (
-            (number, epoch) in self._verdicts
+            (number, epoch) in self.verdicts
             or number in self._outcomes
             or epoch <= self._prior_epochs.get(number, 0)
         )
@@ -146,7 +142,7 @@ class SearcherSession:
         """
         self._pending.clear()
         self._paused.clear()
-        self._verdicts.clear()  # pending verdicts are void
+        self.verdicts.clear()  # pending verdicts are void
         if not judges_alike:
             self._earlier.clear()
         self._allow_asking()
@@ -155,7 +151,7 @@ class SearcherSession:
             if knows and (member := match_space(space, trial.values)) is not None:
                 self._earlier[key] = call = replace(trial, values=member)
                 self._pending[_key(call)] = call
-        for number, proposal in self._proposals.items():
+        for number, proposal in self.proposals.items():
             member = match_space(space, proposal.values)
             tell = self._outcomes.get(number, Tell(number, "", None))
             if proposal.wrong or member is None or not knows:
@@ -221,7 +217,7 @@ class SearcherSession:
                 return self._take_ask(number, answer, recalled)
             case Report(number, epoch, _):
                 self._allow_asking()
-                self._verdicts[number, epoch] = verdict = Verdict(answer)
+                self.verdicts[number, epoch] = verdict = Verdict(answer)
                 if verdict is Verdict.PAUSE:
                     self._paused.add(number)
                 return verdict
@@ -268,7 +264,7 @@ class SearcherSession:
         else:
             proposal = self._checked(number, values, parent)
         self._wrong = self._wrong + 1 if proposal.wrong else 0
-        self._proposals[number] = proposal
+        self.proposals[number] = proposal
         return proposal
 
     def _checked(self, number: int, values: Mapping[str, Any], parent: Any) -> Proposal:
@@ -280,11 +276,11 @@ class SearcherSession:
                 and (before := self._seen.setdefault(key_of_value(member), number)) != number
             ):
                 raise UserError(f"the same values as number {before}; each network must differ")
-            if parent is not None and (type(parent) is not int or parent not in self._proposals):
+            if parent is not None and (type(parent) is not int or parent not in self.proposals):
                 raise UserError(
                     f"{parent!r} is no parent; it should be the number of a proposed network"
                 )
-            if parent is not None and self._proposals[parent].wrong:
+            if parent is not None and self.proposals[parent].wrong:
                 raise UserError(
                     f"{parent} is no parent: that network was refused, and has no weights"
                 )

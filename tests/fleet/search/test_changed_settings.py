@@ -181,7 +181,7 @@ def test_searcher_receives_all_objectives():
     )
     launch = start_launch(Disk(), search, SPACE)
     assert launch.entry.modes == ("maximize", "minimize", "maximize", "minimize")
-    launch.controller.sampling._parameters = {"net-0": 70, "net-1": 80}
+    launch.run_state.parameters |= {"net-0": 70, "net-1": 80}
     launch.controller.sampling.rate_of = {"net-0": 12.5}.get
     launch.run()
     values = {call.number: call.value for call in launch.calls if isinstance(call, Tell)}
