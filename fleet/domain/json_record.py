@@ -95,7 +95,7 @@ def write_record(record: Any) -> dict[str, Any]:
     kind: type = type(record)
     written = as_json(
         _adapter(kind).serializer.to_python(
-            record, mode="json", warnings=False, fallback=plain_items
+            record, mode="json", by_alias=True, warnings=False, fallback=plain_items
         )
     )
     flat = _flat(kind)

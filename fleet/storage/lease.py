@@ -14,7 +14,6 @@ anything important (:meth:`Fence.check`), and must then end.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from fleet.domain.json_record import read_record, write_record
 from fleet.errors import LeaseLost, UserError
 from fleet.storage.files import storage_errors
 from fleet.units import parse_duration
@@ -235,9 +235,10 @@ def parse_lease(text: str) -> LeaseState:
         return LeaseState(False, None)
     try:
         return LeaseState(
-            head[2] == "free", Holder(**json.loads(text[head.end() :].partition("\n")[0]))
+            head[2] == "free",
+            read_record(Holder, json.loads(text[head.end() :].partition("\n")[0])),
         )
-    except (ValueError, TypeError):
+    except ValueError:
         return LeaseState(head[2] == "free", None)
 
 
@@ -299,7 +300,7 @@ def create_generation(folder: Path, generation: int, holder: Holder) -> bool:
     """
     path = _file(folder, generation)
     temporary = folder / f".{holder.launch}.tmp"
-    content = (_head(0, "held") + json.dumps(dataclasses.asdict(holder)) + "\n").encode()
+    content = (_head(0, "held") + json.dumps(write_record(holder)) + "\n").encode()
     try:
         temporary.write_bytes(content)
         try:

@@ -19,9 +19,9 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
+from fleet.domain.json_record import read_record, write_record
 from fleet.domain.network import Death, death_failure_reason
 from fleet.errors import StorageError
 from fleet.storage.files import remove, write_json
@@ -179,15 +179,12 @@ class RankDeaths:
     def _read(self, name: str) -> list[Death]:
         deaths = (read_json_object(self._paths.deaths(name)) or {}).get("deaths", [])
         try:
-            return [
-                Death(str(death["how"]), int(death["epochs"]), bool(death.get("is_sure", True)))
-                for death in deaths
-            ]
-        except (TypeError, ValueError, LookupError):  # edited by hand
+            return [read_record(Death, death) for death in deaths]
+        except (TypeError, ValueError):  # edited by hand
             return []
 
     def _write(self, name: str, deaths: Collection[Death]) -> None:
-        write_json(self._paths.deaths(name), {"deaths": [asdict(death) for death in deaths]})
+        write_json(self._paths.deaths(name), {"deaths": [write_record(death) for death in deaths]})
 
     def _markers(self) -> Iterator[Path]:
         yield from sorted(self._paths.training.glob(f"*{_MARK}"))

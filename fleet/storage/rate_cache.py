@@ -7,18 +7,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from pydantic import TypeAdapter, ValidationError
-
+from fleet.domain.json_record import read_record, write_record
 from fleet.errors import StorageError
 from fleet.storage.files import WriteThrottle, write_json
 from fleet.storage.json_lines import read_json_object
@@ -82,15 +79,10 @@ def read_cache(path: Path) -> dict[str, dict[int, KnownRate]]:
     return known_rates
 
 
-@cache
-def _rate_adapter() -> TypeAdapter[KnownRate]:
-    return TypeAdapter(KnownRate)
-
-
 def _read(entry: object) -> KnownRate | None:
     try:
-        rate = _rate_adapter().validate_python(entry)
-    except ValidationError:
+        rate = read_record(KnownRate, entry)
+    except ValueError:
         return None
     is_sound = (
         0 < rate.rate < math.inf
@@ -170,9 +162,7 @@ class RateBook:
             write_json(
                 self.path,
                 {
-                    key: {
-                        str(gpus): dataclasses.asdict(rate) for gpus, rate in sorted(rates.items())
-                    }
+                    key: {str(gpus): write_record(rate) for gpus, rate in sorted(rates.items())}
                     for key, rates in cached.items()
                 },
             )

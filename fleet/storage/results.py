@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fleet.domain import events
 from fleet.domain import network as net
-from fleet.domain.plain_json import as_json
+from fleet.domain.json_record import read_record, write_record
 from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
@@ -690,12 +690,7 @@ def write_test_result(
         history: history of the network.
         tested: the result.
     """
-    write_json(
-        path,
-        as_json(
-            {**dataclasses.asdict(tested), "test": test, "history": net.stream_epochs(history)}
-        ),
-    )
+    write_json(path, {**write_record(tested), "test": test, "history": net.stream_epochs(history)})
 
 
 def read_test_result(
@@ -711,15 +706,7 @@ def read_test_result(
         record = json.loads(path.read_text(encoding="utf-8"))
         if (record["test"], record["history"]) != (test, net.stream_epochs(history)):
             return None
-        loss, accuracy = (
-            math.nan if record[name] is None else float(record[name])
-            for name in ("loss", "accuracy")
-        )
-        metrics = {
-            str(name): None if value is None else float(value)
-            for name, value in record.get("metrics", {}).items()
-        }
-        return net.EvaluationResult(loss, accuracy, int(record["samples"]), metrics)
+        return read_record(net.EvaluationResult, record)
     except (OSError, ValueError, LookupError, TypeError):  # unknown: it is evaluated again
         return None
 

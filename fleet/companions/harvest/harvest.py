@@ -9,6 +9,7 @@ from the logs of all launches.
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections import Counter
@@ -17,8 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from fleet.batch_systems import lease_of_process
 from fleet.companions.batch_jobs.job_events import JobStarted, JobSubmitted
@@ -41,7 +40,7 @@ from fleet.companions.harvest.backlog import (
     plan_orders,
 )
 from fleet.domain.events import LaunchStarted
-from fleet.domain.json_record import JsonRecord
+from fleet.domain.json_record import JsonRecord, read_record, write_record
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, StorageError, UserError
@@ -113,7 +112,7 @@ class HarvestPlan:
         Raises:
             StorageError: a file cannot be written, for instance because the disk is full.
         """
-        content = TypeAdapter(HarvestPlan).dump_python(self, mode="json", by_alias=True)
+        content = write_record(self)
         for run in self.runs:
             write_json(run.paths.harvest, content)
             reserve_emergency_space(run.paths.reserved_space)
@@ -131,7 +130,7 @@ class HarvestPlan:
             UserError: the file is missing, or is not a plan.
         """
         try:
-            return TypeAdapter(HarvestPlan).validate_json(path.read_bytes())
+            return read_record(HarvestPlan, json.loads(path.read_bytes()))
         except OSError as error:
             raise UserError(
                 f"{path} cannot be read: {error.strerror}; fleet harvest writes it"
