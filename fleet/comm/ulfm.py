@@ -22,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from fleet.comm.group import MPIGroup
-from fleet.comm.world import LONGEST_S, Backoff, MPIWorld
+from fleet.comm.world import LONGEST_S, Backoff, MPIWorld, print_failure
 from fleet.errors import CoordinatorDied, GroupMemberDied, InfrastructureError
 from launch.processes import end_with_parent
 
@@ -201,7 +201,7 @@ class ULFMWorld(MPIWorld):
         """Report rank, host and cause once, then end all ranks."""
         is_known_to_all = isinstance(error, CoordinatorDied)
         if not is_known_to_all or self.rank == self._first_alive:
-            self._report(error)
+            print_failure(self, error)
         self._end(status, is_known_to_all)
 
     def end_all_ranks(self, status: int) -> NoReturn:

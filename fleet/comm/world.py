@@ -49,6 +49,17 @@ class Backoff:
         self._pause = min(2 * self._pause, self._longest)
 
 
+def print_failure(world: MPIWorld, error: BaseException) -> None:
+    """Print the rank, the host and the traceback of the error that ends all ranks."""
+    report = "".join(traceback.format_exception(error))
+    print(
+        f"\nfleet: rank {world.rank} of {world.size} on {world.host} failed; all ranks end.\n"
+        f"{report}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 class MPIWorld:
     """A launch that is not fault-tolerant: `mpirun` ends all ranks if one dies.
 
@@ -245,13 +256,7 @@ class MPIWorld:
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
         """Report rank, host and cause once, then end all ranks."""
-        report = "".join(traceback.format_exception(error))
-        print(
-            f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n"
-            f"{report}",
-            file=sys.stderr,
-            flush=True,
-        )
+        print_failure(self, error)
         self.end_all_ranks(status)
 
     def end_all_ranks(self, status: int) -> NoReturn:

@@ -413,7 +413,7 @@ def check_arrays(shapes: Mapping[str, Sequence[int]], arrays: Arrays) -> None:
 
 
 def gpu_index(index: int, gpus: int) -> int:
-    """Return the index of a trainer's GPU among those that its process sees.
+    """Return the index of a trainer's GPU among the GPUs that its process sees.
 
     Args:
         index: index of the trainer on its node.

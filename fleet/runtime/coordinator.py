@@ -101,7 +101,7 @@ class Coordinator:
         interruption: says when to stop early.
         search: proposes and prunes networks.
         sharing: the networks that this launch holds.
-        earlier: events of earlier launches, and those that they did not log.
+        earlier: events of earlier launches, logged or not.
 
     Attributes:
         status: the exit status of the launch; None before its end.
@@ -152,7 +152,7 @@ class Coordinator:
     def start(
         self,
         first: Iterable[events.Event] = (),
-        found: Mapping[str, events.CheckpointStatus] = MappingProxyType({}),
+        checkpoint_statuses: Mapping[str, events.CheckpointStatus] = MappingProxyType({}),
         before_s: Mapping[str, float] = MappingProxyType({}),
         folders: tuple[str, ...] = (),
     ) -> None:
@@ -160,7 +160,8 @@ class Coordinator:
 
         Args:
             first: events to log next, among them what earlier launches did not log.
-            found: status of networks by their checkpoints, where it differs from the logs.
+            checkpoint_statuses: network -> its status in its checkpoint, where it differs from the
+                logs.
             before_s: part of the start-up -> its seconds.
             folders: folders from which the spec's modules are imported.
         """
@@ -195,7 +196,7 @@ class Coordinator:
                 slots=roles.slots,
                 fills=roles.fills,
                 device=roles.unit,
-                found=found,
+                found=checkpoint_statuses,
                 beside=self._sharing.has_others,
                 folders=folders,
             )

@@ -81,13 +81,13 @@ class PlannedRelease(NodeRelease):
         """Choose the nodes that a command requests; see :meth:`NodeRelease.choose`."""
         nodes, within_s = parse_request(content)
         offer = self.offer(nodes, within_s, now_s)
-        given = {
+        options = {
             "nodes": list(offer.nodes),
             "hosts": list(offer.hosts),
             "within_s": content["within_s"],
             "ways": dict(offer.actions),
         }
-        event = CommandReceived(command, "yield", tuple(offer.actions), given)
+        event = CommandReceived(command, "yield", tuple(offer.actions), options)
         return event, NodesRequested(command, offer)
 
     def offer(self, count: int, within_s: float, now_s: float) -> NodeOffer:

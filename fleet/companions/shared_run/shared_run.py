@@ -217,7 +217,7 @@ class SharedRun(RunSharing):
         self.leases.check()
 
     def close(self) -> None:
-        """Release all networks, and refresh the status of those that are not held here."""
+        """Release all networks, and refresh the status of the others."""
         self.leases.close()
         self.refresh()
 

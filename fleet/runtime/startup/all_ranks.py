@@ -75,9 +75,9 @@ def start_other_rank(world: World, engine_import: EngineImport) -> Launch:
     Raises:
         Refused: the input is wrong.
     """
-    nothing: tuple[str, ExitStatus, bytes] | None = None
+    unset: tuple[str, ExitStatus, bytes] | None = None
     engine_import.receive(world)
-    problem, status, packed = world.broadcast_value(nothing)
+    problem, status, packed = world.broadcast_value(unset)
     if problem:
         raise Refused(problem, status)
     launch: Launch = engine_import.unpack(packed)

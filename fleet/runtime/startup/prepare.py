@@ -76,23 +76,23 @@ def prepare(
 
     # 2. The past of the run.
     past = read_past(request, paths, written)
-    whole = with_added_networks(written, past.run)
+    full_spec = with_added_networks(written, past.run)
     sharing = find_run_sharing(request.shares_run)
-    sharing.check_spec(whole, "--share-run")
-    check_fresh(whole, request.fresh_network)
-    spec = with_epochs_from_rates(whole)
+    sharing.check_spec(full_spec, "--share-run")
+    check_fresh(full_spec, request.fresh_network)
+    spec = with_epochs_from_rates(full_spec)
     roles = assign_roles(
         spec, ranks.node_of, ranks.gpus_per_node, request.replayed is not None, ranks.cores
     )
     if request.replayed is None:
         replay: Replay | None = None
-        extremes = with_extreme_networks(whole)
+        extremes = with_extreme_networks(full_spec)
     else:
         spec, replay = make_replay(
             spec, request.replayed, str(request.only), roles.cluster.whole_gpus
         )
         paths = RunPaths(spec.output.absolute())
-        extremes = dataclasses.replace(whole, networks=())
+        extremes = dataclasses.replace(full_spec, networks=())
     import_plan = plan_import(spec, roles, RunState() if replay else past.run)
     if import_plan.ranks:
         check_installed(spec.engine)
@@ -116,13 +116,13 @@ def prepare(
         {} if past.paths is None else read_standardized(past.paths),
     )
     saved_spec = spec
-    spec, whole, extremes = resolve_with_data(
-        inputs, with_cache(spec, cache.cache), whole, extremes
+    spec, full_spec, extremes = resolve_with_data(
+        inputs, with_cache(spec, cache.cache), full_spec, extremes
     )
     extremes = with_epochs_from_rates(extremes)
-    drawn = () if replay else variants(whole)
+    drawn = () if replay else variants(full_spec)
     written_networks = () if replay else written.networks
-    check_comparable(whole, (*written_networks, *drawn), target_kinds(inputs.sample))
+    check_comparable(full_spec, (*written_networks, *drawn), target_kinds(inputs.sample))
     for networks in (spec.networks, extremes.networks, drawn):
         _check_networks(spec, networks, inputs, roles.cluster.whole_gpus)
     searches = start_searches(extremes, past.run)  # raises before anything is written
@@ -138,7 +138,7 @@ def prepare(
     codes = read_codes(spec, request.spec_folder)
     changed = fingerprint.describe_data_changes(spec, past.fingerprint, inputs.fingerprint)
     if replay is not None:
-        replay.check(whole, inputs.sample, codes, changed, request.accept_changes)
+        replay.check(full_spec, inputs.sample, codes, changed, request.accept_changes)
     is_fresh = request.fresh or replay is not None
     sharing.enter_folder(paths, is_fresh, lease)
     fence = None if lease is None else lease.fence

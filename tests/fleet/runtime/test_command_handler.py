@@ -115,7 +115,7 @@ def test_command_release_is_logged_before_nodes_are_released(handled):
     assert (event, inputs) == handled.choose_nodes(event.command, {"nodes": 1})
 
 
-def test_command_release_is_answered_with_the_reason_of_a_refusal(handled):
+def test_command_release_is_answered_with_a_reason(handled):
     assert "one node" in handled.answer(do="yield", nodes=2, within_s=60)["error"]
     assert handled.outputs == []
 

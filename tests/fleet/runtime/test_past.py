@@ -83,12 +83,12 @@ def test_resumed_launch_reads_its_log_once(run, reads):
 
 
 def test_launch_that_shares_its_run_reads_each_log_once(run, reads):
-    other = RunPaths(run.parent / "run", "17").events
-    other.parent.mkdir(exist_ok=True)
-    other.write_text(as_text([LoggedEvent(0.0, START)]))
+    other_log = RunPaths(run.parent / "run", "17").events
+    other_log.parent.mkdir(exist_ok=True)
+    other_log.write_text(as_text([LoggedEvent(0.0, START)]))
     reads[1]()
     launch(run, 3, turns=5, shares_run=True)
-    assert sorted(reads[0]) == sorted([log_of(run), str(other)])
+    assert sorted(reads[0]) == sorted([log_of(run), str(other_log)])
 
 
 def test_replay_reads_the_log_of_its_run_once(run, reads):

@@ -27,7 +27,7 @@ def alone():
 
 
 @pytest.fixture
-def held(run):
+def release_network(run):
     """Hold a network as another launch does; return a function that releases it."""
     run.network_leases.mkdir(parents=True)
     lease = hold(run.network_lease("a"), "other")
@@ -48,15 +48,15 @@ def held(run):
     ended.set()
 
 
-def test_reclaim_networks_is_refused_while_one_is_held(run, alone, held):
+def test_reclaim_networks_is_refused_while_one_is_held(run, alone, release_network):
     with refused(UserError, "process 1 on node"):
         reclaim_networks(run, alone)
-    held()
+    release_network()
     assert not reclaim_networks(run, alone)
 
 
-def test_find_held_lease_and_read_holders_see_a_held_network(run, held):
+def test_find_held_lease_and_read_holders_see_a_held_network(run, release_network):
     assert list(read_holders(run)) == ["a"]
-    held()
+    release_network()
     assert read_holders(run) == {}
     assert find_held_lease(run) is None
