@@ -113,6 +113,12 @@ def test_index_lists_every_page():
     ] == []
 
 
+def test_core_is_read_in_25_files():
+    rows = re.findall(r"^\| (\d+) \| `(.+?\.py)` \|", (ROOT / "docs/core.md").read_text(), re.M)
+    assert [int(number) for number, _ in rows] == list(range(1, 26))
+    assert all((ROOT / path).is_file() for _, path in rows)
+
+
 def test_readme_is_short():
     assert len(README.read_text(encoding="utf-8").split()) <= 1300
 
