@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.control import networks
+from fleet.control import retries
 from fleet.domain import events as ev
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
 from fleet.errors import ExitStatus
@@ -29,7 +29,7 @@ class _ExportingEngine(NumpyEngine):
 
 @pytest.mark.parametrize("failures", [1, 2])
 def test_export_transient_failure_is_retried(folders, monkeypatch, failures):
-    monkeypatch.setattr(networks, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(retries, "_BACKOFF_S", 0.01)
     monkeypatch.setattr(
         fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample)
     )

@@ -6,7 +6,7 @@ import time
 import pytest
 from hypothesis import given
 
-from fleet.control import networks
+from fleet.control import retries
 from fleet.domain import events as ev
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus
@@ -42,7 +42,7 @@ def test_failed_networks_are_rows_and_others_finish(folders, case):
 
 @pytest.mark.parametrize("policy", ["global", "baseline"])  # baseline measures no rates before
 def test_retry_count_follows_spec_in_each_launch(folders, monkeypatch, policy):
-    monkeypatch.setattr(networks, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(retries, "_BACKOFF_S", 0.01)
     runner = shaky(folders(), failures=4, retries=2, policy=policy)
     assert runner.launch() is ExitStatus.NETWORK_FAILED
     assert runner.results()["n0"].reason == "OSError: [Errno 116] Stale file handle"
@@ -59,7 +59,7 @@ def test_retry_continues_from_reported_state(folders, monkeypatch):
 
     write = Writer._write
     monkeypatch.setattr(Writer, "_write", write_late)
-    monkeypatch.setattr(networks, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(retries, "_BACKOFF_S", 0.01)
     monkeypatch.setattr(SoftmaxRegression, "step", failing_once(SoftmaxRegression.step, at=4))
     runner = shaky(folders(), failures=0, retries=1, epochs=2, policy="baseline")
     assert runner.launch() is ExitStatus.OK
@@ -69,7 +69,7 @@ def test_retry_continues_from_reported_state(folders, monkeypatch):
 
 @pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 2}], ids=["strict", "ring"])
 def test_retry_of_replay_takes_the_remaining_epochs(folders, monkeypatch, data):
-    monkeypatch.setattr(networks, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(retries, "_BACKOFF_S", 0.01)
     runner = shaky(folders(), failures=0, retries=1, epochs=3, data=data, policy="global")
     assert runner.launch() is ExitStatus.OK
     last, consumed = runner.prepared.paths.last("n0"), runner.history("n0")

@@ -63,10 +63,10 @@ def test_resume_reads_each_line_and_checkpoint_once(folders, monkeypatch):
 
         return count
 
-    def started(coordinator):
+    def started(coordinator, *arguments):
         assert (read["epoch"], read["last.h5"], read["previous.h5"]) == (epochs, 1, 0)
         read["started"] += 1
-        start(coordinator)
+        start(coordinator, *arguments)
 
     monkeypatch.setattr(
         event_log, "event_from_json", counted(event_log.event_from_json, lambda line: line["event"])
