@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from fleet.domain import events as ev
+from fleet.domain.json_record import read_record, write_record
 from fleet.domain.timeline import LoggedEvent, replay_log
 from fleet.monitor import accounting as of_run
 from tests.fleet.logs import LOG, START, epoch, with_rates
@@ -142,7 +143,8 @@ def test_simulation_is_no_faster_than_shared_stream():
 
 def test_old_log_with_unitless_delta_is_replayed():
     def simulated(delta):
-        start = replace(START, policy="global", options=replace(START.options, delta=delta))
+        options = read_record(ev.ScheduleOptions, write_record(START.options) | {"delta": delta})
+        start = replace(START, policy="global", options=options)
         return account(with_rates(10.0, 5.0, start)).simulated_s
 
     assert (
