@@ -70,16 +70,12 @@ class MPIGroup:
         non-blocking one, but it burns a core until all ranks have arrived. So it follows a
         non-blocking barrier.
         """
-        is_small = part.nbytes < _SMALL
-        if not is_small and (shared := self._shared_sum()) is not None:
+        if part.nbytes < _SMALL:
+            self._complete(self.comm.Iallreduce(MPI.IN_PLACE, part, op=MPI.SUM))
+        elif (shared := self._shared_sum()) is not None:
             shared.add(part, self._until)
-            return
-        if is_small:
-            first = self.comm.Iallreduce(MPI.IN_PLACE, part, op=MPI.SUM)
         else:
-            first = self.comm.Ibarrier()
-        self._await(lambda: first.Test() or None)
-        if not is_small:
+            self.barrier()
             with self.raising_group_failed():
                 self.comm.Allreduce(MPI.IN_PLACE, part, op=MPI.SUM)
 
@@ -143,14 +139,7 @@ class MPIGroup:
         )
 
     def _complete(self, *requests: MPI.Request) -> None:
-        def is_done() -> bool | None:
-            if _are_done(requests):
-                return True
-            self.check()
-            return None
-
-        with self.raising_group_failed():
-            self._world.wait(is_done)
+        self._await(lambda: _are_done(requests) or None)
 
     # ---- deaths: see fleet.comm.ulfm ----
 

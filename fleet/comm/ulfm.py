@@ -22,12 +22,10 @@ import numpy as np
 from mpi4py import MPI
 
 from fleet.comm.group import MPIGroup
-from fleet.comm.world import LONGEST_S, Backoff, MPIWorld, print_failure
+from fleet.comm.world import LONGEST_S, MPIWorld
 from fleet.errors import CoordinatorDied, GroupMemberDied, InfrastructureError
 from launch.processes import end_with_parent
 
-# Open MPI's mpirun sets it under --with-ft ulfm.
-_FT_ENABLED = "OMPI_MCA_mpi_ft_enable"
 # Tags in addition to those of roles: a rank is ready to make a group; is done and may exit; has
 # failed, so that all ranks end.
 _READY_TAG = 101
@@ -38,11 +36,6 @@ _PATIENCE_S = 3.0
 # Collectives that a death has interrupted, and their buffers. MPI may still write into them, so
 # they are never freed.
 _ABANDONED: list[MPI.Request | np.ndarray] = []
-
-
-def is_enabled() -> bool:
-    """Return True if this process was started by ``mpirun --with-ft ulfm``."""
-    return os.environ.get(_FT_ENABLED, "0").lower() in ("1", "true")
 
 
 class ULFMWorld(MPIWorld):
@@ -68,7 +61,7 @@ class ULFMWorld(MPIWorld):
     def _update_dead_ranks(self) -> int | None:
         """Update the dead ranks; returns the exit status if all ranks are to end."""
         # MPI notices deaths only during such a call.
-        status: int | None = self._receive(_FAILED_TAG)
+        status: int | None = self.receive(_FAILED_TAG)
         failed = self.comm.Get_failed()
         if failed.size > len(self.dead_ranks):
             self.dead_ranks = frozenset(
@@ -86,14 +79,14 @@ class ULFMWorld(MPIWorld):
 
     # ---- messages ----
 
-    def _send(self, rank: int, tag: int, message: Any) -> None:
+    def send(self, rank: int, tag: int, message: Any) -> None:  # noqa: D102
         self.check_for_deaths()
         if rank not in self.dead_ranks:
-            super()._send(rank, tag, message)
+            super().send(rank, tag, message)
 
-    def _receive(self, tag: int) -> Any:
+    def receive(self, tag: int) -> Any:  # noqa: D102
         try:
-            return super()._receive(tag)
+            return super().receive(tag)
         except MPI.Exception as error:
             if not _is_death(error):
                 raise
@@ -126,16 +119,16 @@ class ULFMWorld(MPIWorld):
         """Wait until all ranks of a group are about to make it: making it cannot be interrupted."""
         peers = set(ranks) - {self.rank}
         for rank in peers:
-            self._send(rank, _READY_TAG, (self.rank, number))
-        backoff = Backoff()
-        while not peers <= self._ready[number]:
+            self.send(rank, _READY_TAG, (self.rank, number))
+
+        def are_ready() -> bool | None:
             self.check(ranks)
-            message = self._receive(_READY_TAG)
-            if message is not None:
+            while message := self.receive(_READY_TAG):
                 rank, ready_number = message
                 self._ready[ready_number].add(rank)
-            else:
-                backoff.sleep()
+            return peers <= self._ready[number] or None
+
+        self.wait(are_ready)
         del self._ready[number]
 
     @contextmanager
@@ -162,7 +155,7 @@ class ULFMWorld(MPIWorld):
                 self.check(ranks)
             except (MPI.Exception, InfrastructureError):
                 if not returned.wait(_PATIENCE_S):
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    _kill_this_rank()
 
     # ---- how this process ends ----
 
@@ -170,13 +163,13 @@ class ULFMWorld(MPIWorld):
         """Wait for all living ranks; rank 0 exits last."""
         self.wait(self._all_delivered)
         if self.rank:
-            self._send(0, _DONE_TAG, self.rank)
-            self.wait(lambda: self._receive(_DONE_TAG))
-            self._send(0, _DONE_TAG, self.rank)
+            self.send(0, _DONE_TAG, self.rank)
+            self.wait_for_message(_DONE_TAG)
+            self.send(0, _DONE_TAG, self.rank)
         else:
             self._receive_from_all(_DONE_TAG)
             for rank in range(1, self.size):
-                self._send(rank, _DONE_TAG, True)
+                self.send(rank, _DONE_TAG, True)
             self._receive_from_all(_DONE_TAG)
         self.wait(self._all_delivered)
 
@@ -184,7 +177,7 @@ class ULFMWorld(MPIWorld):
         received = {self.rank}
 
         def all_received() -> bool | None:
-            rank = self._receive(tag)
+            rank = self.receive(tag)
             if rank is not None:
                 received.add(rank)
             return len(received | self.dead_ranks) == self.size or None
@@ -199,10 +192,9 @@ class ULFMWorld(MPIWorld):
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
         """Report rank, host and cause once, then end all ranks."""
-        is_known_to_all = isinstance(error, CoordinatorDied)
-        if not is_known_to_all or self.rank == self._first_alive:
-            print_failure(self, error)
-        self._end(status, is_known_to_all)
+        if isinstance(error, CoordinatorDied) and self.rank != self._first_alive:
+            self._end(status, is_known_to_all=True)
+        super().abort(error, status)
 
     def end_all_ranks(self, status: int) -> NoReturn:
         """End all ranks.
@@ -217,10 +209,7 @@ class ULFMWorld(MPIWorld):
         """End this rank alone by SIGKILL, once its messages are delivered."""
         deadline = time.monotonic() + _PATIENCE_S
         self.wait(lambda: self._all_delivered() or time.monotonic() > deadline or None)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("this rank survived its own SIGKILL")
+        _kill_this_rank()
 
     @property
     def _first_alive(self) -> int:
@@ -246,11 +235,9 @@ class ULFMWorld(MPIWorld):
             if self._update_dead_ranks() is not None and self.rank != self._first_alive:
                 break
             time.sleep(LONGEST_S)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if self.rank != self._first_alive:
-            os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(status)
+        if self.rank == self._first_alive:
+            self.exit(status)
+        _kill_this_rank()
 
 
 class ULFMGroup(MPIGroup):
@@ -295,6 +282,13 @@ class ULFMGroup(MPIGroup):
         except GroupMemberDied:
             _ABANDONED.extend(requests)
             raise
+
+
+def _kill_this_rank() -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("this rank survived its own SIGKILL")
 
 
 def _is_death(error: MPI.Exception) -> bool:

@@ -18,7 +18,6 @@ from typing import Any, NoReturn, TypeVar
 from mpi4py import MPI
 
 from fleet.comm.group import MPIGroup
-from fleet.comm.messages import Message, Tag
 from fleet.errors import InfrastructureError
 from launch.processes import started
 
@@ -30,34 +29,6 @@ _RANKS_PER_CORE = 4  # that may wake up every LONGEST_S: each takes about 2 % of
 
 
 _LAST_S = 5.0  # longest wait of rank 0 for the other processes to end
-
-
-class Backoff:
-    """Sleeps that double from 20 microseconds up to the longest, until something happens."""
-
-    def __init__(self, longest: float = LONGEST_S) -> None:
-        self._pause = SHORTEST_S
-        self._longest = longest
-
-    def reset(self) -> None:
-        """Start again with short sleeps."""
-        self._pause = SHORTEST_S
-
-    def sleep(self) -> None:
-        """Sleep; the next sleep is longer."""
-        time.sleep(self._pause)
-        self._pause = min(2 * self._pause, self._longest)
-
-
-def print_failure(world: MPIWorld, error: BaseException) -> None:
-    """Print the rank, the host and the traceback of the error that ends all ranks."""
-    report = "".join(traceback.format_exception(error))
-    print(
-        f"\nfleet: rank {world.rank} of {world.size} on {world.host} failed; all ranks end.\n"
-        f"{report}",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 class MPIWorld:
@@ -89,27 +60,20 @@ class MPIWorld:
 
     # ---- messages ----
 
-    def send(self, rank: int, tag: Tag, message: Message) -> None:  # noqa: D102 - see World
-        self._send(rank, tag, message)
-
-    def receive(self, tag: Tag) -> Message | None:  # noqa: D102
-        return self._receive(tag)
-
-    def wait_for_message(self, tag: Tag) -> Message:  # noqa: D102
-        message: Any = self.wait(lambda: self.receive(tag))
-        return message
-
-    def _send(self, rank: int, tag: int, message: Any) -> None:
+    def send(self, rank: int, tag: int, message: Any) -> None:  # noqa: D102 - see World
         self._pending = [request for request in self._pending if not self._is_delivered(request)]
         self._pending.append(self.comm.isend(message, dest=rank, tag=tag))
 
-    def _receive(self, tag: int) -> Any:
+    def receive(self, tag: int) -> Any:  # noqa: D102
         # Open MPI probes first and only then takes in what has arrived, so the first probe may miss
         # a message.
         matched = self.comm.improbe(tag=tag) or self.comm.improbe(tag=tag)
         if matched is None:
             return None
         return matched.recv()
+
+    def wait_for_message(self, tag: int) -> Any:  # noqa: D102
+        return self.wait(lambda: self.receive(tag))
 
     def _is_delivered(self, request: MPI.Request) -> bool:
         """Return True if a message was received or never will be."""
@@ -121,7 +85,7 @@ class MPIWorld:
     # ---- waiting ----
 
     def wait(self, ready: Callable[[], T | None], patience: float = 1.0) -> T:  # noqa: D102
-        backoff = Backoff(self._longest_pause * patience)
+        pause_s = SHORTEST_S
         while True:
             worked = self.run_background_tasks()
             value = ready()
@@ -129,9 +93,10 @@ class MPIWorld:
                 return value
             self.check_for_deaths()
             if worked:
-                backoff.reset()
+                pause_s = SHORTEST_S
             else:
-                backoff.sleep()
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, self._longest_pause * patience)
 
     def run_background_tasks(self) -> bool:  # noqa: D102
         # Another thread may run them while this one builds a network.
@@ -256,7 +221,13 @@ class MPIWorld:
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
         """Report rank, host and cause once, then end all ranks."""
-        print_failure(self, error)
+        report = "".join(traceback.format_exception(error))
+        print(
+            f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n"
+            f"{report}",
+            file=sys.stderr,
+            flush=True,
+        )
         self.end_all_ranks(status)
 
     def end_all_ranks(self, status: int) -> NoReturn:
