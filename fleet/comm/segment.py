@@ -95,6 +95,12 @@ class Segment:
         os.close(self._descriptor)
 
 
+def unlink_all(prefix: str) -> None:
+    """Remove the names of segments that begin so; their memory lives while it is mapped."""
+    for path in _FOLDER.glob(f"{prefix}-*"):
+        path.unlink(missing_ok=True)
+
+
 def aligned(count: int) -> int:
     """Round a number of bytes up to whole pages."""
     return -(-count // _PAGE) * _PAGE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleet.comm.messages import Tag, Warned
 from fleet.comm.protocols import World
-from fleet.comm.segment import Segment
+from fleet.comm.segment import Segment, unlink_all
 from fleet.engines.base import Engine, Slot
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
@@ -261,7 +261,7 @@ class Session:
                     self._shared = mapped(create)
             self._world.allgather(None)  # the leader first, then all others
         if leads:
-            self._shared.unlink()
+            unlink_all(name)
 
     def _preprocessor(self) -> Preprocessor:
         training = self._launch.pipeline("train")

@@ -23,40 +23,30 @@ class ActiveSlots:
 
     def __init__(self, world: World, roles: Roles, segment: Segment | None = None) -> None:
         self._world = world
-        self._segment = segment
-        self._index = 0
+        self._is_active = bytearray(roles.gpus_per_node) if segment is None else segment.memory
+        self._index = roles.local_index(world.rank)
+        gpu = roles.cluster.gpu
+        own_gpu = gpu(roles.device_of[world.rank])
         # index and rank of all trainers that share the GPU, including this one
-        self._mates: tuple[tuple[int, int], ...] = ()
-        if segment is not None:
-            self._index = roles.local_index(world.rank)
-            own_device = roles.device_of[world.rank]
-            gpu = roles.cluster.gpu
-            self._mates = tuple(
-                (roles.local_index(rank), rank)
-                for device, rank in roles.rank_of.items()
-                if gpu(device) == gpu(own_device)
-            )
+        self._mates = [
+            (roles.local_index(rank), rank)
+            for device, rank in roles.rank_of.items()
+            if gpu(device) == own_gpu
+        ]
 
     @contextmanager
     def present(self) -> Iterator[None]:
         """Mark this trainer as training a network."""
-        if self._segment is None:
-            yield
-            return
-        self._segment.memory[self._index] = 1
+        self._is_active[self._index] = 1
         try:
             yield
         finally:
-            self._segment.memory[self._index] = 0
+            self._is_active[self._index] = 0
 
     def count(self) -> int:
         """Count the networks that train on the GPU, at least 1; dead ranks do not count."""
-        if self._segment is None:
-            return 1
         dead_ranks = self._world.dead_ranks
         return max(
             1,
-            sum(
-                self._segment.memory[index] for index, rank in self._mates if rank not in dead_ranks
-            ),
+            sum(self._is_active[index] for index, rank in self._mates if rank not in dead_ranks),
         )

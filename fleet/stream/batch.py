@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from fleet.comm.protocols import Group
 from fleet.stream.order import Epoch
 
 
@@ -48,16 +45,3 @@ def split_rows(first: int, last: int, rank: int, size: int) -> tuple[int, int]:
     share, more = divmod(last - first, size)
     start = first + rank * share + min(rank, more)
     return start, start + share + (rank < more)
-
-
-class Batches(Protocol):
-    """An iterable source of a rank's rows of the batches of an epoch."""
-
-    def batches(
-        self, epoch: Epoch, start: int, batch: int, group: Group, consumed: Container[int] = ()
-    ) -> Iterator[Batch]:
-        """Yield the batches of an epoch from ``start`` on; each is valid until the next.
-
-        Args:
-            consumed: chunks of the ring that the network has consumed in its earlier epochs.
-        """

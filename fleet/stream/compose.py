@@ -71,17 +71,6 @@ class NodeMemory:
             if shared is not None
         ]
 
-    def unlink(self) -> None:
-        """Remove the names after all ranks of the node have mapped the memory."""
-        for segment in self.sample_segments():
-            segment.unlink()
-        for shared in (
-            self.active_slots,
-            None if self.augmented is None else self.augmented.segment,
-        ):
-            if shared is not None:
-                shared.unlink()
-
 
 class Stream:
     """The samples of a network's epochs, from which a rank reads its rows.
@@ -124,14 +113,18 @@ class Stream:
         if self._reader is not None:
             self._reader.leave()
 
-    def batches(  # noqa: D102
-        self,
-        epoch: Epoch,
-        start: int,
-        batch: int,
-        group: Group,
-        consumed: Container[int] = (),
+    def batches(
+        self, epoch: Epoch, start: int, batch: int, group: Group, consumed: Container[int] = ()
     ) -> Iterator[Batch]:
+        """Yield this rank's batches of an epoch; each is valid until the next.
+
+        Args:
+            epoch: the epoch.
+            start: the number of its samples that were consumed before.
+            batch: number of samples of a global batch.
+            group: the ranks that train the network.
+            consumed: chunks of the ring that the network has consumed in its earlier epochs.
+        """
         if self._reader is not None:
             # The reader detects deaths, because the ranks of a ring must do so together.
             try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Container, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +22,8 @@ from preprocess.base import UnreadableSample
 
 # [FLEET] Fig. 4: a trainer's queue holds 10 batches.
 Q_D = 10
+
+_Prepared: TypeAlias = tuple[Batch, list[UnreadableSample]]
 
 
 class LocalBatches:
@@ -56,78 +60,58 @@ class LocalBatches:
         group: Group,
         consumed: Container[int] = (),
     ) -> Iterator[Batch]:
-        ahead: queue.Queue[Any] = queue.Queue(Q_D)
-        stop = threading.Event()
         plan = self._order.plan_epoch(epoch, consumed)
-        worker = threading.Thread(
-            target=self._prepare,
-            args=(ahead, stop, plan, start, batch, group.rank, group.size),
-            name="own-stream",
-            daemon=True,
-        )
-        worker.start()
+        stop = threading.Event()
+        prepare = partial(self._prepare, plan, batch, group.rank, group.size, stop)
+        firsts = iter(range(start, len(plan.indices), batch))
+        executor = ThreadPoolExecutor(1, "own-stream")
+        ahead = deque(executor.submit(prepare, first) for first in islice(firsts, Q_D))
         try:
-            while True:
+            while ahead:
                 began = time.perf_counter()
-                message = self._next(ahead)
+                ready, bad = self._await(ahead.popleft())
                 self.waited_s += time.perf_counter() - began
-                if message is _END:
-                    return
-                if isinstance(message, BaseException):
-                    raise message
-                ready, bad = message
+                ahead.extend(executor.submit(prepare, first) for first in islice(firsts, 1))
                 for sample in bad:
                     self._on_bad(sample)
                 yield ready
         finally:
             stop.set()
-            worker.join()
+            executor.shutdown(cancel_futures=True)
 
-    def _next(self, ahead: queue.Queue) -> Any:
-        """Wait for the thread's next batch; stop waiting for a rank that has died."""
+    def _await(self, prepared: Future[_Prepared]) -> _Prepared:
+        """Wait for a batch of the thread; stop waiting for a rank that has died."""
 
-        def poll() -> Any:
-            message = _get(ahead)
-            if message is None:
-                self._waiting.check_writers()
-            return message
+        def poll() -> _Prepared | None:
+            return prepared.result() if prepared.done() else None
+
+        def poll_with_writers() -> _Prepared | None:
+            self._waiting.check_writers()
+            return poll()
 
         try:
-            return self._waiting.world.wait(poll)
+            return self._waiting.world.wait(poll_with_writers)
         except WriterDied:
             self._store.stop_waiting()
-            return self._waiting.world.wait(partial(_get, ahead))
+            return self._waiting.world.wait(poll)
 
     def _prepare(
         self,
-        ahead: queue.Queue,
-        stop: threading.Event,
         plan: EpochPlan,
-        start: int,
         batch: int,
         rank: int,
         size: int,
-    ) -> None:
-        try:
-            samples = len(plan.indices)
-            number = int(plan.productions.max())
-            for first in range(start, samples, batch):
-                last = min(first + batch, samples)
-                own_rows = slice(*split_rows(first, last, rank, size))
-                self._store.await_all(plan.indices[own_rows], stop)
-                if stop.is_set():
-                    return
-                images, targets, bad = self._load(
-                    plan.indices[own_rows], plan.productions[own_rows]
-                )
-                prepared = Batch(
-                    images, targets, last - first, last, last == samples, Epoch(number, plan.path)
-                )
-                if not _put(ahead, (prepared, bad), stop):
-                    return
-            _put(ahead, _END, stop)
-        except BaseException as error:  # is raised in the rank's main thread
-            _put(ahead, error, stop)
+        stop: threading.Event,
+        first: int,
+    ) -> _Prepared:
+        """Prepare this rank's rows of the batch that begins at a sample; runs in the thread."""
+        samples = len(plan.indices)
+        last = min(first + batch, samples)
+        rows = slice(*split_rows(first, last, rank, size))
+        self._store.await_all(plan.indices[rows], stop)
+        images, targets, bad = self._load(plan.indices[rows], plan.productions[rows])
+        epoch = Epoch(int(plan.productions.max()), plan.path)
+        return Batch(images, targets, last - first, last, last == samples, epoch), bad
 
     def _load(
         self, indices: np.ndarray, productions: np.ndarray
@@ -139,23 +123,3 @@ class LocalBatches:
             for sample in self._store.load(indices[part], production, images[part], targets[part])
         ]
         return images, targets, bad
-
-
-_END = object()
-
-
-def _get(ahead: queue.Queue) -> Any:
-    try:
-        return ahead.get_nowait()
-    except queue.Empty:
-        return None
-
-
-def _put(ahead: queue.Queue, message: object, stop: threading.Event) -> bool:
-    while not stop.is_set():
-        try:
-            ahead.put(message, timeout=0.1)
-            return True
-        except queue.Full:
-            continue
-    return False

@@ -37,7 +37,8 @@ from fleet.runtime.training.steps import Steps, strides
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.active_slots import ActiveSlots
-from fleet.stream.batch import Batches
+from fleet.stream.compose import Stream
+from fleet.stream.local_batches import LocalBatches
 from fleet.stream.order import Epoch, format_path, parse_path
 
 log = logging.getLogger("fleet.runtime.training.loop")
@@ -92,7 +93,7 @@ class TrainingLoop:
         chosen = first.batch
         sources = self._sources.of(training.network)
         # For the remaining epoch that another group or launch began.
-        source: Batches = sources.stream.local
+        source: Stream | LocalBatches = sources.stream.local
         self._clock.restart()
         while True:
             epoch = Epoch(state.stream_epoch, state.path)
@@ -143,7 +144,11 @@ class TrainingLoop:
             chosen = order.batch
 
     def _train_part(
-        self, training: Training, state: TrainingState, source: Batches, epoch: Epoch
+        self,
+        training: Training,
+        state: TrainingState,
+        source: Stream | LocalBatches,
+        epoch: Epoch,
     ) -> tuple[TrainingState, bool, int]:
         """Train on the remaining epoch, or until the group has to pause.
 
