@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fleet.control.effects import NetworkAdmitted
-from fleet.control.rates import traits_of
 from fleet.domain.events import CommandReceived, NetworkAdded
 from fleet.errors import UserError
 from fleet.runtime.known_rates import make_late_policy_network, with_epochs_from_rates
+from fleet.runtime.rate_memory import RateMemory
 from fleet.runtime.startup.data import resolve_with_data
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.runtime.startup.memory import plan_memory
@@ -27,7 +27,6 @@ from fleet.spec.resolve import (
     with_entry,
 )
 from fleet.storage.checkpoint import copy_parent, saved_epochs
-from fleet.storage.identity import hash_all_sources, speed_identity
 from fleet.storage.quota import Quota
 from fleet.storage.results import Results, known_parameters
 from scheduler.base import Network
@@ -40,25 +39,13 @@ class Admission:
 
     Args:
         results: the run's results, to which networks are added.
-        keys: network -> speed key, to which networks are added; networks with equal keys train at
-            equal speed.
-        prior_rates: key -> {GPUs: samples/s}, from earlier runs.
-        learns: whether rates are learned from training.
+        rates: known rates, to which the keys of networks are added.
     """
 
-    def __init__(
-        self,
-        launch: PreparedLaunch,
-        results: Results,
-        keys: dict[str, str],
-        prior_rates: Mapping[str, Mapping[int, float]],
-        learns: bool,
-    ) -> None:
+    def __init__(self, launch: PreparedLaunch, results: Results, rates: RateMemory) -> None:
         self._launch = launch
         self._results = results
-        self._learns = learns
-        self._keys = keys
-        self._prior_rates = prior_rates
+        self._rates = rates
         self._spec = launch.spec  # with all entries that were added
         self._quota = Quota(launch.paths, launch.spec.checkpoint)
         # network -> request, and the number of its parent's epochs that must be saved
@@ -277,23 +264,13 @@ class Admission:
         )
 
     def _admit(self, network: NetworkSpec, added: NetworkAdded) -> NetworkAdmitted:
-        launch = self._launch
-        sample = self._launch.sample
-        self._results.add(network, None if added.wrong else known_parameters(network, sample))
-        codes = hash_all_sources(
-            replace(launch.spec, networks=(network,)), launch.request.spec_folder
-        )
-        key = speed_identity(network, launch.spec.resources, sample, launch.machine, codes)
-        self._keys[network.name] = key
-        traits = None
-        if self._learns and not added.wrong:
-            own_sample = sample.for_pipeline(network.pipeline)
-            traits = traits_of(network, key, own_sample.image.shape, own_sample.classes)
-        return NetworkAdmitted(
-            network,
-            added,
-            key,
-            traits,
-            self._prior_rates.get(key, {}),
-            None if added.wrong else self._rates_of(network),
-        )
+        rates = self._rates
+        rates.add_keys(network)
+        key = rates.keys[network.name]
+        prior_rates = rates.prior_rates.get(key, {})
+        if added.wrong:
+            self._results.add(network, None)
+            return NetworkAdmitted(network, added, key, None, prior_rates, None)
+        self._results.add(network, known_parameters(network, self._launch.sample))
+        traits = rates.traits_of(network) if rates.learns else None
+        return NetworkAdmitted(network, added, key, traits, prior_rates, self._rates_of(network))

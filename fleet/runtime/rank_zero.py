@@ -115,11 +115,10 @@ class RankZero:
             launch.request.spec,
         )
         self._tensorboard = TensorBoardObserver(paths, self.results.networks)
-        speeds = self._rates.speeds()
         self.coordinator = Coordinator(
             world,
             self._make_config(world, interruption.seconds_left()),
-            speeds,
+            self._rates.speeds(),
             Files(
                 self.results, self._events, ProfileFile(paths.profile), launch.fence, self._tracking
             ),
@@ -131,7 +130,7 @@ class RankZero:
             ],
             self._view.on_pace,
             interruption,
-            self._make_search(speeds.online is not None),
+            self._make_search(),
             self._sharing,
             [
                 *launch.past.events_of(paths.events),
@@ -220,7 +219,7 @@ class RankZero:
             name: len(status.history) for name, status in statuses.items() if status.outcome is None
         }
 
-    def _make_search(self, learns: bool) -> SearchParts:
+    def _make_search(self) -> SearchParts:
         """Make the search components of the launch."""
         launch = self._launch
         searches = launch.searches
@@ -234,9 +233,7 @@ class RankZero:
             judges=not launch.replayed,
             earlier={name: search.prior_trials for name, search in searches.items()},
         )
-        admission = Admission(
-            launch, self.results, self._rates.keys, self._rates.prior_rates, learns
-        )
+        admission = Admission(launch, self.results, self._rates)
         if launch.replayed or launch.request.shares_run:
             command_handler = None
         else:

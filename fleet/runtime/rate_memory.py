@@ -17,7 +17,7 @@ from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.spec import NetworkSpec
 from fleet.storage import rate_cache
 from fleet.storage.identity import hash_all_sources, speed_identity
-from scheduler.ensemble.online import OnlineRates
+from scheduler.ensemble.online import OnlineRates, Traits
 from scheduler.ensemble.sharing import Sharing
 
 _MIN_S = 1e-6  # shortest duration in the cache of rates
@@ -33,23 +33,40 @@ class RateMemory:
         keys: network -> speed key, including added networks; networks with equal keys train at
             equal speed.
         prior_rates: key -> GPUs -> samples/s, from earlier runs.
+        learns: whether rates are learned from training, neither read nor measured before.
     """
 
     def __init__(self, launch: PreparedLaunch, unfinished: Sequence[NetworkSpec]) -> None:
-        spec, codes = launch.spec, hash_all_sources(launch.spec, launch.request.spec_folder)
+        spec = launch.spec
         self._launch = launch
         self._unfinished = unfinished
         self._book = rate_cache.RateBook(rate_cache.cache_path(), launch.request.remeasure)
-        self.keys = {
-            network.name: speed_identity(
-                network, spec.resources, launch.sample, launch.machine, codes
-            )
-            for network in unfinished
-        }
+        self.keys: dict[str, str] = {}
+        self.add_keys(*unfinished)
         self.prior_rates = rate_cache.rates_of(self._book.rates)
         # The throughput of a shared GPU depends on the engine and the hardware.
         self._sharing_key = rate_cache.sharing_key(spec.resources.engine, launch.machine.hardware)
         self._machine = f"{socket.gethostname()}: {launch.machine.hardware}"
+        # The rate of an elastic batch is not a function of the number of GPUs.
+        is_measured = spec.profile.when == "offline" or any(
+            network.train.batch.is_elastic for network in unfinished
+        )
+        self.learns = launch.rates is None and not is_measured
+
+    def add_keys(self, *networks: NetworkSpec) -> None:
+        """Add the speed keys of networks."""
+        launch = self._launch
+        spec = replace(launch.spec, networks=networks)
+        codes = hash_all_sources(spec, launch.request.spec_folder)
+        for network in networks:
+            self.keys[network.name] = speed_identity(
+                network, spec.resources, launch.sample, launch.machine, codes
+            )
+
+    def traits_of(self, network: NetworkSpec) -> Traits:
+        """Return the features of a network by which its rate is estimated."""
+        sample = self._launch.sample.for_pipeline(network.pipeline)
+        return traits_of(network, self.keys[network.name], sample.image.shape, sample.classes)
 
     # ---- from earlier runs ----
 
@@ -109,22 +126,12 @@ class RateMemory:
 
     def _online(self) -> OnlineRates | None:
         """Return the online learner of rates; None if rates are read or measured offline."""
-        launch = self._launch
-        # The rate of an elastic batch is not a function of the number of GPUs.
-        is_measured = launch.spec.profile.when == "offline" or any(
-            network.train.batch.is_elastic for network in self._unfinished
-        )
-        if launch.rates is not None or is_measured:
+        if not self.learns:
             return None
-        samples = [launch.sample.for_pipeline(network.pipeline) for network in self._unfinished]
-        traits = [
-            traits_of(network, self.keys[network.name], sample.image.shape, sample.classes)
-            for network, sample in zip(self._unfinished, samples, strict=True)
-        ]
-        roles = launch.roles
+        roles = self._launch.roles
         return OnlineRates(
-            traits,
-            launch.inputs.epoch_samples,
+            list(map(self.traits_of, self._unfinished)),
+            self._launch.inputs.epoch_samples,
             roles.physical_gpus_per_node,
             roles.cluster.whole_gpus,
             self.prior_rates,

@@ -12,6 +12,7 @@ from fleet.domain.network import TrainingState
 from fleet.errors import StorageError, UserError
 from fleet.runtime.admission import Admission
 from fleet.runtime.external.command_queue import CommandQueue
+from fleet.runtime.rate_memory import RateMemory
 from fleet.storage.checkpoint import write_state
 from fleet.storage.identity import file_checksum, training_identity
 from fleet.storage.lease import Lease, Process, Times
@@ -493,7 +494,9 @@ def test_added_network_needs_criteria_of_the_run(preparation):
     of_values(preparation)
     preparation.content["models"] = preparation.content["models"][:1]
     prepared = preparation()
-    admission = Admission(prepared, results_of(prepared.spec, prepared.paths), {}, {}, learns=False)
+    admission = Admission(
+        prepared, results_of(prepared.spec, prepared.paths), RateMemory(prepared, [])
+    )
     with pytest.raises(
         UserError,
         match="val_loss is not the same for all networks.*huber for a.*mean_absolute_error",
@@ -509,7 +512,9 @@ def test_added_network_needs_criteria_of_the_run(preparation):
 
 def test_added_network_unfit_for_data_fails_with_reason(preparation):
     prepared = preparation()
-    admission = Admission(prepared, results_of(prepared.spec, prepared.paths), {}, {}, learns=False)
+    admission = Admission(
+        prepared, results_of(prepared.spec, prepared.paths), RateMemory(prepared, [])
+    )
     [late] = admission.parse_entry(
         {"family": "softmax", "name": "late", "train": {"batch": {"size": 61}}}
     )[2]

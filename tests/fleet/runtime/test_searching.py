@@ -15,6 +15,7 @@ from fleet.domain import events as ev
 from fleet.domain.network import NetworkStatus, TrainingState
 from fleet.errors import ExitStatus, SpecError
 from fleet.runtime.admission import Admission
+from fleet.runtime.rate_memory import RateMemory
 from fleet.runtime.replay import largest_difference
 from fleet.search.decisions import AddNetwork
 from fleet.storage.checkpoint import find_newest, read_history, read_state, write_state
@@ -291,7 +292,7 @@ def admission(tmp_path):
         plain=True,
     )
     results = results_of(prepared.spec, prepared.paths)
-    return Admission(prepared, results, {}, {}, learns=False), results
+    return Admission(prepared, results, RateMemory(prepared, [])), results
 
 
 def test_search_child_waits_for_parents_checkpoint(admission, tmp_path):
