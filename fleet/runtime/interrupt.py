@@ -42,8 +42,8 @@ class Interruption:
 
     Attributes:
         on_signal: is called with the number of each signal, in any thread, also for SIGCONT, which
-            Open MPI's mpirun sends before it kills all ranks.
-        cause: the reason for the signal, if it is known.
+            Open MPI's mpirun sends before it kills all ranks. Returns the reason for the signal, if
+            it is known.
         end_at_once: is called after a second Ctrl-C, in any thread.
     """
 
@@ -55,8 +55,8 @@ class Interruption:
         self._reading = threading.Lock()
         self._walltime = walltime
         self._began = clock()
-        self.cause = ""
-        self.on_signal: Callable[[int], object] = lambda number: None
+        self._cause = ""
+        self.on_signal: Callable[[int], str] = lambda number: ""
         self.end_at_once: Callable[[], object] = lambda: os._exit(INTERRUPTED)
 
     def limit(self, walltime: float | None) -> None:
@@ -102,7 +102,7 @@ class Interruption:
             numbers = os.read(self._pipe, 1024)
             self._signal = next((number for number in numbers if number in SIGNALS), self._signal)
         for number in numbers:
-            self.on_signal(number)
+            self._cause = self.on_signal(number) or self._cause
         self._interrupts += numbers.count(signal.SIGINT)
         if self._interrupts > 1:
             self.end_at_once()
@@ -111,7 +111,7 @@ class Interruption:
         """Return why to stop, or an empty string."""
         self._read()
         if self._signal is not None:
-            return self.cause or f"received {signal.Signals(self._signal).name}"
+            return self._cause or f"received {signal.Signals(self._signal).name}"
         if self._walltime is not None and self.seconds_left() == 0:
             return f"the walltime of {format_duration(self._walltime)} is nearly over"
         return ""

@@ -223,12 +223,11 @@ class RankZero:
         """Make the search components of the launch."""
         launch = self._launch
         searches = launch.searches
-        searchers = {name: search.searcher for name, search in searches.items()}
         controller = make_controller(
             launch.spec,
             launch.search_extremes,
             self._run,
-            searchers,
+            {name: search.searcher for name, search in searches.items()},
             len(launch.roles.trainers),
             judges=not launch.replayed,
             earlier={name: search.prior_trials for name, search in searches.items()},
@@ -240,19 +239,7 @@ class RankZero:
             command_handler = CommandHandler(
                 CommandQueue(launch.paths.mailbox), self.results, admission, self._run.commands
             )
-        patience_s = {
-            entry.stem: entry.search.timeout
-            for entry in launch.search_extremes.searches.values()
-            if entry.search is not None
-        }
-        return SearchParts(
-            controller,
-            Searchers(
-                searchers, {name: search.calls for name, search in searches.items()}, patience_s
-            ),
-            admission,
-            command_handler,
-        )
+        return SearchParts(controller, Searchers(searches), admission, command_handler)
 
     def close(self) -> None:
         """Restore the terminal."""

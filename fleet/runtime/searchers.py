@@ -12,7 +12,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -32,9 +33,6 @@ from fleet.spec.model import one_line
 from fleet.units import format_duration
 from preprocess import user_code
 
-_PATIENCE_S = 60.0  # for one call, if no limit is set
-
-
 Answer: TypeAlias = SearcherAnswered | SearcherCallFailed
 
 
@@ -47,12 +45,14 @@ class StartedSearch:
         calls: the calls of earlier launches that it repeats.
         prior_trials: trials of earlier runs that no launch has passed to it.
         first_events: events to log before it is called.
+        patience_s: longest time of one call, in seconds.
     """
 
     searcher: Searcher
     calls: tuple[SearcherCalled, ...]
     prior_trials: list[AddPriorTrial]
     first_events: list[SearcherStarted | EarlierRunRead]
+    patience_s: float
 
 
 def start_searches(extremes: Spec, run: RunState) -> dict[str, StartedSearch]:
@@ -94,7 +94,11 @@ def start_searches(extremes: Spec, run: RunState) -> dict[str, StartedSearch]:
             if read is not None:
                 first_events.append(read)
         searches[entry.name] = StartedSearch(
-            searcher, tuple(search.calls), prior_trials, first_events
+            searcher,
+            tuple(search.calls),
+            prior_trials,
+            first_events,
+            entry.settings.timeout,
         )
     return searches
 
@@ -116,29 +120,26 @@ def _make_in_time(entry: Entry) -> Searcher:
         UserError: the searcher cannot be made, or takes too long.
     """
     search = entry.settings
-    results: queue.SimpleQueue[Searcher | BaseException] = queue.SimpleQueue()
+    made: Future[Searcher] = Future()
 
     def work() -> None:
         try:
-            results.put(
+            made.set_result(
                 make_searcher(search.sampler, entry.space, search.seed, entry.modes, search.options)
             )
         except BaseException as error:
-            results.put(error)
+            made.set_exception(error)
 
     thread = threading.Thread(target=work, name="searcher", daemon=True)
     thread.start()
-    try:
-        result = results.get(timeout=search.timeout)
-    except queue.Empty:
+    wait([made], search.timeout)
+    if not made.done():
         user_code.abandon(thread)
         raise UserError(
             f"{search.sampler} was not constructed within {format_duration(search.timeout)}; move "
             "slow work from the constructor to the first call, or raise search.timeout"
-        ) from None
-    if isinstance(result, BaseException):
-        raise result
-    return result
+        )
+    return made.result()
 
 
 class _Task:
@@ -160,35 +161,41 @@ class Searchers:
     """The searchers of a run.
 
     Args:
-        searchers: entry -> searcher.
-        logged: entry -> calls of earlier launches.
-        patience_s: entry -> longest time of one call, in seconds.
+        searches: entry -> its search.
     """
 
-    def __init__(
-        self,
-        searchers: Mapping[str, Searcher],
-        logged: Mapping[str, Sequence[SearcherCalled]] | None = None,
-        patience_s: Mapping[str, float] | None = None,
-    ) -> None:
-        self._searchers = dict(searchers)
-        self._logged = dict(logged or {})
-        self._patience_s = dict(patience_s or {})
+    def __init__(self, searches: Mapping[str, StartedSearch]) -> None:
+        self._searches = searches
+        self._unreplayed = set(searches)
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._task: _Task | None = None
         self._thread: threading.Thread | None = None
 
     def consult(self, entry: str, call: Call) -> None:
         """Call a searcher in the thread, replaying earlier launches' calls first."""
-        searcher = self._searchers[entry]
-        logged = self._logged.pop(entry, ())
+        assert self._task is None, "calls never overlap"
+        self._task = task = _Task(entry, str(call))
+        searcher = self._searches[entry].searcher
+        logged = self._searches[entry].calls if entry in self._unreplayed else ()
+        self._unreplayed.discard(entry)
 
-        def call_searcher(task: _Task) -> Answer:
-            difference = replay(searcher, logged, task.begin)
-            task.begin(call)
-            return SearcherAnswered(entry, call, make_call(searcher, call), difference)
+        def run() -> None:
+            try:
+                difference = replay(searcher, logged, task.begin)
+                task.begin(call)
+                result = make_call(searcher, call)
+                task.answers.put(SearcherAnswered(entry, call, result, difference))
+            except BaseException as error:  # users' searchers may raise anything, even SystemExit
+                reason = f"{task.call} failed: {one_line(error)}"
+                task.answers.put(SearcherCallFailed(entry, reason))
 
-        self._start(entry, str(call), call_searcher)
+        if self._tasks is None:
+            self._tasks = queue.SimpleQueue()
+            self._thread = threading.Thread(
+                target=_run_tasks, args=(self._tasks,), name="searcher", daemon=True
+            )
+            self._thread.start()
+        self._tasks.put(run)
 
     def poll_answer(self) -> Answer | None:
         """Return the answer once there is one or its time is over; never blocks."""
@@ -198,7 +205,7 @@ class Searchers:
         try:
             answer = task.answers.get_nowait()
         except queue.Empty:
-            patience_s = self._patience_s.get(task.entry, _PATIENCE_S)
+            patience_s = self._searches[task.entry].patience_s
             if time.monotonic() < task.since_s + patience_s:
                 return None
             self._tasks = None  # if its thread ever returns, it finds no further task
@@ -217,28 +224,7 @@ class Searchers:
             self._tasks.put(None)
             self._tasks = None
 
-    # ---- the thread ----
-
-    def _start(self, entry: str, call: str, call_searcher: Callable[[_Task], Answer]) -> None:
-        assert self._task is None, "calls never overlap"
-        self._task = task = _Task(entry, call)
-
-        def run() -> None:
-            try:
-                answer = call_searcher(task)
-            except BaseException as error:  # users' searchers may raise anything, even SystemExit
-                answer = SearcherCallFailed(entry, f"{task.call} failed: {one_line(error)}")
-            task.answers.put(answer)
-
-        if self._tasks is None:
-            self._tasks = queue.SimpleQueue()
-            self._thread = threading.Thread(
-                target=_run_tasks, args=(self._tasks,), name="searcher", daemon=True
-            )
-            self._thread.start()
-        self._tasks.put(run)
-
 
 def _run_tasks(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (task := tasks.get()) is not None:
+    for task in iter(tasks.get, None):
         task()

@@ -78,7 +78,7 @@ class Session:
         """Run this rank's roles; returns its exit status."""
         log.info("%s; JPEG by %s", self._world.library_name(), decoder_name())
         self._death_detector = DeathDetector(self._world, self._launch.paths)
-        self._interruption.on_signal = self._on_signal
+        self._interruption.on_signal = self._death_detector.on_signal
         self._interruption.end_at_once = lambda: self._world.end_all_ranks(INTERRUPTED)
         self._world.before_end = self._death_detector.prepare_end
         if self._roles.shared or self._roles.slots > 1:
@@ -116,11 +116,6 @@ class Session:
         if rank_zero is not None:
             return rank_zero.end()
         return int(ExitStatus.OK)
-
-    def _on_signal(self, number: int) -> None:
-        death = self._death_detector.on_signal(number)
-        if death:
-            self._interruption.cause = death
 
     def _make_rank_zero(self) -> RankZero:
         # Imported on rank 0 only, because it takes a tenth of a second.

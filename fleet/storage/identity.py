@@ -197,8 +197,10 @@ def hash_all_sources(spec: Spec, spec_folder: Path) -> dict[str, Code]:
         spec: spec of the run.
         spec_folder: folder of the spec.
     """
-    paths = {spec.resources.engine, *(network.architecture.target for network in spec.networks)}
-    return {path: code for path in paths if (code := hash_sources(path, spec_folder))}
+    paths = {spec.resources.engine}
+    paths |= {network.architecture.target for network in spec.networks}
+    paths |= {entry.target for entry in spec.searches.values()}
+    return {path: hash_sources(path, spec_folder) for path in paths}
 
 
 def speed_identity(
@@ -234,7 +236,9 @@ def speed_identity(
             "hardware": machine.hardware,
             **finish,
             "ranks_per_core": f"{machine.ranks_per_core:.3g}",
-            "code": [codes.get(network.architecture.target), codes.get(resources.engine)],
+            "code": [
+                codes.get(path) or None for path in (network.architecture.target, resources.engine)
+            ],
         }
     )
 

@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from fleet.domain.events import ChangesAccepted, DataChanged, Event, NetworkRolledBack
 from fleet.domain.network import DATA, Code, TrainingState
@@ -14,7 +13,6 @@ from fleet.errors import UserError
 from fleet.runtime.startup.request import Request
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, find_newest, rewrite_states
-from fleet.storage.code import hash_sources
 from fleet.storage.files import map_in_threads, storage_errors
 from fleet.storage.identity import find_changes, training_identity
 from fleet.storage.lease import Fence
@@ -41,21 +39,20 @@ class _Saved:
     """A network's checkpoint, if any, and what has changed since."""
 
     network: NetworkSpec
+    code: Code
     lookup: CheckpointLookup
     changed: list[str]
+
+    @property
+    def name(self) -> str:
+        """The name of the network."""
+        return self.network.name
 
     @property
     def state(self) -> TrainingState:
         """The state of the existing checkpoint."""
         assert self.lookup.state is not None
         return self.lookup.state
-
-
-def read_codes(spec: Spec, spec_folder: Path) -> dict[str, Code]:
-    """Return the files of each ``build:`` function by its import path."""
-    targets = {network.architecture.target for network in spec.networks}
-    targets |= {entry.target for entry in spec.searches.values()}
-    return {target: hash_sources(target, spec_folder) for target in targets}
 
 
 def check_saved_networks(
@@ -70,7 +67,7 @@ def check_saved_networks(
     """Check that all checkpoints of a run belong to the networks of the spec.
 
     Args:
-        codes: see :func:`read_codes`.
+        codes: import path of a ``build:`` function -> its files.
         request: says which networks start over, and whether changes are accepted. If the run is
             shared with other launches, nothing is written.
         fence: the fence of this launch's lease.
@@ -85,7 +82,7 @@ def check_saved_networks(
     """
     saved = map_in_threads(
         lambda network: _read_saved(
-            network, spec, paths, sample, codes[network.architecture.target], data
+            network, codes[network.architecture.target], spec, paths, sample, data
         ),
         (network for network in spec.networks if network.name not in request.fresh_network),
     )
@@ -96,19 +93,15 @@ def check_saved_networks(
     unknown = [
         checkpoint
         for checkpoint in existing
-        if checkpoint.state.code is None
-        and codes[checkpoint.network.architecture.target]
-        and not request.shares_run
+        if checkpoint.state.code is None and checkpoint.code and not request.shares_run
     ]
-    amended = {checkpoint.network.name: checkpoint for checkpoint in [*changed, *unknown]}
+    amended = {checkpoint.name: checkpoint for checkpoint in [*changed, *unknown]}
     for checkpoint in amended.values():
-        _amend(
-            checkpoint, spec, paths, sample, codes[checkpoint.network.architecture.target], fence
-        )
+        _amend(checkpoint, spec, paths, sample, fence)
     if unknown:
-        print(_warn_of_unknown_code(unknown, codes), file=sys.stderr, flush=True)
+        print(_warn_of_unknown_code(unknown), file=sys.stderr, flush=True)
     restarted = [name for name in request.fresh_network if _start_over(paths, name)]
-    epochs = {checkpoint.network.name: checkpoint.state.epoch for checkpoint in changed}
+    epochs = {checkpoint.name: checkpoint.state.epoch for checkpoint in changed}
     events = (
         *((DataChanged(tuple(data), epochs),) if data and changed else ()),
         *(
@@ -116,30 +109,26 @@ def check_saved_networks(
             for name in restarted
         ),
         *(
-            ChangesAccepted(
-                checkpoint.network.name, tuple(checkpoint.changed), checkpoint.state.epoch
-            )
+            ChangesAccepted(checkpoint.name, tuple(checkpoint.changed), checkpoint.state.epoch)
             for checkpoint in changed
         ),
     )
     return events, {
-        checkpoint.network.name: checkpoint.lookup
-        for checkpoint in saved
-        if checkpoint.network.name not in amended
+        checkpoint.name: checkpoint.lookup for checkpoint in saved if checkpoint.name not in amended
     }
 
 
 def _read_saved(
     network: NetworkSpec,
+    code: Code,
     spec: Spec,
     paths: RunPaths,
     sample: SampleSpec,
-    code: Code,
     data: Sequence[str],
 ) -> _Saved:
     lookup = find_newest(paths, network.name, with_arrays=False)
     if lookup.state is None:
-        return _Saved(network, lookup, [])
+        return _Saved(network, code, lookup, [])
     changed = find_changes(network, spec, sample, code, lookup.state)
     if changed is None:
         prefix = f"the data has changed: {'; '.join(data)}. And " if data else ""
@@ -149,7 +138,7 @@ def _read_saved(
             "the settings, use another output, or start over: this network with "
             f"--fresh-network {network.name}, all networks with --fresh"
         )
-    return _Saved(network, lookup, [*changed, *([DATA] if data else [])])
+    return _Saved(network, code, lookup, [*changed, *([DATA] if data else [])])
 
 
 def _explain_refusal(paths: RunPaths, changed: Sequence[_Saved], data: Sequence[str]) -> str:
@@ -169,11 +158,10 @@ def _explain_refusal(paths: RunPaths, changed: Sequence[_Saved], data: Sequence[
 
 
 def _explain_code_change(paths: RunPaths, changed: Sequence[_Saved]) -> str:
-    names = [checkpoint.network.name for checkpoint in changed]
     details = ", ".join(
-        f"{checkpoint.network.name} ({', '.join(checkpoint.changed)})" for checkpoint in changed
+        f"{checkpoint.name} ({', '.join(checkpoint.changed)})" for checkpoint in changed
     )
-    options = " ".join(f"--fresh-network {name}" for name in names)
+    options = " ".join(f"--fresh-network {checkpoint.name}" for checkpoint in changed)
     return (
         f"{paths.root} holds checkpoints of networks whose code has changed since: {details}: "
         f"start them over with {options}, or continue training with --accept-changes, which the "
@@ -181,17 +169,9 @@ def _explain_code_change(paths: RunPaths, changed: Sequence[_Saved]) -> str:
     )
 
 
-def _warn_of_unknown_code(unknown: Sequence[_Saved], codes: Mapping[str, Code]) -> str:
-    names = ", ".join(checkpoint.network.name for checkpoint in unknown)
-    files = ", ".join(
-        sorted(
-            {
-                file
-                for checkpoint in unknown
-                for file in codes[checkpoint.network.architecture.target]
-            }
-        )
-    )
+def _warn_of_unknown_code(unknown: Sequence[_Saved]) -> str:
+    names = ", ".join(checkpoint.name for checkpoint in unknown)
+    files = ", ".join(sorted(set().union(*(checkpoint.code for checkpoint in unknown))))
     return (
         f"fleet: WARNING: FLEET 0.1.0 wrote the checkpoints of {names} and did not record the code "
         f"of networks: training continues as if {files} had not changed since; from now on the "
@@ -200,12 +180,7 @@ def _warn_of_unknown_code(unknown: Sequence[_Saved], codes: Mapping[str, Code]) 
 
 
 def _amend(
-    checkpoint: _Saved,
-    spec: Spec,
-    paths: RunPaths,
-    sample: SampleSpec,
-    code: Code,
-    fence: Fence | None,
+    checkpoint: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, fence: Fence | None
 ) -> None:
     """Write accepted changes into all checkpoints of a network."""
     new_identity = training_identity(checkpoint.network, spec, sample)
@@ -216,13 +191,13 @@ def _amend(
             state.at_epoch_start() if DATA in checkpoint.changed else state,
             identity=new_identity,
             architecture=key,
-            code=code,
+            code=checkpoint.code,
         )
         if checkpoint.changed:
             return state.with_accepted_changes(" ".join(checkpoint.changed))
         return state
 
-    rewrite_states(paths, checkpoint.network.name, amended, fence)
+    rewrite_states(paths, checkpoint.name, amended, fence)
 
 
 def _start_over(paths: RunPaths, name: str) -> bool:

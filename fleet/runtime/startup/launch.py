@@ -64,7 +64,7 @@ class Launch:
             stored ones.
         augmented_epochs: number of augmented epochs that the trainers of a node share.
         rates: known rates; None if they are measured.
-        codes: import path of a ``build:`` function -> its files.
+        codes: import path of a ``build:`` function, or of the engine -> its files.
         fence: the fence of the run's lease; None if each network has a lease.
         replayed: the history to train again, in a replay of one network.
     """

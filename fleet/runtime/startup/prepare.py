@@ -25,7 +25,7 @@ from fleet.runtime.run_sharing import find_run_sharing
 from fleet.runtime.searchers import start_searches
 from fleet.runtime.startup import fingerprint
 from fleet.runtime.startup.caching import HostResources, choose_cache
-from fleet.runtime.startup.compatibility import check_fresh, check_saved_networks, read_codes
+from fleet.runtime.startup.compatibility import check_fresh, check_saved_networks
 from fleet.runtime.startup.data import (
     Inputs,
     decode,
@@ -43,7 +43,7 @@ from fleet.spec import NetworkSpec, Spec, with_cache
 from fleet.spec.criteria import check_comparable, target_kinds
 from fleet.spec.fit_checks import find_misfits, merge_misfits
 from fleet.spec.resolve import variants, with_extreme_networks
-from fleet.storage.identity import Machine
+from fleet.storage.identity import Machine, hash_all_sources
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import check_quota
@@ -135,7 +135,7 @@ def prepare(
     if request.remeasure:
         check_remeasuring(spec, replay is not None)
     rates = find_launch_rates(spec, inputs.epoch_samples, roles, replay is not None)
-    codes = read_codes(spec, request.spec_folder)
+    codes = hash_all_sources(spec, request.spec_folder)
     changed = fingerprint.describe_data_changes(spec, past.fingerprint, inputs.fingerprint)
     if replay is not None:
         replay.check(full_spec, inputs.sample, codes, changed, request.accept_changes)

@@ -9,7 +9,7 @@ from fleet.control.effects import SearcherAnswered, SearcherCallFailed
 from fleet.domain.events import EarlierRunRead, SearcherCalled, SearcherStarted
 from fleet.domain.run import RunSearch
 from fleet.runtime import warm_start
-from fleet.runtime.searchers import Searchers
+from fleet.runtime.searchers import Searchers, StartedSearch
 from fleet.runtime.warm_start import read_earlier_run
 from fleet.search.calls import AddPriorTrial, Ask, Report, Tell
 from fleet.search.entries import Entry
@@ -34,6 +34,11 @@ class Slow:
         return None
 
 
+def search_of(searcher, *calls, patience_s=60.0):
+    """Return a search whose searcher repeats calls of earlier launches."""
+    return StartedSearch(searcher, calls, [], [], patience_s)
+
+
 def await_answer(searchers):
     for _ in range(2000):
         answer = searchers.poll_answer()
@@ -51,7 +56,7 @@ def slow():
 
 
 def test_searchers_return_an_answer_once(slow):
-    searchers = Searchers({"net": slow})
+    searchers = Searchers({"net": search_of(slow)})
     searchers.consult("net", Ask(3))
     assert searchers.poll_answer() is None
     with pytest.raises(AssertionError, match="calls never overlap"):
@@ -63,7 +68,7 @@ def test_searchers_return_an_answer_once(slow):
 
 
 def test_searchers_report_any_exception():
-    searchers = Searchers({"net": Slow()})
+    searchers = Searchers({"net": search_of(Slow())})
     searchers.consult("net", Report(0, 1, 0.5))
     assert await_answer(searchers) == SearcherCallFailed(
         "net", "Report(number=0, epoch=1, value=0.5) failed: SystemExit: enough"
@@ -72,7 +77,7 @@ def test_searchers_report_any_exception():
 
 
 def test_searchers_replace_a_hanging_thread(slow):
-    searchers = Searchers({"net": slow, "other": Slow()}, patience_s={"net": 0.05})
+    searchers = Searchers({"net": search_of(slow, patience_s=0.05), "other": search_of(Slow())})
     searchers.consult("net", Ask(0))
     assert await_answer(searchers) == SearcherCallFailed(
         "net", "Ask(number=0) took longer than 0.1 s (search.timeout)"
@@ -94,7 +99,7 @@ def test_searchers_limit_the_time_of_each_replayed_call(monkeypatch):
     logged = [
         SearcherCalled("net", "ask", number, answer={"width": number}) for number in range(10)
     ]
-    searchers = Searchers({"net": Thoughtful()}, {"net": logged}, patience_s={"net": 0.2})
+    searchers = Searchers({"net": search_of(Thoughtful(), *logged, patience_s=0.2)})
     searchers.consult("net", Ask(10))
     assert await_answer(searchers) == SearcherAnswered("net", Ask(10), {"width": 10})
     searchers.close()
@@ -103,13 +108,13 @@ def test_searchers_limit_the_time_of_each_replayed_call(monkeypatch):
 def test_searchers_report_a_differing_replayed_answer(slow):
     slow.may_answer.set()
     searchers = Searchers(
-        {"net": slow},
         {
-            "net": [
+            "net": search_of(
+                slow,
                 SearcherCalled("net", "ask", 0, answer={"width": 0}),
                 SearcherCalled("net", "ask", 1, answer={"width": 7}),
-            ]
-        },
+            )
+        }
     )
     searchers.consult("net", Ask(2))
     assert await_answer(searchers) == SearcherAnswered(
