@@ -38,27 +38,19 @@ _MAX_CHANNELS = 4  # a first axis of this length or less may be the channels of 
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """The data that networks train on and are evaluated on.
+class Inputs(InputPipeline):
+    """The input pipeline of all networks, or of the stream that several pipelines share.
 
     Attributes:
-        data: the samples in their source.
-        transforms: the transforms.
-        samples: split -> specification of a transformed sample, by the names of
-            :meth:`DataSet.splits`; they differ at most in how samples are stored.
         probes: split -> probe.
         left_out: the samples that could not be decoded into a file.
-        pipelines: the input pipelines by key, if there are several; ``data``, ``transforms`` and
-            ``samples`` then describe the stream that they share.
+        pipelines: the input pipelines by key, if there are several.
         fingerprint: the data's fingerprint; None if it was not requested.
         rows: (samples,) int64, the rows of the training samples in the fingerprint.
         folds: (samples,) int, the fold of each training sample; None without folds.
     """
 
-    data: DataSet
-    transforms: tuple[Transform, ...]
-    samples: Mapping[str, SampleSpec]
-    probes: Mapping[str, SampleProbe]
+    probes: Mapping[str, SampleProbe] = field(default_factory=dict)
     left_out: tuple[UnreadableSample, ...] = ()
     pipelines: Mapping[str, InputPipeline] = field(default_factory=dict)
     fingerprint: Fingerprint | None = None
@@ -84,8 +76,7 @@ class Inputs:
     @property
     def by_pipeline(self) -> Mapping[str, InputPipeline]:
         """Input pipelines by key; a single one has an empty key."""
-        single = InputPipeline(self.data, self.transforms, self.samples, 0)
-        return self.pipelines or {"": single}
+        return self.pipelines or {"": self}
 
     def for_ranks(self) -> Inputs:
         """Return the inputs without the parts that only rank 0 needs."""
@@ -239,7 +230,12 @@ def _probe(
     if settings.folds is not None:
         folds = assign_folds(data.train, settings.folds, spec.seed, saved_folds)
     return Inputs(
-        replace(data, remark=remark), transforms, samples, probes, pipelines=pipelines, folds=folds
+        replace(data, remark=remark),
+        transforms,
+        samples,
+        probes=probes,
+        pipelines=pipelines,
+        folds=folds,
     )
 
 

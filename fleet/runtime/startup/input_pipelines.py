@@ -34,7 +34,8 @@ class InputPipeline:
     Attributes:
         data: the samples, with the targets of these networks.
         transforms: all transforms.
-        samples: split -> specification of a transformed sample.
+        samples: split -> specification of a transformed sample, by the names of
+            :meth:`DataSet.splits`; they differ at most in how samples are stored.
         shared_count: number of transforms that the stream has applied; 0 without a stream, or if
             all networks have the same pipeline.
         stream_target: target of a sample of the stream; None without a stream, or if all networks
@@ -45,7 +46,7 @@ class InputPipeline:
     data: DataSet
     transforms: tuple[Transform, ...]
     samples: Mapping[str, SampleSpec]
-    shared_count: int
+    shared_count: int = 0
     stream_target: TargetSpec | None = None
     packed_slice: PackedSlice | None = None
 

@@ -13,7 +13,6 @@ from fleet.domain.network import Code, EpochRecord
 from fleet.runtime.known_rates import make_engine_rates
 from fleet.runtime.searchers import StartedSearch
 from fleet.runtime.startup.data import Inputs
-from fleet.runtime.startup.input_pipelines import InputPipeline
 from fleet.runtime.startup.past import Past
 from fleet.runtime.startup.request import Request
 from fleet.spec import Spec
@@ -121,17 +120,6 @@ class Launch:
         return "own"
 
     @property
-    def stream(self) -> InputPipeline:
-        """The input pipeline that is shared by all networks."""
-        samples = dict.fromkeys(self.inputs.data.splits(), self.sample)
-        return InputPipeline(self.inputs.data, self.inputs.transforms, samples, 0)
-
-    @property
-    def pipelines(self) -> Mapping[str, InputPipeline]:
-        """Input pipelines by key; a single one has an empty key."""
-        return self.inputs.pipelines or {"": self.stream}
-
-    @property
     def stored_image(self) -> ImageSpec | None:
         """Shape and dtype of a sample stored in memory; None if none is stored."""
         if self.spec.data.cache == "memory":
@@ -145,7 +133,7 @@ class Launch:
 
     def pipeline(self, split: str) -> Pipeline | None:
         """Return the shared pipeline of a split; None if the data lacks the split."""
-        return self.stream.pipeline(split, self.spec.seed)
+        return self.inputs.pipeline(split, self.spec.seed)
 
     def order(self, training: Pipeline) -> Order:
         """Return the order of the training samples."""

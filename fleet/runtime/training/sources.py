@@ -76,7 +76,7 @@ def make_sources(world: World, launch: Launch, memory: NodeMemory, first_epoch: 
     return Sources(
         {
             (key, fold): source
-            for key, input_pipeline in launch.pipelines.items()
+            for key, input_pipeline in launch.inputs.by_pipeline.items()
             for fold, source in _make_pipeline_sources(
                 waiting, launch, input_pipeline, memory, first_epoch
             ).items()
