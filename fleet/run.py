@@ -13,9 +13,8 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -53,8 +52,7 @@ from launch.walltime import seconds_left
 
 if TYPE_CHECKING:  # imported later, so that --help is fast
     from fleet.comm.protocols import World
-    from fleet.runtime.startup.engine_import import ImportPlan
-    from fleet.runtime.startup.launch import Launch, PreparedLaunch, Ranks
+    from fleet.runtime.startup.launch import Launch
 
 
 FORMER_OPTIONS = {"--beside-others": "--share-run", "--idle": "--idle-timeout"}
@@ -244,8 +242,14 @@ def _run(
     engine_import = EngineImport()
     try:
         if world.rank == 0:
+            from fleet.runtime.startup.prepare import prepare
+
             launch: Launch = start_rank_zero(
-                world, partial(_prepare, request, ranks, lease), _status_of
+                world,
+                lambda announce: prepare(
+                    request, ranks, lease, announce, _name() if request.shares_run else ""
+                ),
+                _status_of,
             )
         else:
             launch = start_other_rank(world, engine_import)
@@ -272,18 +276,6 @@ def _run(
         walltime = launch.spec.document.walltime
     interruption.limit(shortest(walltime, batch_left))
     return Session(world, launch, interruption, lease, engine_import, timer).run()
-
-
-def _prepare(
-    request: Request,
-    ranks: Ranks,
-    lease: Lease | None,
-    announce: Callable[[ImportPlan], None],
-) -> PreparedLaunch:
-    from fleet.runtime.startup.prepare import prepare
-
-    name = _name() if request.shares_run else ""
-    return prepare(request, ranks, lease, announce, name)
 
 
 def _lease(world: World, request: Request) -> AbstractContextManager[Lease | None]:

@@ -99,6 +99,10 @@ class Roles:
         """True if preprocessors prepare the samples, False if each trainer prepares its own."""
         return bool(self.preprocessors)
 
+    def relays(self, rank: int) -> bool:
+        """Return True if a rank sends samples to other nodes: it leads one of several."""
+        return self.nodes > 1 and self.leader(self.node_of[rank]) == rank
+
     def leader(self, node: int) -> int:
         """Return the leader of a node: its first preprocessor, or its first rank without one."""
         return next(

@@ -31,7 +31,7 @@ from fleet.runtime.searchers import start_searches
 from fleet.runtime.startup.caching import HostResources, choose_cache
 from fleet.runtime.startup.data import (
     Inputs,
-    open_inputs_with_fingerprint,
+    open_inputs,
     resolve_with_data,
 )
 from fleet.runtime.startup.folder import free_disk
@@ -117,7 +117,7 @@ def _check(path: str, steps: bool) -> _CheckResult:
     if remark:
         print(f"fleet check: {remark}", file=sys.stderr)
     try:
-        opened = open_inputs_with_fingerprint(spec, None)
+        opened = open_inputs(spec, with_fingerprint=True)
     except (UserError, InputError) as error:
         return _CheckResult(spec, None, {}, [_data_mistake(spec, str(error))])
     for line in opened.data.remark.splitlines():

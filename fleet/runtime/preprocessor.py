@@ -54,11 +54,9 @@ class Preprocessor:
         self._world = world
         self._training = training
         self._turns = roles.preprocessors
-        node = roles.node_of[world.rank]
-        leads = roles.nodes > 1 and roles.leader(node) == world.rank
         if shared.window:
             self._window: WindowFiller | None = WindowFiller(
-                world, roles, shared.window, order, training, leads
+                world, roles, shared.window, order, training
             )
         else:
             self._window = None
@@ -69,8 +67,6 @@ class Preprocessor:
                     world,
                     roles,
                     shared.validation,
-                    leads,
-                    1,
                     False,
                     lambda rows, images, targets: evaluation.load(
                         rows, 0, images, targets, training=False
@@ -84,8 +80,6 @@ class Preprocessor:
                 world,
                 roles,
                 shared.decoded,
-                leads,
-                2,
                 True,
                 lambda rows, images, targets: training.load_stored(
                     stored_order[rows.start : rows.stop], images, targets

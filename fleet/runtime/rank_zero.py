@@ -38,6 +38,7 @@ from fleet.runtime.searchers import Searchers
 from fleet.runtime.startup.engine_import import find_busy_trainers
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.runtime.startup.request import StartupTimer
+from fleet.runtime.watchdog import Watchdog
 from fleet.search.controller import make_controller
 from fleet.storage.event_log import EventLog
 from fleet.storage.files import STDOUT, storage_errors
@@ -93,6 +94,7 @@ class RankZero:
     ) -> None:
         spec = launch.spec
         paths = launch.paths
+        self._world = world
         self._launch = launch
         self._timer = timer
         self._resumed = resume(launch)
@@ -143,6 +145,12 @@ class RankZero:
             ],
         )
         self._sharing.start()
+        self._watchdog = Watchdog(
+            world, interruption, lambda: self.coordinator.status, self._end_stuck
+        )
+        if interruption.is_watched:
+            world.background_tasks.append(self._watchdog.note_task_run)
+            self._watchdog.start()
 
     def start(self) -> None:
         """Log the start of the launch and what earlier launches did not log."""
@@ -158,6 +166,14 @@ class RankZero:
             self._timer.seconds,
             self._launch.request.folders,
         )
+
+    def step(self) -> bool:
+        """Run one step of the coordinator; ends all ranks if some are unresponsive at the end."""
+        worked = self.coordinator.step()
+        if self.coordinator.is_cut:
+            self.close()
+            self._world.end_all_ranks(self.end())
+        return worked
 
     @property
     def _unlogged_events(self) -> list[Event]:
@@ -245,22 +261,21 @@ class RankZero:
         """Restore the terminal."""
         self._view.close()
 
-    def end_stuck(self, reason: str) -> int:
-        """End a stuck launch from another thread, within seconds; returns the exit status.
-
-        Args:
-            reason: why all ranks have to be ended.
-        """
+    def _end_stuck(self, reason: str) -> None:
+        """End all ranks of a stuck launch from the watchdog's thread, within seconds."""
+        self.close()
         print(f"fleet: {reason}", file=sys.stderr, flush=True)
         status = self.coordinator.status or ExitStatus.RESUMABLE
         self.coordinator.status = status
         ending = threading.Thread(target=self.end, name="ending", daemon=True)
         ending.start()
         ending.join(_END_S)
-        return int(status)
+        self._world.end_all_ranks(int(status))
 
     def end(self) -> int:
         """Write and print the results; returns the exit status."""
+        if not self.coordinator.is_cut:
+            self._watchdog.stop()
         self._rates.close(self._run.launch)
         self.coordinator.stop()
         self._sharing.close()

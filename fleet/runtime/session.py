@@ -22,7 +22,6 @@ from fleet.runtime.startup.request import StartupTimer
 from fleet.runtime.training.shared_gpus import SharedGpus
 from fleet.runtime.training.sources import make_sources
 from fleet.runtime.training.trainer import Trainer
-from fleet.runtime.watchdog import Watchdog
 from fleet.storage.lease import Lease
 from fleet.stream.active_slots import ActiveSlots
 from fleet.stream.augment import NodeEpochs
@@ -93,9 +92,6 @@ class Session:
         else:
             gpus = None
         rank_zero = self._make_rank_zero() if self._world.rank == 0 else None
-        watchdog = None
-        if rank_zero is not None and self._interruption.is_watched:
-            watchdog = self._watchdog(rank_zero)
         plan: tuple[frozenset[int], int] | None = None
         if rank_zero is not None:
             plan = frozenset(rank_zero.busy_trainers), rank_zero.first_epoch
@@ -109,8 +105,6 @@ class Session:
             if rank_zero is not None:
                 rank_zero.close()
         self._world.finish()
-        if watchdog is not None:
-            watchdog.stop()
         if gpus is not None:
             gpus.stop()
         if rank_zero is not None:
@@ -124,20 +118,6 @@ class Session:
         assert isinstance(self._launch, PreparedLaunch)
         return RankZero(self._world, self._launch, self._interruption, self._lease, self._timer)
 
-    def _watchdog(self, rank_zero: RankZero) -> Watchdog:
-        """Start the watchdog that ends a stuck launch in time."""
-
-        def cut(reason: str) -> None:
-            rank_zero.close()
-            self._world.end_all_ranks(rank_zero.end_stuck(reason))
-
-        watchdog = Watchdog(
-            self._world, self._interruption, lambda: rank_zero.coordinator.status, cut
-        )
-        self._world.background_tasks.append(watchdog.note_task_run)
-        watchdog.start()
-        return watchdog
-
     def _train(self, rank_zero: RankZero | None, is_busy: bool) -> None:
         """Run a trainer; a single rank also coordinates while it waits.
 
@@ -145,7 +125,7 @@ class Session:
             is_busy: whether this rank is expected to train.
         """
         if rank_zero is not None:
-            self._world.background_tasks.append(partial(self._coordinate, rank_zero))
+            self._world.background_tasks.append(rank_zero.step)
             rank_zero.start()
         self._loading.finish()  # before this thread imports anything else
         active_slots = ActiveSlots(self._world, self._roles, self._shared.active_slots)
@@ -177,7 +157,7 @@ class Session:
         if rank_zero is not None:
             self._death_detector.marker.set_no_network()
             rank_zero.start()
-            self._world.background_tasks.append(partial(self._coordinate, rank_zero))
+            self._world.background_tasks.append(rank_zero.step)
         if preprocessor is not None:
             self._world.background_tasks.append(preprocessor.step)
         self._world.wait(
@@ -191,14 +171,6 @@ class Session:
         self._death_detector.marker.clear()
         if preprocessor is not None:
             preprocessor.stop()
-
-    def _coordinate(self, rank_zero: RankZero) -> bool:
-        """Run one coordinator step; ends all ranks if some are unresponsive at the end."""
-        worked = rank_zero.coordinator.step()
-        if rank_zero.coordinator.is_cut:
-            rank_zero.close()
-            self._world.end_all_ranks(rank_zero.end())
-        return worked
 
     # ---- memory, engine and GPUs ----
 

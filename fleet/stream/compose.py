@@ -2,10 +2,10 @@
 
 - Order: ``strict`` or ``ring`` (:mod:`fleet.stream.order`). A network of a fold skips the samples
   of its fold.
-- Store: with ``window``, samples stream through shared memory of the node, in the stream's order
-  (:mod:`fleet.stream.reader`, :mod:`fleet.stream.ring`). With ``node``, ``own`` and ``files``, they
-  are read by index: from decoded samples in the node's memory, from decoded samples in the rank's
-  memory, or from the source (:mod:`fleet.stream.store`).
+- Store: with a window, samples stream through shared memory of the node, in the stream's order
+  (:mod:`fleet.stream.reader`, :mod:`fleet.stream.ring`). Otherwise they are read by index: from
+  decoded samples in the node's memory, from decoded samples in the rank's memory, or from the
+  source (:mod:`fleet.stream.store`).
 - Deferred augmentation (:mod:`fleet.stream.augment`): a rank applies to samples of the window
   nothing, all remaining transforms, or only the conversion of targets; to stored samples, all that
   differs from epoch to epoch.
@@ -21,7 +21,6 @@ import dataclasses
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -39,8 +38,6 @@ from fleet.stream.store import FileStore, NodeStore, RankMemory
 from fleet.stream.window import Window
 from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
-
-Store: TypeAlias = Literal["window", "node", "own", "files"]  # see the module
 
 
 @dataclass(frozen=True)
@@ -160,26 +157,26 @@ class Stream:
 
 
 def compose(
-    kind: Store,
     order: Order,
     pipeline: Pipeline,
     memory: NodeMemory,
     reader: int,
     waiting: Waiting,
     on_bad: Callable[[UnreadableSample], None],
+    keeps_decoded: bool = False,
     finish: DeferredAugmentation | None = None,
     first_epoch: int = 0,
 ) -> Callable[[np.ndarray | None], Stream]:
     """Build a stream; the only place that combines orders, stores and augmentation.
 
     Args:
-        kind: the kind of store.
         order: the order of all samples.
         pipeline: prepares samples on this rank.
         memory: this node's shared memory.
         reader: this rank's index among the node's readers.
         waiting: waits for samples that other ranks prepare.
         on_bad: receives unreadable samples.
+        keeps_decoded: whether decoded samples stay in memory: the node's, or else this rank's.
         finish: the remaining transforms of samples of the window; None if there are none.
         first_epoch: the stream's first epoch in this launch.
 
@@ -188,15 +185,14 @@ def compose(
         stream of all samples. All streams share this rank's stored samples.
     """
     store = FileStore(pipeline)
-    if kind == "node":
-        assert memory.decoded is not None
+    if memory.decoded is not None:
         store = NodeStore(
             pipeline,
             memory.decoded,
             waiting.stall_s,
             None if memory.augmented is None else partial(memory.augmented.take, reader),
         )
-    elif kind == "own":
+    elif keeps_decoded:
         store = RankMemory(pipeline)
 
     def stream(keeps: np.ndarray | None) -> Stream:

@@ -30,7 +30,6 @@ class WindowFiller:
         window: the window of this node.
         order: the order of the stream.
         training: prepares training samples.
-        leads: whether this rank relays chunks between nodes.
         clock: returns seconds from any origin; preparing samples is timed with it.
     """
 
@@ -41,7 +40,6 @@ class WindowFiller:
         window: Window,
         order: Order,
         training: Pipeline,
-        leads: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._world = world
@@ -49,7 +47,7 @@ class WindowFiller:
         self._window = window
         self._order = order
         self._training = training
-        self._leads = leads
+        self._relays = roles.relays(world.rank)
         self._heads_node = roles.leader(roles.node_of[world.rank]) == world.rank
         self._limit = 0
         self._hold = 0
@@ -80,7 +78,7 @@ class WindowFiller:
             self._turns = Turns(order.first, order.turns)
             self._assigned = order.first
             self._next = self._turns.next_of(self._world.rank, order.first)
-            if self._leads:
+            if self._relays:
                 self._relay = Relay(self._world, self._roles, self._window, self._turns, number=0)
         elif self._turns.change(order.since, order.turns) and (
             self._next is None or self._next >= order.since
@@ -95,7 +93,7 @@ class WindowFiller:
     def step(self) -> bool:
         """Do a bounded amount of work; returns whether there was any."""
         self._drop_dead_ranks()
-        if self._leads:
+        if self._relays:
             self._send_demand()
         if self._window.layout.is_ring and self._heads_node:
             while self._is_wanted(self._assigned) and self._window.assign(self._assigned):
@@ -213,8 +211,6 @@ class SetFiller:
 
     Args:
         target: the sample set of this node.
-        leads: whether this rank relays chunks between nodes.
-        number: the relay's number.
         training: whether these are training samples.
         load: prepares some rows: (rows, inputs, targets) -> unreadable samples.
     """
@@ -224,8 +220,6 @@ class SetFiller:
         world: World,
         roles: Roles,
         target: SampleSet,
-        leads: bool,
-        number: int,
         training: bool,
         load: Callable[[range, np.ndarray, np.ndarray], list[UnreadableSample]],
     ) -> None:
@@ -248,9 +242,9 @@ class SetFiller:
         self._own_chunks = set(own_chunks)
         self._stride = len(roles.preprocessors)  # between two chunks of one rank
         self._rows: list[range] = []
-        if leads:
+        if roles.relays(world.rank):
             self._relay: Relay | None = Relay(
-                world, roles, target, turns, number, end=target.chunks
+                world, roles, target, turns, number=1 + training, end=target.chunks
             )
         else:
             self._relay = None

@@ -205,7 +205,9 @@ def test_survival_does_not_consider_a_stopped_rank_dead(launch, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("rank", ["0", "2"])
 def test_survival_without_ulfm_all_end_and_job_resumes(launch, tmp_path, rank):
-    location = ("control.network_changes:NetworkChanges.end_epoch", 4) if rank == "0" else (STEP, 30)
+    location = (
+        ("control.network_changes:NetworkChanges.end_epoch", 4) if rank == "0" else (STEP, 30)
+    )
     run, content = run_dying(launch, tmp_path, {rank: location}, survive=rank == "0")
     assert run.status not in (0, 2, 3, 75)
     assert run.output.count("all ranks end") == (rank == "0")

@@ -45,7 +45,7 @@ class Inputs(InputPipeline):
         probes: split -> probe.
         left_out: the samples that could not be decoded into a file.
         pipelines: the input pipelines by key, if there are several.
-        fingerprint: the data's fingerprint; None if it was not requested.
+        fingerprint: the data's fingerprint; empty if it was not requested.
         rows: (samples,) int64, the rows of the training samples in the fingerprint.
         folds: (samples,) int, the fold of each training sample; None without folds.
     """
@@ -53,7 +53,7 @@ class Inputs(InputPipeline):
     probes: Mapping[str, SampleProbe] = field(default_factory=dict)
     left_out: tuple[UnreadableSample, ...] = ()
     pipelines: Mapping[str, InputPipeline] = field(default_factory=dict)
-    fingerprint: Fingerprint | None = None
+    fingerprint: Fingerprint = field(default_factory=lambda: Fingerprint({}))
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     folds: np.ndarray | None = None
 
@@ -80,7 +80,7 @@ class Inputs(InputPipeline):
 
     def for_ranks(self) -> Inputs:
         """Return the inputs without the parts that only rank 0 needs."""
-        return replace(self, probes={}, fingerprint=None, rows=np.empty(0, np.int64))
+        return replace(self, probes={}, fingerprint=Fingerprint({}), rows=np.empty(0, np.int64))
 
     def keeping(self, cache: str) -> Inputs:
         """Return the inputs with stored samples: training ones in memory, or all in a file.
@@ -105,20 +105,22 @@ class Inputs(InputPipeline):
         return replace(self, samples={**self.samples, **stored}, pipelines=pipelines)
 
 
-def open_inputs_with_fingerprint(
-    spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()
+def open_inputs(
+    spec: Spec,
+    with_fingerprint: bool = False,
+    before: Fingerprint | None = None,
+    features: Sequence[str] = (),
 ) -> Inputs:
-    """Open the data as :func:`open_inputs` does, with its fingerprint and earlier division.
+    """Open the data of a spec and probe a few of its samples.
 
     Args:
-        before: the fingerprint of an earlier launch, with its division into splits; None to divide
-            the data anew.
-        features: see :func:`~preprocess.source.open_per_target`.
+        with_fingerprint, before, features: see :func:`open_data_sets`.
 
     Raises:
-        InputError, UserError: see :func:`open_inputs`; or all samples of a split have been removed.
+        InputError, UserError: the data is missing or invalid; or all samples of a split have been
+            removed.
     """
-    data_sets, fingerprint = fingerprint_data(spec, before, features)
+    data_sets, fingerprint = open_data_sets(spec, with_fingerprint, before, features)
     rows = np.flatnonzero(fingerprint.sides == 0)
     folds = fingerprint.folds[rows] if len(fingerprint.folds) else None
     return replace(
@@ -128,28 +130,30 @@ def open_inputs_with_fingerprint(
     )
 
 
-def fingerprint_data(
-    spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()
-) -> tuple[tuple[DataSet, ...], Fingerprint]:
-    """Open the data of a spec for each target, with its fingerprint."""
-    settings = spec.data
-    shares = [
-        setting if isinstance(setting, float) else None
-        for setting in (settings.validation, settings.test)
-    ]
-    division = (
-        f"validation: {shares[0]}, test: {shares[1]}, folds: {settings.folds}, seed: {spec.seed}"
-    )
-    return _open_per_target(spec, division, before, features)
-
-
-def _open_per_target(
+def open_data_sets(
     spec: Spec,
-    division: str | None = None,
+    with_fingerprint: bool = True,
     before: Fingerprint | None = None,
     features: Sequence[str] = (),
 ) -> tuple[tuple[DataSet, ...], Fingerprint]:
+    """Open the data of a spec for each target.
+
+    Args:
+        with_fingerprint: whether to make its fingerprint, which is empty otherwise.
+        before: the fingerprint of an earlier launch, with its division into splits; None to divide
+            the data anew.
+        features: see :func:`~preprocess.source.open_per_target`.
+    """
     settings = spec.data
+    division = None
+    if with_fingerprint:
+        validation, test = (
+            setting if isinstance(setting, float) else None
+            for setting in (settings.validation, settings.test)
+        )
+        division = (
+            f"validation: {validation}, test: {test}, folds: {settings.folds}, seed: {spec.seed}"
+        )
     return open_per_target(
         settings.source,
         settings.path,
@@ -162,16 +166,6 @@ def _open_per_target(
         before,
         features,
     )
-
-
-def open_inputs(spec: Spec) -> Inputs:
-    """Open the data of a spec and probe a few of its samples.
-
-    Raises:
-        InputError, UserError: the data is missing or invalid.
-    """
-    data_sets, _ = _open_per_target(spec)
-    return _probe(spec, _split_by_pipeline(spec, data_sets))
 
 
 def _probe(

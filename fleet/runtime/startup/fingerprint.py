@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.errors import UserError
-from fleet.runtime.startup.data import Inputs, fingerprint_data
+from fleet.runtime.startup.data import Inputs, open_data_sets
 from fleet.runtime.startup.past import read_known_fingerprint
 from fleet.spec import Spec
 from fleet.storage.files import atomic_write, remove
@@ -28,11 +28,9 @@ from preprocess.fingerprint import (
 _MAX_FILES = 20_000  # whose times a report checks
 
 
-def describe_data_changes(
-    spec: Spec, before: Fingerprint | None, now: Fingerprint | None
-) -> list[str]:
+def describe_data_changes(spec: Spec, before: Fingerprint | None, now: Fingerprint) -> list[str]:
     """Describe changes of the data, with the path of each split; empty without changes."""
-    if before is None or now is None:
+    if before is None:
         return []
     split_paths = {"validation": spec.data.validation, "test": spec.data.test}
     changes = []
@@ -62,7 +60,7 @@ def find_data_changes(paths: RunPaths) -> list[str]:
         saved_s = paths.data.stat().st_mtime
         if not any(isinstance(path, str) and _is_newer(Path(path), saved_s) for path in data_paths):
             return []
-        return describe_data_changes(spec, before, fingerprint_data(spec, before)[1])
+        return describe_data_changes(spec, before, open_data_sets(spec, before=before)[1])
     except (UserError, InputError, OSError):
         return []
 
@@ -100,7 +98,6 @@ def check_data_unchanged(
 def save_fingerprint(paths: RunPaths, inputs: Inputs, fence: Fence | None) -> None:
     """Save the fingerprint and the division of the data if they differ from the saved ones."""
     now = inputs.fingerprint
-    assert now is not None
     if inputs.folds is not None:
         all_folds = np.full(len(now.sides), -1, np.int16)
         all_folds[inputs.rows] = inputs.folds

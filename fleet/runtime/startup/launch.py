@@ -19,7 +19,6 @@ from fleet.spec import Spec
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
-from fleet.stream.compose import Store
 from fleet.stream.layout import Layout
 from fleet.stream.order import Order, RingOrder, StrictOrder, parse_path
 from fleet.units import listed
@@ -107,17 +106,6 @@ class Launch:
         if self.rates is None or file is None:
             return self.rates
         return make_engine_rates(file, self.rates)
-
-    @property
-    def store(self) -> Store:
-        """The store from which trainers read samples."""
-        if self.roles.shared:
-            if self.stored_image is None:
-                return "window"
-            return "node"
-        if self.stored_image is None:
-            return "files"
-        return "own"
 
     @property
     def stored_image(self) -> ImageSpec | None:

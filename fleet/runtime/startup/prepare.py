@@ -29,7 +29,7 @@ from fleet.runtime.startup.compatibility import check_fresh, check_saved_network
 from fleet.runtime.startup.data import (
     Inputs,
     decode,
-    open_inputs_with_fingerprint,
+    open_inputs,
     resolve_with_data,
     standardize,
 )
@@ -99,7 +99,7 @@ def prepare(
     announce(import_plan)
 
     # 3. The data, and its fingerprint.
-    inputs = open_inputs_with_fingerprint(spec, past.fingerprint, past.features)
+    inputs = open_inputs(spec, True, past.fingerprint, past.features)
 
     # 4. Memory: where samples are stored, and the window of the stream.
     resources = HostResources(
@@ -142,7 +142,6 @@ def prepare(
     is_fresh = request.fresh or replay is not None
     sharing.enter_folder(paths, is_fresh, lease)
     fence = None if lease is None else lease.fence
-    assert inputs.fingerprint is not None
     if replay is not None:
         replay.copy_initial_weights(paths)
     elif past.catch_up():  # another launch has ended meanwhile

@@ -109,13 +109,13 @@ def _make_pipeline_sources(
         return DeferredAugmentation(pipeline, input_pipeline.is_input_done, on_bad)
 
     stream = compose(
-        launch.store,
         launch.order(training),
         training,
         memory,
         launch.roles.local_index(world.rank),
         waiting,
         report_training,
+        launch.stored_image is not None,
         finish(training, report_training),
         first_epoch,
     )

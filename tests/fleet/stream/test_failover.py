@@ -45,7 +45,7 @@ def test_failover_trainer_prepares_rest_of_epoch():
 
     def use(world):
         waiting = Waiting(world, writers=(WRITER,))
-        stream = compose("window", order, alone, NodeMemory(window), 0, waiting, pytest.fail)(None)
+        stream = compose(order, alone, NodeMemory(window), 0, waiting, pytest.fail)(None)
         stream.join(0)
         for chunk in range(2):  # and then the writer dies
             rows = window.rows(chunk)

@@ -24,9 +24,7 @@ class FilledWindow:
     def __init__(self, world, layout=LAYOUT, clock=time.perf_counter):
         self.world, self.window, training = world, window_of(layout), pipeline(SAMPLES)
         order = StrictOrder(training, layout.chunk)
-        self._filler = WindowFiller(
-            world, ROLES, self.window, order, training, leads=False, clock=clock
-        )
+        self._filler = WindowFiller(world, ROLES, self.window, order, training, clock=clock)
 
     def apply_order(self, limit, hold=0, first=0, turns=(0,), since=0):
         self._filler.apply_order(Produce(limit, hold, first, turns, since))
@@ -186,7 +184,7 @@ def test_set_filler_takes_chunks_of_busy_ranks(published, samples_of_others):
         return []
 
     def use(world):
-        filler = SetFiller(world, roles, target, False, 1, True, load)
+        filler = SetFiller(world, roles, target, True, load)
         for chunk in published:
             target.publish(chunk)
         complete = [target.ready()]
