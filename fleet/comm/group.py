@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from fleet.comm.node_sum import NodeSum, make_node_sum
-from fleet.comm.protocols import Group, World, tree
+from fleet.comm.protocols import Broadcast, Group, World, tree
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ _PIECE = 16_000_000  # bytes that are summed between two runs of this rank's bac
 _SPINS = 200  # polls before the first sleep: some tenths of a millisecond where cores are free
 
 
-class MPIGroup:
+class MPIGroup(Group):
     """A group of ranks that `mpirun` ends together: if one dies, all are ended.
 
     Args:
@@ -41,10 +41,6 @@ class MPIGroup:
         self.size: int = comm.size
         self._world = world
         self._broadcast_count = 0  # buffers broadcast so far; equal on all ranks
-
-    @property
-    def is_master(self) -> bool:  # noqa: D102 - see Group
-        return self.rank == 0
 
     # ---- collectives ----
 
@@ -143,13 +139,6 @@ class MPIGroup:
 
     # ---- deaths: see fleet.comm.ulfm ----
 
-    def check(self) -> None:
-        """Do nothing: if a rank dies, `mpirun` ends this one as well."""
-
-    def raising_group_failed(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing: MPI raises no errors for deaths here."""
-        return nullcontext()
-
     def blocking(self) -> AbstractContextManager[None]:
         """Return a context for calls that block inside MPI until all ranks have arrived."""
         return nullcontext()
@@ -164,7 +153,7 @@ class MPIGroup:
         self.comm.Free()
 
 
-class MPIBroadcast:
+class MPIBroadcast(Broadcast):
     """A :class:`fleet.comm.protocols.Broadcast` of buffers down a binary tree of ranks.
 
     For large buffers Open MPI uses a chain of all ranks and small pieces, and each piece waits at

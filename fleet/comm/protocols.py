@@ -1,14 +1,16 @@
-"""Protocols of the launch, of a group and of a broadcast, independent of MPI.
+"""The interfaces of the launch, of a group and of a broadcast, independent of MPI.
 
 Everything that talks to other ranks is typed against these. :mod:`fleet.comm.world` and
 :mod:`fleet.comm.group` implement them with MPI, :mod:`fleet.comm.ulfm` with fault-tolerant MPI; in
-tests all ranks are threads of one process. This module does not import MPI.
+tests all ranks are threads of one process. This module does not import MPI. The methods of
+:class:`Group` do what a rank alone has to do: mostly nothing.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -18,14 +20,15 @@ from fleet.comm.messages import Message, Tag
 T = TypeVar("T")
 
 
-class Broadcast(Protocol):
+class Broadcast:
     """A broadcast in progress; its buffers must not change before it is done."""
 
     def is_done(self) -> bool:
         """Return True once this rank has sent and received everything; never waits."""
+        return True
 
 
-class Group(Protocol):
+class Group:
     """Some ranks including this one, which train one network or relay the stream.
 
     All methods except ``check``, ``sleep`` and ``raising_group_failed`` are collective: every rank
@@ -46,6 +49,7 @@ class Group(Protocol):
     @property
     def is_master(self) -> bool:
         """True for the first rank, which sends messages for the group."""
+        return self.rank == 0
 
     def sum(self, buffer: np.ndarray) -> None:
         """Replace an array of any shape, on every rank, by the sum over all ranks."""
@@ -55,9 +59,12 @@ class Group(Protocol):
 
     def allgather(self, value: T) -> list[T]:
         """Return the small values of all ranks, in order of rank."""
+        return [value]
 
     def broadcast_value(self, value: T | None) -> T:
         """Return the master's small value on every rank; values of other ranks are ignored."""
+        assert value is not None
+        return value
 
     def broadcast(self, buffers: Sequence[np.ndarray]) -> None:
         """Overwrite every rank's arrays with the master's, which have equal shapes and dtypes."""
@@ -69,15 +76,18 @@ class Group(Protocol):
             buffers: contiguous arrays.
             root: the rank in the group whose arrays are sent.
         """
+        return Broadcast()
 
     def check(self) -> None:
         """Raise GroupMemberDied if a rank of the group has died; for waits outside the group."""
 
     def raising_group_failed(self) -> AbstractContextManager[None]:
         """Turn MPI errors caused by a death into GroupMemberDied."""
+        return nullcontext()
 
     def sleep(self, seconds: float) -> None:
         """Sleep on this rank; see :meth:`World.sleep`."""
+        time.sleep(max(0.0, seconds))
 
     def free(self) -> None:
         """Free the group's resources; the group must not be used afterwards."""
