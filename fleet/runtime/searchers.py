@@ -120,26 +120,26 @@ def _make_in_time(entry: Entry) -> Searcher:
         UserError: the searcher cannot be made, or takes too long.
     """
     search = entry.settings
-    made: Future[Searcher] = Future()
+    construction: Future[Searcher] = Future()
 
     def work() -> None:
         try:
-            made.set_result(
+            construction.set_result(
                 make_searcher(search.sampler, entry.space, search.seed, entry.modes, search.options)
             )
         except BaseException as error:
-            made.set_exception(error)
+            construction.set_exception(error)
 
     thread = threading.Thread(target=work, name="searcher", daemon=True)
     thread.start()
-    wait([made], search.timeout)
-    if not made.done():
+    wait([construction], search.timeout)
+    if not construction.done():
         user_code.abandon(thread)
         raise UserError(
             f"{search.sampler} was not constructed within {format_duration(search.timeout)}; move "
             "slow work from the constructor to the first call, or raise search.timeout"
         )
-    return made.result()
+    return construction.result()
 
 
 class _Task:
