@@ -18,7 +18,8 @@ from fleet.errors import UserError
 from fleet.prediction.saved_predictions import Predictions, concatenate, read_predictions
 from fleet.prediction.scores import Scores, Truth, quick_score, score
 from fleet.spec import Spec
-from fleet.storage.files import atomic_write, blank_if_missing, nan_if_blank
+from fleet.storage.csv_records import csv_cell
+from fleet.storage.files import atomic_write
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.results import NetworkResult, Status
 from fleet.units import listed
@@ -363,9 +364,7 @@ def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
                 for scores in (row.validation, row.test)
                 for value in (missing if scores is None else asdict(scores)).values()
             ]
-            writer.writerow(
-                [row.name, json.dumps(row.members), row.samples, *map(blank_if_missing, values)]
-            )
+            writer.writerow(map(csv_cell, [row.name, row.members, row.samples, *values]))
 
 
 def read_ensembles(run: str | Path) -> list[EnsembleResult]:
@@ -389,7 +388,7 @@ def read_ensembles(run: str | Path) -> list[EnsembleResult]:
 
 def _parse(row: Mapping[str, str]) -> EnsembleResult:
     validation, test = (
-        Scores(*(float(nan_if_blank(row[f"{prefix}_{name}"])) for name in _SCORES))
+        Scores(*(float(row[f"{prefix}_{name}"] or math.nan) for name in _SCORES))
         for prefix in ("val", "test")
     )
     return EnsembleResult(

@@ -40,7 +40,8 @@ from fleet.runtime.searchers import Searchers
 from fleet.search.controller import SearchController
 from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Fence
-from fleet.storage.results import Results, read_network_status
+from fleet.storage.recovery import read_network_status
+from fleet.storage.results import Results
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.probing import Probes, find_probes_of_plan
 

@@ -11,7 +11,8 @@ from fleet.domain.run import FINISHED_UNLOGGED, RunState
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.storage.identity import trial_identity
 from fleet.storage.lease import fence_check
-from fleet.storage.results import Results, known_parameters, recover
+from fleet.storage.recovery import recover
+from fleet.storage.results import Results, known_parameters
 from fleet.storage.skipped_networks import read_skipped
 from launch.errors import pluralize
 

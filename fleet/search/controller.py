@@ -203,7 +203,6 @@ def make_controller(
     searchers: Mapping[str, Searcher],
     trainers: int,
     judges: bool = True,
-    parameters: Mapping[str, int] | None = None,
     earlier: Mapping[str, Sequence[AddPriorTrial]] | None = None,
 ) -> SearchController:
     """Return the search controller of a run.

@@ -11,20 +11,21 @@ from __future__ import annotations
 import csv
 import dataclasses
 import errno
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_type_hints
 
 import numpy as np
 
+from fleet.domain.json_record import write_record
 from fleet.domain.network import EpochRecord, TrainingState, check_convergence, stream_epochs
 from fleet.errors import CheckpointError, DamagedError, LeaseLost, UserError
 from fleet.spec import Stopping
-from fleet.storage.files import atomic_write, blank_if_missing, nan_if_blank, storage_errors
+from fleet.storage.csv_records import csv_cells, csv_columns, read_csv_records
+from fleet.storage.files import atomic_write, storage_errors, write_json
+from fleet.storage.json_lines import read_json_record
 from fleet.storage.lease import Fence, fence_check
 from fleet.storage.paths import RunPaths
 from fleet.storage.verified_hdf5 import read_verified, write_verified
@@ -371,52 +372,30 @@ def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | Non
         history: the history to write.
         fence: the right to write.
     """
+    columns = csv_columns(EpochRecord, history)
     with atomic_write(path, check=fence_check(fence)) as file:
         writer = csv.writer(file)
-        left_out = {
-            "metrics",
-            *(() if any(record.parent for record in history) else ("parent", "parent_epoch")),
-            *(() if any(record.start for record in history) else ("start",)),
-        }
-        fields = [
-            item.name for item in dataclasses.fields(EpochRecord) if item.name not in left_out
-        ]
-        metrics = list(dict.fromkeys(name for record in history for name in record.metrics))
-        writer.writerow([*fields, *metrics])
-        writer.writerows(
-            map(
-                blank_if_missing,
-                [*(getattr(record, name) for name in fields), *map(record.value, metrics)],
-            )
-            for record in history
-        )
+        writer.writerow(columns)
+        writer.writerows(csv_cells(record, columns) for record in history)
 
 
 def read_history(path: Path) -> tuple[EpochRecord, ...]:
     """Read what :func:`write_history` wrote; empty if it is missing or damaged."""
-    kinds = get_type_hints(EpochRecord)
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            return tuple(
-                EpochRecord(
-                    **{
-                        name: kinds[name](nan_if_blank(value) if kinds[name] is float else value)
-                        for name, value in row.items()
-                        if name in kinds
-                    },
-                    metrics={
-                        name: float(nan_if_blank(value))
-                        for name, value in row.items()
-                        if name not in kinds
-                    },
-                )
-                for row in csv.DictReader(file)
-            )
-    except (OSError, ValueError, LookupError, TypeError, csv.Error):
+        return tuple(read_csv_records(path, EpochRecord))
+    except (OSError, ValueError):
         return ()
 
 
 # ---- which checkpoint was exported; a network that has trained since is exported again ----------
+
+
+@dataclass(frozen=True)
+class ExportNote:
+    """The state that was exported, by its number of epochs and its stream epochs."""
+
+    epoch: int
+    history: list[int]
 
 
 def record_export(
@@ -434,9 +413,8 @@ def record_export(
         StorageError: the disk is full, ...
         LeaseLost: another launch has taken the run over.
     """
-    with atomic_write(paths.export_note(name), check=fence_check(fence)) as file:
-        json.dump({"epoch": exported.epoch, "history": stream_epochs(exported.history)}, file)
-        file.write("\n")
+    note = ExportNote(exported.epoch, stream_epochs(exported.history))
+    write_json(paths.export_note(name), write_record(note), fence_check(fence))
 
 
 def is_exported(paths: RunPaths, name: str, keep: str, suffix: str) -> bool:
@@ -452,11 +430,12 @@ def is_exported(paths: RunPaths, name: str, keep: str, suffix: str) -> bool:
     """
     if not paths.exported(name, suffix).exists():
         return False
+    note = read_json_record(paths.export_note(name), ExportNote)
     source = paths.last(name) if keep == "last" else paths.best(name)
     try:
-        noted = json.loads(paths.export_note(name).read_text(encoding="utf-8"))["history"]
-        return noted == stream_epochs(read_state(source, with_arrays=False).history)
-    except (FileNotFoundError, CheckpointError):
+        history = stream_epochs(read_state(source, with_arrays=False).history)
+    except CheckpointError:
         return True
-    except (OSError, ValueError, LookupError, TypeError):  # unknown
-        return False
+    if note is None:
+        return not paths.export_note(name).exists()
+    return note.history == history

@@ -298,9 +298,9 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically."""
-    with atomic_write(path) as file:
+def write_json(path: Path, value: Any, check: Callable[[], None] = _always) -> None:
+    """Write a value as JSON, atomically; see :func:`atomic_write` for ``check``."""
+    with atomic_write(path, check=check) as file:
         json.dump(value, file, indent=1)
         file.write("\n")
 
@@ -396,22 +396,3 @@ class SharedWriteThrottle(WriteThrottle):
 
 
 _PAUSE_RATIO = 20  # a launch waits this many times the duration of a write
-
-
-# ---- cells of tables -----------------------------------------------------------------------------
-
-
-def blank_if_missing(value: Any) -> Any:
-    """Return a value for a CSV cell: empty for NaN and None.
-
-    >>> blank_if_missing(0.5), blank_if_missing(float("nan")), blank_if_missing(None)
-    (0.5, '', '')
-    """
-    if value is None or value != value:
-        return ""
-    return value
-
-
-def nan_if_blank(cell: str) -> str:
-    """Return a numeric cell as Python reads it; versions before 0.3.0 wrote "nan"."""
-    return cell or "nan"

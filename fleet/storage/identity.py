@@ -50,20 +50,17 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
     """
     data = spec.data_by_pipeline[network.pipeline]
     first = next(iter(spec.data_by_pipeline.values()))
-    ring = {"shards": data.shards} if data.order == "ring" else {}
-    # a share of the training samples
-    if isinstance(data.test, float):
-        test = {"test": data.test}
-    else:
-        test = {}
-    target = {} if data.target is None else {"target": data.target}
-    is_divided = data.folds is not None or isinstance(data.validation, float) or bool(test)
-    # split by the targets of another pipeline
-    if is_divided and first.target != data.target:
-        divided = {"divided": first.target}
-    else:
-        divided = {}
-    fold = {} if network.fold is None else {"fold": [network.fold, data.folds]}
+    test = data.test if isinstance(data.test, float) else None  # a share of the training samples
+    is_divided = data.folds is not None or isinstance(data.validation, float) or test is not None
+    # Keys of what was added since 0.1.0 exist only if they say something.
+    added = {
+        "shards": data.shards if data.order == "ring" else None,
+        "test": test,
+        "target": data.target,
+        # split by the targets of another pipeline
+        "divided": first.target if is_divided and first.target != data.target else None,
+        "fold": None if network.fold is None else [network.fold, data.folds],
+    }
     train = _TRAIN.dump_python(
         replace(network.train, start=network.train.initial_weights), mode="json"
     )
@@ -91,13 +88,9 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
             "source": data.source,
             "options": data.options,
             "transforms": data.transforms,
-            **target,
             "validation": None if isinstance(data.validation, str) else data.validation,
             "inputs": sample.for_pipeline(network.pipeline, network.fold).identity(),
-            **ring,
-            **test,
-            **fold,
-            **divided,
+            **{key: value for key, value in added.items() if value is not None},
         }
     )
 

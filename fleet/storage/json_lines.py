@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fleet.domain.json_record import JsonRecord, to_json
+from fleet.domain.json_record import JsonRecord, read_record, to_json
 from fleet.storage.files import storage_errors, with_retries
+
+T = TypeVar("T")
 
 
 def open_lines(path: Path) -> io.FileIO:
@@ -77,6 +79,13 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file; None if it is unreadable or something else."""
     with suppress(OSError):
         return parse_json_object(path.read_bytes())
+    return None
+
+
+def read_json_record(path: Path, kind: type[T]) -> T | None:
+    """Return the dataclass in a JSON file; None if it is unreadable or something else."""
+    with suppress(ValueError):
+        return read_record(kind, read_json_object(path))
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,19 @@ class _RunFile:
 
     def __get__(self, run: RunPaths, owner: type) -> Path:
         return run.root / self._relative_path
+
+
+class _NetworkFile:
+    """A file of a network, by its path relative to the folder of the network.
+
+    It is a function from the name of the network to the path.
+    """
+
+    def __init__(self, relative_path: str) -> None:
+        self._relative_path = relative_path
+
+    def __get__(self, run: RunPaths, owner: type) -> Callable[[str], Path]:
+        return lambda name: run.models / name / self._relative_path
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,22 @@ class RunPaths:
     training = _RunFile("training")  # the folder in which each rank marks the network it trains
     skipped = _RunFile("skipped.json")  # the names of the networks that launches leave out
 
+    # Files of one network, as functions of its name:
+    model = _NetworkFile("")  # the folder of one network
+    history = _NetworkFile("history.csv")  # the history of a network: one row per epoch
+    first = _NetworkFile("first.h5")  # the checkpoint from which a network with a parent begins
+    last = _NetworkFile("last.h5")  # the newest checkpoint
+    # the checkpoint before the newest one, which replaces it if that is damaged
+    previous = _NetworkFile("previous.h5")
+    best = _NetworkFile("best.h5")  # the checkpoint of the best epoch so far
+    export_note = _NetworkFile("export.json")  # the file that records which epoch was exported
+    # the test result of a finished network, if there is test data
+    test_result = _NetworkFile("test.json")
+    # the reason why a network failed; only failed networks have this file
+    failure = _NetworkFile("failure.json")
+    # the record of ranks that died while they trained a network
+    deaths = _NetworkFile("deaths.json")
+
     def network_lease(self, name: str) -> Path:
         """Return the folder of the lease that lets one launch at a time train a network."""
         return self.network_leases / name
@@ -112,26 +142,6 @@ class RunPaths:
         """Return the log of one rank."""
         return self.root / "logs" / self.launch / f"rank-{rank:03d}.log"
 
-    def model(self, name: str) -> Path:
-        """Return the folder of one network."""
-        return self.models / name
-
-    def history(self, name: str) -> Path:
-        """Return the history of a network: one row per epoch."""
-        return self.model(name) / "history.csv"
-
-    def first(self, name: str) -> Path:
-        """Return the checkpoint from which a network with a parent begins."""
-        return self.model(name) / "first.h5"
-
-    def last(self, name: str) -> Path:
-        """Return the newest checkpoint."""
-        return self.model(name) / "last.h5"
-
-    def previous(self, name: str) -> Path:
-        """Return the checkpoint before the newest one, which replaces it if that is damaged."""
-        return self.model(name) / "previous.h5"
-
     def all_previous(self) -> list[Path]:
         """Return the previous checkpoints of all networks."""
         return list(self.models.glob("*/previous.h5"))
@@ -140,33 +150,13 @@ class RunPaths:
         """Return the saved predictions of all networks."""
         return [path for part in PARTS for path in self.models.glob(f"*/{part}.npz")]
 
-    def best(self, name: str) -> Path:
-        """Return the checkpoint of the best epoch so far."""
-        return self.model(name) / "best.h5"
-
     def exported(self, name: str, suffix: str) -> Path:
         """Return the export of a network's best epoch, in its engine's format."""
         return self.model(name) / f"best{suffix}"
 
-    def export_note(self, name: str) -> Path:
-        """Return the file that records which epoch was exported."""
-        return self.model(name) / "export.json"
-
-    def test_result(self, name: str) -> Path:
-        """Return the test result of a finished network, if there is test data."""
-        return self.model(name) / "test.json"
-
     def predictions(self, name: str, part: str) -> Path:
         """Return the outputs of a finished network for a split: ``validation`` or ``test``."""
         return self.model(name) / f"{part}.npz"
-
-    def failure(self, name: str) -> Path:
-        """Return the reason why a network failed; only failed networks have this file."""
-        return self.model(name) / "failure.json"
-
-    def deaths(self, name: str) -> Path:
-        """Return the record of ranks that died while they trained a network."""
-        return self.model(name) / "deaths.json"
 
     def tensorboard(self, name: str) -> Path:
         """Return TensorBoard's folder for one network."""

@@ -19,17 +19,33 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.domain.json_record import read_record, write_record
+from fleet.domain.json_record import write_record
 from fleet.domain.network import Death, death_failure_reason
 from fleet.errors import StorageError
 from fleet.storage.files import remove, write_json
-from fleet.storage.json_lines import read_json_object
+from fleet.storage.json_lines import read_json_record
 from fleet.storage.paths import RunPaths
 
 _MARK = ".json"
 _DIED = ".died.json"
+
+
+@dataclass(frozen=True)
+class _Marker:
+    """The marker of a rank: the network that it trains, if any, and its node."""
+
+    network: str = ""
+    host: str = "an unknown node"
+
+
+@dataclass(frozen=True)
+class _SavedDeaths:
+    """The deaths of a network that count."""
+
+    deaths: list[Death]
 
 
 class RankMarker:
@@ -49,9 +65,8 @@ class RankMarker:
             return
         with suppress(OSError):
             self._path.parent.mkdir(exist_ok=True)
-            self._path.write_text(
-                json.dumps({"network": network, "host": self._host}), encoding="utf-8"
-            )
+            marker = write_record(_Marker(network, self._host))
+            self._path.write_text(json.dumps(marker), encoding="utf-8")
 
     def set_no_network(self) -> None:
         """Mark that this rank is alive and trains nothing."""
@@ -79,7 +94,7 @@ def claim_death(paths: RunPaths, rank: int) -> str:
         rank: the rank that has died.
     """
     path = _marker_path(paths, rank)
-    network = _network_at(path)
+    network = _read_marker(path).network
     try:
         path.rename(_death_path(path))
     except OSError:
@@ -114,18 +129,18 @@ class RankDeaths:
     def collect_for(self, name: str) -> None:
         """Attribute deaths of one network whose lease this launch has acquired."""
         marks = [path for path in self._markers() if _launch_of(path) != _prefix(self._paths)]
-        for launch in {_launch_of(path) for path in marks if _network_at(path) == name}:
+        for launch in {_launch_of(path) for path in marks if _read_marker(path).network == name}:
             self._attribute([path for path in marks if _launch_of(path) == launch], name)
 
     def _attribute(self, marks: Collection[Path], only: str = "") -> None:
         """Attribute deaths in one launch to networks; each counts once per network."""
-        network_at = {path: _network_at(path) for path in marks}
+        network_at = {path: _read_marker(path).network for path in marks}
         died = [path for path in marks if path.name.endswith(_DIED)]
         blamed = died or (marks if len(set(network_at.values())) == 1 else [])
         dead_ranks: dict[str, list[str]] = defaultdict(list)  # network -> the ranks that trained it
         for path in blamed:
-            host = (read_json_object(path) or {}).get("host", "an unknown node")
-            dead_ranks[network_at[path]].append(f"{_rank_of(path)} on {host}")
+            marker = _read_marker(path)
+            dead_ranks[marker.network].append(f"{_rank_of(path)} on {marker.host}")
         for name, ranks in dead_ranks.items():
             if name and only in ("", name):
                 self._new[name].append(f"{' and '.join(ranks)} died")
@@ -177,14 +192,10 @@ class RankDeaths:
         remove(self._paths.deaths(name))
 
     def _read(self, name: str) -> list[Death]:
-        deaths = (read_json_object(self._paths.deaths(name)) or {}).get("deaths", [])
-        try:
-            return [read_record(Death, death) for death in deaths]
-        except (TypeError, ValueError):  # edited by hand
-            return []
+        return (read_json_record(self._paths.deaths(name), _SavedDeaths) or _SavedDeaths([])).deaths
 
-    def _write(self, name: str, deaths: Collection[Death]) -> None:
-        write_json(self._paths.deaths(name), {"deaths": [write_record(death) for death in deaths]})
+    def _write(self, name: str, deaths: list[Death]) -> None:
+        write_json(self._paths.deaths(name), write_record(_SavedDeaths(deaths)))
 
     def _markers(self) -> Iterator[Path]:
         yield from sorted(self._paths.training.glob(f"*{_MARK}"))
@@ -215,5 +226,5 @@ def _rank_of(path: Path) -> str:
     return "a rank"
 
 
-def _network_at(path: Path) -> str:
-    return str((read_json_object(path) or {}).get("network", ""))
+def _read_marker(path: Path) -> _Marker:
+    return read_json_record(path, _Marker) or _Marker()

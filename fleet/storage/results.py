@@ -13,31 +13,26 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean, stdev
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 from fleet.domain import events
 from fleet.domain import network as net
-from fleet.domain.json_record import read_record, write_record
+from fleet.domain.json_record import Flat, OmitDefault, write_record
 from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.criteria import SelectionCriterion, ranking_of
 from fleet.spec.layers import count_for
 from fleet.spec.old_keys import values_with_new_names
-from fleet.storage.checkpoint import CheckpointLookup, find_newest, is_exported
+from fleet.storage.csv_records import OPTIONAL, csv_cells, csv_columns, read_csv_records
 from fleet.storage.files import (
     SharedWriteThrottle,
     WriteThrottle,
     atomic_write,
-    blank_if_missing,
-    map_in_threads,
-    nan_if_blank,
     remove,
     with_retries,
     write_json,
@@ -172,12 +167,7 @@ class NetworkResult:
     def cells(self) -> dict[str, Any]:
         """Return the row with a column per drawn parameter, metric, and deviation over folds."""
         columns = {name: getattr(self, name) for name in _PLAIN}
-        columns |= (
-            prefix_conflicts(
-                self.drawn, [*columns, *_OF_FOLDS, *_OF_CHILDREN, *self.metrics], "drawn"
-            )
-            | self.metrics
-        )
+        columns |= prefix_conflicts(self.drawn, [*_FIELDS, *self.metrics], "drawn") | self.metrics
         if self.folds:
             columns |= {
                 "folds": self.folds,
@@ -188,14 +178,38 @@ class NetworkResult:
         )
 
 
-# the outcome of skipped networks
-SKIPPED = net.Outcome(
-    "left out by fleet skip; with --undo launches train it again", is_pruned=True, is_skipped=True
-)
-
 SHOWN_PARAMETERS = 6  # maximum drawn parameters in the final table
 _LONGEST_VALUE = 20  # maximum letters of a value
 _FEW = 100  # up to this many networks, the table is written at every change
+
+
+@dataclass(frozen=True)
+class SavedFailure:
+    """Why a network failed.
+
+    Attributes:
+        reason, may_pass, deaths: as in :class:`fleet.domain.network.Outcome`.
+        tried: fingerprint of the attempt.
+    """
+
+    reason: str
+    may_pass: bool
+    tried: str
+    deaths: Annotated[int, OmitDefault] = 0
+
+
+@dataclass(frozen=True)
+class SavedTest:
+    """The test result of a finished network.
+
+    Attributes:
+        test: identity of the test data.
+        history: the stream epochs of the network.
+    """
+
+    tested: Annotated[net.EvaluationResult, Flat]
+    test: str
+    history: list[int]
 
 
 @dataclass
@@ -230,7 +244,7 @@ class Results:
     _version: int = 0  # of the run, when the table was written
     # Cached for each of perhaps thousands of networks: its version and row, and its line.
     _rows: dict[str, tuple[int, NetworkResult]] = field(default_factory=dict)
-    _lines: dict[str, tuple[NetworkResult, _Columns, str]] = field(default_factory=dict)
+    _lines: dict[str, tuple[NetworkResult, list[str], str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.networks = dict(self.spec.by_name)
@@ -269,17 +283,12 @@ class Results:
                 status = self.run.status_of(event.network)
                 if status.tested is not None:
                     path = self.paths.test_result(event.network)
-                    write_test_result(path, self.test, status.history, status.tested)
+                    epochs = net.stream_epochs(status.history)
+                    write_json(path, write_record(SavedTest(status.tested, self.test, epochs)))
             case events.NetworkFailed():
-                write_json(
-                    self.paths.failure(event.network),
-                    {
-                        "reason": event.reason,
-                        "may_pass": event.may_pass,
-                        "tried": self.attempt_id(self.networks[event.network]),
-                        **({"deaths": event.deaths} if event.deaths else {}),
-                    },
-                )
+                tried = self.attempt_id(self.networks[event.network])
+                failure = SavedFailure(event.reason, event.may_pass, tried, event.deaths)
+                write_json(self.paths.failure(event.network), write_record(failure))
                 self.deaths.reset(event.network)  # if it is tried again, they no longer count
             case events.NetworkFinished() | events.NetworkVerdict() | events.GroupFailed():
                 if self.run.status_of(event.network).outcome is not None:
@@ -328,15 +337,12 @@ class Results:
             shown_status = Status.PAUSED
         else:
             shown_status = Status.TRAINING if history else Status.WAITING
-        nan = math.nan
-        scores = dict.fromkeys(net.SCORES, nan)
-        metrics: dict[str, float] = {}
+        metrics = {}
         if record is not None:
-            scores = {name: record.value(name) for name in net.SCORES}
             metrics = {
-                name: record.value(name) for name in record.metrics if name not in net.SCORES
+                name: record.value(name) for name in dict.fromkeys([*net.SCORES, *record.metrics])
             }
-        tested = status.tested or net.EvaluationResult(nan, nan, 0)
+        tested = status.tested or net.EvaluationResult(math.nan, math.nan, 0)
         return NetworkResult(
             name,
             shown_status,
@@ -344,10 +350,7 @@ class Results:
             self.run.parameters.get(name),
             len(history),
             best,
-            scores["loss"],
-            scores["accuracy"],
-            scores["val_loss"],
-            scores["val_accuracy"],
+            *(metrics.pop(score, math.nan) for score in net.SCORES),
             tested.loss,
             tested.accuracy,
             seconds=sum(record.seconds for record in history),
@@ -357,7 +360,7 @@ class Results:
             metrics={
                 **metrics,
                 **{
-                    f"test_{metric}": nan if value is None else value
+                    f"test_{metric}": math.nan if value is None else value
                     for metric, value in tested.metrics.items()
                     if metric not in net.SCORES
                 },
@@ -368,14 +371,11 @@ class Results:
     def _rate(self, network: NetworkSpec, objective_values: tuple[float, ...]) -> dict[str, float]:
         """Return the samples/s on one GPU that the searcher received, if it is an objective."""
         search = self.spec.document.models[network.entry].search if objective_values else None
-        if search is None:
-            objectives: Sequence[str] = ()
-        else:
-            objectives = [objective.value for objective in search.objectives]
-        rate = dict(zip(objectives, objective_values, strict=False)).get("rate", math.nan)
-        if math.isnan(rate):
-            return {}
-        return {"rate": rate}
+        if search is not None:
+            for objective, value in zip(search.objectives, objective_values, strict=False):
+                if objective.value == "rate" and not math.isnan(value):
+                    return {"rate": value}
+        return {}
 
     def rows(self) -> list[NetworkResult]:
         """Return all networks, best first; those without a value last, folds after their mean."""
@@ -421,61 +421,26 @@ class Results:
         with self.pacing.writing(), atomic_write(self.paths.results, check=self.check) as file:
             self._version = self.run.changes.version
             rows = self.rows()
-            columns = _Columns.of(rows)
-            file.write(_line([*columns.names, *columns.metrics]))
+            columns = csv_columns(NetworkResult, rows)
+            file.write(_line(columns))
             file.writelines(self._line(row, columns) for row in rows)
 
-    def _line(self, row: NetworkResult, columns: _Columns) -> str:
+    def _line(self, row: NetworkResult, columns: list[str]) -> str:
         before = self._lines.get(row.name)
         if before is None or before[0] is not row or before[1] != columns:
-            self._lines[row.name] = before = (row, columns, _line(columns.cells(row)))
+            self._lines[row.name] = before = (row, columns, _line(csv_cells(row, columns)))
         return before[2]
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """The columns of a table: columns of all rows, columns that some rows need, and metrics."""
-
-    names: tuple[str, ...]
-    metrics: tuple[str, ...]
-
-    @classmethod
-    def of(cls, rows: Sequence[NetworkResult]) -> _Columns:
-        """Return the columns that rows need."""
-        return cls(
-            (
-                *_COLUMNS,
-                *(_OF_FOLDS if any(row.folds for row in rows) else ()),
-                *(_OF_CHILDREN if any(row.parent for row in rows) else ()),
-            ),
-            tuple(dict.fromkeys(name for row in rows for name in row.metrics)),
-        )
-
-    def cells(self, row: NetworkResult) -> list[Any]:
-        """Return the cells of a row."""
-        values = [*(getattr(row, name) for name in self.names), *map(row.metrics.get, self.metrics)]
-        return [
-            json.dumps(value) if isinstance(value, dict) else blank_if_missing(value)
-            for value in values
-        ]
-
-
-def _line(cells: Sequence[Any]) -> str:
+def _line(cells: Iterable[Any]) -> str:
     text = io.StringIO()
     csv.writer(text).writerow(cells)
     return text.getvalue()
 
 
-# columns that exist only if needed
-_OF_FOLDS = ("folds", "deviation")
-_OF_CHILDREN = ("parent", "parent_epoch")
-_COLUMNS = [
-    item.name
-    for item in dataclasses.fields(NetworkResult)
-    if item.name not in ("metrics", *_OF_FOLDS, *_OF_CHILDREN)
-]
-_PLAIN = [name for name in _COLUMNS if name != "drawn"]
 _VALUES = ("loss", "accuracy", "val_loss", "val_accuracy", "test_loss", "test_accuracy")
+_FIELDS = [item.name for item in dataclasses.fields(NetworkResult)]
+_PLAIN = [name for name in _FIELDS if name not in ("drawn", "metrics", *OPTIONAL)]
 
 
 def without_fold_means(rows: Sequence[NetworkResult]) -> list[NetworkResult]:
@@ -555,162 +520,6 @@ def known_parameters(network: NetworkSpec, sample: SampleSpec) -> int | None:
         return None
 
 
-def recover(
-    results: Results, lookups: Mapping[str, CheckpointLookup] = MappingProxyType({})
-) -> tuple[dict[str, net.NetworkStatus], dict[str, net.TrainingState]]:
-    """Read the records of all checkpoints of a run, without arrays.
-
-    Args:
-        results: results of the run.
-        lookups: lookups of networks whose checkpoints have been read.
-
-    Returns:
-        The status of each network of the spec, and the existing checkpoints.
-    """
-    with suppress(UserError):  # there is no table yet, or it is damaged
-        for row in read_results(results.paths.root):
-            if row.parameters is not None and row.name in results.spec.by_name:
-                results.run.parameters.setdefault(row.name, row.parameters)
-    names = [network.name for network in results.spec.networks]
-    restored = map_in_threads(
-        lambda network: restore_network(results, network, lookups.get(network.name)),
-        results.spec.networks,
-    )
-    results.damaged = {name: results.damaged[name] for name in names if name in results.damaged}
-    return (
-        {name: status for name, (status, _) in zip(names, restored, strict=True)},
-        {
-            name: state
-            for name, (_, state) in zip(names, restored, strict=True)
-            if state is not None
-        },
-    )
-
-
-def restore_network(
-    results: Results, network: NetworkSpec, lookup: CheckpointLookup | None = None
-) -> tuple[net.NetworkStatus, net.TrainingState | None]:
-    """Return the status of a network from its files, and its checkpoint's record.
-
-    A network that failed has an outcome.
-
-    Args:
-        results: results of the run.
-        network: the network to restore.
-        lookup: its checkpoint, if already read.
-    """
-    status, state = read_network_status(results, network, lookup)
-    failure = _final_failure(results, network)
-    if failure is not None:
-        status = replace(status, outcome=net.Outcome(failure, is_failure=True))
-    if status.outcome is not None:
-        return status, state
-    deaths = results.deaths.deaths_of(network.name, len(status.history))
-    reason = results.deaths.reason(deaths)
-    if reason:
-        died = net.Outcome(reason, is_failure=True, deaths=len(deaths))
-        return replace(status, outcome=died), state
-    if network.name in results.skipped:
-        return replace(status, outcome=SKIPPED), state
-    return status, state
-
-
-def read_network_status(
-    results: Results, network: NetworkSpec, lookup: CheckpointLookup | None = None
-) -> tuple[net.NetworkStatus, net.TrainingState | None]:
-    """Return a network's status by its newest intact checkpoint, and its record.
-
-    Args:
-        results: results of the run.
-        network: the network to look up.
-        lookup: its checkpoint, if already read.
-
-    Returns:
-        The status, and the record without arrays; None if there is no checkpoint.
-    """
-    # Damaged arrays are found only when they are read; the trainer reports them.
-    lookup = lookup or find_newest(results.paths, network.name, with_arrays=False)
-    state = lookup.state
-    if state is None:
-        return net.NetworkStatus(), None
-    # Evaluate the stopping rule again, because the spec may now ask for more epochs. A finished
-    # network whose export is missing or out of date gets a group once more.
-    reason = _stop_reason(lookup, network)
-    keep = results.spec.checkpoint.keep
-    engine = results.spec.engine
-    is_current_export = not engine.exports or is_exported(
-        results.paths, network.name, keep, engine.suffix
-    )
-    is_kept = keep == "last" or results.paths.best(network.name).exists()
-    tested = read_test_result(results.paths.test_result(network.name), results.test, lookup.history)
-    is_judged = tested is not None or not results.test
-    if reason and not state.position and is_kept and is_current_export and is_judged:
-        if lookup.damage:
-            results.damaged[network.name] = lookup.damage
-        return net.NetworkStatus(lookup.history, net.Outcome(reason), tested), state
-    return net.NetworkStatus(state.history), state
-
-
-def _stop_reason(lookup: CheckpointLookup, network: NetworkSpec) -> str:
-    """Return why a network has ended according to its checkpoint; empty if it has not."""
-    stopping = network.train.stopping
-    state = lookup.state
-    # If only the best checkpoint is left, only the table has the epochs after it. That suffices
-    # unless the network must continue, or another epoch is the best one now.
-    is_table = state is not None and state.epoch < len(lookup.history)
-    if state is None or (
-        is_table and state.epoch != net.check_convergence(lookup.history, stopping).best_epoch
-    ):
-        return ""
-    return net.finished_reason(lookup.history, state.final, stopping)
-
-
-def _final_failure(results: Results, network: NetworkSpec) -> str | None:
-    """Return why a network failed permanently; None if it did not, or may succeed now."""
-    try:
-        content = json.loads(results.paths.failure(network.name).read_text(encoding="utf-8"))
-        is_final = not content["may_pass"] and content["tried"] == results.attempt_id(network)
-        # max_deaths may have been raised
-        is_final &= content.get("deaths", math.inf) >= results.deaths.max_deaths
-        if is_final:
-            return str(content["reason"])
-        return None
-    except (OSError, ValueError, LookupError, TypeError):  # unknown: it is tried again
-        return None
-
-
-def write_test_result(
-    path: Path, test: str, history: Sequence[net.EpochRecord], tested: net.EvaluationResult
-) -> None:
-    """Write a network's test result.
-
-    Args:
-        path: path of the file.
-        test: identity of the test data.
-        history: history of the network.
-        tested: the result.
-    """
-    write_json(path, {**write_record(tested), "test": test, "history": net.stream_epochs(history)})
-
-
-def read_test_result(
-    path: Path, test: str, history: Sequence[net.EpochRecord]
-) -> net.EvaluationResult | None:
-    """Return a network's test result; None if there is none for this history and test data.
-
-    Args:
-        path: path of the file.
-        test, history: their current values.
-    """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if (record["test"], record["history"]) != (test, net.stream_epochs(history)):
-            return None
-        return read_record(net.EvaluationResult, record)
-    except (OSError, ValueError, LookupError, TypeError):  # unknown: it is evaluated again
-        return None
-
-
 def read_results(run: str | Path) -> Table[NetworkResult]:
     """Return the networks of a run, best first; ``to_pandas()`` makes a data frame.
 
@@ -722,16 +531,14 @@ def read_results(run: str | Path) -> Table[NetworkResult]:
     """
     path = RunPaths(Path(run)).results
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            return Table(
-                (_parse_row(row) for row in csv.DictReader(file, restkey="beyond the head")), _PLAIN
-            )
+        rows = read_csv_records(path, NetworkResult)
     except OSError as error:
         raise UserError(
             f"{run} is not the folder of a run that can be read: {path.name}: {error.strerror}"
         ) from None
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
+    except ValueError as error:
         raise UserError(f"{path} is not a table of results: {error}") from None
+    return Table((replace(row, drawn=values_with_new_names(row.drawn)) for row in rows), _PLAIN)
 
 
 def ended_in_table(paths: RunPaths) -> set[str]:
@@ -744,36 +551,6 @@ def ended_in_table(paths: RunPaths) -> set[str]:
         }
     except UserError:
         return set()
-
-
-def _parse_row(row: dict[str, str]) -> NetworkResult:
-    row = row | {name: nan_if_blank(row.get(name, "")) for name in _VALUES}
-    metrics = {
-        name: float(value)
-        for name, value in row.items()
-        if name not in (*_COLUMNS, *_OF_FOLDS, *_OF_CHILDREN) and value
-    }
-    return NetworkResult(
-        row["name"],
-        Status(row["status"]),
-        row["reason"],
-        int(row["parameters"]) if row["parameters"] else None,
-        int(row["epochs"]),
-        int(row["best_epoch"]),
-        float(row["loss"]),
-        float(row["accuracy"]),
-        float(row["val_loss"]),
-        float(row["val_accuracy"]),
-        float(row["test_loss"]),
-        float(row["test_accuracy"]),
-        float(row["seconds"]),
-        values_with_new_names(json.loads(row["drawn"])),
-        metrics,
-        int(row.get("folds", 0)),
-        json.loads(row.get("deviation", "{}")),
-        row.get("parent", ""),
-        int(row.get("parent_epoch", 0)),
-    )
 
 
 def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]]]:

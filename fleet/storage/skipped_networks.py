@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from fleet.domain.json_record import write_record
 from fleet.storage.files import remove, write_json
-from fleet.storage.json_lines import read_json_object
+from fleet.storage.json_lines import read_json_record
 from fleet.storage.paths import RunPaths
+
+
+@dataclass(frozen=True)
+class _SkippedNetworks:
+    networks: list[str]
 
 
 def read_skipped(paths: RunPaths) -> frozenset[str]:
     """Return the names of the networks that the next launch leaves out."""
-    names = (read_json_object(paths.skipped) or {}).get("networks", ())
-    return frozenset(filter(lambda name: isinstance(name, str), names))
+    saved = read_json_record(paths.skipped, _SkippedNetworks)
+    return frozenset(saved.networks if saved else ())
 
 
 def write_skipped(paths: RunPaths, names: Iterable[str]) -> None:
@@ -27,6 +34,6 @@ def write_skipped(paths: RunPaths, names: Iterable[str]) -> None:
     """
     skipped = sorted(names)
     if skipped:
-        write_json(paths.skipped, {"networks": skipped})
+        write_json(paths.skipped, write_record(_SkippedNetworks(skipped)))
     else:
         remove(paths.skipped)

@@ -36,7 +36,8 @@ from fleet.storage.files import SharedWriteThrottle
 from fleet.storage.lease import Lease
 from fleet.storage.network_leases import find_held_lease, read_holders
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results, restore_network
+from fleet.storage.recovery import restore_network
+from fleet.storage.results import Results
 
 # How long to wait while another launch starts, which reads all checkpoints and may decode samples.
 _ENTER_TIMEOUT_S = 300.0

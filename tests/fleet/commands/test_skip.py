@@ -5,7 +5,8 @@ import pytest
 from fleet.__main__ import main
 from fleet.domain.run import RunState
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results, Status, restore_network
+from fleet.storage.recovery import restore_network
+from fleet.storage.results import Results, Status
 from fleet.storage.skipped_networks import read_skipped
 from tests.fleet.histories import spec
 

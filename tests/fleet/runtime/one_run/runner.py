@@ -30,7 +30,8 @@ from fleet.runtime.training.sources import Sources, make_sources
 from fleet.storage.checkpoint import find_best, find_newest
 from fleet.storage.event_log import events_of
 from fleet.storage.rate_cache import RateBook
-from fleet.storage.results import Status, read_results, recover
+from fleet.storage.recovery import recover
+from fleet.storage.results import Status, read_results
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.batch import split_rows
 from fleet.stream.order import Epoch, EpochPlan, parse_path

@@ -1,0 +1,108 @@
+"""Records as rows of CSV files: a column per field, and one per metric (pure but for reading).
+
+Columns that only some files need exist only if a record needs them. Missing numbers are empty
+cells; mappings are JSON.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
+
+# column that exists only if needed -> field that decides: it is not empty in some record
+OPTIONAL = {
+    "folds": "folds",
+    "deviation": "folds",
+    "parent": "parent",
+    "parent_epoch": "parent",
+    "start": "start",
+}
+
+
+def csv_columns(kind: type, records: Sequence[Any]) -> list[str]:
+    """Return the columns that records need: fields, then metrics.
+
+    Args:
+        kind: type of the records, a dataclass with ``metrics``.
+        records: the records.
+    """
+    unneeded = {
+        column
+        for column, field in OPTIONAL.items()
+        if not any(getattr(record, field, None) for record in records)
+    }
+    fields = [item.name for item in dataclasses.fields(kind)]
+    names = [name for name in fields if name != "metrics" and name not in unneeded]
+    return list(dict.fromkeys([*names, *(name for record in records for name in record.metrics)]))
+
+
+def csv_cells(record: Any, columns: Iterable[str]) -> list[Any]:
+    """Return the cells of a record.
+
+    Args:
+        record: the record; its ``value`` returns a metric.
+        columns: columns of the file.
+    """
+    fields = vars(record)
+    return [csv_cell(fields[name] if name in fields else record.value(name)) for name in columns]
+
+
+def csv_cell(value: Any) -> Any:
+    """Return a value for a cell: empty for NaN and None, JSON for mappings.
+
+    >>> csv_cell(0.5), csv_cell(float("nan")), csv_cell(None), csv_cell({"width": 8})
+    (0.5, '', '', '{"width": 8}')
+    """
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if value is None or value != value:
+        return ""
+    return value
+
+
+def read_csv_records(path: Path, kind: type[T]) -> list[T]:
+    """Return the records of a CSV file; columns that are no fields are metrics.
+
+    Args:
+        path: path of the file.
+        kind: type of the records.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is damaged, or has other columns.
+    """
+    adapter = TypeAdapter(kind)
+    hints = get_type_hints(kind)
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return [adapter.validate_python(_content(row, hints)) for row in csv.DictReader(file)]
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+    except ValidationError as error:
+        mistake = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']}") from None
+
+
+# A number that versions before 0.3.0 did not know is "nan", which pydantic reads as well.
+_BLANK: Mapping[object, Any] = {str: "", float: math.nan}
+
+
+def _content(row: Mapping[str, str], hints: Mapping[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {"metrics": {}}
+    for name, cell in row.items():
+        if name not in hints:
+            content["metrics"] |= {name: cell} if cell else {}
+        elif get_origin(hints[name]) is dict:
+            content[name] = json.loads(cell)
+        else:
+            content[name] = cell or _BLANK.get(hints[name])
+    return content
