@@ -7,7 +7,6 @@ its build is abandoned.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -94,8 +93,8 @@ class PendingBuilds:
 
     def next_deadline_s(self, ends_s: float) -> float:
         """Return when the next build is overdue; infinity if nothing is being built."""
-        deadlines = [build.deadline_s for build in self._by_device.values()]
-        return min(min(deadlines), ends_s) + UNRESPONSIVE_S if deadlines else math.inf
+        deadlines = [min(build.deadline_s, ends_s) for build in self._by_device.values()]
+        return min(deadlines, default=float("inf")) + UNRESPONSIVE_S
 
 
 class StartupTimes:

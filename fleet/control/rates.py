@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fleet.comm import messages as m
-from fleet.comm.roles import Roles
 from fleet.control.effects import NetworkAdmitted, SaveRates
 from fleet.control.launch_state import LaunchConfig, LaunchState, PriorRates
 from fleet.control.measurement import MeasurementTask
@@ -40,65 +39,32 @@ from scheduler.ensemble.sharing import (
 _SURER = 4  # a learned rate is logged again after this many times the steps
 
 
-@dataclass(frozen=True)
-class SharingLimits:
-    """How many networks may share a GPU, and what they gain.
+def describe_sharing(
+    config: LaunchConfig, curve: Sequence[float], networks: float
+) -> events.SharingLearned:
+    """Return the event that reports the speedups of sharing a GPU.
 
-    Attributes:
-        roles: roles of all ranks.
-        max_networks: most networks per GPU by the spec; None for as many as there are ranks.
-        learned: speedups of sharing, as far as known; None if no GPU is shared.
+    Args:
+        config: the configuration of the launch.
+        curve: s(1), s(2), ... as far as known.
+        networks: number of networks that exist, or may.
     """
-
-    roles: Roles
-    max_networks: int | None
-    learned: Sharing | None
-
-    @classmethod
-    def create(cls, config: LaunchConfig, rates: RateTable | None) -> SharingLimits:
-        """Return the limits of a launch.
-
-        Args:
-            config: the configuration of the launch.
-            rates: given rates, if any.
-        """
-        max_networks = config.spec.resources.networks_per_gpu
-        roles = config.roles
-        learned = None
-        if roles.slots > 1:
-            learned = Sharing(config.sharing, alone_rates(rates), roles.idle_slots)
-        return cls(roles, None if max_networks == "auto" else max_networks, learned)
-
-    def describe(self, curve: Sequence[float], networks: float) -> events.SharingLearned:
-        """Return the event that reports the speedups.
-
-        Args:
-            curve: s(1), s(2), ... as far as known.
-            networks: number of networks that exist, or may.
-        """
-        return events.SharingLearned(
-            tuple(curve), self.roles.slots, self.roles.device, self._bound(curve, networks)
-        )
-
-    def _bound(self, curve: Sequence[float], networks: float) -> str:
-        pays = useful_networks_per_gpu(curve)
-        slots = self.roles.slots
-        if (
-            pays < slots
-            or networks <= slots * self.roles.cluster.whole_gpus
-            or (pays == slots < len(curve))
-        ):
-            return ""  # it does not pay, or is tried without a word; or more slots would stay empty
-        if self.max_networks is not None and slots >= self.max_networks:
-            return "per_device"
-        return "ranks"
+    roles = config.roles
+    pays = useful_networks_per_gpu(curve)
+    slots = roles.slots
+    max_networks = config.spec.resources.networks_per_gpu
+    if pays < slots or networks <= slots * roles.cluster.whole_gpus or (pays == slots < len(curve)):
+        bound = ""  # it does not pay, or is tried without a word; or more slots would stay empty
+    elif max_networks != "auto" and slots >= max_networks:
+        bound = "per_device"
+    else:
+        bound = "ranks"
+    return events.SharingLearned(tuple(curve), slots, roles.device, bound)
 
 
 def check_sharing_limit(config: LaunchConfig) -> events.SharingLearned | None:
     """Return an event if sharing GPUs by more networks would pay, by earlier runs."""
-    event = SharingLimits.create(config, None).describe(
-        Sharing(config.sharing).curve, config.spec.max_networks
-    )
+    event = describe_sharing(config, Sharing(config.sharing).curve, config.spec.max_networks)
     if event.bound:
         return event
     return None
@@ -120,15 +86,15 @@ class Rates:
         self._outbox = launch.outbox
         is_file = config.spec.schedule.rates is not None
         # otherwise there are no rates to compare with
-        if config.spec.engine.learns and (is_file or table is None):
-            self._check: RateCheck | None = RateCheck(self._keys, not is_file)
-        else:
-            self._check = None
-        self._shared = SharingLimits.create(config, table)
-        if prior_rates.online is None:
-            self._sharing = self._shared.learned
-        else:
+        self._has_check = config.spec.engine.learns and (is_file or table is None)
+        self._check = RateCheck(self._keys, not is_file)
+        self._config = config
+        # None if no GPU is shared
+        self._sharing: Sharing | None = None
+        if prior_rates.online is not None:
             self._sharing = prior_rates.online.sharing
+        elif config.roles.slots > 1:
+            self._sharing = Sharing(config.sharing, alone_rates(table), config.roles.idle_slots)
         # Rates are in emulated time, measurements here in real time.
         self._time_scale = 1.0 if table is None else config.spec.resources.time_scale
         self._planned_by = self._curve
@@ -243,13 +209,10 @@ class Rates:
         """Log the speedups of sharing if they have changed."""
         if len(self._curve) > 1 and curves_differ(self._logged_curve, self._curve, OFF):
             self._logged_curve = self._curve
-            self._outbox.log(self._shared.describe(self._curve, len(self._keys)))
+            self._outbox.log(describe_sharing(self._config, self._curve, len(self._keys)))
 
     def _compare(self, name: str, gpus: int, observed: StepRate, expected: float) -> None:
-        if (
-            self._check is not None
-            and (off := self._check.compare(name, gpus, observed, expected)) is not None
-        ):
+        if self._has_check and (off := self._check.compare(name, gpus, observed, expected)):
             self._outbox.log(off)
 
     def mark_planned(self, is_new: bool, probes: Probes, is_over: Callable[[str], bool]) -> None:

@@ -155,7 +155,7 @@ class Session:
         if preprocessor is not None:
             preprocessor.start()
         if rank_zero is not None:
-            self._death_detector.marker.set_no_network()
+            self._death_detector.marker.set()
             rank_zero.start()
             self._world.background_tasks.append(rank_zero.step)
         if preprocessor is not None:

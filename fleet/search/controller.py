@@ -17,14 +17,13 @@ from fleet.domain.network import EpochRecord
 from fleet.domain.remaining_work import RemainingWork
 from fleet.domain.run import RunState
 from fleet.search.calls import AddPriorTrial, Call, InvalidAnswer
-from fleet.search.decisions import Decision
+from fleet.search.decisions import AddNetwork, Decision
 from fleet.search.entries import Entry, entries_of
 from fleet.search.pruning import Pruner, make_pruner
 from fleet.search.restoring import Restoration
 from fleet.search.rungs import natural_key
 from fleet.search.sampling import Sampling
 from fleet.search.searcher import ResumesTrials, Searcher, TrialOutcome, Verdict
-from fleet.search.session import Proposal
 from fleet.search.trials import Trial, Trials
 from fleet.search.verdicts import SEARCHER, Verdicts
 from fleet.spec import Spec, Stopping
@@ -153,7 +152,7 @@ class SearchController:
             self.fail_searcher(entry, str(error))
             return
         match follows:
-            case Proposal() if follows.wrong:
+            case AddNetwork() if follows.wrong:
                 self.end_network(network, TrialOutcome.FAILED)
             case Verdict():
                 trial = self.trials[network]

@@ -24,9 +24,9 @@ class AddNetwork:
 
     Attributes:
         number: within its entry.
-        values: values of its parameters.
+        values: values by the keys of the space; the raw answer if something is wrong with it.
         parent: the network from whose weights it starts, if any.
-        wrong: what is wrong with its values: then it has failed.
+        wrong: what is wrong with the answer; then the network has failed.
     """
 
     network: str

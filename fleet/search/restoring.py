@@ -10,10 +10,10 @@ from fleet.domain.events.search import USER
 from fleet.domain.network import best_of
 from fleet.domain.run import RunState
 from fleet.search.calls import as_call
+from fleet.search.decisions import AddNetwork
 from fleet.search.rungs import natural_key
 from fleet.search.sampling import Sampling
 from fleet.search.searcher import Verdict
-from fleet.search.session import Proposal
 from fleet.search.trials import Trial, Trials, outcome_of
 from fleet.search.verdicts import SEARCHER, Verdicts
 from fleet.spec.space import space_of
@@ -79,8 +79,8 @@ class Restoration:
                 follows = self._sampling.sessions[event.entry].handle_answer(
                     as_call(event), event.answer, event.wrong
                 )
-                if isinstance(follows, Proposal):
-                    self._sampling.add(event.entry, follows).has_ended = bool(follows.wrong)
+                if isinstance(follows, AddNetwork):
+                    self._sampling.add(follows).has_ended = bool(follows.wrong)
                 elif isinstance(follows, int):
                     self._resumed.add(self._sampling.entries[event.entry].network_name(follows))
             case ev.SearcherStarted() if event.entry in self._sampling.sessions:

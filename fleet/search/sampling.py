@@ -17,7 +17,7 @@ from fleet.search.calls import AddPriorTrial, Call, Resume, Tell, as_event
 from fleet.search.decisions import AddNetwork, CallSearcher, Decision
 from fleet.search.entries import Entry
 from fleet.search.searcher import TrialOutcome, Verdict
-from fleet.search.session import AnswerEffect, Proposal, SearcherSession
+from fleet.search.session import AnswerEffect, SearcherSession
 from fleet.search.trials import Trial, Trials
 from fleet.spec import Stopping
 from fleet.spec.space import size_of
@@ -198,23 +198,19 @@ class Sampling:
         follows = session.handle_answer(call, answer)
         about = answer if isinstance(call, Resume) else call.number
         network = self.entries[entry].network_name(about) if about in session.proposals else ""
-        wrong = follows.wrong if isinstance(follows, Proposal) else ""
+        wrong = follows.wrong if isinstance(follows, AddNetwork) else ""
         self._decided.append(as_event(entry, call, answer, network, wrong))
-        if isinstance(follows, Proposal):
-            self.add(entry, follows)
+        if isinstance(follows, AddNetwork):
+            self.add(follows)
         return follows, network
 
-    def add(self, entry: str, proposal: Proposal) -> Trial:
+    def add(self, proposal: AddNetwork) -> Trial:
         """Add a network that was proposed."""
-        name_of = self.entries[entry].network_name
-        name = name_of(proposal.number)
-        stopping = self._stopping.get(name, self.entries[entry].stopping)
-        trial = Trial(name, entry, proposal.number, stopping)
+        name = proposal.network
+        stopping = self._stopping.get(name, self.entries[proposal.entry].stopping)
+        trial = Trial(name, proposal.entry, proposal.number, stopping)
         self._trials.index(trial)
-        parent = None if proposal.parent is None else name_of(proposal.parent)
-        self._decided.append(
-            AddNetwork(name, entry, proposal.number, proposal.values, parent, proposal.wrong)
-        )
+        self._decided.append(proposal)
         return trial
 
     def fail(self, entry: str, reason: str) -> None:

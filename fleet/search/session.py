@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from fleet.errors import UserError
 from fleet.search.calls import AddPriorTrial, Ask, Call, InvalidAnswer, Report, Resume, Tell
+from fleet.search.decisions import AddNetwork
 from fleet.search.entries import Entry
 from fleet.search.searcher import TrialOutcome, Verdict
 from fleet.spec.space import Member, Space, key_of_value, member_of
@@ -23,25 +24,8 @@ PARENT = "parent"  # a key of answers that is not in the space
 MAX_INVALID = 10  # invalid answers to ask after which the search ends
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A network that a searcher proposed.
-
-    Attributes:
-        number: within the entry.
-        values: values by the space's keys; the raw answer if something is wrong with it.
-        parent: the number of the network from whose weights it starts, if any.
-        wrong: what is wrong with the answer; then the network has failed.
-    """
-
-    number: int
-    values: Member
-    parent: int | None = None
-    wrong: str = ""
-
-
 # An ask or, of a report, what it says; of a resume, the number of the network that goes on.
-AnswerEffect: TypeAlias = Proposal | Verdict | int | None
+AnswerEffect: TypeAlias = AddNetwork | Verdict | int | None
 
 
 class SearcherSession:
@@ -60,7 +44,7 @@ class SearcherSession:
     def __init__(self, entry: Entry, resumes: bool) -> None:
         self._entry = entry
         self._resumes = resumes
-        self.proposals: dict[int, Proposal] = {}
+        self.proposals: dict[int, AddNetwork] = {}
         # values of networks without a parent -> number of the first such network
         self._seen: dict[str, int] = {}
         self.verdicts: dict[tuple[int, int], Verdict] = {}
@@ -251,14 +235,14 @@ class SearcherSession:
 
     def _take_ask(
         self, number: int, answer: Mapping[str, Any] | None, recalled: str | None
-    ) -> Proposal | None:
+    ) -> AddNetwork | None:
         if answer is None:
             self._has_no_proposal = True
             return None
         values = {name: value for name, value in answer.items() if name != PARENT}
         parent = answer.get(PARENT)
         if recalled is not None:
-            proposal = Proposal(number, values, parent, recalled)
+            proposal = self._propose(number, values, parent, recalled)
             if parent is None and not recalled:
                 self._seen.setdefault(key_of_value(values), number)
         else:
@@ -267,7 +251,7 @@ class SearcherSession:
         self.proposals[number] = proposal
         return proposal
 
-    def _checked(self, number: int, values: Mapping[str, Any], parent: Any) -> Proposal:
+    def _checked(self, number: int, values: Mapping[str, Any], parent: Any) -> AddNetwork:
         """Return the proposal, with what is wrong with it."""
         try:
             member = member_of(self._entry.space, values)
@@ -285,8 +269,15 @@ class SearcherSession:
                     f"{parent} is no parent: that network was refused, and has no weights"
                 )
         except UserError as error:
-            return Proposal(number, dict(values), wrong=f"ask({number}): {error}")
-        return Proposal(number, member, parent)
+            return self._propose(number, dict(values), wrong=f"ask({number}): {error}")
+        return self._propose(number, member, parent)
+
+    def _propose(
+        self, number: int, values: Member, parent: int | None = None, wrong: str = ""
+    ) -> AddNetwork:
+        name_of = self._entry.network_name
+        parent_name = None if parent is None else name_of(parent)
+        return AddNetwork(name_of(number), self._entry.name, number, values, parent_name, wrong)
 
 
 def match_space(space: Space, values: Mapping[str, Any]) -> Member | None:

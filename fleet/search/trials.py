@@ -61,7 +61,6 @@ class Trials(dict[str, Trial]):
 
     Attributes:
         alive: entry -> its networks that have neither ended nor been paused.
-        living: such networks of any entry.
         paused: networks that get no devices until they are resumed.
         awaited: networks whose groups wait for the answer of a searcher.
     """
@@ -69,7 +68,6 @@ class Trials(dict[str, Trial]):
     def __init__(self) -> None:
         super().__init__()
         self.alive: defaultdict[str, set[str]] = defaultdict(set)
-        self.living = set[str]()
         self.paused = set[str]()
         self.awaited = set[str]()
 
@@ -78,7 +76,6 @@ class Trials(dict[str, Trial]):
         self[trial.name] = trial
         for names, belongs in (
             (self.alive[trial.entry], trial.is_alive),
-            (self.living, trial.is_alive),
             (self.paused, bool(trial.paused_by)),
             (self.awaited, trial.awaits_answer),
         ):

@@ -181,7 +181,7 @@ class Verdicts:
         Args:
             resumed: networks that an earlier launch resumed just before it was killed.
         """
-        alive = self._trials.living.difference(resumed)
+        alive = set[str]().union(*self._trials.alive.values()).difference(resumed)
         go_on, stop = self._pruner.settle(alive)
         remaining = len(stop) + len(go_on)
         entries = self._sampling.entries

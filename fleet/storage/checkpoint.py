@@ -51,13 +51,8 @@ def write_state(
     """
     if fence is not None:
         state = dataclasses.replace(state, generation=fence.generation)
-    record = {
-        item.name: getattr(state, item.name)
-        for item in dataclasses.fields(state)
-        if item.name != "arrays"
-    }
-    record["history"] = [dataclasses.asdict(epoch) for epoch in state.history]
-    write_verified(path, state.arrays, record, previous, write_check(fence, path))
+    record = vars(state) | {"history": [vars(epoch) for epoch in state.history]}
+    write_verified(path, record.pop("arrays"), record, previous, write_check(fence, path))
 
 
 def write_check(fence: Fence | None, path: Path) -> Callable[[], None]:

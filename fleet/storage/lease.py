@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -513,7 +513,7 @@ class Lease:
             if text is None:  # an old file, deleted meanwhile
                 continue
             yield 0.0
-            self._observe(seen, newest, text)
+            seen = self._observe(seen, newest, text)
             if not newest or self._may_follow(seen, parse_lease(text), began):
                 if create_generation(folder, max(newest, floor) + 1, self.me):
                     yield 0.0
@@ -531,18 +531,13 @@ class Lease:
             else:
                 yield self.times.poll
 
-    def _observe(self, seen: _Observation, newest: int, text: str) -> None:
+    def _observe(self, seen: _Observation, newest: int, text: str) -> _Observation:
         now = self._process.now()
         if newest != seen.generation:
-            seen.generation = newest
-            seen.text = text
-            seen.since = now
-            seen.is_alive = False
-            seen.dead_since = None
-        elif text != seen.text:
-            seen.text = text
-            seen.since = now
-            seen.is_alive = True
+            return _Observation(newest, text, now, is_announced=seen.is_announced)
+        if text != seen.text:
+            return replace(seen, text=text, since=now, is_alive=True)
+        return seen
 
     def _may_follow(self, seen: _Observation, text: LeaseState, began: float) -> bool:
         """Return True if the lease may be taken from its holder now.

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.domain.json_record import write_record
-from fleet.domain.network import Death, death_failure_reason
+from fleet.domain.network import Death
 from fleet.errors import StorageError
 from fleet.storage.files import remove, write_json
 from fleet.storage.json_lines import read_json_record
@@ -59,18 +59,14 @@ class RankMarker:
         self._host = host
         self._is_closed = False
 
-    def set(self, network: str) -> None:
-        """Mark a network that this rank builds, measures or trains."""
+    def set(self, network: str = "") -> None:
+        """Mark a network that this rank builds, measures or trains; or that it trains none."""
         if self._is_closed:
             return
         with suppress(OSError):
             self._path.parent.mkdir(exist_ok=True)
             marker = write_record(_Marker(network, self._host))
             self._path.write_text(json.dumps(marker), encoding="utf-8")
-
-    def set_no_network(self) -> None:
-        """Mark that this rank is alive and trains nothing."""
-        self.set("")
 
     def clear(self) -> None:
         """Remove the marker."""
@@ -176,10 +172,6 @@ class RankDeaths:
             deaths += [Death(how, epochs) for how in new]
             self._write(name, deaths)
         return [death for death in deaths if death.epochs >= epochs]
-
-    def reason(self, deaths: Collection[Death]) -> str:
-        """Return why a network fails after these deaths; empty if they are too few."""
-        return death_failure_reason(deaths, self.max_deaths)
 
     def remove_markers(self, rank: int) -> None:
         """Remove the markers of a dead rank of this launch."""

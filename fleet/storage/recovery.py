@@ -72,7 +72,7 @@ def restore_network(
     if status.outcome is not None:
         return status, state
     deaths = results.deaths.deaths_of(network.name, len(status.history))
-    reason = results.deaths.reason(deaths)
+    reason = net.death_failure_reason(deaths, results.deaths.max_deaths)
     if reason:
         died = net.Outcome(reason, is_failure=True, deaths=len(deaths))
         return replace(status, outcome=died), state

@@ -286,8 +286,8 @@ class Results:
                     epochs = net.stream_epochs(status.history)
                     write_json(path, write_record(SavedTest(status.tested, self.test, epochs)))
             case events.NetworkFailed():
-                tried = self.attempt_id(self.networks[event.network])
-                failure = SavedFailure(event.reason, event.may_pass, tried, event.deaths)
+                attempt = self.attempt_id(self.networks[event.network])
+                failure = SavedFailure(event.reason, event.may_pass, attempt, event.deaths)
                 write_json(self.paths.failure(event.network), write_record(failure))
                 self.deaths.reset(event.network)  # if it is tried again, they no longer count
             case events.NetworkFinished() | events.NetworkVerdict() | events.GroupFailed():

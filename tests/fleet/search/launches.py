@@ -212,7 +212,7 @@ class Launch:
     def next(self):
         over = {name for name, status in self.disk.statuses.items() if status.outcome is not None}
         trials = self.controller.trials
-        ready = (self.alive & trials.living) - over - trials.awaited
+        ready = (self.alive & set().union(*trials.alive.values())) - over - trials.awaited
         return min(
             ready,
             key=lambda name: (zlib.crc32(f"{name}/{self.done(name)}".encode()), name),

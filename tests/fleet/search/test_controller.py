@@ -175,7 +175,7 @@ def test_promotion_before_the_searcher_answers_resumes_a_trial():
     controller.end_epoch("net-1", record(1, 0.1), is_done=False)
     controller.decide()
     controller.handle_answer("net", Report(0, 1, 0.9), "go_on")
-    assert "net-0" in controller.trials.living - controller.trials.awaited
+    assert "net-0" in controller.trials.alive["net"] - controller.trials.awaited
 
 
 @pytest.mark.parametrize("budget", [Budget(epochs=20), Budget(gpu_hours=20 / 3600)])

@@ -10,11 +10,11 @@ from fleet.search.trials import Trial, Trials, outcome_of
 def test_trials_index_follows_the_state_of_a_trial():
     trials, trial = Trials(), Trial("net-0", "net", 0)
     trials.index(trial)
-    assert trials.living == trials.alive["net"] == {"net-0"}
+    assert trials.alive["net"] == {"net-0"}
     trial.paused_by = frozenset({"asha"})
     trial.awaits_answer = True
     trials.index(trial)
-    assert (trials.living, trials.paused, trials.awaited) == (set(), {"net-0"}, {"net-0"})
+    assert (trials.alive["net"], trials.paused, trials.awaited) == (set(), {"net-0"}, {"net-0"})
 
 
 @pytest.mark.parametrize(

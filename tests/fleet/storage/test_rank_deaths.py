@@ -2,6 +2,7 @@
 
 import pytest
 
+from fleet.domain.network import death_failure_reason
 from fleet.storage.paths import RunPaths
 from fleet.storage.rank_deaths import RankDeaths, RankMarker, claim_death
 
@@ -46,7 +47,7 @@ def test_unclaimed_deaths_count_for_single_network(paths, networks, deaths):
 
 
 def test_launch_killed_with_rank_zero_blames_no_network(paths):
-    RankMarker(paths, 0, "node").set_no_network()
+    RankMarker(paths, 0, "node").set()
     mark(paths, 1, "a")
     assert collect_deaths(paths, "a") == {"a": []}
 
@@ -65,7 +66,7 @@ def test_death_counts_until_next_finished_epoch(paths):
         result = collect_deaths(paths, "a", epochs=3)
     assert len(result["a"]) == 2
     deaths = RankDeaths(paths, 2)
-    assert "max_deaths: 2" in deaths.reason(deaths.deaths_of("a", 3))
+    assert "max_deaths: 2" in death_failure_reason(deaths.deaths_of("a", 3), 2)
     assert deaths.deaths_of("a", 4) == []
 
 
