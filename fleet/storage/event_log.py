@@ -20,7 +20,6 @@ from fleet.domain.json_record import JsonRecord, to_json
 from fleet.domain.run import RunState
 from fleet.domain.timeline import LoggedEvent, merge_logs, replay_log
 from fleet.errors import ExitStatus
-from fleet.spec import Spec
 from fleet.storage.files import storage_errors
 from fleet.storage.json_lines import add_line, open_lines, parse_json_object, read_lines
 from fleet.storage.paths import RunPaths
@@ -138,17 +137,14 @@ def read_run(paths: RunPaths, kinds: Sequence[type[JsonRecord]] = ()) -> Iterato
     )
 
 
-def read_run_state(
-    paths: RunPaths, kinds: Sequence[type[JsonRecord]] = (), spec: Spec | None = None
-) -> RunState:
+def read_run_state(paths: RunPaths, kinds: Sequence[type[JsonRecord]] = ()) -> RunState:
     """Return the state of a run from its logs.
 
     Args:
         paths: files of the run.
         kinds: kinds of events to apply besides starts; empty for all.
-        spec: see :class:`~fleet.domain.run.RunState`.
     """
-    return replay_log(read_run(paths, kinds), spec)
+    return replay_log(read_run(paths, kinds))
 
 
 @dataclass

@@ -201,7 +201,7 @@ def atomic_write_with(
 
     Args:
         path: path of the file.
-        write: writes to a path; if it writes nothing, nothing is replaced.
+        write: writes to a path.
         check: see :func:`atomic_write`.
 
     Raises:
@@ -210,9 +210,6 @@ def atomic_write_with(
     temporary = path.with_name(f".{os.getpid()}.tmp.{path.name}")
     with storage_errors(path), _renaming(path, check) as rename, _removing_on_error(temporary):
         write(temporary)
-        if not temporary.exists():
-            check()
-            return
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         rename(temporary, None)

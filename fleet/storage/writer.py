@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -145,20 +146,14 @@ class CheckpointWriter:
         self._quota.make_room(exported, lookup.state.size)
         fresh = exported.with_name(f".{os.getpid()}.tmp.fresh{exported.suffix}")
         note = fresh.with_suffix(".json")  # some engines write it, too
+        check = write_check(self.fence(name), best)
         try:
             self._write_fresh(lookup.state.arrays, fresh, write)
+            check()
             is_written = fresh.exists()
-            if note.exists():
-                atomic_write_with(
-                    exported.with_suffix(".json"),
-                    lambda target: os.replace(note, target),
-                    check=write_check(self.fence(name), best),
-                )
-            atomic_write_with(
-                exported,
-                lambda target: os.replace(fresh, target) if is_written else None,
-                check=write_check(self.fence(name), best),
-            )
+            for source, target in ((note, exported.with_suffix(".json")), (fresh, exported)):
+                if source.exists():
+                    atomic_write_with(target, partial(os.replace, source), check)
             if is_written:
                 record_export(self._paths, name, lookup.state, self.fence(name))
         finally:

@@ -5,9 +5,10 @@ from dataclasses import astuple
 import pytest
 
 from fleet.control.effects import LogEvent
+from fleet.domain.timeline import replay_log
 from fleet.runtime.coordinator import Coordinator
 from fleet.spec import load
-from fleet.storage.event_log import read_run_state
+from fleet.storage.event_log import read_run
 from tests.examples import long_but_first
 from tests.fleet.runtime.test_searching import ENTRY, Run
 
@@ -30,7 +31,7 @@ class ComparingCoordinator(Coordinator):
         if not logs_event or not run.launch.has_begun:
             return
         ComparingCoordinator.comparisons += 1
-        log = read_run_state(paths, spec=load(str(paths.spec)))
+        log = replay_log(read_run(paths), load(str(paths.spec)))
         # repr, because NaN is written as null and read as another NaN
         assert repr(statuses(log)) == repr(statuses(run)), effects
         assert len(log.epochs) == len(run.epochs)
