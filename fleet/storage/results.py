@@ -342,6 +342,8 @@ class Results:
             metrics = {
                 name: record.value(name) for name in dict.fromkeys([*net.SCORES, *record.metrics])
             }
+        scores = [metrics.pop(name, math.nan) for name in net.SCORES]
+        loss, accuracy, val_loss, val_accuracy = scores
         tested = status.tested or net.EvaluationResult(math.nan, math.nan, 0)
         return NetworkResult(
             name,
@@ -350,7 +352,10 @@ class Results:
             self.run.parameters.get(name),
             len(history),
             best,
-            *(metrics.pop(score, math.nan) for score in net.SCORES),
+            loss,
+            accuracy,
+            val_loss,
+            val_accuracy,
             tested.loss,
             tested.accuracy,
             seconds=sum(record.seconds for record in history),
