@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fleet.arguments import count, duration, integer
 from fleet.batch_systems import find_system
-from fleet.companions.chains.chain import ChainJob, ChainLimits
+from fleet.companions.chains.chain import ChainJob
 from fleet.companions.harvest.harvest import Backlog, BatchQueue, HarvestJob, HarvestPlan
 from fleet.errors import UserError
 from fleet.spec import allow_imports_beside
@@ -78,15 +78,14 @@ def run(args: argparse.Namespace) -> int:
     system = find_system(args.system)
     job = _job_id(system)
     if args.harvest is not None:
-        backlog = Backlog(
-            HarvestPlan.read(args.harvest), BatchQueue(system), os.environ, args.harvest
-        )
+        backlog = Backlog(HarvestPlan.read(args.harvest), BatchQueue(system), args.harvest)
         return HarvestJob(RunPaths(args.run, job), backlog, system, job).run(args.command)
     return ChainJob(
         RunPaths(args.run),
         system,
         job,
-        ChainLimits(args.jobs, args.retries),
+        args.jobs,
+        args.retries,
         args.warn_after,
         args.once,
         args.request,

@@ -67,8 +67,8 @@ def reserve_emergency_space(path: Path) -> None:
             path.write_bytes(os.urandom(_LAST_BYTES))  # some file systems do not store zeros
 
 
-class WarnedLaunch:
-    """The launches of a job, one at a time.
+class BatchJob:
+    """A batch job, which makes one launch at a time, and warns it before the job ends.
 
     Args:
         paths: the paths of the run.
@@ -99,10 +99,18 @@ class WarnedLaunch:
         self.is_signalled = False
         self._is_interrupted = False  # by Ctrl-C; a second one ends the launch immediately
 
-    def listen(self) -> None:
-        """Start to forward the signals of the batch system."""
+    def prepare(self) -> StorageError | None:
+        """Begin to forward the signals of the batch system, and wait until files can be written.
+
+        Returns:
+            The last error, or None if files can be written.
+        """
         for number in _WARNINGS:
             signal.signal(number, self._pass_on)
+        error = self.wait_for_space()
+        if error is None:
+            reserve_emergency_space(self._paths.reserved_space)
+        return error
 
     def wait_for_space(self) -> StorageError | None:
         """Wait until files can be written, unless the error is permanent or a warning arrives.
@@ -131,7 +139,7 @@ class WarnedLaunch:
         while (remaining := until - time.monotonic()) > 0 and not self.is_signalled:
             time.sleep(min(remaining, 0.5))
 
-    def run(
+    def launch(
         self,
         command: Sequence[str],
         log_position: tuple[int, int],

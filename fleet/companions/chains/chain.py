@@ -24,9 +24,8 @@ from fleet.companions.batch_jobs.job_events import (
 )
 from fleet.companions.batch_jobs.launching import (
     ORDERLY_STATUSES,
-    WarnedLaunch,
+    BatchJob,
     print_message,
-    reserve_emergency_space,
 )
 from fleet.companions.batch_jobs.paused_submissions import delay_options
 from fleet.domain.events import LaunchStarted
@@ -40,14 +39,6 @@ from launch.base import call
 from launch.errors import InputError
 from launch.queues import QUEUES, QueuedJob
 from launch.systems import System, continue_job
-
-
-@dataclass(frozen=True)
-class ChainLimits:
-    """The maximum number of jobs in a chain, and of machine failures that are retried."""
-
-    jobs: int
-    retries: int
 
 
 @dataclass(frozen=True)
@@ -68,25 +59,18 @@ class JobStop:
         return self.status is not None and self.status not in ORDERLY_STATUSES and not self.warned
 
 
-@dataclass(frozen=True)
-class Continuation:
-    """The decision whether the chain continues, with its reason."""
-
-    continues: bool
-    reason: str
-
-
-def decide_continuation(stops: Sequence[JobStop], limits: ChainLimits) -> Continuation:
-    """Decide what comes after the newest stop.
+def find_end(stops: Sequence[JobStop], max_jobs: int, retries: int) -> str:
+    """Return why a chain ends after its newest stop; empty if it continues.
 
     Args:
         stops: the stops of the chain so far, oldest first.
-        limits: the limits of the chain.
+        max_jobs: the maximum number of jobs in the chain.
+        retries: the maximum number of machine failures that are retried.
 
-    >>> decide_continuation([JobStop(75)], ChainLimits(jobs=20, retries=2)).continues
-    True
-    >>> decide_continuation([JobStop(2)], ChainLimits(jobs=20, retries=2))
-    Continuation(continues=False, reason='the spec or the arguments are invalid')
+    >>> find_end([JobStop(75)], max_jobs=20, retries=2)
+    ''
+    >>> find_end([JobStop(2)], max_jobs=20, retries=2)
+    'the spec or the arguments are invalid'
     """
     over = {
         ExitStatus.OK: "all networks finished",
@@ -95,17 +79,18 @@ def decide_continuation(stops: Sequence[JobStop], limits: ChainLimits) -> Contin
     }
     status = stops[-1].status
     if status in over:
-        return Continuation(False, over[ExitStatus(status)])
+        return over[ExitStatus(status)]
     failures = sum(stop.is_failure for stop in stops)
-    if failures > limits.retries:
-        return Continuation(
-            False, f"the machine failed {_times(failures)} (retries: {limits.retries})"
-        )
-    if len(stops) >= limits.jobs:
-        return Continuation(
-            False, f"jobs of the chain have run {_times(len(stops))} (jobs: {limits.jobs})"
-        )
-    return Continuation(True, "networks remain")
+    if failures > retries:
+        return f"the machine failed {_times(failures)} (retries: {retries})"
+    return _describe_limit(stops, max_jobs)
+
+
+def _describe_limit(stops: Sequence[JobStop], max_jobs: int) -> str:
+    """Describe that the chain has had its maximum number of jobs; empty before that."""
+    if len(stops) < max_jobs:
+        return ""
+    return f"jobs of the chain have run {_times(len(stops))} (jobs: {max_jobs})"
 
 
 def _times(count: int) -> str:
@@ -149,6 +134,7 @@ _Noted = JobStarted | JobStopped | JobSubmitted | ChainCancelled
 _KINDS: Mapping[str, type] = {
     kind.word: kind for kind in (JobStarted, JobStopped, JobSubmitted, ChainCancelled)
 }
+_CONTINUES = "networks remain"
 CHAIN_CANCELLED = "the chain was cancelled (fleet submit --end)"
 
 
@@ -277,14 +263,15 @@ def has_started(paths: RunPaths, job: str) -> bool:
 # ---- one job ------------------------------------------------------------------------------------
 
 
-class ChainJob:
+class ChainJob(BatchJob):
     """One job of a chain: it launches, forwards warnings, and arranges for the next job.
 
     Args:
         paths: the paths of the run.
         system: the batch system; with ``local``, one job makes all launches.
         job: the id of this job.
-        limits: the limits of the chain.
+        max_jobs: the maximum number of jobs in the chain.
+        retries: the maximum number of machine failures that are retried.
         warn_after: seconds after which to warn the ranks, if the batch system does not.
         once: arguments that are appended until a launch of the chain has started with them.
         requests: walltimes of the chain's jobs in seconds; the last one repeats.
@@ -295,18 +282,17 @@ class ChainJob:
         paths: RunPaths,
         system: System,
         job: str,
-        limits: ChainLimits,
+        max_jobs: int,
+        retries: int,
         warn_after: float | None = None,
         once: Sequence[str] = (),
         requests: Sequence[float] = (),
     ) -> None:
-        self._paths = paths
-        self._system = system
-        self._job = job
-        self._limits = limits
+        super().__init__(paths, system, job, warn_after)
+        self._max_jobs = max_jobs
+        self._retries = retries
         self._once = once
         self._requests = requests
-        self._warned = WarnedLaunch(paths, system, job, warn_after)
 
     def run(self, command: Sequence[str]) -> int:
         """Launch until this job is over, and return its exit status.
@@ -316,10 +302,8 @@ class ChainJob:
             StorageError: the record cannot be written.
             LeaseLost: another job has taken over the chain.
         """
-        self._warned.listen()
-        if self._warned.wait_for_space() is None:  # the job waits for a full disk
-            reserve_emergency_space(self._paths.reserved_space)
-        with lease_of_process(self._warned.environment) as lease:
+        self.prepare()
+        with lease_of_process(self.environment) as lease:
             lease.take(self._paths.jobs_lease)
             return self._run(command, lease)
 
@@ -339,55 +323,55 @@ class ChainJob:
             history = ChainHistory.read(self._paths)
             stops = history.stops_before(self._job)
             if history.is_cancelled(self._job):
-                print_message(CHAIN_CANCELLED)
+                end = CHAIN_CANCELLED
+            else:  # the batch system may have requeued the job
+                end = _describe_limit(stops, self._max_jobs)
+            if end:
+                print_message(end)
                 return int(ExitStatus.RESUMABLE)
-            if len(stops) >= self._limits.jobs:  # the batch system requeued the job
-                print_message(
-                    f"jobs of the chain have run {_times(len(stops))} (jobs: {self._limits.jobs})"
-                )
-                return int(ExitStatus.RESUMABLE)
-            status, continues = self._launch(command, stops, lease)
+            status, continues = self._launch_once(command, stops, lease)
             if not continues or self._system.has_queue:
                 return status
 
-    def _launch(
+    def _launch_once(
         self, command: Sequence[str], stops: Sequence[JobStop], lease: Lease
     ) -> tuple[int, bool]:
         """Make one launch; return its status and whether another one follows."""
         before = log_position(self._paths.events)
         once = () if has_started(self._paths, self._job) else self._once
         add_note(self._paths, JobStarted(self._job, before[1]))
-        status = self._warned.run([*command, *once], before)
+        status = self.launch([*command, *once], before)
         lease.check()  # while this job was suspended, another one may have continued the chain
-        stop = JobStop(status, bool(self._warned.warning))
-        decision = decide_continuation([*stops, stop], self._limits)
-        if stop.is_failure and (refused := self._warned.wait_for_space()) is not None:
-            decision = Continuation(False, str(refused))
+        stop = JobStop(status, bool(self.warning))
+        stops = [*stops, stop]
+        end = find_end(stops, self._max_jobs, self._retries)
+        if stop.is_failure and (refused := self.wait_for_space()) is not None:
+            end = str(refused)
             with suppress(OSError):
                 self._paths.reserved_space.unlink(missing_ok=True)  # makes room for the next note
-        next_job, text = self._follow(decision, _next_request([*stops, stop], self._requests))
-        add_note(self._paths, JobStopped(self._job, stop, self._warned.end_reason, next_job, text))
-        print_message(f"status {status}; {text}")
+        next_job = None
+        if not end:
+            next_job, end = self._follow(_next_request(stops, self._requests))
+        add_note(self._paths, JobStopped(self._job, stop, self.end_reason, next_job, end))
+        print_message(f"status {status}; {end}")
         return status, next_job is not None
 
-    def _follow(self, decision: Continuation, request: float | None) -> tuple[str | None, str]:
+    def _follow(self, request: float | None) -> tuple[str | None, str]:
         """Arrange for the next launch; return the job that makes it, and the decision as text."""
-        if not decision.continues:
-            return None, decision.reason
         if ChainHistory.read(self._paths).is_cancelled(self._job):
             return None, CHAIN_CANCELLED
         if not self._system.has_queue:
-            if self._warned.is_signalled:
-                return (None, "it received a signal to stop")
-            return (self._job, decision.reason)
+            if self.is_signalled:
+                return None, "it received a signal to stop"
+            return self._job, _CONTINUES
         try:
             options = delay_options(self._system, [self._paths])
             next_job = continue_job(
                 self._system, self._job, self._paths.job_script, request, options
             )
-            return next_job, decision.reason
+            return next_job, _CONTINUES
         except (InputError, OSError) as error:
-            return None, f"{decision.reason}, but no other job could be submitted: {error}"
+            return None, f"{_CONTINUES}, but no other job could be submitted: {error}"
 
 
 # ---- ending a chain -----------------------------------------------------------------------------

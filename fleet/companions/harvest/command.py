@@ -171,7 +171,7 @@ def _begin(
             file.write(script)
     plan.write()
     plan.record_request()
-    orders = Backlog(plan, BatchQueue(system), os.environ).top_up(resubmit=bool(replaced))
+    orders = Backlog(plan, BatchQueue(system)).top_up(resubmit=bool(replaced))
     for change in replaced:
         print(f"fleet harvest: this changes the running harvest: {change}", file=sys.stderr)
     logs = [str(run_.paths.harvest_log) for run_ in plan.runs]
@@ -244,7 +244,7 @@ def _end(args: argparse.Namespace, roots: Sequence[Path], system: System) -> Non
     queue = BatchQueue(system)
     for root, plan in zip(roots, plans, strict=True):
         # A plan may cover several of the runs; topping it up twice does no harm.
-        orders += Backlog(plan, queue, os.environ).top_up()
+        orders += Backlog(plan, queue).top_up()
         running_jobs += [
             job.id
             for job in queue.jobs([run.job for run in plan.runs if run.root == root])

@@ -10,6 +10,7 @@ from the logs of all launches.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from fleet.batch_systems import lease_of_process
 from fleet.companions.batch_jobs.job_events import JobStarted, JobSubmitted
 from fleet.companions.batch_jobs.launching import (
     ORDERLY_STATUSES,
-    WarnedLaunch,
+    BatchJob,
     find_storage_error,
     print_message,
     reserve_emergency_space,
@@ -178,28 +179,24 @@ class Backlog:
     Args:
         plan: the plan of the harvest.
         queue: the queue of the batch system.
-        environment: environment variables of this process.
         file: the file of the plan, which the user may change meanwhile.
 
     Attributes:
-        command: the command that starts the harvest again.
+        plan: the current plan.
     """
 
     def __init__(
         self,
         plan: HarvestPlan,
         queue: BatchQueue,
-        environment: Mapping[str, str],
         file: Path | None = None,
     ) -> None:
         self._queue = queue
-        self._environment = environment
         self._file = file
         self._use_plan(plan)
 
     def _use_plan(self, plan: HarvestPlan) -> None:
-        self._plan = plan
-        self.command = plan.command
+        self.plan = plan
         self._logs = {run.job: RunLogs(run.paths) for run in plan.runs}
 
     def has_work(self, root: Path, job: str) -> bool:
@@ -213,7 +210,7 @@ class Backlog:
             InputError: the batch system does not answer.
             OSError: the file system does not answer.
         """
-        run = next(run for run in self._plan.runs if run.root == root)
+        run = next(run for run in self.plan.runs if run.root == root)
         jobs = self._queue.jobs([run.job])
         # Networks that this job held are available to it.
         other_jobs = [queued for queued in jobs if queued.id not in {job, *self._ending_jobs(jobs)}]
@@ -236,12 +233,12 @@ class Backlog:
         if self._file is not None:
             with suppress(UserError):  # keep the current plan
                 plan = HarvestPlan.read(self._file)
-                if plan != self._plan:
+                if plan != self.plan:
                     self._use_plan(plan)
         for attempts_left in reversed(range(_ATTEMPTS if ending_job else 1)):
             try:
-                lease = lease_of_process(self._environment)
-                lease.take(self._plan.runs[0].paths.jobs_lease)
+                lease = lease_of_process(os.environ)
+                lease.take(self.plan.runs[0].paths.jobs_lease)
                 break
             except UserError:  # another job is doing it
                 if not attempts_left:
@@ -254,7 +251,7 @@ class Backlog:
     def _cancel_waiting(self) -> list[Order]:
         orders = [
             Cancel(job.name, job.id)
-            for job in self._queue.jobs([run.job for run in self._plan.runs])
+            for job in self._queue.jobs([run.job for run in self.plan.runs])
             if not job.runs
         ]
         for order in orders:
@@ -262,17 +259,17 @@ class Backlog:
         return list(orders)
 
     def _top_up(self, ending_job: str) -> list[Order]:
-        names = [run.job for run in self._plan.runs]
+        names = [run.job for run in self.plan.runs]
         queued = [
             job._replace(nodes=job.nodes or self._requested_nodes(job.id))
             for job in self._queue.jobs(names)
         ]
-        idle = self._queue.idle_nodes(self._plan.partition)
+        idle = self._queue.idle_nodes(self.plan.partition)
         self._log_dead_launches(queued)
         jobs = [job for job in queued if job.id not in {ending_job, *self._ending_jobs(queued)}]
         past = {
             run.job: harvest_log.past_launches(run.paths, [job.id for job in jobs if job.runs])
-            for run in self._plan.runs
+            for run in self.plan.runs
         }
         gap_s = mean_gap_s([launch for launches in past.values() for launch in launches])
         reserved_nodes = sum(job.nodes for job in jobs if not job.runs)
@@ -283,9 +280,9 @@ class Backlog:
                 past[run.job],
                 self._logs[run.job],
             )
-            for run in self._plan.runs
+            for run in self.plan.runs
         ]
-        orders = plan_orders(runs, max(0, idle - reserved_nodes), gap_s, self._plan.limits)
+        orders = plan_orders(runs, max(0, idle - reserved_nodes), gap_s, self.plan.limits)
         for order in orders:
             self._carry_out(order)
         if ending_job:
@@ -296,7 +293,7 @@ class Backlog:
         """Return the ids of jobs that are still listed although their launches have ended."""
         newest = {
             job: note
-            for run in self._plan.runs
+            for run in self.plan.runs
             for job, note in harvest_log.newest_by_job(run.paths).items()
         }
         return {
@@ -310,7 +307,7 @@ class Backlog:
     def _log_dead_launches(self, jobs: Sequence[QueuedJob]) -> None:
         """Log the end of each launch that ended without reporting."""
         running, waiting = ({job.id for job in jobs if job.runs is runs} for runs in (True, False))
-        for run in self._plan.runs:
+        for run in self.plan.runs:
             for job, note in harvest_log.newest_by_job(run.paths).items():
                 if isinstance(note, JobStarted) and job not in running:
                     harvest_log.add_note(
@@ -326,10 +323,10 @@ class Backlog:
             for state in runs
             if state.running or {job for job, _ in state.queued} - cancelled
         } | submitted
-        for run, state in zip(self._plan.runs, runs, strict=True):
-            ends = state.is_over or is_given_up(state, self._plan.limits) or not active
+        for run, state in zip(self.plan.runs, runs, strict=True):
+            ends = state.is_over or is_given_up(state, self.plan.limits) or not active
             if ends and state.name not in active and harvest_log.find_end(run.paths) is None:
-                command = "" if state.is_over and not self._failed(run) else self._plan.command
+                command = "" if state.is_over and not self._failed(run) else self.plan.command
                 harvest_log.add_note(
                     run.paths, harvest_log.HarvestEnded(self._end_reason(run, state), command)
                 )
@@ -353,9 +350,9 @@ class Backlog:
             if note.why
         ]
         last_reason = f"; the last reason: {reasons[-1]}" if reasons else ""
-        if state.fruitless_launches >= self._plan.limits.fruitless:
+        if state.fruitless_launches >= self.plan.limits.fruitless:
             return f"{state.fruitless_launches} launches in a row finished no epoch{last_reason}"
-        if state.transient_failures >= self._plan.limits.passing:
+        if state.transient_failures >= self.plan.limits.passing:
             return (
                 f"{state.transient_failures} launches in a row ended with a transient "
                 f"error{last_reason}"
@@ -367,7 +364,7 @@ class Backlog:
         return next(
             (
                 note.nodes
-                for run in self._plan.runs
+                for run in self.plan.runs
                 for note in harvest_log.read_harvest_log(run.paths, JobSubmitted)
                 if note.job == job
             ),
@@ -375,13 +372,13 @@ class Backlog:
         )
 
     def _carry_out(self, order: Order) -> None:
-        paths = next(run.paths for run in self._plan.runs if run.job == order.name)
+        paths = next(run.paths for run in self.plan.runs if run.job == order.name)
         match order:
             case Submit(nodes=nodes):
                 harvest_log.add_note(
                     paths,
                     JobSubmitted(
-                        self._queue.submit(paths.harvest_script(nodes), nodes, self._plan), nodes
+                        self._queue.submit(paths.harvest_script(nodes), nodes, self.plan), nodes
                     ),
                 )
             case Cancel(job=job):
@@ -441,7 +438,7 @@ def read_harvest_state(
     run: HarvestRun,
     jobs: Sequence[QueuedJob],
     past: Sequence[harvest_log.PastLaunch],
-    logs: RunLogs | None = None,
+    logs: RunLogs,
 ) -> HarvestState:
     """Return the state of a run from its folder and its jobs.
 
@@ -451,7 +448,6 @@ def read_harvest_state(
         past: its launches that have ended.
         logs: the logs of its launches, as far as they were read.
     """
-    logs = logs or RunLogs(run.paths)
     logs.refresh()
     done = {name for name, status in logs.run.statuses.items() if status.outcome is not None}
     # Networks that ended long ago may have no log.
@@ -515,7 +511,7 @@ def _samples_left(run: HarvestRun, over: Collection[str], logs: RunLogs) -> floa
 # ---- one job -----------------------------------------------------------------------------------
 
 
-class HarvestJob:
+class HarvestJob(BatchJob):
     """One job of a harvest.
 
     Args:
@@ -526,10 +522,8 @@ class HarvestJob:
     """
 
     def __init__(self, paths: RunPaths, backlog: Backlog, system: System, job: str) -> None:
-        self._paths = paths
+        super().__init__(paths, system, job)
         self._backlog = backlog
-        self._job = job
-        self._warned = WarnedLaunch(paths, system, job)
         self._was_answered = False
 
     def run(self, command: Sequence[str]) -> int:
@@ -538,11 +532,9 @@ class HarvestJob:
         Raises:
             StorageError: the log cannot be written.
         """
-        self._warned.listen()
-        storage_error = self._warned.wait_for_space()
+        storage_error = self.prepare()
         if storage_error is not None:
             return self._give_up(storage_error, ExitStatus.CAN_PASS)
-        reserve_emergency_space(self._paths.reserved_space)
         newest = harvest_log.newest_by_job(self._paths).get(self._job)
         if isinstance(newest, JobStarted):  # the batch system has requeued the job
             self._note(harvest_log.end_without_report(self._job, is_back=True))
@@ -557,18 +549,17 @@ class HarvestJob:
         before = log_position(self._paths.events)
         self._note(JobStarted(self._job, before[1]))
         self._top_up()
-        status = self._warned.run(command, before, _EVERY_S, self._top_up)
-        warning = self._warned.warning
+        status = self.launch(command, before, _EVERY_S, self._top_up)
         if (
             status not in ORDERLY_STATUSES
             and (storage_error := find_storage_error(self._paths.jobs)) is not None
             and storage_error.may_pass
         ):
             status = int(ExitStatus.CAN_PASS)
-        storage_error = self._warned.wait_for_space()
+        storage_error = self.wait_for_space()
         if storage_error is not None:
-            return self._give_up(storage_error, status, warning)
-        self._note(harvest_log.LaunchEnded(self._job, status, warning, self._warned.end_reason))
+            return self._give_up(storage_error, status, self.warning)
+        self._note(harvest_log.LaunchEnded(self._job, status, self.warning, self.end_reason))
         self._wait_after_transient_error(status)
         self._end()  # all other jobs may be ending right now, too
         return status
@@ -578,7 +569,7 @@ class HarvestJob:
         try:
             harvest_log.add_note(self._paths, note)
         except StorageError as error:
-            if not error.may_pass or self._warned.wait_for_space() is not None:
+            if not error.may_pass or self.wait_for_space() is not None:
                 raise
             harvest_log.add_note(self._paths, note)
 
@@ -587,7 +578,7 @@ class HarvestJob:
         if status == ExitStatus.CAN_PASS and (
             count := harvest_log.count_transient(harvest_log.past_launches(self._paths))
         ):
-            self._warned.pause(min(_MAX_PAUSE_S, _PAUSE_S * 2 ** (count - 1)))
+            self.pause(min(_MAX_PAUSE_S, _PAUSE_S * 2 ** (count - 1)))
 
     def _give_up(self, error: StorageError, status: int, warning: str = "") -> int:
         """End without submitting another job, because files cannot be written.
@@ -595,7 +586,9 @@ class HarvestJob:
         The emergency space is freed for this last note. The last one of several such jobs logs that
         the harvest has ended.
         """
-        over = harvest_log.HarvestEnded(f"files cannot be written: {error}", self._backlog.command)
+        over = harvest_log.HarvestEnded(
+            f"files cannot be written: {error}", self._backlog.plan.command
+        )
         with suppress(OSError):
             self._paths.reserved_space.unlink(missing_ok=True)
         with suppress(StorageError):
@@ -634,17 +627,17 @@ class HarvestJob:
         while problem := self._top_up(self._job):
             if not self._was_answered:  # without an answer, other jobs are unknown
                 return
-            if self._warned.is_signalled or time.monotonic() >= until:
+            if self.is_signalled or time.monotonic() >= until:
                 with suppress(StorageError):
                     harvest_log.add_note(
                         self._paths,
                         harvest_log.HarvestEnded(
                             f"its last launch could not submit another job: {problem}",
-                            self._backlog.command,
+                            self._backlog.plan.command,
                         ),
                     )
                 break
-            self._warned.pause(pause_s)
+            self.pause(pause_s)
             pause_s *= 2
         over = harvest_log.find_end(self._paths)
         if over is not None:

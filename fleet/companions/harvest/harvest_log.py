@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 from typing import Annotated, Any
 
 from fleet.companions.batch_jobs.job_events import (
@@ -163,36 +162,32 @@ def past_launches(paths: RunPaths, running: Sequence[str] = ()) -> list[PastLaun
         paths: the paths of the run.
         running: ids of its jobs that run now.
     """
-    notes = read_harvest_log(paths)
-    starts = [(index, start) for index, start in enumerate(notes) if isinstance(start, JobStarted)]
-    last = {start.job: index for index, start in starts}
-    last_request = max(
-        (index for index, start in enumerate(notes) if isinstance(start, HarvestRequested)),
-        default=-1,
-    )
-    past = []
-    for index, start in starts:
-        following = next(
-            (
-                note
-                for note in notes[index + 1 :]
-                if isinstance(note, JobStarted | LaunchEnded) and note.job == start.job
-            ),
-            None,
-        )
-        end = following if isinstance(following, LaunchEnded) else None
-        if end is None and start.job in running and last[start.job] == index:
-            continue
-        past.append(
-            _past(
-                RunPaths(paths.root, start.job).events, start.log_bytes, end, index < last_request
-            )
-        )
-    return past
+    starts: list[JobStarted] = []
+    ends: dict[int, LaunchEnded] = {}  # by the index of the start
+    newest: dict[str, int] = {}  # job -> the index of its newest start without an end
+    forgiven = 0
+    for note in read_harvest_log(paths, JobStarted, LaunchEnded, HarvestRequested):
+        match note:
+            case JobStarted(job):
+                newest[job] = len(starts)
+                starts.append(note)
+            case LaunchEnded(job) if job in newest:
+                ends[newest.pop(job)] = note
+            case HarvestRequested():
+                forgiven = len(starts)
+    going_on = {newest.get(job) for job in running}
+    return [
+        _past(paths, start, ends.get(index), index < forgiven)
+        for index, start in enumerate(starts)
+        if index not in going_on
+    ]
 
 
-def _past(log: Path, start: int, end: LaunchEnded | None, is_forgiven: bool) -> PastLaunch:
-    events = next((lines for _, lines in split_launches(read_events(log, start))), [])
+def _past(
+    paths: RunPaths, start: JobStarted, end: LaunchEnded | None, is_forgiven: bool
+) -> PastLaunch:
+    log = read_events(RunPaths(paths.root, start.job).events, start.log_bytes)
+    events = next((lines for _, lines in split_launches(log)), [])
     seconds = events[-1].t_s if events else 0.0
     return PastLaunch(
         seconds,

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 from fleet.batch_systems import lease_of_process
 from fleet.companions.batch_jobs.job_events import ChainCancelled, JobStarted
-from fleet.companions.batch_jobs.launching import WarnedLaunch
+from fleet.companions.batch_jobs.launching import BatchJob
 from fleet.companions.chains.chain import (
     ChainHistory,
-    ChainLimits,
     JobStop,
     JobStopped,
     add_note,
-    decide_continuation,
+    find_end,
 )
 from fleet.domain.events import LaunchStarted, ScheduleOptions
 from fleet.domain.json_record import to_json
@@ -33,7 +32,6 @@ from tests.fakes import put_programs
 from tests.places import ROOT
 from tests.waiting import wait_until
 
-LIMITS = ChainLimits(jobs=5, retries=2)
 STARTED = LaunchStarted(
     1,
     1,
@@ -55,26 +53,26 @@ LOST = JobStop(None)
 
 
 @pytest.mark.parametrize(
-    ("stops", "goes_on", "reason"),
+    ("stops", "reason"),
     [
-        ([STOPPED], True, "networks remain"),
-        ([STOPPED] * 4, True, "networks remain"),
-        ([STOPPED] * 5, False, "jobs of the chain have run 5 times (jobs: 5)"),
-        ([JobStop(0)], False, "all networks finished"),
-        ([JobStop(2)], False, "the spec or the arguments are invalid"),
-        ([JobStop(3)], False, "some networks failed"),
-        ([FAILED, JobStop(139)], True, "networks remain"),
-        ([FAILED, STOPPED, FAILED, JobStop(127)], False, "the machine failed 3 times (retries: 2)"),
-        ([JobStop(1, warned=True)] * 4, True, "networks remain"),
-        ([LOST] * 4, True, "networks remain"),
-        ([LOST] * 5, False, "jobs of the chain have run 5 times (jobs: 5)"),
+        ([STOPPED], ""),
+        ([STOPPED] * 4, ""),
+        ([STOPPED] * 5, "jobs of the chain have run 5 times (jobs: 5)"),
+        ([JobStop(0)], "all networks finished"),
+        ([JobStop(2)], "the spec or the arguments are invalid"),
+        ([JobStop(3)], "some networks failed"),
+        ([FAILED, JobStop(139)], ""),
+        ([FAILED, STOPPED, FAILED, JobStop(127)], "the machine failed 3 times (retries: 2)"),
+        ([JobStop(1, warned=True)] * 4, ""),
+        ([LOST] * 4, ""),
+        ([LOST] * 5, "jobs of the chain have run 5 times (jobs: 5)"),
     ],
     ids=str,
 )
-def test_decide_continuation(stops, goes_on, reason):
-    decision = decide_continuation(stops, LIMITS)
-    assert decision.continues is goes_on
-    assert reason in decision.reason
+def test_find_end_after_newest_stop(stops, reason):
+    end = find_end(stops, max_jobs=5, retries=2)
+    assert end.startswith(reason)
+    assert bool(end) is bool(reason)
 
 
 @given(
@@ -88,11 +86,7 @@ def test_decide_continuation(stops, goes_on, reason):
 )
 def test_chain_ends_after_its_limits(stops, jobs, retries):
     length = next(
-        (
-            count
-            for count in range(1, len(stops) + 1)
-            if not decide_continuation(stops[:count], ChainLimits(jobs, retries)).continues
-        ),
+        (count for count in range(1, len(stops) + 1) if find_end(stops[:count], jobs, retries)),
         len(stops),
     )
     assert length <= jobs
@@ -264,7 +258,7 @@ def test_signal_reaches_launch_as_sigusr2_and_ends_local_chain(job, number):
 
 def test_second_interrupt_ends_the_launch_immediately(tmp_path):
     sent = []
-    warned = WarnedLaunch(RunPaths(tmp_path), SYSTEMS["local"], "1")
+    warned = BatchJob(RunPaths(tmp_path), SYSTEMS["local"], "1")
     warned._process = SimpleNamespace(returncode=None, send_signal=sent.append)
     for _ in range(2):
         warned._pass_on(signal.SIGINT, None)

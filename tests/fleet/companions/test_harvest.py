@@ -70,7 +70,7 @@ def launch(run, job, *events, ends=None, warning=""):
 
 
 def backlog_of(run, queue, **limits):
-    return harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits(**limits)), queue, {})
+    return harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits(**limits)), queue)
 
 
 def finish(run, *names):
@@ -127,14 +127,17 @@ def test_mean_gap_follows_from_cut_launches(run):
 
 
 def test_read_harvest_state_from_table_leases_and_logs(run):
-    assert harvest.read_harvest_state(run, [], []).waiting == 3
+    assert harvest.read_harvest_state(run, [], [], harvest.RunLogs(run.paths)).waiting == 3
     finish(run, "a")
     for name, job in (("b", "17"), ("c", "18")):
         run.paths.network_lease(name).parent.mkdir(exist_ok=True)
         hold(run.paths.network_lease(name), system="slurm", job=job)
     launch(run, "17", FirstStep("b"), EPOCH)
     seen = harvest.read_harvest_state(
-        run, [QueuedJob("17", "fleet-1", 1, True), QueuedJob("19", "fleet-1", 2, False)], []
+        run,
+        [QueuedJob("17", "fleet-1", 1, True), QueuedJob("19", "fleet-1", 2, False)],
+        [],
+        harvest.RunLogs(run.paths),
     )
     assert (seen.waiting, seen.training, seen.running, seen.queued) == (
         1,
@@ -250,7 +253,7 @@ def test_nodes_of_job_come_from_submission_if_queue_omits_them(run):
 def test_running_job_reads_the_newest_plan(run):
     plan = harvest.HarvestPlan((run,), HarvestLimits(backlog=1))
     plan.write()
-    backlog = harvest.Backlog(plan, Queue(run), {}, run.paths.harvest)
+    backlog = harvest.Backlog(plan, Queue(run), run.paths.harvest)
     assert len(backlog.top_up()) == 1
     harvest.HarvestPlan((run,), HarvestLimits(backlog=3)).write()
     assert len(backlog.top_up()) == 2
@@ -326,7 +329,7 @@ def job(run, signals, monkeypatch):
     def begin(program, name="17"):
         queue.listed.append(QueuedJob(name, run.job, 1, True))
         harvest_job = harvest.HarvestJob(
-            RunPaths(run.root, name), harvest.Backlog(plan, queue, {}), SYSTEMS["slurm"], name
+            RunPaths(run.root, name), harvest.Backlog(plan, queue), SYSTEMS["slurm"], name
         )
         status = harvest_job.run([sys.executable, "-c", program])
         queue.listed = [queued for queued in queue.listed if queued.id != name]
@@ -410,7 +413,7 @@ def test_job_on_full_disk_gives_up_with_restart_command(full_disk, signals, monk
             ballast.write(bytes(1024))
     plan = harvest.HarvestPlan((run,), HarvestLimits(), command="fleet harvest x")
     harvest_job = harvest.HarvestJob(
-        RunPaths(run.root, "17"), harvest.Backlog(plan, Queue(run), {}), SYSTEMS["slurm"], "17"
+        RunPaths(run.root, "17"), harvest.Backlog(plan, Queue(run)), SYSTEMS["slurm"], "17"
     )
     assert harvest_job.run([sys.executable, "-c", ""]) == ExitStatus.CAN_PASS
     err = capfd.readouterr().err

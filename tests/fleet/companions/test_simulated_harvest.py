@@ -69,7 +69,7 @@ class Site:
         """Simulate until no job is left."""
         self.runs, self.plan = runs, HarvestPlan(tuple(runs), HarvestLimits(backlog=backlog))
         self.truth = {training.run.job: training for training in trainings}
-        Backlog(self.plan, self, {}).top_up()
+        Backlog(self.plan, self).top_up()
         while self.listed:
             assert self.now < most_s, "it has no end"
             self._tick()
@@ -81,7 +81,7 @@ class Site:
                 job in self.listed and self.idle_nodes() >= job.nodes
             ):  # it may just have been cancelled
                 self.listed[self.listed.index(job)] = job._replace(runs=True)
-                backlog = Backlog(self.plan, self, {})
+                backlog = Backlog(self.plan, self)
                 if backlog.has_work(self.truth[job.name].run.root, job.id):
                     self.launches[job.id] = Launch(self, self.truth[job.name], job.id, backlog)
                 else:
