@@ -145,24 +145,36 @@ class NetworkLeases:
         with storage_errors(self._paths.network_lease(name)):
             if not self._is_folder_free():
                 return False
-            lease, steps = self._attempts.pop(name) if name in self._attempts else self._begin(name)
-            if not _is_decided(steps):
-                self._attempts[name] = lease, steps
-            elif lease.fence is None:
-                return True  # its holder is alive: it is asked for again as if for the first time
-            elif not self._is_folder_free():
+            lease = self._acquire(name)
+            if lease is None:
+                return True
+            if not self._is_folder_free():
                 lease.release()
                 return False
-            else:
-                self._hold(name, lease)
+            self._hold(name, lease)
         return True
 
-    def _begin(self, name: str) -> tuple[Lease, Iterator[float]]:
-        folder = self._paths.network_lease(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        lease = self._lease.sibling(f"network {name}")
-        # A launch that was alone has written by the generation of the door.
-        return lease, lease.steps(folder, floor=newest_generation(self._paths.lease))
+    def _acquire(self, name: str) -> Lease | None:
+        """Advance the acquisition of a network, or of the folder (""); return its lease if held.
+
+        If the holder is alive, the next call begins as if for the first time.
+        """
+        if name in self._attempts:
+            lease, steps = self._attempts.pop(name)
+        elif name:
+            folder = self._paths.network_lease(name)
+            folder.mkdir(parents=True, exist_ok=True)
+            lease = self._lease.sibling(f"network {name}")
+            # A launch that was alone has written by the generation of the door.
+            steps = lease.steps(folder, floor=newest_generation(self._paths.lease))
+        else:
+            lease = self._lease.sibling("")
+            steps = lease.steps(self._paths.lease)
+        if not _is_decided(steps):
+            self._attempts[name] = lease, steps
+        elif lease.fence is not None:
+            return lease
+        return None
 
     def _hold(self, name: str, lease: Lease) -> None:
         if lease.took_over:
@@ -176,17 +188,11 @@ class NetworkLeases:
         if newest_state(self._paths.lease).is_free:
             self._attempts.pop("", None)
             return True
-        lease, steps = self._attempts.pop("") if "" in self._attempts else self._begin_folder()
-        if not _is_decided(steps):
-            self._attempts[""] = lease, steps
-        elif lease.fence is not None:
-            lease.release()
-            return True
-        return False
-
-    def _begin_folder(self) -> tuple[Lease, Iterator[float]]:
-        lease = self._lease.sibling("")
-        return lease, lease.steps(self._paths.lease)
+        lease = self._acquire("")
+        if lease is None:
+            return False
+        lease.release()
+        return True
 
 
 def _is_decided(steps: Iterator[float]) -> bool:
