@@ -14,7 +14,7 @@ from fleet.commands.known_rates import known_beside_steps, known_rates_of, with_
 from fleet.companions.batch_jobs.options import MAX_JOBS, WARNING_S, roles_of_job
 from fleet.companions.chains.chain import ChainTimes, chain_times
 from fleet.domain.events import TrainersReady
-from fleet.domain.overheads import FORWARD, Overheads, measure_overheads
+from fleet.domain.overheads import FORWARD, measure_overheads
 from fleet.errors import UserError
 from fleet.runtime.interrupt import RESERVE_S
 from fleet.runtime.startup.caching import HostResources, choose_cache
@@ -251,8 +251,12 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes |
     if rates_and_origin is None:
         return None
     table, origin = rates_and_origin
-    input_rates = _read_input_rates(spec, opened, roles)
     rates = with_sharing(spec, replace(table, samples_per_epoch=len(opened.data.train)))
+    before_s, costs, stream = _read_overheads(spec, opened, roles, rates)
+    if math.isinf(stream.rate):
+        input_rate = ""
+    else:
+        input_rate = f" and an input of {stream.rate:.0f} samples/s"
     if cluster.slots > 1:
         shared = f" with up to {cluster.slots} networks on each"
     else:
@@ -269,67 +273,25 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes |
             ),
         )
         times.append(
-            input_rates.before_s(rates)
-            + simulate(
-                drawn,
-                cluster,
-                spec.policy,
-                spec.options,
-                input_rates.costs(spec, rates),
-                input_rates.stream,
-            ).makespan_s
+            before_s + simulate(drawn, cluster, spec.policy, spec.options, costs, stream).makespan_s
         )
     return KnownTimes(
         empirical_law(times),
         f"{len(times)} simulations on {pluralize(cluster.whole_gpus, 'device')}{shared}, rates: "
-        f"{origin}{input_rates.description}, with a random last improvement of each network "
+        f"{origin}{input_rate}, with a random last improvement of each network "
         f"({_range(times)})",
     )
 
 
-@dataclass(frozen=True)
-class _InputRates:
-    """The rate of the input pipeline, and other overheads of training.
+def _read_overheads(
+    spec: Spec, opened: Inputs, roles: Roles, rates: RateTable
+) -> tuple[float, Costs, Stream]:
+    """Return what training takes beside steps, as the last launch logged it, or as estimated.
 
-    Attributes:
-        stream: how networks share samples.
-        decoding_s: seconds to decode all samples once, if they are stored.
-        is_concurrent: whether samples are decoded during the first epoch.
-        validation_samples: number of samples that validate each network after an epoch.
-        past: the overheads of an earlier launch of the run, or on this machine; None if unknown.
+    Returns:
+        The seconds that the fastest network waits for samples that are decoded once; the costs of
+        moves and of ends of epochs; and how networks share samples, with the rate of the input.
     """
-
-    stream: Stream
-    decoding_s: float
-    is_concurrent: bool
-    validation_samples: int
-    past: Overheads | None
-
-    def before_s(self, rates: RateTable) -> float:
-        """Return the seconds that the fastest network waits for samples that are decoded once."""
-        trained_s = rates.samples_per_epoch / max(
-            rate for network in rates.models for rate in network.rates
-        )
-        return max(0.0, self.decoding_s - trained_s * self.is_concurrent)
-
-    def costs(self, spec: Spec, rates: RateTable) -> Costs:
-        """Return the costs of moves and of ends of epochs."""
-        sample_s = [1 / network.rates[0] for network in rates.models]
-        validation_s = self.validation_samples * sum(sample_s) / len(sample_s) / FORWARD
-        if self.past is None:
-            return replace(spec.policy.costs, epoch_s=validation_s)
-        return Costs(regroup_s=self.past.start_s, epoch_s=self.past.epoch_s + validation_s)
-
-    @property
-    def description(self) -> str:
-        """The rate of the input, as a part of a sentence."""
-        if math.isinf(self.stream.rate):
-            return ""
-        return f" and an input of {self.stream.rate:.0f} samples/s"
-
-
-def _read_input_rates(spec: Spec, opened: Inputs, roles: Roles) -> _InputRates:
-    """Return the input rates that the last launch logged, or estimate them from probed samples."""
     paths = RunPaths(spec.output.absolute())
     run = read_run_state(paths)
     probe = opened.probes["train"]
@@ -343,23 +305,27 @@ def _read_input_rates(spec: Spec, opened: Inputs, roles: Roles) -> _InputRates:
     cache = choose_cache(spec, opened, resources, run.cache).cache
     # Each trainer finishes stored samples itself; reading them takes no time in comparison.
     sample_s = probe.varying_s + probe.fixed_s * (cache == "none")
-    rate = workers / sample_s if roles.shared and cache != "memory" else 1 / sample_s
+    input_rate = workers / sample_s if roles.shared and cache != "memory" else 1 / sample_s
     if (
         run.launch is not None
         and run.launch.supply is not None
         and cache == "none"
         and roles.shared
     ):
-        rate = run.launch.supply.supply_samples_per_s
+        input_rate = run.launch.supply.supply_samples_per_s
     past = None if run.launch is None else measure_overheads(run.launch, validation_samples)
+    past = past or known_beside_steps(spec)
     decoding_s = probe.fixed_s * (validation_samples + samples * (cache != "none")) / workers
-    return _InputRates(
-        replace(spec.policy.stream, rate=rate),
-        decoding_s,
-        cache == "memory",
-        validation_samples,
-        past or known_beside_steps(spec),
-    )
+    if cache == "memory":  # samples are decoded during the first epoch
+        fastest = max(rate for network in rates.models for rate in network.rates)
+        decoding_s = max(0.0, decoding_s - rates.samples_per_epoch / fastest)
+    sample_times = [1 / network.rates[0] for network in rates.models]
+    validation_s = validation_samples * sum(sample_times) / len(sample_times) / FORWARD
+    if past is None:
+        costs = replace(spec.policy.costs, epoch_s=validation_s)
+    else:
+        costs = Costs(regroup_s=past.start_s, epoch_s=past.epoch_s + validation_s)
+    return decoding_s, costs, replace(spec.policy.stream, rate=input_rate)
 
 
 def draw_epochs(stopping: Stopping, rng: np.random.Generator) -> int:
