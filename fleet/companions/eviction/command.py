@@ -204,7 +204,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         if urgent is None or not urgent.is_waiting:
             raise UserError(f"--for {args.urgent}: no waiting job has this id")
     machine = eviction.ClusterView(
-        args.partition, user, _costs(args, _storage(args)), _release_nodes
+        args.partition, user, args.urgent, _costs(args, _storage(args)), _release_nodes
     )
     first = machine.take_snapshot()
     if args.margin is None:
@@ -219,14 +219,14 @@ def _carry_out(args: argparse.Namespace) -> int:
         raise UserError(f"squeue, running jobs of {owner}: {error}") from None
     record = args.record or Path(RECORD)
     waiting = unreleased_jobs(record)
-    held_jobs = eviction.jobs_held_elsewhere(first, machine, waiting)
+    held_jobs = machine.jobs_held_elsewhere(first, waiting)
     if held_jobs:
         print(
             f"{', '.join(held_jobs)}: held in the queue, but not by an eviction in {record}; if "
             f"another eviction did: scontrol release {','.join(held_jobs)}"
         )
     if not args.yes:
-        rivals = eviction.competing_jobs(first, args.urgent, machine)
+        rivals = machine.competing_jobs(first)
         steps = dry_run(first.jobs, plan)
         show(
             args,
@@ -253,9 +253,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         whose=owner,
     )
     with DeferredSignals() as interruption:
-        has_succeeded = eviction.Execution(
-            plan, first, machine, log, args.urgent, waiting, interruption
-        ).run()
+        has_succeeded = eviction.Execution(plan, first, machine, log, waiting, interruption).run()
     if has_succeeded:
         return ExitStatus.OK
     return ExitStatus.INFRASTRUCTURE

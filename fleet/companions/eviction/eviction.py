@@ -66,6 +66,7 @@ class ClusterView:
     Args:
         partition: restricts the view to the jobs of this partition.
         user: restricts evictions to the jobs of this user; None allows all users.
+        urgent: the job that is to get the nodes; None if it is unknown.
         costs: returns what jobs would lose, and how long they take to save.
         release_nodes: makes a run release a number of nodes within some seconds; returns their
             names.
@@ -73,6 +74,7 @@ class ClusterView:
 
     partition: str | None
     user: str | None
+    urgent: str | None
     costs: Costs
     release_nodes: ReleaseNodes
     seen: dict[str, SlurmJob] = field(default_factory=dict)  # each job as it was first seen
@@ -107,6 +109,34 @@ class ClusterView:
     def may_touch(self, user: str) -> bool:
         """Return True if jobs of this user may be evicted."""
         return self.user in (None, user)
+
+    def must_wait(self, job: SlurmJob) -> bool:
+        """Return True if a waiting or new job must leave the nodes to the urgent job.
+
+        Jobs of FLEET must, because they can continue later. The queue orders all other jobs, unless
+        the urgent job is known: then other jobs of the same user wait for it.
+        """
+        is_own = self.urgent is not None and job.user == slurm_control.current_user()
+        return job.id != self.urgent and self.may_touch(job.user) and (job.is_resumable or is_own)
+
+    def competing_jobs(self, snapshot: ClusterSnapshot) -> list[str]:
+        """Return the waiting jobs that would take the nodes, and are to be held."""
+        return sorted(
+            job.id
+            for job in snapshot.queue.values()
+            if job.is_waiting and not job.is_held and self.must_wait(job)
+        )
+
+    def jobs_held_elsewhere(self, snapshot: ClusterSnapshot, job_ids: Sequence[str]) -> list[str]:
+        """Return the held jobs of FLEET that no known eviction holds."""
+        return sorted(
+            job.id
+            for job in snapshot.queue.values()
+            if job.is_resumable
+            and job.is_held
+            and job.id not in job_ids
+            and self.may_touch(job.user)
+        )
 
     def find_obstacle(self, job: str) -> str:
         """Return why a job must not be acted on now; empty if it may.
@@ -208,15 +238,15 @@ class FreedNodes:
 
 
 class Execution:
-    """Acts until the nodes are free, and keeps them free for a while.
+    """Acts until the nodes are free, and keeps them free until the urgent job has started or ended.
+
+    Without an urgent job it keeps them free until the deadline, or for :data:`KEEP_S`.
 
     Args:
         eviction: the plan, before its first step.
         snapshot: the state that the plan was made for.
         machine: the view of the cluster.
         log: receives everything that happens.
-        urgent: the job that the nodes are kept free for, until it has started or ended; None: until
-            the deadline, or for :data:`KEEP_S`.
         held_jobs: jobs held by an earlier eviction, which are released with the others.
         interruption: stops the eviction; held jobs are released then, too.
 
@@ -233,7 +263,6 @@ class Execution:
         snapshot: ClusterSnapshot,
         machine: ClusterView,
         log: EvictionLog,
-        urgent: str | None,
         held_jobs: Sequence[str],
         interruption: DeferredSignals,
     ) -> None:
@@ -241,11 +270,10 @@ class Execution:
         self.snapshot: ClusterSnapshot | None = snapshot
         self.machine = machine
         self.log = log
-        self.urgent = urgent
         self.interruption = interruption
         self.held_jobs = HeldJobs(log.note, machine.may_touch, held_jobs)
         self.paused_runs = PausedRuns()
-        self.freed = FreedNodes(snapshot, urgent)
+        self.freed = FreedNodes(snapshot, machine.urgent)
         self.first = frozenset(machine.seen)
         self.free_min: float | None = None
         self.slurm_error = ""
@@ -307,12 +335,10 @@ class Execution:
         self.paused_runs.add_jobs(
             (job.script, job.user)
             for job in snapshot.queue.values()
-            if job.is_resumable and must_wait(job, self.urgent, self.machine)
+            if job.is_resumable and self.machine.must_wait(job)
         )
         self.paused_runs.touch()
-        self.held_jobs.hold_waiting(
-            snapshot.queue, competing_jobs(snapshot, self.urgent, self.machine)
-        )
+        self.held_jobs.hold_waiting(snapshot.queue, self.machine.competing_jobs(snapshot))
 
     def _act(self, minute: float, snapshot: ClusterSnapshot) -> None:
         taken_nodes = self.freed.update(snapshot)
@@ -357,8 +383,8 @@ class Execution:
         """Log that a job took freed nodes, and evict it in turn if it can wait."""
         user = snapshot.queue[job].user
         node_list = ", ".join(f"{node}, freed by job {self.freed.freed_by(node)}" for node in nodes)
-        is_evicted_next = must_wait(
-            snapshot.queue[job], self.urgent, self.machine
+        is_evicted_next = self.machine.must_wait(
+            snapshot.queue[job]
         ) and self.machine.partition in (None, snapshot.queue[job].partition)
         self.log.note(
             "taken",
@@ -385,7 +411,7 @@ class Execution:
             if late:
                 return (False, f"{free}; {given_up}")
             return None
-        job = self.urgent
+        job = self.machine.urgent
         if job is None:
             over = max(self.eviction.deadline_min, self.free_min + KEEP_S / 60)
             if minute >= over:
@@ -469,41 +495,6 @@ class Execution:
             return "it saves by itself"
         slurm_control.signal_to_save(step.job, signal)
         return f"signal {signal}"
-
-
-def must_wait(job: SlurmJob, urgent: str | None, machine: ClusterView) -> bool:
-    """Return True if a waiting or new job must leave the nodes to the urgent job.
-
-    Jobs of FLEET must, because they can continue later. The queue orders all other jobs, unless the
-    urgent job is known: then other jobs of the same user wait for it.
-    """
-    is_own = urgent is not None and job.user == slurm_control.current_user()
-    return job.id != urgent and machine.may_touch(job.user) and (job.is_resumable or is_own)
-
-
-def competing_jobs(
-    snapshot: ClusterSnapshot, urgent: str | None, machine: ClusterView
-) -> list[str]:
-    """Return the waiting jobs that would take the nodes, and are to be held."""
-    return sorted(
-        job.id
-        for job in snapshot.queue.values()
-        if job.is_waiting and not job.is_held and must_wait(job, urgent, machine)
-    )
-
-
-def jobs_held_elsewhere(
-    snapshot: ClusterSnapshot, machine: ClusterView, job_ids: Sequence[str]
-) -> list[str]:
-    """Return the held jobs of FLEET that no known eviction holds."""
-    return sorted(
-        job.id
-        for job in snapshot.queue.values()
-        if job.is_resumable
-        and job.is_held
-        and job.id not in job_ids
-        and machine.may_touch(job.user)
-    )
 
 
 def describe_step(minute: float, step: Step) -> str:

@@ -59,7 +59,11 @@ def evict(tmp_path, made_up):
     ):
         clock = clock or Clock()
         machine = ClusterView(
-            None, user, lambda jobs: running_jobs(jobs, SiteCheckpoints(), None, 0.0), release_nodes
+            None,
+            user,
+            urgent,
+            lambda jobs: running_jobs(jobs, SiteCheckpoints(), None, 0.0),
+            release_nodes,
         )
         first = machine.take_snapshot()
         eviction = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals, first.runs)
@@ -69,7 +73,6 @@ def evict(tmp_path, made_up):
             first,
             machine,
             EvictionLog(tmp_path / "record", messages.append),
-            urgent,
             held_jobs,
             interruption or DeferredSignals(),
         )
