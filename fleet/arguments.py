@@ -174,6 +174,11 @@ def with_current_names(
     return current, notices
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Declare the run that a command works on."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
+
+
 def add_changes(parser: argparse.ArgumentParser) -> None:
     """Declare the options for data, networks and rates that changed since earlier launches."""
     parser.add_argument(

@@ -238,19 +238,16 @@ def estimated_rates(spec: Spec, sample: SampleSpec, gpus_per_node: int) -> RateT
         tuple(
             Network(
                 network.name,
-                _scaled(
-                    _ESTIMATED_RATE * (typical / counts.get(network.name, typical)) ** 0.5,
-                    2 * gpus_per_node,
+                tuple(
+                    _ESTIMATED_RATE
+                    * (typical / counts.get(network.name, typical)) ** 0.5
+                    * count
+                    * (1 - _LOST_PER_GPU) ** (count - 1)
+                    for count in range(1, 2 * gpus_per_node + 1)
                 ),
                 min_gpus=network.min_gpus,
                 max_gpus=network.max_gpus,
             )
             for network in spec.networks
         ),
-    )
-
-
-def _scaled(single: float, gpus: int) -> tuple[float, ...]:
-    return tuple(
-        single * count * (1 - _LOST_PER_GPU) ** (count - 1) for count in range(1, gpus + 1)
     )

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fleet.units import format_size
 from launch.binding import BINDING_REMEDY, Cores, binding_problem, by_node
@@ -72,17 +73,6 @@ class LeaseTrial:
     holder: str
     noticed: bool = True
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class Disk:
-    """The file system of the run's folder, in bytes; ``problem`` says why it cannot be written."""
-
-    folder: str
-    free: int
-    needed: int
-    problem: str = ""
-    purpose: str = "the checkpoints"
 
 
 def check_launch(launcher: str, launched: int | None, size: int, library: str) -> list[Finding]:
@@ -164,21 +154,31 @@ def check_data(ranks: Sequence[RankFacts]) -> list[Finding]:
     ]
 
 
-def check_disk(disk: Disk) -> list[Finding]:
-    """Check that there is room for checkpoints, and for decoded samples in a file."""
-    if disk.problem:
+def check_disk(
+    folder: Path, free: int, needed: int, problem: str = "", purpose: str = "the checkpoints"
+) -> list[Finding]:
+    """Check that there is room for checkpoints, and for decoded samples in a file.
+
+    Args:
+        folder: the folder of the run.
+        free: free bytes of its file system.
+        needed: needed bytes.
+        problem: why the folder cannot be written; empty if it can.
+        purpose: what needs the bytes.
+    """
+    if problem:
         return [
             Finding(
-                f"{disk.folder} cannot be written: {disk.problem}",
+                f"{folder} cannot be written: {problem}",
                 "set `output:` to another folder",
             )
         ]
-    if disk.free >= disk.needed:
+    if free >= needed:
         return []
     return [
         Finding(
-            f"{disk.folder} has {format_size(disk.free)} free, but {disk.purpose} need about "
-            f"{format_size(disk.needed)}",
+            f"{folder} has {format_size(free)} free, but {purpose} need about "
+            f"{format_size(needed)}",
             "free some space, or set `output:` to another folder",
         )
     ]

@@ -273,19 +273,19 @@ def _check_space(
     """
     try:
         if opened is None or roles is None:
-            return checks.check_disk(_disk(spec, None if opened is None else opened.sample)), ""
+            return _check_disk(spec, None if opened is None else opened.sample), ""
         paths = RunPaths(spec.output)
         shared_free = min(rank.shared_free for rank in facts)
         resources = HostResources(
             len(roles.preprocessors), roles.gpus_per_node, False, shared_free, free_disk(paths)
         )
         choice = choose_cache(spec, opened, resources, read_run_state(paths, (CacheChosen,)).cache)
-        disk = _disk(spec, opened.sample, choice.nbytes if choice.cache == "file" else 0)
+        decoded = choice.nbytes if choice.cache == "file" else 0
         shared = shared_bytes(
             with_cache(spec, choice.cache), opened.keeping(choice.cache), roles, shared_free
         )
         return [
-            *checks.check_disk(disk),
+            *_check_disk(spec, opened.sample, decoded),
             *checks.check_shared_memory(facts, shared),
         ], choice.summary
     except NotInstalledError:  # another finding reports it
@@ -358,7 +358,13 @@ def _notices(fence: Fence) -> bool:
     return False
 
 
-def _disk(spec: Spec, sample: SampleSpec | None, decoded: int = 0) -> checks.Disk:
+def _check_disk(spec: Spec, sample: SampleSpec | None, decoded: int = 0) -> list[checks.Finding]:
+    if sample is None:
+        needed = 0
+    else:
+        needed = sum(_folder_bytes(network, spec, sample) for network in spec.networks)
+    if spec.checkpoint.quota is not None:
+        needed = min(needed, spec.checkpoint.quota)
     folder = nearest_folder(RunPaths(spec.output))
     problem = ""
     try:
@@ -366,19 +372,9 @@ def _disk(spec: Spec, sample: SampleSpec | None, decoded: int = 0) -> checks.Dis
             pass
     except OSError as error:
         problem = error.strerror or str(error)
-    if sample is None:
-        needed = 0
-    else:
-        needed = sum(_folder_bytes(network, spec, sample) for network in spec.networks)
-    if spec.checkpoint.quota is not None:
-        needed = min(needed, spec.checkpoint.quota)
-    if decoded:
-        contents = "the checkpoints and decoded samples"
-    else:
-        contents = "the checkpoints"
-    return checks.Disk(
-        str(folder), shutil.disk_usage(folder).free, needed + decoded, problem, contents
-    )
+    purpose = "the checkpoints and decoded samples" if decoded else "the checkpoints"
+    free = shutil.disk_usage(folder).free
+    return checks.check_disk(folder, free, needed + decoded, problem, purpose)
 
 
 def _folder_bytes(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fleet.arguments import add_run
 from fleet.commands.output import add_json, show
 from fleet.engines.registry import write_onnx
 from fleet.errors import UserError
@@ -28,7 +29,7 @@ from fleet.units import listed
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
+    add_run(parser)
     parser.add_argument("name", metavar="NAME", nargs="?", help="finished network, for --onnx")
     parser.add_argument(
         "--onnx",

@@ -65,6 +65,14 @@ def run(args: argparse.Namespace) -> None:
         rates = with_best_batches(rates, cluster.whole_gpus)
     planned = plan(policy, rates, Progress(), cluster, options)
     paces = _paces(rates, planned, cluster)
+    idle_gpus = cluster.whole_gpus - len(_networks_by_gpu(planned, cluster))
+    placement = score(planned.members, cluster.gpus_per_node)
+    waiting = len(rates.models) - len(planned.members)
+    summary = (
+        f"{len(planned.members)} of {pluralize(len(rates.models), 'network')} train now, {waiting} "
+        f"wait; {pluralize(idle_gpus, 'idle GPU')}; placement score {placement:.4g} "
+        "(nodes per GPU, summed over groups)"
+    )
     show(
         args,
         lambda: {
@@ -79,11 +87,11 @@ def run(args: argparse.Namespace) -> None:
                 }
                 for member in planned.members
             ],
-            "idle_gpus": cluster.whole_gpus - len(_networks_by_gpu(planned, cluster)),
-            "placement_score": score(planned.members, cluster.gpus_per_node),
+            "idle_gpus": idle_gpus,
+            "placement_score": placement,
         }
         | ({"networks_per_gpu": cluster.slots} if cluster.slots > 1 else {}),
-        lambda: _print(policy, rates, planned, paces, cluster),
+        lambda: _print(policy, planned, paces, cluster, summary),
     )
 
 
@@ -147,9 +155,8 @@ def _paces(rates: RateTable, planned: Round, cluster: Cluster) -> dict[str, floa
 
 
 def _print(
-    policy: Policy, rates: RateTable, planned: Round, paces: dict[str, float], cluster: Cluster
+    policy: Policy, planned: Round, paces: dict[str, float], cluster: Cluster, summary: str
 ) -> None:
-    idle_gpus = cluster.whole_gpus - len(_networks_by_gpu(planned, cluster))
     fastest = max(paces.values(), default=1.0)
     has_batches = any(member.batch is not None for member in planned.members)
     print_table(
@@ -168,10 +175,4 @@ def _print(
         ],
         title=f"{policy.name}: first round on {opts.describe_gpus(cluster)}",
     )
-    waiting = len(rates.models) - len(planned.members)
-    placement = score(planned.members, cluster.gpus_per_node)
-    print(
-        f"{len(planned.members)} of {pluralize(len(rates.models), 'network')} train now, {waiting} "
-        f"wait; {pluralize(idle_gpus, 'idle GPU')}; placement score {placement:.4g} "
-        "(nodes per GPU, summed over groups)"
-    )
+    print(summary)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.arguments import count
+from fleet.arguments import add_run, count
 from fleet.commands.output import add_json, show
 from fleet.errors import StorageError, UserError
 from fleet.prediction.ensembles import GREEDY
@@ -32,7 +32,7 @@ from fleet.terminal import print_table
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    add_run(parser)
     parser.add_argument(
         "images",
         metavar="INPUTS",

@@ -19,13 +19,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.arguments import duration, moment, new_file
+from fleet.arguments import add_run, duration, moment, new_file
 from fleet.commands.output import add_json, show
 from fleet.errors import StorageError, UserError
 from fleet.hooks import find_hook
 from fleet.monitor.accounting import ACTIVITIES
 from fleet.monitor.html import write_report
-from fleet.monitor.report import MISSED_CHUNKS, RunReport, best_rows, read_report, report_at
+from fleet.monitor.report import RunReport, best_rows, read_report, report_at
 from fleet.monitor.search_summary import (
     FRONT_TITLE,
     RUNGS_TITLE,
@@ -46,7 +46,7 @@ _POLL_S = 1.0  # between two checks whether a launch is still running
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
+    add_run(parser)
     parser.add_argument(
         "--at",
         type=moment,
@@ -131,10 +131,8 @@ def _print(report: RunReport, harvest_end: object | None) -> None:
     account = report.account
     headers, rows, left_out = best_rows(report.rows)
     print_table(headers, rows, title=f"{report.name}: leaderboard")
-    if left_out:
-        print(left_out)
-    if report.data_changes:
-        print(report.data_changes)
+    for text in filter(None, (left_out, report.data_changes)):
+        print(text)
     if report.ensembles:
         print_table(*make_table(report.ensembles), title=TABLE_TITLE)
         print(TABLE_NOTE)
@@ -152,10 +150,8 @@ def _print(report: RunReport, harvest_end: object | None) -> None:
             f"{ACTIVITIES[name]} {share:.1%}" for name, share in account.spent.shares.items()
         )
     )
-    if report.cache_summary:
-        print(report.cache_summary)
-    if report.input_summary:
-        print(report.input_summary)
+    for text in filter(None, (report.cache_summary, report.input_summary)):
+        print(text)
     if account.startup:
         print(
             "from the command to the first step: "
@@ -166,8 +162,8 @@ def _print(report: RunReport, harvest_end: object | None) -> None:
         print(
             f"every network had finished an epoch after {format_duration(account.first_signal_s)}"
         )
-    if report.run.missed:
-        print(MISSED_CHUNKS.format(chunks=pluralize(report.run.missed, "chunk")))
+    if report.missed_summary:
+        print(report.missed_summary)
     if account.ratio is not None:
         print(
             f"makespan: {account.measured_s:.1f} s measured, {account.simulated_s:.1f} s simulated "

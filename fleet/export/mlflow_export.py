@@ -90,14 +90,11 @@ class _Store:
         return self._search(f"tags.mlflow.parentRunId = '{parent}'")
 
     def _search(self, query: str) -> list[Run]:
-        runs = list[Run]()
-        token = None
-        while token or not runs:
-            page = self._client.search_runs([self._experiment], query, page_token=token)
+        page = self._client.search_runs([self._experiment], query)
+        runs = list(page)
+        while page.token:
+            page = self._client.search_runs([self._experiment], query, page_token=page.token)
             runs += page
-            token = page.token
-            if not token:
-                break
         return runs
 
     def write(

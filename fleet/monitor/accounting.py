@@ -331,8 +331,6 @@ def _replay(start: LaunchStarted, run: RunState, costs: Costs) -> ReplayedRun | 
         ),
         sharing=run.sharing,
     )
-    settings = start.options
-    options = Options(settings.alpha, settings.delta, settings.peak_limited, settings.seed)
     scaled = Costs(**{name: seconds / scale for name, seconds in dataclasses.asdict(costs).items()})
     records = [record._replace(t_s=record.t_s / scale) for record in run.records]
     # The input of the last launch that prepared samples, if any.
@@ -344,11 +342,16 @@ def _replay(start: LaunchStarted, run: RunState, costs: Costs) -> ReplayedRun | 
         if supply is not None:
             stream = dataclasses.replace(stream, rate=supply.supply_samples_per_s * scale)
         return replay(
-            records, rates, start.cluster, find_policy(start.policy), options, scaled, stream
+            records,
+            rates,
+            start.cluster,
+            find_policy(start.policy),
+            Options(**vars(start.options)),
+            scaled,
+            stream,
         )
-    except InputError:  # no epoch has ended yet, or a network has no rates
-        return None
-    except UserError:  # a custom policy that is not installed here
+    # No epoch has ended yet, a network has no rates, or a custom policy is not installed here.
+    except (InputError, UserError):
         return None
 
 

@@ -275,10 +275,7 @@ def _search(search: SearchReport, seconds: float, index: Mapping[str, int]) -> d
 
 def _pareto(search: SearchReport, index: Mapping[str, int]) -> list[list[Any]]:
     """Return (network, is on the front, its objectives), the front first."""
-    if search.objectives:
-        front = {trial.network for trial in search.pareto_front}
-    else:
-        front = set()
+    front = {trial.network for trial in search.pareto_front}
     dominated = [
         trial
         for trial in search.ranked
@@ -288,7 +285,7 @@ def _pareto(search: SearchReport, index: Mapping[str, int]) -> list[list[Any]]:
         and trial.status is not Status.FAILED
     ]
     drawn = [
-        *(search.pareto_front if front else ()),
+        *search.pareto_front,
         *subsample(dominated, MAX_TRIALS // 4, MAX_TRIALS),
     ]
     return [

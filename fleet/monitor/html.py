@@ -21,7 +21,7 @@ from fleet.monitor.charts import (
     subsample,
 )
 from fleet.monitor.importance import importance_of
-from fleet.monitor.report import MISSED_CHUNKS, RunReport, best_rows
+from fleet.monitor.report import RunReport, best_rows
 from fleet.monitor.search_summary import (
     FRONT_TITLE,
     RUNGS_TITLE,
@@ -105,7 +105,7 @@ def render(report: RunReport, every_s: float | None = None, skip_slow: bool = Fa
         _shares(account),
         _note(report.cache_summary),
         _note(report.input_summary),
-        _missed(report),
+        _note(report.missed_summary and f"{report.missed_summary}."),
         *_startup(account),
         "<h2>Comparison with a simulation</h2>",
         _comparison(account),
@@ -420,11 +420,6 @@ def _startup(account: Account) -> list[str]:
             [[part, f"{seconds:.2f}"] for part, seconds in account.startup],
         ),
     ]
-
-
-def _missed(report: RunReport) -> str:
-    missed = report.run.missed
-    return _note(f"{MISSED_CHUNKS.format(chunks=pluralize(missed, 'chunk'))}." if missed else "")
 
 
 def _note(text: str) -> str:

@@ -29,6 +29,7 @@ from fleet.spec.model import one_line
 from fleet.storage import results as table
 from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import load_run_spec
+from launch.errors import pluralize
 
 _SHUFFLES = {
     "network": "Each network has its own shuffle in each epoch, so the schedule does not change "
@@ -38,11 +39,6 @@ _SHUFFLES = {
 }
 
 MAX_ROWS = 200  # maximum number of networks in a table
-
-MISSED_CHUNKS = (
-    "{chunks} of the ring could not be used by a group that needed them, because one of its nodes "
-    "had dropped them"
-)
 
 
 @dataclass(frozen=True)
@@ -117,6 +113,16 @@ class RunReport:
         if self.supply is None:
             return ""
         return self.supply.summary
+
+    @property
+    def missed_summary(self) -> str:
+        """The chunks of the ring that groups missed, as text; empty if there were none."""
+        if not self.run.missed:
+            return ""
+        return (
+            f"{pluralize(self.run.missed, 'chunk')} of the ring could not be used by a group that "
+            "needed them, because one of its nodes had dropped them"
+        )
 
     @property
     def counts(self) -> dict[str, int]:

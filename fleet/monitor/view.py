@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 import time
@@ -11,7 +10,6 @@ from typing import IO, Any
 
 from fleet.domain import events as ev
 from fleet.domain.events.search import USER
-from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunNetwork, RunState
 from fleet.domain.run_launch import RunGroup
 from fleet.monitor.html import html_table
@@ -119,14 +117,14 @@ def format_event(event: ev.Event, run: RunState) -> str:
             return "rates are known from earlier measurements"
         case ev.TrainersReady():
             return "all trainers are ready"
-        case ev.CacheChosen():
+        case ev.CacheChosen() | ev.SupplyChanged() | ev.EarlierRunRead():
             return event.summary
         case ev.StreamStarted():
             return _describe_stream(event)
         case ev.RoundStarted():
             return f"round {event.round}: {', '.join(event.members)}"
         case ev.TimeLeftEstimated():
-            return f"ETA: {format_eta(event)}"
+            return f"ETA: {_format_eta(event.low_s, event.high_s)}"
         case ev.GroupStarted():
             return f"  {event.network} on devices {list(event.devices)}"
         case ev.GroupChanged():
@@ -180,10 +178,10 @@ def _describe_verdict(event: ev.NetworkVerdict) -> str:
     return f"{event.network} {verb} after {time} (by {' and '.join(event.by)})"
 
 
-def format_eta(estimated: ev.TimeLeftEstimated) -> str:
+def _format_eta(low_s: float, high_s: float) -> str:
     """Format a remaining time as a range."""
-    low = format_duration(estimated.low_s)
-    high = format_duration(estimated.high_s)
+    low = format_duration(low_s)
+    high = format_duration(high_s)
     if low != high:
         return f"{low} to {high}"
     return high
@@ -275,8 +273,6 @@ def _describe_trouble_around(event: ev.Event) -> str:
             )
         case ev.SharingLearned():
             return _describe_sharing(event)
-        case ev.SupplyChanged():
-            return event.summary
         case ev.DataChanged():
             return (
                 f"the data has changed, and networks continue with it: {'; '.join(event.changes)}"
@@ -293,8 +289,6 @@ def _describe_trouble_around(event: ev.Event) -> str:
             )
         case ev.SearcherStarted(changed=changed) if changed:
             return f"the search of {event.entry} continues with other settings: {changed}"
-        case ev.EarlierRunRead():
-            return event.summary
         case ev.ReplayDiffered():
             return f"WARNING: {event.entry}: {event.difference}; using the logged answer"
         case ev.RankDied():
@@ -470,13 +464,8 @@ class LiveTable:
         if self._eta is None:
             return ""
         passed = time.monotonic() - self._eta_at
-        return "; ETA " + format_eta(
-            dataclasses.replace(
-                self._eta,
-                low_s=max(0.0, self._eta.low_s - passed),
-                high_s=max(0.0, self._eta.high_s - passed),
-            )
-        )
+        low_s, high_s = (max(0.0, end - passed) for end in (self._eta.low_s, self._eta.high_s))
+        return f"; ETA {_format_eta(low_s, high_s)}"
 
     def table(self) -> Any:
         """Return the current table."""
@@ -515,33 +504,31 @@ class LiveTable:
         max_epochs = network.max_epochs
         last = network.status.history[-1] if epochs else None
         part = 0.0
-        if last is None:
-            samples_per_s = 0.0
-        else:
+        samples_per_s = 0.0
+        epoch_samples = 1
+        if last is not None:
             samples_per_s = last.samples / max(last.seconds, 1e-9)
+            epoch_samples = last.samples
+        elif self._run.launch is not None:
+            epoch_samples = self._run.launch.start.samples
         pace = self._paces.get(name)
         if pace is not None and pace.is_current(network):
-            part = pace.samples / max(self._samples(last), pace.samples)
+            part = pace.samples / max(epoch_samples, pace.samples, 1)
             samples_per_s = pace.samples_per_s
-        left_s = math.nan if last is None else (max_epochs - epochs - part) * last.seconds
+        loss = accuracy = left = ""
+        if last is not None:
+            loss = _format(last.loss, "{:.4f}")
+            accuracy = _format(last.val_accuracy, "{:.2%}")
+            left = format_duration((max_epochs - epochs - part) * last.seconds)
         return [
             ",".join(map(str, group.devices)),
             f"{epochs}/{max_epochs}",
             ProgressBar(total=max_epochs, completed=epochs + part, width=20),
-            "" if last is None else _format(last.loss, "{:.4f}"),
-            "" if last is None else _format(last.val_accuracy, "{:.2%}"),
+            loss,
+            accuracy,
             f"{samples_per_s:.0f}",
-            "" if math.isnan(left_s) else format_duration(left_s),
+            left,
         ]
-
-    def _samples(self, last: EpochRecord | None) -> int:
-        """Return the number of samples of an epoch."""
-        if last is not None:
-            return max(last.samples, 1)
-        launch = self._run.launch
-        if launch is None:
-            return 1
-        return max(launch.start.samples, 1)
 
 
 class LiveView(LiveTable):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fleet.arguments import add_run
 from fleet.commands.output import add_json, show
 from fleet.live_run import add
 from fleet.spec import read_yaml
@@ -19,7 +20,7 @@ from fleet.spec import read_yaml
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    add_run(parser)
     parser.add_argument(
         "entry", metavar="ENTRY", type=Path, help="YAML file with an entry of `models`"
     )

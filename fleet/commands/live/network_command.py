@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 
+from fleet.arguments import add_run
 from fleet.live_run import command
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments; the name of the program selects one of the three commands."""
     parser.set_defaults(do=parser.prog.split()[-1])
-    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    add_run(parser)
     parser.add_argument("network", metavar="NAME", help="name of the network")
 
 

@@ -10,8 +10,8 @@ training the network; stop it there with `fleet stop`.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from fleet.arguments import add_run
 from fleet.commands.output import add_json, show
 from fleet.domain.added_networks import with_added_networks
 from fleet.domain.events import CommandReceived, NetworkAdded
@@ -27,7 +27,7 @@ from fleet.units import listed
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
+    add_run(parser)
     parser.add_argument("networks", metavar="NAME", nargs="+", help="name of a network")
     parser.add_argument("--undo", action="store_true", help="train them again")
     add_json(parser)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from fleet.arguments import moment, positive
+from fleet.arguments import add_run, moment, positive
 from fleet.commands.output import print_json
 from fleet.domain.events import Event
 from fleet.domain.run import LaunchKilled, RunState
@@ -34,7 +34,7 @@ from fleet.storage.paths import RunPaths
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
+    add_run(parser)
     parser.add_argument("--json", action="store_true", help="print reports as JSON, one per line")
     parser.add_argument(
         "--from",

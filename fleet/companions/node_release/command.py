@@ -13,9 +13,8 @@ does not allow ranks to end early.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from fleet.arguments import count, duration
+from fleet.arguments import add_run, count, duration
 from fleet.commands.output import add_json, print_json
 from fleet.companions.node_release.request import request_nodes, wait_for_nodes
 from fleet.domain.events import NodesReleased
@@ -30,7 +29,7 @@ _PATIENCE_S = 60.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
+    add_run(parser)
     parser.add_argument(
         "--nodes", type=count, required=True, metavar="N", help="number of nodes to release"
     )

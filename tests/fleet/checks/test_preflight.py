@@ -3,6 +3,7 @@
 import errno
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -168,13 +169,14 @@ def test_find_problems_of_horovod(exchange, gpus, horovod, problem):
 
 
 def test_check_disk():
-    assert checks.check_disk(checks.Disk("/scratch", free=10**9, needed=10**9)) == []
-    assert problems_of_findings(
-        checks.check_disk(checks.Disk("/scratch", free=10**9, needed=2 * 10**9))
-    ) == ["/scratch has 1 GB free, but the checkpoints need about 2 GB"]
-    assert problems_of_findings(
-        checks.check_disk(checks.Disk("/scratch", 10**9, 0, "Read-only file system"))
-    ) == ["/scratch cannot be written: Read-only file system"]
+    folder = Path("/scratch")
+    assert checks.check_disk(folder, free=10**9, needed=10**9) == []
+    assert problems_of_findings(checks.check_disk(folder, free=10**9, needed=2 * 10**9)) == [
+        "/scratch has 1 GB free, but the checkpoints need about 2 GB"
+    ]
+    assert problems_of_findings(checks.check_disk(folder, 10**9, 0, "Read-only file system")) == [
+        "/scratch cannot be written: Read-only file system"
+    ]
 
 
 @pytest.mark.parametrize(
