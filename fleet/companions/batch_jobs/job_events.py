@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,17 @@ class ChainCancelled(JsonRecord, word="called_off"):
     """A user wants no more jobs (``--end``)."""
 
 
-def read_notes(path: Path, kinds: Mapping[str, type]) -> list[Any]:
-    """Return all notes of a file in order; damaged lines are skipped."""
-    return [note for line in read_lines(path) if (note := from_json(line, kinds)) is not None]
+def read_notes(
+    path: Path, kinds: Sequence[type[JsonRecord]]
+) -> Iterator[tuple[datetime | None, Any]]:
+    """Yield all notes of a file in order with their times; damaged lines are skipped."""
+    by_word = {kind.word: kind for kind in kinds}
+    for line in read_lines(path):
+        note = from_json(line, by_word)
+        if note is None:
+            continue
+        try:
+            time = datetime.fromisoformat(str(line.get("time")))
+        except ValueError:
+            time = None
+        yield time, note

@@ -8,10 +8,9 @@ batch system's signals, waits, and decides. Every launch writes two lines to one
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -29,10 +28,10 @@ from fleet.companions.batch_jobs.launching import (
 )
 from fleet.companions.batch_jobs.paused_submissions import delay_options
 from fleet.domain.events import LaunchStarted
-from fleet.domain.json_record import Flat, JsonRecord, OmitDefault, from_json
+from fleet.domain.json_record import Flat, JsonRecord, OmitDefault
 from fleet.errors import ExitStatus, UserError
 from fleet.storage.event_log import log_position, read_events
-from fleet.storage.json_lines import add_dated_line, read_lines
+from fleet.storage.json_lines import add_dated_line
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
 from launch.base import call
@@ -131,9 +130,7 @@ class JobStopped(JsonRecord, word="stopped"):
 
 
 _Noted = JobStarted | JobStopped | JobSubmitted | ChainCancelled
-_KINDS: Mapping[str, type] = {
-    kind.word: kind for kind in (JobStarted, JobStopped, JobSubmitted, ChainCancelled)
-}
+_KINDS = (JobStarted, JobStopped, JobSubmitted, ChainCancelled)
 _CONTINUES = "networks remain"
 CHAIN_CANCELLED = "the chain was cancelled (fleet submit --end)"
 
@@ -165,9 +162,7 @@ def chain_times(path: Path) -> ChainTimes:
     finished = []
     so_far = 0.0
     started = None
-    for line in read_lines(path):
-        noted = from_json(line, _KINDS)
-        moment = _moment(line)
+    for moment, noted in read_notes(path, _KINDS):
         if isinstance(noted, JobStarted):
             started = moment
         elif isinstance(noted, JobStopped) and started is not None and moment is not None:
@@ -178,13 +173,6 @@ def chain_times(path: Path) -> ChainTimes:
                 finished.append(so_far)
                 so_far = 0.0
     return ChainTimes(tuple(finished), so_far)
-
-
-def _moment(line: Mapping[str, object]) -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(line.get("time")))
-    except ValueError:
-        return None
 
 
 @dataclass
@@ -213,7 +201,7 @@ class ChainHistory:
     def read(cls, paths: RunPaths) -> ChainHistory:
         """Read the history of a run's folder."""
         history = cls()
-        for noted in read_notes(paths.stops, _KINDS):
+        for _, noted in read_notes(paths.stops, _KINDS):
             history._apply(noted)
         return history
 

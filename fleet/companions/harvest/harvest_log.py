@@ -5,7 +5,7 @@ Jobs share no other record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Annotated, Any
@@ -67,20 +67,6 @@ class HarvestEnded(JsonRecord, word="over"):
         )
 
 
-_KINDS: Mapping[str, type] = {
-    kind.word: kind
-    for kind in (
-        HarvestRequested,
-        ChainCancelled,
-        JobSubmitted,
-        JobCancelled,
-        JobStarted,
-        LaunchEnded,
-        HarvestEnded,
-    )
-}
-
-
 def add_note(paths: RunPaths, note: JsonRecord) -> None:
     """Append a line with the time to the log of a harvest.
 
@@ -90,10 +76,9 @@ def add_note(paths: RunPaths, note: JsonRecord) -> None:
     add_dated_line(paths.harvest_log, note)
 
 
-def read_harvest_log(paths: RunPaths, *kinds: type) -> list[Any]:
-    """Return the notes of a harvest's log in order: those of some kinds, by default all."""
-    notes = read_notes(paths.harvest_log, _KINDS)
-    return [note for note in notes if isinstance(note, kinds or JsonRecord)]
+def read_harvest_log(paths: RunPaths, *kinds: type[JsonRecord]) -> list[Any]:
+    """Return the notes of some kinds in a harvest's log, in order."""
+    return [note for _, note in read_notes(paths.harvest_log, kinds)]
 
 
 def is_cancelled(paths: RunPaths) -> bool:
