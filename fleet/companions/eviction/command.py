@@ -22,6 +22,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -322,11 +324,7 @@ def _print(jobs: Sequence[RunningJob], nodes: int, plans: Sequence[Plan]) -> Non
 
 def _changes(plans: Sequence[Plan]) -> list[Plan]:
     """Return the plans that differ from the one before."""
-    return [
-        plan
-        for before, plan in zip([None, *plans], plans, strict=False)
-        if before is None or plan.actions != before.actions
-    ]
+    return [next(equal_plans) for _, equal_plans in groupby(plans, attrgetter("actions"))]
 
 
 def _show_trade_off(plans: Sequence[Plan]) -> None:

@@ -237,48 +237,40 @@ class FreedNodes:
         )
 
 
+@dataclass
 class Execution:
     """Acts until the nodes are free, and keeps them free until the urgent job has started or ended.
 
     Without an urgent job it keeps them free until the deadline, or for :data:`KEEP_S`.
 
-    Args:
+    Attributes:
         eviction: the plan, before its first step.
-        snapshot: the state that the plan was made for.
+        first: the state that the plan was made for.
         machine: the view of the cluster.
         log: receives everything that happens.
-        held_jobs: jobs held by an earlier eviction, which are released with the others.
+        held_earlier: jobs held by an earlier eviction, which are released with the others.
         interruption: stops the eviction; held jobs are released then, too.
-
-    Attributes:
         free_min: minute since which the nodes are free.
         slurm_error: the last error of Slurm; empty after an answer.
         taken_by: jobs that took freed nodes and are evicted in turn, with their number of nodes.
         message_min: minute of the last message that the urgent job has not started.
     """
 
-    def __init__(
-        self,
-        eviction: Eviction,
-        snapshot: ClusterSnapshot,
-        machine: ClusterView,
-        log: EvictionLog,
-        held_jobs: Sequence[str],
-        interruption: DeferredSignals,
-    ) -> None:
-        self.eviction = eviction
-        self.snapshot: ClusterSnapshot | None = snapshot
-        self.machine = machine
-        self.log = log
-        self.interruption = interruption
-        self.held_jobs = HeldJobs(log.note, machine.may_touch, held_jobs)
+    eviction: Eviction
+    first: ClusterSnapshot
+    machine: ClusterView
+    log: EvictionLog
+    held_earlier: Sequence[str]
+    interruption: DeferredSignals
+    free_min: float | None = None
+    slurm_error: str = ""
+    taken_by: dict[str, int] = field(default_factory=dict)
+    message_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.held_jobs = HeldJobs(self.log.note, self.machine.may_touch, self.held_earlier)
         self.paused_runs = PausedRuns()
-        self.freed = FreedNodes(snapshot, machine.urgent)
-        self.first = frozenset(machine.seen)
-        self.free_min: float | None = None
-        self.slurm_error = ""
-        self.taken_by: dict[str, int] = {}
-        self.message_min = 0.0
+        self.freed = FreedNodes(self.first, self.machine.urgent)
 
     def run(
         self,
@@ -303,7 +295,7 @@ class Execution:
     def _run(self, sleep: Callable[[float], None], now_s: Callable[[], float]) -> bool:
         start = now_s()
         pause = min(max(self.eviction.deadline_min, SNAPSHOT_S[0]), SNAPSHOT_S[1])
-        snapshot = self.snapshot
+        snapshot: ClusterSnapshot | None = self.first
         while True:
             minute = (now_s() - start) / 60
             if snapshot is not None:
@@ -375,7 +367,7 @@ class Execution:
             self.log.note("free", f"{self.eviction.freed} nodes {state}", freed=self.eviction.freed)
 
     def _counts(self, job: str) -> bool:
-        return job in self.first or job in self.taken_by
+        return job in self.first.nodes_by_job or job in self.taken_by
 
     def _take_back(
         self, job: str, nodes: Sequence[str], minute: float, snapshot: ClusterSnapshot
