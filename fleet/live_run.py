@@ -51,15 +51,12 @@ _POLL_S = 0.2
 # ---- commands -----------------------------------------------------------------------------------
 
 
-def command(
-    run: str | Path, content: Mapping[str, Any], patience_s: float = PATIENCE_S
-) -> list[str]:
+def command(run: str | Path, content: Mapping[str, Any]) -> list[str]:
     """Send a command to the launch of a run, and wait for its answer.
 
     Args:
         run: the run's folder.
         content: see :mod:`fleet.runtime.external.command_handler`.
-        patience_s: seconds to wait.
 
     Returns:
         The networks that the command concerned.
@@ -67,14 +64,10 @@ def command(
     Raises:
         UserError: not exactly one launch is running there, it does not answer, or it refuses.
     """
-    return [
-        str(network) for network in request_answer(run, content, patience_s)[1].get("networks", ())
-    ]
+    return [str(network) for network in request_answer(run, content)[1].get("networks", ())]
 
 
-def request_answer(
-    run: str | Path, content: Mapping[str, Any], patience_s: float = PATIENCE_S
-) -> tuple[str, dict[str, Any]]:
+def request_answer(run: str | Path, content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Send a command; return its name and its answer. See :func:`command`."""
     paths = RunPaths(Path(run))
     if not paths.marker.exists():
@@ -82,17 +75,17 @@ def request_answer(
     _check_takes_commands(paths)
     mailbox = CommandQueue(paths.mailbox)
     name = mailbox.put(content)
-    until = time.monotonic() + patience_s
+    until = time.monotonic() + PATIENCE_S
     while (answer := mailbox.take_answer(name, 1.0)) is None:
         if is_held(paths.lease) and time.monotonic() < until:
             continue
         if mailbox.withdraw(name):
             _check_takes_commands(paths)
             raise UserError(
-                f"{run}: the launch did not answer within {patience_s:.0f} s; the command was "
+                f"{run}: the launch did not answer within {PATIENCE_S:.0f} s; the command was "
                 "withdrawn"
             )
-        if time.monotonic() > until + patience_s:
+        if time.monotonic() > until + PATIENCE_S:
             raise UserError(
                 f"{run}: the launch received the command but does not answer; fleet watch shows "
                 "whether it was carried out"

@@ -92,13 +92,9 @@ def run(args: argparse.Namespace) -> None:
     )
     _print_remark(data.remark)
     left_out = _write(data, _transforms(args), args.out)
-    train, *held_out = open_hdf5(args.out)
     counts = {
-        "train": len(train),
-        **{
-            name: len(part or ())
-            for name, part in zip(("validation", "test"), held_out, strict=True)
-        },
+        name: len(part or ())
+        for name, part in zip(("train", "validation", "test"), open_hdf5(args.out), strict=True)
     }
     written = os.path.getsize(args.out)
     target = target_of(data.train)

@@ -160,15 +160,12 @@ class Estimator:
         # Without epochs, both rates and start-up times are necessary.
         if not (launch.timed or (launch.rates and launch.building)):
             return None
-        statuses = {
-            name: network.status
-            for name, network in self._run.networks.items()
-            if name in self._networks
-        }
         epochs_left = {
             name: self._epochs_left(name, remaining)
-            for name, status in statuses.items()
-            if status.outcome is None and not status.is_paused
+            for name, network in self._run.networks.items()
+            if name in self._networks
+            and network.status.outcome is None
+            and not network.status.is_paused
         }
         epochs_left = {name: epochs for name, epochs in epochs_left.items() if epochs[1]}
         networks = len(epochs_left)
@@ -178,12 +175,10 @@ class Estimator:
             networks += int(coming.networks)
         if not epochs_left:
             return None
-        times = []
-        for end, sign in enumerate((-1, 1)):
-            times.append(
-                self._left_s({name: epochs[end] for name, epochs in epochs_left.items()}, sign)
-            )
-        low, high = times
+        low, high = (
+            self._left_s({name: epochs[end] for name, epochs in epochs_left.items()}, sign)
+            for end, sign in enumerate((-1, 1))
+        )
         if low is None or high is None:
             return None
         return TimeLeftEstimated(*useful_range(low, high), networks)
@@ -530,6 +525,7 @@ def _own_stretch(stretches: Sequence[float], sign: int) -> float:
     return sign * max(sign * usual, sign * _quartile(stretches, sign))
 
 
+@dataclass
 class EstimateSchedule:
     """When to estimate again: rarely at first, more often towards the end.
 
@@ -537,9 +533,8 @@ class EstimateSchedule:
         least_s: minimum seconds between two estimates.
     """
 
-    def __init__(self, least_s: float = 10.0) -> None:
-        self._least_s = least_s
-        self._next_s = -math.inf
+    least_s: float = 10.0
+    _next_s: float = -math.inf
 
     def is_due(self, now_s: float) -> bool:
         """Return True if it is time to estimate."""
@@ -549,5 +544,5 @@ class EstimateSchedule:
         """Record an estimate and the seconds that it took."""
         wait_s = 50 * took_s
         if estimated is not None:
-            wait_s = max(wait_s, self._least_s, 0.05 * estimated.high_s)
+            wait_s = max(wait_s, self.least_s, 0.05 * estimated.high_s)
         self._next_s = now_s + wait_s

@@ -95,23 +95,13 @@ def _best(args: argparse.Namespace) -> tuple[Discrete, asking.RequestSequence, b
     law = law_of(args)
     if args.log is not None:
         runs = read_runs(args.log)
-        law_of_runs = empirical_law(runs)
-        if asking.has_too_few_runs(runs):
-            return (
-                law_of_runs,
-                asking.requests_from_runs(runs, args.failed, args.backfill_rate),
-                True,
-            )
-        return (
-            law_of_runs,
-            asking.requests_after(law_of_runs, args.failed, args.backfill_rate),
-            False,
-        )
+        best = asking.requests_from_runs(runs, args.failed, args.backfill_rate)
+        return empirical_law(runs), best, asking.has_too_few_runs(runs)
     if law is None:
-        law_of_runs = read_table(args.table)
+        run_times = read_table(args.table)
     else:
-        law_of_runs = discretize(law, args.points)
-    return law_of_runs, asking.requests_after(law_of_runs, args.failed, args.backfill_rate), False
+        run_times = discretize(law, args.points)
+    return run_times, asking.requests_after(run_times, args.failed, args.backfill_rate), False
 
 
 def _print_reason(remaining: Discrete | None) -> None:

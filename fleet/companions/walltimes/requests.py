@@ -170,7 +170,7 @@ def _known_times(
     if few:
         longest = SAFETY * max(few)
         return KnownTimes(
-            Discrete(np.array([longest]), np.array([1.0])),
+            empirical_law([longest]),
             f"{pluralize(len(few), 'past run')}, too few to learn from: twice the longest "
             f"({_range(few)})",
         )
@@ -210,7 +210,7 @@ def _remaining_times(times: KnownTimes, past: ChainTimes) -> KnownTimes:
     if remaining is None:
         longest = max(times.law.longest, past.so_far)
         return KnownTimes(
-            Discrete(np.array([longest]), np.array([1.0])),
+            empirical_law([longest]),
             f"{times.reason}{done}, which is longer than all of these: requesting as much again",
         )
     return KnownTimes(
