@@ -33,7 +33,6 @@ from fleet.commands.output import add_json, add_plot, figure_file, show
 from fleet.companions.eviction import eviction
 from fleet.companions.eviction.job_holds import DeferredSignals, unreleased_jobs
 from fleet.companions.eviction.slurm_running import SiteCheckpoints, read_site, running_jobs
-from fleet.companions.node_release.request import request_nodes, wait_for_nodes
 from fleet.errors import ExitStatus, UserError
 from fleet.monitor.charts import subsample
 from fleet.terminal import bar, print_table
@@ -205,9 +204,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         urgent = slurm_jobs.find_jobs(f"--jobs={args.urgent}").get(args.urgent)
         if urgent is None or not urgent.is_waiting:
             raise UserError(f"--for {args.urgent}: no waiting job has this id")
-    machine = eviction.ClusterView(
-        args.partition, user, args.urgent, _costs(args, _storage(args)), _release_nodes
-    )
+    machine = eviction.ClusterView(args.partition, user, args.urgent, _costs(args, _storage(args)))
     first = machine.take_snapshot()
     if args.margin is None:
         margin = min(1.0, deadline / 10)
@@ -245,7 +242,7 @@ def _carry_out(args: argparse.Namespace) -> int:
             lambda: _print_preview(owner, first, machine, steps, rivals, waiting),
         )
         return ExitStatus.OK
-    log = eviction.EvictionLog(record, lambda text: print(text, flush=True))
+    log = eviction.EvictionLog(record)
     log.note(
         "begin",
         f"free {args.nodes} nodes within {deadline:g} min, from the jobs of {owner}; log: {record}",
@@ -280,22 +277,6 @@ def _print_preview(
             "release them"
         )
     print("Nothing was done; add --yes to carry this out.")
-
-
-def _release_nodes(run: str, nodes: int, within_s: float) -> tuple[str, ...]:
-    """Let a run release nodes and end its processes there; return the names of the nodes.
-
-    Raises:
-        FleetError: the run does not release them, or not in time.
-    """
-    released = wait_for_nodes(run, request_nodes(run, nodes, within_s), within_s)
-    if released is None:
-        raise UserError(f"{run}: the launch has ended")
-    if not released.has_ended:
-        raise UserError(
-            f"{run}: the launch runs without --with-ft ulfm, so its processes on the nodes go on"
-        )
-    return released.hosts
 
 
 def _storage(args: argparse.Namespace) -> FileSystem | None:

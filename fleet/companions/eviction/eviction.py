@@ -16,6 +16,7 @@ from typing import Any
 
 from fleet.companions.batch_jobs.paused_submissions import PausedRuns
 from fleet.companions.eviction.job_holds import DeferredSignals, HeldJobs
+from fleet.companions.node_release.request import release_nodes
 from fleet.errors import FleetError, UserError
 from launch import slurm_control, slurm_jobs
 from launch.errors import InputError
@@ -28,7 +29,6 @@ PATIENCE_S = 300.0  # after the deadline, for slow jobs and an unresponsive Slur
 KEEP_S = 60.0  # minimum time to keep nodes free for an unnamed job
 MESSAGE_MIN = 1.0  # minutes between two messages that a job has not started
 
-ReleaseNodes = Callable[[str, int, float], Sequence[str]]
 Costs = Callable[[Sequence[SlurmJob]], list[RunningJob]]
 
 
@@ -68,15 +68,12 @@ class ClusterView:
         user: restricts evictions to the jobs of this user; None allows all users.
         urgent: the job that is to get the nodes; None if it is unknown.
         costs: returns what jobs would lose, and how long they take to save.
-        release_nodes: makes a run release a number of nodes within some seconds; returns their
-            names.
     """
 
     partition: str | None
     user: str | None
     urgent: str | None
     costs: Costs
-    release_nodes: ReleaseNodes
     seen: dict[str, SlurmJob] = field(default_factory=dict)  # each job as it was first seen
 
     def take_snapshot(self) -> ClusterSnapshot:
@@ -160,7 +157,6 @@ class EvictionLog:
     """The log of an eviction: a file of JSON lines, and the screen."""
 
     path: Path
-    say: Callable[[str], None]
 
     def note(self, kind: str, message: str, **fields: Any) -> None:
         """Append a line to the file, and print its message.
@@ -179,7 +175,7 @@ class EvictionLog:
             raise UserError(
                 f"{self.path}: {error.strerror}; use --record to name another file"
             ) from None
-        self.say(message)
+        print(message, flush=True)
 
 
 class FreedNodes:
@@ -475,7 +471,7 @@ class Execution:
             self.paused_runs.touch(
                 60 * (step.until_min - minute)
             )  # no snapshots are taken until then
-            released = self.machine.release_nodes(
+            released = release_nodes(
                 snapshot.runs[step.job], step.nodes, 60 * (step.until_min - minute)
             )
             remaining = slurm_control.shrink(step.job, released)

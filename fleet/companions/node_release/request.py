@@ -82,3 +82,24 @@ def wait_for_nodes(
             "still releasing them, and fleet watch shows when it is done"
         )
     return None
+
+
+def release_nodes(run: str, nodes: int, within_s: float) -> tuple[str, ...]:
+    """Let a run release nodes and end its processes there; return the names of the nodes.
+
+    Args:
+        run: the run's folder.
+        nodes: the number of nodes.
+        within_s: seconds until they should be free.
+
+    Raises:
+        FleetError: the run does not release them, or not in time.
+    """
+    released = wait_for_nodes(run, request_nodes(run, nodes, within_s), within_s)
+    if released is None:
+        raise UserError(f"{run}: the launch has ended")
+    if not released.has_ended:
+        raise UserError(
+            f"{run}: the launch runs without --with-ft ulfm, so its processes on the nodes go on"
+        )
+    return released.hosts

@@ -44,7 +44,7 @@ def user(monkeypatch):
 
 
 @pytest.fixture
-def evict(tmp_path, made_up):
+def evict(tmp_path, made_up, monkeypatch, capsys):
     """Return a function that carries out an eviction: success, log lines, messages."""
 
     def run(
@@ -63,20 +63,21 @@ def evict(tmp_path, made_up):
             user,
             urgent,
             lambda jobs: running_jobs(jobs, SiteCheckpoints(), None, 0.0),
-            release_nodes,
         )
         first = machine.take_snapshot()
-        eviction = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals, first.runs)
-        messages = []
+        plan = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals, first.runs)
+        monkeypatch.setattr(eviction, "release_nodes", release_nodes)
+        capsys.readouterr()
         execution = Execution(
-            eviction,
+            plan,
             first,
             machine,
-            EvictionLog(tmp_path / "record", messages.append),
+            EvictionLog(tmp_path / "record"),
             held_jobs,
             interruption or DeferredSignals(),
         )
         done = execution.run(clock.sleep, clock)
+        messages = capsys.readouterr().out.splitlines()
         notes = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
         return done, [(note["what"], note.get("job", "")) for note in notes], messages
 
@@ -265,7 +266,7 @@ def test_interrupted_eviction_releases_held_jobs(made_up, evict, tmp_path):
 def test_next_eviction_releases_holds_of_killed_one(made_up, evict, tmp_path):
     record = tmp_path / "record"
     made_up.set({"3": {"nodes": 2}, "7": {"state": "PENDING", "held": True}})
-    EvictionLog(record, print).note("hold", "", job="7")
+    EvictionLog(record).note("hold", "", job="7")
     assert unreleased_jobs(record) == ["7"]
     evict(2, 10, held_jobs=unreleased_jobs(record))
     assert not made_up.state()["jobs"]["7"]["held"]
@@ -360,7 +361,7 @@ def test_unfreed_nodes_are_given_up_after_deadline(made_up, evict, monkeypatch):
 
 def test_unwritable_record_ends_eviction_before_any_action(made_up, tmp_path):
     with refused(UserError, "no/record", os.strerror(errno.ENOENT), "--record"):
-        EvictionLog(tmp_path / "no/record", print).note("begin", "")
+        EvictionLog(tmp_path / "no/record").note("begin", "")
 
 
 # ---- jobs that could take the nodes ----
