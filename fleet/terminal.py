@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import IO, Any
 
 from fleet.units import format_duration
@@ -110,6 +111,7 @@ def progress_bar(total: int, description: str) -> Iterator[Callable[[int], objec
         yield lambda count: progress.advance(task, count)
 
 
+@dataclass
 class ProgressLine:
     """Reports the progress, the rate and the remaining time of long work on standard error.
 
@@ -123,14 +125,13 @@ class ProgressLine:
         clock: returns seconds.
     """
 
-    def __init__(
-        self, prefix: str, action: str, unit: str, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.prefix = prefix
-        self.action = action
-        self.unit = unit
-        self.clock = clock
-        self.began = clock()
+    prefix: str
+    action: str
+    unit: str
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
         self.next = self.began + 2
         self.wrote = False
 

@@ -110,9 +110,9 @@ def _print_rows(
     as_record: Callable[[np.ndarray], dict[str, Any]],
 ) -> None:
     print(f"With {_describe_ensemble(predictor)}:", file=sys.stderr)
-    position = ["table", "row"] if len(tables) > 1 else ["row"]
+    first = 1 if len(tables) == 1 else 0  # the name of the only table is left out
     headers = [
-        *position,
+        *["table", "row"][first:],
         *{"class": [predictor.target_column or "class"], "multilabel": ["labels"]}.get(
             predictor.sample.target.kind, []
         ),
@@ -130,9 +130,7 @@ def _print_rows(
                 chosen = [";".join(prediction["labels"])]
             else:
                 chosen = []
-            writer.writerow(
-                [*([table, row] if len(tables) > 1 else [row]), *chosen, *map(str, numbers)]
-            )
+            writer.writerow([table, row, *chosen, *map(str, numbers)][first:])
 
 
 def _class(names: tuple[str, ...], row: np.ndarray) -> dict[str, Any]:

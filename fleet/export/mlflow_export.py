@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,12 +54,12 @@ def _experiment(client: MlflowClient, name: str, path: Path) -> str:
     )
 
 
+@dataclass(frozen=True)
 class _Store:
     """An experiment in a store."""
 
-    def __init__(self, client: MlflowClient, experiment: str) -> None:
-        self._client = client
-        self._experiment = experiment
+    _client: MlflowClient
+    _experiment: str
 
     def parent(self, run: TrackedRun) -> Run:
         """Create or update the parent run."""

@@ -10,10 +10,9 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fleet.domain.events import LaunchEnded
 from fleet.domain.network import SCORES, BestEpoch, EpochRecord
 from fleet.domain.run import RunNetwork, RunState
-from fleet.monitor.run_history import read_log, read_past_run
+from fleet.monitor.run_history import read_past_run
 from fleet.spec import ModelEntry, NetworkSpec, Stopping
 from fleet.spec.hyperparameters import Plain, hyperparameters_of
 from fleet.storage.paths import RunPaths
@@ -143,7 +142,6 @@ def read_tracked_run(paths: RunPaths) -> TrackedRun:
         UserError: there is no run, or its spec cannot be read.
     """
     past = read_past_run(paths)
-    log = read_log(paths)
     document = past.spec.document
     run = past.run
     began = run.launches[0].start.date if run.launches else 0.0
@@ -160,7 +158,7 @@ def read_tracked_run(paths: RunPaths) -> TrackedRun:
         key,
         began,
         max([began, *(network.ended for network in networks)]),
-        not (log and isinstance(log[-1].event, LaunchEnded)),
+        past.is_going_on,
         {
             "policy": document.schedule.policy,
             "engine": document.resources.engine,

@@ -127,10 +127,12 @@ def _by_optuna(
             space[key] = optuna.distributions.CategoricalDistribution(choices)
     study = optuna.create_study(direction="maximize" if search.is_larger_better else "minimize")
     for trial in ranked:
-        values = {key: trial.values[key] for key in keys}
-        for key in keys:
-            if not isinstance(search.space[key], Range):
-                values[key] = repr(trial.values[key])
+        values = {
+            key: trial.values[key]
+            if isinstance(search.space[key], Range)
+            else repr(trial.values[key])
+            for key in keys
+        }
         with warnings.catch_warnings(action="ignore"):
             study.add_trial(
                 optuna.create_trial(params=values, value=trial.value, distributions=space)

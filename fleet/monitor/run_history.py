@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.domain.added_networks import with_added_networks
+from fleet.domain.events import LaunchEnded
 from fleet.domain.network import SCORES, EpochRecord
 from fleet.domain.run import RunState
 from fleet.domain.timeline import LoggedEvent, log_until, replay_log
@@ -43,11 +44,13 @@ class PastRun:
         spec: the spec, with networks that were added while the run went on.
         run: its state.
         rows: the rows of its table, best network first.
+        is_going_on: True if its log does not end with the end of a launch.
     """
 
     spec: Spec
     run: RunState
     rows: tuple[NetworkResult, ...]
+    is_going_on: bool
 
 
 def read_log(paths: RunPaths) -> list[LoggedEvent]:
@@ -85,7 +88,8 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
             parameters = known_parameters(network, samples[network.pipeline])
             if parameters is not None:
                 run.set_parameters(network.name, parameters)
-    return PastRun(spec, run, tuple(Results(spec, paths, run).rows()))
+    has_ended = bool(log) and isinstance(log[-1].event, LaunchEnded)
+    return PastRun(spec, run, tuple(Results(spec, paths, run).rows()), not has_ended)
 
 
 def _samples(paths: RunPaths, spec: Spec) -> dict[str, SampleSpec]:

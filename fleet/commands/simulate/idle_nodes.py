@@ -126,14 +126,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Replay, and print the numbers."""
     start = time.perf_counter()
+    placement, names_path = _placement(args)
     settings = Settings(
         POLICIES[args.policy],
         args.horizon,
         args.max_parallel,
         args.completions_are_events,
-        PLACEMENTS[_placement(args)],
+        PLACEMENTS[placement],
     )
-    trace = _trace(args)
+    trace = _trace(args, names_path if placement == "order" else None)
     jobs = files.with_objective(
         files.read_trainers(args.trainers), args.objective, dict(args.weight), args.rescale_factor
     )
@@ -148,35 +149,31 @@ def run(args: argparse.Namespace) -> None:
     show(args, lambda: summary, lambda: _print(summary, len(jobs)))
 
 
-def _names(args: argparse.Namespace) -> Path | None:
+def _placement(args: argparse.Namespace) -> tuple[str, Path | None]:
+    """Return how trainers are placed on nodes, and the file with the names of nodes, if any."""
     default: Path = args.events.parent / NAMES_BESIDE
-    return args.node_names or (default if default.is_file() else None)
-
-
-def _placement(args: argparse.Namespace) -> str:
-    if args.placement == "order" and _names(args) is None:
+    path = args.node_names or (default if default.is_file() else None)
+    if args.placement == "order" and path is None:
         raise UserError(
             "--placement order needs --node-names FILE, in which line i is the name of node i"
         )
-    return args.placement or ("index" if _names(args) is None else "order")
+    return args.placement or ("index" if path is None else "order"), path
 
 
-def _trace(args: argparse.Namespace) -> files.Trace:
-    """Read the requested part of the trace; sort its nodes by name if they are placed so."""
+def _trace(args: argparse.Namespace, names_path: Path | None) -> files.Trace:
+    """Read the requested part of the trace; sort its nodes by their names, if these are given."""
     first, last = args.nodes
     pace = ProgressLine("fleet simulate idle-nodes", f"{args.events}: read", "bytes")
     full_trace = files.read_events(args.events, pace)
     pace.end()
     trace = full_trace.select(first, last, None if args.hours is None else args.hours * 3600)
-    if _placement(args) == "index":
+    if names_path is None:
         return trace
-    path = _names(args)
-    assert path is not None  # as _placement has checked
-    names = files.read_node_names(path)
+    names = files.read_node_names(names_path)
     if len(names) < full_trace.size:
         raise UserError(
-            f"{path}: {len(names)} names, but node {full_trace.size - 1} is in {args.events}; "
-            "there must be one line for each node, from 0"
+            f"{names_path}: {len(names)} names, but node {full_trace.size - 1} is in "
+            f"{args.events}; there must be one line for each node, from 0"
         )
     return trace.arranged(name_order(names[first : first + trace.size]))
 

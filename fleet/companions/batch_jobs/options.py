@@ -99,18 +99,19 @@ def with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
     return replace(site, gpus=gpus, ranks=ranks)
 
 
-def system_of(name: str | None, site: Site, source: str) -> System:
+def system_of(args: argparse.Namespace, site: Site) -> System:
     """Return the requested batch system, or the site's.
 
     Raises:
         UserError: neither is given, or they differ.
     """
+    name: str | None = args.system
     if name is None and site.system is None:
         raise UserError(
             f"choose the batch system with --system: {', '.join(SYSTEMS)}, or an import path"
         )
     if name is not None and site.system not in (None, name):
-        raise UserError(f"--system {name}: the site {source} has the batch system {site.system}")
+        raise UserError(f"--system {name}: the site {args.site} has the batch system {site.system}")
     return find_system(str(name or site.system))
 
 

@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("the spec is missing: fleet submit SPEC, or --end RUN")
     spec = load(args.spec)
     site = opts.with_gpus(args, spec, opts.find_site(args.site))
-    system = opts.system_of(args.system, site, args.site)
+    system = opts.system_of(args, site)
     paths = RunPaths(spec.output.absolute())
     requests = _automatic(args, spec, system, site)
     script = render(_job(args, spec, system, site, requests), system, site)

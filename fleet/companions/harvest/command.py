@@ -33,7 +33,7 @@ from fleet.companions.batch_jobs import options as opts
 from fleet.companions.batch_jobs.job_events import ChainCancelled
 from fleet.companions.harvest.backlog import HarvestLimits
 from fleet.companions.harvest.harvest import Backlog, BatchQueue, HarvestPlan, HarvestRun
-from fleet.companions.harvest.harvest_log import add_note, is_cancelled
+from fleet.companions.harvest.harvest_log import HarvestRequested, add_note, is_cancelled
 from fleet.companions.shared_run.shared_run import SharedRun
 from fleet.errors import UserError
 from fleet.runtime.known_rates import with_epochs_from_rates
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> None:
     """Write the scripts, and submit the first jobs."""
     names, options = _split_words(args.specs)
     site = opts.find_site(args.site)
-    system = opts.system_of(args.system, site, args.site)
+    system = opts.system_of(args, site)
     if system.queue_commands not in QUEUES:
         able = ", ".join(
             other_system.name for other_system in SYSTEMS.values() if other_system.queue_commands
@@ -170,7 +170,8 @@ def _begin(
         with atomic_write(path) as file:
             file.write(script)
     plan.write()
-    plan.record_request()
+    for run_ in plan.runs:  # earlier fruitless launches no longer count
+        add_note(run_.paths, HarvestRequested())
     orders = Backlog(plan, BatchQueue(system)).top_up(resubmit=bool(replaced))
     for change in replaced:
         print(f"fleet harvest: this changes the running harvest: {change}", file=sys.stderr)

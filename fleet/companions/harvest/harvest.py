@@ -118,11 +118,6 @@ class HarvestPlan:
             write_json(run.paths.harvest, content)
             reserve_emergency_space(run.paths.reserved_space)
 
-    def record_request(self) -> None:
-        """Record that the user requests the harvest, for the first time or again."""
-        for run in self.runs:
-            harvest_log.add_note(run.paths, harvest_log.HarvestRequested())
-
     @staticmethod
     def read(path: Path) -> HarvestPlan:
         """Read a plan that :meth:`write` wrote.
