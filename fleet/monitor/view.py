@@ -515,11 +515,11 @@ class LiveTable:
         if pace is not None and pace.is_current(network):
             part = pace.samples / max(epoch_samples, pace.samples, 1)
             samples_per_s = pace.samples_per_s
-        loss = accuracy = left = ""
+        loss = accuracy = time_left = ""
         if last is not None:
             loss = _format(last.loss, "{:.4f}")
             accuracy = _format(last.val_accuracy, "{:.2%}")
-            left = format_duration((max_epochs - epochs - part) * last.seconds)
+            time_left = format_duration((max_epochs - epochs - part) * last.seconds)
         return [
             ",".join(map(str, group.devices)),
             f"{epochs}/{max_epochs}",
@@ -527,7 +527,7 @@ class LiveTable:
             loss,
             accuracy,
             f"{samples_per_s:.0f}",
-            left,
+            time_left,
         ]
 
 

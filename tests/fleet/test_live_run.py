@@ -169,9 +169,10 @@ def test_replay_networks_skips_unreadable_lines(paths):
     assert [(entry.number, entry.is_last) for entry in ends] == [(0, False), (3, True)]
 
 
-def test_command_without_an_answer_is_withdrawn(lease_held):
+def test_command_without_an_answer_is_withdrawn(lease_held, monkeypatch):
+    monkeypatch.setattr(live_run, "PATIENCE_S", 0.1)
     with refused(UserError, lease_held.root, "0 s"):
-        command(lease_held.root, {"do": "stop", "network": "a"}, patience_s=0.1)
+        command(lease_held.root, {"do": "stop", "network": "a"})
     assert list(CommandQueue(lease_held.mailbox).commands()) == []
 
 
