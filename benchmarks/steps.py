@@ -18,7 +18,7 @@ import numpy as np
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.commands.output import print_json
-from fleet.engines.base import Engine, pack_rows
+from fleet.engines.base import Engine
 from fleet.engines.registry import make_engine
 from fleet.engines.steps import StepBatches, steps_of
 from fleet.runtime.startup.data import open_inputs, resolve_with_data
@@ -37,7 +37,7 @@ def step_times(
     images, targets = make_samples(sample, STEPS * size)
     trainable = engine.build(network, SingleRankGroup())
     steps = steps_of(trainable, is_alone=True)
-    samples = pack_rows(images, *sample.target.split(targets))
+    samples = (images, *sample.target.split(targets))
     fastest = [np.inf] * len(STEPS_PER_CALL)
     for _ in range(rounds + 1):  # the first one traces
         for index, count in enumerate(STEPS_PER_CALL):

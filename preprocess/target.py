@@ -159,19 +159,19 @@ class TargetSpec:
         targets[position] = np.zeros((), self.wire)
         (targets if self.is_plain else targets["weight"])[position] = UNUSABLE
 
-    def split(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Split targets as they are sent into targets and weights; both are views.
+    def split(self, targets: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Split targets as they are sent into targets and weights, which are views.
 
         Args:
             targets: (n,) of dtype :attr:`wire`.
 
         Returns:
-            The targets (n, ...), and their weights (n,) float32; None for classes without weights.
-            For an
-            unusable sample the weight is below 0, or the label if there are no weights.
+            The targets (n, ...) and, except for classes without weights, their weights (n,)
+            float32. For an unusable sample the weight is below 0, or the label if there are no
+            weights.
         """
         if self.is_plain:
-            return (targets, None)
+            return (targets,)
         return (targets["target"], targets["weight"])
 
     def random_targets(self, random: np.random.Generator, rows: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, SupportsFloat, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -122,6 +122,19 @@ class StepTotals:
             raise PeerFailed("another rank of the group failed in this step")
 
 
+class StepResult(NamedTuple):
+    """The result of a call of :meth:`fleet.engines.steps.SupportsSteps.begin_steps`.
+
+    Attributes:
+        sums: totals of each batch, in order.
+        finished_at: time at which they were available, by ``time.perf_counter``; an upper bound if
+            unknown.
+    """
+
+    sums: list[StepTotals]
+    finished_at: float
+
+
 # Position of each number in packed totals; metrics follow.
 INDEX = {total.name: index for index, total in enumerate(fields(StepTotals)[:-1])}
 WIDTH = len(INDEX)  # elements of packed totals, excluding metrics
@@ -220,10 +233,13 @@ def check_peers(group: Group) -> None:
 class Trainable(Protocol):
     """A network on one rank of its group; :mod:`fleet.engines.steps` describes how it trains."""
 
-    def evaluate(
-        self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
-    ) -> StepTotals:
-        """Return the totals of these samples on this rank alone, without training."""
+    def evaluate(self, *rows: np.ndarray) -> StepTotals:
+        """Return the totals of these samples on this rank alone, without training.
+
+        Args:
+            rows: images, targets and, if samples are weighted, weights; see
+                :class:`fleet.engines.steps.StepBatches`.
+        """
 
     def average_statistics(self) -> None:
         """Average across ranks the statistics that each collected, as of batch normalization."""
@@ -294,10 +310,11 @@ class SupportsMetrics(Protocol):
 class SupportsPrediction(Protocol):
     """A trainable whose outputs can be saved, to compare and combine finished networks."""
 
-    def predict(
-        self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
-    ) -> tuple[StepTotals, np.ndarray]:
+    def predict(self, *rows: np.ndarray) -> tuple[StepTotals, np.ndarray]:
         """Return the totals of the samples and the outputs of the network as exported.
+
+        Args:
+            rows: as in :meth:`Trainable.evaluate`.
 
         Returns:
             The totals, and (rows, ...) float32: logits or values.
@@ -366,13 +383,6 @@ class Engine(Protocol):
         Raises:
             Exception: any error of the model function.
         """
-
-
-def pack_rows(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
-    """Return the arrays of a step as a tuple, without missing weights."""
-    if weights is None:
-        return (images, targets)
-    return (images, targets, weights)
 
 
 def split_batches(rows: Rows, sizes: Sequence[int]) -> list[Rows]:

@@ -142,9 +142,9 @@ class EmulatedNetwork:
         targets: np.ndarray,
         size: int,
         stop: bool = False,
-        weights: np.ndarray | None = None,
+        *weights: np.ndarray,
     ) -> StepTotals:
-        buffer = np.concatenate([_by_label(targets, weights), StepTotals(stop=stop).pack()])
+        buffer = np.concatenate([_by_label(targets, *weights), StepTotals(stop=stop).pack()])
         self._sleep(self._step_s(self._group.size, size) / self._share())
         self._group.sum(buffer)
         seen = buffer[:-WIDTH]
@@ -166,13 +166,8 @@ class EmulatedNetwork:
         self._clock += seconds
         self._group.sleep(self._clock - now)
 
-    def evaluate(  # noqa: D102
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        weights: np.ndarray | None = None,
-    ) -> StepTotals:
-        return self._totals(_by_label(targets, weights))
+    def evaluate(self, *rows: np.ndarray) -> StepTotals:  # noqa: D102
+        return self._totals(_by_label(*rows[1:]))
 
     def _totals(self, seen: np.ndarray) -> StepTotals:
         count = float(seen.sum())
@@ -206,9 +201,9 @@ class EmulatedNetwork:
         """Do nothing: no resources are held."""
 
 
-def _by_label(targets: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+def _by_label(targets: np.ndarray, *weights: np.ndarray) -> np.ndarray:
     """Count the readable samples of each label; other targets count as one label."""
     is_label = targets.ndim == 1 and targets.dtype.kind == "i"
     labels = targets if is_label else np.zeros(len(targets), np.int64)
-    usable = (labels if weights is None else weights) >= 0
+    usable = (labels, *weights)[-1] >= 0
     return np.bincount(labels[usable] % WEIGHTS, minlength=WEIGHTS).astype(np.float64)

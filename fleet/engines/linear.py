@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -161,8 +161,8 @@ class LinearMaskOutputs:
 
 
 AnyLinearOutputs: TypeAlias = LinearOutputs | LinearMaskOutputs
-# Takes outputs, targets, weights of samples, and True for training.
-Measure: TypeAlias = Callable[[np.ndarray, np.ndarray, "np.ndarray | None", bool], AnyLinearOutputs]
+# Takes outputs, targets and perhaps weights of samples, and True for training.
+Measure: TypeAlias = Callable[[np.ndarray, Sequence[np.ndarray], bool], AnyLinearOutputs]
 
 
 def make_measure(
@@ -181,10 +181,11 @@ def make_measure(
         training_factors = None
 
     def measure(
-        outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool
+        outputs: np.ndarray, labels: Sequence[np.ndarray], training: bool
     ) -> AnyLinearOutputs:
+        targets, *weights = labels
         class_factors = training_factors if training else None
-        sample_weights = 1.0 if weights is None else weights.astype(np.float64)
+        sample_weights = weights[0].astype(np.float64) if weights else 1.0
         if target.kind == "mask":
             return LinearMaskOutputs.of(
                 outputs, targets, sample_weights, target.void, smoothing, class_factors

@@ -35,7 +35,7 @@ from fleet.engines.base import (
 )
 from fleet.engines.failure_reason import describe_failure
 from fleet.engines.registry import count_parameters, make_engine
-from fleet.engines.steps import take_step
+from fleet.engines.steps import StepBatches, steps_of
 from fleet.errors import ModelError, SettingError, UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.fit_checks import too_large, training_bytes
@@ -164,12 +164,12 @@ class _SmokeTest:
                 np.zeros((_ROWS, *image.shape), image.dtype),
                 target.random_targets(np.random.default_rng(0), _ROWS),
             )
-            values, weights = target.split(targets)
+            rows = (images, *target.split(targets))
             if isinstance(trainable, SupportsLearningCheck):
-                trainable.check_learns(images, values)
-            rows = min(_ROWS, len(images), self.network.train.batch.bounds[0])
-            local_weights = None if weights is None else weights[:rows]
-            take_step(trainable, images[:rows], values[:rows], rows, weights=local_weights)
+                trainable.check_learns(*rows[:2])
+            size = min(_ROWS, len(images), self.network.train.batch.bounds[0])
+            batches = StepBatches(tuple(part[:size] for part in rows), [size], [size])
+            steps_of(trainable, is_alone=True).begin_steps(batches)()
         try:
             if isinstance(trainable, SupportsInspection):
                 return trainable.row_bytes()

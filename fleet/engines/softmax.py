@@ -18,9 +18,9 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import (
     Arrays,
     EngineContext,
+    Rows,
     StepTotals,
     check_arrays,
-    pack_rows,
     select_readable,
 )
 from fleet.engines.linear import AnyLinearOutputs, make_measure, make_metric
@@ -122,13 +122,13 @@ class SoftmaxRegression:
         targets: np.ndarray,
         size: int,
         stop: bool = False,
-        weights: np.ndarray | None = None,
+        *weights: np.ndarray,
     ) -> StepTotals:
         gradient = np.zeros_like(self._weights)
         local_totals = StepTotals(stop=stop, metric_totals=self._zero_totals)
         error: BaseException | None = None
         try:
-            outputs, inputs = self._outputs(images, targets, weights, training=True)
+            outputs, inputs = self._outputs((images, targets, *weights), training=True)
             gradient = inputs.reshape(-1, inputs.shape[-1]).T @ outputs.slopes().reshape(
                 -1, gradient.shape[1]
             )
@@ -149,40 +149,22 @@ class SoftmaxRegression:
             self._weights = self._weights + self._velocity
         return totals
 
-    def evaluate(  # noqa: D102
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        weights: np.ndarray | None = None,
-    ) -> StepTotals:
-        return self._totals(self._outputs(images, targets, weights)[0])
+    def evaluate(self, *rows: np.ndarray) -> StepTotals:  # noqa: D102
+        return self._totals(self._outputs(rows)[0])
 
-    def predict(  # noqa: D102
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        weights: np.ndarray | None = None,
-    ) -> tuple[StepTotals, np.ndarray]:
-        outputs: np.ndarray = self._features(images) @ self._weights
-        return self.evaluate(images, targets, weights), outputs.astype(np.float32)
+    def predict(self, *rows: np.ndarray) -> tuple[StepTotals, np.ndarray]:  # noqa: D102
+        outputs: np.ndarray = self._features(rows[0]) @ self._weights
+        return self.evaluate(*rows), outputs.astype(np.float32)
 
     def scores(self, metric_totals: Sequence[float]) -> dict[str, float]:  # noqa: D102 - see SupportsMetrics
         *sums, count = metric_totals
         return {name: total / count for name, total in zip(self._metrics, sums, strict=True)}
 
-    def _outputs(
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        weights: np.ndarray | None,
-        training: bool = False,
-    ) -> tuple[AnyLinearOutputs, np.ndarray]:
+    def _outputs(self, rows: Rows, training: bool = False) -> tuple[AnyLinearOutputs, np.ndarray]:
         """Return the outputs for the readable samples, and their features."""
-        images, targets, *sample_weights = select_readable(pack_rows(images, targets, weights))
+        images, *labels = select_readable(rows)
         inputs = self._features(images)
-        return self._measure(
-            inputs @ self._weights, targets, sample_weights[0] if sample_weights else None, training
-        ), inputs
+        return self._measure(inputs @ self._weights, labels, training), inputs
 
     def _totals(self, outputs: AnyLinearOutputs) -> StepTotals:
         count = len(outputs.targets)

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
-from fleet.engines.base import Rows, StepTotals, pack_rows
+from fleet.engines.base import Rows, StepResult, StepTotals
 
 MAX_STEPS = 16  # largest number of steps of a call
 
@@ -51,19 +49,6 @@ class StepBatches(NamedTuple):
     sizes: Sequence[int]
     counts: Sequence[int]
     flags: StepTotals = StepTotals()
-
-
-class StepResult(NamedTuple):
-    """The result of a call.
-
-    Attributes:
-        sums: totals of each batch, in order.
-        finished_at: time at which they were available, by ``time.perf_counter``; an upper bound if
-            unknown.
-    """
-
-    sums: list[StepTotals]
-    finished_at: float
 
 
 class SupportsSteps(Protocol):
@@ -149,25 +134,3 @@ def steps_of(trainable: Any, is_alone: bool) -> SupportsSteps:
         steps: SupportsSteps = trainable
         return steps
     return AdaptedSteps(trainable, is_alone)
-
-
-def take_step(
-    trainable: Any,
-    images: np.ndarray,
-    targets: np.ndarray,
-    size: int,
-    stop: bool = False,
-    weights: np.ndarray | None = None,
-) -> StepTotals:
-    """Take one step, outside of the training loop, and return its totals.
-
-    Args:
-        trainable: the network, in a group of any size.
-        images, targets, weights: this rank's rows, see :class:`StepBatches`.
-        size: number of rows of the global batch.
-        stop: True if this rank asks the group to stop.
-    """
-    batches = StepBatches(
-        pack_rows(images, targets, weights), [size], [len(targets)], StepTotals(stop=stop)
-    )
-    return steps_of(trainable, is_alone=False).begin_steps(batches)().sums[0]

@@ -54,7 +54,7 @@ def test_classes_without_weights_travel_as_plain_labels():
     labels = np.arange(10) % 2
     pipeline, _, targets, _ = loaded(Samples(ROWS, labels=labels, classes=("a", "b")))
     assert (targets.dtype, targets.tolist()) == (np.int64, labels.tolist())
-    assert pipeline.sample.target.split(targets) == (targets, None)
+    assert pipeline.sample.target.split(targets) == (targets,)
     assert "target" not in pipeline.sample.identity()
 
 

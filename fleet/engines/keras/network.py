@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import Arrays, StepTotals, pack_rows
+from fleet.engines.base import Arrays, Rows, StepResult, StepTotals
 from fleet.engines.custom import runs_user_code
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.graphs import StepGraphs
@@ -22,7 +22,7 @@ from fleet.engines.keras.pretrained import load_pretrained
 from fleet.engines.keras.steps import KerasSteps
 from fleet.engines.keras.variables import NetworkVariables, named_variables
 from fleet.engines.measures import Measures
-from fleet.engines.steps import StepBatches, StepCapabilities, StepResult
+from fleet.engines.steps import StepBatches, StepCapabilities
 from fleet.errors import ModelError
 from fleet.storage.files import atomic_write_with
 from preprocess.sample import SampleSpec
@@ -60,29 +60,17 @@ class KerasNetwork:
         return self.steps.begin(batches)
 
     @runs_user_code
-    def evaluate(  # noqa: D102
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        weights: np.ndarray | None = None,
-    ) -> StepTotals:
-        return StepTotals.unpack(self._run_evaluation(images, targets, weights)[0].numpy())
+    def evaluate(self, *rows: np.ndarray) -> StepTotals:  # noqa: D102
+        return StepTotals.unpack(self._run_evaluation(rows)[0].numpy())
 
     @runs_user_code
-    def predict(  # noqa: D102
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        weights: np.ndarray | None = None,
-    ) -> tuple[StepTotals, np.ndarray]:
-        sums, outputs = self._run_evaluation(images, targets, weights)
+    def predict(self, *rows: np.ndarray) -> tuple[StepTotals, np.ndarray]:  # noqa: D102
+        sums, outputs = self._run_evaluation(rows)
         return StepTotals.unpack(sums.numpy()), outputs.numpy()
 
-    def _run_evaluation(
-        self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _run_evaluation(self, rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
         with self.steps.seeded_generators(), self.variables.running_means():
-            sums, outputs = self.graphs.evaluation(*pack_rows(images, targets, weights))
+            sums, outputs = self.graphs.evaluation(*rows)
             return sums, outputs
 
     @runs_user_code

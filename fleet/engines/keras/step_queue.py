@@ -19,8 +19,7 @@ import tensorflow as tf
 # The public API has no asynchronous calls.
 from tensorflow.python.eager import context, executor
 
-from fleet.engines.base import StepTotals
-from fleet.engines.steps import StepResult
+from fleet.engines.base import StepResult, StepTotals
 
 
 class StepQueue:

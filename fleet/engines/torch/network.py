@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import Arrays, StepTotals, check_arrays, pack_rows, select_readable
+from fleet.engines.base import Arrays, StepResult, StepTotals, check_arrays, select_readable
 from fleet.engines.custom import runs_user_code
-from fleet.engines.steps import StepBatches, StepCapabilities, StepResult
+from fleet.engines.steps import StepBatches, StepCapabilities
 from fleet.engines.torch.export import load, write
 from fleet.engines.torch.flat_parameters import as_tensor, to_arrays
 from fleet.engines.torch.losses import check_losses
@@ -51,33 +51,25 @@ class TorchNetwork:
     def begin_steps(self, batches: StepBatches) -> Callable[[], StepResult]:  # noqa: D102
         return self.steps.begin(batches)
 
-    def evaluate(  # noqa: D102
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        weights: np.ndarray | None = None,
-    ) -> StepTotals:
-        return self.predict(images, targets, weights)[0]
+    def evaluate(self, *rows: np.ndarray) -> StepTotals:  # noqa: D102
+        return self.predict(*rows)[0]
 
     @runs_user_code
-    def predict(  # noqa: D102
-        self,
-        images: np.ndarray,
-        targets: np.ndarray,
-        weights: np.ndarray | None = None,
-    ) -> tuple[StepTotals, np.ndarray]:
-        valid = (targets if weights is None else weights) >= 0
+    def predict(self, *rows: np.ndarray) -> tuple[StepTotals, np.ndarray]:  # noqa: D102
+        valid = rows[-1] >= 0
         steps = self.steps
         steps.evaluation_calls += 1
         with steps.seeded_generators(steps.evaluation_calls), self.evaluation_mode():
-            outputs = steps.outputs(images)
+            outputs = steps.outputs(rows[0])
             if valid.all():
                 readable_outputs = outputs
             else:
                 readable_outputs = outputs[torch.from_numpy(valid).to(self.steps.device)]
-            local_rows = select_readable(pack_rows(images, targets, weights))[1:]
             steps.write_totals(
-                readable_outputs, local_rows, self.steps.measures.losses.evaluation, False
+                readable_outputs,
+                select_readable(rows)[1:],
+                self.steps.measures.losses.evaluation,
+                False,
             )
         return self.steps.flat.read_totals(), outputs.cpu().numpy()
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import INDEX, Rows, StepTotals, select_readable, split_batches
+from fleet.engines.base import INDEX, Rows, StepResult, StepTotals, select_readable, split_batches
 from fleet.engines.custom import running_user_code
 from fleet.engines.measures import Measures
-from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities, StepResult, finished
+from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities, finished
 from fleet.engines.torch.deferred_augmentation import augment_deferred
 from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.engines.base import StepTotals, SupportsPrediction, pack_rows
+from fleet.engines.base import StepTotals, SupportsPrediction
 from fleet.prediction.saved_predictions import Outputs, should_save
 from fleet.runtime.training.agreement import all_or_none
 from fleet.runtime.training.network import Training
@@ -66,14 +66,14 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
 
     def fill(images: np.ndarray, targets: np.ndarray) -> StepTotals:
         nonlocal position
-        values, weights = target.split(targets)
-        sums, outputs = trainable.predict(*pack_rows(images, values, weights))
+        values, *weights = target.split(targets)
+        sums, outputs = trainable.predict(images, values, *weights)
         rows = slice(position, position + len(targets))
         position += len(targets)
         predictions.outputs[rows] = outputs
         predictions.targets[rows] = values
         if predictions.weights is not None:
-            predictions.weights[rows] = weights
+            predictions.weights[rows] = weights[0]
         return sums
 
     summed = _sum_over(training, samples, fill, lambda: False)

@@ -12,8 +12,8 @@ import numpy as np
 
 from fleet.comm.protocols import Group
 from fleet.domain.network import TrainingState
-from fleet.engines.base import StepTotals, SupportsRateScaling, Trainable, pack_rows
-from fleet.engines.steps import StepBatches, StepCapabilities, StepResult, SupportsSteps, steps_of
+from fleet.engines.base import StepResult, StepTotals, SupportsRateScaling, Trainable
+from fleet.engines.steps import StepBatches, StepCapabilities, SupportsSteps, steps_of
 from fleet.runtime.training.agreement import TrainingFailed, fail_together
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
@@ -85,7 +85,7 @@ class Training:
             TrainingFailed: on all ranks, when it failed on one, here or in the returned function.
         """
         images, targets = batches.local_rows
-        local_rows = pack_rows(images, *self.target.split(targets))
+        local_rows = (images, *self.target.split(targets))
         with self._failing_together():
             wait = self._trainable_steps.begin_steps(batches._replace(local_rows=local_rows))
         return partial(self._wait, wait)
@@ -132,7 +132,7 @@ class Training:
 
     def evaluate(self, images: np.ndarray, targets: np.ndarray) -> StepTotals:
         """Return sums over a batch of this rank's samples, without training."""
-        return self.trainable.evaluate(*pack_rows(images, *self.target.split(targets)))
+        return self.trainable.evaluate(images, *self.target.split(targets))
 
     def broadcast(self, state: T) -> T:
         """Broadcast the master's network and state to the group; collective."""

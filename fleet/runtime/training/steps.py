@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.engines.base import StepTotals
-from fleet.engines.steps import StepBatches, StepResult
+from fleet.engines.base import StepResult, StepTotals
+from fleet.engines.steps import StepBatches
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import Batch
 

@@ -5,15 +5,14 @@ import time
 import numpy as np
 import pytest
 
-from fleet.engines.base import StepTotals
+from fleet.engines.base import StepResult, StepTotals
 from fleet.engines.steps import (
     MAX_STEPS,
     StepBatches,
     StepCapabilities,
-    StepResult,
     steps_of,
-    take_step,
 )
+from tests.fleet.engines.async_steps import take_step
 
 IMAGES, TARGETS = np.zeros((5, 2)), np.arange(5)
 

@@ -47,8 +47,7 @@ def batch(kind, rows=7, unreadable=()):
         packed["target"][0, 0, :] = target.void
     for row in unreadable:
         target.mark_unusable(packed, row)
-    values, weights = target.split(packed)
-    return (inputs, values) if weights is None else (inputs, values, weights)
+    return (inputs, *target.split(packed))
 
 
 def step(trainable, rows, size, **options):

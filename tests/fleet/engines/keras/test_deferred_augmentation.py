@@ -7,11 +7,10 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
-from fleet.engines.steps import take_step
 from fleet.runtime.training.rate_measurement import make_samples
 from fleet.spec import Resources, parse
 from preprocess.deferred_augmentation import finished
-from tests.fleet.engines.async_steps import begin
+from tests.fleet.engines.async_steps import begin, take_step
 from tests.fleet.engines.deferred_samples import DTYPES, random_deferred_samples
 
 pytestmark = pytest.mark.tensorflow

@@ -41,12 +41,10 @@ def exported(folder, kind, **train):
     )
     engine, files, outputs = KerasEngine(EngineContext(sample, Resources(exchange="mpi"))), [], []
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), np.uint8)
-    targets, weights = target.split(np.zeros(5, target.wire))
+    rows = (images, *target.split(np.zeros(5, target.wire)))
     for network in spec.networks:
         trainable = engine.build(network, SingleRankGroup())
-        outputs.append(
-            trainable.predict(images, targets, *([] if weights is None else [weights]))[1]
-        )
+        outputs.append(trainable.predict(*rows)[1])
         files.append(folder / network.name / "best.keras")
         files[-1].parent.mkdir()
         trainable.export(trainable.state(), files[-1])

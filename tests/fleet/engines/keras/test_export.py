@@ -5,10 +5,10 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
-from fleet.engines.steps import take_step
 from fleet.errors import ModelError
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
+from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow

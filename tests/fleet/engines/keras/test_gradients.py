@@ -7,9 +7,9 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
-from fleet.engines.steps import take_step
 from fleet.spec import Resources, parse
 from preprocess.sample import ImageSpec, SampleSpec
+from tests.fleet.engines.async_steps import take_step
 
 pytestmark = pytest.mark.tensorflow
 

@@ -5,10 +5,10 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import make_engine
-from fleet.engines.steps import take_step
 from fleet.spec import parse
 from preprocess.sample import ImageSpec, SampleSpec
 from tests.examples import long_but_first
+from tests.fleet.engines.async_steps import take_step
 
 pytestmark = pytest.mark.tensorflow
 

@@ -12,14 +12,13 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
-from fleet.engines.steps import take_step
 from fleet.errors import CheckpointError, ModelError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.schedules import SCHEDULES, arguments_of, required
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from tests.examples import long_but_first
 from tests.fakes import Group
-from tests.fleet.engines.async_steps import begin
+from tests.fleet.engines.async_steps import begin, take_step
 from tests.places import ROOT
 from tests.refusals import refused
 

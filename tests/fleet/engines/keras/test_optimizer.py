@@ -7,11 +7,11 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
-from fleet.engines.steps import take_step
 from fleet.errors import SettingError, SpecError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.optimizers import COMMON, OPTIMIZERS
 from preprocess.sample import ImageSpec, SampleSpec
+from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow

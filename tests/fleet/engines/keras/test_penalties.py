@@ -7,14 +7,13 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
-from fleet.engines.steps import take_step
 from fleet.errors import NetworkWarning
 from fleet.spec import Resources, parse
 from fleet.stream.batch import split_rows
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
 from tests.examples import long_but_first
-from tests.fleet.engines.async_steps import begin
+from tests.fleet.engines.async_steps import begin, take_step
 from tests.fleet.one_process import Launch
 
 pytestmark = pytest.mark.tensorflow

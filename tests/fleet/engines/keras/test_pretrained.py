@@ -7,10 +7,10 @@ import yaml
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.engines.initial_weights import match_patterns, match_weights
-from fleet.engines.steps import take_step
 from fleet.errors import SettingError
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
+from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow

@@ -5,13 +5,13 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext, StepTotals
-from fleet.engines.steps import take_step
 from fleet.errors import ModelError, SettingError, SpecError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.measures import LOSSES, METRICS, canonical_name, direction_of
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 from tests.examples import long_but_first
+from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow

@@ -13,10 +13,10 @@ import numpy as np
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import make_engine
-from fleet.engines.steps import take_step
 from fleet.spec import parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
+from tests.fleet.engines.async_steps import take_step
 
 EPOCHS, ROWS = 10, 24
 SHAPE = (8, 8, 2)
@@ -199,7 +199,7 @@ def cases(engine):
 
 
 def batches_of(kind):
-    """Yield the images, targets and weights of two full batches; weights are None if plain."""
+    """Yield the images, targets and, unless these are plain, weights of two full batches."""
     rng = np.random.default_rng(3)
     images = rng.integers(0, 256, (2 * ROWS, *SHAPE)).astype(np.uint8)
     target = target_of(kind)
@@ -208,9 +208,9 @@ def batches_of(kind):
         packed["weight"] = rng.uniform(0.5, 1.5, 2 * ROWS)
     if kind == "mask":
         packed["target"][:, :2, :2] = target.void
-    values, weights = target.split(packed)
+    arrays = (images, *target.split(packed))
     for rows in (slice(ROWS), slice(ROWS, None)):
-        yield images[rows], values[rows], None if weights is None else weights[rows]
+        yield tuple(array[rows] for array in arrays)
 
 
 def as_torch(arrays, shapes):
@@ -271,16 +271,11 @@ def main(engine, folder):
             )
         losses, metric_totals = [], 0.0
         for _ in range(EPOCHS):
-            for images, targets, weights in batches_of(kind):
-                totals = take_step(
-                    network, images, targets, ROWS, False, *([] if weights is None else [weights])
-                )
+            for images, targets, *weights in batches_of(kind):
+                totals = take_step(network, images, targets, ROWS, False, *weights)
                 losses.append(totals.loss / totals.count)
                 metric_totals = np.array(totals.metric_totals)
-        evaluations = [
-            network.evaluate(images, targets, *([] if weights is None else [weights]))
-            for images, targets, weights in batches_of(kind)
-        ]
+        evaluations = [network.evaluate(*rows) for rows in batches_of(kind)]
         results[name] = {
             "losses": losses,
             "evaluations": [entry.loss / entry.count for entry in evaluations],

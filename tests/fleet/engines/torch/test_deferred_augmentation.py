@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fleet.engines.steps import take_step
 from preprocess.deferred_augmentation import finished
 from preprocess.sample import ImageSpec
-from tests.fleet.engines.async_steps import begin
+from tests.fleet.engines.async_steps import begin, take_step
 from tests.fleet.engines.deferred_samples import DTYPES, random_deferred_samples
 from tests.fleet.engines.torch.test_network import MODULES, built
 

@@ -9,12 +9,12 @@ import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import load_ensemble, make_engine, write_onnx
-from fleet.engines.steps import take_step
 from fleet.errors import ModelError, SettingError, UserError
 from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
+from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
 
 pytestmark = pytest.mark.torch

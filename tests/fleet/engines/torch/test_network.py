@@ -10,13 +10,12 @@ import pytest
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import collect_warnings
 from fleet.engines.registry import count_parameters, load_ensemble, make_engine
-from fleet.engines.steps import take_step
 from fleet.errors import CheckpointError, FleetError, SettingError
 from fleet.spec import parse
 from fleet.storage.checkpoint import merge_inherited
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
-from tests.fleet.engines.async_steps import begin
+from tests.fleet.engines.async_steps import begin, take_step
 from tests.fleet.one_process import Launch
 from tests.refusals import refused
 

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from fleet.engines.steps import take_step
 from fleet.errors import ModelError
+from tests.fleet.engines.async_steps import take_step
 from tests.fleet.engines.torch.test_network import built
 from tests.refusals import refused
 

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fleet.engines.base import StepTotals
+from fleet.engines.base import StepResult, StepTotals
 from fleet.engines.softmax import SoftmaxRegression
-from fleet.engines.steps import MAX_STEPS, StepCapabilities, StepResult
+from fleet.engines.steps import MAX_STEPS, StepCapabilities
 
 
 class AsyncRegression(SoftmaxRegression):

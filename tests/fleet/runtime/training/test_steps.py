@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fleet.engines import softmax
-from fleet.engines.base import StepTotals
-from fleet.engines.steps import StepCapabilities, StepResult
+from fleet.engines.base import StepResult, StepTotals
+from fleet.engines.steps import StepCapabilities
 from fleet.errors import ExitStatus
 from fleet.runtime.training import steps as steps_module
 from fleet.runtime.training.clocks import StepClock
@@ -167,9 +167,9 @@ class WithStatistic(softmax.SoftmaxRegression):
 
     statistic = 0.0
 
-    def step(self, images, targets, size, stop=False, weights=None):
+    def step(self, images, targets, size, stop=False, *weights):
         self.statistic += self._group.rank
-        return super().step(images, targets, size, stop, weights)
+        return super().step(images, targets, size, stop, *weights)
 
     def average_statistics(self):
         total = np.array([self.statistic])
