@@ -6,19 +6,19 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from fleet.engines.custom import load_custom, takes_outputs_first
 from fleet.engines.failure_reason import describe_failure
+from fleet.engines.tensor_ops import Loss, TensorOps, mask_weights_error
 from fleet.errors import NetworkWarning, SettingError
 from fleet.spec import Train
 from fleet.spec.measures import LOSS_OF, Measure, name_of, parameters_of
 from fleet.vocabulary.measures import LOSSES, canonical_name
 from preprocess.target import TargetSpec
-
-Loss = Callable[[Any, Any], Any]  # (outputs, targets) -> loss of each sample, (n,)
 
 OF_MASKS = ("dice", "tversky")  # losses that return a number per mask, not per pixel
 _ROUNDED = 1e-4  # tolerance by which a loss may be below its minimum
@@ -46,22 +46,24 @@ class LossFunctions(NamedTuple):
         cls,
         train: Train,
         target: TargetSpec,
-        of_samples: Callable[[list[float] | None], Loss],
-        correct: Loss,
+        loss: Loss,
+        ops: TensorOps,
+        as_tensor: Callable[[list[float]], Any],
     ) -> LossFunctions:
         """Return the loss functions of a network.
 
         Args:
             train: training settings.
             target: target of a sample.
-            of_samples: returns the loss function for some class weights.
-            correct: returns 1 for each correct sample, or its share of correct labels or pixels.
+            loss: loss of samples or pixels.
+            ops: operations of the library.
+            as_tensor: makes a tensor of the library, for class weights.
 
         Raises:
             SettingError: the spec has class weights, and the loss covers whole masks.
         """
         name = LOSS_OF[target.kind] if train.loss is None else name_of(train.loss)
-        evaluation = training = of_samples(None)
+        evaluation = training = ops.with_class_weights(loss, target)
         if isinstance(train.class_weights, Mapping):
             if (
                 target.kind == "mask"
@@ -69,11 +71,12 @@ class LossFunctions(NamedTuple):
                 and canonical_name(name) in OF_MASKS
             ):
                 raise mask_weights_error(name)
-            training = of_samples(list(train.class_weights.values()))
+            by_class = as_tensor(list(train.class_weights.values()))
+            training = ops.with_class_weights(loss, target, by_class)
         return cls(
             training,
             evaluation,
-            correct,
+            partial(ops.correct, target=target),
             name,
             -math.inf if ":" in name else LOSSES[canonical_name(name)].minimum,
         )
@@ -222,29 +225,3 @@ def loss_arguments(train: Train, target: TargetSpec, accepted: Collection[str]) 
             )
         arguments["label_smoothing"] = train.label_smoothing
     return arguments
-
-
-def scalar_result_error(name: str, key: str, alternative: str = "") -> SettingError:
-    """Return the error for a loss or metric that returns a single number.
-
-    Args:
-        name: name of the loss or metric.
-        key: key of the setting.
-        alternative: what else it may return, appended to the message.
-    """
-    return SettingError(
-        f"{name} returns one number for a whole batch, which ranks cannot add up; it should return "
-        f"one number per sample{alternative}",
-        "train",
-        key,
-    )
-
-
-def mask_weights_error(name: str) -> SettingError:
-    """Return the error for class weights combined with a loss of whole masks."""
-    return SettingError(
-        f"class_weights apply to pixels, but {name} returns one number per mask; use a loss of "
-        "pixels, or remove class_weights",
-        "train",
-        "class_weights",
-    )

@@ -19,8 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.engines.custom import as_targets_first, load_custom
-from fleet.engines.keras.losses import probabilities, takes_class_numbers, to_dense
-from fleet.engines.measures import Metrics, scalar_result_error
+from fleet.engines.keras.losses import OPS, takes_class_numbers
+from fleet.engines.measures import Metrics
+from fleet.engines.tensor_ops import scalar_result_error
 from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
@@ -152,7 +153,7 @@ def _metric_inputs(
             tf.cast(part, tf.float64) - tf.constant(target.center or 0.0, tf.float64)
             for part in (targets, outputs)
         )
-    predicted = probabilities(outputs, target)
+    predicted = OPS.probabilities(outputs, target)
     if target.kind == "mask":  # count each pixel
         predicted = tf.reshape(predicted, (-1, target.outputs))
         flat = tf.cast(tf.reshape(targets, [-1]), tf.int64)
@@ -161,7 +162,7 @@ def _metric_inputs(
             labels = tf.one_hot(labels, target.outputs)
         return labels, predicted
     if not is_sparse:
-        return to_dense(targets, target), predicted
+        return OPS.to_dense(targets, target), predicted
     if target.kind == "class":
         return tf.maximum(targets, 0), predicted
     return tf.cast(targets, tf.float32), predicted

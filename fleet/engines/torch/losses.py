@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,20 +25,29 @@ from torch.nn.functional import (
 )
 
 from fleet.engines.custom import as_targets_first, make_custom_loss
-from fleet.engines.measures import (
-    OF_MASKS,
-    Loss,
-    LossFunctions,
-    loss_arguments,
-    mask_weights_error,
-    scalar_result_error,
-)
+from fleet.engines.measures import OF_MASKS, LossFunctions, loss_arguments
+from fleet.engines.tensor_ops import Loss, TensorOps
 from fleet.spec import Train
 from fleet.spec.measures import name_of
 from fleet.vocabulary.measures import canonical_name
 from preprocess.target import TargetSpec
 
 _TINY = 1e-7  # Keras' epsilon
+
+OPS = TensorOps(
+    as_float=Tensor.float,
+    as_int=Tensor.long,
+    one_hot=one_hot,
+    argmax=partial(torch.argmax, dim=-1),
+    softmax=partial(torch.softmax, dim=-1),
+    maximum=torch.clamp,
+    mean=torch.mean,
+    sum=torch.sum,
+    sigmoid=torch.sigmoid,
+    zeros_like=torch.zeros_like,
+    take=operator.getitem,
+    where=torch.where,
+)
 
 
 def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossFunctions:
@@ -57,12 +68,9 @@ def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossF
     return LossFunctions.of(
         train,
         target,
-        lambda weights: _with_class_weights(
-            loss,
-            target,
-            None if weights is None else torch.tensor(weights, dtype=torch.float32, device=device),
-        ),
-        _CORRECT[target.kind](target),
+        loss,
+        OPS,
+        partial(torch.tensor, dtype=torch.float32, device=device),
     )
 
 
@@ -91,48 +99,6 @@ def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> Non
         return derivative.cpu().numpy()
 
     losses.check(slope, lambda: losses.evaluation(outputs, targets).detach().cpu().numpy())
-
-
-def _with_class_weights(loss: Loss, target: TargetSpec, by_class: Tensor | None = None) -> Loss:
-    """Turn a loss of samples or pixels into a loss of samples with class weights."""
-    if target.kind != "mask":
-        if by_class is None:
-            return loss
-        return lambda outputs, targets: loss(outputs, targets) * by_class[targets]
-
-    def of_masks(outputs: Tensor, targets: Tensor) -> Tensor:
-        labels, counted = pixels(targets, target)
-        losses = loss(outputs, torch.where(counted, labels, -1))
-        if losses.dim() != 3:
-            if by_class is not None:
-                raise mask_weights_error("the loss")
-            return losses
-        if by_class is not None:
-            losses = losses * by_class[labels]
-        return mean_of_pixels(torch.where(counted, losses, 0.0), counted)
-
-    return of_masks
-
-
-def pixels(targets: Tensor, target: TargetSpec) -> tuple[Tensor, Tensor]:
-    """Return the class of each pixel, 0 if excluded, and True for counted pixels.
-
-    Args:
-        targets: (n, height, width).
-        target: target of a sample.
-    """
-    counted = targets != target.void
-    return torch.where(counted, targets.long(), 0), counted
-
-
-def mean_of_pixels(values: Tensor, counted: Tensor) -> Tensor:
-    """Return means over counted pixels, (n, height, width) -> (n,); 0 if none counts.
-
-    Args:
-        values: (n, height, width).
-        counted: (n, height, width), False for pixels excluded from loss and metrics.
-    """
-    return (values * counted).sum((1, 2)) / counted.sum((1, 2)).clamp(min=1)
 
 
 def _default(target: TargetSpec, smoothing: float) -> Loss:
@@ -297,32 +263,6 @@ OF_PREDICTIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def to_dense(targets: Tensor, target: TargetSpec) -> Tensor:
-    """Return targets as float32 with one number per output; classes are one-hot.
-
-    Args:
-        targets: (n, ...).
-        target: target of a sample.
-    """
-    if target.kind in ("class", "mask"):
-        return one_hot(targets.clamp(min=0), target.outputs).float()
-    return targets.float()
-
-
-def probabilities(outputs: Tensor, target: TargetSpec) -> Tensor:
-    """Return the probabilities of logits; values are unchanged.
-
-    Args:
-        outputs: (n, ...) logits or values.
-        target: target of a sample.
-    """
-    if target.kind == "value":
-        return outputs
-    if target.kind == "multilabel":
-        return outputs.sigmoid()
-    return outputs.softmax(-1)
-
-
 def _make_named(train: Train, target: TargetSpec) -> Loss:
     assert train.loss is not None
     name = name_of(train.loss)
@@ -333,20 +273,7 @@ def _make_named(train: Train, target: TargetSpec) -> Loss:
     function = OF_LOGITS[short] if takes_logits else OF_PREDICTIONS[short]
     arguments = loss_arguments(train, target, list(inspect.signature(function).parameters)[2:])
 
-    def named(outputs: Tensor, targets: Tensor) -> Tensor:
-        expected = to_dense(targets, target)
-        if takes_logits:
-            predicted = outputs
-        else:
-            predicted = probabilities(outputs, target)
-        if target.kind == "mask" and short in OF_MASKS:
-            # Excluded pixels get neither a target nor a prediction.
-            counted = (targets >= 0)[..., None]
-            expected = expected * counted
-            predicted = predicted * counted
-        return function(expected, predicted, **arguments)
-
-    return named
+    return OPS.dense_loss(partial(function, **arguments), target, takes_logits, short in OF_MASKS)
 
 
 def _make_custom(train: Train, target: TargetSpec) -> Loss:
@@ -362,34 +289,7 @@ def _make_custom(train: Train, target: TargetSpec) -> Loss:
             outputs = outputs.movedim(-1, 1)
         expected = targets if target.kind in ("class", "mask") else targets.float()
         # The function may write into its arguments.
-        losses = call(expected.clone(), outputs.clone(), **arguments).float()
-        if losses.dim() == 0:
-            raise scalar_result_error(name, "loss")
-        if target.kind == "mask" and losses.shape == targets.shape:
-            return losses
-        if losses.dim() > 1:
-            return losses.flatten(1).mean(1)
-        return losses
+        losses = call(expected.clone(), outputs.clone(), **arguments)
+        return OPS.per_sample(losses, name, target)
 
     return compute
-
-
-# ---- accuracy ----------------------------------------------------------------------------------
-
-
-def _correct_pixels(target: TargetSpec) -> Loss:
-    def correct_share(outputs: Tensor, targets: Tensor) -> Tensor:
-        labels, counted = pixels(targets, target)
-        return mean_of_pixels((outputs.argmax(-1) == labels).float(), counted)
-
-    return correct_share
-
-
-_CORRECT: dict[str, Callable[[TargetSpec], Loss]] = {
-    "class": lambda target: lambda outputs, targets: outputs.argmax(1) == targets,
-    "multilabel": lambda target: lambda outputs, targets: ((outputs > 0) == (targets > 0))
-    .float()
-    .mean(-1),
-    "mask": _correct_pixels,
-    "value": lambda target: lambda outputs, targets: outputs.new_zeros(len(outputs)),
-}

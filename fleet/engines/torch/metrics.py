@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from fleet.engines.custom import as_targets_first, load_custom
-from fleet.engines.measures import Metrics, scalar_result_error
-from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, pixels, probabilities, to_dense
+from fleet.engines.measures import Metrics
+from fleet.engines.tensor_ops import scalar_result_error
+from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, OPS
 from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
@@ -80,11 +81,11 @@ class MetricSet(Metrics):
 
 def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
     if target.kind == "mask":
-        labels, counted = pixels(targets, target)
-        outputs = outputs[counted]
-        targets = labels[counted]
+        labels, counted = OPS.pixels(targets, target)
+        outputs = outputs[counted > 0]
+        targets = labels[counted > 0]
     custom_targets = targets if target.kind in ("class", "mask") else targets.float()
-    return Rows(probabilities(outputs, target), to_dense(targets, target), custom_targets)
+    return Rows(OPS.probabilities(outputs, target), OPS.to_dense(targets, target), custom_targets)
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
