@@ -104,6 +104,13 @@ class TargetSpec:
         return (self.outputs,)
 
     @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of a network's outputs for one sample; classes of pixels are last."""
+        if self.kind == "mask":
+            return (*self.shape, self.outputs)
+        return (self.outputs,)
+
+    @property
     def dtype(self) -> np.dtype:
         """The dtype of one sample's target as it travels."""
         small = np.uint8 if self.outputs < 256 else np.int32

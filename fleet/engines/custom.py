@@ -7,7 +7,7 @@ import random
 import sys
 import sysconfig
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import wraps
@@ -28,6 +28,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _RATE = 0.01  # learning rate of an optimizer function without a default
+_NOISES = (0.1, 1.0) * 8  # deviations of noise on weights
 
 
 def load_custom(path: str, role: str, *key: str) -> Any:
@@ -215,6 +216,62 @@ def build_custom_model(
     return built
 
 
+def check_output_shape(name: str, shape: Sequence[int], expected: Sequence[int]) -> None:
+    """Check the shape of a network's outputs.
+
+    Args:
+        name: name of the user's function, for messages.
+        shape: shape of the outputs for two samples.
+        expected: shape of the outputs for one sample.
+
+    Raises:
+        ModelError: it is another one.
+    """
+    if tuple(shape) != (2, *expected):
+        raise ModelError(
+            f"{name} returns outputs of shape {(None, *shape[1:])}; they should have the shape "
+            f"{(None, *expected)}"
+        )
+
+
+def find_activation(
+    values: np.ndarray, is_multilabel: bool, noisy_outputs: Callable[[float], np.ndarray]
+) -> str:
+    """Return the activation in which a network ends: softmax, sigmoid, or none ("").
+
+    Args:
+        values: (2, ..., classes) outputs for two samples.
+        is_multilabel: True if the probabilities of a sample need not sum to 1.
+        noisy_outputs: returns the outputs with noise of some deviation on the weights, which would
+            move logits out of the range of probabilities.
+    """
+    if not _are_bounded(values) or np.isnan(values).any():  # NaN is reported later
+        return ""
+    if not is_multilabel and np.allclose(values.sum(axis=-1), 1.0, atol=1e-2):
+        return "softmax"
+    if all(_are_bounded(noisy_outputs(deviation)) for deviation in _NOISES):
+        return "sigmoid"
+    return ""
+
+
+def _are_bounded(values: np.ndarray) -> bool:
+    return bool(((values >= 0) & (values <= 1) | np.isnan(values)).all())
+
+
+def probabilities_error(name: str, noun: str, activation: str) -> ModelError:
+    """Return the error for a network whose outputs are probabilities.
+
+    Args:
+        name: name of the user's function.
+        noun: what the library calls a network.
+        activation: in which it ends.
+    """
+    return ModelError(
+        f"{name} returns probabilities, from a {activation}; remove it, so that the {noun} returns "
+        "logits"
+    )
+
+
 @contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
     """Seed the random generators of Python and NumPy, and restore them afterwards."""
@@ -263,7 +320,8 @@ def runs_user_code(method: F) -> F:
 
 # ---- isolated networks -------------------------------------------------------------------------
 
-_WEIGHTS: dict[int, weakref.ref] = {}  # weights of all live networks of this process, by id
+# Weights of all live networks of this process, by id.
+_WEIGHTS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def build_isolated(
@@ -293,12 +351,9 @@ def build_isolated(
             if is_last or not _WEIGHTS:
                 raise
         else:
-            weights = list(weights_of(built))
-            if not any(map(_is_shared, weights)):
-                _WEIGHTS.update(
-                    (id(weight), weakref.ref(weight, _make_finalizer(id(weight))))
-                    for weight in weights
-                )
+            weights = {id(weight): weight for weight in weights_of(built)}
+            if not any(_WEIGHTS.get(key) is weight for key, weight in weights.items()):
+                _WEIGHTS.update(weights)
                 return built
         _forget_modules(target)
     raise ModelError(
@@ -307,26 +362,24 @@ def build_isolated(
     )
 
 
-def _is_shared(weight: Any) -> bool:
-    reference = _WEIGHTS.get(id(weight))
-    return reference is not None and reference() is weight
-
-
-def _make_finalizer(weight_id: int) -> Callable[[object], object]:
-    return lambda _: _WEIGHTS.pop(weight_id, None)
-
-
 def _forget_modules(target: str) -> None:
     """Reload the module of an import path, and user modules near it, at the next import."""
-    name = target.partition(":")[0]
-    names = [name]
-    file = getattr(sys.modules[name], "__file__", None)
-    if file:
-        path = Path(file).absolute()
-        folder = path.parents[name.count(".") + (path.name == "__init__.py")]
+    names = [target.partition(":")[0]]
+    folder = import_folder(target)
+    if folder:
         modules = list(sys.modules.items())
         names += [key for key, module in modules if _lies_in(folder, module)]
     forget(names)
+
+
+def import_folder(target: str) -> Path | None:
+    """Return the folder from which the module of an import path was imported; None if unknown."""
+    name = target.partition(":")[0]
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).absolute()
+    return path.parents[name.count(".") + (path.name == "__init__.py")]
 
 
 def _lies_in(folder: Path, module: ModuleType) -> bool:

@@ -231,7 +231,7 @@ def _check_adds_up(metric: _Metric, target: TargetSpec, name: str) -> None:
     random = np.random.default_rng(0)
     targets = tf.constant(target.split(target.random_targets(random, _PROBES))[0])
     # Positive outputs, because some metrics take logarithms.
-    outputs = tf.constant(random.uniform(0.1, 2, (_PROBES, *_output_shape(target))), tf.float32)
+    outputs = tf.constant(random.uniform(0.1, 2, (_PROBES, *target.output_shape)), tf.float32)
     pixels = int(np.prod(target.shape)) if target.kind == "mask" else 1
 
     def batch_state(first: int, last: int) -> np.ndarray:
@@ -250,9 +250,3 @@ def _check_adds_up(metric: _Metric, target: TargetSpec, name: str) -> None:
             "metrics",
         )
     metric.result(combined.astype(np.float64))
-
-
-def _output_shape(target: TargetSpec) -> tuple[int, ...]:
-    if target.kind == "mask":
-        return (*target.shape, target.outputs)
-    return (target.outputs,)

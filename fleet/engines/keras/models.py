@@ -19,7 +19,14 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from fleet.engines.custom import build_custom_model, build_isolated, seeded_generators
+from fleet.engines.custom import (
+    build_custom_model,
+    build_isolated,
+    check_output_shape,
+    find_activation,
+    probabilities_error,
+    seeded_generators,
+)
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.layers import Layer, layers_of
@@ -32,9 +39,6 @@ from preprocess.target import TargetSpec, class_target
 # statistics, more than the first epochs of a small data set have.
 _EPSILON = 1.001e-5
 _MOMENTUM = 0.9
-
-# Deviations of noise on weights, which would move logits out of the range of probabilities.
-_NOISES = (0.1, 1.0) * 8
 
 # Keyword arguments of keras.applications that follow from the spec.
 _SET_BY_SPEC = (
@@ -297,41 +301,13 @@ def _logits(
 ) -> keras.Model:
     """Check the model on two samples, and remove a final softmax, or sigmoid for labels."""
     values = _call_on_samples(name, model, input_shape)
-    if target.kind == "mask":
-        shape = (*target.shape, target.outputs)
-    else:
-        shape = (target.outputs,)
-    if values.shape != (2, *shape):
-        raise ModelError(
-            f"{name} returns outputs of shape {(None, *values.shape[1:])}; they should have the "
-            f"shape {(None, *shape)}"
-        )
+    check_output_shape(name, values.shape, target.output_shape)
     if target.kind == "value":
         return model
-    if target.kind != "multilabel" and _are_probabilities(values):
-        return _remove_activation(name, model, "softmax")
-    if not _are_bounded(values) or np.isnan(values).any():  # check_learns reports NaN
-        return model
-    if target.kind == "multilabel" and _ends_in(model, "sigmoid"):
-        return _remove_activation(name, model, "sigmoid")
-    if all(map(_are_bounded, _with_other_weights(name, model, input_shape))):
-        raise ModelError(
-            f"{name} returns probabilities, from a sigmoid; remove it, so that the model returns "
-            "logits"
-        )
-    return model
-
-
-def _are_bounded(values: np.ndarray) -> bool:
-    return bool(((values >= 0) & (values <= 1) | np.isnan(values)).all())
-
-
-def _with_other_weights(
-    name: str, model: keras.Model, input_shape: tuple[int, ...]
-) -> Iterator[np.ndarray]:
-    """Yield the outputs for two samples with noise added to the weights."""
+    is_multilabel = target.kind == "multilabel"
     random = np.random.default_rng(0)
-    for deviation in _NOISES:
+
+    def noisy_outputs(deviation: float) -> np.ndarray:
         noisy = [
             (
                 variable,
@@ -341,7 +317,14 @@ def _with_other_weights(
             for variable in model.trainable_variables
         ]
         with keras.StatelessScope(state_mapping=noisy):
-            yield _call_on_samples(name, model, input_shape)
+            return _call_on_samples(name, model, input_shape)
+
+    activation = find_activation(values, is_multilabel, noisy_outputs)
+    if activation == "softmax" or (activation and is_multilabel and _ends_in(model, activation)):
+        return _remove_activation(name, model, activation)
+    if activation:
+        raise probabilities_error(name, "model", activation)
+    return model
 
 
 def _call_on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]) -> np.ndarray:
@@ -388,10 +371,6 @@ def _check_self_contained(name: str, model: keras.Model, used: Iterable[tf.Varia
             "they are neither trained nor saved; make layers attributes of the model, and create "
             "single weights with add_weight"
         )
-
-
-def _are_probabilities(values: np.ndarray) -> bool:
-    return bool((values >= 0).all() and np.allclose(values.sum(axis=-1), 1.0, atol=1e-2))
 
 
 def _ends_in(model: keras.Model, function: str) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import json
 import logging
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,6 +25,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fleet.engines.custom import import_folder
 from fleet.engines.torch.models import Built, build_module
 from fleet.errors import ModelError, UserError
 from fleet.plugins import append_import_path
@@ -120,7 +120,10 @@ def note_of(
         origin = {"family": architecture.target}
         args = asdict(architecture.settings)
     else:
-        origin = {"build": architecture.target, "beside": _folder_of(architecture.target)}
+        origin = {
+            "build": architecture.target,
+            "beside": str(import_folder(architecture.target) or ""),
+        }
         args = dict(architecture.args)
     return {
         **origin,
@@ -216,15 +219,6 @@ def _built(
             f"{file} needs the code of {architecture.target}, which should be in the current "
             f"folder{location}: {error}"
         ) from error
-
-
-def _folder_of(target: str) -> str:
-    """Return the folder from which the module of an import path was imported."""
-    name = target.partition(":")[0]
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if file is None:
-        return ""
-    return str(Path(file).absolute().parents[name.count(".") + (Path(file).name == "__init__.py")])
 
 
 def to_onnx(file: Path, path: Path) -> None:

@@ -117,13 +117,8 @@ def _check_computable(metric: _Metric, target: TargetSpec) -> None:
     """Check that a metric can be computed for random samples."""
     random = np.random.default_rng(0)
     targets = torch.from_numpy(np.array(target.split(target.random_targets(random, 4))[0]))
-    if target.kind == "mask":
-        shape = (4, *target.shape, target.outputs)
-    else:
-        shape = (4, target.outputs)
-    MetricSet([metric], target).sums(
-        torch.from_numpy(random.uniform(0.1, 2, shape).astype(np.float32)), targets
-    )
+    outputs = random.uniform(0.1, 2, (4, *target.output_shape)).astype(np.float32)
+    MetricSet([metric], target).sums(torch.from_numpy(outputs), targets)
 
 
 # width, batch_state and result of a _Metric

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import select
-import signal
+import multiprocessing
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -24,7 +22,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fleet.engines.custom import build_custom_model, build_isolated, seeded_generators
+from fleet.engines.custom import (
+    build_custom_model,
+    build_isolated,
+    check_output_shape,
+    find_activation,
+    probabilities_error,
+    seeded_generators,
+)
 from fleet.errors import ModelError
 from fleet.spec.layers import Layer, Shape, layers_of
 from fleet.spec.model import Architecture, load_function, one_line
@@ -35,8 +40,6 @@ from preprocess.user_code import exclusive_generators
 
 _EPSILON = 1.001e-5  # epsilon of batch normalization, equal to the Keras engine's
 _ROWS = 2  # rows of a trial batch
-# Deviations of noise on weights, which would move logits out of the range of probabilities.
-_NOISES = (0.1, 1.0) * 8
 # Values of integer samples on which a module is tried, such as token ids, of which 0 may be
 # padding; floats are random.
 _VALUES = {torch.float32: (1,), torch.int64: (1, 0)}
@@ -142,26 +145,27 @@ def _count_in_subprocess(count: Callable[[], int]) -> int | None:
     A module's code may cache tensors that it creates, such as a table of positions. Cached meta
     tensors would break the module that is built afterwards.
     """
-    read_end, write_end = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # warns of a fork in a threaded process
-        child = os.fork()
-    if child == 0:
-        try:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def send_count() -> None:
+        with suppress(BaseException):  # the module is built later, and its error is reported then
             end_with_parent()
             torch.set_num_threads(1)  # a child has no other threads
-            os.write(write_end, b"%d" % count())
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    with open(read_end, "rb") as pipe:
-        is_ready, *_ = select.select([pipe], [], [], _COUNTING_S)
-        output = pipe.read() if is_ready else b""
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    if output:
-        return int(output)
-    return None
+            sender.send(count())
+
+    child = context.Process(target=send_count)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # warns of a fork in a threaded process
+        child.start()
+    sender.close()
+    try:
+        return int(receiver.recv()) if receiver.poll(_COUNTING_S) else None
+    except EOFError:
+        return None
+    finally:
+        child.kill()
+        child.join()
 
 
 def count_module_parameters(module: nn.Module) -> int:
@@ -352,16 +356,24 @@ def _check_module(
     is_integer = len(image.shape) != 3 and not is_scaled and np.dtype(image.dtype).kind in "iu"
     dtypes = [torch.int64, torch.float32] if is_integer else [torch.float32]
     values, dtype, differentiates = _call_on_samples(name, module, image, dtypes)
-    if target.kind == "mask":
-        shape = (target.outputs, *target.shape)
-    else:
-        shape = (target.outputs,)
-    if tuple(values.shape) != (2, *shape):
-        raise ModelError(
-            f"{name} returns outputs of shape {(None, *values.shape[1:])}; they should have the "
-            f"shape {(None, *shape)}"
+    *axes, classes = target.output_shape
+    check_output_shape(name, values.shape, (classes, *axes))
+    if target.kind != "value":
+        weights = dict(module.named_parameters())
+
+        def noisy_outputs(deviation: float) -> np.ndarray:
+            noisy = {
+                key: weight + deviation * torch.randn_like(weight)
+                for key, weight in weights.items()
+            }
+            call = partial(torch.func.functional_call, module, noisy)
+            return _call_on_samples(name, module, image, [dtype], call)[0].numpy()
+
+        activation = find_activation(
+            values.movedim(1, -1).numpy(), target.kind == "multilabel", noisy_outputs
         )
-    _refuse_probabilities(name, module, values, dtype, image, target)
+        if activation:
+            raise probabilities_error(name, "module", activation)
     return Built(module, dtype, differentiates)
 
 
@@ -544,54 +556,3 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
         yield from chain.from_iterable(map(_tensors_in, value.values()))
     elif isinstance(value, list | tuple | set):
         yield from chain.from_iterable(map(_tensors_in, value))
-
-
-def _refuse_probabilities(
-    name: str,
-    module: nn.Module,
-    values: torch.Tensor,
-    dtype: torch.dtype,
-    image: ImageSpec,
-    target: TargetSpec,
-) -> None:
-    """Refuse a module whose outputs are probabilities for any weights.
-
-    Args:
-        name: name of the function, for messages.
-        module: module to check.
-        values: (2, ...) outputs of the module for two samples.
-        dtype: dtype of its inputs.
-        image: shape and type of its input.
-        target: target of a sample.
-
-    Raises:
-        ModelError: the outputs are probabilities.
-    """
-    if target.kind == "value" or not _are_bounded(values) or values.isnan().any():
-        return
-    sums_to_one = bool((values.sum(1) - 1).abs().max() < 1e-2)
-    function = "softmax" if sums_to_one and target.kind != "multilabel" else ""
-    if not function and all(map(_are_bounded, _with_other_weights(name, module, image, dtype))):
-        function = "sigmoid"
-    if function:
-        raise ModelError(
-            f"{name} returns probabilities, from a {function}; remove it, so that the module "
-            "returns logits"
-        )
-
-
-def _are_bounded(values: torch.Tensor) -> bool:
-    return bool(((values >= 0) & (values <= 1) | values.isnan()).all())
-
-
-def _with_other_weights(
-    name: str, module: nn.Module, image: ImageSpec, dtype: torch.dtype
-) -> Iterator[torch.Tensor]:
-    """Yield the outputs for two samples with noise added to the weights."""
-    weights = dict(module.named_parameters())
-    for deviation in _NOISES:
-        noisy = {
-            key: weight + deviation * torch.randn_like(weight) for key, weight in weights.items()
-        }
-        call = partial(torch.func.functional_call, module, noisy)
-        yield _call_on_samples(name, module, image, [dtype], call)[0]
