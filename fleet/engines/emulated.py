@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,7 @@ from fleet.engines.base import WIDTH, Arrays, EngineContext, StepTotals, check_a
 from fleet.errors import ModelError
 from fleet.spec import NetworkSpec
 from launch.errors import pluralize
+from scheduler.base import Network
 from scheduler.ensemble.elastic import step_rate
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.sharing import share
@@ -44,92 +43,43 @@ class EmulatedEngine:
 
     def __init__(self, setup: EngineContext) -> None:
         assert setup.rates is not None  # the engine requires a rates file
-        rates = setup.rates
-        self._time_scale = setup.resources.time_scale
-        self._classes = setup.sample.classes
-        self._samples = rates.samples_per_epoch
-        self._networks = {network.name: network for network in rates.models}
-        self._comm_s = rates.comm_s
-        self._part = lambda: share(rates.sharing, setup.slot.count_active())
+        self._setup = setup
+        self._networks = {network.name: network for network in setup.rates.models}
 
     def build(self, network: NetworkSpec, group: Group) -> EmulatedNetwork:  # noqa: D102 - see Engine
         rates = (
             self._networks.get(network.name)
             or self._networks[network.name.removesuffix(f"-{network.number}")]
         )
-
-        def step_s(gpus: int, size: int) -> float:
-            if not (network.train.batch.is_elastic and size):
-                return self._time_scale * size / rate(rates, gpus)
-            samples_per_s = step_rate(rates, self._comm_s, gpus, size)
-            if not samples_per_s:
-                raise ModelError(f"a batch of {size} does not fit on {pluralize(gpus, 'GPU')}")
-            return self._time_scale * size / samples_per_s
-
-        return EmulatedNetwork(
-            group,
-            step_s,
-            LossCurve.from_seed(network.seed, self._classes, self._samples),
-            self._part,
-        )
-
-
-@dataclass(frozen=True)
-class LossCurve:
-    """The loss as a function of the samples seen: its distance to the final loss halves repeatedly.
-
-    Attributes:
-        first, last: the initial and the final loss.
-        half: number of samples after which half of the distance is covered.
-        learning_rate: reported learning rate.
-    """
-
-    first: float
-    last: float
-    half: float
-    learning_rate: float
-
-    @classmethod
-    def from_seed(cls, seed: int, classes: int, samples: int) -> LossCurve:
-        """Draw the curve of a network from its seed, so that networks differ.
-
-        Args:
-            seed: seed of the network.
-            classes: number of classes.
-            samples: number of samples in an epoch.
-        """
-        random = np.random.default_rng(seed)
-        return cls(
-            math.log(max(classes, 2)),
-            random.uniform(0.02, 0.5),
-            samples * random.uniform(0.5, 3.0),
-            random.uniform(0.01, 0.1),
-        )
-
-    def loss(self, seen: float) -> float:
-        """Return the loss per sample after a number of samples."""
-        return self.last + (self.first - self.last) * 0.5 ** (seen / self.half)
+        return EmulatedNetwork(network, group, rates, self._setup)
 
 
 class EmulatedNetwork:
     """One emulated network on one rank of its group.
 
+    Its loss approaches a final loss as it sees samples: the distance halves repeatedly. Both
+    losses, the number of samples until then, and the reported learning rate are drawn from the
+    network's seed, so that networks differ.
+
     Args:
-        step_s: returns the seconds of a step from the number of GPUs and the global batch.
-        part: returns the current share of the GPU that the network has.
+        rates: rates of the network.
+        setup: context of the engine.
     """
 
     def __init__(
-        self,
-        group: Group,
-        step_s: Callable[[int, int], float],
-        curve: LossCurve,
-        part: Callable[[], float] = lambda: 1.0,
+        self, network: NetworkSpec, group: Group, rates: Network, setup: EngineContext
     ) -> None:
-        self._step_s = step_s
-        self._curve = curve
-        self._share = part
+        assert setup.rates is not None
+        self._setup = setup
+        self._table = setup.rates
+        self._rates = rates
+        self._is_elastic = network.train.batch.is_elastic
         self._group = group
+        random = np.random.default_rng(network.seed)
+        self._first_loss = math.log(max(setup.sample.classes, 2))
+        self._last_loss = random.uniform(0.02, 0.5)
+        self._half = self._table.samples_per_epoch * random.uniform(0.5, 3.0)
+        self._learning_rate = random.uniform(0.01, 0.1)
         self._factor = 1.0
         self._clock = time.perf_counter()  # time on the emulated GPU at the end of its last step
         self._step_ended_s = self._clock  # time on this machine at the end of that step
@@ -145,13 +95,25 @@ class EmulatedNetwork:
         *weights: np.ndarray,
     ) -> StepTotals:
         buffer = np.concatenate([_by_label(targets, *weights), StepTotals(stop=stop).pack()])
-        self._sleep(self._step_s(self._group.size, size) / self._share())
+        self._sleep(self._step_s(size))
         self._group.sum(buffer)
         seen = buffer[:-WIDTH]
         totals = self._totals(seen) + StepTotals.unpack(buffer[-WIDTH:])
         self._weights += seen
         self._step_ended_s = time.perf_counter()
         return totals
+
+    def _step_s(self, size: int) -> float:
+        """Return the seconds of a step on a global batch, with the present share of the GPU."""
+        gpus = self._group.size
+        if self._is_elastic and size:
+            samples_per_s = step_rate(self._rates, self._table.comm_s, gpus, size)
+            if not samples_per_s:
+                raise ModelError(f"a batch of {size} does not fit on {pluralize(gpus, 'GPU')}")
+        else:
+            samples_per_s = rate(self._rates, gpus)
+        part = share(self._table.sharing, self._setup.slot.count_active())
+        return self._setup.resources.time_scale * size / samples_per_s / part
 
     def _sleep(self, seconds: float) -> None:
         """Sleep until this step is over on the emulated GPU.
@@ -171,7 +133,8 @@ class EmulatedNetwork:
 
     def _totals(self, seen: np.ndarray) -> StepTotals:
         count = float(seen.sum())
-        loss = self._curve.loss(float(self._weights.sum()))
+        distance = 0.5 ** (float(self._weights.sum()) / self._half)
+        loss = self._last_loss + (self._first_loss - self._last_loss) * distance
         return StepTotals(count * loss, count * math.exp(-loss), count)
 
     def average_statistics(self) -> None:
@@ -179,7 +142,7 @@ class EmulatedNetwork:
         self._is_between_epochs = True
 
     def learning_rate(self) -> float:  # noqa: D102
-        return self._curve.learning_rate * self._factor
+        return self._learning_rate * self._factor
 
     def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - see SupportsRateScaling
         self._factor = factor

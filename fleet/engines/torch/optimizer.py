@@ -33,11 +33,13 @@ class _Rule:
 
     Attributes:
         slots: state per weight: vectors (n,), as long as all weights.
-        numbers: other state.
     """
 
     slots: Mapping[str, torch.Tensor] = {}
-    numbers: Mapping[str, torch.Tensor] = {}
+
+    def numbers(self) -> Mapping[str, torch.Tensor]:
+        """Return other state."""
+        return {}
 
     def step(
         self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int
@@ -112,7 +114,10 @@ class _Adam(_Rule):
 class _Nadam(_Adam):
     def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
         super().__init__(settings, zeros)
-        self.numbers = {"u_product": torch.ones((), dtype=torch.float64)}
+        self._product = torch.ones((), dtype=torch.float64)
+
+    def numbers(self) -> Mapping[str, torch.Tensor]:
+        return {"u_product": self._product}
 
     def step(
         self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int
@@ -121,7 +126,7 @@ class _Nadam(_Adam):
         momentum, next_momentum = (
             first * (1 - 0.5 * _DECAY ** (iteration + offset)) for offset in (1, 2)
         )
-        product = float(self.numbers["u_product"].mul_(momentum))
+        product = float(self._product.mul_(momentum))
         mean, square = self._moments(gradients)
         mean = (mean * (next_momentum / (1 - product * next_momentum))).add_(
             gradients, alpha=(1 - momentum) / (1 - product)
@@ -184,13 +189,14 @@ class _Custom(_Rule):
         ):
             self._optimizer.step()
         flat.weights.copy_(before)
-        self.numbers = {
-            f"{key}/{name}": value
+        self._parts = {
+            f"{key}/{name}": (parameter, key)
             for name, parameter in flat.parameters.items()
-            for key, value in self._optimizer.state[parameter].items()
+            for key in self._optimizer.state[parameter]
         }
+        numbers = self.numbers()
         wrong = [
-            *(name for name, value in self.numbers.items() if not isinstance(value, torch.Tensor)),
+            *(name for name, value in numbers.items() if not isinstance(value, torch.Tensor)),
             *(key for key, value in _options(self._optimizer).items() if options.get(key) != value),
         ]
         if wrong:
@@ -200,21 +206,22 @@ class _Custom(_Rule):
                 "optimizer",
                 "name",
             )
-        self._parts = [
-            (parameter, key)
-            for parameter in flat.parameters.values()
-            for key in self._optimizer.state[parameter]
-        ]
         self._parameters = list(flat.parameters.values())
         for index, parameter in enumerate(self._parameters):  # undo the trial step
             for key, value in self._optimizer.state[parameter].items():
                 if key not in self._initial_state.get(index, {}):
                     value.zero_()
 
+    def numbers(self) -> Mapping[str, torch.Tensor]:
+        return {
+            name: self._optimizer.state[parameter][key]
+            for name, (parameter, key) in self._parts.items()
+        }
+
     def parameter_state(self, index: int) -> list[torch.Tensor]:
         return [
-            value
-            for (parameter, _), value in zip(self._parts, self.numbers.values(), strict=True)
+            self._optimizer.state[parameter][key]
+            for parameter, key in self._parts.values()
             if parameter is self._parameters[index]
         ]
 
@@ -228,11 +235,6 @@ class _Custom(_Rule):
         for group, base_rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = base_rate * rate / self._rate
         self._optimizer.step()
-        if iteration == 0:  # load_state_dict has replaced the tensors
-            self.numbers = {
-                name: self._optimizer.state[parameter][key]
-                for name, (parameter, key) in zip(self.numbers, self._parts, strict=True)
-            }
 
 
 def _options(optimizer: torch.optim.Optimizer) -> dict[str, str]:
@@ -414,7 +416,7 @@ class FlatOptimizer:
             slots["average"] = self.average
         named = (self._flat.named_views(vector, slot).items() for slot, vector in slots.items())
         return {
-            **self._rule.numbers,
+            **self._rule.numbers(),
             **dict(itertools.chain.from_iterable(named)),
             **{f"average/{name}": mean for name, mean in self.statistics.items()},
         }

@@ -57,9 +57,8 @@ def build_within(
     """
     if threading.current_thread() is not threading.main_thread():
         return build()  # only the main thread receives signals
-    guard = _BuildGuard(limit_s, background_tasks)
     try:
-        with guard.running():
+        with _guarding(limit_s, background_tasks):
             return build()
     except _OutOfTime as error:
         raise ModelError(
@@ -76,50 +75,41 @@ def build_within(
         raise ModelError(f"it raised {one_line(error)}") from error
 
 
-class _BuildGuard:
-    """The timers and the background thread while a network is built."""
+@contextmanager
+def _guarding(limit_s: float, background_tasks: Callable[[], object] | None) -> Iterator[None]:
+    """Guard the block with timers, and run background tasks; see :func:`build_within`."""
+    is_over = threading.Event()
+    errors: list[BaseException] = []  # of background tasks
 
-    def __init__(self, limit_s: float, background_tasks: Callable[[], object] | None) -> None:
-        self._limit_s = limit_s
-        self._background_tasks = background_tasks
-        self._is_over = threading.Event()
-        self._error: BaseException | None = None  # of a background task
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Guard the block with timers and background tasks."""
-        before = signal.signal(signal.SIGALRM, self._stop)
-        # In another thread, because this one may be blocked, and a signal handler may not print
-        # while the function prints.
-        thread = threading.Thread(target=self._run_tasks, name="background-tasks", daemon=True)
-        try:
-            if self._background_tasks is not None:
-                thread.start()
-            signal.setitimer(signal.ITIMER_REAL, self._limit_s, _INTERRUPT_AGAIN_S)
-            with kill_after(self._limit_s + UNRESPONSIVE_S + _KILL_S):
-                yield
-        finally:
-            self._is_over.set()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-            if self._background_tasks is not None:
-                thread.join()
-        if self._error is not None:
-            raise InfrastructureError(
-                f"coordinating while a network was built: {one_line(self._error)}"
-            ) from self._error
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        if not self._is_over.is_set():
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not is_over.is_set():
             raise _OutOfTime
 
-    def _run_tasks(self) -> None:
-        assert self._background_tasks is not None
+    def run_tasks() -> None:
         try:
-            while not self._is_over.wait(_TASKS_EVERY_S):
-                self._background_tasks()
+            while background_tasks is not None and not is_over.wait(_TASKS_EVERY_S):
+                background_tasks()
         except BaseException as error:  # the main thread raises it, which ends the launch
-            self._error = error
+            errors.append(error)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    # In another thread, because this one may be blocked, and a signal handler may not print while
+    # the function prints.
+    thread = threading.Thread(target=run_tasks, name="background-tasks", daemon=True)
+    try:
+        thread.start()
+        signal.setitimer(signal.ITIMER_REAL, limit_s, _INTERRUPT_AGAIN_S)
+        with kill_after(limit_s + UNRESPONSIVE_S + _KILL_S):
+            yield
+    finally:
+        is_over.set()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        thread.join()
+    if errors:
+        raise InfrastructureError(
+            f"coordinating while a network was built: {one_line(errors[0])}"
+        ) from errors[0]
 
 
 def _describe_position(error: BaseException) -> str:

@@ -79,15 +79,11 @@ class StepClock:
     def __init__(self, warm_up: int = 3, min_steps: int = 1) -> None:
         self._warm_up = warm_up
         self._min_steps = min_steps
-        self._report_at = min_steps
-        self._steps = 0
-        self._samples = 0
-        self._seconds = 0.0
-        self._squares = 0.0
-        self._networks_on_gpu = 1
         self._is_new = True
         self._latest = 0.0
         self.steps_per_call = 1
+        self._networks_on_gpu = 0
+        self.set_networks_on_gpu(1)
 
     def set_networks_on_gpu(self, networks_on_gpu: int) -> None:
         """Set the number of networks on the GPU; a new number resets the timing."""

@@ -160,21 +160,20 @@ class FinishedSteps:
     is_idle: bool
 
 
+@dataclass
 class Steps:
     """The steps of a part of an epoch; see the module. Collective over the group.
 
-    Args:
+    Attributes:
         should_stop: returns whether this rank requests that the group stops.
         is_due: returns whether this rank needs an idle network (:attr:`FinishedSteps.is_idle`).
+        ended: end of the latest step.
     """
 
-    def __init__(
-        self, training: Training, should_stop: Callable[[], bool], is_due: Callable[[], bool]
-    ) -> None:
-        self._training = training
-        self._should_stop = should_stop
-        self._is_due = is_due
-        self._ended = -math.inf  # end of the latest step
+    training: Training
+    should_stop: Callable[[], bool]
+    is_due: Callable[[], bool]
+    ended: float = -math.inf
 
     def run(self, strides: Iterable[Stride]) -> Iterator[FinishedSteps]:
         """Train on strides up to the last, or until a rank of the group requests to stop.
@@ -183,16 +182,16 @@ class Steps:
             TrainingFailed: on all ranks, when a step failed on one.
         """
         pending = deque[Callable[[bool], FinishedSteps]]()
-        ahead = int(self._training.capabilities.can_overlap)
-        is_alone = self._training.group.size == 1
+        ahead = int(self.training.capabilities.can_overlap)
+        is_alone = self.training.group.size == 1
         requests_stop = stops = False
         for stride in strides:
-            if pending and self._is_due():
+            if pending and self.is_due():
                 # the other ranks learn of a stop once they have begun this stride
                 finished = pending.popleft()(True)
                 yield finished
                 stops = finished.stops
-            requests_stop = requests_stop or self._should_stop()
+            requests_stop = requests_stop or self.should_stop()
             pending.append(self._begin(stride, requests_stop))
             if len(pending) > ahead:
                 finished = pending.popleft()(not pending)
@@ -206,14 +205,14 @@ class Steps:
     def _begin(self, stride: Stride, stop: bool) -> Callable[[bool], FinishedSteps]:
         """Begin a stride; returns a function that waits for its end."""
         began = time.perf_counter()
-        wait = stride.begin(self._training, stop)
+        wait = stride.begin(self.training, stop)
 
         def end(is_idle: bool) -> FinishedSteps:
             sums, at = wait()
-            seconds = at - max(began, self._ended)
-            self._ended = at
-            self._training.steps.steps_per_call = max(1, sums[-1].steps)
-            stops = any(totals.stop for totals in sums) or (stop and self._training.group.size == 1)
+            seconds = at - max(began, self.ended)
+            self.ended = at
+            self.training.steps.steps_per_call = max(1, sums[-1].steps)
+            stops = any(totals.stop for totals in sums) or (stop and self.training.group.size == 1)
             return FinishedSteps(stride.batches, sums, seconds / len(sums), stops, is_idle)
 
         return end
