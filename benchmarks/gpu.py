@@ -170,10 +170,13 @@ pageable = lambda array: (as_tensor(array).to(device), wait())
 KERAS_LIMIT = """
 import json, sys
 import tensorflow as tf
-from fleet.engines.base import Slot
+from fleet.engines.base import EngineContext, Slot
 from fleet.engines.keras.engine import configure_device
+from fleet.spec import Resources
+from preprocess.sample import ImageSpec, SampleSpec
 slot = Slot(1, 2, memory_mib=int(sys.argv[1]))
-configure_device(0, 2, slot=slot)
+sample = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 2)
+configure_device(EngineContext(sample, Resources(), trainers=2, slot=slot))
 held, mib = [], 0
 try:
     while mib < slot.memory_limit + 2048:
@@ -186,10 +189,13 @@ print(json.dumps([slot.memory_limit, mib]))
 TORCH_LIMIT = """
 import json, sys
 import torch
-from fleet.engines.base import Slot
+from fleet.engines.base import EngineContext, Slot
 from fleet.engines.torch.engine import configure_device
+from fleet.spec import Resources
+from preprocess.sample import ImageSpec, SampleSpec
 slot = Slot(1, 2, memory_mib=int(sys.argv[1]))
-device = configure_device(0, 2, slot=slot)
+sample = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 2)
+device = configure_device(EngineContext(sample, Resources(), trainers=2, slot=slot))
 held, mib = [], 0
 try:
     while mib < slot.memory_limit + 2048:

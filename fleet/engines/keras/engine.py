@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import fleet.engines.keras.settings  # noqa: F401 - registers settings of Keras
 from fleet.comm.protocols import Group
-from fleet.engines.base import EngineContext, Slot, count_threads, gpu_index
+from fleet.engines.base import EngineContext, count_threads, gpu_index
 from fleet.engines.custom import running_user_code, user_code_of, with_default_rate
 from fleet.engines.keras.exchange import find_horovod, make_exchange
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
@@ -56,7 +56,7 @@ class KerasEngine:
         keep_gradients_with_graphs()
         self._sample = setup.sample
         exchange = setup.resources.exchange
-        configure_device(setup.index, setup.trainers, setup.deterministic, setup.slot)
+        configure_device(setup)
         self._horovod: Any
         self._horovod, horovod = (None, "not used") if exchange == "mpi" else find_horovod()
         if exchange == "library":
@@ -185,12 +185,7 @@ def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> N
     )
 
 
-def configure_device(
-    index: int,
-    trainers: int,
-    deterministic: bool = False,
-    slot: Slot = Slot(),  # noqa: B008
-) -> None:
+def configure_device(setup: EngineContext) -> None:
     """Use one GPU and only the memory needed; without GPUs, a fair share of the cores.
 
     Without GPUs graphs run as they are traced. Rewriting them first (Grappler) takes a quarter of
@@ -204,29 +199,26 @@ def configure_device(
     network uses one thread, so its results do not depend on which trainers share a node.
 
     Args:
-        index: index of this trainer on its node. TensorFlow sees the GPUs that an existing
+        setup: setup of this rank. TensorFlow sees the GPUs that an existing
             ``CUDA_VISIBLE_DEVICES`` allows.
-        trainers: number of trainers on this node.
-        deterministic: True for deterministic kernels and, without GPUs, one thread.
-        slot: this trainer's share of the GPU.
 
     Raises:
         UserError: the node shows fewer GPUs than it has trainers.
     """
-    if deterministic:
+    if setup.deterministic:
         tf.config.experimental.enable_op_determinism()
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         if "TF_NUM_INTRAOP_THREADS" not in os.environ:
             tf.config.threading.set_intra_op_parallelism_threads(
-                count_threads(trainers, deterministic)
+                count_threads(setup.trainers, setup.deterministic)
             )
         return
-    chosen = gpus[gpu_index(index, len(gpus))]
+    chosen = gpus[gpu_index(setup.index, len(gpus))]
     tf.config.set_visible_devices([chosen], "GPU")
-    if slot.memory_limit is None:
+    if setup.slot.memory_limit is None:
         tf.config.experimental.set_memory_growth(chosen, True)
     else:
-        part = tf.config.LogicalDeviceConfiguration(memory_limit=slot.memory_limit)
+        part = tf.config.LogicalDeviceConfiguration(memory_limit=setup.slot.memory_limit)
         tf.config.set_logical_device_configuration(chosen, [part])

@@ -12,7 +12,7 @@ import torch
 
 import fleet.engines.torch.settings  # noqa: F401 - registers settings of PyTorch
 from fleet.comm.protocols import Group
-from fleet.engines.base import EngineContext, Slot, count_threads, gpu_index
+from fleet.engines.base import EngineContext, count_threads, gpu_index
 from fleet.engines.custom import running_user_code, user_code_of, with_default_rate
 from fleet.engines.measures import Measures
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
@@ -47,9 +47,7 @@ class TorchEngine:
         self._sample = setup.sample
         self._transforms = setup.transforms
         self._folder = setup.folder
-        self._device = configure_device(
-            setup.index, setup.trainers, setup.deterministic, setup.slot
-        )
+        self._device = configure_device(setup)
         self.exchange_name = exchange_name(setup.resources.exchange, self._device)
         self._exchange_of: Callable[[Group], Exchange] = partial(
             _exchange, self.exchange_name, self._device, setup.folder
@@ -71,13 +69,14 @@ class TorchEngine:
     def _build(self, network: NetworkSpec, group: Group, code: UserCode | None) -> TorchNetwork:
         train = network.train
         sample = self._sample.for_pipeline(network.pipeline, network.fold)
-        module, dtype, differentiates = build_module(
+        built = build_module(
             network.architecture,
             sample.image,
             sample.target,
             network.seed,
             sample.affine is not None,
         )
+        module = built.module
         if train.initial_weights is not None:
             freeze(module, train.initial_weights.freeze)
         measures = Measures(
@@ -95,17 +94,15 @@ class TorchEngine:
             note_of,
             network,
             sample,
-            dtype,
+            built.dtype,
             self._transforms.get(network.pipeline, ()),
             self._folder,
         )
         affine = sample.affine
         exported = Exported(
-            module,
-            dtype,
+            built,
             None if affine is None else (affine.multiplier, affine.offset),
             sample.target.kind == "mask",
-            differentiates,
         )
         steps = TorchSteps(
             exported.to(self._device),
@@ -120,7 +117,7 @@ class TorchEngine:
             code,
         )
         module.train()
-        return TorchNetwork(module, steps, dtype, note, code)
+        return TorchNetwork(module, steps, note, code)
 
 
 def _exchange(name: str, device: torch.device, folder: Path, group: Group) -> Exchange:
@@ -131,41 +128,33 @@ def _exchange(name: str, device: torch.device, folder: Path, group: Group) -> Ex
     return TorchExchange(group, device, folder)
 
 
-def configure_device(
-    index: int,
-    trainers: int,
-    deterministic: bool = False,
-    slot: Slot = Slot(),  # noqa: B008
-) -> torch.device:
+def configure_device(setup: EngineContext) -> torch.device:
     """Use one GPU and this trainer's share of its memory; without GPUs, a share of the cores.
 
     Kernels split their sums by the number of threads, so results depend on it; a deterministic
     network uses one thread.
 
     Args:
-        index: index of this trainer on its node. PyTorch sees the GPUs that an existing
-            ``CUDA_VISIBLE_DEVICES`` allows.
-        trainers: number of trainers on this node.
-        deterministic: True for deterministic kernels and, without GPUs, one thread.
-        slot: this trainer's share of the GPU.
+        setup: setup of this rank. PyTorch sees the GPUs that an existing ``CUDA_VISIBLE_DEVICES``
+            allows.
 
     Raises:
         UserError: the node shows fewer GPUs than it has trainers.
     """
-    if deterministic:
+    if setup.deterministic:
         os.environ.setdefault(_CUBLAS, ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it
     gpus = torch.cuda.device_count()
     if not gpus:
-        if deterministic or "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(count_threads(trainers, deterministic))
+        if setup.deterministic or "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(count_threads(setup.trainers, setup.deterministic))
         return torch.device("cpu")
-    chosen = torch.device("cuda", gpu_index(index, gpus))
+    chosen = torch.device("cuda", gpu_index(setup.index, gpus))
     torch.cuda.set_device(chosen)
-    if slot.memory_limit is not None:
+    if setup.slot.memory_limit is not None:
         total = torch.cuda.get_device_properties(chosen).total_memory
         torch.cuda.set_per_process_memory_fraction(
-            min(1.0, slot.memory_limit * 2**20 / total), chosen
+            min(1.0, setup.slot.memory_limit * 2**20 / total), chosen
         )
     return chosen

@@ -45,28 +45,20 @@ class Exported(nn.Module):
     It takes samples as the stream carries them; images are (n, height, width, channels).
 
     Args:
-        dtype: dtype of the module's inputs.
+        built: the module, and how to call it.
         scale: multiplier and offset of samples, float32 or float64; None to not scale them.
         is_mask: True to return logits of pixels as (n, height, width, classes).
-        differentiates: True if ``forward`` takes derivatives, even without training.
     """
 
     multiplier: Tensor | None
     offset: Tensor | None
 
-    def __init__(
-        self,
-        module: nn.Module,
-        dtype: torch.dtype,
-        scale: Sequence[Any] | None,
-        is_mask: bool,
-        differentiates: bool = False,
-    ) -> None:
+    def __init__(self, built: Built, scale: Sequence[Any] | None, is_mask: bool) -> None:
         super().__init__()
-        self.module = module
-        self._dtype = dtype
+        self.module = built.module
+        self.dtype = built.dtype
+        self._differentiates = built.differentiates
         self._is_mask = is_mask
-        self._differentiates = differentiates
         multiplier, offset = (
             (None, None) if scale is None else (torch.from_numpy(np.array(part)) for part in scale)
         )
@@ -86,7 +78,7 @@ class Exported(nn.Module):
         if samples.dim() == 4:
             samples = samples.permute(0, 3, 1, 2)
         # A module may write into its inputs, so copy them unless they are new.
-        inputs = samples.to(self._dtype, memory_format=torch.contiguous_format, copy=not is_new)
+        inputs = samples.to(self.dtype, memory_format=torch.contiguous_format, copy=not is_new)
         is_evaluating = not torch.is_grad_enabled()
         with torch.enable_grad() if self._differentiates else nullcontext():
             outputs: Tensor = self.module(inputs).float()
@@ -196,8 +188,7 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
         UserError,
     ):
         built.module.load_state_dict(weights)
-    is_mask = target.kind == "mask"
-    return Exported(built.module, dtype, scale, is_mask, built.differentiates).eval(), note
+    return Exported(built._replace(dtype=dtype), scale, target.kind == "mask").eval(), note
 
 
 def _built(

@@ -31,7 +31,6 @@ class TorchNetwork:
     """A module in training, on one rank of its group.
 
     Attributes:
-        dtype: dtype of the module's inputs.
         note_of: returns the note beside the exported weights.
         code: user code that computes a part of a step.
         sample_images: images of :meth:`check_learns`, for :meth:`try_export`.
@@ -39,7 +38,6 @@ class TorchNetwork:
 
     module: nn.Module
     steps: TorchSteps
-    dtype: torch.dtype
     note_of: Callable[[], Mapping[str, Any]]
     code: UserCode | None
     sample_images: np.ndarray | None = None
@@ -164,7 +162,9 @@ class TorchNetwork:
         shape = self.steps.sample.image.shape
         try:
             return activation_bytes(
-                self.module, (*shape[2:], *shape[:2]) if len(shape) == 3 else shape, self.dtype
+                self.module,
+                (*shape[2:], *shape[:2]) if len(shape) == 3 else shape,
+                self.steps.exported.dtype,
             )
         finally:
             self.steps.flat.restore_weights()

@@ -2,11 +2,19 @@
 
 import pytest
 
-from fleet.engines.base import Slot
+from fleet.engines.base import EngineContext, Slot
 from fleet.errors import UserError
+from fleet.spec import Resources
+from preprocess.sample import ImageSpec, SampleSpec
 from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
+
+SAMPLE = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 3)
+
+
+def setup(index, trainers, **options):
+    return EngineContext(SAMPLE, Resources(), index=index, trainers=trainers, **options)
 
 
 class FakeGpus:
@@ -42,7 +50,7 @@ def test_configure_device_picks_gpu_by_index(monkeypatch, visible, index, chosen
     from fleet.engines.keras.engine import configure_device
 
     gpus = FakeGpus(monkeypatch, visible)
-    configure_device(index, 4)
+    configure_device(setup(index, 4))
     assert (gpus.chosen, gpus.grows) == ([chosen], [(chosen, True)])
 
 
@@ -59,7 +67,7 @@ def test_configure_device_limits_memory_of_shared_gpu(monkeypatch, slot, grows, 
     from fleet.engines.keras.engine import configure_device
 
     gpus = FakeGpus(monkeypatch, 2)
-    configure_device(1, 8, slot=slot)
+    configure_device(setup(1, 8, slot=slot))
     assert (gpus.chosen, gpus.grows, gpus.limits) == (["gpu1"], grows, limits)
 
 
@@ -68,7 +76,7 @@ def test_configure_device_refuses_more_trainers_than_gpus(monkeypatch):
 
     FakeGpus(monkeypatch, 2)
     with refused(UserError, "2 visible GPUs", "trainer number 3"):
-        configure_device(2, 3)
+        configure_device(setup(2, 3))
 
 
 def test_configure_device_shares_cores_without_gpus(monkeypatch):
@@ -85,14 +93,14 @@ def test_configure_device_shares_cores_without_gpus(monkeypatch):
         engine.tf.config.optimizer, "set_experimental_options", graph_options.append
     )
     for trainers in (1, 3, 20):
-        engine.configure_device(0, trainers)
+        engine.configure_device(setup(0, trainers))
     assert graph_options == [{"disable_meta_optimizer": True}] * 3
     monkeypatch.setattr(
         engine.tf.config.experimental,
         "enable_op_determinism",
         lambda: threads.append("deterministic"),
     )
-    engine.configure_device(0, 1, deterministic=True)
+    engine.configure_device(setup(0, 1, deterministic=True))
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")  # set by the user
-    engine.configure_device(0, 1)
+    engine.configure_device(setup(0, 1))
     assert threads == [8, 2, 1, "deterministic", 1]

@@ -4,11 +4,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleet.engines.base import Slot
+from fleet.engines.base import EngineContext, Slot
 from fleet.errors import UserError
+from fleet.spec import Resources
+from preprocess.sample import ImageSpec, SampleSpec
 from tests.refusals import refused
 
 pytestmark = pytest.mark.torch
+
+SAMPLE = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 3)
+
+
+def setup(index, trainers, **options):
+    return EngineContext(SAMPLE, Resources(), index=index, trainers=trainers, **options)
 
 
 @pytest.fixture
@@ -50,7 +58,7 @@ def test_configure_device_picks_gpu_by_index(visible, count, index, chosen):
     from fleet.engines.torch.engine import configure_device
 
     calls = visible(count)
-    assert str(configure_device(index, 4)) == chosen
+    assert str(configure_device(setup(index, 4))) == chosen
     assert (calls.devices, calls.shares) == ([chosen], [])
 
 
@@ -67,7 +75,7 @@ def test_configure_device_limits_memory_of_shared_gpu(visible, slot, shares):
     from fleet.engines.torch.engine import configure_device
 
     calls = visible(2)
-    configure_device(1, 8, slot=slot)
+    configure_device(setup(1, 8, slot=slot))
     assert calls.shares == shares
 
 
@@ -76,7 +84,7 @@ def test_configure_device_refuses_more_trainers_than_gpus(visible):
 
     visible(2)
     with refused(UserError, "2 visible GPUs", "trainer number 3"):
-        configure_device(2, 3)
+        configure_device(setup(2, 3))
 
 
 def test_configure_device_shares_cores_without_gpus(visible, monkeypatch):
@@ -86,9 +94,9 @@ def test_configure_device_shares_cores_without_gpus(visible, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(engine.os, "sched_getaffinity", lambda process: range(8))
     for trainers in (1, 3, 20):
-        engine.configure_device(0, trainers)
+        engine.configure_device(setup(0, trainers))
     monkeypatch.setenv("OMP_NUM_THREADS", "5")  # set by the user
-    engine.configure_device(0, 1)
+    engine.configure_device(setup(0, 1))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    engine.configure_device(0, 1, deterministic=True)
+    engine.configure_device(setup(0, 1, deterministic=True))
     assert calls.threads == [8, 2, 1, "deterministic", 1]
