@@ -51,16 +51,16 @@ class TensorOps(NamedTuple):
             targets = self.one_hot(self.maximum(targets, 0), target.outputs)
         return self.as_float(targets)
 
-    def probabilities(self, outputs: Tensor, target: TargetSpec) -> Tensor:
+    def probabilities(self, outputs: Tensor, kind: str) -> Tensor:
         """Return the probabilities of logits; values are unchanged.
 
         Args:
             outputs: (n, ...) logits or values.
-            target: target of a sample.
+            kind: kind of the targets (:mod:`preprocess.target`).
         """
-        if target.kind == "value":
+        if kind == "value":
             return outputs
-        if target.kind == "multilabel":
+        if kind == "multilabel":
             return self.sigmoid(outputs)
         return self.softmax(outputs)
 
@@ -114,7 +114,7 @@ class TensorOps(NamedTuple):
         """
 
         def compute(outputs: Tensor, targets: Tensor) -> Tensor:
-            predicted = outputs if takes_logits else self.probabilities(outputs, target)
+            predicted = outputs if takes_logits else self.probabilities(outputs, target.kind)
             expected = self.to_dense(targets, target)
             if is_of_masks and target.kind == "mask":
                 # Excluded pixels get neither a target nor a prediction.

@@ -153,7 +153,7 @@ def _metric_inputs(
             tf.cast(part, tf.float64) - tf.constant(target.center or 0.0, tf.float64)
             for part in (targets, outputs)
         )
-    predicted = OPS.probabilities(outputs, target)
+    predicted = OPS.probabilities(outputs, target.kind)
     if target.kind == "mask":  # count each pixel
         predicted = tf.reshape(predicted, (-1, target.outputs))
         flat = tf.cast(tf.reshape(targets, [-1]), tf.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +12,9 @@ from torch import Tensor, nn
 
 from fleet.engines.torch.export import load, write
 from fleet.engines.torch.flat_parameters import to_arrays
+from fleet.engines.torch.losses import OPS
 
 _BATCH = 256
-_PREDICTED: dict[str, Callable[[Tensor], Tensor]] = {
-    "class": lambda outputs: outputs.softmax(-1),
-    "mask": lambda outputs: outputs.softmax(-1),
-    "multilabel": torch.sigmoid,
-    "value": lambda outputs: outputs,
-}
 
 
 class EnsembleModule:
@@ -37,7 +32,7 @@ class EnsembleModule:
         self._networks = nn.ModuleList([network for network, _ in loaded]).to(self._device).eval()
         self._notes = [note for _, note in loaded]
         self._weights = weights
-        self._predicted = _PREDICTED[kind]
+        self._kind = kind
 
     def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - see ExportedEnsemble
         means = []
@@ -49,7 +44,7 @@ class EnsembleModule:
 
     def _mean(self, samples: Tensor) -> np.ndarray:
         weighted = [
-            self._predicted(network(samples)) * weight
+            OPS.probabilities(network(samples), self._kind) * weight
             for network, weight in zip(self._networks, self._weights, strict=True)
         ]
         mean: np.ndarray = torch.stack(weighted).sum(0).cpu().numpy()

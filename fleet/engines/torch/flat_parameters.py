@@ -74,28 +74,6 @@ class FlatParameters:
             for first, parameter in zip(self._firsts, self.parameters.values(), strict=True)
         ]
 
-    def slice_of(self, vector: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the elements of one parameter in a vector as long as all weights.
-
-        Args:
-            vector: (n,), as long as all weights.
-            index: index of the parameter.
-        """
-        first = self._firsts[index]
-        return vector[first : first + self.gradient_views[index].numel()]
-
-    def named_views(self, vector: torch.Tensor, prefix: str) -> dict[str, torch.Tensor]:
-        """Return the views of :meth:`split` by name.
-
-        Args:
-            vector: (n,), as long as all weights.
-            prefix: prefix of the names.
-        """
-        return {
-            f"{prefix}/{name}": view
-            for name, view in zip(self.parameters, self.split(vector), strict=True)
-        }
-
     def split_gradients(self, min_bytes: int) -> list[tuple[int, int, int]]:
         """Split the gradients into parts, in the order in which a backward pass finishes them.
 

@@ -85,7 +85,9 @@ def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
         outputs = outputs[counted > 0]
         targets = labels[counted > 0]
     custom_targets = targets if target.kind in ("class", "mask") else targets.float()
-    return Rows(OPS.probabilities(outputs, target), OPS.to_dense(targets, target), custom_targets)
+    return Rows(
+        OPS.probabilities(outputs, target.kind), OPS.to_dense(targets, target), custom_targets
+    )
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:

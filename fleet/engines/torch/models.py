@@ -10,7 +10,7 @@ import math
 import multiprocessing
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -547,12 +547,9 @@ def _describe_holder(module: nn.Module, tensors: Sequence[torch.Tensor]) -> str:
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, nn.Module):
-        yield from value.parameters()
-        yield from value.buffers()
-    elif isinstance(value, Mapping):
-        yield from chain.from_iterable(map(_tensors_in, value.values()))
-    elif isinstance(value, list | tuple | set):
-        yield from chain.from_iterable(map(_tensors_in, value))
+    """Yield the tensors in an attribute, also in its containers and modules."""
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, nn.Module):
+            yield from chain(leaf.parameters(), leaf.buffers())
+        elif isinstance(leaf, torch.Tensor):
+            yield leaf

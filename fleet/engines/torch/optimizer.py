@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -319,6 +318,7 @@ class FlatOptimizer:
             self._rule: _Rule = _Custom(settings, flat, self.learning_rate())
         else:
             self._rule = _RULES[settings.name](settings, zeros)
+        self._views = [flat.weight_views, *map(flat.split, self._rule.slots.values())]
 
     def step(self, correction: float, unused: Collection[int] = ()) -> None:
         """Update the weights from the gradients.
@@ -363,9 +363,8 @@ class FlatOptimizer:
             tensor.copy_(value)
 
     def _tensors_of(self, indices: Sequence[int]) -> Iterator[torch.Tensor]:
-        vectors = [self._flat.weights, *self._rule.slots.values()]
         for index in indices:
-            yield from (self._flat.slice_of(vector, index) for vector in vectors)
+            yield from (views[index] for views in self._views)
             yield from self._rule.parameter_state(index)
 
     def means(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -414,10 +413,13 @@ class FlatOptimizer:
             slots["gradient_accumulator"] = self._sum
         if self.average is not None:
             slots["average"] = self.average
-        named = (self._flat.named_views(vector, slot).items() for slot, vector in slots.items())
         return {
             **self._rule.numbers(),
-            **dict(itertools.chain.from_iterable(named)),
+            **{
+                f"{slot}/{name}": view
+                for slot, vector in slots.items()
+                for name, view in zip(self._flat.parameters, self._flat.split(vector), strict=True)
+            },
             **{f"average/{name}": mean for name, mean in self.statistics.items()},
         }
 

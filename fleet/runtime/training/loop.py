@@ -49,37 +49,31 @@ _WAIT_SHARE = 0.1  # of an epoch; if waits for data take more, they distort the 
 Order: TypeAlias = m.Continue | m.Regroup | m.Stop
 
 
+@dataclasses.dataclass(eq=False)
 class TrainingLoop:
     """Trains one network after another, as the coordinator orders.
 
-    Args:
+    Attributes:
         writer: writes the checkpoints.
         save_every: seconds between two checkpoints inside an epoch; None for none.
         active_slots: the networks on this rank's GPU.
     """
 
-    def __init__(
-        self,
-        world: World,
-        sources: Sources,
-        paths: RunPaths,
-        writer: CheckpointWriter,
-        save_every: float | None,
-        active_slots: ActiveSlots,
-    ) -> None:
-        self._world = world
-        self._sources = sources
-        self._paths = paths
-        self._active_slots = active_slots
-        self._writer = writer
-        self._save_every = save_every
+    world: World
+    sources: Sources
+    paths: RunPaths
+    writer: CheckpointWriter
+    save_every: float | None
+    active_slots: ActiveSlots
+
+    def __post_init__(self) -> None:
         self._pauses = False  # whether the coordinator has asked this master's group to pause
-        self._clock = EpochClock(sources, writer)
-        self._send = partial(world.send, 0, m.Tag.COORDINATOR)
+        self._clock = EpochClock(self.sources, self.writer)
+        self._send = partial(self.world.send, 0, m.Tag.COORDINATOR)
 
     def run(self, training: Training, state: TrainingState, first: m.Start | m.Regroup) -> None:
         """Train a network, marked as active on its GPU; see :meth:`_run`."""
-        with self._active_slots.present():
+        with self.active_slots.present():
             self._run(training, state, first)
 
     def _run(self, training: Training, state: TrainingState, first: m.Start | m.Regroup) -> None:
@@ -91,7 +85,7 @@ class TrainingLoop:
         """
         stream_epoch = first.stream_epoch
         chosen = first.batch
-        sources = self._sources.of(training.network)
+        sources = self.sources.of(training.network)
         # For the remaining epoch that another group or launch began.
         source: Stream | LocalBatches = sources.stream.local
         self._clock.restart()
@@ -131,7 +125,7 @@ class TrainingLoop:
                 return
             if isinstance(order, m.Regroup):
                 state = self._hand_over(training.group, order, state)
-                if self._world.rank not in order.ranks:
+                if self.world.rank not in order.ranks:
                     return
                 self.change_group(training, order, state)
                 if training.group.is_master:
@@ -162,7 +156,7 @@ class TrainingLoop:
         consumed = {chunk for record in state.history for chunk in parse_path(record.path)}
         size = training.set_batch(state.batch)
         state = dataclasses.replace(state, batch=size)
-        pace = PaceReport(network.name, state.position, training.steps, self._world.size)
+        pace = PaceReport(network.name, state.position, training.steps, self.world.size)
         saved = time.perf_counter()
         # The epoch may have no samples left: the earlier launch ended during the evaluation.
         is_over = True
@@ -171,8 +165,8 @@ class TrainingLoop:
         def is_due() -> bool:
             return bool(
                 group.is_master
-                and self._save_every
-                and time.perf_counter() - saved > self._save_every
+                and self.save_every
+                and time.perf_counter() - saved > self.save_every
             )
 
         def should_stop() -> bool:
@@ -187,7 +181,7 @@ class TrainingLoop:
             for batch, sums in zip(finished.batches, finished.sums, strict=True):
                 if batch.size == size:
                     training.steps.add(size, finished.seconds)
-                    training.steps.set_networks_on_gpu(self._active_slots.count())
+                    training.steps.set_networks_on_gpu(self.active_slots.count())
                 loss = sums.loss / max(sums.count, 1)
                 if not abs(loss) <= LARGEST_LOSS:
                     raise TrainingFailed(
@@ -217,12 +211,12 @@ class TrainingLoop:
 
     def _should_pause(self) -> bool:
         """Return True if the coordinator has ordered the group to pause."""
-        return self._world.receive(m.Tag.TRAINER) is not None
+        return self.world.receive(m.Tag.TRAINER) is not None
 
     def _should_end(self) -> bool:
         """Return True if the run ends; other pauses are too late here."""
-        self._world.run_background_tasks()  # this may be rank 0
-        message = self._world.receive(m.Tag.TRAINER)
+        self.world.run_background_tasks()  # this may be rank 0
+        message = self.world.receive(m.Tag.TRAINER)
         return isinstance(message, m.Pause) and message.run_ends
 
     def next_order(self, group: Group) -> Order:
@@ -230,14 +224,14 @@ class TrainingLoop:
 
         def receive() -> m.Message | None:
             group.check()  # the coordinator sends no orders to a failed group
-            return self._world.receive(m.Tag.TRAINER)
+            return self.world.receive(m.Tag.TRAINER)
 
         message = None
         while group.is_master and not isinstance(message, Order):  # a Pause is too late
-            message = self._world.wait(receive)
+            message = self.world.wait(receive)
         order = group.broadcast_value(message)
         if not isinstance(order, Order):
-            raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
+            raise InfrastructureError(f"rank {self.world.rank} did not expect {order}")
         return order
 
     # ---- the end of an epoch, or a pause inside it ----
@@ -280,8 +274,8 @@ class TrainingLoop:
     def _hand_over(self, group: Group, order: m.Regroup, state: TrainingState) -> TrainingState:
         """Return the master's state for the next master."""
         # The next master will write to the same files.
-        if group.is_master and order.ranks[0] != self._world.rank:
-            self._writer.flush()
+        if group.is_master and order.ranks[0] != self.world.rank:
+            self.writer.flush()
         return group.broadcast_value(state)
 
     def change_group(
@@ -292,7 +286,7 @@ class TrainingLoop:
         failure: Exception | None = None,
     ) -> TrainingState:
         """Move to the group of an order; see :meth:`Training.change_group`."""
-        group = self._world.group(order.ranks, order.group)
+        group = self.world.group(order.ranks, order.group)
         state = training.change_group(group, order.stay_count, state, failure)
         log.info(
             "%s: continues on ranks %s after epoch %d, sample %d",
@@ -323,8 +317,8 @@ class TrainingLoop:
     def _save(self, training: Training, state: TrainingState, is_best: bool = False) -> None:
         began = time.perf_counter()
         arrays = training.trainable.state()
-        self._writer.blocked_s += time.perf_counter() - began
-        self._writer.save(training.network.name, dataclasses.replace(state, arrays=arrays), is_best)
+        self.writer.blocked_s += time.perf_counter() - began
+        self.writer.save(training.network.name, dataclasses.replace(state, arrays=arrays), is_best)
 
     def finish(self, training: Training, final: bool) -> None:
         """Write everything to disk before reporting that the ranks are free.
@@ -340,10 +334,10 @@ class TrainingLoop:
             training.trainable.load(arrays)
 
         def export() -> str:
-            return self._writer.export(network.name, network.train.stopping, write)
+            return self.writer.export(network.name, network.train.stopping, write)
 
         began = time.perf_counter()
-        all_or_none(group, lambda: self._writer.flush() if group.is_master else None)
+        all_or_none(group, lambda: self.writer.flush() if group.is_master else None)
         saved = time.perf_counter()
         damage = all_or_none(group, lambda: export() if group.is_master and final else "")
         exported = time.perf_counter()
@@ -363,7 +357,7 @@ class TrainingLoop:
     def _test(self, training: Training) -> EvaluationResult | None:
         """Save predictions of the exported network and test it; collective."""
         training.broadcast(None)
-        sources = self._sources.of(training.network)
+        sources = self.sources.of(training.network)
         test = sources.test
         samples_of = dict(zip(PARTS, (sources.validation, test), strict=True))
         totals = None
@@ -372,8 +366,8 @@ class TrainingLoop:
                 totals, outputs = predict(training, samples)
                 if training.group.is_master:
                     save_outputs(
-                        self._writer,
-                        self._paths.predictions(training.network.name, split),
+                        self.writer,
+                        self.paths.predictions(training.network.name, split),
                         outputs,
                         sources.rows[split],
                     )

@@ -54,10 +54,11 @@ log = logging.getLogger("fleet.runtime.training.trainer")
 _PATIENCE = 4.0  # of a trainer without work, whose polls take time from other ranks
 
 
+@dataclasses.dataclass(eq=False)
 class Trainer:
     """A GPU, or a slot of one, that trains networks in one group after another.
 
-    Args:
+    Attributes:
         spec: the run's spec.
         make_engine: makes the engine; called once, before the first network is built here.
         sample: the specification of a training sample.
@@ -68,32 +69,29 @@ class Trainer:
         marker: records in the run's folder which network this rank trains.
     """
 
-    def __init__(
-        self,
-        world: World,
-        spec: Spec,
-        paths: RunPaths,
-        make_engine: Callable[[], Engine],
-        sample: SampleSpec,
-        sources: Sources,
-        codes: Mapping[str, Code],
-        fence: Fence | None,
-        active_slots: ActiveSlots,
-        marker: RankMarker,
-    ) -> None:
-        self._marker = marker
-        self._world = world
-        self._spec = spec
-        self._paths = paths
-        self._make_engine = make_engine
-        self._sample = sample
-        self._sources = sources
-        self._codes = codes
-        self._writer = CheckpointWriter(paths, spec.checkpoint, fence, spec.engine.suffix)
+    world: World
+    spec: Spec
+    paths: RunPaths
+    make_engine: Callable[[], Engine]
+    sample: SampleSpec
+    sources: Sources
+    codes: Mapping[str, Code]
+    fence: Fence | None
+    active_slots: ActiveSlots
+    marker: RankMarker
+
+    def __post_init__(self) -> None:
+        checkpoint = self.spec.checkpoint
+        self._writer = CheckpointWriter(self.paths, checkpoint, self.fence, self.spec.engine.suffix)
         self._loop = TrainingLoop(
-            world, sources, paths, self._writer, spec.checkpoint.every, active_slots
+            self.world,
+            self.sources,
+            self.paths,
+            self._writer,
+            checkpoint.every,
+            self.active_slots,
         )
-        self._send = partial(world.send, 0, m.Tag.COORDINATOR)
+        self._send = partial(self.world.send, 0, m.Tag.COORDINATOR)
 
     # ---- start, run, stop ----
 
@@ -105,29 +103,29 @@ class Trainer:
         """
         if loads_engine:
             self._load_engine()
-        self._send(m.Ready(self._world.rank))
+        self._send(m.Ready(self.world.rank))
 
     def run(self) -> None:
         """Carry out orders until the run is over."""
-        receive = partial(self._world.receive, m.Tag.TRAINER)
-        while not isinstance(order := self._world.wait(receive, _PATIENCE), m.Exit):
+        receive = partial(self.world.receive, m.Tag.TRAINER)
+        while not isinstance(order := self.world.wait(receive, _PATIENCE), m.Exit):
             if isinstance(order, m.LeaveLaunch):
                 self.stop()
-                self._world.end_rank()
+                self.world.end_rank()
             self._load_engine()
             if isinstance(order, m.Pause | m.Continue | m.Stop):
                 continue  # it arrived after the group had stopped or failed
             if not isinstance(order, m.Measure | m.Start | m.Join):
-                raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
-            self._marker.set(order.network.name)
+                raise InfrastructureError(f"rank {self.world.rank} did not expect {order}")
+            self.marker.set(order.network.name)
             if isinstance(order, m.Measure):
                 self._measure(order)
             elif isinstance(order, m.Start):
                 self._train(order)
             else:
                 self._join(order)
-            self._marker.clear()
-            self._send(m.Ready(self._world.rank))
+            self.marker.clear()
+            self._send(m.Ready(self.world.rank))
 
     def stop(self) -> None:
         """Write everything that is not yet written."""
@@ -135,7 +133,7 @@ class Trainer:
 
     @cached_property
     def _engine(self) -> Engine:
-        return self._make_engine()
+        return self.make_engine()
 
     def _load_engine(self) -> None:
         """Load the engine now, so that its errors end the run and not one network."""
@@ -147,12 +145,12 @@ class Trainer:
         """Train one network until it ends, fails, moves elsewhere or a rank dies."""
         network = order.network
         self._writer.set_fence(network.name, order.fence)
-        self._sources.join(order.stream_epoch)
+        self.sources.join(order.stream_epoch)
         training = Training(
-            network, order.stream_epoch, self._sample.for_pipeline(network.pipeline).target
+            network, order.stream_epoch, self.sample.for_pipeline(network.pipeline).target
         )
         with self._reporting_failures(training):
-            training.group = group = self._world.group(order.ranks, order.group)
+            training.group = group = self.world.group(order.ranks, order.group)
             group.barrier()  # until all ranks have joined the stream
             if group.is_master:
                 self._send(m.Joined(network.name))
@@ -183,8 +181,8 @@ class Trainer:
         """Build a network that another group trains, then join that group."""
         network = order.network
         self._writer.set_fence(network.name, order.fence)
-        training = Training(network, 0, self._sample.for_pipeline(network.pipeline).target)
-        training.group = self._world.group((self._world.rank,), order.group)
+        training = Training(network, 0, self.sample.for_pipeline(network.pipeline).target)
+        training.group = self.world.group((self.world.rank,), order.group)
         with self._reporting_failures(training), restoring_process(), ExitStack() as stack:
             failure: Exception | None = None
             try:
@@ -193,14 +191,14 @@ class Trainer:
                 )
             except Exception as error:  # raised on all ranks once they have formed the group
                 failure = error
-            self._send(m.Built(network.name, self._world.rank))
-            message = self._world.wait_for_message(m.Tag.TRAINER)
+            self._send(m.Built(network.name, self.world.rank))
+            message = self.world.wait_for_message(m.Tag.TRAINER)
             if isinstance(message, m.Stop):  # this rank is no longer needed
                 return
             if not isinstance(message, m.Regroup):
-                raise InfrastructureError(f"rank {self._world.rank} did not expect {message}")
+                raise InfrastructureError(f"rank {self.world.rank} did not expect {message}")
             training.reads_stream_from = message.reads_stream_from
-            self._sources.join(message.reads_stream_from)
+            self.sources.join(message.reads_stream_from)
             state = self._loop.change_group(training, message, None, failure)
             self._loop.run(training, state, message)
 
@@ -234,7 +232,7 @@ class Trainer:
                 f"{training.network.name} on ranks {ranks}: {stall}"
             ) from stall
         finally:
-            self._sources.leave()
+            self.sources.leave()
         training.group.free()
 
     @contextmanager
@@ -248,14 +246,12 @@ class Trainer:
                     parameters = trainable.count_parameters()
                 else:
                     parameters = None
-                self._send(m.Built(network.name, self._world.rank, parameters))
+                self._send(m.Built(network.name, self.world.rank, parameters))
             yield trainable
 
     def _build(self, network: NetworkSpec, group: Group) -> Trainable:
         """Build a network within its time limit."""
-        background_tasks = (
-            self._world.run_background_tasks if self._world.background_tasks else None
-        )
+        background_tasks = self.world.run_background_tasks if self.world.background_tasks else None
         with collect_warnings() as warnings:
             trainable = build_within(
                 network.train.build_timeout,
@@ -274,9 +270,9 @@ class Trainer:
         group = training.group
         state = TrainingState(
             {},
-            training_identity(network, self._spec, self._sample),
+            training_identity(network, self.spec, self.sample),
             architecture=network.architecture.key,
-            code=self._codes.get(network.architecture.target),
+            code=self.codes.get(network.architecture.target),
         )
         lookup = all_or_none(
             group, lambda: self._load(training) if group.is_master else CheckpointLookup(None)
@@ -298,20 +294,20 @@ class Trainer:
                 state.position,
                 lookup.damage,
             )
-            promote_previous(self._paths, network.name, lookup, self._writer.fence(network.name))
+            promote_previous(self.paths, network.name, lookup, self._writer.fence(network.name))
             self._send(m.FellBack(network.name, lookup.damage, state.history, state.position))
         return training.broadcast(dataclasses.replace(state, arrays={}))
 
     def _load(self, training: Training) -> CheckpointLookup:
-        lookup = find_newest(self._paths, training.network.name)
+        lookup = find_newest(self.paths, training.network.name)
         trainable = training.trainable
-        inherited = self._paths.first(training.network.name)
+        inherited = self.paths.first(training.network.name)
         start = training.network.train.initial_weights
         if lookup.state is not None:
             trainable.load(lookup.state.arrays)
         elif inherited.exists():
             arrays = read_state(inherited).arrays
-            own_arrays = self._spec.engine.own_arrays
+            own_arrays = self.spec.engine.own_arrays
             trainable.load(merge_inherited(trainable.state(), arrays, own_arrays))
         elif start and isinstance(trainable, SupportsPretrained):
             trainable.load_pretrained(Path(start.file), start.skip)
@@ -335,15 +331,15 @@ class Trainer:
         reason = ""
         may_pass = False
         parameters = 0
-        training = Training(network, 0, self._sample.for_pipeline(network.pipeline).target)
+        training = Training(network, 0, self.sample.for_pipeline(network.pipeline).target)
         try:
-            training.group = group = self._world.group(order.ranks, order.group)
+            training.group = group = self.world.group(order.ranks, order.group)
             with self._building(network, group) as training.trainable:
                 batches = order.batches or (network.global_batch(group.size),)
                 rates = measure_batches(
                     training,
-                    self._sample.for_pipeline(network.pipeline),
-                    self._spec.profile,
+                    self.sample.for_pipeline(network.pipeline),
+                    self.spec.profile,
                     batches,
                 )
                 if order.batches and isinstance(training.trainable, SupportsInspection):
