@@ -24,7 +24,7 @@ class TensorOps(NamedTuple):
         mean, sum: over some axes.
         sigmoid, zeros_like: of each element.
         take: elements of a vector at some indices.
-        where: elements of two tensors by a condition.
+        select: elements of two tensors by a condition.
     """
 
     as_float: _Function
@@ -38,7 +38,7 @@ class TensorOps(NamedTuple):
     sigmoid: _Function
     zeros_like: _Function
     take: _Function
-    where: _Function
+    select: _Function
 
     def to_dense(self, targets: Tensor, target: TargetSpec) -> Tensor:
         """Return targets as float32 with one number per output; classes are one-hot.
@@ -72,7 +72,7 @@ class TensorOps(NamedTuple):
             target: target of a sample.
         """
         counted = targets != target.void
-        return self.where(counted, self.as_int(targets), 0), self.as_float(counted)
+        return self.select(counted, self.as_int(targets), 0), self.as_float(counted)
 
     def mean_of_pixels(self, values: Tensor, counted: Tensor) -> Tensor:
         """Return means over counted pixels, (n, height, width) -> (n,); 0 if none counts.
@@ -163,14 +163,14 @@ class TensorOps(NamedTuple):
 
         def of_masks(outputs: Tensor, targets: Tensor) -> Tensor:
             labels, counted = self.pixels(targets, target)
-            losses = loss(outputs, self.where(counted > 0, labels, -1))
+            losses = loss(outputs, self.select(counted > 0, labels, -1))
             if len(losses.shape) != 3:
                 if by_class is not None:
                     raise mask_weights_error("the loss")
                 return losses
             if by_class is not None:
                 losses = losses * self.take(by_class, labels)
-            return self.mean_of_pixels(self.where(counted > 0, losses, 0.0), counted)
+            return self.mean_of_pixels(self.select(counted > 0, losses, 0.0), counted)
 
         return of_masks
 

@@ -41,7 +41,7 @@ OPS = TensorOps(
     sigmoid=tf.sigmoid,
     zeros_like=tf.zeros_like,
     take=tf.gather,
-    where=tf.where,
+    select=tf.where,
 )
 
 

@@ -46,7 +46,7 @@ OPS = TensorOps(
     sigmoid=torch.sigmoid,
     zeros_like=torch.zeros_like,
     take=operator.getitem,
-    where=torch.where,
+    select=torch.where,
 )
 
 
