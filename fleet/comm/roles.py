@@ -8,6 +8,7 @@ several, each of which has a slot of the GPU. Without GPUs, a core takes the pla
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -209,7 +210,7 @@ def assign(
         room = gpus_per_node * slots
 
     def make_roles(preprocessors: Sequence[int], trainers: Sequence[int]) -> Roles:
-        most_trainers = _most_on_a_node(node_of, trainers)
+        most_trainers = max(Counter(node_of[rank] for rank in trainers).values())
         physical = _count_physical(most_trainers, gpus_per_node, slots, cores)
         slots_each = -(-most_trainers // physical)
         return Roles(
@@ -293,8 +294,3 @@ def _count_physical(trainers: int, gpus: int | None, slots: int | None, cores: i
     if slots == 1:
         return trainers
     return max(min(cores or 0, trainers), -(-trainers // slots))
-
-
-def _most_on_a_node(node_of: Sequence[int], trainers: Sequence[int]) -> int:
-    counts = [sum(node_of[rank] == node for rank in trainers) for node in range(max(node_of) + 1)]
-    return max(counts)

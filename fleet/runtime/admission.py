@@ -10,7 +10,7 @@ from typing import Any
 from fleet.control.effects import NetworkAdmitted
 from fleet.domain.events import CommandReceived, NetworkAdded
 from fleet.errors import UserError
-from fleet.runtime.known_rates import make_late_policy_network, with_epochs_from_rates
+from fleet.runtime.known_rates import make_policy_network, with_epochs_from_rates
 from fleet.runtime.rate_memory import RateMemory
 from fleet.runtime.startup.data import resolve_with_data
 from fleet.runtime.startup.launch import PreparedLaunch
@@ -29,7 +29,9 @@ from fleet.spec.resolve import (
 from fleet.storage.checkpoint import copy_parent, saved_epochs
 from fleet.storage.quota import Quota
 from fleet.storage.results import Results, known_parameters
+from launch.errors import InputError
 from scheduler.base import Network
+from scheduler.ensemble.elastic import with_best_batches
 
 _CHECK_EVERY_S = 0.1  # for saved parents
 
@@ -256,12 +258,19 @@ class Admission:
         """Return the rates of a network from a file, if there is one.
 
         Raises:
-            UserError: the file lacks rates that the network needs.
+            UserError: the file lacks rates that the network needs, or no batch fits.
         """
-        launch = self._launch
-        return make_late_policy_network(
-            network, launch.spec, self._table, launch.roles.cluster.whole_gpus
-        )
+        if self._table is None:
+            return None
+        spec = self._launch.spec
+        row = make_policy_network(network, spec, self._table)
+        try:
+            table = with_best_batches(
+                replace(self._table, models=(row,)), self._launch.roles.cluster.whole_gpus
+            )
+        except InputError as error:  # the network fails, and the run continues
+            raise UserError(f"{spec.schedule.rates}: {error}") from None
+        return table.models[0]
 
     def _admit(self, network: NetworkSpec, added: NetworkAdded) -> NetworkAdmitted:
         rates = self._rates

@@ -13,7 +13,6 @@ from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.files import WriteThrottle, with_retries, write_json
 from fleet.storage.paths import RunPaths
-from launch.errors import InputError
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.elastic import with_best_batches
 from scheduler.ensemble.rates import median_rates
@@ -67,28 +66,6 @@ def make_policy_network(network: NetworkSpec, spec: Spec, table: RateTable) -> N
         max_gpus=network.max_gpus,
         batches=batch.bounds if batch.is_elastic else None,
     )
-
-
-def make_late_policy_network(
-    network: NetworkSpec, spec: Spec, table: RateTable | None, gpus: int
-) -> Network | None:
-    """Return a policy's view of a network added during a launch; None without a file.
-
-    Args:
-        table: the engine's rates; None if rates are measured.
-        gpus: number of GPUs of the launch.
-
-    Raises:
-        UserError: see :func:`make_policy_network`; or no batch fits according to the file.
-    """
-    if table is None:
-        return None
-    try:
-        return with_best_batches(
-            dataclasses.replace(table, models=(make_policy_network(network, spec, table),)), gpus
-        ).models[0]
-    except InputError as error:  # the network fails, and the run continues
-        raise UserError(f"{spec.schedule.rates}: {error}") from None
 
 
 def find_rates(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:

@@ -18,6 +18,7 @@ from fleet.spec import Spec
 from fleet.spec.criteria import with_data_defaults
 from fleet.spec.data import Target
 from fleet.storage.files import storage_errors
+from fleet.stream.layout import row_bytes
 from fleet.terminal import progress_bar
 from launch.errors import InputError
 from preprocess.base import CannotWrite, DataSet, Source, UnreadableSample
@@ -66,6 +67,13 @@ class Inputs(InputPipeline):
     def sample(self) -> SampleSpec:
         """The specification of a training sample."""
         return self.samples["train"]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of all training samples as they are stored in memory."""
+        assert self.sample.stored is not None
+        row = row_bytes(self.sample.stored, self.sample.stored_target.wire)
+        return len(self.data.train) * row
 
     @property
     def epoch_samples(self) -> int:

@@ -34,8 +34,7 @@ def plan_memory(spec: Spec, opened: Inputs, roles: Roles, shared_free: float) ->
             f"at least {format_size(needed)}"
         )
     if settings.cache == "memory":
-        assert sample.stored is not None
-        needed = samples * row_bytes(sample.stored, sample.stored_target.wire)
+        needed = opened.stored_bytes
         if needed > settings.shared_memory:
             raise UserError(
                 f"data.shared_memory: {format_size(settings.shared_memory)} is too small for "
@@ -104,10 +103,6 @@ def shared_bytes(spec: Spec, opened: Inputs, roles: Roles, shared_free: float) -
     """
     if not roles.shared:
         return 0
-    sample = opened.sample
-    samples = len(opened.data.train)
     layout = plan_memory(spec, opened, roles, shared_free)
-    if layout is not None:
-        return layout.window_bytes + validation_bytes(opened)
-    assert sample.stored is not None
-    return samples * row_bytes(sample.stored, sample.stored_target.wire) + validation_bytes(opened)
+    training_bytes = opened.stored_bytes if layout is None else layout.window_bytes
+    return training_bytes + validation_bytes(opened)

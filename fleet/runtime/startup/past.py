@@ -27,10 +27,9 @@ class Past:
     added since.
 
     Args:
-        paths: the files of the run.
+        request: continues the run, replays it, or starts over, so that nothing of it is used.
+        paths: the files of the run of the spec.
         spec: the spec, without networks that were added later.
-        is_fresh: whether the run starts over, so that nothing of it is used.
-        fresh_networks: networks that start over.
 
     Attributes:
         paths: the files of the run; None if it starts over.
@@ -42,13 +41,9 @@ class Past:
         checkpoints: network -> its checkpoint, as far as the launch has read it.
     """
 
-    def __init__(
-        self,
-        paths: RunPaths,
-        spec: Spec,
-        is_fresh: bool = False,
-        fresh_networks: Collection[str] = (),
-    ) -> None:
+    def __init__(self, request: Request, paths: RunPaths, spec: Spec) -> None:
+        paths = request.replayed or paths
+        is_fresh = request.fresh and request.replayed is None
         self.paths = None if is_fresh else paths
         self.run = RunState(spec)
         self.tail = RunTail(paths)
@@ -60,7 +55,7 @@ class Past:
         self._logs = defaultdict[Path, list[LoggedEvent]](list)
         if not is_fresh:
             self.catch_up()
-            self.fingerprint = read_known_fingerprint(paths, fresh_networks)
+            self.fingerprint = read_known_fingerprint(paths, request.fresh_network)
             self.features = _read_features(paths)
 
     def catch_up(self) -> bool:
@@ -79,18 +74,6 @@ class Past:
     def events_of(self, log: Path) -> list[Event]:
         """Return the events of one log."""
         return [logged.event for logged in self._logs.get(log, ())]
-
-
-def read_past(request: Request, paths: RunPaths, spec: Spec) -> Past:
-    """Read the past of the run that a request continues or replays.
-
-    Args:
-        paths: the files of the run of the spec.
-        spec: the spec, without networks that were added later.
-    """
-    if request.replayed is not None:
-        return Past(request.replayed, spec)
-    return Past(paths, spec, request.fresh, request.fresh_network)
 
 
 def read_known_fingerprint(

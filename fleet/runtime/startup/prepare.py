@@ -37,7 +37,7 @@ from fleet.runtime.startup.engine_import import ImportPlan, plan_import
 from fleet.runtime.startup.folder import free_disk, write_spec, writing_into
 from fleet.runtime.startup.launch import PreparedLaunch, Ranks
 from fleet.runtime.startup.memory import plan_augmented_epochs, plan_memory
-from fleet.runtime.startup.past import read_past
+from fleet.runtime.startup.past import Past
 from fleet.runtime.startup.request import Request
 from fleet.spec import NetworkSpec, Spec, with_cache
 from fleet.spec.criteria import check_comparable, target_kinds
@@ -75,7 +75,7 @@ def prepare(
     paths = RunPaths(written.output.absolute(), name)  # users' code may change the working folder
 
     # 2. The past of the run.
-    past = read_past(request, paths, written)
+    past = Past(request, paths, written)
     full_spec = with_added_networks(written, past.run)
     sharing = find_run_sharing(request.shares_run)
     sharing.check_spec(full_spec, "--share-run")

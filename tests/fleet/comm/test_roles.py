@@ -271,3 +271,9 @@ def test_describe_missing_slots_counts_trials_of_searches(search, message):
         resources={"engine": "numpy", "networks_per_gpu": 4, "preprocessors": 1},
     )
     assert describe_missing_slots(searching, assign_roles(searching, [0] * 3, 2)) == message
+
+
+def test_relays_only_the_leaders_of_several_nodes():
+    several, single = assign((0, 0, 1, 1), 2, None), assign((0, 0), 1, None)
+    assert [rank for rank in range(4) if several.relays(rank)] == [0, 2]
+    assert not single.relays(0)

@@ -2,10 +2,11 @@
 
 import os
 import uuid
+from pathlib import Path
 
 import numpy as np
 
-from fleet.comm.segment import Segment, map_arrays
+from fleet.comm.segment import Segment, map_arrays, unlink_all
 from fleet.errors import InfrastructureError
 from tests.refusals import refused
 
@@ -40,3 +41,12 @@ def test_map_arrays_are_zero_and_page_aligned():
         assert all(array.ctypes.data % 4096 == 0 for array in (mapped[0], mapped[2]))
     finally:
         segment.unlink()
+
+
+def test_unlink_all_removes_names_of_one_prefix():
+    prefix = f"fleet-{os.getuid()}-unlink-{os.getpid()}"
+    names = [f"{prefix}-1-a", f"{prefix}-1-b", f"{prefix}-11-a"]
+    segments = [Segment(name, 1, create=True) for name in names]
+    unlink_all(f"{prefix}-1")
+    assert [Path("/dev/shm", name).exists() for name in names] == [False, False, True]
+    segments[-1].unlink()

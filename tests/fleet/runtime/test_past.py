@@ -8,6 +8,7 @@ import pytest
 from fleet.domain.timeline import LoggedEvent
 from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.startup.past import Past
+from fleet.runtime.startup.request import Request
 from fleet.spec import load
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
@@ -114,7 +115,7 @@ def test_past_catches_up_with_what_was_logged_since(tmp_path):
     with closing(EventLog(paths.events)) as log:
         for logged in LOG[:3]:
             log.add(logged.event)
-        past = Past(paths, spec)
+        past = Past(Request("spec.yaml"), paths, spec)
         assert len(past.events_of(paths.events)) == 3
         assert not past.catch_up()
         for logged in LOG[3:]:
@@ -127,5 +128,6 @@ def test_past_of_a_run_that_starts_over_is_empty(tmp_path):
     paths = RunPaths(tmp_path / "run")
     with closing(EventLog(paths.events)) as log:
         log.add(START)
-    past = Past(paths, load(write(tmp_path, MODELS, data=DATA, train=TRAIN)), is_fresh=True)
+    spec = load(write(tmp_path, MODELS, data=DATA, train=TRAIN))
+    past = Past(Request("spec.yaml", fresh=True), paths, spec)
     assert (past.paths, past.run.launches, past.events_of(paths.events)) == (None, [], [])
