@@ -286,7 +286,7 @@ def estimate_duration(
         rates: rates of the networks.
         build_s: seconds for building a network and tracing its steps.
     """
-    networks = {network.name: network for network in rates.models}
+    networks = rates.by_name
     specs = {network.name: network for network in measurement.networks}
 
     def takes_s(task: MeasurementTask) -> float:

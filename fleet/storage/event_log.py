@@ -226,16 +226,10 @@ class RunTail:
 
 def _launch_start(lines: bytes) -> float:
     """Return when the last launch in some lines began."""
-    starts = (
-        _logged(parse_json_object(line))
-        for line in reversed(lines.splitlines())
-        if b'"start"' in line
-    )
-    logged = next(
-        (start for start in starts if start and isinstance(start.event, LaunchStarted)), None
-    )
-    if logged and isinstance(logged.event, LaunchStarted):
-        return logged.event.date - logged.t_s
+    for line in reversed(lines.splitlines()):
+        logged = _logged(parse_json_object(line)) if b'"start"' in line else None
+        if logged and isinstance(logged.event, LaunchStarted):
+            return logged.event.date - logged.t_s
     return 0.0
 
 

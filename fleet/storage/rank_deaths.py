@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from fleet.domain.json_record import write_record
@@ -113,35 +114,33 @@ class RankDeaths:
             list
         )  # network -> descriptions of unsaved deaths
 
-    def collect(self) -> None:
+    def collect(self, name: str = "") -> None:
         """Attribute deaths by the markers of dead launches, and remove the markers.
 
-        Only for a launch that works alone: other markers belong to living ranks.
+        Args:
+            name: a network whose lease this launch has acquired, and no other; only its deaths are
+                attributed, because other markers may belong to living ranks.
         """
-        marks = list(self._markers())
-        for launch in dict.fromkeys(map(_launch_of, marks)):
-            self._attribute([path for path in marks if _launch_of(path) == launch])
+        marks = sorted(self._paths.training.glob(f"*{_MARK}"))
+        for launch, group in groupby(marks, _launch_of):
+            markers = {path: _read_marker(path) for path in group}
+            networks = {marker.network for marker in markers.values()}
+            if not name or (name in networks and launch != _prefix(self._paths)):
+                self._attribute(markers, name)
 
-    def collect_for(self, name: str) -> None:
-        """Attribute deaths of one network whose lease this launch has acquired."""
-        marks = [path for path in self._markers() if _launch_of(path) != _prefix(self._paths)]
-        for launch in {_launch_of(path) for path in marks if _read_marker(path).network == name}:
-            self._attribute([path for path in marks if _launch_of(path) == launch], name)
-
-    def _attribute(self, marks: Collection[Path], only: str = "") -> None:
+    def _attribute(self, markers: Mapping[Path, _Marker], only: str) -> None:
         """Attribute deaths in one launch to networks; each counts once per network."""
-        network_at = {path: _read_marker(path).network for path in marks}
-        died = [path for path in marks if path.name.endswith(_DIED)]
-        blamed = died or (marks if len(set(network_at.values())) == 1 else [])
+        died = [path for path in markers if path.name.endswith(_DIED)]
+        networks = {marker.network for marker in markers.values()}
         dead_ranks: dict[str, list[str]] = defaultdict(list)  # network -> the ranks that trained it
-        for path in blamed:
-            marker = _read_marker(path)
+        for path in died or (markers if len(networks) == 1 else ()):
+            marker = markers[path]
             dead_ranks[marker.network].append(f"{_rank_of(path)} on {marker.host}")
         for name, ranks in dead_ranks.items():
             if name and only in ("", name):
                 self._new[name].append(f"{' and '.join(ranks)} died")
-        for path in marks:
-            if only in ("", network_at[path]):
+        for path, marker in markers.items():
+            if only in ("", marker.network):
                 remove(path)
 
     def record(self, name: str, death: Death) -> None:
@@ -188,9 +187,6 @@ class RankDeaths:
 
     def _write(self, name: str, deaths: list[Death]) -> None:
         write_json(self._paths.deaths(name), write_record(_SavedDeaths(deaths)))
-
-    def _markers(self) -> Iterator[Path]:
-        yield from sorted(self._paths.training.glob(f"*{_MARK}"))
 
 
 def _marker_path(paths: RunPaths, rank: int) -> Path:

@@ -38,18 +38,15 @@ def recover(
             if row.parameters is not None and row.name in results.spec.by_name:
                 results.run.parameters.setdefault(row.name, row.parameters)
     names = [network.name for network in results.spec.networks]
-    restored = map_in_threads(
+    pairs = map_in_threads(
         lambda network: restore_network(results, network, lookups.get(network.name)),
         results.spec.networks,
     )
+    restored = dict(zip(names, pairs, strict=True))
     results.damaged = {name: results.damaged[name] for name in names if name in results.damaged}
     return (
-        {name: status for name, (status, _) in zip(names, restored, strict=True)},
-        {
-            name: state
-            for name, (_, state) in zip(names, restored, strict=True)
-            if state is not None
-        },
+        {name: status for name, (status, _) in restored.items()},
+        {name: state for name, (_, state) in restored.items() if state is not None},
     )
 
 

@@ -240,7 +240,7 @@ class SharedRun(RunSharing):
         before = self._results.run.status_of(name)
         lease = self.leases.lease_of(name)
         assert lease.fence is not None
-        self._results.deaths.collect_for(name)
+        self._results.deaths.collect(name)
         status, state = restore_network(self._results, self._results.spec.by_name[name])
         # A launch that was killed may have saved epochs without logging them.
         if not lease.took_over:

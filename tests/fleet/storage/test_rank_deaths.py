@@ -70,11 +70,11 @@ def test_death_counts_until_next_finished_epoch(paths):
     assert deaths.deaths_of("a", 4) == []
 
 
-def test_collect_for_attributes_only_taken_network(paths):
+def test_collect_attributes_only_the_taken_network(paths):
     dead = RunPaths(paths.root, "job-1")
     mark(dead, 0, "a")
     mark(RunPaths(paths.root, "job-2"), 0, "b")
     deaths = RankDeaths(RunPaths(paths.root, "job-3"), 2)
-    deaths.collect_for("a")
+    deaths.collect("a")
     assert [len(deaths.deaths_of(name, 0)) for name in "ab"] == [1, 0]
     assert [path.name for path in paths.training.iterdir()] == ["job-2.rank-000.json"]
