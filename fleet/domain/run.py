@@ -186,11 +186,7 @@ class RunState:
         self.commands: list[e.CommandReceived] = []
         self.searches: defaultdict[str, RunSearch] = defaultdict(RunSearch)
         self.objective_values: dict[str, tuple[float, ...]] = {}
-        self.verdicts: dict[str, dict[str, e.NetworkVerdict]] = {
-            "pause": {},
-            "stop": {},
-            "go_on": {},
-        }
+        self.verdicts: defaultdict[str, dict[str, e.NetworkVerdict]] = defaultdict(dict)
         self.data_changes: list[e.DataChanged] = []
         self.missed = 0
         self._logged: set[tuple[str, int, int]] = set()  # network, epoch, and epoch of the stream
@@ -210,11 +206,12 @@ class RunState:
         networks = {}
         for network in spec.networks:
             stopping = network.train.stopping
-            run_network = self._meet(network.name, stopping.monitor, stopping.max_epochs)
+            run_network = self._network(network.name)
             if network.name not in self.added:
                 run_network.monitor = stopping.monitor
                 run_network.max_epochs = stopping.max_epochs
             networks[network.name] = run_network
+            self.changes.add(network.name)
         self.networks = networks | self.networks
 
     @property
@@ -371,7 +368,7 @@ class RunState:
             case e.NetworkAdded():
                 self._add(event)
             case e.NetworkVerdict():
-                self.verdicts.setdefault(event.verdict, {})[event.network] = event
+                self.verdicts[event.verdict][event.network] = event
             case e.SearcherCalled():
                 self.searches[event.entry].add_call(event)
                 if event.objective_values:
@@ -498,18 +495,14 @@ class RunState:
 
     # ---- networks ----
 
-    def _meet(
-        self, name: str, monitor: str | None, max_epochs: int, number: int | None = None
-    ) -> RunNetwork:
-        network = RunNetwork(len(self.networks) if number is None else number, max_epochs, monitor)
-        network = self.networks.setdefault(name, network)
-        self.changes.add(name)
-        return network
-
-    def _network(self, name: str) -> RunNetwork:
-        """Return a network; an unknown one may have been removed from the spec."""
+    def _network(self, name: str, number: int | None = None) -> RunNetwork:
+        """Return a network; an unknown one is new, or may have been removed from the spec."""
         network = self.networks.get(name)
-        return network or self._meet(name, None, self._stopping.max_epochs)
+        if network is None:
+            number = len(self.networks) if number is None else number
+            network = self.networks[name] = RunNetwork(number, self._stopping.max_epochs)
+            self.changes.add(name)
+        return network
 
     def _begin_searcher(self, began: e.SearcherStarted) -> None:
         """Begin a searcher; values of other objectives are forgotten."""
@@ -532,14 +525,10 @@ class RunState:
         else:
             settings = entry.train_overrides
         stopping = {"monitor": self._stopping.monitor, **(settings.get("stopping") or {})}
-        network = self._meet(
-            added.network,
-            stopping["monitor"],
-            added.max_epochs,
-            added.number if added.entry else None,
-        )
+        network = self._network(added.network, added.number if added.entry else None)
         network.monitor = stopping["monitor"]
         network.max_epochs = added.max_epochs
+        self.changes.add(added.network)
         if added.wrong:
             failed = replace(network.status, outcome=Outcome(added.wrong, is_failure=True))
             self.set_status(added.network, failed)
