@@ -97,7 +97,9 @@ _BLANK: Mapping[object, Any] = {str: "", float: math.nan}
 
 
 def _content(row: Mapping[str, str], hints: Mapping[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {"metrics": {}}
+    # Early versions had fewer columns of numbers.
+    content: dict[str, Any] = {name: math.nan for name, hint in hints.items() if hint is float}
+    content["metrics"] = {}
     for name, cell in row.items():
         if name not in hints:
             content["metrics"] |= {name: cell} if cell else {}
