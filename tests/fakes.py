@@ -72,7 +72,7 @@ class Group(SingleRankGroup):
     """A group whose other ranks contribute zeros; records its sleeps instead of sleeping."""
 
     def __init__(self, size=1, rank=0):
-        self.size, self.rank, self.is_master, self.sleeps = size, rank, rank == 0, []
+        self.size, self.rank, self.sleeps = size, rank, []
 
     def sleep(self, seconds):
         self.sleeps.append(seconds)
