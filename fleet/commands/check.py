@@ -37,7 +37,6 @@ from fleet.runtime.startup.data import (
 from fleet.runtime.startup.folder import free_disk
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.criteria import check_comparable, target_kinds
-from fleet.spec.fields import default_of
 from fleet.spec.fit_checks import Misfit, find_data_misfits, merge_misfits
 from fleet.spec.model import FAMILIES
 from fleet.spec.resolve import variants, with_extreme_networks
@@ -421,9 +420,9 @@ def _record(network: NetworkSpec, trial: SmokeTestResult) -> dict[str, Any]:
 
 def _print_families(args: argparse.Namespace) -> None:
     rows = [
-        (name, field.name, default_of(field))
+        (name, field, default)
         for name, family in FAMILIES.items()
-        for field in dataclasses.fields(family)
+        for field, default in dataclasses.asdict(family()).items()
     ]
     show(
         args,

@@ -6,12 +6,11 @@ A key is a field of a frozen dataclass. The docstring below it, or a computed
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema
-from pydantic.fields import FieldInfo
+from pydantic import BeforeValidator, Field, JsonValue, PlainSerializer, WithJsonSchema
 
 from fleet.spec.engines import ENGINES
 from fleet.spec.model import APPLICATIONS, FAMILIES, application_names
@@ -44,17 +43,7 @@ def default_text(default: str) -> dict[str, JsonValue]:
     return {"default": default}
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a key; ``dataclasses.MISSING`` if it is required."""
-    default = field.default
-    if isinstance(default, FieldInfo):
-        if default.is_required():
-            return dataclasses.MISSING
-        return default.get_default(call_default_factory=True)
-    return default
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class OneOf:
     """A choice of schemas, computed only when the schema is written.
 
@@ -131,7 +120,9 @@ BelowOne = Annotated[float, Field(ge=0, lt=1), NO_FLAG]
 Size = Annotated[int, BeforeValidator(parse_size), _written(SIZE)]
 Duration = Annotated[float, BeforeValidator(parse_duration), _written(DURATION)]
 Share = Annotated[float, BeforeValidator(parse_share), _written(SHARE, maximum=1)]
-PaceTolerance = Annotated[Delta, BeforeValidator(parse_delta), _written(DELTA)]
+PaceTolerance = Annotated[
+    Delta, BeforeValidator(parse_delta), PlainSerializer(str), _written(DELTA)
+]
 ShareOrPath = Annotated[
     Annotated[float, Field(gt=0, lt=1), NO_FLAG] | str, BeforeValidator(_share_or_path)
 ]

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields as dataclass_fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from fleet.spec.data import Data, Target
-from fleet.spec.fields import default_of
-from fleet.spec.schema import Checkpoint, Document, ModelEntry, Profile, Resources, Schedule
-from fleet.spec.search import Budget, Objective, Prune, Search
-from fleet.spec.space import Range
-from fleet.spec.train import Batch, Optimizer, Start, Stopping, Train
+from fleet.spec.schema import Document
+from fleet.spec.train import Train
 
 Mistake = TypeVar("Mistake")
 
@@ -26,7 +22,7 @@ def explain(
     content: Any,
     mistake: Callable[[tuple, str, str], Mistake],
     prefix: tuple = (),
-    owner: type | None = None,
+    owner: type = Document,
 ) -> list[Mistake]:
     """Convert pydantic's errors to mistakes in the words of specs.
 
@@ -35,7 +31,7 @@ def explain(
         content: the validated part of the document.
         mistake: makes a mistake from a key path, what is wrong, and what would be right.
         prefix: the key path of this part.
-        owner: the dataclass of this part; None for the document itself.
+        owner: the section that this part is.
     """
     rights_by_mistake: dict[tuple, list[str]] = {}
     items = error.errors(include_url=False)
@@ -45,22 +41,14 @@ def explain(
             len(nested["loc"]) > depth and nested["loc"][:depth] == item["loc"] for nested in items
         ):
             continue  # pydantic does not count invalid items
-        path = (*prefix, *_document_path(item, content))
-        if path == prefix:
-            section = owner
-        elif path:
-            section = _PARTS.get(str(path[-1]))
-        else:
-            section = None
+        path = _document_path(item, content)
         # Such an error concerns several keys, possibly with default values.
-        if section is Train and item["type"] == "value_error":
-            keys, wrong, right = _split_message(item["msg"].removeprefix("Value error, "), section)
-            rights_by_mistake.setdefault(((*path, *keys), wrong), []).extend(
-                [right] if right else []
-            )
-            continue
-        wrong, right = _wrong_and_right(item, path, owner if path[:-1] == prefix else None)
-        rights = rights_by_mistake.setdefault((path, wrong), [])
+        if _section_at(owner, path) is Train and item["type"] == "value_error":
+            keys, wrong, right = _split_message(item["msg"].removeprefix("Value error, "))
+            path += keys
+        else:
+            wrong, right = _wrong_and_right(item, path, _section_at(owner, path[:-1]))
+        rights = rights_by_mistake.setdefault(((*prefix, *path), wrong), [])
         if right and right not in rights:
             rights.append(right)
     return [
@@ -69,20 +57,19 @@ def explain(
     ]
 
 
-def _split_message(message: str, owner: type) -> tuple[tuple[str, ...], str, str]:
-    """Split a section's message into its keys, what is wrong, and what would be right."""
+def _split_message(message: str) -> tuple[tuple[str, ...], str, str]:
+    """Split a message about `train` into its keys, what is wrong, and what would be right."""
     location, _, text = message.partition(": ")
     keys = tuple(location.split("."))
-    if keys[0] not in {field.name for field in dataclass_fields(owner)}:
+    if keys[0] not in _keys(Train):
         keys = ()
         text = message
     wrong, _, right = text.partition("; ")
     return keys, wrong, right
 
 
-def _wrong_and_right(item: ErrorDetails, path: tuple, owner: type | None) -> tuple[str, str]:
-    """Describe what is wrong at a key path, and what would be right."""
-    owner = owner or _owner(path[:-1])
+def _wrong_and_right(item: ErrorDetails, path: tuple, owner: Any) -> tuple[str, str]:
+    """Describe what is wrong at a key path of a section, and what would be right."""
     if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"unknown key {path[-1]!r}", _valid_keys(owner, str(path[-1]))
     if item["type"] == "missing":
@@ -119,49 +106,38 @@ def _document_path(item: ErrorDetails, content: Any) -> tuple:
     return tuple(path)
 
 
-_PARTS: dict[str, type] = {
-    "data": Data,
-    "train": Train,
-    "schedule": Schedule,
-    "profile": Profile,
-    "resources": Resources,
-    "checkpoint": Checkpoint,
-    "batch": Batch,
-    "optimizer": Optimizer,
-    "stopping": Stopping,
-    "start": Start,
-    "target": Target,
-    "prune": Prune,
-    "search": Search,
-    "budget": Budget,
-}
+def _section_at(owner: Any, path: Sequence[Any]) -> Any:
+    """Find the section at a key path below another one; None if there is no section."""
+    for step in path:
+        setting = _keys(owner).get(step)
+        if setting is not None:
+            owner = next(_sections_in(setting.annotation), None)
+    return owner
 
 
-def _owner(path: Sequence[Any]) -> type | None:
-    """Find the dataclass at a key path of the document."""
-    if not path:
-        return Document
-    if path[0] == "models" and len(path) == 2:
-        return ModelEntry
-    if path[0] == "models" and len(path) == 4 and path[2] == "space":
-        return Range
-    if path[0] == "models" and len(path) == 5 and path[3] == "objectives":
-        return Objective
-    return _PARTS.get(str(path[-1]))
+def _keys(section: Any) -> Mapping[Any, FieldInfo]:
+    """Return the keys of a section; none for anything else."""
+    return getattr(section, "__pydantic_fields__", {})
 
 
-def _valid_keys(owner: type | None, wrong: str) -> str:
+def _sections_in(annotation: Any) -> Iterator[Any]:
+    """Yield the sections among the values that an annotation allows."""
+    if _keys(annotation):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections_in(part)
+
+
+def _valid_keys(owner: Any, wrong: str) -> str:
     """List the keys of a section with their defaults; the closest one first."""
     if owner is None:
         return ""
     keys = []
-    for field in dataclass_fields(owner):
-        default = default_of(field)
+    for name, setting in _keys(owner).items():
+        default = setting.get_default(call_default_factory=True)
         plain = isinstance(default, bool | int | float | str | tuple) and default not in ("", ())
-        keys.append(
-            f"{field.name} ({default})" if plain and field.name != "transforms" else field.name
-        )
-    close = difflib.get_close_matches(wrong, [field.name for field in dataclass_fields(owner)], n=1)
+        keys.append(f"{name} ({default})" if plain and name != "transforms" else name)
+    close = difflib.get_close_matches(wrong, _keys(owner), n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     if keys:
         return f"{hint}valid keys: {', '.join(keys)}"

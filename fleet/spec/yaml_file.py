@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 from fleet.errors import SpecError, SpecMistake
-from fleet.spec.fields import default_of
 from fleet.spec.origin import key_path
 from fleet.spec.schema import Document
-from scheduler.base import Delta
 
 
 def dump(document: Document, of_run: bool = False) -> str:
@@ -52,6 +50,8 @@ for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"), list("-+0123456789")
     )
+
+_ANY = TypeAdapter(Any)
 
 # A spec is a page of text, numbers, lists and mappings; anything larger is an attack or an
 # accident.
@@ -175,14 +175,8 @@ def _fault(node: yaml.Node) -> tuple[str, str]:
 
 def plain(value: Any) -> Any:
     """Convert settings to mappings and lists, without default values."""
-    if isinstance(value, Delta):
-        return str(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {
-            setting.name: plain(item)
-            for setting in dataclass_fields(value)
-            if (item := getattr(value, setting.name)) != default_of(setting)
-        }
+    if is_dataclass(value):
+        value = _ANY.dump_python(value, exclude_defaults=True)
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
