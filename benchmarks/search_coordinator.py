@@ -69,7 +69,7 @@ from fleet.runtime.startup.prepare import prepare
 from fleet.runtime.startup.request import Request, StartupTimer
 from fleet.search.controller import make_controller
 from fleet.spec import parse
-from fleet.spec.resolve import with_extreme_networks
+from fleet.spec.entries import with_extreme_networks
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results

@@ -35,7 +35,7 @@ from fleet.monitor.view import NotebookView
 from fleet.runtime.external.command_handler import NetworkEnded
 from fleet.runtime.external.command_queue import CommandQueue
 from fleet.spec.schema import ModelEntry
-from fleet.spec.yaml_file import plain
+from fleet.spec.section import plain
 from fleet.storage.event_log import DatedEvent, RunTail, first_line, read_events
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import find_held_lease

@@ -37,9 +37,9 @@ from fleet.runtime.startup.data import (
 from fleet.runtime.startup.folder import free_disk
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.criteria import check_comparable, target_kinds
+from fleet.spec.entries import variants, with_extreme_networks
 from fleet.spec.fit_checks import Misfit, find_data_misfits, merge_misfits
 from fleet.spec.model import FAMILIES
-from fleet.spec.resolve import variants, with_extreme_networks
 from fleet.storage.event_log import read_run_state
 from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import spec_for_run
@@ -247,7 +247,7 @@ def _misfit(spec: Spec, trial: SmokeTestResult) -> Misfit:
     """Return the problem of a tested network, with its key."""
     network = spec.networks[trial.network]
     if trial.setting:
-        return network, spec.place_of(network, *trial.setting), trial.problem, ""
+        return network, spec.place_of(network.entry, trial.setting), trial.problem, ""
     key = "build" if network.architecture.kind == "import" else "family"
     return network, ("models", network.entry, key), trial.problem, ""
 

@@ -8,7 +8,8 @@ from fleet.domain.events import NetworkAdded
 from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
-from fleet.spec.resolve import invalid_network, placeholder_for, proposed_network, with_entry
+from fleet.spec.entries import invalid_network, placeholder_for, proposed_network
+from fleet.spec.resolve import with_entry
 
 
 def with_added_networks(spec: Spec, run: RunState) -> Spec:

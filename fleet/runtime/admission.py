@@ -18,14 +18,9 @@ from fleet.runtime.startup.memory import plan_memory
 from fleet.search.decisions import AddNetwork
 from fleet.spec import NetworkSpec
 from fleet.spec.criteria import check_comparable, target_kinds
+from fleet.spec.entries import invalid_network, placeholder_for, proposed_network, variants
 from fleet.spec.fit_checks import find_misfits
-from fleet.spec.resolve import (
-    invalid_network,
-    placeholder_for,
-    proposed_network,
-    variants,
-    with_entry,
-)
+from fleet.spec.resolve import with_entry
 from fleet.storage.checkpoint import copy_parent, saved_epochs
 from fleet.storage.quota import Quota
 from fleet.storage.results import Results, known_parameters

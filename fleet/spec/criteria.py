@@ -169,12 +169,12 @@ def check_comparable(
             ),
             [],
         ).append(network)
-    questions: dict[str, list[list[NetworkSpec]]] = {}
+    groups_by_target: dict[str, list[list[NetworkSpec]]] = {}
     for networks_alike in alike.values():
         data = spec.data_by_pipeline.get(networks_alike[0].pipeline, spec.data)
-        questions.setdefault(repr(data.target), []).append(networks_alike)
+        groups_by_target.setdefault(repr(data.target), []).append(networks_alike)
     mistakes = []
-    for groups in questions.values():
+    for groups in groups_by_target.values():
         kinds = kinds_of(groups[0][0])
         possible = [
             kind
@@ -212,6 +212,15 @@ def _weighing(weights: str | Mapping[str, float] | None) -> str | dict[str, floa
     return weights
 
 
+def _by(
+    groups: Iterable[Sequence[NetworkSpec]], key: Callable[[Train], str]
+) -> dict[str, list[Sequence[NetworkSpec]]]:
+    groups_by_key: dict[str, list[Sequence[NetworkSpec]]] = {}
+    for group in groups:
+        groups_by_key.setdefault(key(group[0].train), []).append(group)
+    return groups_by_key
+
+
 @dataclass(frozen=True)
 class _Comparison:
     """Networks with the same target, in groups with equal criteria.
@@ -228,13 +237,11 @@ class _Comparison:
 
     def mistakes(self) -> Iterable[SpecMistake]:
         """Yield the quantities that cannot be compared."""
-        monitors: dict[str, list[Sequence[NetworkSpec]]] = {}
-        for group in self.groups:
-            monitors.setdefault(self._monitor(group[0].train), []).append(group)
+        monitors = _by(self.groups, self._monitor)
         for monitor, groups in monitors.items():
-            if len(measures := self._by(groups, partial(self._measure, monitor=monitor))) > 1:
+            if len(measures := _by(groups, partial(self._measure, monitor=monitor))) > 1:
                 yield self._mistake(
-                    groups[-1][0],
+                    groups,
                     "monitor",
                     (
                         f"{monitor} is not the same for all networks, so it cannot compare them: "
@@ -242,9 +249,9 @@ class _Comparison:
                     ),
                     self._proposal(monitor),
                 )
-            elif len(signs := self._by(groups, partial(self._direction, monitor=monitor))) > 1:
+            elif len(signs := _by(groups, partial(self._direction, monitor=monitor))) > 1:
                 yield self._mistake(
-                    groups[-1][0],
+                    groups,
                     "direction",
                     f"{monitor} has two directions: {self._describe(signs, 'direction')}",
                     "one direction for all networks",
@@ -253,7 +260,7 @@ class _Comparison:
             return
         rule = self.spec.document.prune.rule
         differences = self._describe(monitors, "monitor")
-        losses = self._by(self.groups, partial(self._measure, monitor="val_loss"))
+        losses = _by(self.groups, partial(self._measure, monitor="val_loss"))
         if find_rule(rule).compares:
             yield self.spec.origin.mistake(
                 ("prune", "rule"),
@@ -261,9 +268,8 @@ class _Comparison:
                 "one train.stopping.monitor at the top",
             )
         elif self.kind == "value" and len(losses) > 1:
-            last = list(monitors.values())[-1][0][0]
             yield self._mistake(
-                last,
+                list(monitors.values())[-1],
                 "monitor",
                 (
                     f"networks monitor different metrics and have different losses, so they cannot "
@@ -301,41 +307,33 @@ class _Comparison:
             return loss
         return f"{loss} with class_weights {json.dumps(weights, sort_keys=True)}"
 
-    def _by(
-        self, groups: Iterable[Sequence[NetworkSpec]], key: Callable[[Train], str]
-    ) -> dict[str, list[Sequence[NetworkSpec]]]:
-        groups_by_key: dict[str, list[Sequence[NetworkSpec]]] = {}
-        for group in groups:
-            groups_by_key.setdefault(key(group[0].train), []).append(group)
-        return groups_by_key
-
     def _describe(
         self, groups_by_value: Mapping[str, Sequence[Sequence[NetworkSpec]]], monitor: str
     ) -> str:
         """Describe the differences: values, networks, and lines of the spec."""
-        parts = []
-        for value, groups in list(groups_by_value.items())[:4]:
-            names = listed([network.name for group in groups for network in group])
-            lines = dict.fromkeys(
-                line for group in groups if (line := self._line(group[0], monitor)) is not None
-            )
-            location = f" (line {', '.join(map(str, list(lines)[:3]))})" if lines else ""
-            parts.append(f"{value} for {names}{location}")
-        return ", ".join([*parts, *(["and others"] if len(groups_by_value) > 4 else [])])
-
-    def _line(self, network: NetworkSpec, monitor: str) -> int | None:
-        """Return the line of the setting that makes the difference."""
+        # The key of the setting that makes the difference.
         key = {
             "loss": ("loss",),
             "direction": ("stopping", "direction"),
             "monitor": ("stopping", "monitor"),
         }.get(monitor.removeprefix("val_"), ("metrics",))
-        return self.spec.origin.line(self.spec.place_of(network, "train", *key))
+        parts = []
+        for value, groups in list(groups_by_value.items())[:4]:
+            lines = {
+                self.spec.origin.line(self.spec.place_of(entry, ("train", *key)))
+                for entry in {group[0].entry for group in groups}
+            }
+            known = sorted(line for line in lines if line is not None)[:3]
+            location = f" (line {', '.join(map(str, known))})" if known else ""
+            names = listed([network.name for group in groups for network in group])
+            parts.append(f"{value} for {names}{location}")
+        return ", ".join([*parts, *(["and others"] if len(groups_by_value) > 4 else [])])
 
-    def _mistake(self, network: NetworkSpec, key: str, wrong: str, right: str) -> SpecMistake:
-        return self.spec.origin.mistake(
-            self.spec.place_of(network, "train", "stopping", key), wrong, right
-        )
+    def _mistake(
+        self, groups: Sequence[Sequence[NetworkSpec]], key: str, wrong: str, right: str
+    ) -> SpecMistake:
+        place = self.spec.place_of(groups[-1][0].entry, ("train", "stopping", key))
+        return self.spec.origin.mistake(place, wrong, right)
 
     def _proposal(self, monitor: str) -> str:
         """Suggest a metric to monitor."""

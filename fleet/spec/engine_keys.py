@@ -11,25 +11,33 @@ from fleet.spec.engines import EngineInfo
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.train import Optimizer, Train
 from fleet.vocabulary.measures import SHORT, Direction, MeasureWord, canonical_name, direction_of
-from fleet.vocabulary.schedules import find_missing, find_problems
+from fleet.vocabulary.schedules import find_problems
 
 RATE_OF_0_2 = 0.01  # the default learning rate of every optimizer in version 0.2
 
-# Keys below `train`, what is wrong, what would be right.
-Problem: TypeAlias = tuple[tuple[str, ...], str, str]
+# Key path, what is wrong, what would be right.
+Problem: TypeAlias = tuple[tuple, str, str]
 
 
-def find_unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
-    """Yield the training settings that an engine does not support.
+def find_unknown_words(
+    train: Train, engine: EngineInfo, is_complete: bool = False
+) -> Iterator[Problem]:
+    """Yield the training settings that an engine does not support, by their keys below ``train``.
 
-    A learning rate schedule may be incomplete, see :func:`incomplete_schedule`. An engine that does
-    not learn accepts any name, so that a dry run accepts the spec of every engine.
+    An engine that does not learn accepts any name, so that a dry run accepts the spec of every
+    engine.
+
+    Args:
+        train: the settings.
+        engine: the engine.
+        is_complete: whether these are all settings of a network; otherwise arguments of a learning
+            rate schedule may be missing.
     """
     if not engine.learns:
         return
     words = engine.words
     knows = engine.knows
-    yield from _check_optimizer(train.optimizer, engine)
+    yield from _check_optimizer(train.optimizer, engine, is_complete)
     if train.loss is not None:
         yield from _check_measure(("loss",), train.loss, words.losses, engine)
     for metric in train.metrics:
@@ -62,14 +70,6 @@ def find_unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
             f"the {engine.name} engine cannot start from the weights of a file",
             "leave it out",
         )
-
-
-def incomplete_schedule(train: Train, engine: EngineInfo) -> str:
-    """Describe what a learning rate schedule lacks; empty if it is complete."""
-    rate = train.optimizer.learning_rate
-    if not (isinstance(rate, Mapping) and engine.learns):
-        return ""
-    return find_missing(rate, engine.words.schedules[rate["name"]])
 
 
 def find_direction(train: Train, engine: EngineInfo) -> Direction | None:
@@ -136,7 +136,9 @@ def optimizer_slots(optimizer: Optimizer, engine: EngineInfo) -> int:
     return slots + bool(optimizer.use_ema) + bool(optimizer.amsgrad) + bool(optimizer.centered)
 
 
-def _check_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]:
+def _check_optimizer(
+    optimizer: Optimizer, engine: EngineInfo, is_complete: bool
+) -> Iterator[Problem]:
     name = optimizer.name
     optimizers = engine.words.optimizers
     schedules = engine.words.schedules
@@ -163,7 +165,8 @@ def _check_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Probl
                     engine, "learning rate schedule", name, schedules, can_be_custom=False
                 ),
             )
-        for problem in find_problems(rate, schedules[name]) if name in schedules else ():
+            return
+        for problem in find_problems(rate, schedules[name], is_complete):
             wrong, _, right = problem.partition("; ")
             yield key, wrong, right
 

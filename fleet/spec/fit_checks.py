@@ -120,7 +120,7 @@ def _misfit(
     network: NetworkSpec, spec: Spec, key: str, wrong: str, right: str, *index: int
 ) -> Misfit:
     """Return what is wrong with a setting below ``train``, or with an item of it."""
-    location = (*spec.place_of(network, "train", *key.split(".")), *index)
+    location = (*spec.place_of(network.entry, ("train", *key.split("."))), *index)
     return network, location, f"train.{key}: {wrong}", right
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from fleet.spec.schema import NetworkSpec
-from fleet.spec.yaml_file import plain
+from fleet.spec.section import plain
 
 Plain: TypeAlias = bool | int | float | str
 

@@ -72,7 +72,9 @@ def names_of(
     >>> names_of("net", [{"width": 8}, {"width": 16}], {"net-0": {"width": 16}}, by_values=True)
     ['net-1', 'net-0']
     """
-    digits = {name: match[1] for name in existing if (match := _numbered(stem, name))}
+    digits = {
+        name: digits_in_name for name in existing if (digits_in_name := number_in(name, stem))
+    }
     width = max((len(number) for number in digits.values() if number[0] == "0"), default=1)
     numbers: dict[str, int] = {}
     if by_values:
@@ -92,8 +94,14 @@ def names_of(
     return names
 
 
-def _numbered(stem: str, name: str) -> re.Match[str] | None:
-    return re.fullmatch(rf"{re.escape(stem)}-(\d+)", name)
+def number_in(name: str, stem: str) -> str:
+    """Return the digits of a name that is a stem with a number; empty for another name.
+
+    >>> number_in("net-07", "net"), number_in("net-07-fold1", "net")
+    ('07', '')
+    """
+    match = re.fullmatch(rf"{re.escape(stem)}-(\d+)", name)
+    return match[1] if match else ""
 
 
 def names_in(run: Path) -> DrawnValues:

@@ -7,6 +7,7 @@ explains it: the JSON Schema and ``docs/spec.md`` are generated from there.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 from functools import cached_property
@@ -20,9 +21,9 @@ from fleet.spec import fields as kinds
 from fleet.spec.data import Data, EntryData, pipeline_key
 from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.spec.model import Architecture
-from fleet.spec.origin import Origin, is_below
+from fleet.spec.origin import Origin, is_below, key_path
 from fleet.spec.search import Prune, Search
-from fleet.spec.section import section
+from fleet.spec.section import plain, section
 from fleet.spec.space import Grid, Space, size_of
 from fleet.spec.train import Train
 from scheduler.base import MAX_SLOTS, Options
@@ -91,6 +92,13 @@ class ModelEntry:
     def target(self) -> str:
         """The family, the name in keras.applications, or the import path."""
         return self.family or str(self.build)
+
+    @property
+    def gpu_bounds(self) -> tuple[int, int | None]:
+        """The smallest and largest number of GPUs; None for as many as there are."""
+        if isinstance(self.gpus, tuple):
+            return self.gpus
+        return self.gpus or 1, self.gpus
 
     @property
     def train_overrides(self) -> dict[str, Any]:
@@ -440,25 +448,35 @@ class Spec:
     existing: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     notices: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
-    def place_of(self, network: NetworkSpec, *setting: str) -> tuple:
-        """Return the key path that set a setting of a network.
+    def place_of(self, index: int, path: tuple, wrong: str = "") -> tuple:
+        """Return the key path that set a setting of an entry's networks.
 
-        This is in the space or grid of the network's entry, in the entry, or at the top of the
-        document; for a default value it is the entry.
+        This is in the space or grid of the entry, in the entry, or at the top of the document; for
+        a default value it is the entry.
 
         Args:
-            network: the network.
-            setting: the key path of the setting, such as ``"train", "loss"``.
+            index: index of the entry in ``models``.
+            path: the key path of the setting in the entry, such as ``("train", "loss")``.
+            wrong: what is wrong there; it may name a drawn setting below this one.
         """
-        entry, model = ("models", network.entry), self.document.models[network.entry]
-        dotted = ".".join(setting)
-        for name in network.parameters:
-            if is_below(dotted, name):
-                return (*entry, "space" if model.grid is None else "grid", name)
-        is_own = holds(model.train, setting[1:])
-        if is_own or setting not in self.origin.lines:
-            return (*entry, *setting)
-        return setting
+        entry = self.document.models[index]
+        place = ("models", index, *path)
+        setting = key_path(path).removeprefix("args.")
+        drawn = entry.space or entry.grid or {}
+        causes = [name for name in drawn if is_below(setting, name)]
+        if place not in self.origin.lines:
+            words = re.findall(r"\w+", wrong)
+            causes += [
+                name
+                for name in drawn
+                if is_below(name, setting) and name.rpartition(".")[2] in words
+            ]
+        if causes:
+            return ("models", index, "space" if entry.grid is None else "grid", causes[0])
+        is_own = holds(plain(entry), path)
+        if not is_own and (path in self.origin.lines or holds(plain(self.document), path)):
+            return path
+        return place
 
     @property
     def data_by_pipeline(self) -> dict[str, Data]:  # noqa: D102

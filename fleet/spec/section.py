@@ -1,4 +1,4 @@
-"""Declare the sections of a spec: frozen dataclasses that are validated, and described.
+"""Declare the sections of a spec: frozen dataclasses that are validated, described, and written.
 
 The docstring below a key describes it, as in Sphinx, unless ``Field(description=...)`` does.
 """
@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from itertools import pairwise
 from typing import Any, TypeVar, dataclass_transform
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 T = TypeVar("T")
+
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(Field,))
@@ -26,6 +30,17 @@ def section(owner: type[T]) -> type[T]:
         json_schema_extra=_describe_keys,
     )
     return dataclass(frozen=True, config=config)(owner)  # type: ignore[return-value]
+
+
+def plain(value: Any) -> Any:
+    """Convert settings to mappings and lists, without default values."""
+    if is_dataclass(value):
+        value = _ANY.dump_python(value, exclude_defaults=True)
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
 
 
 def _describe_keys(schema: dict[str, Any], owner: type) -> None:

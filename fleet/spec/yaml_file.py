@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter
 
 from fleet.errors import SpecError, SpecMistake
 from fleet.spec.origin import key_path
 from fleet.spec.schema import Document
+from fleet.spec.section import plain
 
 
 def dump(document: Document, of_run: bool = False) -> str:
@@ -50,8 +49,6 @@ for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"), list("-+0123456789")
     )
-
-_ANY = TypeAdapter(Any)
 
 # A spec is a page of text, numbers, lists and mappings; anything larger is an attack or an
 # accident.
@@ -171,14 +168,3 @@ def _fault(node: yaml.Node) -> tuple[str, str]:
     if isinstance(node, yaml.ScalarNode) and _NO_TEXT.search(node.value):
         return "contains a control character", "printable text"
     return "", ""
-
-
-def plain(value: Any) -> Any:
-    """Convert settings to mappings and lists, without default values."""
-    if is_dataclass(value):
-        value = _ANY.dump_python(value, exclude_defaults=True)
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value

@@ -10,7 +10,7 @@ from fleet.errors import SpecError, UserError
 from fleet.plugins import append_import_path
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.engine_keys import RATE_OF_0_2
-from fleet.spec.resolve import with_extreme_networks
+from fleet.spec.entries import with_extreme_networks
 from fleet.spec.schema import Document
 from fleet.spec.yaml_file import read_yaml
 from fleet.storage.event_log import events_of

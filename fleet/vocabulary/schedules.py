@@ -168,14 +168,16 @@ def required(schedule: Callable[..., float]) -> list[str]:
     ]
 
 
-def find_problems(settings: Mapping[str, Any], schedule: Callable[..., float]) -> list[str]:
-    """Return what is wrong with the settings of a schedule; arguments may be missing.
-
-    An entry of ``models`` may provide the missing ones.
+def find_problems(
+    settings: Mapping[str, Any], schedule: Callable[..., float], is_complete: bool
+) -> list[str]:
+    """Return what is wrong with the settings of a schedule.
 
     Args:
         settings: name and arguments.
         schedule: the function.
+        is_complete: whether arguments may not be missing; otherwise an entry of ``models`` may
+            provide them.
     """
     problems = []
     accepted = arguments_of(schedule)
@@ -202,32 +204,23 @@ def find_problems(settings: Mapping[str, Any], schedule: Callable[..., float]) -
                 f"the argument {argument} of the schedule {name} is {value!r}; it should be a "
                 "number above 0"
             )
-    return problems
-
-
-def find_missing(settings: Mapping[str, Any], schedule: Callable[..., float]) -> str:
-    """Return what :func:`find_problems` accepts but a schedule needs; empty if it is complete.
-
-    Args:
-        settings: name and arguments.
-        schedule: the function.
-    """
-    name = settings["name"]
+    if problems or not is_complete:
+        return problems
     missing = [argument for argument in required(schedule) if argument not in settings]
     if missing:
-        return (
+        problems.append(
             f"the schedule {name} needs the argument {', '.join(missing)}; its arguments are "
-            f"{', '.join(arguments_of(schedule))}"
+            f"{', '.join(accepted)}"
         )
-    if schedule is _piecewise:
+    elif schedule is _piecewise:
         boundaries = settings["boundaries"]
         values = settings["values"]
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
-            return (
+            problems.append(
                 f"the schedule {name} has {len(boundaries)} boundaries and {len(values)} values; "
                 "boundaries should increase, and there should be one value more than boundaries"
             )
-    return ""
+    return problems
 
 
 def _is_of_kind(value: Any, kind: str) -> bool:

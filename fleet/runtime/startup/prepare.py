@@ -41,8 +41,8 @@ from fleet.runtime.startup.past import Past
 from fleet.runtime.startup.request import Request
 from fleet.spec import NetworkSpec, Spec, with_cache
 from fleet.spec.criteria import check_comparable, target_kinds
+from fleet.spec.entries import variants, with_extreme_networks
 from fleet.spec.fit_checks import find_misfits, merge_misfits
-from fleet.spec.resolve import variants, with_extreme_networks
 from fleet.storage.identity import Machine, hash_all_sources
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths

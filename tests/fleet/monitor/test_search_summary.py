@@ -26,7 +26,7 @@ from fleet.monitor.search_summary import (
     rungs_table,
 )
 from fleet.spec import load
-from fleet.spec.resolve import proposed_network
+from fleet.spec.entries import proposed_network
 from fleet.spec.space import Range
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status

@@ -24,7 +24,8 @@ from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.searchers import start_searches
 from fleet.search.calls import make_call as call_searcher
 from fleet.search.controller import make_controller
-from fleet.spec.resolve import invalid_network, proposed_network, with_entry, with_extreme_networks
+from fleet.spec.entries import invalid_network, proposed_network, with_extreme_networks
+from fleet.spec.resolve import with_entry
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
 from scheduler.base import Network, RateTable

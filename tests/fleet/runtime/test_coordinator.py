@@ -22,7 +22,7 @@ from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.searchers import Searchers
 from fleet.search.controller import make_controller
-from fleet.spec.resolve import with_extreme_networks
+from fleet.spec.entries import with_extreme_networks
 from fleet.storage.checkpoint import write_state
 from fleet.storage.event_log import EventLog, read_events
 from fleet.storage.paths import RunPaths

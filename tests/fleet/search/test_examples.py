@@ -10,7 +10,7 @@ from fleet.domain.events import NetworkVerdict
 from fleet.search.calls import AddPriorTrial
 from fleet.search.searcher import TrialOutcome
 from fleet.spec import parse
-from fleet.spec.resolve import proposed_network
+from fleet.spec.entries import proposed_network
 from fleet.spec.space import Range, ends
 from tests.fleet.search.launches import LEARNING_RATE, Launch, run_killed, search_of
 from tests.places import ROOT

@@ -5,8 +5,9 @@ import pytest
 from fleet.errors import SpecError
 from fleet.spec import parse
 from fleet.spec.criteria import SelectionCriterion, check_comparable, ranking_of
+from fleet.spec.entries import variants
 from fleet.spec.measures import LOSS_OF, canonical_loss, describe_unfit
-from fleet.spec.resolve import variants, with_entry
+from fleet.spec.resolve import with_entry
 from fleet.vocabulary.measures import LOSSES
 from tests.refusals import refused
 

@@ -6,8 +6,8 @@ import pytest
 
 from fleet.errors import SpecError, UserError
 from fleet.spec import load, parse
+from fleet.spec.entries import proposed_network
 from fleet.spec.fit_checks import training_bytes
-from fleet.spec.resolve import proposed_network
 from tests.refusals import refused
 
 COSINE = {"name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 100}

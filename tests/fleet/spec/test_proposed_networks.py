@@ -6,8 +6,8 @@ import pytest
 
 from fleet.errors import UserError
 from fleet.spec import parse
+from fleet.spec.entries import proposed_network
 from fleet.spec.model import Architecture
-from fleet.spec.resolve import proposed_network
 from tests.refusals import refused
 
 SPEC = {
