@@ -1,9 +1,12 @@
 """What all packages share: the error for bad input, and words of messages.
 
-It imports nothing, so each package that uses it is still usable alone.
+It imports no other module of theirs, so each package that uses it is still usable alone.
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class InputError(ValueError):
@@ -26,3 +29,16 @@ def in_one_line(text: object) -> str:
     'two lines'
     """
     return " ".join(str(text).split())
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """Return a hint at the names that are close to a word, in any case; empty without any.
+
+    >>> did_you_mean("resnt", ["ResNet", "cnn"]), did_you_mean("vgg", ["ResNet", "cnn"])
+    (' (did you mean ResNet?)', '')
+    """
+    by_lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=3)
+    if close:
+        return f" (did you mean {', '.join(by_lower[name] for name in close)}?)"
+    return ""

@@ -6,13 +6,12 @@ paths, too, and code of users is imported by :mod:`preprocess.user_code`.
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from importlib import import_module
 from typing import Any
 
-from launch.errors import InputError, in_one_line
+from launch.errors import InputError, did_you_mean, in_one_line
 from preprocess.base import format_exception
 from preprocess.user_code import import_user_module
 
@@ -44,8 +43,7 @@ def import_object(path: str, role: str, form: str = "module:function") -> Any:
         raise InputError(f"{role} {path!r}: cannot import {module_name!r}: {reason}") from error
     imported = getattr(module, name, None)
     if imported is None:
-        close = difflib.get_close_matches(name, dir(module))
-        hint = f" (did you mean {', '.join(close)}?)" if close else ""
+        hint = did_you_mean(name, dir(module))
         raise InputError(f"{role} {path!r}: module {module_name!r} has no {name!r}{hint}")
     return imported
 

@@ -38,7 +38,7 @@ from fleet.runtime.startup.folder import free_disk
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.criteria import check_comparable, target_kinds
 from fleet.spec.entries import variants, with_extreme_networks
-from fleet.spec.fit_checks import Misfit, find_data_misfits, merge_misfits
+from fleet.spec.fit_checks import Misfit, find_misfits, merge_misfits
 from fleet.spec.model import FAMILIES
 from fleet.storage.event_log import read_run_state
 from fleet.storage.paths import RunPaths
@@ -143,7 +143,7 @@ def _check(path: str, steps: bool) -> _CheckResult:
     all_networks = dataclasses.replace(spec, networks=(*spec.networks, *variants(written)))
     mistakes += merge_misfits(
         spec,
-        find_data_misfits(
+        find_misfits(
             all_networks,
             opened.sample,
             opened.epoch_samples,

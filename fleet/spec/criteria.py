@@ -323,8 +323,8 @@ class _Comparison:
                 self.spec.origin.line(self.spec.place_of(entry, ("train", *key)))
                 for entry in {group[0].entry for group in groups}
             }
-            known = sorted(line for line in lines if line is not None)[:3]
-            location = f" (line {', '.join(map(str, known))})" if known else ""
+            numbers = sorted(line for line in lines if line is not None)[:3]
+            location = f" (line {', '.join(map(str, numbers))})" if numbers else ""
             names = listed([network.name for group in groups for network in group])
             parts.append(f"{value} for {names}{location}")
         return ", ".join([*parts, *(["and others"] if len(groups_by_value) > 4 else [])])
@@ -332,8 +332,8 @@ class _Comparison:
     def _mistake(
         self, groups: Sequence[Sequence[NetworkSpec]], key: str, wrong: str, right: str
     ) -> SpecMistake:
-        place = self.spec.place_of(groups[-1][0].entry, ("train", "stopping", key))
-        return self.spec.origin.mistake(place, wrong, right)
+        location = self.spec.place_of(groups[-1][0].entry, ("train", "stopping", key))
+        return self.spec.origin.mistake(location, wrong, right)
 
     def _proposal(self, monitor: str) -> str:
         """Suggest a metric to monitor."""

@@ -96,9 +96,7 @@ class Data:
     """Transforms of each sample, in order: names, with parameters if they have any, and import
     paths of your own functions.
     """
-    shared_memory: kinds.Size = Field(
-        default=2 * 10**9, json_schema_extra=kinds.default_text("2GB")
-    )
+    shared_memory: kinds.Size = Field(default=2 * 10**9, json_schema_extra={"default": "2GB"})
     """Memory on each node for prepared samples, like 2GB. It limits how far apart networks that
     share a stream can be.
     """
@@ -123,11 +121,11 @@ class Data:
     samples then travel uncropped. A scale at the end always runs in the engine.
     """
     data_timeout: Annotated[kinds.Duration, Field(gt=0)] = Field(
-        default=1800.0, json_schema_extra=kinds.default_text("30min")
+        default=1800.0, json_schema_extra={"default": "30min"}
     )
     """How long the run waits for a sample before it ends with an error, like 30min."""
     max_unreadable: Annotated[kinds.Share, Field(ge=0, le=1)] = Field(
-        default=0.01, json_schema_extra=kinds.default_text("1%")
+        default=0.01, json_schema_extra={"default": "1%"}
     )
     """Largest share of unreadable samples, like 1%. Such samples are left out and reported; if
     there are more, the run ends.

@@ -14,9 +14,9 @@ from fleet.spec.engines import ENGINES, find_engine
 from fleet.spec.entries import attempt, engine_of, merged
 from fleet.spec.measures import FIELDS, label_of
 from fleet.spec.naming import is_name, rule_of
-from fleet.spec.schema import OPTION_OF, Document, ModelEntry, holds, policy_of_keys
+from fleet.spec.schema import OPTION_OF, Document, ModelEntry, policy_of_keys
 from fleet.spec.search import NETWORK_OBJECTIVES, Prune, find_rule
-from fleet.spec.space import contradictions
+from fleet.spec.space import contradictions, holds
 from launch.errors import InputError
 from preprocess.source import SOURCES
 from preprocess.transforms import parse_transforms

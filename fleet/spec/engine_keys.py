@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TypeAlias
@@ -12,6 +11,7 @@ from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.train import Optimizer, Train
 from fleet.vocabulary.measures import SHORT, Direction, MeasureWord, canonical_name, direction_of
 from fleet.vocabulary.schedules import find_problems
+from launch.errors import did_you_mean
 
 RATE_OF_0_2 = 0.01  # the default learning rate of every optimizer in version 0.2
 
@@ -218,14 +218,11 @@ def _describe_unknown(
         can_be_custom: whether an import path can replace a name.
     """
     wrong = f"the {engine.name} engine has no {noun} {name!r}"
-    near = {candidate.lower(): candidate for candidate in (*names, *short)}
-    close = [near[candidate] for candidate in difflib.get_close_matches(name.lower(), near, n=3)]
-    if close:
+    hint = did_you_mean(name, (*names, *short))
+    if hint:
         right = "use a name that the engine has"
     else:
         right = f"it has {', '.join(names) or 'none by name'}"
     if can_be_custom and engine.knows.own:
-        hint = ", or an import path module:function"
-    else:
-        hint = ""
-    return wrong + (f" (did you mean {', '.join(close)}?)" if close else ""), right + hint
+        right += ", or an import path module:function"
+    return wrong + hint, right

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from fleet.spec.engines import ENGINES
 from fleet.spec.model import APPLICATIONS, FAMILIES, application_names
@@ -36,11 +36,6 @@ IMPORT_PATH = {
     "pattern": r"^[^\s:]+:[^\s:]+$",
     "examples": ["module:function"],
 }
-
-
-def default_text(default: str) -> dict[str, JsonValue]:
-    """Return the default as users write it, for the JSON Schema."""
-    return {"default": default}
 
 
 @dataclass(frozen=True)
@@ -78,14 +73,9 @@ def _written(notation: Notation, **bounds: float) -> OneOf:
     return OneOf(lambda: [dict(text), number] if notation.has_bare_numbers else [dict(text)])
 
 
-def _checked(parse: Callable[[Any], object]) -> BeforeValidator:
-    """Return a validator that parses a value and keeps it as written."""
-
-    def check(value: Any) -> Any:
-        parse(value)
-        return value
-
-    return BeforeValidator(check)
+def _check_transform(item: Any) -> Any:
+    parse_transform(item)
+    return item
 
 
 def _no_flag(value: Any) -> Any:
@@ -174,5 +164,5 @@ TrackItem = Annotated[
     ),
 ]
 TransformItem = Annotated[
-    str | dict[str, Any], _checked(parse_transform), WithJsonSchema(item_schema())
+    str | dict[str, Any], BeforeValidator(_check_transform), WithJsonSchema(item_schema())
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeAlias
@@ -24,41 +25,38 @@ LARGEST_GPU = 500 * 10**9
 Misfit: TypeAlias = tuple[NetworkSpec, tuple, str, str]
 
 
-def find_data_misfits(
-    spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
+def find_misfits(
+    spec: Spec,
+    sample: SampleSpec,
+    samples: int,
+    is_validated: bool,
+    trainers: float = math.inf,
 ) -> list[Misfit]:
-    """Find networks that cannot be trained on this data.
+    """Find networks that cannot be trained on this data or with these trainers.
 
     Args:
         spec: the spec of the networks.
         sample: the shape and target of the samples.
         samples: number of training samples.
         is_validated: whether there is validation data.
+        trainers: number of trainers, if it is known.
     """
-    return [
+    misfits = [
         misfit
         for network in spec.networks
         for misfit in _misfits(network, spec, sample, samples, is_validated)
     ]
-
-
-def find_misfits(
-    spec: Spec, sample: SampleSpec, samples: int, is_validated: bool, trainers: int
-) -> list[Misfit]:
-    """Find networks that cannot be trained on this data or with these trainers."""
-    return [
-        *find_data_misfits(spec, sample, samples, is_validated),
-        *(
-            (
-                network,
-                ("models", network.entry, "gpus"),
-                f"gpus: needs at least {network.min_gpus} trainers, but there are {trainers}",
-                "start more ranks",
-            )
-            for network in spec.networks
-            if network.min_gpus > trainers
-        ),
+    misfits += [
+        (
+            network,
+            ("models", network.entry, "gpus"),
+            f"gpus: needs at least {network.min_gpus} trainers, but there are {trainers}",
+            "start more ranks",
+        )
+        for network in spec.networks
+        if network.min_gpus > trainers
     ]
+    return misfits
 
 
 def _misfits(

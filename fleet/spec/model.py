@@ -14,13 +14,12 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
-import difflib
 import importlib.util
 import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
@@ -32,7 +31,7 @@ from fleet.errors import FleetError, UserError
 from fleet.plugins import load_object
 from fleet.spec.engines import EngineInfo
 from fleet.spec.section import section
-from launch.errors import pluralize
+from launch.errors import did_you_mean, pluralize
 from preprocess.import_path import import_function
 from preprocess.user_code import UserCode
 
@@ -209,7 +208,7 @@ def check_target(target: str, applications: str = APPLICATIONS) -> None:
         else:
             problem = f"{target!r} is not a family"
         raise UserError(
-            f"{problem}{_close(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}"
+            f"{problem}{did_you_mean(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}"
         )
 
 
@@ -278,8 +277,7 @@ def _check_import(path: str) -> None:
     if spec.origin and spec.origin.endswith(".py"):
         names = _top_level_names(Path(spec.origin))
         if names is not None and function not in names and not _is_made_by_importing(path):
-            close = difflib.get_close_matches(function, sorted(names), n=3)
-            hint = f" (did you mean {', '.join(close)}?)" if close else ""
+            hint = did_you_mean(function, sorted(names))
             raise UserError(f"build: {path}: {spec.origin} has no function {function!r}{hint}")
 
 
@@ -381,14 +379,6 @@ def wrapping_errors(
 
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")  # Keras prints some messages in bold
-
-
-def _close(word: str, names: Iterable[str]) -> str:
-    by_lower = {name.lower(): name for name in names}
-    matches = difflib.get_close_matches(word.lower(), by_lower, n=3)
-    if matches:
-        return f" (did you mean {', '.join(by_lower[match] for match in matches)}?)"
-    return ""
 
 
 # --- consequences of the settings ----------------------------------------------------------

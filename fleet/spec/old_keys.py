@@ -77,6 +77,7 @@ def _sections() -> dict[str, dict[str, _OldKey]]:
 
 
 _SECTIONS = _sections()
+_MADE_IN_CODE = Origin()
 
 
 @dataclass
@@ -91,7 +92,7 @@ class Translation:
         renamed: key path, as the user wrote it -> the new name of its last key.
     """
 
-    origin: Origin = field(default_factory=Origin)
+    origin: Origin
     content: Any = None
     notices: dict[str, str] = field(default_factory=dict)
     mistakes: list[SpecMistake] = field(default_factory=list)
@@ -186,15 +187,16 @@ class Translation:
         self.notices.setdefault(old, f"note: {location}{renaming_notice(old, new)}")
 
 
-def with_new_keys(content: Any, origin: Origin) -> Translation:
-    """Translate a spec from old keys to new ones.
+def with_new_keys(content: Any, origin: Origin = _MADE_IN_CODE, section: str = "") -> Translation:
+    """Translate a spec, or a part of one, from old keys to new ones.
 
     Args:
         content: the content of a spec's file; it is not changed.
         origin: the place where it was read.
+        section: the dotted key path of the part in new keys, such as ``models`` for an entry.
     """
     translation = Translation(origin)
-    translation.content = translation.translate(content)
+    translation.content = translation.translate(content, section=section)
     renamed = translation.renamed
     lines = {
         tuple(renamed.get(path[: depth + 1], step) for depth, step in enumerate(path)): line
@@ -204,26 +206,13 @@ def with_new_keys(content: Any, origin: Origin) -> Translation:
     return translation
 
 
-def entry_with_new_keys(entry: Any, origin: Origin) -> Translation:
-    """Translate an entry of ``models``."""
-    translation = Translation(origin)
-    translation.content = translation.translate(entry, section="models")
-    return translation
-
-
 def values_with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return recorded values of a space, possibly of an older version, under their new names.
 
     >>> values_with_new_names({"width": 8, "train.converge.target": 0.9})
     {'width': 8, 'train.stopping.stop_at': 0.9}
     """
-    translated: dict[str, Any] = Translation().translate(values, section="models.space")
-    return translated
-
-
-def search_with_new_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded settings of a search in new keys."""
-    translated: dict[str, Any] = Translation().translate(settings, section="search")
+    translated: dict[str, Any] = with_new_keys(values, section="models.space").content
     return translated
 
 

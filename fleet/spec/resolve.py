@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import SpecError
+from fleet.plugins import append_import_path
 from fleet.spec.criteria import check_comparable, target_kinds_of_spec
 from fleet.spec.document_checks import find_document_problems, find_objective_problems
 from fleet.spec.engine_keys import Problem
@@ -25,7 +25,7 @@ from fleet.spec.entries import networks_of, variants
 from fleet.spec.fit_checks import find_unfit_measures, merge_misfits
 from fleet.spec.mistakes import explain
 from fleet.spec.naming import names_in, number_in
-from fleet.spec.old_keys import entry_with_new_keys, with_new_keys
+from fleet.spec.old_keys import with_new_keys
 from fleet.spec.origin import Origin
 from fleet.spec.schema import Document, ModelEntry, NetworkSpec, Spec
 from fleet.spec.section import plain
@@ -54,9 +54,7 @@ def load(path: str | Path, run: Path | None = None, **keys: Any) -> Spec:
 
 def allow_imports_beside(path: str | Path) -> None:
     """Allow imports of modules in the folder of a spec."""
-    folder = str(Path(path).absolute().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    append_import_path(str(Path(path).absolute().parent))
 
 
 def parse(content: Document | Mapping[str, Any]) -> Spec:
@@ -187,7 +185,7 @@ def with_entry(
     """
     mistake = Origin("entry").mistake
     if isinstance(content, Mapping):
-        translation = entry_with_new_keys(plain(content), Origin("entry"))
+        translation = with_new_keys(plain(content), Origin("entry"), "models")
         if translation.mistakes:
             raise SpecError(translation.mistakes)
         content = translation.content

@@ -24,7 +24,7 @@ from fleet.spec.model import Architecture
 from fleet.spec.origin import Origin, is_below, key_path
 from fleet.spec.search import Prune, Search
 from fleet.spec.section import plain, section
-from fleet.spec.space import Grid, Space, size_of
+from fleet.spec.space import Grid, Space, holds, size_of
 from fleet.spec.train import Train
 from scheduler.base import MAX_SLOTS, Options
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, default_policy
@@ -165,7 +165,7 @@ class Schedule:
     )
     pace_tolerance: kinds.PaceTolerance = Field(
         default=Options().delta,
-        json_schema_extra=kinds.default_text(str(Options().delta)),
+        json_schema_extra={"default": str(Options().delta)},
         description=(
             "How much slower than the fastest network the others of a flotilla may be: a share of "
             "its rate, like 15%, or samples per second, like 20/s. " + _read_by("delta")
@@ -173,7 +173,7 @@ class Schedule:
     )
     round_end_share: Annotated[kinds.Share, Field(gt=0, le=1)] = Field(
         default=0.8,
-        json_schema_extra=kinds.default_text("80%"),
+        json_schema_extra={"default": "80%"},
         description=(
             "A round ends when less than this share of the GPUs train, like 80%. "
             + _read_by("alpha")
@@ -217,11 +217,11 @@ class Profile:
     warm-up.
     """
     seconds: Annotated[kinds.Duration, Field(gt=0)] = Field(
-        default=30.0, json_schema_extra=kinds.default_text("30s")
+        default=30.0, json_schema_extra={"default": "30s"}
     )
     """Time limit of one measurement, like 30s. Up to half of it may be warm-up."""
     spread: Annotated[kinds.Share, Field(ge=0, le=1)] = Field(
-        default=0.01, json_schema_extra=kinds.default_text("1%")
+        default=0.01, json_schema_extra={"default": "1%"}
     )
     """A measurement ends early once the standard error of the rate is at most this share of the
     rate, like 1%. 0: it never ends early.
@@ -460,11 +460,11 @@ class Spec:
             wrong: what is wrong there; it may name a drawn setting below this one.
         """
         entry = self.document.models[index]
-        place = ("models", index, *path)
+        own_path = ("models", index, *path)
         setting = key_path(path).removeprefix("args.")
         drawn = entry.space or entry.grid or {}
         causes = [name for name in drawn if is_below(setting, name)]
-        if place not in self.origin.lines:
+        if own_path not in self.origin.lines:
             words = re.findall(r"\w+", wrong)
             causes += [
                 name
@@ -476,7 +476,7 @@ class Spec:
         is_own = holds(plain(entry), path)
         if not is_own and (path in self.origin.lines or holds(plain(self.document), path)):
             return path
-        return place
+        return own_path
 
     @property
     def data_by_pipeline(self) -> dict[str, Data]:  # noqa: D102
@@ -559,15 +559,6 @@ class Spec:
     def by_name(self) -> dict[str, NetworkSpec]:
         """The networks by name."""
         return {network.name: network for network in self.networks}
-
-
-def holds(settings: Any, path: tuple[str, ...]) -> bool:
-    """Return True if nested settings contain a path."""
-    for step in path:
-        if not isinstance(settings, Mapping) or step not in settings:
-            return False
-        settings = settings[step]
-    return True
 
 
 def with_output(spec: Spec, output: str | Path) -> Spec:

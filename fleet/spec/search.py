@@ -19,7 +19,6 @@ from fleet.spec.fields import (
     Duration,
     OneOf,
     Positive,
-    default_text,
 )
 from fleet.spec.old_keys import new_prune_key
 from fleet.spec.section import section
@@ -119,7 +118,7 @@ class Search:
     seed: Annotated[int, Field(ge=0), NO_FLAG] = 0
     """Seed of the sampler's random choices."""
     timeout: Annotated[Duration, Field(gt=0)] = Field(
-        default=60.0, json_schema_extra=default_text("1min")
+        default=60.0, json_schema_extra={"default": "1min"}
     )
     """Time limit for one call of the sampler. Networks keep training during the call; a network at
     the end of an epoch waits for the answer. A sampler that takes longer is not called again in

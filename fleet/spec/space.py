@@ -303,17 +303,17 @@ def contradictions(dimensions: Mapping[str, Range | Sequence[Any]]) -> Iterator[
             if above == name or not is_below(name, above) or isinstance(choices, Range):
                 continue
             path = name.removeprefix(f"{above}.").split(".")
-            if any(_has(choice, path) for choice in choices):
+            if any(holds(choice, path) for choice in choices):
                 yield name, above
 
 
-def _has(value: Any, path: Sequence[str]) -> bool:
-    """Return True if a choice has a value at a path."""
-    for word in path:
-        if isinstance(value, list | tuple) and _is_index(word, value):
-            value = value[int(word)]
-        elif isinstance(value, Mapping) and word in value:
-            value = value[word]
+def holds(settings: Any, path: Sequence[Any]) -> bool:
+    """Return True if nested settings have a value at a path, of keys and indices."""
+    for step in path:
+        if isinstance(settings, list | tuple) and _is_index(str(step), settings):
+            settings = settings[int(step)]
+        elif isinstance(settings, Mapping) and step in settings:
+            settings = settings[step]
         else:
             return False
     return True

@@ -320,7 +320,7 @@ class Train:
     thread, which is slower.
     """
     build_timeout: Annotated[kinds.Duration, Field(gt=0)] = Field(
-        default=300.0, json_schema_extra=kinds.default_text("5min")
+        default=300.0, json_schema_extra={"default": "5min"}
     )
     """Time limit for building the network, like 5min. In fleet check it also applies to the
     training step and to the export. A network that takes longer fails.

@@ -10,8 +10,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from fleet.domain.json_record import JsonRecord, Micro, Milli, OmitDefault
 from fleet.domain.network import EvaluationResult, Outcome
-from fleet.spec.old_keys import entry_with_new_keys
-from fleet.spec.origin import Origin
+from fleet.spec.old_keys import with_new_keys
 from fleet.units import parse_delta
 from scheduler.base import Cluster, Delta
 
@@ -213,7 +212,7 @@ class CommandReceived(JsonRecord, word="command"):
 
     def __post_init__(self) -> None:
         if self.do == "add":
-            entry = entry_with_new_keys(self.given, Origin()).content
+            entry = with_new_keys(self.given, section="models").content
             object.__setattr__(self, "given", entry)
 
 

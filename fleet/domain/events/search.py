@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fleet.domain.json_record import JsonRecord, OmitDefault
 from fleet.domain.network import Score
-from fleet.spec.old_keys import search_with_new_keys, values_with_new_names
+from fleet.spec.old_keys import values_with_new_names, with_new_keys
 from launch.errors import pluralize
 
 USER = "user"  # the judge in verdicts by commands
@@ -80,7 +80,7 @@ class SearcherStarted(JsonRecord, word="searcher"):
     knows: Annotated[bool, OmitDefault] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "settings", search_with_new_keys(self.settings))
+        object.__setattr__(self, "settings", with_new_keys(self.settings, section="search").content)
 
 
 class EarlierRunRead(JsonRecord, word="earlier"):
