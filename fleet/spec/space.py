@@ -308,7 +308,11 @@ def contradictions(dimensions: Mapping[str, Range | Sequence[Any]]) -> Iterator[
 
 
 def holds(settings: Any, path: Sequence[Any]) -> bool:
-    """Return True if nested settings have a value at a path, of keys and indices."""
+    """Return True if nested settings have a value at a path, of keys and indices.
+
+    >>> holds({"metrics": ["AUC"]}, ("metrics", 0)), holds({"metrics": ["AUC"]}, ("loss",))
+    (True, False)
+    """
     for step in path:
         if isinstance(settings, list | tuple) and _is_index(str(step), settings):
             settings = settings[int(step)]

@@ -106,6 +106,31 @@ def test_incomplete_schedule_is_reported_once(tmp_path):
     assert (mistake.line, mistake.key) == (4, "train.optimizer.learning_rate")
 
 
+def test_incomplete_schedule_of_a_search_is_refused():
+    entry = {"space": {"train.batch.size": [8, 16]}, "search": {"max_trials": 2}}
+    message = refusal_of({"name": "CosineDecay", "decay_steps": 3}, **entry)
+    assert "spec: train.optimizer.learning_rate: the schedule CosineDecay needs" in message
+
+
+def test_schedule_of_a_search_may_be_completed_by_its_space():
+    parse(
+        {
+            "models": [
+                {
+                    "family": "softmax",
+                    "space": {"train.optimizer.learning_rate.decay_steps": [3, 5]},
+                    "search": {"max_trials": 2},
+                }
+            ],
+            "train": {
+                "optimizer": {
+                    "learning_rate": {"name": "CosineDecay", "initial_learning_rate": 0.1}
+                }
+            },
+        }
+    )
+
+
 # ---- custom engines ------------------------------------------------------------------------------
 
 ROWS = """

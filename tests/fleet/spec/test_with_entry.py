@@ -81,3 +81,8 @@ def test_with_entry_draws_again_at_the_same_position():
 def test_with_entry_refuses_invalid_entries(content, message):
     with refused(SpecError, message):
         with_entry(SPEC, content, ["a"])
+
+
+def test_with_entry_refuses_a_batch_that_no_policy_chooses():
+    with pytest.raises(SpecError, match=r"entry: train\.batch\.size: the policy adaptive cannot"):
+        with_entry(SPEC, {"family": "cnn", "train": {"batch": {"size": [8, 16]}}}, [])
