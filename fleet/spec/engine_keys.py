@@ -92,38 +92,30 @@ def find_direction(train: Train, engine: EngineInfo) -> Direction | None:
     return word.better
 
 
-def with_direction(train: Train, engine: EngineInfo) -> Train:
-    """Return the settings with the direction of a metric that only the engine knows."""
-    stopping = train.stopping
-    direction = find_direction(train, engine)
-    if (
-        direction is None
-        or stopping.direction is not None
-        or direction_of(stopping.metric) is not None
-    ):
-        return train
-    return replace(train, stopping=replace(stopping, direction=direction))
-
-
-def with_rate(train: Train, engine: EngineInfo, defaults: str) -> Train:
-    """Return the settings with the optimizer's default learning rate if none is given.
+def with_engine_defaults(train: Train, engine: EngineInfo, defaults: str) -> Train:
+    """Return the settings with what only the engine knows.
 
     Args:
         train: the training settings.
-        engine: the engine that knows the defaults of its optimizers.
+        engine: the engine that knows the direction of its metrics and the default learning rates
+            of its optimizers.
         defaults: the version of FLEET whose defaults apply.
 
     Returns:
-        The settings with a learning rate; without one if the optimizer is a custom function.
+        The settings with a direction and a learning rate; without a learning rate if none is given
+        and the optimizer is a custom function.
     """
+    stopping = train.stopping
+    if stopping.direction is None and direction_of(stopping.metric) is None:
+        stopping = replace(stopping, direction=find_direction(train, engine))
     optimizer = train.optimizer
-    if optimizer.learning_rate is not None:
-        return train
-    word = engine.words.optimizers.get(optimizer.name)
-    rate = None if word is None else word.learning_rate
-    if defaults == "0.2":
-        rate = RATE_OF_0_2
-    return replace(train, optimizer=replace(optimizer, learning_rate=rate))
+    if optimizer.learning_rate is None:
+        word = engine.words.optimizers.get(optimizer.name)
+        rate = None if word is None else word.learning_rate
+        if defaults == "0.2":
+            rate = RATE_OF_0_2
+        optimizer = replace(optimizer, learning_rate=rate)
+    return replace(train, stopping=stopping, optimizer=optimizer)
 
 
 def optimizer_slots(optimizer: Optimizer, engine: EngineInfo) -> int:

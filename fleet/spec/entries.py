@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import UserError
 from fleet.plugins import find_policy
-from fleet.spec.engine_keys import Problem, find_unknown_words, with_direction, with_rate
+from fleet.spec.engine_keys import Problem, find_unknown_words, with_engine_defaults
 from fleet.spec.engines import EngineInfo, find_engine
 from fleet.spec.mistakes import explain
 from fleet.spec.model import (
@@ -282,7 +282,7 @@ def _train(
     ]
     if problems:
         raise _SettingsError(problems)
-    return with_rate(with_direction(train, engine), engine, document.defaults)
+    return with_engine_defaults(train, engine, document.defaults)
 
 
 def _batch_problems(document: Document, entry: ModelEntry, train: Train) -> Iterator[Problem]:
