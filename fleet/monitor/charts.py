@@ -12,7 +12,8 @@ from fleet.domain.network import EpochRecord
 from fleet.monitor.report import RunReport
 from fleet.monitor.search_summary import SearchReport, SearchTrial, coordinate_of
 from fleet.spec.space import Dimension, Range
-from fleet.storage.results import Status, short_names
+from fleet.storage.leaderboard import short_names
+from fleet.storage.results import Status
 from launch.errors import pluralize
 from scheduler.simulation.ensemble import Stint
 

@@ -33,7 +33,8 @@ from fleet.monitor.search_summary import (
 )
 from fleet.prediction.ensembles import TABLE_NOTE, TABLE_TITLE, make_table
 from fleet.storage.files import atomic_write
-from fleet.storage.results import Status, short_names
+from fleet.storage.leaderboard import short_names
+from fleet.storage.results import Status
 from fleet.units import format_duration
 from launch.errors import pluralize
 

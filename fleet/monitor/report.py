@@ -26,6 +26,7 @@ from fleet.monitor.search_summary import (
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.spec import Spec
 from fleet.spec.model import one_line
+from fleet.storage import leaderboard
 from fleet.storage import results as table
 from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import load_run_spec
@@ -187,7 +188,7 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
     It shows the best networks; the others, and drawn parameters without a column, are in
     ``results.csv``.
     """
-    headers, lines = table.leaderboard(rows)
+    headers, lines = leaderboard.leaderboard(rows)
     notes = []
     omitted = table.without_fold_means(rows[MAX_ROWS:])
     counts = Counter(str(row.status) for row in omitted)
@@ -198,10 +199,10 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
             f"These are the best {total - len(omitted)} of {total} networks. See results.csv for "
             f"all; not shown: {left_out}."
         )
-    more = table.varied_parameters(rows)[table.SHOWN_PARAMETERS :]
+    more = leaderboard.varied_parameters(rows)[leaderboard.SHOWN_PARAMETERS :]
     if more:
         notes.append(
-            f"Networks also differ in {', '.join(table.short_names(more))}: see `drawn` in "
+            f"Networks also differ in {', '.join(leaderboard.short_names(more))}: see `drawn` in "
             "results.csv."
         )
     return headers, lines[:MAX_ROWS], " ".join(notes)

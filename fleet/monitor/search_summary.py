@@ -19,13 +19,8 @@ from fleet.spec.hyperparameters import flatten
 from fleet.spec.search import Search
 from fleet.spec.space import Dimension, Range, Space
 from fleet.spec.train import Stopping
-from fleet.storage.results import (
-    NetworkResult,
-    Status,
-    network_facts,
-    short_names,
-    without_fold_means,
-)
+from fleet.storage.leaderboard import short_names
+from fleet.storage.results import NetworkResult, Status, network_facts, without_fold_means
 from fleet.terminal import brief
 from fleet.units import listed
 from launch.errors import pluralize

@@ -14,8 +14,9 @@ from fleet.errors import UserError
 from fleet.monitor.charts import make_charts
 from fleet.monitor.html import render
 from fleet.monitor.report import MAX_ROWS, best_rows, read_report
+from fleet.storage.leaderboard import leaderboard
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Status, leaderboard
+from fleet.storage.results import Status
 from tests.fleet.logs import LOG, START, as_lines, as_text, epoch, write_sample_run
 from tests.places import ROOT
 from tests.refusals import refused

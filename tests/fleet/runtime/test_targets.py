@@ -11,7 +11,8 @@ from fleet.errors import ExitStatus, UserError
 from fleet.runtime.replay import compare, largest_difference
 from fleet.storage.checkpoint import find_newest
 from fleet.storage.event_log import events_of
-from fleet.storage.results import leaderboard, read_results
+from fleet.storage.leaderboard import leaderboard
+from fleet.storage.results import read_results
 from launch.errors import InputError
 from preprocess.base import RandomAccess, UnreadableSample
 from preprocess.target import TargetSpec

@@ -17,9 +17,10 @@ from fleet.errors import UserError
 from fleet.monitor.report import best_rows
 from fleet.storage.checkpoint import read_history, write_history, write_state
 from fleet.storage.files import WriteThrottle, atomic_write
+from fleet.storage.leaderboard import leaderboard
 from fleet.storage.paths import RunPaths
 from fleet.storage.recovery import recover
-from fleet.storage.results import NetworkResult, Status, leaderboard, read_results
+from fleet.storage.results import NetworkResult, Status, read_results
 from tests.examples import examples
 from tests.fakes import Clock
 from tests.fleet.histories import apply_status, history, record, results_of, spec

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import ExitStatus
-from fleet.storage.results import Status, leaderboard, read_results
+from fleet.storage.leaderboard import leaderboard
+from fleet.storage.results import Status, read_results
 from tests.fleet.runtime.one_run.runner import Case, Runner, cases, few
 
 
