@@ -9,8 +9,32 @@ import difflib
 from collections.abc import Iterable
 
 
+def encode_name(text: str) -> bytes:
+    """Encode a name as the file system does, whatever bytes it holds."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # a surrogate that encodes no byte
+        return text.encode(errors="backslashreplace")
+
+
+def printable(text: str) -> str:
+    r"""Make a name writable as UTF-8; bytes that are not UTF-8 become ``\xNN``.
+
+    >>> printable("caf\udce9.png"), printable("café.png")
+    ('caf\\xe9.png', 'café.png')
+    """
+    return encode_name(text).decode(errors="backslashreplace")
+
+
 class InputError(ValueError):
-    """Unusable input from a user, a file or a batch system; the message says what is expected."""
+    """Unusable input from a user, a file or a batch system; the message says what is expected.
+
+    Args:
+        message: may quote names of files, whose bytes need not be UTF-8.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
 
 def pluralize(number: int, noun: str) -> str:

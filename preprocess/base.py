@@ -19,24 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from launch.errors import InputError
-
-
-def printable(text: str) -> str:
-    r"""Make a name writable as UTF-8; bytes that are not UTF-8 become ``\xNN``.
-
-    >>> printable("caf\udce9.png"), printable("café.png")
-    ('caf\\xe9.png', 'café.png')
-    """
-    return encode_name(text).decode(errors="backslashreplace")
-
-
-def encode_name(text: str) -> bytes:
-    """Encode a name as the file system does, whatever bytes it holds."""
-    try:
-        return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # a surrogate that encodes no byte
-        return text.encode(errors="backslashreplace")
+from launch.errors import InputError, printable
 
 
 def normalize_name(name: str) -> str:

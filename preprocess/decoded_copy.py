@@ -12,8 +12,8 @@ from typing import NamedTuple, cast
 import h5py
 import numpy as np
 
-from launch.errors import InputError
-from preprocess.base import DataSet, Source, UnreadableSample, encode_name
+from launch.errors import InputError, encode_name
+from preprocess.base import DataSet, Source, UnreadableSample
 from preprocess.chain import split_scale, split_transforms
 from preprocess.packing import Progress, write_hdf5
 from preprocess.pipeline import Pipeline

@@ -23,8 +23,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from launch.errors import InputError, pluralize
-from preprocess.base import Source, UnreadableSample, encode_name, format_exception, read_input
+from launch.errors import InputError, encode_name, pluralize
+from preprocess.base import Source, UnreadableSample, format_exception, read_input
 from preprocess.target import Kind, TargetWish, is_mask, plain_targets, target_of
 
 FULL_READ_BYTES = 256 << 20  # up to so many bytes of data, all content is read

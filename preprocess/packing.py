@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from launch.errors import InputError, pluralize
-from preprocess.base import CannotWrite, Source, UnreadableSample, printable, read_input
+from launch.errors import InputError, pluralize, printable
+from preprocess.base import CannotWrite, Source, UnreadableSample, read_input
 from preprocess.files.deferred_errors import DeferredErrorFile
 from preprocess.pipeline import Pipeline
 from preprocess.sample import wire_dtype

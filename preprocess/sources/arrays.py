@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.errors import InputError
-from preprocess.base import Source, printable
+from launch.errors import InputError, printable
+from preprocess.base import Source
 from preprocess.files.npz import ArrayPlace, member_names
 from preprocess.fingerprint import SampleIds, describe_rows, identify_by_content
 from preprocess.sources.masks import Masks, PixelClasses

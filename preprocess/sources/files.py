@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.errors import InputError
-from preprocess.base import printable
+from launch.errors import InputError, printable
 from preprocess.files.npz import ArrayPlace
 from preprocess.sources.image_folder import EXTENSIONS, FilePerSample, find_images
 

@@ -28,8 +28,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from launch.errors import InputError
-from preprocess.base import UnreadableSample, and_more, printable
+from launch.errors import InputError, printable
+from preprocess.base import UnreadableSample, and_more
 from preprocess.fingerprint import SampleIds, describe_rows, hash_each, identify_by_content
 from preprocess.sources.arrays import Opened, open_splits
 from preprocess.sources.hdf5_file import decode_text, find_member, open_file, wrapping_errors

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.errors import InputError, pluralize
-from preprocess.base import RandomAccess, Source, and_more, printable
+from launch.errors import InputError, pluralize, printable
+from preprocess.base import RandomAccess, Source, and_more
 from preprocess.fingerprint import SampleIds, identify_files
 from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import TargetedSource

@@ -23,12 +23,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from launch.errors import InputError, pluralize
+from launch.errors import InputError, encode_name, pluralize
 from preprocess.base import (
     ORDER,
     UnreadableImage,
     UnreadableSample,
-    encode_name,
     printable,
     rng_for,
 )

@@ -20,8 +20,8 @@ from functools import cached_property
 
 import numpy as np
 
-from launch.errors import InputError, pluralize
-from preprocess.base import RandomAccess, and_more, normalize_name, printable
+from launch.errors import InputError, pluralize, printable
+from preprocess.base import RandomAccess, and_more, normalize_name
 from preprocess.sources.masks import Masks
 from preprocess.target import Kind, TargetSpec, TargetWish
 

@@ -97,7 +97,7 @@ def test_every_optimizer_takes_a_step(name):
 def test_make_optimizer_passes_parameters_to_keras():
     optimizer = build(
         {"name": "RMSprop", "learning_rate": 0.01, "rho": 0.8, "centered": True, "clipvalue": 0.5}
-    )._optimizer
+    ).optimizer
     assert (optimizer.rho, optimizer.centered, optimizer.clipvalue) == (0.8, True, 0.5)
 
 
@@ -164,7 +164,7 @@ def test_scalable_rate_follows_batch_in_same_graph(learning_rate):
         ]
     )
     plain = build({"learning_rate": 4 * second})
-    for variable, value in zip(plain._model.trainable_variables, before, strict=True):
+    for variable, value in zip(plain.model.trainable_variables, before, strict=True):
         variable.assign(value)
     take_step(plain, inputs, labels, 48)
     expected = np.concatenate(
@@ -194,7 +194,7 @@ def test_evaluate_uses_running_means_of_weights():
     for actual, expected in zip(weights_of(trainable), before, strict=True):
         np.testing.assert_array_equal(actual, expected)  # training continues from its weights
     plain = build({"learning_rate": 0.5})
-    for variable, value in zip(plain._model.trainable_variables, means, strict=True):
+    for variable, value in zip(plain.model.trainable_variables, means, strict=True):
         variable.assign(value)
     assert totals.loss == pytest.approx(plain.evaluate(*samples()).loss, rel=1e-4)
 

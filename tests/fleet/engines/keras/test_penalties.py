@@ -198,7 +198,7 @@ def fitted(model, counts=None):
     """Return the weights after training with Keras' own loop."""
     import keras
 
-    plain = build(model, SingleRankGroup())._model
+    plain = build(model, SingleRankGroup()).model
     plain.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
     for _ in range(EPOCHS):
         for first in range(0, ROWS, BATCH):
@@ -285,15 +285,15 @@ def test_several_steps_have_penalties_of_each_batch():
 def test_sums_over_rows_leaves_model_unchanged():
     from fleet.engines.keras.penalties import sums_over_rows
 
-    model = build("of_a_model", SingleRankGroup())._model
+    model = build("of_a_model", SingleRankGroup()).model
     before = [np.array(variable.numpy()) for variable in model.variables]
     assert sums_over_rows(model, (6,)) == (True,)
     assert all(
         np.array_equal(value, variable)
         for value, variable in zip(before, model.variables, strict=True)
     )
-    assert not any(sums_over_rows(build("of_a_mean", SingleRankGroup())._model, (6,)))
-    assert sums_over_rows(build("activities", SingleRankGroup())._model, (6,)) == ()
+    assert not any(sums_over_rows(build("of_a_mean", SingleRankGroup()).model, (6,)))
+    assert sums_over_rows(build("activities", SingleRankGroup()).model, (6,)) == ()
 
 
 def test_loss_that_is_neither_sum_nor_mean_warns():

@@ -87,7 +87,7 @@ def test_load_pretrained_reads_exports_and_keras_files(built, tmp_path, entry, e
     if ending == "keras":
         first.export(first.state(), tmp_path / "best.keras")
     else:
-        first._model.save_weights(tmp_path / "best.weights.h5")
+        first.model.save_weights(tmp_path / "best.weights.h5")
     second = built(entry, seed=1)
     second.load_pretrained(tmp_path / f"best.{ending}", ())
     assert have_equal_weights(second, first)
