@@ -155,6 +155,7 @@ def _data(data: Data, samples: int, real: int, largest: int, sample: SampleSpec)
     return Data(
         source="builtin:noise",
         validation=None,
+        folds=data.folds,
         transforms=(),
         order=data.order,
         shards=data.shards,

@@ -53,6 +53,15 @@ def test_dry_run_epoch_has_fewer_samples_and_longer_steps():
     )
 
 
+def test_dry_run_networks_have_the_names_of_folds():
+    models = [{"family": "softmax", "name": "flat"}]
+    spec = parse({"models": models, "data": {"source": "builtin:digits", "folds": 3}})
+    rates = estimated_rates(spec, SAMPLE, 4)
+    document = make_dry_run(spec, rates, Cluster.of(4, 4), 10.0, 2, SAMPLE).document
+    assert document.data.folds == 3
+    assert [network.name for network in rates.models] == ["flat-fold0", "flat-fold1", "flat-fold2"]
+
+
 def test_dry_run_takes_30_s_unless_machine_is_too_slow():
     assert rehearsed().scale == pytest.approx(30 / 10_000)
     many = {
