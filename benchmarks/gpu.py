@@ -115,10 +115,10 @@ import numpy as np
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import make_engine
 from fleet.spec import parse
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 spec = parse({"models": [{"family": "resnet", "args": json.loads(sys.argv[1])}],
               "resources": {"engine": sys.argv[2]}})
-sample = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5))
+sample = SampleSpec(ArraySpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5))
 engine = make_engine(spec, sample, None, 0, 1)
 warnings, rates = [], {}
 """
@@ -173,9 +173,9 @@ import tensorflow as tf
 from fleet.engines.base import EngineContext, Slot
 from fleet.engines.keras.engine import configure_device
 from fleet.spec import Resources
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 slot = Slot(1, 2, memory_mib=int(sys.argv[1]))
-sample = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 2)
+sample = SampleSpec(ArraySpec((1, 1, 1), "uint8"), 2)
 configure_device(EngineContext(sample, Resources(), trainers=2, slot=slot))
 held, mib = [], 0
 try:
@@ -192,9 +192,9 @@ import torch
 from fleet.engines.base import EngineContext, Slot
 from fleet.engines.torch.engine import configure_device
 from fleet.spec import Resources
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 slot = Slot(1, 2, memory_mib=int(sys.argv[1]))
-sample = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 2)
+sample = SampleSpec(ArraySpec((1, 1, 1), "uint8"), 2)
 device = configure_device(EngineContext(sample, Resources(), trainers=2, slot=slot))
 held, mib = [], 0
 try:

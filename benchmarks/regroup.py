@@ -30,9 +30,9 @@ from fleet.engines.registry import make_engine
 from fleet.spec import Spec, parse
 from fleet.storage.checkpoint import read_state, write_state
 from fleet.terminal import print_table
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 
-SAMPLE = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5))
+SAMPLE = SampleSpec(ArraySpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5))
 SIZES, BATCH = (1, 2, 4, 2, 1), 64
 
 
@@ -46,7 +46,7 @@ class Bench:
         self.path = path
         self.trainable: Trainable | None = None
         random = np.random.default_rng(0)
-        self.images = random.integers(0, 256, (BATCH, *SAMPLE.image.shape), np.uint8)
+        self.images = random.integers(0, 256, (BATCH, *SAMPLE.input.shape), np.uint8)
         self.labels = random.integers(0, SAMPLE.classes, BATCH)
 
     def share(self, group: Group, trainable: Trainable) -> None:

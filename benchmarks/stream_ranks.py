@@ -143,7 +143,7 @@ def run(world: World, job: Job) -> Outcome:
         ),
     )
     layout = plan_layout(
-        pipeline.sample.image, pipeline.samples, job.window, job.batch, job.readers
+        pipeline.sample.input, pipeline.samples, job.window, job.batch, job.readers
     )
     name = f"fleet-benchmark-{world.broadcast_value(os.getpid() if world.rank == 0 else None)}"
     window = Window(layout, name, create=True) if world.rank == 0 else None
@@ -159,7 +159,7 @@ def run(world: World, job: Job) -> Outcome:
     outcomes = world.allgather((times, work))
     world.finish()
     return Outcome(
-        layout.image.nbytes,
+        layout.array.nbytes,
         [reads for reads, _ in outcomes if reads],
         [work for _, work in outcomes if work],
     )
@@ -200,12 +200,12 @@ def read(world: World, roles: Roles, window: Window, pipeline: Pipeline, job: Jo
     group = world.group([world.rank], world.rank)
     stream.join(0)
     world.allgather(None)
-    private = np.empty((job.batch, *pipeline.sample.image.shape), job.dtype)
+    private = np.empty((job.batch, *pipeline.sample.input.shape), job.dtype)
 
     def batches() -> Iterator[None]:
         for epoch in itertools.count():
             for batch in stream.batches(Epoch(epoch), 0, job.batch, group):
-                take(batch.images, private, pipeline.sample.affine)
+                take(batch.inputs, private, pipeline.sample.affine)
                 yield
 
     times = record(batches(), job.seconds)

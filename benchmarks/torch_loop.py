@@ -91,7 +91,7 @@ def make_fleet_step(
     """Return a step of the engine on this rank of a group."""
     from fleet.engines.registry import make_engine
     from fleet.spec import parse
-    from preprocess.sample import Affine, ImageSpec, SampleSpec
+    from preprocess.sample import Affine, ArraySpec, SampleSpec
 
     filters, dense, side, batch, _ = SIZES[settings]
     spec = parse(
@@ -104,7 +104,7 @@ def make_fleet_step(
             },
         }
     )
-    sample = SampleSpec(ImageSpec((side, side, 3), "uint8"), 10, Affine(0.5, 0.5))
+    sample = SampleSpec(ArraySpec((side, side, 3), "uint8"), 10, Affine(0.5, 0.5))
     network = make_engine(spec, sample, None, 0, group.size).build(spec.networks[0], group)
     return lambda images, labels: network.step(images, labels, batch * group.size)
 

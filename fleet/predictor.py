@@ -113,11 +113,11 @@ class Predictor:
             return columns[0]
         return None
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
         """Predict from prepared inputs, such as :meth:`prepare` yields.
 
         Args:
-            images: (n, ...) inputs with the shape of :attr:`sample`; images have values of 0 to
+            inputs: (n, ...) inputs with the shape of :attr:`sample`; images have values of 0 to
                 255.
 
         Returns:
@@ -127,13 +127,13 @@ class Predictor:
         Raises:
             UserError: the inputs have another shape.
         """
-        images = np.asarray(images)
-        if images.shape[1:] != self.sample.image.shape:
+        inputs = np.asarray(inputs)
+        if inputs.shape[1:] != self.sample.input.shape:
             raise UserError(
-                f"the inputs have shape {images.shape}; these networks take (n, "
-                f"{', '.join(map(str, self.sample.image.shape))})"
+                f"the inputs have shape {inputs.shape}; these networks take (n, "
+                f"{', '.join(map(str, self.sample.input.shape))})"
             )
-        return self._ensemble.predict(images)
+        return self._ensemble.predict(inputs)
 
     def is_table(self, file: str | Path) -> bool:
         """Return True if a file is read as a table of features or, like in the run, of files."""
@@ -158,9 +158,9 @@ class Predictor:
         """
         names = []
         predicted = []
-        for batch_names, images in self.prepare(files):
+        for batch_names, inputs in self.prepare(files):
             names += batch_names
-            predicted.append(self.predict(images))
+            predicted.append(self.predict(inputs))
         if not names:
             raise UserError("no inputs to predict from; name images, tables or .npy files")
         return names, np.concatenate(predicted)
@@ -179,15 +179,15 @@ class Predictor:
             for first in range(0, len(source), _BATCH):
                 batch = range(first, min(first + _BATCH, len(source)))
                 try:
-                    images = [
+                    inputs = [
                         pipeline.augment_checked(
                             pipeline.prepare(index), index, 0, training=False
-                        ).image
+                        ).input
                         for index in batch
                     ]
                 except UnreadableSample as error:
                     raise UserError(str(error)) from error
-                yield [source.name(index) for index in batch], np.stack(images)
+                yield [source.name(index) for index in batch], np.stack(inputs)
 
     def _sources(self, files: Sequence[str | Path]) -> Iterator[NamedFiles | NamedRows | NewRows]:
         """Yield the sources of files; consecutive images are one source."""
@@ -203,7 +203,7 @@ class Predictor:
                 continue
             for file in group:
                 if self._columns is not None and self.is_table(file):
-                    yield NewRows(str(file), self._columns, self.sample.image.size)
+                    yield NewRows(str(file), self._columns, self.sample.input.size)
                 else:
                     yield NamedRows(file)
 
@@ -229,10 +229,10 @@ class Predictor:
             transforms and isinstance(transforms[0], Decode)
         ):
             return transforms
-        shape = self.sample.image.shape
+        shape = self.sample.input.shape
         if len(shape) != 3 or shape[2] not in (1, 3):
             raise UserError(
-                f"{source.name(0)}: these networks take {self.sample.image}, not images; name .npy "
+                f"{source.name(0)}: these networks take {self.sample.input}, not images; name .npy "
                 "files with such rows"
             )
         return (Decode("L" if shape[2] == 1 else "RGB"), *transforms)
@@ -262,7 +262,7 @@ def _columns_of(paths: RunPaths, spec: Spec, feed: str, sample: SampleSpec) -> C
     The names of inputs are empty if they are unknown: for arrays, and in runs of earlier versions.
     """
     columns = read_columns(paths)
-    if columns is not None or len(sample.image.shape) != 1:
+    if columns is not None or len(sample.input.shape) != 1:
         return columns
     if spec.data_by_pipeline[feed].source != "table":
         return Columns((), False, ())

@@ -31,11 +31,11 @@ class PreparedSample(NamedTuple):
     """The arrays that transforms work on.
 
     Attributes:
-        image: the input: (height, width, channels), or an array of any other shape.
+        input: the input: (height, width, channels), or an array of any other shape.
         mask: (height, width) integers if targets are masks; else None.
     """
 
-    image: np.ndarray
+    input: np.ndarray
     mask: np.ndarray | None = None
 
 
@@ -148,7 +148,7 @@ class Chain:
     def augment_batch(
         self,
         kernels: Any,
-        images: np.ndarray | Sequence[np.ndarray],
+        inputs: np.ndarray | Sequence[np.ndarray],
         masks: np.ndarray | Sequence[np.ndarray] | None,
         indices: np.ndarray,
         epoch: int,
@@ -158,7 +158,7 @@ class Chain:
 
         Args:
             kernels: the module :mod:`preprocess.kernels`.
-            images: (k, ...), of what :meth:`prepare` returned.
+            inputs: (k, ...), of what :meth:`prepare` returned.
             masks: (k, height, width); None without masks.
             indices: (k,) integers, the samples.
             epoch: the epoch of the stream.
@@ -172,7 +172,7 @@ class Chain:
         return apply_batch(
             self._varying,
             kernels,
-            np.asarray(images),
+            np.asarray(inputs),
             None if masks is None else np.asarray(masks),
             void,
             self._seed,
@@ -205,22 +205,22 @@ class Chain:
 
     def _fix(self, data: bytes | np.ndarray, mask: np.ndarray | None) -> PreparedSample:
         transforms = self._fixed
-        image = data
-        if isinstance(image, np.ndarray):
-            image = _as_numbers(image, self.is_precise)
+        array = data
+        if isinstance(array, np.ndarray):
+            array = _as_numbers(array, self.is_precise)
         if transforms and isinstance(transforms[0], Decode | PackedVariants):
-            image = transforms[0].apply(image)
+            array = transforms[0].apply(array)
             transforms = transforms[1:]
-        if isinstance(image, bytes):
+        if isinstance(array, bytes):
             raise InputError(
                 "transforms: the source holds encoded image files, so the first must be decode"
             )
-        if mask is not None and mask.shape != image.shape[:2]:
+        if mask is not None and mask.shape != array.shape[:2]:
             raise UnreadableImage(
-                f"is {' x '.join(map(str, image.shape[:2]))} pixels, and its mask "
+                f"is {' x '.join(map(str, array.shape[:2]))} pixels, and its mask "
                 f"{' x '.join(map(str, mask.shape))}"
             )
-        return self._apply(transforms, PreparedSample(image, mask), self._random.generator, True)
+        return self._apply(transforms, PreparedSample(array, mask), self._random.generator, True)
 
     def _apply(
         self,
@@ -229,15 +229,15 @@ class Chain:
         rng: np.random.Generator,
         training: bool,
     ) -> PreparedSample:
-        image = sample.image
+        array = sample.input
         if self._masks is None or sample.mask is None:
             for transform in transforms:
-                image = transform.apply(image, rng, training)
-            return PreparedSample(image)
+                array = transform.apply(array, rng, training)
+            return PreparedSample(array)
         mask = Mask(sample.mask, self._masks.void)
         for transform in transforms:
-            image, mask = transform.apply_with_mask(image, mask, rng, training)
-        return PreparedSample(image, mask.pixels)
+            array, mask = transform.apply_with_mask(array, mask, rng, training)
+        return PreparedSample(array, mask.pixels)
 
 
 def user_code_of(source: Any) -> UserCode | None:

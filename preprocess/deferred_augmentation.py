@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from preprocess.sample import CROP_BYTES, ImageSpec, SampleSpec, wire_dtype
+from preprocess.sample import CROP_BYTES, ArraySpec, SampleSpec, wire_dtype
 
 
 def pack_rows(images: np.ndarray, places: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -38,7 +38,7 @@ def pack_rows(images: np.ndarray, places: np.ndarray, out: np.ndarray | None = N
     return rows
 
 
-def unpack_rows(rows: np.ndarray, image: ImageSpec) -> tuple[np.ndarray, np.ndarray]:
+def unpack_rows(rows: np.ndarray, image: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
     """Split rows into images and crops.
 
     Args:
@@ -66,8 +66,8 @@ def finished(rows: np.ndarray, sample: SampleSpec) -> np.ndarray:
     if sample.deferred_input is None:
         return rows
     images, places = unpack_rows(rows, sample.deferred_input)
-    height, width = sample.image.shape[:2]
-    result = np.empty((len(rows), *sample.image.shape), sample.image.dtype)
+    height, width = sample.input.shape[:2]
+    result = np.empty((len(rows), *sample.input.shape), sample.input.dtype)
     for image, target, (top, left, flip_y, flip_x) in zip(
         images, result, places.tolist(), strict=True
     ):

@@ -112,7 +112,7 @@ def compute_standardization(
         usable = pipeline.sample.target.is_usable(targets)
         for number in np.unique(number_of[indices][usable]).tolist():
             rows = inputs[usable & (number_of[indices] == number)]
-            added = Moments.of(rows.reshape(-1, how.features(pipeline.sample.image.shape)))
+            added = Moments.of(rows.reshape(-1, how.features(pipeline.sample.input.shape)))
             if number in moments:
                 added = moments[number] + added
             moments[number] = added

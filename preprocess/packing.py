@@ -172,7 +172,7 @@ def _create_inputs(
 ) -> h5py.Dataset:
     """Create the data set of the inputs, all like the first."""
     if isinstance(data, Pipeline):
-        if data.is_random or data.sample.affine or data.sample.image.dtype != "uint8":
+        if data.is_random or data.sample.affine or data.sample.input.dtype != "uint8":
             raise InputError(
                 "only transforms that are not random and end in uint8 can be done beforehand"
             )

@@ -15,7 +15,7 @@ from preprocess.batches import BatchWork
 from preprocess.chain import Chain, PreparedSample
 from preprocess.lazy_numba import NUMBA
 from preprocess.probe import infer_sample_spec
-from preprocess.sample import ImageSpec, SampleSpec, wire_dtype
+from preprocess.sample import ArraySpec, SampleSpec, wire_dtype
 from preprocess.target import TargetReader, TargetSpec
 from preprocess.transforms import Transform
 from preprocess.transforms.on_device import set_device_input
@@ -118,12 +118,12 @@ class Pipeline(Chain):
         return self._check(self.augment(sample, index, epoch, training), index)
 
     def _check(self, sample: PreparedSample, index: int) -> PreparedSample:
-        image = sample.image
-        is_double = self.is_precise and image.dtype.kind == "f"
-        if image.shape != self._shape or not (is_double or wire_dtype(image.dtype) == self._dtype):
+        array = sample.input
+        is_double = self.is_precise and array.dtype.kind == "f"
+        if array.shape != self._shape or not (is_double or wire_dtype(array.dtype) == self._dtype):
             raise UnreadableSample(
                 self.source.name(index),
-                f"is {ImageSpec.of(image)}; the others are {self.sample.wire}",
+                f"is {ArraySpec.of(array)}; the others are {self.sample.wire}",
             )
         return sample
 
@@ -131,7 +131,7 @@ class Pipeline(Chain):
         self,
         indices: Iterable[int],
         epoch: int,
-        images: np.ndarray,
+        inputs: np.ndarray,
         targets: np.ndarray,
         training: bool = True,
     ) -> list[UnreadableSample]:
@@ -140,7 +140,7 @@ class Pipeline(Chain):
         Args:
             indices: k samples of the source.
             epoch: the epoch of the stream.
-            images: (k, ...) of the input's shape and dtype, overwritten.
+            inputs: (k, ...) of the input's shape and dtype, overwritten.
             targets: (k,) of the target's dtype ``wire``, overwritten.
             training: False for evaluation: no randomness, center crops.
 
@@ -152,7 +152,7 @@ class Pipeline(Chain):
             return self._load_each(
                 indices,
                 lambda index: self._make(index, epoch, training),
-                images,
+                inputs,
                 targets,
                 self._target,
             )
@@ -162,19 +162,19 @@ class Pipeline(Chain):
             batches = dict[object, tuple[np.ndarray, list[int], list[np.ndarray | None]]]()
             for position, index in enumerate(rows[first : first + _BLOCK].tolist(), first):
                 try:
-                    image, mask = self.prepare(index)
+                    array, mask = self.prepare(index)
                     kind = (
-                        (image.shape, image.dtype),
+                        (array.shape, array.dtype),
                         None if mask is None else (mask.shape, mask.dtype),
                     )
                     if kind not in batches:
                         batches[kind] = self._room.of(*kind[0]), [], []
                     room, positions, masks = batches[kind]
-                    room[len(positions)] = image
+                    room[len(positions)] = array
                     positions.append(position)
                     masks.append(mask)
                 except UnreadableSample as error:
-                    bad.append(self._left_out(error, position, images, targets, self._target))
+                    bad.append(self._left_out(error, position, inputs, targets, self._target))
             for room, positions, masks in batches.values():
                 bad += self._vary(
                     room[: len(positions)],
@@ -182,7 +182,7 @@ class Pipeline(Chain):
                     np.array(positions),
                     rows,
                     epoch,
-                    images,
+                    inputs,
                     targets,
                     training,
                 )
@@ -205,19 +205,19 @@ class Pipeline(Chain):
                 NUMBA.add_slow_time(time.perf_counter() - began)
 
     def load_stored(
-        self, indices: Iterable[int], images: np.ndarray, targets: np.ndarray
+        self, indices: Iterable[int], inputs: np.ndarray, targets: np.ndarray
     ) -> list[UnreadableSample]:
         """Read samples and apply the fixed transforms: what a stored sample set holds.
 
         Args:
             indices: k samples of the source.
-            images: (k, ...) of the stored shape and dtype, overwritten.
+            inputs: (k, ...) of the stored shape and dtype, overwritten.
             targets: (k,) of the stored target's dtype ``wire``, overwritten.
 
         Returns:
             The unusable samples, each with its position.
         """
-        return self._load_each(indices, self.prepare, images, targets, self.sample.stored_target)
+        return self._load_each(indices, self.prepare, inputs, targets, self.sample.stored_target)
 
     def augment_stored(
         self,
@@ -225,7 +225,7 @@ class Pipeline(Chain):
         stored_targets: np.ndarray,
         indices: np.ndarray,
         epoch: int,
-        images: np.ndarray,
+        inputs: np.ndarray,
         targets: np.ndarray,
         training: bool = True,
     ) -> list[UnreadableSample]:
@@ -238,7 +238,7 @@ class Pipeline(Chain):
             stored_targets: (k,), as :meth:`load_stored` wrote them.
             indices: (k,) integers, the samples.
             epoch: see :meth:`load`.
-            images: see :meth:`load`.
+            inputs: see :meth:`load`.
             targets: see :meth:`load`.
             training: see :meth:`load`.
 
@@ -247,7 +247,7 @@ class Pipeline(Chain):
         """
         stored = self.select_slice(stored)
         if not self.is_random:
-            images[:], targets[:] = stored, self.convert_targets(stored_targets, indices)
+            inputs[:], targets[:] = stored, self.convert_targets(stored_targets, indices)
             return []
         target = self._carried
         usable = target.is_usable(stored_targets)
@@ -256,7 +256,7 @@ class Pipeline(Chain):
         else:
             masks = None
         for position in np.flatnonzero(~usable).tolist():
-            images[position] = 0
+            inputs[position] = 0
             self._target.mark_unusable(targets, position)
 
         positions = np.flatnonzero(usable)
@@ -264,7 +264,7 @@ class Pipeline(Chain):
             stored = stored[positions]
             if masks is not None:
                 masks = masks[positions]
-        return self._vary(stored, masks, positions, indices, epoch, images, targets, training)
+        return self._vary(stored, masks, positions, indices, epoch, inputs, targets, training)
 
     def _vary(
         self,
@@ -273,7 +273,7 @@ class Pipeline(Chain):
         positions: np.ndarray,
         indices: np.ndarray,
         epoch: int,
-        images: np.ndarray,
+        inputs: np.ndarray,
         targets: np.ndarray,
         training: bool,
     ) -> list[UnreadableSample]:
@@ -282,7 +282,7 @@ class Pipeline(Chain):
         Args:
             prepared: (m, ...), the prepared samples ``indices[positions]``.
             masks: (m, height, width); None without masks.
-            positions: (m,) integers, where they go in ``images`` and ``targets``.
+            positions: (m,) integers, where they go in ``inputs`` and ``targets``.
         """
         kernels = self._kernels
         began = time.perf_counter()
@@ -292,7 +292,7 @@ class Pipeline(Chain):
                 kernels, prepared, masks, indices[positions], epoch, training
             )
             if batch[1] == self.varying_count and self._take(
-                batch[0], positions, indices, images, targets
+                batch[0], positions, indices, inputs, targets
             ):
                 return []
         bad = []
@@ -311,9 +311,9 @@ class Pipeline(Chain):
                     sample = self.finish_sample(batch, row, index, epoch, training)
                 self._check(sample, index)
                 self._reader.write(targets, position, index, sample.mask)
-                images[position] = sample.image
+                inputs[position] = sample.input
             except UnreadableSample as error:
-                bad.append(self._left_out(error, position, images, targets, self._target))
+                bad.append(self._left_out(error, position, inputs, targets, self._target))
         if kernels is None:
             NUMBA.add_slow_time(time.perf_counter() - began)
         return bad
@@ -323,7 +323,7 @@ class Pipeline(Chain):
         work: BatchWork,
         positions: np.ndarray,
         indices: np.ndarray,
-        images: np.ndarray,
+        inputs: np.ndarray,
         targets: np.ndarray,
     ) -> bool:
         """Write a finished batch to its positions; return False if its form is wrong."""
@@ -332,10 +332,10 @@ class Pipeline(Chain):
             and (work.size, work.masks.dtype) != (self._target.shape, self._target.dtype)
         ):
             return False
-        is_all = len(positions) == len(images)
-        work.apply_pending(images if is_all else None)
+        is_all = len(positions) == len(inputs)
+        work.apply_pending(inputs if is_all else None)
         if not is_all:
-            images[positions] = work.images
+            inputs[positions] = work.images
         self._reader.write_all(targets, positions, indices[positions], work.masks)
         return True
 
@@ -374,7 +374,7 @@ class Pipeline(Chain):
         self,
         indices: Iterable[int],
         make: Callable[[int], PreparedSample],
-        images: np.ndarray,
+        inputs: np.ndarray,
         targets: np.ndarray,
         spec: TargetSpec,
     ) -> list[UnreadableSample]:
@@ -385,29 +385,29 @@ class Pipeline(Chain):
         bad = []
         for position, index in enumerate(map(int, indices)):
             try:
-                image, mask = make(index)
-                if image.shape != images.shape[1:]:
+                array, mask = make(index)
+                if array.shape != inputs.shape[1:]:
                     raise UnreadableSample(
                         self.source.name(index),
-                        f"is {ImageSpec.of(image)}; the others are "
-                        f"{' x '.join(map(str, images.shape[1:]))}",
+                        f"is {ArraySpec.of(array)}; the others are "
+                        f"{' x '.join(map(str, inputs.shape[1:]))}",
                     )
                 reader.write(targets, position, index, mask)
-                images[position] = image
+                inputs[position] = array
             except UnreadableSample as error:
-                bad.append(self._left_out(error, position, images, targets, spec))
+                bad.append(self._left_out(error, position, inputs, targets, spec))
         return bad
 
     @staticmethod
     def _left_out(
         error: UnreadableSample,
         position: int,
-        images: np.ndarray,
+        inputs: np.ndarray,
         targets: np.ndarray,
         spec: TargetSpec,
     ) -> UnreadableSample:
         """Zero and mark a sample that cannot be used."""
         error.position = position
-        images[position] = 0
+        inputs[position] = 0
         spec.mark_unusable(targets, position)
         return error

@@ -19,7 +19,7 @@ from launch.errors import InputError, pluralize
 from preprocess.base import Source, UnreadableImage, UnreadableSample
 from preprocess.chain import Chain
 from preprocess.decode import count_bits_used
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.target import plain_targets, target_of
 from preprocess.transforms import Transform
 from preprocess.transforms.color import Standardize
@@ -37,10 +37,10 @@ class _ProbedSample:
 
     name: str
     stored: np.ndarray  # up to the first random transform
-    image: np.ndarray  # after all transforms
+    input: np.ndarray  # after all transforms
     mask: np.ndarray | None  # its mask after all transforms
     fixed_s: float  # seconds up to `stored`
-    varying_s: float  # seconds from there to `image`
+    varying_s: float  # seconds from there to `input`
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SampleProbe:
     """
 
     sample: SampleSpec
-    stored: ImageSpec | None
+    stored: ArraySpec | None
     not_stored_reason: str
     is_raw: bool
     fixed_s: float
@@ -120,15 +120,15 @@ def probe_samples(
     counting = _BitCountingSource(source)
     chain = Chain(cast(Source, counting), transforms, seed, fixed)
     probed = _probe_usable(chain)
-    image = _common_image_spec(probed)
-    is_picture = image.dtype == "uint8" and len(image.shape) == 3
+    array = _common_array_spec(probed)
+    is_picture = array.dtype == "uint8" and len(array.shape) == 3
     if is_picture and transforms and isinstance(transforms[-1], Standardize):
         raise InputError(
             "transforms: standardize is for tables and arrays of other numbers, and samples are "
-            f"{image}, images; use scale instead"
+            f"{array}, images; use scale instead"
         )
     if chain.affine is not None:
-        chain.affine.check(image.shape[-1] if image.shape else 1)
+        chain.affine.check(array.shape[-1] if array.shape else 1)
     target = replace(target_of(source), names=())
     if target.kind == "value":
         center = np.mean(plain_targets(source), axis=0, dtype=np.float64)
@@ -137,10 +137,10 @@ def probe_samples(
         target = replace(target, size=_common_mask_size(probed))
     stored, not_stored_reason = _common_stored_spec(probed, chain)
     if chain.is_precise:
-        image = image.as_float64()
+        array = array.as_float64()
         if stored is not None:
             stored = stored.as_float64()
-    sample = SampleSpec(image, target.outputs, chain.affine, None, target)
+    sample = SampleSpec(array, target.outputs, chain.affine, None, target)
     if deferred is not None:
         sample = _with_device_augmentation(sample, deferred, probed[0].name)
     return SampleProbe(
@@ -224,11 +224,11 @@ def _probe_usable(chain: Chain) -> list[_ProbedSample]:
                 began = time.perf_counter()
                 prepared = chain.prepare(index)
                 prepared_at = time.perf_counter()
-                image, mask = chain.augment(prepared, index, epoch=0)
+                array, mask = chain.augment(prepared, index, epoch=0)
                 yield _ProbedSample(
                     source.name(index),
-                    prepared.image,
-                    image,
+                    prepared.input,
+                    array,
                     mask,
                     prepared_at - began,
                     time.perf_counter() - prepared_at,
@@ -244,29 +244,29 @@ def _probe_usable(chain: Chain) -> list[_ProbedSample]:
     return probed
 
 
-def _common_image_spec(probed: Sequence[_ProbedSample]) -> ImageSpec:
+def _common_array_spec(probed: Sequence[_ProbedSample]) -> ArraySpec:
     name = probed[0].name
-    image = ImageSpec.of(probed[0].image)
-    if np.dtype(image.dtype).kind not in "fiu":
-        raise InputError(f"{name} becomes {image}; transforms must give numbers")
+    array = ArraySpec.of(probed[0].input)
+    if np.dtype(array.dtype).kind not in "fiu":
+        raise InputError(f"{name} becomes {array}; transforms must give numbers")
     for sample in probed[1:]:
-        if ImageSpec.of(sample.image) != image:
+        if ArraySpec.of(sample.input) != array:
             raise InputError(
-                f"transforms: samples must end in one shape, but {name} is {image} and "
-                f"{sample.name} is {ImageSpec.of(sample.image)}; add a resize or a crop"
+                f"transforms: samples must end in one shape, but {name} is {array} and "
+                f"{sample.name} is {ArraySpec.of(sample.input)}; add a resize or a crop"
             )
-    return image
+    return array
 
 
 def _with_device_augmentation(sample: SampleSpec, deferred: OnDevice, name: str) -> SampleSpec:
     """Return the spec of a sample after the device's augmentation."""
-    image = sample.image
-    if len(image.shape) != 3:
+    array = sample.input
+    if len(array.shape) != 3:
         raise InputError(
-            f"data.augment_on: device: it crops and mirrors images, and {name} becomes {image}"
+            f"data.augment_on: device: it crops and mirrors images, and {name} becomes {array}"
         )
     try:
-        size = deferred.size(*image.shape[:2])
+        size = deferred.size(*array.shape[:2])
     except UnreadableImage as error:
         raise InputError(f"none of the samples can be used; the first: {name} {error}") from error
     if sample.target.kind == "mask":
@@ -275,9 +275,9 @@ def _with_device_augmentation(sample: SampleSpec, deferred: OnDevice, name: str)
         target = sample.target
     return replace(
         sample,
-        image=replace(image, shape=(*size, image.shape[2])),
+        input=replace(array, shape=(*size, array.shape[2])),
         target=target,
-        deferred_input=image,
+        deferred_input=array,
     )
 
 
@@ -285,30 +285,30 @@ def _common_mask_size(probed: Sequence[_ProbedSample]) -> tuple[int, int]:
     """Return the (height, width) of the masks after all transforms."""
     for sample in probed:
         assert sample.mask is not None
-        if sample.mask.shape != sample.image.shape[:2]:  # from a user's transform
+        if sample.mask.shape != sample.input.shape[:2]:  # from a user's transform
             raise InputError(
-                f"{sample.name} becomes {ImageSpec.of(sample.image)} and its mask "
-                f"{ImageSpec.of(sample.mask)}; transforms must leave both the same height and width"
+                f"{sample.name} becomes {ArraySpec.of(sample.input)} and its mask "
+                f"{ArraySpec.of(sample.mask)}; transforms must leave both the same height and width"
             )
-    height, width = probed[0].image.shape[:2]
+    height, width = probed[0].input.shape[:2]
     return height, width
 
 
 def _common_stored_spec(
     probed: Sequence[_ProbedSample], chain: Chain
-) -> tuple[ImageSpec | None, str]:
+) -> tuple[ArraySpec | None, str]:
     """Return the spec up to the first random transform; or None and the reason."""
     name = probed[0].name
-    image = ImageSpec.of(probed[0].stored)
+    array = ArraySpec.of(probed[0].stored)
     for sample in probed:
         if chain.has_early_scale and sample.stored.dtype != np.uint8:
             return None, (
-                f"{sample.name} is {ImageSpec.of(sample.stored)} before the first random "
+                f"{sample.name} is {ArraySpec.of(sample.stored)} before the first random "
                 "transform; only uint8 is kept"
             )
-        if ImageSpec.of(sample.stored) != image:
+        if ArraySpec.of(sample.stored) != array:
             return None, (
-                f"{name} is {image} and {sample.name} {ImageSpec.of(sample.stored)} before the "
+                f"{name} is {array} and {sample.name} {ArraySpec.of(sample.stored)} before the "
                 "first random transform; add a resize or a crop before it"
             )
-    return image, ""
+    return array, ""

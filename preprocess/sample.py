@@ -34,7 +34,7 @@ def wire_dtype(dtype: np.dtype) -> np.dtype:
 
 
 @dataclass(frozen=True)
-class ImageSpec:
+class ArraySpec:
     """The shape and dtype of a sample's input: an image, or any other array of numbers.
 
     Attributes:
@@ -46,11 +46,11 @@ class ImageSpec:
     dtype: str
 
     @classmethod
-    def of(cls, image: np.ndarray) -> ImageSpec:
+    def of(cls, image: np.ndarray) -> ArraySpec:
         """Return the spec of an array as it travels: floats as float32."""
         return cls(image.shape, str(wire_dtype(image.dtype)))
 
-    def as_float64(self) -> ImageSpec:
+    def as_float64(self) -> ArraySpec:
         """Return the same spec with float64 instead of float32."""
         if self.dtype == "float32":
             return replace(self, dtype="float64")
@@ -158,18 +158,18 @@ class Affine:
         """Repeat multiplier and offset for ``width`` pixels; see :mod:`preprocess.scaling`."""
         return along_row(self.multiplier, self.offset, width)
 
-    def apply(self, images: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def apply(self, inputs: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Scale inputs to float32.
 
         Args:
-            images: (..., height, width, channels), or another shape with the channels last.
+            inputs: (..., height, width, channels), or another shape with the channels last.
             out: an array of the same shape, float32, to write into; None for a new array.
         """
-        scaled = np.empty(images.shape, np.float32) if out is None else out
+        scaled = np.empty(inputs.shape, np.float32) if out is None else out
         if self.precise:
-            np.copyto(scaled, images * self.multiplier + self.offset, casting="same_kind")
+            np.copyto(scaled, inputs * self.multiplier + self.offset, casting="same_kind")
             return scaled
-        scale_into(scaled, images, self.multiplier, self.offset)
+        scale_into(scaled, inputs, self.multiplier, self.offset)
         return scaled
 
 
@@ -178,7 +178,7 @@ class SampleSpec:
     """The spec of what networks take and of their targets.
 
     Attributes:
-        image: an input after the transforms, as networks take it.
+        input: an input after the transforms, as networks take it.
         classes: the number of classes, labels or values: the outputs of a network.
         affine: the scaling that trainers apply to inputs first; None if there is none.
         stored: an input up to the first random transform, in a stored sample set.
@@ -188,14 +188,14 @@ class SampleSpec:
         deferred_input: an input before deferred augmentation; None without.
     """
 
-    image: ImageSpec
+    input: ArraySpec
     classes: int
     affine: Affine | None = None
-    stored: ImageSpec | None = None
+    stored: ArraySpec | None = None
     target: TargetSpec = None  # type: ignore[assignment]  # filled in below
     folds: tuple[Affine, ...] = ()
     per_pipeline: Mapping[str, SampleSpec] = field(default_factory=dict, hash=False)
-    deferred_input: ImageSpec | None = None
+    deferred_input: ArraySpec | None = None
 
     def __post_init__(self) -> None:
         if self.target is None:
@@ -218,14 +218,19 @@ class SampleSpec:
         stored = self.stored
         if stored is not None:
             stored = stored.as_float64()
-        return replace(self, image=self.image.as_float64(), stored=stored)
+        return replace(self, input=self.input.as_float64(), stored=stored)
 
     @property
-    def wire(self) -> ImageSpec:
+    def image(self) -> ArraySpec:
+        """The input, by the name that engines of 0.2.0 use."""
+        return self.input
+
+    @property
+    def wire(self) -> ArraySpec:
         """The spec of an input as it travels to trainers: a row of bytes if deferred."""
         if self.deferred_input is None:
-            return self.image
-        return ImageSpec((self.deferred_input.nbytes + CROP_BYTES,), "uint8")
+            return self.input
+        return ArraySpec((self.deferred_input.nbytes + CROP_BYTES,), "uint8")
 
     @property
     def stored_target(self) -> TargetSpec:
@@ -245,8 +250,8 @@ class SampleSpec:
             if self.affine.precise:
                 affine["precise"] = True
         return {
-            "shape": self.image.shape,
-            "dtype": self.image.dtype,
+            "shape": self.input.shape,
+            "dtype": self.input.dtype,
             "classes": self.classes,
             "affine": affine,
             **self.target.identity(),

@@ -33,25 +33,25 @@ def along_row(
 
 
 def scale_into(
-    out: np.ndarray, images: np.ndarray, multiplier: np.ndarray, offset: np.ndarray
+    out: np.ndarray, inputs: np.ndarray, multiplier: np.ndarray, offset: np.ndarray
 ) -> None:
     """Scale images, or other arrays with the channels last.
 
     Args:
         out: (..., height, width, channels) float32, overwritten.
-        images: images of the same shape.
+        inputs: arrays of the same shape.
         multiplier: a scalar or (channels,), float32.
         offset: a scalar or (channels,), float32.
     """
     # rows are not contiguous, or it is not an image
     if not out.flags.c_contiguous or out.ndim < 3:
-        np.add(np.multiply(images, multiplier, out=out, dtype=np.float32), offset, out=out)
+        np.add(np.multiply(inputs, multiplier, out=out, dtype=np.float32), offset, out=out)
         return
     pixels = out.shape[-2] * out.shape[-1]
-    rows = images.reshape(-1, pixels)
+    rows = inputs.reshape(-1, pixels)
     scaled = out.reshape(-1, pixels)
     multiplier, offset = along_row(multiplier, offset, out.shape[-2])
-    if images.dtype != np.uint8:
+    if inputs.dtype != np.uint8:
         _by_numpy(rows, multiplier, offset, scaled)
     elif NUMBA.kernels is None:
         began = time.perf_counter()

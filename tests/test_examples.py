@@ -22,7 +22,7 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, read_results
 from fleet.stream.batch import split_rows
 from preprocess.probe import infer_sample_spec
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.source import open_data
 from preprocess.target import TargetSpec, target_of
 from preprocess.transforms import parse_transform
@@ -302,7 +302,7 @@ def test_custom_source_returns_signals_values_and_weights(monkeypatch):
     assert [len(part) for part in data.splits().values()] == [30, 10]
     assert target_of(data.train) == TargetSpec("value", 1, ("swings",), weighted=True)
     sample = infer_sample_spec(pickle.loads(pickle.dumps(data.train)), [], 0)
-    assert (sample.image.shape, sample.image.dtype) == ((64, 1), "float32")
+    assert (sample.input.shape, sample.input.dtype) == ((64, 1), "float32")
 
 
 RATE = 0.5
@@ -315,7 +315,7 @@ def own_network(group):
             "resources": {"engine": "my_engine:ENGINE"},
         }
     )
-    sample = SampleSpec(ImageSpec((2, 2, 1), "uint8"), classes=3)
+    sample = SampleSpec(ArraySpec((2, 2, 1), "uint8"), classes=3)
     return make_engine(spec, sample, None, 0, 1).build(spec.networks[0], group)
 
 

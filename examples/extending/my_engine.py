@@ -23,12 +23,12 @@ class Logistic:
     def __init__(self, network, group, sample):
         self.group, self.sample = group, sample
         self.rate = network.train.optimizer.learning_rate * network.learning_rate_scale(group.size)
-        self.weights = np.zeros((sample.image.size + 1, sample.classes))
+        self.weights = np.zeros((sample.input.size + 1, sample.classes))
 
-    def step(self, images, labels, size, stop=False):
+    def step(self, inputs, labels, size, stop=False):
         gradient, sums, error = np.zeros_like(self.weights), StepTotals(stop=stop), None
         try:
-            gradient, own_totals = self._judge(images, labels)
+            gradient, own_totals = self._judge(inputs, labels)
             sums += own_totals
         except Exception as caught:  # the other ranks wait for this one's part
             error, sums = caught, StepTotals(failed=True)
@@ -39,15 +39,15 @@ class Logistic:
         self.weights -= self.rate * buffer[:-WIDTH].reshape(self.weights.shape) / max(sums.count, 1)
         return sums
 
-    def evaluate(self, images, labels):
-        return self._judge(images, labels)[1]
+    def evaluate(self, inputs, labels):
+        return self._judge(inputs, labels)[1]
 
-    def _judge(self, images, labels):
+    def _judge(self, inputs, labels):
         """Return the gradient of the summed loss, and the totals, of the readable samples."""
-        images, labels = images[labels >= 0], labels[labels >= 0]
+        inputs, labels = inputs[labels >= 0], labels[labels >= 0]
         if self.sample.affine is not None:  # a scale that the stream leaves to the engine
-            images = self.sample.affine.apply(images)
-        pixels = np.c_[images.reshape(len(images), self.sample.image.size), np.ones(len(images))]
+            inputs = self.sample.affine.apply(inputs)
+        pixels = np.c_[inputs.reshape(len(inputs), self.sample.input.size), np.ones(len(inputs))]
         expected, scores = np.eye(self.sample.classes)[labels], pixels @ self.weights
         loss = np.logaddexp(0, np.where(expected, -scores, scores)).sum()
         gradient = pixels.T @ (1 / (1 + np.exp(-scores)) - expected)

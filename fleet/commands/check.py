@@ -235,11 +235,11 @@ def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.
         ).pipeline("train", spec.seed)
         assert pipeline is not None
         indices = np.unique(np.linspace(0, pipeline.samples - 1, _SAMPLES).astype(int))
-        images, targets = pipeline.empty(len(indices))
-        pipeline.load(indices.tolist(), 0, images, targets)
+        inputs, targets = pipeline.empty(len(indices))
+        pipeline.load(indices.tolist(), 0, inputs, targets)
         usable = pipeline.sample.target.is_usable(targets)
         if usable.any():
-            samples[key] = images[usable], targets[usable]
+            samples[key] = inputs[usable], targets[usable]
     return samples
 
 
@@ -265,7 +265,7 @@ def _numbers(result: _CheckResult) -> dict[str, Any]:
         numbers["name"] = result.spec.document.name
     if result.spec is not None and result.opened is not None:
         data = result.opened.data
-        image = result.opened.sample.image
+        image = result.opened.sample.input
         target = result.opened.sample.target
         test = {} if data.test is None else {"test_samples": len(data.test)}
         numbers |= {
@@ -292,7 +292,7 @@ def _print(path: str, result: _CheckResult) -> None:
     if result.spec is None or result.opened is None:
         return
     data = result.opened.data
-    image = result.opened.sample.image
+    image = result.opened.sample.input
     test = "" if data.test is None else f" and {len(data.test)} test"
     folds = result.spec.data.folds
     if folds is None:

@@ -237,7 +237,7 @@ class Trainable(Protocol):
         """Return the totals of these samples on this rank alone, without training.
 
         Args:
-            rows: images, targets and, if samples are weighted, weights; see
+            rows: inputs, targets and, if samples are weighted, weights; see
                 :class:`fleet.engines.steps.StepBatches`.
         """
 
@@ -324,11 +324,11 @@ class SupportsPrediction(Protocol):
 class ExportedEnsemble(Protocol):
     """Several exported networks as one; see :attr:`fleet.spec.engines.EngineInfo.join`."""
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
         """Return the weighted mean of the networks' predictions: probabilities, or values.
 
         Args:
-            images: (n, ...), the inputs as they travel.
+            inputs: (n, ...), the inputs as they travel.
 
         Returns:
             (n, classes) probabilities that sum to 1, (n, labels) one probability per label, (n,
@@ -364,7 +364,7 @@ class SupportsInspection(Protocol):
 class SupportsLearningCheck(Protocol):
     """A trainable whose model and loss may be user-defined."""
 
-    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:
+    def check_learns(self, inputs: np.ndarray, targets: np.ndarray) -> None:
         """Check on a few samples that outputs are finite and that the loss depends on them.
 
         Raises:

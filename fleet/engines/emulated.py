@@ -88,7 +88,7 @@ class EmulatedNetwork:
 
     def step(  # noqa: D102
         self,
-        images: np.ndarray,
+        inputs: np.ndarray,
         targets: np.ndarray,
         size: int,
         stop: bool = False,

@@ -158,16 +158,16 @@ class _SmokeTest:
         self._begin("a training step")
         if self.request.steps:
             sample = self.request.sample.for_pipeline(self.network.pipeline)
-            image = sample.wire
+            array = sample.wire
             target = sample.target
-            images, targets = self.request.samples.get(self.network.pipeline) or (
-                np.zeros((_ROWS, *image.shape), image.dtype),
+            inputs, targets = self.request.samples.get(self.network.pipeline) or (
+                np.zeros((_ROWS, *array.shape), array.dtype),
                 target.random_targets(np.random.default_rng(0), _ROWS),
             )
-            rows = (images, *target.split(targets))
+            rows = (inputs, *target.split(targets))
             if isinstance(trainable, SupportsLearningCheck):
                 trainable.check_learns(*rows[:2])
-            size = min(_ROWS, len(images), self.network.train.batch.bounds[0])
+            size = min(_ROWS, len(inputs), self.network.train.batch.bounds[0])
             batches = StepBatches(tuple(part[:size] for part in rows), [size], [size])
             steps_of(trainable, is_alone=True).begin_steps(batches)()
         try:

@@ -52,7 +52,7 @@ class NumpyEngine:
         if network.architecture.kind == "import":
             function = load_function(network.architecture.target)
             weights = function(
-                **arguments_for(function, network.architecture, sample.image.shape, shape[1])
+                **arguments_for(function, network.architecture, sample.input.shape, shape[1])
             )
             weights = np.array(weights, np.float64)
             if weights.shape != shape:
@@ -68,8 +68,8 @@ class NumpyEngine:
 def _features(sample: SampleSpec) -> int:
     """Return the number of features: those of a sample, or for masks the channels of a pixel."""
     if sample.target.kind == "mask":
-        return sample.image.shape[-1]
-    return sample.image.size
+        return sample.input.shape[-1]
+    return sample.input.size
 
 
 def make(setup: EngineContext) -> NumpyEngine:
@@ -118,7 +118,7 @@ class SoftmaxRegression:
 
     def step(  # noqa: D102
         self,
-        images: np.ndarray,
+        inputs: np.ndarray,
         targets: np.ndarray,
         size: int,
         stop: bool = False,
@@ -128,8 +128,8 @@ class SoftmaxRegression:
         local_totals = StepTotals(stop=stop, metric_totals=self._zero_totals)
         error: BaseException | None = None
         try:
-            outputs, inputs = self._outputs((images, targets, *weights), training=True)
-            gradient = inputs.reshape(-1, inputs.shape[-1]).T @ outputs.slopes().reshape(
+            outputs, features = self._outputs((inputs, targets, *weights), training=True)
+            gradient = features.reshape(-1, features.shape[-1]).T @ outputs.slopes().reshape(
                 -1, gradient.shape[1]
             )
             local_totals += self._totals(outputs)
@@ -162,9 +162,9 @@ class SoftmaxRegression:
 
     def _outputs(self, rows: Rows, training: bool = False) -> tuple[AnyLinearOutputs, np.ndarray]:
         """Return the outputs for the readable samples, and their features."""
-        images, *labels = select_readable(rows)
-        inputs = self._features(images)
-        return self._measure(inputs @ self._weights, labels, training), inputs
+        inputs, *labels = select_readable(rows)
+        features = self._features(inputs)
+        return self._measure(features @ self._weights, labels, training), features
 
     def _totals(self, outputs: AnyLinearOutputs) -> StepTotals:
         count = len(outputs.targets)
@@ -214,17 +214,17 @@ class SoftmaxRegression:
     def close(self) -> None:
         """Do nothing: no resources are held."""
 
-    def _features(self, images: np.ndarray) -> np.ndarray:
+    def _features(self, inputs: np.ndarray) -> np.ndarray:
         """Return features: (n, features + 1), or for masks (n, height, width, channels + 1)."""
-        images = finished(images, self._sample)
+        inputs = finished(inputs, self._sample)
         if self._sample.affine is None:
-            scaled = images
+            scaled = inputs
         else:
-            scaled = self._sample.affine.apply(images)
+            scaled = self._sample.affine.apply(inputs)
         if self._sample.target.kind == "mask":
             features = scaled
         else:
-            features = scaled.reshape(len(images), self._sample.image.size)
+            features = scaled.reshape(len(inputs), self._sample.input.size)
         return np.concatenate(
             [features.astype(np.float64), np.ones((*features.shape[:-1], 1))], axis=-1
         )

@@ -103,16 +103,16 @@ class AdaptedSteps:
 
     def begin_steps(self, batches: StepBatches) -> Callable[[], StepResult]:  # noqa: D102
         trainable = self._trainable
-        (images, targets, *optional), sizes, counts, flags = batches
+        (inputs, targets, *optional), sizes, counts, flags = batches
         weights = optional[0] if optional else None
         if hasattr(trainable, "begin_together"):
-            wait = trainable.begin_together(images, targets, sizes, counts, flags, weights)
+            wait = trainable.begin_together(inputs, targets, sizes, counts, flags, weights)
         elif hasattr(trainable, "begin"):
-            wait = trainable.begin(images, targets, sizes, flags.stop, weights)
+            wait = trainable.begin(inputs, targets, sizes, flags.stop, weights)
         elif len(sizes) == 1:
-            wait = finished([trainable.step(images, targets, sizes[0], flags.stop, *optional)])
+            wait = finished([trainable.step(inputs, targets, sizes[0], flags.stop, *optional)])
         else:
-            wait = finished(trainable.stride(images, targets, sizes, weights))
+            wait = finished(trainable.stride(inputs, targets, sizes, weights))
         result: Callable[[], StepResult] = wait
         return result
 

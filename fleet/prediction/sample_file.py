@@ -14,7 +14,7 @@ from fleet.spec.model import wrapping_errors
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from preprocess.moments import Standardization
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.sources.table import Columns
 from preprocess.target import TargetSpec
 
@@ -50,7 +50,7 @@ def write_sample(
 
 
 def _described(sample: SampleSpec, names: tuple[str, ...]) -> dict[str, Any]:
-    return {"image": asdict(sample.image), "target": asdict(replace(sample.target, names=names))}
+    return {"image": asdict(sample.input), "target": asdict(replace(sample.target, names=names))}
 
 
 _TABLE_FIELDS = ("inputs", "is_paths", "targets", "delimiter")
@@ -122,7 +122,7 @@ def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
     try:
         record = json.loads(paths.sample.read_text(encoding="utf-8"))
         record = record.get("feeds", {}).get(feed, record)
-        image = ImageSpec(tuple(record["image"]["shape"]), record["image"]["dtype"])
+        image = ArraySpec(tuple(record["image"]["shape"]), record["image"]["dtype"])
         target_fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in record["target"].items()

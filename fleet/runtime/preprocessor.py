@@ -68,8 +68,8 @@ class Preprocessor:
                     roles,
                     shared.validation,
                     False,
-                    lambda rows, images, targets: evaluation.load(
-                        rows, 0, images, targets, training=False
+                    lambda rows, inputs, targets: evaluation.load(
+                        rows, 0, inputs, targets, training=False
                     ),
                 )
             )
@@ -81,8 +81,8 @@ class Preprocessor:
                 roles,
                 shared.decoded,
                 True,
-                lambda rows, images, targets: training.load_stored(
-                    stored_order[rows.start : rows.stop], images, targets
+                lambda rows, inputs, targets: training.load_stored(
+                    stored_order[rows.start : rows.stop], inputs, targets
                 ),
             )
         self.is_done = False
@@ -136,7 +136,7 @@ class Preprocessor:
     def _measure(self) -> float:
         """Measure samples/s of this rank on the first samples of the data set."""
         count = min(_MEASURED_SAMPLES, len(self._training.source))
-        images, targets = self._training.empty(count)
+        inputs, targets = self._training.empty(count)
         began = time.perf_counter()
-        self._training.load(range(count), 0, images, targets)
+        self._training.load(range(count), 0, inputs, targets)
         return count / (time.perf_counter() - began)

@@ -33,7 +33,7 @@ from launch.devices import memory_mib, visible_gpus
 from launch.numa import bind, find_gpu_nodes, on_gpu_node
 from launch.pinned_memory import Pinning
 from preprocess.decode import decoder_name
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 from preprocess.target import TargetSpec
 
 if TYPE_CHECKING:
@@ -191,9 +191,9 @@ class Session:
                 memory["window"] = Window(
                     launch.layout, f"{name}-train", create, is_relayed=roles.nodes > 1
                 )
-            if launch.stored_image is not None and shares:
+            if launch.stored_input is not None and shares:
                 memory["decoded"] = _sample_set(
-                    launch.stored_image,
+                    launch.stored_input,
                     launch.sample.stored_target,
                     len(launch.inputs.data.train),
                     f"{name}-decoded",
@@ -295,6 +295,6 @@ class Session:
 
 
 def _sample_set(
-    image: ImageSpec, target: TargetSpec, samples: int, name: str, create: bool
+    array: ArraySpec, target: TargetSpec, samples: int, name: str, create: bool
 ) -> SampleSet:
-    return SampleSet(image, samples, chunk_size(image, target.wire), name, create, target.wire)
+    return SampleSet(array, samples, chunk_size(array, target.wire), name, create, target.wire)

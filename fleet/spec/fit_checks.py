@@ -93,19 +93,19 @@ def _misfits(
             "the family softmax, or your own function (build:)",
         )
         return
-    if network.architecture.kind == "application" and len(sample.image.shape) != 3:
+    if network.architecture.kind == "application" and len(sample.input.shape) != 3:
         yield (
             network,
             ("models", network.entry),
             f"{network.architecture.target} takes images (height, width, "
-            f"channels), not samples of {sample.image}",
+            f"channels), not samples of {sample.input}",
             "the family softmax, or your own function (build:)",
         )
         return
     if network.architecture.kind == "family" and spec.engine.learns:
         settings = network.architecture.settings
         try:
-            check_input(settings, sample.image.shape)
+            check_input(settings, sample.input.shape)
         except UserError as error:
             yield network, ("models", network.entry), str(error), ""
             return

@@ -121,9 +121,9 @@ def count_for(settings: model.Settings, sample: SampleSpec) -> int:
         UserError: the image is too small for the network.
     """
     if sample.target.kind == "mask":
-        shape = sample.image.shape[-1:]
+        shape = sample.input.shape[-1:]
     else:
-        shape = sample.image.shape
+        shape = sample.input.shape
     return count_parameters(settings, shape, sample.classes)
 
 

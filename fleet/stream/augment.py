@@ -19,7 +19,7 @@ from fleet.comm.segment import fence, map_arrays
 from fleet.stream.order import runs
 from preprocess.base import UnreadableSample
 from preprocess.pipeline import Pipeline
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 
 # inputs, targets, and a mask (samples,) bool of the samples that are ready
 AugmentedEpoch = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -60,19 +60,19 @@ class DeferredAugmentation:
         pipeline = self._pipeline
         if self._is_done:
             return pipeline.select_slice(inputs), pipeline.convert_targets(stored_targets, indices)
-        images, targets = pipeline.empty(len(indices))
+        augmented, targets = pipeline.empty(len(indices))
         for production, part in runs(productions):
             for bad in pipeline.augment_stored(
                 inputs[part],
                 stored_targets[part],
                 indices[part],
                 production,
-                images[part],
+                augmented[part],
                 targets[part],
                 training,
             ):
                 self._on_bad(bad)
-        return images, targets
+        return augmented, targets
 
 
 class AugmentedEpochs:
@@ -97,8 +97,8 @@ class AugmentedEpochs:
     ) -> None:
         self._pipeline = pipeline
         self._shared = shared
-        images, targets = pipeline.empty(1)
-        size = pipeline.samples * (images.nbytes + targets.nbytes + 1)
+        inputs, targets = pipeline.empty(1)
+        size = pipeline.samples * (inputs.nbytes + targets.nbytes + 1)
         self._capacity = limit // max(size, 1) if pipeline.has_host_work else 0
         self._epochs: dict[int, AugmentedEpoch] = {}
 
@@ -107,7 +107,7 @@ class AugmentedEpochs:
         read_stored: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
         indices: np.ndarray,
         production: int,
-        images: np.ndarray,
+        inputs: np.ndarray,
         targets: np.ndarray,
     ) -> list[UnreadableSample]:
         """Augment samples, or copy them from the cache; see :meth:`Pipeline.augment_stored`.
@@ -116,7 +116,7 @@ class AugmentedEpochs:
             read_stored: indices -> inputs and targets, as they are stored.
             indices: (k,) int64, the samples' indices in the source.
             production: the number of the production.
-            images: (k, ...) receives the inputs.
+            inputs: (k, ...) receives the inputs.
             targets: (k,) receives the targets.
 
         Returns:
@@ -125,22 +125,22 @@ class AugmentedEpochs:
         epoch = self._epoch(production)
         if epoch is None:
             return self._pipeline.augment_stored(
-                *read_stored(indices), indices, production, images, targets
+                *read_stored(indices), indices, production, inputs, targets
             )
-        cached_images, cached_targets, is_ready = epoch
+        cached_inputs, cached_targets, is_ready = epoch
         lacking = indices[~is_ready[indices]]
         bad = []
         fence()
         if len(lacking):
-            new_images, new_targets = self._pipeline.empty(len(lacking))
+            new_inputs, new_targets = self._pipeline.empty(len(lacking))
             bad = self._pipeline.augment_stored(
-                *read_stored(lacking), lacking, production, new_images, new_targets
+                *read_stored(lacking), lacking, production, new_inputs, new_targets
             )
-            cached_images[lacking] = new_images
+            cached_inputs[lacking] = new_inputs
             cached_targets[lacking] = new_targets
             fence()
             is_ready[lacking] = True
-        images[:] = cached_images[indices]
+        inputs[:] = cached_inputs[indices]
         targets[:] = cached_targets[indices]
         return bad
 
@@ -161,7 +161,7 @@ class NodeEpochs:
     later still need the early ones.
 
     Args:
-        image: shape and dtype of an augmented input.
+        array: shape and dtype of an augmented input.
         target: dtype of targets in the stream.
         samples: number of samples of an epoch.
         epochs: number of epochs that fit.
@@ -171,7 +171,7 @@ class NodeEpochs:
 
     def __init__(
         self,
-        image: ImageSpec,
+        array: ArraySpec,
         target: np.dtype,
         samples: int,
         epochs: int,
@@ -182,7 +182,7 @@ class NodeEpochs:
         # The epoch of each trainer and of each slot, as the epoch's number plus 1; 0 for none.
         (
             self.segment,
-            (self._trainer_epochs, self._slot_epochs, self._are_ready, self._targets, self._images),
+            (self._trainer_epochs, self._slot_epochs, self._are_ready, self._targets, self._inputs),
         ) = map_arrays(
             name,
             create,
@@ -190,7 +190,7 @@ class NodeEpochs:
             (np.int64, epochs),
             (np.bool_, epochs, samples),
             (target, epochs, samples),
-            (image.dtype, epochs, samples, *image.shape),
+            (array.dtype, epochs, samples, *array.shape),
         )
 
     def take(self, trainer: int, production: int) -> AugmentedEpoch | None:
@@ -206,7 +206,7 @@ class NodeEpochs:
                         self._slot_epochs[slot] = production + 1
         slots = np.flatnonzero(self._slot_epochs == production + 1)
         if len(slots):
-            return (self._images[slots[0]], self._targets[slots[0]], self._are_ready[slots[0]])
+            return (self._inputs[slots[0]], self._targets[slots[0]], self._are_ready[slots[0]])
         return None
 
     def _find_slot(self) -> int | None:

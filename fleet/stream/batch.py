@@ -14,7 +14,7 @@ class Batch:
     """This rank's rows of one global batch.
 
     Attributes:
-        images: (rows, ...) inputs of the stream's dtype.
+        inputs: (rows, ...) inputs of the stream's dtype.
         targets: (rows,) of the stream's dtype of targets
             (:attr:`preprocess.target.TargetSpec.wire`): labels, or records of a target and a
             weight. Unusable samples are marked and excluded from loss and metrics.
@@ -27,7 +27,7 @@ class Batch:
             held, but another had overwritten.
     """
 
-    images: np.ndarray
+    inputs: np.ndarray
     targets: np.ndarray
     size: int
     position: int

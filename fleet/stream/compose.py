@@ -150,10 +150,10 @@ class Stream:
             rows = slice(
                 *split_rows(batch.position - batch.size, batch.position, group.rank, group.size)
             )
-            images, targets = self._finish(
-                batch.images, batch.targets, plan.indices[rows], plan.productions[rows]
+            inputs, targets = self._finish(
+                batch.inputs, batch.targets, plan.indices[rows], plan.productions[rows]
             )
-            yield dataclasses.replace(batch, images=images, targets=targets)
+            yield dataclasses.replace(batch, inputs=inputs, targets=targets)
 
 
 def compose(

@@ -178,7 +178,7 @@ class WindowFiller:
         bad = self._training.load(
             self._indices[begin:end],
             self._production,
-            self._window.images[rows],
+            self._window.inputs[rows],
             self._window.targets[rows],
         )
         self._paused_s = self._clock()
@@ -260,7 +260,7 @@ class SetFiller:
             return has_relayed
         rows = self._rows.pop()
         part = slice(rows.start, rows.stop)
-        bad = self._load(rows, self._target.images[part], self._target.targets[part])
+        bad = self._load(rows, self._target.inputs[part], self._target.targets[part])
         _report(self._world, bad, self._training)
         if rows.stop == self._target.samples or rows.stop % self._target.chunk == 0:
             self._target.publish(rows.start // self._target.chunk)

@@ -15,7 +15,7 @@ import numpy as np
 from fleet.errors import UserError
 from fleet.units import format_size
 from launch.errors import pluralize
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 
 LABEL = np.dtype(np.int64)  # of a plain class label
 
@@ -25,7 +25,7 @@ class Layout:
     """The division of a stream into chunks, and the size of its window.
 
     Attributes:
-        image: shape and dtype of the input of one sample.
+        array: shape and dtype of the input of one sample.
         samples: number of samples of an epoch.
         chunk: number of samples of a chunk.
         slots: number of chunks that the window holds.
@@ -36,7 +36,7 @@ class Layout:
         target: dtype of targets in the stream (:attr:`preprocess.target.TargetSpec.wire`).
     """
 
-    image: ImageSpec
+    array: ArraySpec
     samples: int
     chunk: int
     slots: int
@@ -53,7 +53,7 @@ class Layout:
     @property
     def window_bytes(self) -> int:
         """Size of all slots in bytes."""
-        return self.slots * self.chunk * row_bytes(self.image, self.target)
+        return self.slots * self.chunk * row_bytes(self.array, self.target)
 
     def span(self, sequence: int) -> tuple[int, int, int]:
         """Return (epoch, first position, one past the last) of chunk ``sequence``."""
@@ -70,18 +70,18 @@ class Layout:
 Q_P = 2048
 
 
-def row_bytes(image: ImageSpec, target: np.dtype) -> int:
+def row_bytes(array: ArraySpec, target: np.dtype) -> int:
     """Return the size of one sample in bytes; a plain label is not counted."""
-    return image.nbytes + (0 if target == LABEL else target.itemsize)
+    return array.nbytes + (0 if target == LABEL else target.itemsize)
 
 
-def chunk_size(image: ImageSpec, target: np.dtype = LABEL) -> int:
+def chunk_size(array: ArraySpec, target: np.dtype = LABEL) -> int:
     """Return the number of samples of a chunk of about 1 MiB."""
-    return int(np.clip(2**20 // row_bytes(image, target), 8, 64))
+    return int(np.clip(2**20 // row_bytes(array, target), 8, 64))
 
 
 def plan_layout(
-    image: ImageSpec,
+    array: ArraySpec,
     samples: int,
     window: int,
     largest_batch: int,
@@ -95,7 +95,7 @@ def plan_layout(
     reader does not wait long for the first one.
 
     Args:
-        image, samples, readers, target: see :class:`Layout`.
+        array, samples, readers, target: see :class:`Layout`.
         window: size of the window in bytes.
         largest_batch: number of samples of the largest global batch.
         epochs: largest distance between two networks, in epochs; a larger window would not be used.
@@ -104,8 +104,8 @@ def plan_layout(
     Raises:
         UserError: the window cannot hold the largest batch and one more chunk.
     """
-    chunk = min(chunk_size(image, target), samples)
-    size = row_bytes(image, target)
+    chunk = min(chunk_size(array, target), samples)
+    size = row_bytes(array, target)
     batch_chunks = -(-largest_batch // chunk) + 1  # a batch may begin inside a chunk
     min_slots = batch_chunks + 1
     slots = window // (chunk * size)
@@ -118,11 +118,11 @@ def plan_layout(
     epoch = -(-samples // chunk)
     slots = min(slots, max(max(epochs, 2) * epoch, min_slots))
     lookahead = max(-(-Q_P // chunk), batch_chunks)
-    return Layout(image, samples, chunk, slots, lookahead, readers, target=target)
+    return Layout(array, samples, chunk, slots, lookahead, readers, target=target)
 
 
 def plan_ring(
-    image: ImageSpec, samples: int, window: int, shards: int, readers: int, target: np.dtype = LABEL
+    array: ArraySpec, samples: int, window: int, shards: int, readers: int, target: np.dtype = LABEL
 ) -> Layout:
     """Choose the slots for a ring of ``shards`` shards.
 
@@ -130,7 +130,7 @@ def plan_ring(
     refer to them.
 
     Args:
-        image, samples, readers, target: see :class:`Layout`.
+        array, samples, readers, target: see :class:`Layout`.
         window: size of the window in bytes.
         shards: number of shards of the data set.
 
@@ -139,7 +139,7 @@ def plan_ring(
             that is written.
     """
     chunk = -(-samples // min(shards, samples))
-    size = row_bytes(image, target)
+    size = row_bytes(array, target)
     min_slots = 3
     slots = window // (chunk * size)
     if slots < min_slots:
@@ -150,7 +150,7 @@ def plan_ring(
         )
     slots = min(slots, max(2 * -(-samples // chunk), min_slots))
     return Layout(
-        image, samples, chunk, slots, max(2, slots // 2), readers, is_ring=True, target=target
+        array, samples, chunk, slots, max(2, slots // 2), readers, is_ring=True, target=target
     )
 
 

@@ -109,17 +109,17 @@ class LocalBatches:
         last = min(first + batch, samples)
         rows = slice(*split_rows(first, last, rank, size))
         self._store.await_all(plan.indices[rows], stop)
-        images, targets, bad = self._load(plan.indices[rows], plan.productions[rows])
+        inputs, targets, bad = self._load(plan.indices[rows], plan.productions[rows])
         epoch = Epoch(int(plan.productions.max()), plan.path)
-        return Batch(images, targets, last - first, last, last == samples, epoch), bad
+        return Batch(inputs, targets, last - first, last, last == samples, epoch), bad
 
     def _load(
         self, indices: np.ndarray, productions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, list[UnreadableSample]]:
-        images, targets = self._store.empty(len(indices))
+        inputs, targets = self._store.empty(len(indices))
         bad = [
             sample
             for production, part in runs(productions)
-            for sample in self._store.load(indices[part], production, images[part], targets[part])
+            for sample in self._store.load(indices[part], production, inputs[part], targets[part])
         ]
-        return images, targets, bad
+        return inputs, targets, bad

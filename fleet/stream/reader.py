@@ -80,8 +80,8 @@ class Reader:
             own_rows = split_rows(first, last, group.rank, group.size)
             # The cursor follows the global batch, so that a rank without rows advances as well.
             self._need(layout.sequence(number, int(positions[first])))
-            images, targets = self._rows(number, positions[slice(*own_rows)])
-            yield Batch(images, targets, last - first, last, last == len(positions), epoch)
+            inputs, targets = self._rows(number, positions[slice(*own_rows)])
+            yield Batch(inputs, targets, last - first, last, last == len(positions), epoch)
         # The next epoch may be far away; release the chunks of this one.
         self._need(layout.sequence(number + 1, 0))
 
@@ -101,7 +101,7 @@ class Reader:
         window = self._window
         layout = self._window.layout
         if not positions:
-            return window.images[:0], window.targets[:0]
+            return window.inputs[:0], window.targets[:0]
         sequences = range(
             layout.sequence(epoch, positions[0]), layout.sequence(epoch, positions[-1]) + 1
         )
@@ -110,16 +110,16 @@ class Reader:
         begin = window.rows(sequences[0]).start + positions[0] % layout.chunk
         if begin + len(positions) <= len(window.targets):
             rows = slice(begin, begin + len(positions))
-            return window.images[rows], window.targets[rows]
+            return window.inputs[rows], window.targets[rows]
         # The ring wraps inside this batch.
         wrapped = np.arange(begin, begin + len(positions)) % len(window.targets)
-        return window.images[wrapped], window.targets[wrapped]
+        return window.inputs[wrapped], window.targets[wrapped]
 
     def _gathered(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Copy some samples of each chunk, releasing a chunk once it was read."""
         window = self._window
         layout = self._window.layout
-        images = np.empty((len(positions), *window.images.shape[1:]), window.images.dtype)
+        inputs = np.empty((len(positions), *window.inputs.shape[1:]), window.inputs.dtype)
         targets = np.empty(len(positions), window.targets.dtype)
         chunks = positions // layout.chunk
         for chunk in np.unique(chunks).tolist():
@@ -128,9 +128,9 @@ class Reader:
             self._wait(sequence)
             in_chunk = chunks == chunk
             rows = window.rows(sequence).start + positions[in_chunk] % layout.chunk
-            images[in_chunk] = window.images[rows]
+            inputs[in_chunk] = window.inputs[rows]
             targets[in_chunk] = window.targets[rows]
-        return images, targets
+        return inputs, targets
 
     def _wait(self, sequence: int) -> None:
         """Wait for a chunk; raise Stalled with the cause if it takes too long."""

@@ -112,12 +112,12 @@ class Relay:
         if not is_ready(self._next):
             return False
         rows = self._target.rows(self._next)
-        self._post(self._target.images[rows], self._target.targets[rows])
+        self._post(self._target.inputs[rows], self._target.targets[rows])
         return True
 
-    def _post(self, images: np.ndarray, targets: np.ndarray) -> None:
+    def _post(self, inputs: np.ndarray, targets: np.ndarray) -> None:
         sequence = self._next
-        broadcast = self._group.start_broadcast([images, targets], self._root(sequence))
+        broadcast = self._group.start_broadcast([inputs, targets], self._root(sequence))
         self._transfers.append(_Transfer(sequence, self._is_local(sequence), broadcast))
         self._next += 1
 
@@ -134,7 +134,7 @@ class Relay:
         while self._next < last:
             count = self._target.length(self._next)
             self._post(
-                np.empty_like(self._target.images[:count]),
+                np.empty_like(self._target.inputs[:count]),
                 np.empty_like(self._target.targets[:count]),
             )
         self._world.wait(lambda: all(self._test_transfers()) or None)

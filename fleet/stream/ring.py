@@ -116,7 +116,7 @@ class RingReader(Reader):
                 if end >= last:
                     break
                 # Copy this rank's rows of the chunk before the chunk is released.
-                parts = [(images.copy(), targets.copy()) for images, targets in parts]
+                parts = [(inputs.copy(), targets.copy()) for inputs, targets in parts]
                 path.append(self._take(is_of_use, group, missed_chunks))
                 lacks.remove(self._ring.shard(path[-1]))
                 positions = self._select_positions(
@@ -124,12 +124,12 @@ class RingReader(Reader):
                 )
                 begin = end
                 end = end + len(positions)
-            images, targets = (
-                _joined(parts) if parts else (self._window.images[:0], self._window.targets[:0])
+            inputs, targets = (
+                _joined(parts) if parts else (self._window.inputs[:0], self._window.targets[:0])
             )
             latest = Epoch(max(path) // self._ring.shards, tuple(path))
             yield Batch(
-                images, targets, last - first, last, last == samples, latest, len(missed_chunks)
+                inputs, targets, last - first, last, last == samples, latest, len(missed_chunks)
             )
         self.leave()
 
@@ -139,7 +139,7 @@ class RingReader(Reader):
             rows = slice(start + positions.start, start + positions.stop)
         else:
             rows = start + positions
-        return self._window.images[rows], self._window.targets[rows]
+        return self._window.inputs[rows], self._window.targets[rows]
 
     def _take(self, is_of_use: Callable[[int], bool], group: Group, missed_chunks: set[int]) -> int:
         """Agree on the next chunk, hold it on all nodes of the group, and wait for it.
@@ -201,6 +201,6 @@ class RingReader(Reader):
 def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate([images for images, _ in parts]), np.concatenate(
+    return np.concatenate([inputs for inputs, _ in parts]), np.concatenate(
         [targets for _, targets in parts]
     )

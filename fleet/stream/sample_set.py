@@ -6,27 +6,27 @@ import numpy as np
 
 from fleet.comm.segment import fence, map_arrays
 from fleet.stream.layout import LABEL
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 
 
 class SampleSet:
     """A stored sample set, one copy per node.
 
     Args:
-        image: shape and dtype of the input of one sample.
+        array: shape and dtype of the input of one sample.
         samples: number of samples.
         chunk: number of samples that a preprocessor prepares at a time.
         name, create: see :class:`fleet.comm.segment.Segment`.
         target: dtype of targets in the stream.
 
     Attributes:
-        images: (samples, ...) of the input's shape and dtype.
+        inputs: (samples, ...) of the input's shape and dtype.
         targets: (samples,) of the target's dtype.
     """
 
     def __init__(
         self,
-        image: ImageSpec,
+        array: ArraySpec,
         samples: int,
         chunk: int,
         name: str,
@@ -36,12 +36,12 @@ class SampleSet:
         self.samples = samples
         self.chunk = chunk
         self.chunks = -(-samples // chunk)
-        self.segment, (self._ready, self.targets, self.images) = map_arrays(
+        self.segment, (self._ready, self.targets, self.inputs) = map_arrays(
             name,
             create,
             (np.int64, self.chunks),
             (target, samples),
-            (image.dtype, samples, *image.shape),
+            (array.dtype, samples, *array.shape),
         )
 
     def rows(self, chunk: int) -> slice:

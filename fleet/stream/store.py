@@ -39,10 +39,10 @@ class FileStore:
         """Stop waiting for other ranks, because one of them has died."""
 
     def load(
-        self, indices: np.ndarray, production: int, images: np.ndarray, targets: np.ndarray
+        self, indices: np.ndarray, production: int, inputs: np.ndarray, targets: np.ndarray
     ) -> list[UnreadableSample]:
         """Write samples into arrays; see :meth:`preprocess.pipeline.Pipeline.load`."""
-        return self._pipeline.load(indices, production, images, targets)
+        return self._pipeline.load(indices, production, inputs, targets)
 
 
 class RankMemory(FileStore):
@@ -50,7 +50,7 @@ class RankMemory(FileStore):
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
-        self._images, self._targets = pipeline.empty_stored(pipeline.samples)
+        self._inputs, self._targets = pipeline.empty_stored(pipeline.samples)
         self._is_ready = np.zeros(pipeline.samples, bool)
         self._augmented = AugmentedEpochs(pipeline)
 
@@ -58,20 +58,20 @@ class RankMemory(FileStore):
         self,
         indices: np.ndarray,
         production: int,
-        images: np.ndarray,
+        inputs: np.ndarray,
         targets: np.ndarray,
     ) -> list[UnreadableSample]:
         lacking = indices[~self._is_ready[indices]]
-        new_images, new_targets = self._pipeline.empty_stored(len(lacking))
-        bad = self._pipeline.load_stored(lacking, new_images, new_targets)
-        self._images[lacking] = new_images
+        new_inputs, new_targets = self._pipeline.empty_stored(len(lacking))
+        bad = self._pipeline.load_stored(lacking, new_inputs, new_targets)
+        self._inputs[lacking] = new_inputs
         self._targets[lacking] = new_targets
         self._is_ready[lacking] = True
         return bad + self._augmented.finish(
-            lambda rows: (self._images[rows], self._targets[rows]),
+            lambda rows: (self._inputs[rows], self._targets[rows]),
             indices,
             production,
-            images,
+            inputs,
             targets,
         )
 
@@ -113,13 +113,13 @@ class NodeStore(FileStore):
         self,
         indices: np.ndarray,
         production: int,
-        images: np.ndarray,
+        inputs: np.ndarray,
         targets: np.ndarray,
     ) -> list[UnreadableSample]:
         if not self._decoded.has_rows(self._row[indices]):
-            return super().load(indices, production, images, targets)
-        return self._augmented.finish(self._read_decoded, indices, production, images, targets)
+            return super().load(indices, production, inputs, targets)
+        return self._augmented.finish(self._read_decoded, indices, production, inputs, targets)
 
     def _read_decoded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = self._row[indices]
-        return self._decoded.images[rows], self._decoded.targets[rows]
+        return self._decoded.inputs[rows], self._decoded.targets[rows]

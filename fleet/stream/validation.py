@@ -89,22 +89,22 @@ class Validation:
         finish = self._shared.finish
         rows = self._rows[part]
         selection: slice | np.ndarray = rows if self._is_part else part
-        images = stored.images[selection]
+        inputs = stored.inputs[selection]
         targets = stored.targets[selection]
         if finish is None:
-            return images, targets
-        return finish(images, targets, rows, np.zeros(len(rows), np.int64), training=False)
+            return inputs, targets
+        return finish(inputs, targets, rows, np.zeros(len(rows), np.int64), training=False)
 
     def _read_local(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
         if not self._keeps:
             return self._prepared(self._rows[part])
         if self._local_samples is None:
             self._local_samples = self._prepared(self._rows)
-        images, targets = self._local_samples
-        return images[part], targets[part]
+        inputs, targets = self._local_samples
+        return inputs[part], targets[part]
 
     def _prepared(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        images, targets = self._pipeline.empty(len(rows))
-        for sample in self._pipeline.load(rows, 0, images, targets, training=False):
+        inputs, targets = self._pipeline.empty(len(rows))
+        for sample in self._pipeline.load(rows, 0, inputs, targets, training=False):
             self._on_bad(sample)
-        return images, targets
+        return inputs, targets

@@ -65,7 +65,7 @@ class Window:
         is_relayed: whether chunks go to other nodes; until the relay begins, it needs all chunks.
 
     Attributes:
-        images: (slots * chunk, ...) inputs of the layout's shape and dtype; slot ``i`` has the rows
+        inputs: (slots * chunk, ...) inputs of the layout's shape and dtype; slot ``i`` has the rows
             from ``i * chunk`` on.
         targets: (slots * chunk,) of the layout's dtype of targets.
         cursors: (readers + 1,) int64, one for each reader; the last one is the relay's, see
@@ -80,12 +80,12 @@ class Window:
         cursors = layout.readers + 1
         rows = layout.slots * layout.chunk
         words = cursors + 2 + 2 * layout.slots
-        self.segment, (header, self.targets, self.images) = map_arrays(
+        self.segment, (header, self.targets, self.inputs) = map_arrays(
             name,
             create,
             (np.int64, words),
             (layout.target, rows),
-            (layout.image.dtype, rows, *layout.image.shape),
+            (layout.array.dtype, rows, *layout.array.shape),
         )
         self.cursors = header[:cursors]
         self.demand = header[cursors : cursors + 1]

@@ -10,7 +10,7 @@ import numpy as np
 
 from preprocess.base import UnreadableImage
 from preprocess.deferred_augmentation import pack_rows
-from preprocess.sample import ImageSpec, wire_dtype
+from preprocess.sample import ArraySpec, wire_dtype
 from preprocess.transforms.base import Mask, MovesPixels, Transform, channels
 from preprocess.transforms.color import Scale, Standardize
 from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop
@@ -29,7 +29,7 @@ class OnDevice(MovesPixels):
     """
 
     transforms: tuple[RandomCrop | CenterCrop | Flip, ...]
-    image: ImageSpec | None = None
+    image: ArraySpec | None = None
 
     is_random: ClassVar[bool] = True
 
@@ -37,7 +37,7 @@ class OnDevice(MovesPixels):
         """Return the row of an image, (bytes,) uint8."""
         channels(image, self)
         if not self.accepts(image.shape, image.dtype):
-            raise UnreadableImage(f"is {ImageSpec.of(image)}; the others are {self.image}")
+            raise UnreadableImage(f"is {ArraySpec.of(image)}; the others are {self.image}")
         height, width = image.shape[:2]
         to_height, to_width = self.size(height, width)
         top = left = 0
@@ -64,7 +64,7 @@ class OnDevice(MovesPixels):
 
     def accepts(self, shape: tuple[int, ...], dtype: np.dtype) -> bool:
         """Return True if an image of this shape and dtype is like the others."""
-        return self.image in (None, ImageSpec(shape, str(wire_dtype(dtype))))
+        return self.image in (None, ArraySpec(shape, str(wire_dtype(dtype))))
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Return the (height, width) of the device's result for an image of this size.
@@ -105,7 +105,7 @@ def defer_to_device(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
 
 
 def set_device_input(
-    transforms: Sequence[Transform], image: ImageSpec | None
+    transforms: Sequence[Transform], image: ArraySpec | None
 ) -> tuple[Transform, ...]:
     """Set the spec of samples before the deferred transforms."""
     return tuple(

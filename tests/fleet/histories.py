@@ -5,7 +5,7 @@ from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
 from fleet.spec import parse
 from fleet.storage.results import Results
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 
 
 def record(
@@ -38,7 +38,7 @@ def history(*val_accuracies):
     )
 
 
-SAMPLE = SampleSpec(ImageSpec((4, 4, 1), "uint8"), 3)
+SAMPLE = SampleSpec(ArraySpec((4, 4, 1), "uint8"), 3)
 
 
 def spec(*models, **parts):

@@ -14,9 +14,9 @@ from fleet.engines.base import EngineContext, PeerFailed, StepTotals
 from fleet.engines.steps import StepBatches
 from fleet.spec import Resources, parse
 from fleet.stream.batch import split_rows
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 
-SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
+SAMPLE = SampleSpec(ArraySpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
 ARGS = {"plain": {"norm": "none"}, "normalised": {"dropout": 0.2}}
 
 

@@ -33,9 +33,9 @@ def _record(stream_class):
                             "epoch": epoch_id(item.epoch),
                             "position": item.position,
                             "rank": group.rank,
-                            "samples": [Numbered.number(image) for image in item.images],
+                            "samples": [Numbered.number(image) for image in item.inputs],
                             "labels": item.targets.tolist(),
-                            "sums": [zlib.crc32(image.tobytes()) for image in item.images],
+                            "sums": [zlib.crc32(image.tobytes()) for image in item.inputs],
                         }
                     )
                     + "\n"

@@ -10,7 +10,7 @@ from preprocess.deferred_augmentation import finished
 from preprocess.lazy_numba import NUMBA
 from preprocess.pipeline import Pipeline
 from preprocess.probe import infer_sample_spec, probe_samples
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 from preprocess.target import TargetSpec
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.on_device import (
@@ -114,7 +114,7 @@ def test_images_have_the_bits_of_the_host(
     source = Memory([pattern(height, width, channels, number) for number in range(3)] + [None])
     host, device = images_of(source, [*before, *tail, *(["scale"] if scales else [])], seed)
     assert list(all_of(host, epoch, training)) == list(all_of(device, epoch, training))
-    assert device.sample.image == host.sample.image
+    assert device.sample.input == host.sample.input
     assert device.sample.identity() == host.sample.identity()
 
 
@@ -134,7 +134,7 @@ def test_arrays_of_all_types_have_the_bits_of_the_host(kernels, dtype, shape, tr
         ],
         3,
     )
-    assert device.sample.wire == ImageSpec((device.sample.deferred_input.nbytes + 16,), "uint8")
+    assert device.sample.wire == ArraySpec((device.sample.deferred_input.nbytes + 16,), "uint8")
     assert list(all_of(host, 9, training)) == list(all_of(device, 9, training))
 
 

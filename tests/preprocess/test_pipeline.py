@@ -83,7 +83,7 @@ def test_prepare_stops_before_the_first_random_transform():
     assert (len(fixed), len(varying)) == (2, len(RANDOM) + 1)
     pipe = pipeline()
     assert np.array_equal(
-        pipe.augment_checked(pipe.prepare(3), 3, epoch=5).image, load(pipe, [3], 5)[0][0]
+        pipe.augment_checked(pipe.prepare(3), 3, epoch=5).input, load(pipe, [3], 5)[0][0]
     )
 
 
@@ -104,7 +104,7 @@ def test_pipeline_leaves_the_final_scale_to_the_trainer():
     scale = {"scale": {"mean": 0.5, "std": [0.2, 0.3, 0.4]}}
     late = pipeline(transforms=[scale])
     early = pipeline(transforms=[scale, f"{__name__}:keep"])
-    assert (late.sample.image.dtype, early.sample.image.dtype) == ("uint8", "float32")
+    assert (late.sample.input.dtype, early.sample.input.dtype) == ("uint8", "float32")
     assert early.sample.affine is None
     assert np.array_equal(
         late.sample.affine.apply(load(late, range(12))[0]), load(early, range(12))[0]

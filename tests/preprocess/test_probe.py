@@ -8,7 +8,7 @@ from PIL import Image
 
 from launch.errors import InputError
 from preprocess.probe import PROBES, infer_sample_spec, probe_samples
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.user import UserTransform
 from tests.preprocess.samples import Memory, encode, pattern
@@ -27,9 +27,9 @@ def test_probe_infers_the_transformed_sample():
         {"scale": {"mean": 0.5}},
     ]
     sample = looked_at(IMAGES, transforms)
-    assert sample == SampleSpec(ImageSpec((4, 5, 3), "uint8"), 2, Affine(0.5, 1.0))
+    assert sample == SampleSpec(ArraySpec((4, 5, 3), "uint8"), 2, Affine(0.5, 1.0))
     assert looked_at(IMAGES, transforms, keep=True) == replace(
-        sample, stored=ImageSpec((6, 6, 3), "uint8")
+        sample, stored=ArraySpec((6, 6, 3), "uint8")
     )
 
 
@@ -51,7 +51,7 @@ def test_each_of_a_few_samples_is_read_once():
 
 
 def test_bad_samples_are_passed_over():
-    assert looked_at([None] * 50 + [IMAGES[0]] + [None] * 50, ["decode"]).image.shape == (6, 6, 3)
+    assert looked_at([None] * 50 + [IMAGES[0]] + [None] * 50, ["decode"]).input.shape == (6, 6, 3)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def text(image, rng, training):
 def test_inputs_may_be_of_any_rank():
     assert infer_sample_spec(
         Memory(IMAGES), [UserTransform(f"{__name__}:flat")], 7
-    ).image == ImageSpec((6, 6), "float32")
-    assert looked_at([np.arange(5)] * 3, ["decode"]).image == ImageSpec((5,), "int64")
+    ).input == ArraySpec((6, 6), "float32")
+    assert looked_at([np.arange(5)] * 3, ["decode"]).input == ArraySpec((5,), "int64")
 
 
 def test_probe_custom_transform_must_return_numbers():

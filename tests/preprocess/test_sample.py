@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 
 from launch.errors import InputError
-from preprocess.sample import Affine, ImageSpec
+from preprocess.sample import Affine, ArraySpec
 
 
 def test_sample_image_takes_its_numbers_times_their_bytes():
-    image = ImageSpec((4, 5, 3), "float32")
+    image = ArraySpec((4, 5, 3), "float32")
     array = np.zeros(image.shape, image.dtype)
     assert (image.size, image.nbytes, str(image)) == (array.size, array.nbytes, "4 x 5 x 3 float32")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_numbers_with_a_fraction_travel_in_single_precision(dtype):
-    assert ImageSpec.of(np.zeros((2, 2, 1), dtype)) == ImageSpec((2, 2, 1), "float32")
-    assert ImageSpec.of(np.zeros((2, 2, 1), np.uint8)).dtype == "uint8"
+    assert ArraySpec.of(np.zeros((2, 2, 1), dtype)) == ArraySpec((2, 2, 1), "float32")
+    assert ArraySpec.of(np.zeros((2, 2, 1), np.uint8)).dtype == "uint8"
 
 
 def test_sample_affine_fits_its_number_of_channels():
@@ -29,9 +29,9 @@ def test_sample_affine_fits_its_number_of_channels():
 @pytest.mark.parametrize(
     ("image", "maximum"),
     [
-        (ImageSpec((8, 8, 3), "uint8"), 255),
-        (ImageSpec((40,), "int64"), 1),
-        (ImageSpec((40,), "float32"), 1.0),
+        (ArraySpec((8, 8, 3), "uint8"), 255),
+        (ArraySpec((40,), "int64"), 1),
+        (ArraySpec((40,), "float32"), 1.0),
     ],
 )
 def test_random_inputs_have_the_dtype_and_small_tokens(image, maximum):

@@ -22,7 +22,7 @@ def augment_deferred(rows: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
         return tf.cast(rows, tf.float64 if precise else tf.float32)
     height, width, channels = sample.deferred_input.shape
     dtype = tf.as_dtype(sample.deferred_input.dtype)
-    to_height, to_width = sample.image.shape[:2]
+    to_height, to_width = sample.input.shape[:2]
     shape = (-1, height * width, channels)
     pixels, crops = tf.split(rows, [sample.deferred_input.nbytes, CROP_BYTES], axis=1)
     if dtype.size > 1:

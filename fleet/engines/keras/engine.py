@@ -115,7 +115,7 @@ class KerasEngine:
         try:
             model = build_model(
                 network.architecture,
-                sample.image.shape,
+                sample.input.shape,
                 sample.classes,
                 network.seed,
                 sample.target,

@@ -32,7 +32,7 @@ class EnsembleModel:
         models = [_load(file) for file in files]
         _check_separate_weights(files, models)
         dtype = models[0].inputs[0].dtype
-        images = keras.Input(models[0].input_shape[1:], name="images", dtype=dtype)
+        inputs = keras.Input(models[0].input_shape[1:], name="images", dtype=dtype)
         self._is_precise = dtype == "float64"
         parts = []
         for number, (model, weight) in enumerate(zip(models, weights, strict=True)):
@@ -42,16 +42,16 @@ class EnsembleModel:
                 _ACTIVATIONS[kind], dtype="float32", name=f"predicted_{number}"
             )
             weighted = keras.layers.Rescaling(weight, dtype="float32", name=f"weighted_{number}")
-            parts.append(weighted(predicted(model(images))))
+            parts.append(weighted(predicted(model(inputs))))
         mean = parts[0] if len(parts) == 1 else keras.layers.Add(name="mean")(parts)
-        self._model = keras.Model(images, mean, name="joined")
+        self._model = keras.Model(inputs, mean, name="joined")
 
-    def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - see ExportedEnsemble
+    def predict(self, inputs: np.ndarray) -> np.ndarray:  # noqa: D102 - see ExportedEnsemble
         if self._is_precise:  # predict() of Keras would cast to float32
-            parts = range(0, len(images), _BATCH)
-            outputs = [self._model(images[first : first + _BATCH]) for first in parts]
+            parts = range(0, len(inputs), _BATCH)
+            outputs = [self._model(inputs[first : first + _BATCH]) for first in parts]
             return np.concatenate(list(map(keras.ops.convert_to_numpy, outputs)))
-        predicted: np.ndarray = self._model.predict(images, batch_size=_BATCH, verbose=0)
+        predicted: np.ndarray = self._model.predict(inputs, batch_size=_BATCH, verbose=0)
         return predicted
 
     def save(self, path: Path) -> None:  # noqa: D102 - see ExportedEnsemble

@@ -122,15 +122,15 @@ def outputs_agree(model: keras.Model, written: keras.Model, sample: SampleSpec) 
         sample: shape and type of the inputs.
     """
     random = np.random.default_rng(0)
-    shape = (2, *sample.image.shape)
-    images = sample.image.random_inputs(random, 2).astype(np.float32)
+    shape = (2, *sample.input.shape)
+    inputs = sample.input.random_inputs(random, 2).astype(np.float32)
     affine = sample.affine
     if affine is not None and affine.precise:
-        images = affine.unit * (np.array(affine.mean) + affine.std * random.normal(size=shape))
-    scaled = images if affine is None else affine.apply(images)
+        inputs = affine.unit * (np.array(affine.mean) + affine.std * random.normal(size=shape))
+    scaled = inputs if affine is None else affine.apply(inputs)
     outputs, repeated, exported = (
         keras.ops.convert_to_numpy(network(batch, training=False)).astype(np.float64)
-        for network, batch in ((model, scaled), (model, scaled), (written, images))
+        for network, batch in ((model, scaled), (model, scaled), (written, inputs))
     )
     tolerance = 1e-3 if model.compute_dtype == "float32" else 5e-2
     atol = tolerance * max(1.0, float(np.abs(outputs).max()))
@@ -144,13 +144,13 @@ def _with_scaling(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Mo
     """Return a model that scales its inputs, unless the stream does, and applies a call."""
     affine = sample.affine
     if affine is not None and affine.precise:
-        raw = keras.Input(sample.image.shape, name="raw_image", dtype="float64")
+        raw = keras.Input(sample.input.shape, name="raw_image", dtype="float64")
         # Keras stores the parameters of layers in float32.
         shift, affine = affine.split_shift()
         shifted = keras.layers.Rescaling(1.0, (-shift).tolist(), dtype="float64")(raw)
         scaled = keras.ops.cast(shifted, "float32")
     else:
-        raw = scaled = keras.Input(sample.image.shape, name="raw_image")
+        raw = scaled = keras.Input(sample.input.shape, name="raw_image")
     if affine is not None:
         scaled = keras.layers.Rescaling(affine.multiplier.tolist(), affine.offset.tolist())(scaled)
     return keras.Model(raw, call(scaled), name=model.name)
@@ -161,7 +161,7 @@ def _layers_of(model: keras.Model) -> Any:
     training = inspect.signature(model.call).parameters.get("training")
     is_required = training is not None and training.default is inspect.Parameter.empty
     options = {"training": False} if is_required else {}
-    return lambda images: model.call(images, **options)
+    return lambda inputs: model.call(inputs, **options)
 
 
 def _modules(path: Path) -> list[str]:

@@ -64,7 +64,7 @@ class StepGraphs:
         self._sample = sample
         self._affine = sample.affine
         self._measures = measures
-        self._are_sums = sums_over_rows(self._model, sample.image.shape)
+        self._are_sums = sums_over_rows(self._model, sample.input.shape)
         target = sample.target
         rows = [
             tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
@@ -90,18 +90,18 @@ class StepGraphs:
             self.compiled = graph_of(self._compute_exchange_apply, **compiled)
         self.evaluation = graph_of(self._evaluate, input_signature=rows)
 
-    def inputs(self, images: tf.Tensor) -> tf.Tensor:
+    def inputs(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return the inputs of the model, augmented and scaled, from samples as they travel."""
-        images = augment_deferred(images, self._sample)
+        inputs = augment_deferred(inputs, self._sample)
         if self._affine is None:
-            return images
-        if len(self._sample.image.shape) != 3:
-            scaled = images * self._affine.multiplier + self._affine.offset
+            return inputs
+        if len(self._sample.input.shape) != 3:
+            scaled = inputs * self._affine.multiplier + self._affine.offset
             return tf.cast(scaled, tf.float32)
-        height, width, channels = self._sample.image.shape
+        height, width, channels = self._sample.input.shape
         multiplier, offset = self._affine.along_row(width)
         # TensorFlow is slow with operands of three numbers.
-        rows = tf.reshape(images, (-1, height, width * channels))
+        rows = tf.reshape(inputs, (-1, height, width * channels))
         scaled = tf.cast(rows * multiplier + offset, tf.float32)
         return tf.reshape(scaled, (-1, height, width, channels))
 
@@ -109,7 +109,7 @@ class StepGraphs:
         self,
         rows: tf.Tensor,
         flags: tf.Tensor,
-        images: tf.Tensor,
+        inputs: tf.Tensor,
         targets: tf.Tensor,
         weights: tf.Tensor | None = None,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
@@ -118,7 +118,7 @@ class StepGraphs:
         Args:
             rows: number of rows of the global batch.
             flags: (6 + metrics,), added to the totals.
-            images, targets, weights: (n, ...), (n, ...) and (n,), this rank's rows; classes need no
+            inputs, targets, weights: (n, ...), (n, ...) and (n,), this rank's rows; classes need no
                 weights.
 
         Returns:
@@ -127,7 +127,7 @@ class StepGraphs:
         """
         valid = (targets if weights is None else weights) >= 0
         with tf.GradientTape() as tape:
-            outputs = tf.cast(self._model(self.inputs(images), training=True), tf.float32)
+            outputs = tf.cast(self._model(self.inputs(inputs), training=True), tf.float32)
             losses = _weighted_losses(
                 self._measures.losses.training(outputs, targets), valid, weights
             )
@@ -218,11 +218,11 @@ class StepGraphs:
         return sums
 
     def _evaluate(
-        self, images: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None
+        self, inputs: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the totals of some rows, (6 + metrics,), and the outputs for them."""
         valid = (targets if weights is None else weights) >= 0
-        outputs = tf.cast(self._model(self.inputs(images), training=False), tf.float32)
+        outputs = tf.cast(self._model(self.inputs(inputs), training=False), tf.float32)
         losses = _weighted_losses(
             self._measures.losses.evaluation(outputs, targets), valid, weights
         )

@@ -131,10 +131,10 @@ class KerasNetwork:
         return self.model.count_params()
 
     @runs_user_code
-    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102
+    def check_learns(self, inputs: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102
         with tf.GradientTape() as tape:
             outputs = tf.cast(
-                self.model(self.graphs.inputs(tf.constant(images)), training=True), tf.float32
+                self.model(self.graphs.inputs(tf.constant(inputs)), training=True), tf.float32
             )
         if not np.isfinite(outputs).all():
             raise ModelError(

@@ -27,8 +27,8 @@ def augment_deferred(rows: Tensor, sample: SampleSpec) -> Tensor:
     top, first_column, flip_vertical, flip_horizontal = (
         crops.clone(memory_format=torch.contiguous_format).view(torch.int32).long().unbind(1)
     )
-    y, is_y = _crop_indices(top, flip_vertical, sample.image.shape[0], height)
-    x, is_x = _crop_indices(first_column, flip_horizontal, sample.image.shape[1], width)
+    y, is_y = _crop_indices(top, flip_vertical, sample.input.shape[0], height)
+    x, is_x = _crop_indices(first_column, flip_horizontal, sample.input.shape[1], width)
     row_index = torch.arange(len(rows), device=rows.device)[:, None, None]
     images = pixels.contiguous().view(_INDEXED_AS[dtype.itemsize])
     images = images.view(-1, height, width, channels)

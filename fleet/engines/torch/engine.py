@@ -71,7 +71,7 @@ class TorchEngine:
         sample = self._sample.for_pipeline(network.pipeline, network.fold)
         built = build_module(
             network.architecture,
-            sample.image,
+            sample.input,
             sample.target,
             network.seed,
             sample.affine is not None,

@@ -34,11 +34,11 @@ class EnsembleModule:
         self._weights = weights
         self._kind = kind
 
-    def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - see ExportedEnsemble
+    def predict(self, inputs: np.ndarray) -> np.ndarray:  # noqa: D102 - see ExportedEnsemble
         means = []
         with torch.no_grad():  # a module may still enable gradients itself
-            for first in range(0, len(images), _BATCH):
-                batch = np.ascontiguousarray(images[first : first + _BATCH])
+            for first in range(0, len(inputs), _BATCH):
+                batch = np.ascontiguousarray(inputs[first : first + _BATCH])
                 means.append(self._mean(torch.from_numpy(batch).to(self._device)))
         return np.concatenate(means)
 

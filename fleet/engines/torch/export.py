@@ -33,7 +33,7 @@ from fleet.spec import NetworkSpec
 from fleet.spec.model import Architecture, wrapping_errors
 from fleet.storage.files import atomic_write_with, write_json
 from fleet.storage.paths import RunPaths
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.target import TargetSpec
 
 _ROWS = 2  # rows of the samples with which a network is exported to ONNX
@@ -121,8 +121,8 @@ def note_of(
         **origin,
         "args": args,
         "input": {
-            "shape": list(sample.image.shape),
-            "dtype": sample.image.dtype,
+            "shape": list(sample.input.shape),
+            "dtype": sample.input.dtype,
             "called_with": str(dtype).removeprefix("torch."),
             "multiplier": None if scale is None else scale.multiplier.tolist(),
             "offset": None if scale is None else scale.offset.tolist(),
@@ -172,7 +172,7 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
         input_note = note["input"]
         target_note = note["target"]
         architecture = Architecture(note.get("family") or note["build"], note["args"])
-        image = ImageSpec(tuple(input_note["shape"]), input_note["dtype"])
+        image = ArraySpec(tuple(input_note["shape"]), input_note["dtype"])
         size = None if target_note["size"] is None else tuple(target_note["size"])
         target = TargetSpec(target_note["kind"], target_note["outputs"], size=size)
         precision = input_note.get("scaled_in", "float32")
@@ -195,7 +195,7 @@ def _built(
     file: Path,
     note: Mapping[str, Any],
     architecture: Architecture,
-    image: ImageSpec,
+    image: ArraySpec,
     target: TargetSpec,
     is_scaled: bool,
 ) -> Built:

@@ -34,7 +34,7 @@ from fleet.errors import ModelError
 from fleet.spec.layers import Layer, Shape, layers_of
 from fleet.spec.model import Architecture, load_function, one_line
 from launch.processes import end_with_parent
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 from preprocess.target import TargetSpec
 from preprocess.user_code import exclusive_generators
 
@@ -63,7 +63,7 @@ class Built(NamedTuple):
 
 def build_module(
     architecture: Architecture,
-    image: ImageSpec,
+    image: ArraySpec,
     target: TargetSpec,
     seed: int,
     is_scaled: bool = False,
@@ -134,7 +134,7 @@ def count_parameters(
         module = build_custom_model(
             architecture, shape, classes, nn.Module, "torch.nn.Module"
         ).float()
-        image = ImageSpec(shape, "float32")
+        image = ArraySpec(shape, "float32")
         _call_on_samples(architecture.target, module, image, [torch.float32, torch.int64])
         return count_module_parameters(module)
 
@@ -342,7 +342,7 @@ def _initialized(layer: nn.Conv2d | nn.Linear, start: str) -> nn.Module:
 
 
 def _check_module(
-    name: str, module: nn.Module, image: ImageSpec, target: TargetSpec, is_scaled: bool
+    name: str, module: nn.Module, image: ArraySpec, target: TargetSpec, is_scaled: bool
 ) -> Built:
     """Try a module on two samples, which also creates its lazy parameters."""
     wrong = [
@@ -380,7 +380,7 @@ def _check_module(
 def _call_on_samples(
     name: str,
     module: nn.Module,
-    image: ImageSpec,
+    image: ArraySpec,
     dtypes: list[torch.dtype],
     call: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.dtype, bool]:

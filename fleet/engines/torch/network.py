@@ -33,14 +33,14 @@ class TorchNetwork:
     Attributes:
         note_of: returns the note beside the exported weights.
         code: user code that computes a part of a step.
-        sample_images: images of :meth:`check_learns`, for :meth:`try_export`.
+        sample_inputs: inputs of :meth:`check_learns`, for :meth:`try_export`.
     """
 
     module: nn.Module
     steps: TorchSteps
     note_of: Callable[[], Mapping[str, Any]]
     code: UserCode | None
-    sample_images: np.ndarray | None = None
+    sample_inputs: np.ndarray | None = None
 
     @property
     def capabilities(self) -> StepCapabilities:  # noqa: D102 - see SupportsSteps
@@ -159,7 +159,7 @@ class TorchNetwork:
 
     @runs_user_code
     def row_bytes(self) -> int | None:  # noqa: D102
-        shape = self.steps.sample.image.shape
+        shape = self.steps.sample.input.shape
         try:
             return activation_bytes(
                 self.module,
@@ -174,14 +174,14 @@ class TorchNetwork:
         path = folder / "best.safetensors"
         self.export(self.state(), path)
         loaded, note = load(path)
-        images = self.sample_images
-        if images is None or self.steps.sample.deferred_input is not None:
-            images = self.steps.sample.image.random_inputs(np.random.default_rng(0), 2)
+        inputs = self.sample_inputs
+        if inputs is None or self.steps.sample.deferred_input is not None:
+            inputs = self.steps.sample.input.random_inputs(np.random.default_rng(0), 2)
         with self.evaluation_mode():
             expected, repeated = (
-                _compute_seeded(lambda: self.steps.outputs(images).cpu()) for _ in range(2)
+                _compute_seeded(lambda: self.steps.outputs(inputs).cpu()) for _ in range(2)
             )
-            reloaded = _compute_seeded(lambda: loaded(torch.from_numpy(images)))
+            reloaded = _compute_seeded(lambda: loaded(torch.from_numpy(inputs)))
         tolerance = 5e-2 if self.steps.is_mixed else 1e-3
         # Modules that use other random generators than PyTorch's cannot be compared.
         if _agree(expected, repeated, tolerance) and not _agree(expected, reloaded, tolerance):
@@ -195,11 +195,11 @@ class TorchNetwork:
         return ""
 
     @runs_user_code
-    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102
+    def check_learns(self, inputs: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102
         target_tensor = torch.from_numpy(np.array(targets)).to(self.steps.device)
         self.steps.flat.zero_gradients()
-        self.sample_images = np.array(images[:2])
-        outputs = self.steps.outputs(images)
+        self.sample_inputs = np.array(inputs[:2])
+        outputs = self.steps.outputs(inputs)
         if not bool(outputs.isfinite().all()):
             raise ModelError(
                 "the untrained model returns NaN or infinity for samples of the data; check its "

@@ -187,10 +187,10 @@ class TorchSteps:
                 seed_host_generators(seed)
             yield
 
-    def outputs(self, images: np.ndarray) -> Tensor:
+    def outputs(self, inputs: np.ndarray) -> Tensor:
         """Return logits or values, float32; for masks with classes last, as a view."""
-        samples = to_device(images, self.device)
-        if samples.ndim == 2:  # packed rows, unlike the images of try_export
+        samples = to_device(inputs, self.device)
+        if samples.ndim == 2:  # packed rows, unlike the inputs of try_export
             samples = augment_deferred(samples, self.sample)
         with self._precision():
             outputs: Tensor = self.exported(samples)

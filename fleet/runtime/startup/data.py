@@ -245,11 +245,11 @@ def _describe_channels(samples: Mapping[str, SampleSpec]) -> str:
     """Describe inputs whose channels seem to come first; empty if there are none."""
     for sample in samples.values():
         for variant in (sample, *sample.per_pipeline.values()):
-            shape = variant.image.shape
+            shape = variant.input.shape
             if len(shape) == 3 and shape[0] <= _MAX_CHANNELS < min(shape[1:]):
                 height, width, channels = shape
                 return (
-                    f"data: inputs of {variant.image} are read as images of height {height} and "
+                    f"data: inputs of {variant.input} are read as images of height {height} and "
                     f"width {width} with {channels} channels; if their first axis is the channels, "
                     f"move it to the end: ({width}, {channels}, {height})"
                 )
@@ -379,7 +379,7 @@ def standardize(
         sample = input_pipeline.samples["train"]
         settings_key = json.dumps(settings.transforms, default=str)
         earlier = before.get(key)
-        features = transform.features(sample.image.shape)
+        features = transform.features(sample.input.shape)
         if (
             earlier is not None
             and earlier.transforms == settings_key

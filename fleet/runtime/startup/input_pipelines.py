@@ -165,7 +165,7 @@ def find_shared_transforms(
                     "random transform, because that part is computed once for all networks: "
                     f"{str(error).removeprefix('data: ')}; {_suggest_own_samples(spec)}"
                 ) from error
-            shapes[transforms] = samples["train"].image.shape
+            shapes[transforms] = samples["train"].input.shape
     variants = PackedVariants(tuple(shapes), tuple(shapes.values()))
     packed_slices = dict(zip(shapes, variants.slices(), strict=True))
     return SharedTransforms(
@@ -257,12 +257,12 @@ def probe_splits(
         name: replace(probe.sample, target=replace(probe.sample.target, weighted=weighted))
         for name, probe in probes.items()
     }
-    training_image = samples["train"].deferred_input or samples["train"].image
+    training_input = samples["train"].deferred_input or samples["train"].input
     for split, sample in samples.items():
-        image = sample.deferred_input or sample.image
-        if image != training_image:
+        array = sample.deferred_input or sample.input
+        if array != training_input:
             raise UserError(
-                f"data: training samples are {training_image} and {split} samples {image}; add a "
+                f"data: training samples are {training_input} and {split} samples {array}; add a "
                 "resize or a crop"
             )
     return samples, probes

@@ -64,10 +64,10 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
     )
     position, _ = split_rows(0, samples.samples, group.rank, group.size)
 
-    def fill(images: np.ndarray, targets: np.ndarray) -> StepTotals:
+    def fill(inputs: np.ndarray, targets: np.ndarray) -> StepTotals:
         nonlocal position
         values, *weights = target.split(targets)
-        sums, outputs = trainable.predict(images, values, *weights)
+        sums, outputs = trainable.predict(inputs, values, *weights)
         rows = slice(position, position + len(targets))
         position += len(targets)
         predictions.outputs[rows] = outputs
@@ -106,8 +106,8 @@ def _sum_over(
         """Evaluate some batches; returns True once this rank's share is done."""
         nonlocal local_sums
         began = time.perf_counter()
-        for images, targets in batches:
-            local_sums += evaluate_batch(images, targets)
+        for inputs, targets in batches:
+            local_sums += evaluate_batch(inputs, targets)
             if time.perf_counter() - began >= _CHECK_EVERY_S:
                 return False
         return True

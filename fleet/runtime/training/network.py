@@ -56,12 +56,12 @@ class Training:
         return steps_of(self.trainable, self.group.size == 1)
 
     def step(
-        self, images: np.ndarray, targets: np.ndarray, size: int, stop: bool = False
+        self, inputs: np.ndarray, targets: np.ndarray, size: int, stop: bool = False
     ) -> StepTotals:
         """Train on one global batch.
 
         Args:
-            images, targets: this rank's rows of the batch, as the stream carries them.
+            inputs, targets: this rank's rows of the batch, as the stream carries them.
             size: number of rows of the global batch.
             stop: whether this rank asks the group to stop after the step.
 
@@ -69,7 +69,7 @@ class Training:
             TrainingFailed: on all ranks, when it failed on one.
         """
         flags = StepTotals(stop=stop)
-        batches = StepBatches((images, targets), [size], [len(targets)], flags)
+        batches = StepBatches((inputs, targets), [size], [len(targets)], flags)
         return self.begin(batches)().sums[0]
 
     def begin(self, batches: StepBatches) -> Callable[[], StepResult]:
@@ -84,8 +84,8 @@ class Training:
         Raises:
             TrainingFailed: on all ranks, when it failed on one, here or in the returned function.
         """
-        images, targets = batches.local_rows
-        local_rows = (images, *self.target.split(targets))
+        inputs, targets = batches.local_rows
+        local_rows = (inputs, *self.target.split(targets))
         with self._failing_together():
             wait = self._trainable_steps.begin_steps(batches._replace(local_rows=local_rows))
         return partial(self._wait, wait)
@@ -130,9 +130,9 @@ class Training:
             self.steps = StepClock(min_steps=MIN_STEPS)
         return size
 
-    def evaluate(self, images: np.ndarray, targets: np.ndarray) -> StepTotals:
+    def evaluate(self, inputs: np.ndarray, targets: np.ndarray) -> StepTotals:
         """Return sums over a batch of this rank's samples, without training."""
-        return self.trainable.evaluate(images, *self.target.split(targets))
+        return self.trainable.evaluate(inputs, *self.target.split(targets))
 
     def broadcast(self, state: T) -> T:
         """Broadcast the master's network and state to the group; collective."""

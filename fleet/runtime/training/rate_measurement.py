@@ -63,7 +63,7 @@ def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size:
         TrainingFailed: on all ranks, when a step failed on one.
     """
     group = training.group
-    images, targets = make_samples(sample, rows=len(range(group.rank, size, group.size)))
+    inputs, targets = make_samples(sample, rows=len(range(group.rank, size, group.size)))
     clock = StepClock(warm_up=profile.batches - profile.timed)
     start = time.perf_counter()
     for _ in range(profile.batches):
@@ -71,7 +71,7 @@ def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size:
         if began - start >= profile.seconds / 2:
             clock.end_warm_up()
         is_over = began - start >= profile.seconds or _is_precise(clock.rate, profile.spread)
-        sums = training.step(images, targets, size, group.is_master and is_over)
+        sums = training.step(inputs, targets, size, group.is_master and is_over)
         clock.add(size, time.perf_counter() - began)
         if sums.stop:
             break
@@ -85,9 +85,9 @@ def _is_precise(rate: StepRate, spread: float) -> bool:
 
 def make_samples(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Make synthetic samples: inputs (rows, ...) and targets (rows,), of the sample's dtypes."""
-    image = sample.deferred_input or sample.image
+    array = sample.deferred_input or sample.input
     random = np.random.default_rng(0)
-    images = image.random_inputs(random, rows)
+    inputs = array.random_inputs(random, rows)
     if sample.deferred_input is not None:
-        images = pack_rows(images, np.zeros((rows, 4)))
-    return images, sample.target.random_targets(random, rows)
+        inputs = pack_rows(inputs, np.zeros((rows, 4)))
+    return inputs, sample.target.random_targets(random, rows)

@@ -115,7 +115,7 @@ def _make_pipeline_sources(
         launch.roles.local_index(world.rank),
         waiting,
         report_training,
-        launch.stored_image is not None,
+        launch.stored_input is not None,
         finish(training, report_training),
         first_epoch,
     )

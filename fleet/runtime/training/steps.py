@@ -41,12 +41,12 @@ class Stride:
 
     Attributes:
         batches: the batches; if there are several, their own inputs and targets are invalid.
-        images, targets: (rows, ...) of all batches, concatenated.
+        inputs, targets: (rows, ...) of all batches, concatenated.
         ready_count: number of batches that were ready when requested.
     """
 
     batches: Sequence[Batch]
-    images: np.ndarray
+    inputs: np.ndarray
     targets: np.ndarray
     ready_count: int
 
@@ -59,7 +59,7 @@ class Stride:
         steps = self._choose_count(training) if training.group.is_master else 0
         return training.begin(
             StepBatches(
-                (self.images, self.targets),
+                (self.inputs, self.targets),
                 [batch.size for batch in self.batches],
                 [len(batch.targets) for batch in self.batches],
                 StepTotals(stop=stop, steps=steps),
@@ -68,7 +68,7 @@ class Stride:
 
     def _choose_count(self, training: Training) -> int:
         """Choose the steps of the next call: no more than were ready if this rank waited."""
-        fitting = _count_fitting(training, self.images.nbytes // len(self.batches))
+        fitting = _count_fitting(training, self.inputs.nbytes // len(self.batches))
         if self.ready_count == len(self.batches):
             return fitting
         return max(1, min(self.ready_count, fitting))
@@ -82,11 +82,11 @@ def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:
         if not is_alone:
             limit = training.steps.steps_per_call
         elif was_ready:
-            limit = _count_fitting(training, batch.images.nbytes)
+            limit = _count_fitting(training, batch.inputs.nbytes)
         else:
             limit = 1
         if limit == 1 or batch.is_last:
-            yield Stride([batch], batch.images, batch.targets, int(was_ready))
+            yield Stride([batch], batch.inputs, batch.targets, int(was_ready))
         else:
             yield _gather(batch, was_ready, arriving, limit, is_alone)
 
@@ -122,7 +122,7 @@ def _gather(
     """Gather a batch and the next ones; a single rank waits for none."""
     rows = len(batch.targets)
     ready_count = 0
-    images = np.empty((limit * rows, *batch.images.shape[1:]), batch.images.dtype)
+    inputs = np.empty((limit * rows, *batch.inputs.shape[1:]), batch.inputs.dtype)
     targets = np.empty(limit * rows, batch.targets.dtype)
     batches = [batch]
     filled = 0
@@ -130,10 +130,10 @@ def _gather(
         first = filled
         filled += len(batch.targets)
         ready_count += was_ready
-        images[first:filled] = batch.images
+        inputs[first:filled] = batch.inputs
         targets[first:filled] = batch.targets
         if len(batches) == limit or batch.is_last or (is_alone and not was_ready):
-            return Stride(batches, images[:filled], targets[:filled], ready_count)
+            return Stride(batches, inputs[:filled], targets[:filled], ready_count)
         batch, was_ready = next(arriving)
         batches.append(batch)
 

@@ -11,11 +11,11 @@ from fleet.commands import dry_run as dry_run_command
 from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.source import open_data
 from scheduler.base import Cluster, Network, RateTable
 
-SAMPLE = SampleSpec(ImageSpec((224, 224, 3), "uint8"), 257)
+SAMPLE = SampleSpec(ArraySpec((224, 224, 3), "uint8"), 257)
 SPEC = {
     "models": [
         {"family": "resnet", "name": "deep"},
@@ -98,7 +98,7 @@ def test_dry_run_keeps_policy_and_ranks_but_not_walltime():
 def test_dry_run_shared_memory_holds_same_share_of_data(data):
     settings = rehearsed(data=data).document.data
     size = 16 * 64 * 64  # bytes of all samples
-    real = 100_000 * SAMPLE.image.nbytes
+    real = 100_000 * SAMPLE.input.nbytes
     assert settings.shared_memory >= round(
         size * parse({**SPEC, "data": data}).data.shared_memory / real
     )

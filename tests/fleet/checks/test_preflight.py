@@ -12,7 +12,7 @@ from fleet.commands.doctor import _folder_bytes
 from fleet.engines.keras.diagnostics import problems_from
 from launch.binding import Cores
 from launch.numa import GpuNode
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from tests.fleet.histories import spec
 
 WHOLE = Cores(frozenset(range(16)), 16)
@@ -230,7 +230,7 @@ def test_folder_bytes_follow_checkpoint_keep(keep, copies, dtype):
     parsed = spec({"build": "tests.sources:zeros"}, checkpoint={"keep": keep})
     parameters = (4 * 4 + 1) * 3
     folder_bytes = _folder_bytes(
-        parsed.networks[0], parsed, SampleSpec(ImageSpec((4, 4, 1), dtype), 3)
+        parsed.networks[0], parsed, SampleSpec(ArraySpec((4, 4, 1), dtype), 3)
     )
     assert folder_bytes == copies * parameters * 2 * 8 + 4 * parameters
 

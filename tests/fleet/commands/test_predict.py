@@ -14,7 +14,7 @@ from fleet.prediction.sample_file import read_sample, write_sample
 from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import dump, parse
 from fleet.storage.paths import RunPaths
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 from tests.fleet.histories import apply_status, results_of
 from tests.fleet.prediction.saved_predictions import keep
@@ -84,7 +84,7 @@ def folded_run(folder, unfinished=()):
         )
     paths.spec.write_text(dump(spec.document))
     write_sample(
-        paths, SampleSpec(ImageSpec((4, 4, 3), "uint8"), 2, target=class_target(NAMES)), {"": NAMES}
+        paths, SampleSpec(ArraySpec((4, 4, 3), "uint8"), 2, target=class_target(NAMES)), {"": NAMES}
     )
     return paths
 
@@ -110,7 +110,7 @@ def made_run(folder, target=None, data=DATA, engine="keras"):
     target = class_target(NAMES) if target is None else target
     write_sample(
         paths,
-        SampleSpec(ImageSpec((4, 4, 3), "uint8"), target.outputs, target=target),
+        SampleSpec(ArraySpec((4, 4, 3), "uint8"), target.outputs, target=target),
         {"": target.names},
     )
     return paths
@@ -300,13 +300,13 @@ def test_predict_decodes_images_for_runs_on_image_arrays(tmp_path, images, monke
     arrays = {"source": "npz", "path": "gone.npz", "transforms": [{"resize": {"size": [4, 4]}}]}
     run = made_run(tmp_path, data=arrays)
     assert Predictor(run.root).predict_files([images])[1].shape == (2, 2)
-    write_sample(run, SampleSpec(ImageSpec((12,), "float32"), 2), {"": ()})
+    write_sample(run, SampleSpec(ArraySpec((12,), "float32"), 2), {"": ()})
     with refused(UserError, "12 float32", "images"):
         Predictor(run.root).predict_files([images])
     with refused(UserError, "(3, 5)", "(n, 12)"):
         Predictor(run.root).predict(np.zeros((3, 5)))
     assert Predictor(run.root).names == ("0", "1")
-    assert read_sample(run).image.shape == (12,)
+    assert read_sample(run).input.shape == (12,)
 
 
 # ---- fleet export --onnx -----------------------------------------------------------------------

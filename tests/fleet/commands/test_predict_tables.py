@@ -16,7 +16,7 @@ from fleet.prediction.sample_file import write_sample
 from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import dump, parse
 from fleet.storage.paths import RunPaths
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.source import open_data
 from preprocess.sources.table import columns_of
 from preprocess.target import target_of
@@ -75,7 +75,7 @@ def make_run(tmp_path, monkeypatch):
         train = open_data("table", data["path"], None, 0, data["options"]).train
         shape = (4, 4, 3) if transforms else (len(columns_of(train).inputs),)
         sample = SampleSpec(
-            ImageSpec(shape, "uint8" if transforms else "float32"),
+            ArraySpec(shape, "uint8" if transforms else "float32"),
             target_of(train).outputs,
             target=target_of(train),
         )

@@ -15,7 +15,7 @@ from fleet.domain.network import NetworkStatus, StepRate
 from fleet.domain.run import RunState
 from fleet.search.controller import make_controller
 from fleet.stream.layout import Layout
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 from scheduler.base import Member, Network, RateTable, Round
 from scheduler.ensemble.online import OnlineRates
 from tests.fleet.histories import record, spec
@@ -29,7 +29,7 @@ def make_idle_search(content, run):
 def layout(slots, is_ring=False):
     """Return the layout of a stream with epochs of six chunks."""
     return Layout(
-        ImageSpec((4, 4, 1), "uint8"),
+        ArraySpec((4, 4, 1), "uint8"),
         samples=60,
         chunk=10,
         slots=slots,

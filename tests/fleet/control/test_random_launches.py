@@ -12,7 +12,7 @@ from fleet.control.launch_state import LaunchConfig
 from fleet.control.node_release import NodeRelease
 from fleet.errors import ExitStatus
 from fleet.stream.layout import Layout
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 from scheduler.base import Member, Network, Options, RateTable, Round
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples
@@ -49,7 +49,7 @@ def layout(kind):
     if kind == "none":
         return None
     chunks = {"lockstep": 3, "whole": 6, "ring": 3}[kind]
-    return Layout(ImageSpec((4, 4, 1), "uint8"), SAMPLES, 10, chunks, 1, 4, is_ring=kind == "ring")
+    return Layout(ArraySpec((4, 4, 1), "uint8"), SAMPLES, 10, chunks, 1, 4, is_ring=kind == "ring")
 
 
 @st.composite

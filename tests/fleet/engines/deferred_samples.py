@@ -3,7 +3,7 @@
 import numpy as np
 
 from preprocess.deferred_augmentation import pack_rows
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 
 DTYPES = ["uint8", "int16", "uint16", "int32", "int64", "float32"]
 
@@ -34,9 +34,9 @@ def random_deferred_samples(
         axis=1,
     )
     sample = SampleSpec(
-        ImageSpec((*to, shape[2]), dtype),
+        ArraySpec((*to, shape[2]), dtype),
         3,
         affine or Affine((0.5, 0.4, 0.3), 0.5),
-        deferred_input=ImageSpec(shape, dtype),
+        deferred_input=ArraySpec(shape, dtype),
     )
     return pack_rows(images, places), sample

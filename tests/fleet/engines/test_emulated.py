@@ -9,13 +9,13 @@ from fleet.engines.base import EngineContext
 from fleet.engines.emulated import WEIGHTS, EmulatedEngine
 from fleet.errors import CheckpointError
 from fleet.spec import Resources, parse
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from scheduler.base import CommTime, Network, RateTable, StepTime
 from tests.fakes import Clock, Group
 from tests.fleet.one_process import Launch
 from tests.refusals import refused
 
-SAMPLE = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 3)
+SAMPLE = SampleSpec(ArraySpec((1, 1, 1), "uint8"), 3)
 LABELS = np.array([0, 1, 2, -1, 1, 1])  # one unreadable sample
 
 

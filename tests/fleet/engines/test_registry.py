@@ -179,7 +179,7 @@ def test_count_parameters_by_family_or_row_or_unknown():
         {"family": "softmax", "name": "a"},
         {"build": "own_engines:first_weights", "name": "b"},
     )
-    features = int(np.prod(SAMPLE.image.shape)) + 1
+    features = int(np.prod(SAMPLE.input.shape)) + 1
     for engine, counts in (
         ("numpy", [features * 3, features * 3]),
         ("own_engines:ROW", [features * 3, 5]),

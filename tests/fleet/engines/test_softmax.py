@@ -12,7 +12,7 @@ from fleet.engines.base import PeerFailed
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import CheckpointError, ModelError
 from fleet.stream.batch import split_rows
-from preprocess.sample import Affine, ImageSpec
+from preprocess.sample import Affine, ArraySpec
 from tests.examples import examples
 from tests.fleet.histories import SAMPLE, spec
 from tests.fleet.one_process import Launch
@@ -31,7 +31,7 @@ def network(sample=SAMPLE, group=None, **train):
 
 def samples(count, seed=0):
     random = np.random.default_rng(seed)
-    return random.integers(0, 256, (count, *SAMPLE.image.shape), np.uint8), random.integers(
+    return random.integers(0, 256, (count, *SAMPLE.input.shape), np.uint8), random.integers(
         0, SAMPLE.classes, count
     )
 
@@ -130,7 +130,7 @@ def test_stop_flag_of_one_rank_reaches_all():
 def test_scaling_left_to_the_engine_is_applied_first():
     images, labels = samples(5)
     scaled = network(dataclasses.replace(SAMPLE, affine=Affine(mean=0.5, std=0.25)))
-    plain = network(dataclasses.replace(SAMPLE, image=ImageSpec((4, 4, 1), "float32")))
+    plain = network(dataclasses.replace(SAMPLE, input=ArraySpec((4, 4, 1), "float32")))
     trainable, reference = (
         scaled.step(images, labels, 5),
         plain.step((images / np.float32(255) - 0.5) / 0.25, labels, 5),

@@ -10,7 +10,7 @@ from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import SettingError
 from fleet.stream.batch import split_rows
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 from tests.fleet.histories import spec
 from tests.fleet.one_process import Launch
@@ -26,7 +26,7 @@ TARGETS = {
 
 
 def sample_of(kind):
-    return SampleSpec(ImageSpec((2, 3, 2), "float32"), TARGETS[kind].outputs, target=TARGETS[kind])
+    return SampleSpec(ArraySpec((2, 3, 2), "float32"), TARGETS[kind].outputs, target=TARGETS[kind])
 
 
 def network(kind, group=None, **train):

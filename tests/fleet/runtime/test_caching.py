@@ -11,7 +11,7 @@ from fleet.runtime.startup.caching import HostResources, choose_cache, file_byte
 from fleet.runtime.startup.data import open_inputs
 from fleet.spec import parse
 from launch.errors import InputError
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 from tests.sources import Numbered
 
 NOISE = ["decode", "tests.sources:noise"]
@@ -56,7 +56,7 @@ def chosen(
             probe,
             fixed_s=fixed_s,
             varying_s=varying_s,
-            stored=shape and ImageSpec(shape, "uint8"),
+            stored=shape and ArraySpec(shape, "uint8"),
             not_stored_reason=reason,
         )
         for name, probe in opened.probes.items()
@@ -266,7 +266,7 @@ def weighed(path):
 def test_cache_file_stores_samples_of_all_splits():
     opened = open_inputs(spec())
     assert {name: entry.stored for name, entry in opened.keeping("memory").samples.items()} == {
-        "train": ImageSpec((4, 4, 3), "uint8"),
+        "train": ArraySpec((4, 4, 3), "uint8"),
         "validation": None,
     }
     assert None not in [entry.stored for entry in opened.keeping("file").samples.values()]

@@ -116,7 +116,7 @@ def test_pipelines_sharing_decoded_samples_equal_own(cache, tmp_path, capsys):
     status, prepared = launch(write(tmp_path / "all", names, {"cache": cache}), 3)
     assert status is ExitStatus.OK
     assert {
-        prepared.sample.for_pipeline(network.pipeline).image.shape
+        prepared.sample.for_pipeline(network.pipeline).input.shape
         for network in prepared.spec.networks
     } == {
         (8, 8, 1),
@@ -128,7 +128,7 @@ def test_pipelines_sharing_decoded_samples_equal_own(cache, tmp_path, capsys):
             read_sample(prepared.paths, network.pipeline),
             prepared.sample.for_pipeline(network.pipeline),
         )
-        assert (stored.image, stored.target.outputs) == (sample.image, sample.classes)
+        assert (stored.input, stored.target.outputs) == (sample.input, sample.classes)
     for name in names:
         assert history(prepared, name)[-1].samples == 49
         assert_as_alone(prepared, name, tmp_path / name)
@@ -217,7 +217,7 @@ def test_pipelines_with_document_settings_share_everything(tmp_path):
 def test_pipelines_share_random_transforms_for_other_targets(tmp_path):
     networks = {"a": {"transforms": FLIPPED}, "b": {"transforms": FLIPPED, "target": "value"}}
     _, prepared = launch(write(tmp_path / "both", ["a", "b"], networks=networks), 3)
-    assert prepared.sample.image.shape == (6, 6, 1)
+    assert prepared.sample.input.shape == (6, 6, 1)
     for name in networks:
         assert_as_alone(prepared, name, tmp_path / name, networks=networks)
 

@@ -73,7 +73,7 @@ def preparation(tmp_path):
 def test_prepare_returns_a_picklable_launch(preparation):
     prepared = pickle.loads(pickle.dumps(preparation().for_other_ranks()))
     assert (prepared.roles.preprocessors, prepared.roles.trainers) == ((0,), (1, 2))
-    assert (str(prepared.sample.image), prepared.sample.classes) == ("4 x 4 x 1 uint8", 3)
+    assert (str(prepared.sample.input), prepared.sample.classes) == ("4 x 4 x 1 uint8", 3)
     assert prepared.layout.samples == 60
     assert (prepared.rates, prepared.replayed) == (None, ())
     assert (prepared.pipeline("train").samples, prepared.pipeline("validation").samples) == (60, 20)

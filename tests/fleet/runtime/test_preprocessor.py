@@ -86,7 +86,7 @@ def test_preprocessor_fills_chunks_by_the_order():
     )
     images, labels = alone.empty(LAYOUT.chunk)
     alone.load(alone.order(0)[: LAYOUT.chunk], 0, images, labels)
-    np.testing.assert_array_equal(window.images[window.rows(0)], images)
+    np.testing.assert_array_equal(window.inputs[window.rows(0)], images)
     np.testing.assert_array_equal(window.targets[window.rows(0)], labels)
 
 

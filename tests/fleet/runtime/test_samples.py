@@ -102,7 +102,7 @@ class Recorder:
                 checksums = {}
                 for batch in batches:
                     position = batch.position, training.group.rank
-                    checksums[position] = _checksums(batch.images, batch.targets)
+                    checksums[position] = _checksums(batch.inputs, batch.targets)
                     if batch.is_last:
                         key = training.network.name, batch.epoch.number, batch.epoch.path
                         self._epochs[key].update(checksums)

@@ -83,7 +83,7 @@ def test_diabetes_as_a_table(tmp_path):
         0.02,
         40,
     )
-    assert (prepared.sample.image.shape, prepared.sample.target.kind) == ((10,), "value")
+    assert (prepared.sample.input.shape, prepared.sample.target.kind) == ((10,), "value")
     assert row.val_loss < 0.65  # of a variance of 1
     assert np.isnan(row.val_accuracy)
 
@@ -103,7 +103,7 @@ def test_digits_as_arrays(tmp_path):
         0.1,
         15,
     )
-    assert (prepared.sample.image.shape, prepared.sample.classes) == ((8, 8), 10)
+    assert (prepared.sample.input.shape, prepared.sample.classes) == ((8, 8), 10)
     assert row.val_accuracy > 0.93
 
 
@@ -135,5 +135,5 @@ def test_twenty_lines_of_text_as_hashed_features(tmp_path):
     row, prepared = train_linear_model(
         tmp_path, {"source": f"{__name__}:lines", "transforms": []}, 0.1, 30
     )
-    assert prepared.sample.image.shape == (64,)
+    assert prepared.sample.input.shape == (64,)
     assert (row.accuracy, row.val_accuracy) == (1, 1)

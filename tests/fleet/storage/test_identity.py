@@ -11,7 +11,7 @@ from fleet.storage.identity import (
     training_identity,
     trial_identity,
 )
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 from tests.fleet.histories import SAMPLE, spec
 
 MODEL = {"family": "cnn", "name": "net", "args": {"filters": [4]}}
@@ -56,7 +56,7 @@ def test_identities_ignore_irrelevant_settings(change):
         {"train": {"optimizer": {"name": "adam"}}},
         {"train": {"precision": "mixed_bfloat16"}},
         {"train": {"xla": True}},
-        {"sample": replace(SAMPLE, image=ImageSpec((8, 4, 1), "uint8"))},
+        {"sample": replace(SAMPLE, input=ArraySpec((8, 4, 1), "uint8"))},
         {"sample": replace(SAMPLE, classes=4)},
         {"sample": replace(SAMPLE, affine=Affine(0.5, 0.25))},
     ],
@@ -127,10 +127,10 @@ def test_trial_identity_covers_settings_gpus_and_code(tmp_path, monkeypatch):
 
 
 def test_training_identity_is_that_of_earlier_versions():
-    colour = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 3, Affine((0.5, 0.1, 0.2), 0.25))
+    colour = SampleSpec(ArraySpec((32, 32, 3), "uint8"), 3, Affine((0.5, 0.1, 0.2), 0.25))
     assert identities()[0] == "bb935d41a2410224"
     assert identities(sample=colour) == identities(
-        sample=replace(colour, stored=ImageSpec((40, 40, 3), "uint8"))
+        sample=replace(colour, stored=ArraySpec((40, 40, 3), "uint8"))
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 from fleet.errors import UserError
 from fleet.spec.layers import count_parameters
 from fleet.storage.quota import check_quota, folder_bytes
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from tests.fleet.histories import SAMPLE, spec
 from tests.refusals import refused
 
@@ -35,7 +35,7 @@ def test_check_quota_counts_the_optimizer_state(optimizer, copies):
 
     settings = make_spec(1).networks[0].architecture.settings
     min_size = 3 * 4 * copies * count_parameters(settings, (32, 32, 3), 3)
-    sample = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 3)
+    sample = SampleSpec(ArraySpec((32, 32, 3), "uint8"), 3)
     check_quota(make_spec(min_size), sample)
     with pytest.raises(UserError):
         check_quota(make_spec(min_size - 1), sample)

@@ -11,15 +11,15 @@ from fleet.stream.stall import Waiting
 from fleet.stream.store import FileStore
 from fleet.stream.window import Window
 from preprocess.pipeline import Pipeline
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 from preprocess.transforms import parse_transforms
 from tests.fleet.one_process import Launch
 from tests.sources import Numbered
 
 SEED = 3
-GREY, COLOR = ImageSpec((4, 4, 1), "uint8"), ImageSpec((32, 32, 3), "uint8")
+GREY, COLOR = ArraySpec((4, 4, 1), "uint8"), ArraySpec((32, 32, 3), "uint8")
 LAYOUT = Layout(
-    ImageSpec((2, 3, 1), "float32"), samples=10, chunk=4, slots=3, lookahead=9, readers=2
+    ArraySpec((2, 3, 1), "float32"), samples=10, chunk=4, slots=3, lookahead=9, readers=2
 )
 
 

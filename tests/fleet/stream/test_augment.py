@@ -9,7 +9,7 @@ import pytest
 from fleet.stream.augment import AugmentedEpochs, NodeEpochs
 from preprocess.pipeline import Pipeline
 from preprocess.probe import infer_sample_spec
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 from preprocess.transforms import parse_transforms
 from tests.preprocess.samples import Memory, pattern
 
@@ -19,10 +19,10 @@ def name(request):
     return f"fleet-test-augmented-{os.getpid()}"
 
 
-def mapped(name, epochs, image=ImageSpec((2, 2, 1), "uint8"), samples=4, trainers=2):
+def mapped(name, epochs, array=ArraySpec((2, 2, 1), "uint8"), samples=4, trainers=2):
     """Return ``take`` of the same memory for each of two trainers."""
     maps = [
-        NodeEpochs(image, np.dtype(np.int64), samples, epochs, trainers, name, create)
+        NodeEpochs(array, np.dtype(np.int64), samples, epochs, trainers, name, create)
         for create in (True, False)
     ]
     maps[0].segment.unlink()
@@ -72,7 +72,7 @@ def test_augmented_epochs_are_shared_bit_for_bit(name, monkeypatch):
         "augment_stored",
         lambda *arguments: augmented.extend(arguments[2].tolist()) or augment_stored(*arguments),
     )
-    takes = mapped(name, 2, pipeline.sample.image, samples=12)
+    takes = mapped(name, 2, pipeline.sample.input, samples=12)
     for epoch in (0, 1, 2):
         results = []
         for take in takes:

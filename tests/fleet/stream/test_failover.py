@@ -32,7 +32,7 @@ def check_epoch(batches, alone, start=0):
         images, labels = expected(
             alone, StrictOrder(alone, 5).plan_epoch(Epoch(0)), position, position + batch.size
         )
-        np.testing.assert_array_equal(batch.images, images)
+        np.testing.assert_array_equal(batch.inputs, images)
         np.testing.assert_array_equal(batch.targets, labels)
         position += batch.size
         assert batch.position == position
@@ -49,7 +49,7 @@ def test_failover_trainer_prepares_rest_of_epoch():
         stream.join(0)
         for chunk in range(2):  # and then the writer dies
             rows = window.rows(chunk)
-            alone.load(order.chunk(chunk)[1], 0, window.images[rows], window.targets[rows])
+            alone.load(order.chunk(chunk)[1], 0, window.inputs[rows], window.targets[rows])
             window.publish(chunk)
         world.dead_ranks = frozenset({WRITER})
         check_epoch(stream.batches(Epoch(0), 0, 4, SingleRankGroup()), alone)
@@ -61,7 +61,7 @@ def test_failover_trainer_prepares_rest_of_epoch():
 def test_failover_trainer_decodes_missing_stored_samples():
     alone, stored = pipeline(SAMPLES), set_of(SAMPLES, 5)
     first = alone.order(0)[:5]
-    alone.load_stored(first, stored.images[:5], stored.targets[:5])
+    alone.load_stored(first, stored.inputs[:5], stored.targets[:5])
     stored.publish(0)
 
     def use(world):

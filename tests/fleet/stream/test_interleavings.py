@@ -143,7 +143,7 @@ def read(world, roles, layout, window, group, number, alone, rows_read):
             rows = split_rows(first, batch.position, rank, len(ranks))
             images, labels = expected(alone, order.plan_epoch(batch.epoch), *rows)
             for _ in range(3):  # other ranks run in between, and must not overwrite these rows
-                np.testing.assert_array_equal(batch.images, images)
+                np.testing.assert_array_equal(batch.inputs, images)
                 np.testing.assert_array_equal(batch.targets, labels)
                 world.pause(worked=True)
             rows_read.append((number, epoch, *rows))
@@ -255,7 +255,7 @@ def test_stream_decodes_stored_samples_once_and_readers_augment(
     for read_batch, plan in batches:
         last = read_batch.position
         images, labels = expected(alone, plan, last - read_batch.size, last)
-        np.testing.assert_array_equal(read_batch.images, images)
+        np.testing.assert_array_equal(read_batch.inputs, images)
         np.testing.assert_array_equal(read_batch.targets, labels)
 
 

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from fleet.errors import UserError
 from fleet.stream.layout import Layout, plan_layout, plan_ring
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 from tests.examples import examples
 from tests.fleet.stream.streams import COLOR, GREY
 from tests.refusals import refused
 
 layouts = st.builds(
     lambda samples, chunk, slots: Layout(
-        ImageSpec((2, 2, 1), "uint8"), samples, min(chunk, samples), 2 + slots, 9, 1
+        ArraySpec((2, 2, 1), "uint8"), samples, min(chunk, samples), 2 + slots, 9, 1
     ),
     st.integers(1, 40),
     st.integers(1, 9),
@@ -46,7 +46,7 @@ def test_layout_chunks_hold_each_position_of_an_epoch_once(layout, epoch):
 def test_plan_layout_fits_largest_batch_and_one_chunk(samples, shape, batch, window, readers):
     batch = min(batch, samples)
     try:
-        layout = plan_layout(ImageSpec(shape, "uint8"), samples, window, batch, readers)
+        layout = plan_layout(ArraySpec(shape, "uint8"), samples, window, batch, readers)
     except UserError as error:
         message = str(error)
     else:

@@ -41,7 +41,7 @@ def test_local_batches_equal_those_of_the_stream(samples, batch, size, epoch, st
                 prepared.position - prepared.size, prepared.position, world.rank, size
             )
             np.testing.assert_array_equal(
-                prepared.images, expected(alone, order.plan_epoch(Epoch(epoch)), first, last)[0]
+                prepared.inputs, expected(alone, order.plan_epoch(Epoch(epoch)), first, last)[0]
             )
             rows.extend(range(first, last))
 

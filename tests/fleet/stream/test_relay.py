@@ -21,7 +21,7 @@ def value_of(sequence):
 
 def fill(target, sequence):
     rows = target.rows(sequence)
-    target.images[rows], target.targets[rows] = value_of(sequence), value_of(sequence)
+    target.inputs[rows], target.targets[rows] = value_of(sequence), value_of(sequence)
     target.publish(sequence)
 
 
@@ -29,7 +29,7 @@ def holds(target, sequence):
     rows = target.rows(sequence)
     return bool(
         target.has(sequence)
-        and (target.images[rows] == value_of(sequence)).all()
+        and (target.inputs[rows] == value_of(sequence)).all()
         and (target.targets[rows] == value_of(sequence)).all()
     )
 

@@ -289,7 +289,7 @@ class Rings:
                 rows = split_rows(batch.position - batch.size, batch.position, rank, len(ranks))
                 images, _ = expected(self._alone, order.plan_epoch(batch.epoch), *rows)
                 for _ in range(2):
-                    np.testing.assert_array_equal(batch.images, images)
+                    np.testing.assert_array_equal(batch.inputs, images)
                     world.pause(worked=True)
                 self.rows_read.append((number, epoch, *rows))
             assert not consumed & set(path)

@@ -11,11 +11,11 @@ def test_sample_set_is_shared_by_all_ranks_that_map_it():
     first = SampleSet(GREY, 10, 4, name, create=True)
     second = SampleSet(GREY, 10, 4, name, create=False)
     first.segment.unlink()
-    first.images[first.rows(1)], first.targets[first.rows(1)] = 9, 2
+    first.inputs[first.rows(1)], first.targets[first.rows(1)] = 9, 2
     assert not second.has(1)
     first.publish(1)
     assert (second.has(1), second.ready(), second.is_complete()) == (True, 1, False)
-    assert (second.images[4:8] == 9).all()
+    assert (second.inputs[4:8] == 9).all()
     assert (second.targets[4:8] == 2).all()
 
 

@@ -26,7 +26,7 @@ def test_validation_is_divided_among_ranks(size):
                 complete.load(
                     range(rows.start, rows.stop),
                     0,
-                    shared.images[rows],
+                    shared.inputs[rows],
                     shared.targets[rows],
                     training=False,
                 )

@@ -6,7 +6,7 @@ import pytest
 
 from fleet.stream.layout import Layout
 from fleet.stream.window import CHOOSING, NOT_READING, Stock, Window
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 from tests.fleet.stream.streams import LAYOUT, new_name, window_of
 from tests.fleet.stream.words import watched
 
@@ -16,12 +16,12 @@ def test_window_is_shared_by_all_ranks_that_map_it():
     first = Window(LAYOUT, name, create=True)
     second = Window(LAYOUT, name, create=False)
     first.segment.unlink()
-    first.images[first.rows(4)], first.targets[first.rows(4)] = 0.5, 7
+    first.inputs[first.rows(4)], first.targets[first.rows(4)] = 0.5, 7
     assert not second.has(4)
     first.publish(4)
     assert second.has(4)
     assert not second.has(1)  # the same slot, an older chunk
-    assert (second.images[second.rows(4)] == 0.5).all()
+    assert (second.inputs[second.rows(4)] == 0.5).all()
     assert (second.targets[4:8] == 7).all()
     second.cursors[1] = 5
     assert first.fastest_reader() == 5
@@ -71,7 +71,7 @@ def test_window_chunk_waits_for_its_predecessor_in_slot():
 
 
 RING = Layout(
-    ImageSpec((2, 3, 1), "float32"),
+    ArraySpec((2, 3, 1), "float32"),
     samples=10,
     chunk=4,
     slots=3,

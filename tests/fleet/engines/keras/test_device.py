@@ -5,12 +5,12 @@ import pytest
 from fleet.engines.base import EngineContext, Slot
 from fleet.errors import UserError
 from fleet.spec import Resources
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
 
-SAMPLE = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 3)
+SAMPLE = SampleSpec(ArraySpec((1, 1, 1), "uint8"), 3)
 
 
 def setup(index, trainers, **options):

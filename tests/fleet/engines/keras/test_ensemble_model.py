@@ -12,7 +12,7 @@ from fleet.engines.base import EngineContext
 from fleet.errors import UserError
 from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import Resources, parse
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 from tests.refusals import refused
 
@@ -31,7 +31,7 @@ def exported(folder, kind, **train):
 
     target = TARGETS[kind]
     sample = SampleSpec(
-        ImageSpec((8, 8, 1), "uint8"), target.outputs, Affine(0.5, 0.5), target=target
+        ArraySpec((8, 8, 1), "uint8"), target.outputs, Affine(0.5, 0.5), target=target
     )
     spec = parse(
         {
@@ -120,7 +120,7 @@ def test_ensemble_model_predicts_in_float64(tmp_path):
 
     affine = Affine((1.7e9, 2.0), (100.0, 1.0), 1.0, precise=True)
     rows = np.array(affine.mean) + np.arange(10).reshape(5, 2)
-    sample = SampleSpec(ImageSpec((2,), "float64"), 3, affine)
+    sample = SampleSpec(ArraySpec((2,), "float64"), 3, affine)
     (network,) = parse({"models": [{"family": "softmax", "args": {}}]}).networks
     trainable = KerasEngine(EngineContext(sample, Resources(exchange="mpi"))).build(
         network, SingleRankGroup()

@@ -7,14 +7,14 @@ from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.errors import ModelError
 from fleet.spec import Resources, parse
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
 
-SAMPLE = SampleSpec(ImageSpec((4, 4, 1), "uint8"), 3)
-SCALED = SampleSpec(ImageSpec((4, 4, 1), "uint8"), 3, Affine(0.02, -1.0))
+SAMPLE = SampleSpec(ArraySpec((4, 4, 1), "uint8"), 3)
+SCALED = SampleSpec(ArraySpec((4, 4, 1), "uint8"), 3, Affine(0.02, -1.0))
 MODELS = '''
 import keras
 from keras import layers

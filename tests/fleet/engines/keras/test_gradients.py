@@ -8,12 +8,12 @@ import pytest
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.spec import Resources, parse
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from tests.fleet.engines.async_steps import take_step
 
 pytestmark = pytest.mark.tensorflow
 
-SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3)
+SAMPLE = SampleSpec(ArraySpec((8, 8, 1), "uint8"), 3)
 
 
 @pytest.fixture(scope="module")

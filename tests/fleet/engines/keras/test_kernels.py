@@ -6,13 +6,13 @@ import pytest
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import make_engine
 from fleet.spec import parse
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from tests.examples import long_but_first
 from tests.fleet.engines.async_steps import take_step
 
 pytestmark = pytest.mark.tensorflow
 
-SAMPLE = SampleSpec(ImageSpec((8, 8, 2), "float32"), 3)
+SAMPLE = SampleSpec(ArraySpec((8, 8, 2), "float32"), 3)
 CNN = {"family": "cnn", "args": {"filters": [4], "dense": [6]}}
 PLAIN = {"family": "softmax"}
 

@@ -15,7 +15,7 @@ from fleet.engines.base import EngineContext
 from fleet.errors import CheckpointError, ModelError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.schedules import SCHEDULES, arguments_of, required
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 from tests.examples import long_but_first
 from tests.fakes import Group
 from tests.fleet.engines.async_steps import begin, take_step
@@ -35,7 +35,7 @@ def network(**train):
     ).networks[0]
 
 
-SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
+SAMPLE = SampleSpec(ArraySpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ from fleet.engines.base import EngineContext
 from fleet.errors import SettingError, SpecError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.optimizers import COMMON, OPTIMIZERS
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
 
-SAMPLE = SampleSpec(ImageSpec((4, 4, 1), "float32"), 3)
+SAMPLE = SampleSpec(ArraySpec((4, 4, 1), "float32"), 3)
 # Parameters that follow from other keys of a spec, or have no meaning in one.
 NOT_IN_SPECS = {
     "self",

@@ -10,7 +10,7 @@ from fleet.engines.base import EngineContext
 from fleet.errors import NetworkWarning
 from fleet.spec import Resources, parse
 from fleet.stream.batch import split_rows
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.target import TargetSpec
 from tests.examples import long_but_first
 from tests.fleet.engines.async_steps import begin, take_step
@@ -19,7 +19,7 @@ from tests.fleet.one_process import Launch
 pytestmark = pytest.mark.tensorflow
 
 ROWS, BATCH, EPOCHS = 49, 16, 3  # the last batch has one row
-SAMPLE = SampleSpec(ImageSpec((6,), "float32"), 2, target=TargetSpec("value", 2))
+SAMPLE = SampleSpec(ArraySpec((6,), "float32"), 2, target=TargetSpec("value", 2))
 
 
 # ---- model functions ---------------------------------------------------------------------------

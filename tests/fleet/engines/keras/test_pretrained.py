@@ -9,7 +9,7 @@ from fleet.engines.base import EngineContext
 from fleet.engines.initial_weights import match_patterns, match_weights
 from fleet.errors import SettingError
 from fleet.spec import Resources, parse
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
 
@@ -58,7 +58,7 @@ def built(tmp_path, monkeypatch):
                 f"builtin:digits}}, train: {{batch: {{size: 8}}, {train}}}}}"
             )
         )
-        sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), classes, affine)
+        sample = SampleSpec(ArraySpec((8, 8, 1), "uint8"), classes, affine)
         return KerasEngine(EngineContext(sample, Resources(exchange="mpi"))).build(
             spec.networks[0], SingleRankGroup()
         )

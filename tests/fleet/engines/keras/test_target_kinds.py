@@ -8,7 +8,7 @@ from fleet.engines.base import EngineContext, StepTotals
 from fleet.errors import ModelError, SettingError, SpecError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.measures import LOSSES, METRICS, canonical_name, direction_of
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 from tests.examples import long_but_first
 from tests.fleet.engines.async_steps import take_step
@@ -34,7 +34,7 @@ def build(kind, model=None, **train):
     from fleet.engines.keras.engine import KerasEngine
 
     target = TARGETS[kind]
-    sample = SampleSpec(ImageSpec((4, 4, 1), "float32"), target.outputs, target=target)
+    sample = SampleSpec(ArraySpec((4, 4, 1), "float32"), target.outputs, target=target)
     content = parse(
         {
             "models": [model or {"family": "softmax"}],

@@ -14,7 +14,7 @@ import numpy as np
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import make_engine
 from fleet.spec import parse
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 from preprocess.target import TargetSpec
 from tests.fleet.engines.async_steps import take_step
 
@@ -241,7 +241,7 @@ def main(engine, folder):
         spec = parse(
             {"models": [model], "resources": {"engine": engine, "exchange": "mpi"}, "train": train}
         )
-        sample = SampleSpec(ImageSpec(SHAPE, "uint8"), 3, SCALE, target=target_of(kind))
+        sample = SampleSpec(ArraySpec(SHAPE, "uint8"), 3, SCALE, target=target_of(kind))
         network = make_engine(spec, sample, None, 0, 2).build(spec.networks[0], SingleRankGroup())
         file, state = folder / f"{name}.npz", network.state()
         if engine == "keras":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from preprocess.deferred_augmentation import finished
-from preprocess.sample import ImageSpec
+from preprocess.sample import ArraySpec
 from tests.fleet.engines.async_steps import begin, take_step
 from tests.fleet.engines.deferred_samples import DTYPES, random_deferred_samples
 from tests.fleet.engines.torch.test_network import MODULES, built
@@ -61,7 +61,7 @@ def test_augment_deferred_matches_host_bit_for_bit(train):
 
 def test_try_export_uses_images(tmp_path):
     _, sample = random_deferred_samples(shape=(9, 12, 1), to=(8, 8))
-    sample = replace(sample, affine=None, deferred_input=ImageSpec((9, 12, 1), "uint8"))
+    sample = replace(sample, affine=None, deferred_input=ArraySpec((9, 12, 1), "uint8"))
     network = built({"build": f"{MODULES}:dense"}, sample)
     network.try_export(tmp_path)
     assert (tmp_path / "best.safetensors").exists()

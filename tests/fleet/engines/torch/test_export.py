@@ -12,7 +12,7 @@ from fleet.engines.registry import load_ensemble, make_engine, write_onnx
 from fleet.errors import ModelError, SettingError, UserError
 from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import parse
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 from preprocess.target import TargetSpec
 from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 CNN = {"family": "cnn", "args": {"filters": [4], "dense": [6]}}
 NET = {"build": "starting_modules:net", "args": {"width": 4}}
-SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
+SAMPLE = SampleSpec(ArraySpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
 MODULES = """
 import torch
 from torch import nn
@@ -156,7 +156,7 @@ def test_export_writes_transposed_buffers(tmp_path):
 
 def test_load_ensemble_predicts_masks_and_values(tmp_path):
     mask = SampleSpec(
-        ImageSpec((4, 6, 3), "uint8"), 3, None, target=TargetSpec("mask", 3, size=(4, 6))
+        ArraySpec((4, 6, 3), "uint8"), 3, None, target=TargetSpec("mask", 3, size=(4, 6))
     )
     network = built({"build": "starting_modules:pixels"}, mask)
     network.export(network.state(), tmp_path / "best.safetensors")
@@ -166,7 +166,7 @@ def test_load_ensemble_predicts_masks_and_values(tmp_path):
         (2, 4, 6, 3),
         pytest.approx(np.ones((2, 4, 6)), abs=1e-5),
     )
-    rows = SampleSpec(ImageSpec((4,), "float32"), 2, target=TargetSpec("value", 2))
+    rows = SampleSpec(ArraySpec((4,), "float32"), 2, target=TargetSpec("value", 2))
     network = built({"build": "starting_modules:tied"}, rows)
     network.export(network.state(), tmp_path / "best.safetensors")
     ensemble = load_ensemble(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "value")
@@ -202,7 +202,7 @@ def test_try_export_names_code_and_refuses_unsaved_tensors(tmp_path):
         built(NET).try_export(tmp_path)
         == "loading best.safetensors requires the module starting_modules"
     )
-    colours = SampleSpec(ImageSpec((8, 8, 3), "uint8"), 3)
+    colours = SampleSpec(ArraySpec((8, 8, 3), "uint8"), 3)
     assert built({"build": "tests.torch_modules:viewing"}, colours).try_export(tmp_path)
     with refused(ModelError, "neither a parameter nor a buffer", "register_buffer"):
         built({"build": "starting_modules:forgetful"}).try_export(tmp_path)
@@ -271,7 +271,7 @@ def test_load_pretrained_skips_the_head_and_freezes_the_body(tmp_path):
     first = trained(built(NET))
     first.export(first.state(), tmp_path / "best.safetensors")
     start = {"file": "best.safetensors", "skip": ["head.*"], "freeze": ["body.*"]}
-    second = built(NET, SampleSpec(SAMPLE.image, 5, SAMPLE.affine), seed=1, start=start)
+    second = built(NET, SampleSpec(SAMPLE.input, 5, SAMPLE.affine), seed=1, start=start)
     second.load_pretrained(tmp_path / "best.safetensors", ["head.*"])
     started = second.state()
     assert all(
@@ -316,7 +316,7 @@ def test_load_pretrained_names_what_does_not_fit(tmp_path):
 def test_load_pretrained_allows_missing_second_names(tmp_path):
     from safetensors.torch import save_file
 
-    rows = SampleSpec(ImageSpec((4,), "float32"), 2, target=TargetSpec("value", 2))
+    rows = SampleSpec(ArraySpec((4,), "float32"), 2, target=TargetSpec("value", 2))
     first = built({"build": "starting_modules:tied"}, rows)
     state = {
         name: entry.clone()
@@ -332,7 +332,7 @@ def test_load_pretrained_allows_missing_second_names(tmp_path):
 def test_export_predicts_in_float64(tmp_path):
     affine = Affine((1.7e9, 2.0), (100.0, 1.0), 1.0, precise=True)
     rows = np.array(affine.mean) + np.arange(10).reshape(5, 2)
-    sample = SampleSpec(ImageSpec((2,), "float64"), 3, affine)
+    sample = SampleSpec(ArraySpec((2,), "float64"), 3, affine)
     spec = parse({"models": [{"family": "softmax"}], "resources": {"engine": "torch"}})
     trainable = make_engine(spec, sample, None, 0, 1).build(spec.networks[0], SingleRankGroup())
     outputs = trainable.predict(rows, np.zeros(5, np.int64))[1]

@@ -13,7 +13,7 @@ from fleet.engines.registry import count_parameters, load_ensemble, make_engine
 from fleet.errors import CheckpointError, FleetError, SettingError
 from fleet.spec import parse
 from fleet.storage.checkpoint import merge_inherited
-from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, SampleSpec
 from preprocess.target import TargetSpec
 from tests.fleet.engines.async_steps import begin, take_step
 from tests.fleet.one_process import Launch
@@ -21,7 +21,7 @@ from tests.refusals import refused
 
 pytestmark = pytest.mark.torch
 
-SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
+SAMPLE = SampleSpec(ArraySpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
 CNN = {"family": "cnn", "args": {"filters": [4], "dense": [8]}}
 MODULES = "tests.torch_modules"
 
@@ -278,7 +278,7 @@ def test_count_parameters_matches_built_network(batch, model):
 
 
 def test_integer_inputs_reach_embedding_unchanged():
-    sample = SampleSpec(ImageSpec((5,), "int32"), 3)
+    sample = SampleSpec(ArraySpec((5,), "int32"), 3)
     trainable = built({"build": f"{MODULES}:embedding"}, sample)
     numbers = np.random.default_rng(0).integers(0, 50, (6, 5)).astype(np.int32)
     assert take_step(trainable, numbers, np.arange(6) % 3, 6).count == 6
@@ -350,7 +350,7 @@ def test_network_learns_every_kind_of_target(case, family):
                 str(entry): train["class_weights"].get(str(entry), 1.0) for entry in range(3)
             },
         }
-    sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5), target=target)
+    sample = SampleSpec(ArraySpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5), target=target)
     function = "segmenting" if target.kind == "mask" else "viewing"
     model = {"family": "softmax"} if family else {"build": f"{MODULES}:{function}"}
     trainable = built(
@@ -381,7 +381,7 @@ def test_network_learns_every_kind_of_target(case, family):
     ],
 )
 def test_unsupported_setting_is_named(train, setting):
-    sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, target=TargetSpec("value", 3))
+    sample = SampleSpec(ArraySpec((8, 8, 1), "uint8"), 3, target=TargetSpec("value", 3))
     with pytest.raises(SettingError) as caught:
         built({"family": "softmax"}, sample, **train).check_learns(
             np.zeros((2, 8, 8, 1), np.uint8), np.ones((2, 3), np.float32)
@@ -389,9 +389,9 @@ def test_unsupported_setting_is_named(train, setting):
     assert caught.value.setting[1] == setting
 
 
-FLAT = SampleSpec(ImageSpec((6,), "float32"), 3)
-VALUES = SampleSpec(ImageSpec((6,), "float32"), 3, target=TargetSpec("value", 3))
-LABELS = SampleSpec(ImageSpec((6,), "float32"), 3, target=TargetSpec("multilabel", 3))
+FLAT = SampleSpec(ArraySpec((6,), "float32"), 3)
+VALUES = SampleSpec(ArraySpec((6,), "float32"), 3, target=TargetSpec("value", 3))
+LABELS = SampleSpec(ArraySpec((6,), "float32"), 3, target=TargetSpec("multilabel", 3))
 
 
 def flat_batch(seed=0):
@@ -491,7 +491,7 @@ def test_parameter_that_forward_replaces_is_refused():
 
 @pytest.mark.parametrize("shape", [(6,), (6, 6, 1)])
 def test_forward_cannot_change_input_arrays(shape):
-    sample = SampleSpec(ImageSpec(shape, "float32"), 3)
+    sample = SampleSpec(ArraySpec(shape, "float32"), 3)
     trainable = built(custom("overwriting"), sample)
     images = np.random.default_rng(0).normal(1, 1, (4, *shape)).astype(np.float32)
     before, labels = images.copy(), np.array([0, 1, 2, 0])
@@ -632,7 +632,7 @@ def test_module_whose_train_returns_none_is_built(batch):
 
 @pytest.mark.parametrize("name", ["embedding", "packed_tokens"])
 def test_token_models_are_tried_on_valid_tokens(name, tmp_path):
-    sample = SampleSpec(ImageSpec((5,), "int64"), 3)
+    sample = SampleSpec(ArraySpec((5,), "int64"), 3)
     trainable = built({"build": f"{MODULES}:{name}"}, sample)
     tokens = np.array([[1, 2, 1, 0, 0], [2, 1, 2, 1, 2]])
     trainable.check_learns(tokens, np.array([0, 1]))
@@ -647,7 +647,7 @@ def test_module_that_draws_in_evaluation_is_exported(tmp_path):
 
 @pytest.mark.parametrize("enables", [False, True])
 def test_forward_may_take_derivatives_in_evaluation(tmp_path, enables):
-    sample = SampleSpec(ImageSpec((2,), "float32"), 2, target=TargetSpec("value", 2))
+    sample = SampleSpec(ArraySpec((2,), "float32"), 2, target=TargetSpec("value", 2))
     model = {"build": f"{MODULES}:differentiating", "args": {"enables": enables}}
     trainable = built(model, sample)
     points = np.array([[0.5, -1.0], [0.25, 1.0]], np.float32)

@@ -89,7 +89,7 @@ class Recorder:
     def batches(self, epoch, start, size, group, consumed):
         for batch in self._stream.batches(epoch, start, size, group, consumed):
             rows = split_rows(batch.position - batch.size, batch.position, group.rank, group.size)
-            numbers = [Numbered.number(image) for image in batch.images]
+            numbers = [Numbered.number(image) for image in batch.inputs]
             assert len(numbers) == rows[1] - rows[0]
             index = batch.epoch.path[0] if batch.epoch.path else batch.epoch.number
             self._notes[self._current[0], index] += zip(range(*rows), numbers, strict=True)

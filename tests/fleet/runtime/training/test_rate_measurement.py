@@ -11,14 +11,14 @@ from fleet.runtime.training import rate_measurement
 from fleet.runtime.training.agreement import TrainingFailed
 from fleet.runtime.training.rate_measurement import make_samples, measure_batches, measure_rate
 from fleet.spec import Profile
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from tests.fakes import Clock, Group
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("rows", [0, 5])
 def test_make_samples_have_shape_and_dtype_of_the_data(rows, dtype):
-    images, labels = make_samples(SampleSpec(ImageSpec((4, 3, 1), dtype), 3), rows)
+    images, labels = make_samples(SampleSpec(ArraySpec((4, 3, 1), dtype), 3), rows)
     assert (images.shape, images.dtype) == ((rows, 4, 3, 1), dtype)
     assert (labels.shape, labels.dtype) == ((rows,), np.int64)
     assert set(labels) <= {0, 1, 2}
@@ -43,7 +43,7 @@ def group(step, rank=0):
     return SimpleNamespace(group=Group(3, rank), step=step, network=SimpleNamespace(name="a"))
 
 
-SAMPLE = SampleSpec(ImageSpec((2, 2, 1), "uint8"), 2)
+SAMPLE = SampleSpec(ArraySpec((2, 2, 1), "uint8"), 2)
 
 
 def measured(monkeypatch, durations, profile, stops_at_3=False, rank=0):

@@ -62,7 +62,7 @@ def read_strides(network):
     return [
         (
             [batch.position for batch in stride.batches],
-            stride.images[:, 1].tolist(),
+            stride.inputs[:, 1].tolist(),
             stride.targets.tolist(),
         )
         for stride in strides(network, Window().batches())
