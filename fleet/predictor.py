@@ -14,7 +14,6 @@ from fleet.engines.registry import load_ensemble
 from fleet.errors import UserError
 from fleet.prediction.ensembles import GREEDY, Candidate, find_joinable, select_greedy, select_top
 from fleet.prediction.sample_file import read_columns, read_sample
-from fleet.spec import Spec
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from fleet.storage.run_spec import load_run_spec
@@ -62,7 +61,7 @@ class Predictor:
         self._spec = load_run_spec(paths)
         self._feed, candidates = find_joinable(self._spec, rows)
         self.sample = read_sample(paths, self._feed)
-        self._columns = _columns_of(paths, self._spec, self._feed, self.sample)
+        self._columns = _columns_of(paths, self.sample)
         if self._columns is None:
             self._target_columns: tuple[str, ...] = ()
         else:
@@ -256,28 +255,12 @@ def _members(
     return select_greedy(paths, candidates, kind)
 
 
-def _columns_of(paths: RunPaths, spec: Spec, feed: str, sample: SampleSpec) -> Columns | None:
+def _columns_of(paths: RunPaths, sample: SampleSpec) -> Columns | None:
     """Return the columns of a table of new inputs; None if networks do not take rows.
 
-    The names of inputs are empty if they are unknown: for arrays, and in runs of earlier versions.
+    The names of inputs are empty for arrays, whose columns have none.
     """
     columns = read_columns(paths)
     if columns is not None or len(sample.image.shape) != 1:
         return columns
-    if spec.data_by_pipeline[feed].source != "table":
-        return Columns((), False, ())
-    options = spec.data_by_pipeline[feed].options
-    inputs, targets = (
-        (column,) if isinstance(column, str) else tuple(column)
-        for column in (options.get("inputs") or (), options.get("targets", "target"))
-    )
-    return Columns(
-        inputs,
-        False,
-        targets,
-        options.get("weights"),
-        options.get("split"),
-        options.get("group"),
-        options.get("stratify"),
-        delimiter=options.get("delimiter"),
-    )
+    return Columns((), False, ())
