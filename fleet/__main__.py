@@ -2,8 +2,9 @@
 
 A command is a module with two functions: ``configure(parser)`` declares its arguments;
 ``run(args)`` does the work and returns the exit status, or None for 0. ``FORMER_OPTIONS`` of the
-module maps former options to the current ones. Only the module of the given command is imported, so
-that ``fleet --help`` and the commands that need neither MPI nor TensorFlow start quickly.
+module maps former options to the current ones. A command takes ``--json`` unless its module says
+``HAS_JSON = False``. Only the module of the given command is imported, so that ``fleet --help`` and
+the commands that need neither MPI nor TensorFlow start quickly.
 """
 
 from __future__ import annotations
@@ -146,13 +147,7 @@ def main(argv: list[str] | None = None) -> int:
             ExitStatus.BAD_INPUT,
         )
     module = import_module(COMMANDS[name][0])
-    parser = Parser(
-        prog=f"fleet {name}",
-        description=module.__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.configure(parser)
+    parser = make_parser(name)
     options, notices = with_current_names(options, getattr(module, "FORMER_OPTIONS", {}))
     if notices and is_first(os.environ):
         print(*(f"fleet {name}: {notice}" for notice in notices), sep="\n", file=sys.stderr)
@@ -181,6 +176,23 @@ def main(argv: list[str] | None = None) -> int:
         return ExitStatus.OK
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def make_parser(name: str) -> Parser:
+    """Return the parser of a command's options."""
+    module = import_module(COMMANDS[name][0])
+    parser = Parser(
+        prog=f"fleet {name}",
+        description=module.__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.configure(parser)
+    if getattr(module, "HAS_JSON", True):
+        parser.add_argument(
+            "--json", action="store_true", help="print one JSON object and nothing else"
+        )
+    return parser
 
 
 def _only_json() -> AbstractContextManager[None]:

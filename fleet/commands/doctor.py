@@ -27,7 +27,7 @@ from fleet.checks import preflight as checks
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles, assign, assign_roles
 from fleet.commands.options import add_spec
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.commands.startup import Startup, print_startup, time_imports
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import count_network_parameters, find_engine_problems
@@ -73,7 +73,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time the imports of each rank, first on rank 0 alone, then on all ranks together",
     )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

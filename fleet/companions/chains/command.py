@@ -30,7 +30,7 @@ from pathlib import Path
 from fleet.arguments import AUTO, add_changes, duration_or_auto, integer
 from fleet.commands.known_rates import recorded_sharing
 from fleet.commands.options import add_spec
-from fleet.commands.output import add_json, print_json, show
+from fleet.commands.output import print_json, show
 from fleet.companions.batch_jobs import options as opts
 from fleet.companions.batch_jobs.job_events import JobSubmitted
 from fleet.companions.chains.chain import add_note, end_chain
@@ -100,7 +100,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "the running job save and end",
     )
     modes.add_argument("--dry-run", action="store_true", help="only print the script")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

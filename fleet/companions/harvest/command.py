@@ -28,7 +28,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from fleet.arguments import duration, integer
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.companions.batch_jobs import options as opts
 from fleet.companions.batch_jobs.job_events import ChainCancelled
 from fleet.companions.harvest.backlog import HarvestLimits
@@ -106,7 +106,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="submit no more jobs, and cancel the waiting ones; running jobs continue",
     )
     modes.add_argument("--dry-run", action="store_true", help="only print the scripts")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
