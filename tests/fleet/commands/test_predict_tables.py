@@ -253,7 +253,7 @@ def test_columns_without_names_go_by_position(make_run, tmp_path, fleet):
     assert predicted(fleet, run, write(tmp_path / "new.csv", rows))[1] == [["0", "33.0"]]
     assert predicted(fleet, run, write(tmp_path / "new.csv", FEATURES[:1]))[1] == [["0", "30.0"]]
     status, _, error = fleet(
-        "predict", run, write(tmp_path / "new.csv", [[*row, 0] for row in rows[:1]] + [[1] * 5])
+        "predict", run, write(tmp_path / "new.csv", [[*row, 0] for row in rows[:1]] + [[1] * 4])
     )
     assert status == 2
     assert "4 columns; the networks take 3, whose names are not known" in error
