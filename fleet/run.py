@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if is_first(os.environ):
             print(f"fleet: {error}", file=sys.stderr)
-        return int(ExitStatus.BAD_INPUT)
+        return ExitStatus.BAD_INPUT
     interruption = Interruption(None)
     timer = StartupTimer()
     interruption.watch()  # early, because a rank that dies of a signal takes the others with it
@@ -171,11 +171,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         world.end_all_ranks(130)
     except UserError as error:
         print(f"fleet: {error}", file=sys.stderr, flush=True)
-        world.end_all_ranks(int(ExitStatus.BAD_INPUT))
+        world.end_all_ranks(ExitStatus.BAD_INPUT)
     except (StorageError, LeaseLost) as error:  # a traceback would not help, as with a full disk
         logging.getLogger("fleet").critical("rank %d failed: %s", world.rank, error)
         print(f"fleet: rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
-        world.end_all_ranks(int(_status_of(error) or ExitStatus.INFRASTRUCTURE))
+        world.end_all_ranks(_status_of(error) or ExitStatus.INFRASTRUCTURE)
     except BaseException as error:
         logging.getLogger("fleet").critical("rank %d failed", world.rank, exc_info=True)
         world.abort(error)
@@ -196,7 +196,7 @@ def _refuse_to_run_alone() -> int:
                 file=sys.stderr,
                 flush=True,
             )
-    return int(ExitStatus.INFRASTRUCTURE)
+    return ExitStatus.INFRASTRUCTURE
 
 
 def _status_of(error: Exception) -> ExitStatus | None:

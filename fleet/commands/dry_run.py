@@ -265,7 +265,7 @@ def _launch(spec: Path, cluster: Cluster, modules_folder: Path) -> ExitStatus:
             kind = UserError if isinstance(error, UserError) else InfrastructureError
             raise kind(f"{error}: {_tail(log)}") from None
         if status != ExitStatus.OK:
-            print(f"The dry run ended with status {int(status)}: {_tail(log)}", file=sys.stderr)
+            print(f"The dry run ended with status {status}: {_tail(log)}", file=sys.stderr)
     return status
 
 

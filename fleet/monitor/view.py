@@ -473,22 +473,12 @@ class LiveTable:
         from rich.table import Table
 
         table = Table(
+            *("network", "devices", "epochs", "", "loss", "val acc", "samples/s", "max time left"),
             title=f"{self._title}, "
             f"{format_duration(time.monotonic() - self._start)}{self._format_time_left()}",
             title_justify="left",
             box=box.SIMPLE_HEAD,
         )
-        for header in (
-            "network",
-            "devices",
-            "epochs",
-            "",
-            "loss",
-            "val acc",
-            "samples/s",
-            "max time left",
-        ):
-            table.add_column(header)
         groups = {} if self._run.launch is None else dict(self._run.launch.groups)
         for name in sorted(groups, key=lambda name: self._run.networks[name].number):
             network = self._run.networks[name]

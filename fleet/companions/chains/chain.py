@@ -316,7 +316,7 @@ class ChainJob(BatchJob):
                 end = _describe_limit(stops, self._max_jobs)
             if end:
                 print_message(end)
-                return int(ExitStatus.RESUMABLE)
+                return ExitStatus.RESUMABLE
             status, continues = self._launch_once(command, stops, lease)
             if not continues or self._system.has_queue:
                 return status

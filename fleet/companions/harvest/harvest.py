@@ -502,11 +502,11 @@ class HarvestJob(BatchJob):
         if not self._backlog.has_work(self._paths.root, self._job):
             self._note(
                 harvest_log.LaunchEnded(
-                    self._job, int(ExitStatus.OK), why="it found no network to train"
+                    self._job, ExitStatus.OK, why="it found no network to train"
                 )
             )
             self._end()
-            return int(ExitStatus.OK)
+            return ExitStatus.OK
         before = log_position(self._paths.events)
         self._note(JobStarted(self._job, before[1]))
         self._top_up()
@@ -516,7 +516,7 @@ class HarvestJob(BatchJob):
             and (storage_error := find_storage_error(self._paths.jobs)) is not None
             and storage_error.may_pass
         ):
-            status = int(ExitStatus.CAN_PASS)
+            status = ExitStatus.CAN_PASS
         storage_error = self.wait_for_space()
         if storage_error is not None:
             return self._give_up(storage_error, status, self.warning)
@@ -554,7 +554,7 @@ class HarvestJob(BatchJob):
             self._paths.reserved_space.unlink(missing_ok=True)
         with suppress(StorageError):
             harvest_log.add_note(
-                self._paths, harvest_log.LaunchEnded(self._job, int(status), warning, str(error))
+                self._paths, harvest_log.LaunchEnded(self._job, status, warning, str(error))
             )
             if not any(
                 isinstance(note, JobStarted)
@@ -562,7 +562,7 @@ class HarvestJob(BatchJob):
             ):
                 harvest_log.add_note(self._paths, over)
         print_message(str(over))
-        return int(status)
+        return status
 
     def _top_up(self, ending_job: str = "") -> str:
         """Keep the backlog filled; return an error message if this is impossible now."""
