@@ -59,7 +59,7 @@ class EnsembleResult:
     members: dict[str, int]
     samples: int
     validation: Scores
-    test: Scores | None = None
+    test: Scores | None
 
 
 # ---- selection ----------------------------------------------------------------------------------

@@ -272,9 +272,9 @@ class ChainJob(BatchJob):
         job: str,
         max_jobs: int,
         retries: int,
-        warn_after: float | None = None,
-        once: Sequence[str] = (),
-        requests: Sequence[float] = (),
+        warn_after: float | None,
+        once: Sequence[str],
+        requests: Sequence[float],
     ) -> None:
         super().__init__(paths, system, job, warn_after)
         self._max_jobs = max_jobs

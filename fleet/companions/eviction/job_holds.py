@@ -36,7 +36,7 @@ class HeldJobs:
     """
 
     def __init__(
-        self, note: Callable[..., None], is_allowed: Callable[[str], bool], jobs: Sequence[str] = ()
+        self, note: Callable[..., None], is_allowed: Callable[[str], bool], jobs: Sequence[str]
     ) -> None:
         self._note = note
         self._is_allowed = is_allowed
