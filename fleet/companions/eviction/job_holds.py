@@ -77,12 +77,12 @@ class HeldJobs:
                 self._drop(job, "it was not requeued")
         return done
 
-    def release(self, sleep: Callable[[float], None] = time.sleep) -> None:
+    def release(self) -> None:
         """Release all held jobs, and note failures."""
         refusals: dict[str, str] = {}
         for attempt in range(_TRIES):
             if self._job_ids and attempt:
-                sleep(_PAUSE_S)
+                time.sleep(_PAUSE_S)
             for job in list(self._job_ids):
                 try:
                     self._drop(job, self._released(job))
