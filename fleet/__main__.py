@@ -20,11 +20,10 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from fleet import __version__
-from fleet.arguments import Parser, with_current_names
+from fleet.arguments import Parser, print_renaming, with_current_names
 from fleet.errors import ExitStatus, FleetError, UserError, shortened, status_of
 from fleet.hooks import is_installed
 from fleet.terminal import print_any_name
-from fleet.units import renaming_notice
 from launch.environment import is_first
 
 _HELP = ("-h", "--help")
@@ -148,9 +147,8 @@ def main(argv: list[str] | None = None) -> int:
         )
     module = import_module(COMMANDS[name][0])
     parser = make_parser(name)
-    options, notices = with_current_names(options, getattr(module, "FORMER_OPTIONS", {}))
-    if notices and is_first(os.environ):
-        print(*(f"fleet {name}: {notice}" for notice in notices), sep="\n", file=sys.stderr)
+    former_options = getattr(module, "FORMER_OPTIONS", {})
+    options = with_current_names(f"fleet {name}", options, former_options)
     try:
         if getattr(module, "INTERMIXED", False):
             parse = parser.parse_intermixed_args
@@ -209,10 +207,7 @@ def _split(words: list[str]) -> tuple[str | None, list[str]]:
             return name, words[length:]
     if words and words[0] in FORMER_NAMES:
         name = FORMER_NAMES[words[0]]
-        if is_first(os.environ):
-            print(
-                f"fleet: {renaming_notice(f'fleet {words[0]}', f'fleet {name}')}", file=sys.stderr
-            )
+        print_renaming("fleet", f"fleet {words[0]}", f"fleet {name}")
         return name, words[1:]
     return None, words
 

@@ -108,10 +108,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
         help="with --share-run: exit after this time without a network to train (default: "
         f"{format_duration(IDLE_S)})",
     )
-    words, notices = with_current_names(sys.argv[1:] if argv is None else argv, FORMER_OPTIONS)
-    if notices and is_first(os.environ):
-        print(*(f"fleet: {notice}" for notice in notices), sep="\n", file=sys.stderr)
-    arguments = parser.parse_args(words)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser.parse_args(with_current_names("fleet", words, FORMER_OPTIONS))
     if arguments.idle_timeout is not None and not arguments.shares_run:
         parser.error("--idle-timeout requires --share-run")
     if arguments.shares_run:

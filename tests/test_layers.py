@@ -114,7 +114,7 @@ MAY_IMPORT = {
     "fleet.gc_pause": "",
     "fleet.units": "scheduler.base scheduler.ensemble",
     "fleet.terminal": "fleet.errors fleet.units",
-    "fleet.arguments": "fleet.errors fleet.units",
+    "fleet.arguments": "fleet.errors fleet.units launch",
     "fleet.plugins": "fleet.errors preprocess scheduler.base scheduler.ensemble",
     "fleet.vocabulary": "",
     "fleet.spec": _BELOW_SPEC,

@@ -128,7 +128,7 @@ class TestFormerNames:
 
     def test_options_of_another_program_are_kept(self):
         words = ["--idle", "5min", "--", "--idle"]
-        assert with_current_names(words, {"--idle": "--idle-timeout"})[0] == [
+        assert with_current_names("fleet", words, {"--idle": "--idle-timeout"}) == [
             "--idle-timeout",
             "5min",
             "--",
