@@ -98,7 +98,7 @@ class Coordinator:
         speeds: the known rates of networks.
         files: the files that this launch writes.
         show: functions that receive every logged event.
-        show_pace: receives a group's network, samples of the epoch, and samples/s.
+        show_pace: is called after each message about the progress of a group.
         interruption: says when to stop early.
         search: proposes and prunes networks.
         sharing: the networks that this launch holds.
@@ -116,7 +116,7 @@ class Coordinator:
         speeds: PriorRates,
         files: Files,
         show: Sequence[Callable[[events.Event], None]],
-        show_pace: Callable[[str, int, float], None],
+        show_pace: Callable[[], None],
         interruption: Interruption,
         search: SearchParts,
         sharing: RunSharing,
@@ -263,7 +263,8 @@ class Coordinator:
                 return has_received, True
             has_received = True
             if isinstance(message, Pace):
-                self._show_pace(message.network, message.samples, message.samples_per_s)
+                self._run.record_pace(message.network, message.samples, message.samples_per_s)
+                self._show_pace()
             self._handle(message, more_wait=True)
         return has_received, False
 

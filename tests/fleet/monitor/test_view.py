@@ -319,7 +319,11 @@ class ViewedRun:
     """A run with a view."""
 
     def __init__(self, run, view):
-        self.run, self.view, self.on_pace = run, view, view.on_pace
+        self.run, self.view = run, view
+
+    def on_pace(self, *pace):
+        self.run.record_pace(*pace)
+        self.view.on_pace()
 
     def on_event(self, event):
         self.run.apply(0.0, event)

@@ -35,13 +35,13 @@ from tests.refusals import refused
 
 class EventRecorder:
     def __init__(self):
-        self.events, self.paces = [], []
+        self.events, self.paces = [], 0
 
     def on_event(self, event):
         self.events.append(event.word)
 
-    def on_pace(self, *pace):
-        self.paces.append(pace)
+    def on_pace(self):
+        self.paces += 1
 
 
 class Launch:
@@ -141,7 +141,7 @@ def test_coordinator_sends_logs_and_writes_results(launch):
         "stopped",
         "end",
     ]
-    assert launch.recorder.paces == [("a", 10, 5.0)]
+    assert launch.recorder.paces == 1
     assert [(row.name, row.epochs, row.reason) for row in read_results(launch.paths.root)] == [
         ("a", 1, "1 epoch")
     ]
