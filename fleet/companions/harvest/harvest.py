@@ -29,7 +29,6 @@ from fleet.companions.batch_jobs.launching import (
     reserve_emergency_space,
 )
 from fleet.companions.batch_jobs.paused_submissions import delay_options
-from fleet.companions.harvest import harvest_log
 from fleet.companions.harvest.backlog import (
     Cancel,
     HarvestLimits,
@@ -38,6 +37,21 @@ from fleet.companions.harvest.backlog import (
     Submit,
     is_given_up,
     plan_orders,
+)
+from fleet.companions.harvest.harvest_log import (
+    HarvestEnded,
+    JobCancelled,
+    LaunchEnded,
+    PastLaunch,
+    add_note,
+    count_fruitless,
+    count_transient,
+    end_without_report,
+    find_end,
+    is_cancelled,
+    newest_by_job,
+    past_launches,
+    read_harvest_log,
 )
 from fleet.domain.json_record import JsonRecord, read_record, write_record
 from fleet.domain.run import RunState
@@ -255,7 +269,7 @@ class Backlog:
         self._log_dead_launches(queued)
         jobs = [job for job in queued if job.id not in {ending_job, *self._ending_jobs(queued)}]
         past = {
-            run.job: harvest_log.past_launches(run.paths, [job.id for job in jobs if job.runs])
+            run.job: past_launches(run.paths, [job.id for job in jobs if job.runs])
             for run in self.plan.runs
         }
         gap_s = mean_gap_s([launch for launches in past.values() for launch in launches])
@@ -273,28 +287,21 @@ class Backlog:
 
     def _ending_jobs(self, jobs: Sequence[QueuedJob]) -> set[str]:
         """Return the ids of jobs that are still listed although their launches have ended."""
-        newest = {
-            job: note
+        ended = {
+            job
             for run in self.plan.runs
-            for job, note in harvest_log.newest_by_job(run.paths).items()
+            for job, note in newest_by_job(run.paths).items()
+            if isinstance(note, LaunchEnded) and note.status is not None
         }
-        return {
-            job.id
-            for job in jobs
-            if job.runs
-            and isinstance(note := newest.get(job.id), harvest_log.LaunchEnded)
-            and note.status is not None
-        }
+        return {job.id for job in jobs if job.runs} & ended
 
     def _log_dead_launches(self, jobs: Sequence[QueuedJob]) -> None:
         """Log the end of each launch that ended without reporting."""
         running, waiting = ({job.id for job in jobs if job.runs is runs} for runs in (True, False))
         for run in self.plan.runs:
-            for job, note in harvest_log.newest_by_job(run.paths).items():
+            for job, note in newest_by_job(run.paths).items():
                 if isinstance(note, JobStarted) and job not in running:
-                    harvest_log.add_note(
-                        run.paths, harvest_log.end_without_report(job, job in waiting)
-                    )
+                    add_note(run.paths, end_without_report(job, job in waiting))
 
     def _log_ends(self, runs: Sequence[HarvestState], orders: Sequence[Order]) -> None:
         """Log the end of the harvest of each run that has come to its end, with the reason."""
@@ -307,11 +314,9 @@ class Backlog:
         } | submitted
         for run, state in zip(self.plan.runs, runs, strict=True):
             ends = state.is_over or is_given_up(state, self.plan.limits) or not active
-            if ends and state.name not in active and harvest_log.find_end(run.paths) is None:
+            if ends and state.name not in active and find_end(run.paths) is None:
                 command = "" if state.is_over and not self._failed(run) else self.plan.command
-                harvest_log.add_note(
-                    run.paths, harvest_log.HarvestEnded(self._end_reason(run, state), command)
-                )
+                add_note(run.paths, HarvestEnded(self._end_reason(run, state), command))
 
     def _failed(self, run: HarvestRun) -> int:
         """Return how many networks of a run have failed."""
@@ -326,11 +331,7 @@ class Backlog:
             return "all networks have ended"
         if state.is_cancelled:
             return "it was cancelled (--end)"
-        reasons = [
-            note.why
-            for note in harvest_log.read_harvest_log(run.paths, harvest_log.LaunchEnded)
-            if note.why
-        ]
+        reasons = [note.why for note in read_harvest_log(run.paths, LaunchEnded) if note.why]
         last_reason = f"; the last reason: {reasons[-1]}" if reasons else ""
         if state.fruitless_launches >= self.plan.limits.fruitless:
             return f"{state.fruitless_launches} launches in a row finished no epoch{last_reason}"
@@ -347,7 +348,7 @@ class Backlog:
             (
                 note.nodes
                 for run in self.plan.runs
-                for note in harvest_log.read_harvest_log(run.paths, JobSubmitted)
+                for note in read_harvest_log(run.paths, JobSubmitted)
                 if note.job == job
             ),
             1,
@@ -357,7 +358,7 @@ class Backlog:
         paths = next(run.paths for run in self.plan.runs if run.job == order.name)
         match order:
             case Submit(nodes=nodes):
-                harvest_log.add_note(
+                add_note(
                     paths,
                     JobSubmitted(
                         self._queue.submit(paths.harvest_script(nodes), nodes, self.plan), nodes
@@ -365,10 +366,10 @@ class Backlog:
                 )
             case Cancel(job=job):
                 self._queue.cancel(job)
-                harvest_log.add_note(paths, harvest_log.JobCancelled(job))
+                add_note(paths, JobCancelled(job))
 
 
-def mean_gap_s(past: Sequence[harvest_log.PastLaunch]) -> float:
+def mean_gap_s(past: Sequence[PastLaunch]) -> float:
     """Return how long nodes stay idle, in seconds, assuming memoryless gaps.
 
     This is the total duration of launches over the number that were cut off.
@@ -393,9 +394,7 @@ class RunLogs:
         self._tail = RunTail(run.paths)
         self.state = RunState()
 
-    def read(
-        self, jobs: Sequence[QueuedJob], past: Sequence[harvest_log.PastLaunch]
-    ) -> HarvestState:
+    def read(self, jobs: Sequence[QueuedJob], past: Sequence[PastLaunch]) -> HarvestState:
         """Return the state of the run in the harvest, from its folder and its jobs.
 
         Args:
@@ -421,9 +420,7 @@ class RunLogs:
             and (holder is None or not holder.job or holder.job in running)
         }
         by_job = Counter(holder.job for holder in leased.values() if holder is not None)
-        own_jobs = {
-            note.job for note in harvest_log.read_harvest_log(run.paths, JobSubmitted, JobStarted)
-        }
+        own_jobs = {note.job for note in read_harvest_log(run.paths, JobSubmitted, JobStarted)}
         epochs_left = sum(map(self._epochs_left, set(run.networks) - done))
         newest = self.state.epochs[-_RATES:]
         records = [epoch.record for epoch in newest if epoch.record.seconds > 0]
@@ -442,8 +439,8 @@ class RunLogs:
             rate=statistics.fmean(rates) if rates else None,
             samples_left=float(epoch_samples * epochs_left),
             start_s=statistics.median(start_times) if start_times else 0.0,
-            fruitless_launches=harvest_log.count_fruitless(past),
-            transient_failures=harvest_log.count_transient(past),
+            fruitless_launches=count_fruitless(past),
+            transient_failures=count_transient(past),
             running=len(running),
             queued=tuple((job.id, job.nodes) for job in jobs if not job.runs),
             nodes=sum(job.nodes for job in jobs if job.runs),
@@ -452,7 +449,7 @@ class RunLogs:
                 for job in jobs
                 if job.runs and job.id in own_jobs
             ),
-            is_cancelled=harvest_log.is_cancelled(run.paths),
+            is_cancelled=is_cancelled(run.paths),
         )
 
     def _concurrent_networks(self, nodes: int) -> int:
@@ -496,15 +493,11 @@ class HarvestJob(BatchJob):
         storage_error = self.prepare()
         if storage_error is not None:
             return self._give_up(storage_error, ExitStatus.CAN_PASS)
-        newest = harvest_log.newest_by_job(self._paths).get(self._job)
+        newest = newest_by_job(self._paths).get(self._job)
         if isinstance(newest, JobStarted):  # the batch system has requeued the job
-            self._note(harvest_log.end_without_report(self._job, is_back=True))
+            self._note(end_without_report(self._job, is_back=True))
         if not self._backlog.has_work(self._paths.root, self._job):
-            self._note(
-                harvest_log.LaunchEnded(
-                    self._job, ExitStatus.OK, why="it found no network to train"
-                )
-            )
+            self._note(LaunchEnded(self._job, ExitStatus.OK, why="it found no network to train"))
             self._end()
             return ExitStatus.OK
         before = log_position(self._paths.events)
@@ -520,7 +513,7 @@ class HarvestJob(BatchJob):
         storage_error = self.wait_for_space()
         if storage_error is not None:
             return self._give_up(storage_error, status, self.warning)
-        self._note(harvest_log.LaunchEnded(self._job, status, self.warning, self.end_reason))
+        self._note(LaunchEnded(self._job, status, self.warning, self.end_reason))
         self._wait_after_transient_error(status)
         self._end()  # all other jobs may be ending right now, too
         return status
@@ -528,17 +521,15 @@ class HarvestJob(BatchJob):
     def _note(self, note: JsonRecord) -> None:
         """Append a line to the log, and wait if the disk is full."""
         try:
-            harvest_log.add_note(self._paths, note)
+            add_note(self._paths, note)
         except StorageError as error:
             if not error.may_pass or self.wait_for_space() is not None:
                 raise
-            harvest_log.add_note(self._paths, note)
+            add_note(self._paths, note)
 
     def _wait_after_transient_error(self, status: int) -> None:
         """Wait, twice as long after each launch in a row with a transient error and no epoch."""
-        if status == ExitStatus.CAN_PASS and (
-            count := harvest_log.count_transient(harvest_log.past_launches(self._paths))
-        ):
+        if status == ExitStatus.CAN_PASS and (count := count_transient(past_launches(self._paths))):
             self.pause(min(_MAX_PAUSE_S, _PAUSE_S * 2 ** (count - 1)))
 
     def _give_up(self, error: StorageError, status: int, warning: str = "") -> int:
@@ -547,20 +538,15 @@ class HarvestJob(BatchJob):
         The emergency space is freed for this last note. The last one of several such jobs logs that
         the harvest has ended.
         """
-        over = harvest_log.HarvestEnded(
-            f"files cannot be written: {error}", self._backlog.plan.command
-        )
+        over = HarvestEnded(f"files cannot be written: {error}", self._backlog.plan.command)
         with suppress(OSError):
             self._paths.reserved_space.unlink(missing_ok=True)
         with suppress(StorageError):
-            harvest_log.add_note(
-                self._paths, harvest_log.LaunchEnded(self._job, status, warning, str(error))
-            )
+            add_note(self._paths, LaunchEnded(self._job, status, warning, str(error)))
             if not any(
-                isinstance(note, JobStarted)
-                for note in harvest_log.newest_by_job(self._paths).values()
+                isinstance(note, JobStarted) for note in newest_by_job(self._paths).values()
             ):
-                harvest_log.add_note(self._paths, over)
+                add_note(self._paths, over)
         print_message(str(over))
         return status
 
@@ -584,9 +570,9 @@ class HarvestJob(BatchJob):
                 return
             if self.is_signalled or time.monotonic() >= until:
                 with suppress(StorageError):
-                    harvest_log.add_note(
+                    add_note(
                         self._paths,
-                        harvest_log.HarvestEnded(
+                        HarvestEnded(
                             f"its last launch could not submit another job: {problem}",
                             self._backlog.plan.command,
                         ),
@@ -594,6 +580,6 @@ class HarvestJob(BatchJob):
                 break
             self.pause(pause_s)
             pause_s *= 2
-        over = harvest_log.find_end(self._paths)
+        over = find_end(self._paths)
         if over is not None:
             print_message(str(over))
