@@ -57,7 +57,7 @@ from fleet.domain.network import EpochRecord, StepRate
 from fleet.domain.run import RunState
 from fleet.monitor.view import make_view
 from fleet.runtime.admission import Admission
-from fleet.runtime.coordinator import Coordinator, Files, SearchParts
+from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
@@ -227,27 +227,24 @@ def measure_epoch(
         measurement_plan = RateMeasurement([], keys, spec.profile, trainers, per_node, {})
         run = RunState(spec)
         view = make_view(run, True)
-        search = SearchParts(
-            make_controller(spec, with_extreme_networks(spec), run, {}, trainers),
-            Searchers({}),
-            cast(Admission, SimpleNamespace(pop_ready=lambda training, now_s: ())),
-            None,
-        )
+        search = make_controller(spec, with_extreme_networks(spec), run, {}, trainers)
+        search.restore(())
         coordinator = Coordinator(
             cast(World, world),
             LaunchConfig(spec, roles, None, samples=SAMPLES, outlives=False),
             PriorRates(measurement_plan, None if speeds else rates, online),
-            Files(
-                Results(spec, paths, run),
-                log,
-                ProfileFile(paths.profile),
-                None,
-                Tracking([], paths, ""),
-            ),
+            Results(spec, paths, run),
+            log,
+            ProfileFile(paths.profile),
+            None,
+            Tracking([], paths, ""),
             [view.on_event],
             view.on_pace,
             Interruption(None),
             search,
+            Searchers({}),
+            cast(Admission, SimpleNamespace(pop_ready=lambda training, now_s: ())),
+            None,
             RunSharing(),
         )
         cost = _coordinate(coordinator, world)

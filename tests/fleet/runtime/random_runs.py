@@ -15,7 +15,7 @@ from fleet.control.launch_state import LaunchConfig
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import NetworkStatus
 from fleet.monitor.eta import EstimateSchedule
-from fleet.runtime.coordinator import Coordinator, Files, SearchParts
+from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.command_queue import Command
 from fleet.runtime.external.tracking import Tracking
@@ -357,28 +357,27 @@ class RandomRun(Ranks):
             name: search.searcher for name, search in start_searches(ends, self.results.run).items()
         }
         admission = Admission(self)
-        search = SearchParts(
-            make_controller(content, ends, self.results.run, searchers, len(setup.roles.trainers)),
-            Searchers(searchers, Random("searchers " + self.title.partition(" prune=")[0])),
-            admission,
-            CommandHandler(self.mailbox, self.results, admission, (), clock=lambda: self.steps),
+        search = make_controller(
+            content, ends, self.results.run, searchers, len(setup.roles.trainers)
         )
+        search.restore(())
         sharing = Harvest(list(setup.elsewhere), self) if chance.harvests else RunSharing()
         return Coordinator(
             self.world,
             setup,
             make_prior_rates(setup, self.table, self.learns),
-            Files(
-                self.results,
-                self.log,
-                ProfileFile(self.paths.profile),
-                None,
-                Tracking([], self.paths, ""),
-            ),
+            self.results,
+            self.log,
+            ProfileFile(self.paths.profile),
+            None,
+            Tracking([], self.paths, ""),
             [self.on_event],
             lambda *pace: None,
             self.interruption,
             search,
+            Searchers(searchers, Random("searchers " + self.title.partition(" prune=")[0])),
+            admission,
+            CommandHandler(self.mailbox, self.results, admission, (), clock=lambda: self.steps),
             sharing,
         )
 

@@ -15,7 +15,7 @@ from fleet.control.measurement import RateMeasurement
 from fleet.domain.events import GroupFailed
 from fleet.domain.network import TrainingState
 from fleet.errors import ExitStatus, InfrastructureError
-from fleet.runtime.coordinator import Coordinator, Files, SearchParts
+from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
@@ -53,12 +53,8 @@ class Launch:
         self.world, self.recorder, self.paths = World(), EventRecorder(), RunPaths(folder)
         self.results = results_of(content, self.paths)
         self.log = EventLog(self.paths.events, clock=lambda: 0.0)
-        search = SearchParts(
-            make_controller(content, with_extreme_networks(content), self.results.run, {}, 2),
-            Searchers({}),
-            SimpleNamespace(pop_ready=lambda training, now_s: ()),
-            None,
-        )
+        search = make_controller(content, with_extreme_networks(content), self.results.run, {}, 2)
+        search.restore(())
         setup = LaunchConfig(content, roles, None, samples=60, outlives=True, **config)
         self.coordinator = Coordinator(
             self.world,
@@ -67,17 +63,18 @@ class Launch:
                 RateMeasurement([], {}, content.profile, 2, 2, {}),
                 RateTable(60, 2, (Network("a", (10.0,)),)),
             ),
-            Files(
-                self.results,
-                self.log,
-                ProfileFile(self.paths.profile),
-                None,
-                Tracking([], self.paths, ""),
-            ),
+            self.results,
+            self.log,
+            ProfileFile(self.paths.profile),
+            None,
+            Tracking([], self.paths, ""),
             [self.recorder.on_event],
             self.recorder.on_pace,
             Interruption(None),
             search,
+            Searchers({}),
+            SimpleNamespace(pop_ready=lambda training, now_s: ()),
+            None,
             RunSharing(),
         )
         self.coordinator.start()
