@@ -147,17 +147,7 @@ class MessageHandlers:
         if stopped.damage:
             self._outbox.log(events.BestCheckpointDamaged(stopped.network, stopped.damage))
         if stopped.tested is not None:
-            tested = stopped.tested
-            self._outbox.log(
-                events.NetworkTested(
-                    stopped.network,
-                    tested.loss,
-                    tested.accuracy,
-                    tested.samples,
-                    stopped.test_s,
-                    tested.metrics,
-                )
-            )
+            self._outbox.log(events.NetworkTested(stopped.network, stopped.tested, stopped.test_s))
 
     def _on_failed(self, failed: m.Failed) -> None:
         self._launch.orders.disband(self._groups[failed.network])

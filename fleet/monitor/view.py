@@ -141,10 +141,11 @@ def format_event(event: ev.Event, run: RunState) -> str:
             )
         case ev.NetworkTested():
             return (
-                f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}"
+                f"{event.network} on the test data: loss {event.tested.loss:.4f}"
+                f"{_share(event.tested.accuracy)}"
                 + "".join(
                     f", {name} {value:.4g}"
-                    for name, value in event.metrics.items()
+                    for name, value in event.tested.metrics.items()
                     if value is not None
                 )
             )
