@@ -71,6 +71,7 @@ from fleet.search.controller import make_controller
 from fleet.spec import parse
 from fleet.spec.entries import with_extreme_networks
 from fleet.storage.event_log import EventLog
+from fleet.storage.lease import NO_FENCE
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
 from scheduler.base import Network, RateTable
@@ -236,7 +237,7 @@ def measure_epoch(
             Results(spec, paths, run),
             log,
             ProfileFile(paths.profile),
-            None,
+            NO_FENCE,
             Tracking([], paths, ""),
             [view.on_event],
             view.on_pace,

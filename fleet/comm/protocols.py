@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -126,7 +127,7 @@ class World(Protocol):
     background_tasks: list[Callable[[], bool]]
     is_fault_tolerant: bool = False
     dead_ranks: frozenset[int] = frozenset()
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
     before_end: Callable[[], object]
     _tasks_lock: threading.Lock
     _longest_pause: float = LONGEST_S
@@ -145,7 +146,8 @@ class World(Protocol):
 
     def wait_for_message(self, tag: Tag) -> Message:
         """Wait for the next message under a tag."""
-        return self.wait(lambda: self.receive(tag))
+        message: Message = self.wait(partial(self.receive, tag))
+        return message
 
     # ---- waiting ----
 

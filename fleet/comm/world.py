@@ -37,7 +37,6 @@ class MPIWorld(World):
         self.rank = self.comm.rank
         self.size = self.comm.size
         self.host = socket.gethostname()
-        self.hosts = ()
         self.background_tasks = []
         self._tasks_lock = threading.Lock()
         self._pending: list[MPI.Request] = []  # messages that have not been received
@@ -66,6 +65,9 @@ class MPIWorld(World):
 
     def _all_delivered(self) -> bool | None:
         return all(map(self._is_delivered, self._pending)) or None
+
+    def check_for_deaths(self) -> None:
+        """Do nothing: if a rank dies, `mpirun` ends this one as well."""
 
     # ---- all ranks together ----
 

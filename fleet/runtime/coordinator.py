@@ -84,7 +84,7 @@ class Coordinator:
     results: Results
     event_log: EventLog
     profile: ProfileFile
-    fence: Fence | None
+    fence: Fence
     tracking: Tracking
     show: Sequence[Callable[[events.Event], None]]
     show_pace: Callable[[], None]
@@ -311,8 +311,7 @@ class Coordinator:
             self._check_rights()
 
     def _check_rights(self) -> None:
-        if self.fence is not None:
-            self.fence.check()
+        self.fence.check()
         self.sharing.check()
 
     # ---- effects ----

@@ -10,7 +10,6 @@ from fleet.domain.network import NetworkStatus, Outcome
 from fleet.domain.run import FINISHED_UNLOGGED, RunState
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.storage.identity import trial_identity
-from fleet.storage.lease import fence_check
 from fleet.storage.recovery import recover
 from fleet.storage.results import Results, known_parameters
 from fleet.storage.skipped_networks import read_skipped
@@ -56,7 +55,7 @@ def resume(launch: PreparedLaunch) -> Resumed:
         run,
         lambda network: trial_identity(network, spec, launch.sample, launch.request.spec_folder),
         test=str(spec.data.test) if launch.is_tested else "",
-        check=fence_check(launch.fence),
+        check=launch.fence.check,
         skipped=frozenset() if launch.replayed else read_skipped(paths),
     )
     if is_alone:

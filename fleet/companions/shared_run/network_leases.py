@@ -173,7 +173,7 @@ class NetworkLeases:
             steps = lease.steps(self._paths.lease)
         if not _is_decided(steps):
             self._attempts[name] = lease, steps
-        elif lease.fence is not None:
+        elif lease.fence.generation:
             return lease
         return None
 

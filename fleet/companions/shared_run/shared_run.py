@@ -233,7 +233,6 @@ class SharedRun(RunSharing):
         self.read_other_logs()  # another launch may just have logged its end or its pruning
         before = self._results.run.status_of(name)
         lease = self.leases.lease_of(name)
-        assert lease.fence is not None
         self._results.deaths.collect(name)
         status, state = restore_network(self._results, self._results.spec.by_name[name])
         # A launch that was killed may have saved epochs without logging them.

@@ -27,6 +27,7 @@ from fleet.search.controller import make_controller
 from fleet.spec.entries import invalid_network, proposed_network, with_extreme_networks
 from fleet.spec.resolve import with_entry
 from fleet.storage.event_log import EventLog
+from fleet.storage.lease import NO_FENCE
 from fleet.storage.paths import RunPaths
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.policies import POLICIES, Policy
@@ -369,7 +370,7 @@ class RandomRun(Ranks):
             self.results,
             self.log,
             ProfileFile(self.paths.profile),
-            None,
+            NO_FENCE,
             Tracking([], self.paths, ""),
             [self.on_event],
             lambda *pace: None,

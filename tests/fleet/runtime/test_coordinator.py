@@ -25,6 +25,7 @@ from fleet.search.controller import make_controller
 from fleet.spec.entries import with_extreme_networks
 from fleet.storage.checkpoint import write_state
 from fleet.storage.event_log import EventLog, read_events
+from fleet.storage.lease import NO_FENCE
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from scheduler.base import Network, RateTable
@@ -66,7 +67,7 @@ class Launch:
             self.results,
             self.log,
             ProfileFile(self.paths.profile),
-            None,
+            NO_FENCE,
             Tracking([], self.paths, ""),
             [self.recorder.on_event],
             self.recorder.on_pace,
