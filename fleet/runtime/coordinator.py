@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from fleet.comm.messages import Pace, Tag
 from fleet.comm.protocols import World
@@ -198,7 +197,12 @@ class Coordinator:
             self._handle(message)
         if self.command_handler is not None and not self._is_interrupted:
             self.command_handler.handle_commands(
-                self._log_event, self._handle, lambda: self.status is None, self._choose_nodes
+                self._log_event,
+                self._handle,
+                lambda: self.status is None,
+                lambda command, content: self._controller.node_release.choose(
+                    command, content, self.event_log.now()
+                ),
             )
         for admitted in self._admitted():
             self._handle(admitted)
@@ -293,11 +297,6 @@ class Coordinator:
         if answer == question.progress.target:  # the controller keeps the answers of a while
             answer = question.progress.target
         return e.PolicyAnswered(answer, time.perf_counter() - began, probes)
-
-    def _choose_nodes(
-        self, command: str, content: Mapping[str, Any]
-    ) -> tuple[events.CommandReceived, e.NodesRequested]:
-        return self._controller.node_release.choose(command, content, self.event_log.now())
 
     def _check_lease(self) -> None:
         """Check regularly that this launch still holds its lease.

@@ -66,7 +66,11 @@ def resume(launch: PreparedLaunch) -> Resumed:
     else:
         missing = _find_missing(run, statuses, states, launch.past.changes)
     # Changes by this launch get an event of their own.
-    own_changes = {name for name, status in statuses.items() if _is_of_this_launch(status)}
+    own_changes = {
+        name
+        for name, status in statuses.items()
+        if status.outcome is not None and (status.outcome.is_skipped or status.outcome.deaths)
+    }
     differing = {
         name: status
         for name, status in _find_differences(logged_state, statuses).items()
@@ -137,11 +141,6 @@ def _find_differences(
                 len(now.history), outcome.reason, outcome.is_failure, now.tested
             )
     return differences
-
-
-def _is_of_this_launch(status: NetworkStatus) -> bool:
-    outcome = status.outcome
-    return outcome is not None and (outcome.is_skipped or outcome.deaths > 0)
 
 
 def _describe_deaths(
