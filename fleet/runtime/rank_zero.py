@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -207,7 +208,7 @@ class RankZero:
             launch.layout,
             launch.inputs.epoch_samples,
             world.is_fault_tolerant,
-            ends_s=None if left_s is None else self._events.now() + left_s,
+            ends_s=math.inf if left_s is None else self._events.now() + left_s,
             first_epoch=self.first_epoch,
             replayed=tuple(launch.replayed_epochs()),
             replayed_batches=tuple(record.batch for record in launch.replayed),
@@ -216,7 +217,7 @@ class RankZero:
             sharing=self._rates.sharing,
             alone=self._rates.alone,
             hosts=world.hosts,
-            deaths={name: records for name, records in deaths.items() if records},
+            deaths=deaths,
         )
 
     @property

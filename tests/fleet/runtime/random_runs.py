@@ -4,6 +4,7 @@ A seed determines the launch (policy, networks, searches, rule, rates, stream, s
 all that happens in it.
 """
 
+import math
 from dataclasses import replace
 from random import Random
 from unittest import mock
@@ -65,7 +66,7 @@ class RandomOptions:
         self.deaths = 0 if self.harvests else pick([0, 0, 0, 1, 2, 3])
         self.outlives = self.deaths > 0 or chance() < 0.3
         self.end_at = pick([None, None, None, None, None, self.random.randint(1, 200)])
-        self.ends_s = pick([None] * 7 + [self.random.uniform(1, 8)])
+        self.ends_s = pick([math.inf] * 7 + [self.random.uniform(1, 8)])
         self.rates = pick(["given", "measured", "learned", "learned"])
         if self.policy == "baseline":
             self.rates = "given"
