@@ -179,7 +179,7 @@ class Controller:
     def _train(self) -> None:
         """Move running groups closer to the plan, or end the launch."""
         if self._networks.has_trainable or self._groups or not self._searches.is_over:
-            self._searches.idle_since_s = None
+            self._searches.idle_since_s = float("inf")
         else:
             self._placement.has_news |= self._searches.close()
             if self._networks.are_over and not self._searches.controller.is_open:
