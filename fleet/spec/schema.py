@@ -49,7 +49,7 @@ def _read_by(setting: str) -> str:
 class ModelEntry:
     """An entry of `models`, for one network or many."""
 
-    family: kinds.Family | None = None
+    family: str | None = None
     """A model family of FLEET, or the name of a model in keras.applications."""
     build: kinds.ImportPath | None = None
     """Instead of a family: the import path of your own function, which returns a keras.Model, or a
