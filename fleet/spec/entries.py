@@ -233,7 +233,7 @@ def _network(
         max_gpus=max_gpus,
         parameters=dict(drawn),
         entry=index,
-        data=document.data_overrides(entry),
+        pipeline=document.pipeline_of(entry),
         number=number,
     )
 

@@ -180,7 +180,7 @@ def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> N
         network.architecture,
         replace(network.train, optimizer=graph_key_settings(optimizer)),
         seed=0,
-        data=network.data,
+        pipeline=network.pipeline,
         fold=fold,
     )
 
