@@ -78,13 +78,11 @@ def make_optimizer(
         rate = rate * scale
     if ":" in settings.name:
         return _make_custom(settings, rate, accumulate)
-    takes = OPTIMIZERS[settings.name].takes
-    arguments = {
-        name: getattr(settings, name) for name in takes if getattr(settings, name) is not None
-    }
+    values = {name: getattr(settings, name) for name in OPTIMIZERS[settings.name].takes}
     arguments = {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in arguments.items()
+        for name, value in values.items()
+        if value is not None
     }
     if accumulate > 1:
         arguments["gradient_accumulation_steps"] = accumulate
