@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.optimizers import OPTIMIZERS
 
 _RATE = ("train", "optimizer", "learning_rate")
+_CLASSES: Mapping[str, Any] = {name.lower(): made for name, made in vars(keras.optimizers).items()}
 
 
 class ScalableRate:
@@ -88,16 +88,7 @@ def make_optimizer(
         arguments["gradient_accumulation_steps"] = accumulate
     # Keras refuses some values.
     with wrapping_errors(f"{settings.name}:", SettingError, "train", "optimizer"):
-        return _class_of(settings.name)(learning_rate=rate, **arguments)
-
-
-def _class_of(name: str) -> Any:
-    """Return the Keras class for a lower-case name in a spec."""
-    return next(
-        getattr(keras.optimizers, kind)
-        for kind in dir(keras.optimizers)
-        if kind.lower() == name and inspect.isclass(getattr(keras.optimizers, kind))
-    )
+        return _CLASSES[settings.name](learning_rate=rate, **arguments)
 
 
 def extract_hyperparameters(optimizer: keras.optimizers.Optimizer) -> dict[str, tf.Variable]:
