@@ -120,7 +120,7 @@ class JobRequest:
     """A spec that batch jobs launch, and what these request.
 
     Attributes:
-        options: the options of the command, with those that :func:`add` declares.
+        options: the options of the command, including what :func:`add` declares.
         path: the spec file, as the user named it.
         spec: the spec.
         system: the batch system.

@@ -19,7 +19,9 @@ from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.optimizers import OPTIMIZERS
 
 _RATE = ("train", "optimizer", "learning_rate")
-_CLASSES: Mapping[str, Any] = {name.lower(): made for name, made in vars(keras.optimizers).items()}
+_CLASSES: Mapping[str, Any] = {
+    name.lower(): optimizer for name, optimizer in vars(keras.optimizers).items()
+}
 
 
 class ScalableRate:
