@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -146,8 +146,7 @@ class World(Protocol):
 
     def wait_for_message(self, tag: Tag) -> Message:
         """Wait for the next message under a tag."""
-        message: Message = self.wait(partial(self.receive, tag))
-        return message
+        return cast("Message", self.wait(partial(self.receive, tag)))
 
     # ---- waiting ----
 

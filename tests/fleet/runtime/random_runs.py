@@ -82,7 +82,9 @@ class RandomOptions:
 
     def __str__(self):
         return " ".join(
-            f"{name}={value}" for name, value in vars(self).items() if name != "random" and value
+            f"{name}={value}"
+            for name, value in vars(self).items()
+            if name != "random" and value and value != math.inf
         )
 
 
