@@ -128,7 +128,10 @@ def measure_check(folder: Path, args: argparse.Namespace) -> list[float]:
         spec,
         opened.sample,
         range(len(spec.networks)),
+        rates=None,
+        steps=True,
         advance=lambda _: sizes.append(resident_mb(os.getpid())),
+        samples=None,
     )
     problems = {trial.problem for trial in trials.trials.values() if trial.problem}
     if problems:

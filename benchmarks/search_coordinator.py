@@ -57,7 +57,7 @@ from fleet.domain.network import EpochRecord, StepRate
 from fleet.domain.run import RunState
 from fleet.monitor.view import make_view
 from fleet.runtime.admission import Admission
-from fleet.runtime.coordinator import Coordinator, Files, SearchParts
+from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
@@ -71,6 +71,7 @@ from fleet.search.controller import make_controller
 from fleet.spec import parse
 from fleet.spec.entries import with_extreme_networks
 from fleet.storage.event_log import EventLog
+from fleet.storage.lease import NO_FENCE
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
 from scheduler.base import Network, RateTable
@@ -227,27 +228,24 @@ def measure_epoch(
         measurement_plan = RateMeasurement([], keys, spec.profile, trainers, per_node, {})
         run = RunState(spec)
         view = make_view(run, True)
-        search = SearchParts(
-            make_controller(spec, with_extreme_networks(spec), run, {}, trainers),
-            Searchers({}),
-            cast(Admission, SimpleNamespace(pop_ready=lambda training, now_s: ())),
-            None,
-        )
+        search = make_controller(spec, with_extreme_networks(spec), run, {}, trainers)
+        search.restore(())
         coordinator = Coordinator(
             cast(World, world),
             LaunchConfig(spec, roles, None, samples=SAMPLES, outlives=False),
             PriorRates(measurement_plan, None if speeds else rates, online),
-            Files(
-                Results(spec, paths, run),
-                log,
-                ProfileFile(paths.profile),
-                None,
-                Tracking([], paths, ""),
-            ),
+            Results(spec, paths, run),
+            log,
+            ProfileFile(paths.profile),
+            NO_FENCE,
+            Tracking([], paths, ""),
             [view.on_event],
             view.on_pace,
             Interruption(None),
             search,
+            Searchers({}),
+            cast(Admission, SimpleNamespace(pop_ready=lambda training, now_s: ())),
+            None,
             RunSharing(),
         )
         cost = _coordinate(coordinator, world)

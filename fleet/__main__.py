@@ -2,8 +2,9 @@
 
 A command is a module with two functions: ``configure(parser)`` declares its arguments;
 ``run(args)`` does the work and returns the exit status, or None for 0. ``FORMER_OPTIONS`` of the
-module maps former options to the current ones. Only the module of the given command is imported, so
-that ``fleet --help`` and the commands that need neither MPI nor TensorFlow start quickly.
+module maps former options to the current ones. A command takes ``--json`` unless its module says
+``HAS_JSON = False``. Only the module of the given command is imported, so that ``fleet --help`` and
+the commands that need neither MPI nor TensorFlow start quickly.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from fleet import __version__
-from fleet.arguments import Parser, with_current_names
+from fleet.arguments import Parser, print_renaming, with_current_names
 from fleet.errors import ExitStatus, FleetError, UserError, shortened, status_of
 from fleet.hooks import is_installed
 from fleet.terminal import print_any_name
-from fleet.units import renaming_notice
 from launch.environment import is_first
 
 _HELP = ("-h", "--help")
@@ -146,16 +146,9 @@ def main(argv: list[str] | None = None) -> int:
             ExitStatus.BAD_INPUT,
         )
     module = import_module(COMMANDS[name][0])
-    parser = Parser(
-        prog=f"fleet {name}",
-        description=module.__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.configure(parser)
-    options, notices = with_current_names(options, getattr(module, "FORMER_OPTIONS", {}))
-    if notices and is_first(os.environ):
-        print(*(f"fleet {name}: {notice}" for notice in notices), sep="\n", file=sys.stderr)
+    parser = make_parser(name)
+    former_options = getattr(module, "FORMER_OPTIONS", {})
+    options = with_current_names(f"fleet {name}", options, former_options)
     try:
         if getattr(module, "INTERMIXED", False):
             parse = parser.parse_intermixed_args
@@ -183,6 +176,23 @@ def main(argv: list[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
+def make_parser(name: str) -> Parser:
+    """Return the parser of a command's options."""
+    module = import_module(COMMANDS[name][0])
+    parser = Parser(
+        prog=f"fleet {name}",
+        description=module.__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.configure(parser)
+    if getattr(module, "HAS_JSON", True):
+        parser.add_argument(
+            "--json", action="store_true", help="print one JSON object and nothing else"
+        )
+    return parser
+
+
 def _only_json() -> AbstractContextManager[None]:
     from fleet.commands.output import only_json  # other commands need not import it
 
@@ -197,10 +207,7 @@ def _split(words: list[str]) -> tuple[str | None, list[str]]:
             return name, words[length:]
     if words and words[0] in FORMER_NAMES:
         name = FORMER_NAMES[words[0]]
-        if is_first(os.environ):
-            print(
-                f"fleet: {renaming_notice(f'fleet {words[0]}', f'fleet {name}')}", file=sys.stderr
-            )
+        print_renaming("fleet", f"fleet {words[0]}", f"fleet {name}")
         return name, words[1:]
     return None, words
 

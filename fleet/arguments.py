@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import NoReturn, TypeVar
 
 from fleet.errors import UserError
 from fleet.units import parse_delta, parse_duration, parse_share, parse_stream, renaming_notice
+from launch.environment import is_first
 
 T = TypeVar("T")
 Type = Callable[[str], T]
@@ -152,26 +154,29 @@ def _wrong(text: str, problem: str) -> argparse.ArgumentTypeError:
 
 
 def with_current_names(
-    words: Sequence[str], former_options: Mapping[str, str]
-) -> tuple[list[str], list[str]]:
-    """Replace former names of options; the words after ``--`` stay as they are.
+    command: str, words: Sequence[str], former_options: Mapping[str, str]
+) -> list[str]:
+    """Replace former names of options, with a notice; the words after ``--`` stay as they are.
 
     Args:
-        words: the words of a command line.
+        command: the name of the command, for notices.
+        words: the words of its command line.
         former_options: former name -> current name.
-
-    Returns:
-        The command line with current names, and a notice for each name that was replaced.
     """
     end = words.index("--") if "--" in words else len(words)
     current = list(words)
-    notices = []
     for index, word in enumerate(words[:end]):
         option, equals, value = word.partition("=")
         if option in former_options:
             current[index] = former_options[option] + equals + value
-            notices.append(renaming_notice(option, former_options[option]))
-    return current, notices
+            print_renaming(command, option, former_options[option])
+    return current
+
+
+def print_renaming(command: str, old: str, new: str) -> None:
+    """Print that an old name still works; of the ranks of a launch, only one does."""
+    if is_first(os.environ):
+        print(f"{command}: {renaming_notice(old, new)}", file=sys.stderr)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

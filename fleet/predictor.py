@@ -14,13 +14,11 @@ from fleet.engines.registry import load_ensemble
 from fleet.errors import UserError
 from fleet.prediction.ensembles import GREEDY, Candidate, find_joinable, select_greedy, select_top
 from fleet.prediction.sample_file import read_columns, read_sample
-from fleet.spec import Spec
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from fleet.storage.run_spec import load_run_spec
 from preprocess.base import Source, UnreadableSample
 from preprocess.pipeline import Pipeline
-from preprocess.sample import SampleSpec
 from preprocess.sources.files import NamedFiles, NamedRows
 from preprocess.sources.image_folder import describe_unread
 from preprocess.sources.table import Columns, NewRows
@@ -62,11 +60,11 @@ class Predictor:
         self._spec = load_run_spec(paths)
         self._feed, candidates = find_joinable(self._spec, rows)
         self.sample = read_sample(paths, self._feed)
-        self._columns = _columns_of(paths, self._spec, self._feed, self.sample)
-        if self._columns is None:
-            self._target_columns: tuple[str, ...] = ()
-        else:
-            self._target_columns = self._columns.targets
+        columns = read_columns(paths)
+        if columns is None and len(self.sample.input.shape) == 1:
+            columns = Columns((), False, ())  # of arrays, which have no names
+        self._columns = columns
+        self._target_columns = () if columns is None else columns.targets
         members = _members(paths, candidates, self.sample.target.kind, top, select)
         parts = {
             candidate.row.name: [part.name for part in candidate.parts]
@@ -254,30 +252,3 @@ def _members(
     if select != GREEDY:
         raise UserError(f"--select {select}: should be {GREEDY}")
     return select_greedy(paths, candidates, kind)
-
-
-def _columns_of(paths: RunPaths, spec: Spec, feed: str, sample: SampleSpec) -> Columns | None:
-    """Return the columns of a table of new inputs; None if networks do not take rows.
-
-    The names of inputs are empty if they are unknown: for arrays, and in runs of earlier versions.
-    """
-    columns = read_columns(paths)
-    if columns is not None or len(sample.input.shape) != 1:
-        return columns
-    if spec.data_by_pipeline[feed].source != "table":
-        return Columns((), False, ())
-    options = spec.data_by_pipeline[feed].options
-    inputs, targets = (
-        (column,) if isinstance(column, str) else tuple(column)
-        for column in (options.get("inputs") or (), options.get("targets", "target"))
-    )
-    return Columns(
-        inputs,
-        False,
-        targets,
-        options.get("weights"),
-        options.get("split"),
-        options.get("group"),
-        options.get("stratify"),
-        delimiter=options.get("delimiter"),
-    )

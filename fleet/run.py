@@ -108,10 +108,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
         help="with --share-run: exit after this time without a network to train (default: "
         f"{format_duration(IDLE_S)})",
     )
-    words, notices = with_current_names(sys.argv[1:] if argv is None else argv, FORMER_OPTIONS)
-    if notices and is_first(os.environ):
-        print(*(f"fleet: {notice}" for notice in notices), sep="\n", file=sys.stderr)
-    arguments = parser.parse_args(words)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser.parse_args(with_current_names("fleet", words, FORMER_OPTIONS))
     if arguments.idle_timeout is not None and not arguments.shares_run:
         parser.error("--idle-timeout requires --share-run")
     if arguments.shares_run:
@@ -138,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if is_first(os.environ):
             print(f"fleet: {error}", file=sys.stderr)
-        return int(ExitStatus.BAD_INPUT)
+        return ExitStatus.BAD_INPUT
     interruption = Interruption(None)
     timer = StartupTimer()
     interruption.watch()  # early, because a rank that dies of a signal takes the others with it
@@ -171,11 +169,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         world.end_all_ranks(130)
     except UserError as error:
         print(f"fleet: {error}", file=sys.stderr, flush=True)
-        world.end_all_ranks(int(ExitStatus.BAD_INPUT))
+        world.end_all_ranks(ExitStatus.BAD_INPUT)
     except (StorageError, LeaseLost) as error:  # a traceback would not help, as with a full disk
         logging.getLogger("fleet").critical("rank %d failed: %s", world.rank, error)
         print(f"fleet: rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
-        world.end_all_ranks(int(_status_of(error) or ExitStatus.INFRASTRUCTURE))
+        world.end_all_ranks(_status_of(error) or ExitStatus.INFRASTRUCTURE)
     except BaseException as error:
         logging.getLogger("fleet").critical("rank %d failed", world.rank, exc_info=True)
         world.abort(error)
@@ -196,7 +194,7 @@ def _refuse_to_run_alone() -> int:
                 file=sys.stderr,
                 flush=True,
             )
-    return int(ExitStatus.INFRASTRUCTURE)
+    return ExitStatus.INFRASTRUCTURE
 
 
 def _status_of(error: Exception) -> ExitStatus | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from preprocess.transforms.color import Scale, Standardize
 from preprocess.transforms.decoding import Decode, with_full_decoding
 from preprocess.transforms.on_device import OnDevice
 from preprocess.transforms.packed_variants import PackedVariants
-from preprocess.user_code import UserCode
+from preprocess.user_code import UserCode, running_user_code
 
 
 class PreparedSample(NamedTuple):
@@ -103,7 +102,7 @@ class Chain:
             InputError: the source has fewer samples than it says, or the transforms do not fit.
         """
         try:
-            with self._reading():
+            with running_user_code(self._code, quick=True):
                 data = read_input(self.source, index)
             if self._masks is None:
                 mask = None
@@ -118,11 +117,6 @@ class Chain:
             return self._fix(data, mask)
         except UnreadableImage as error:
             raise UnreadableSample(self.source.name(index), str(error)) from error
-
-    def _reading(self) -> AbstractContextManager[None]:
-        if self._code is None:
-            return nullcontext()
-        return self._code.running(quick=True)
 
     def augment(
         self, sample: PreparedSample, index: int, epoch: int, training: bool = True

@@ -250,8 +250,6 @@ def _divide(
         tested = with_labels_of(opener(test)[0], train, test, "test")
         if held_out is not None and _overlap(held_out, tested):
             held_out = None
-        else:
-            held_out = held_out
     elif test is not None:
         train, tested = split(train, test, seed, "test", _was_on_side(previous, 2))
         if previous is None or not isinstance(train, View):

@@ -28,7 +28,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import ModuleType
@@ -178,6 +178,18 @@ class UserCode:
                 }
                 self._changes = unchanged | _persistent(changed)
             _put_handlers(handlers)
+
+
+def running_user_code(code: UserCode | None, quick: bool = False) -> AbstractContextManager[None]:
+    """Return a context for calling user code, if there is any; see :meth:`UserCode.running`.
+
+    Args:
+        code: the user code; None for none.
+        quick: True to restore only settings that are cheap to read.
+    """
+    if code is None:
+        return nullcontext()
+    return code.running(quick)
 
 
 @contextmanager
@@ -389,16 +401,8 @@ def _umask() -> int:
     return mask
 
 
-def _put_locale(value: str) -> None:
-    locale.setlocale(locale.LC_ALL, value)
-
-
 def _fill(target: list, values: Sequence[Any]) -> None:
     target[:] = values
-
-
-def _print_by_numpy(values: Mapping[str, Any]) -> None:
-    np.set_printoptions(**values)
 
 
 def _put_filters(filters: list) -> None:
@@ -465,7 +469,9 @@ register(
 )
 register("the folder of temporary files", *attribute_accessors(tempfile, "tempdir"))
 register("the time limit of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout)
-register("the locale", partial(locale.setlocale, locale.LC_ALL), _put_locale, is_quick=False)
+# Without a value it returns the locale.
+_locale = partial(locale.setlocale, locale.LC_ALL)
+register("the locale", _locale, _locale, is_quick=False)
 register(
     "where modules are found", lambda: [*sys.path], partial(_fill, sys.path), is_persistent=True
 )
@@ -483,6 +489,11 @@ register("errors of logging", *attribute_accessors(logging, "raiseExceptions"))
 register("loggers", _loggers, _put_loggers, is_quick=False)
 register("errors of numpy", np.geterr, lambda values: np.seterr(**values))
 register("the call on errors of numpy", np.geterrcall, np.seterrcall)
-register("printing by numpy", np.get_printoptions, _print_by_numpy, is_quick=False)
+register(
+    "printing by numpy",
+    np.get_printoptions,
+    lambda values: np.set_printoptions(**values),
+    is_quick=False,
+)
 register("Python's generator", random.getstate, random.setstate, False, is_rng_state=True)
 register("NumPy's generator", _numpy_state, _put_numpy_state, False, is_rng_state=True)

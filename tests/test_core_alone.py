@@ -17,6 +17,13 @@ train: {batch: {size: 8}, stopping: {max_epochs: 2}}
 resources: {engine: numpy}
 output: run
 """
+# The finder of an editable installation would find the companions in the tree that was installed.
+WITHOUT_EDITABLE_TREE = """
+import sys
+sys.meta_path[:] = [
+    finder for finder in sys.meta_path if not finder.__module__.startswith("__editable__")
+]
+"""
 # A representative part of the core's tests, which takes seconds: decisions, storage, and launches.
 TESTS = (
     "tests/fleet/control/test_controller.py",
@@ -40,6 +47,7 @@ def copy(tmp_path_factory):
         )
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder)
+    (folder / "sitecustomize.py").write_text(WITHOUT_EDITABLE_TREE)
     return folder
 
 
@@ -88,8 +96,9 @@ for name in sys.argv[1:]:
 
 def test_core_alone_has_no_companions(copy):
     assert not (copy / "fleet" / "companions").exists()
-    output = run(copy, "-c", "import fleet; print(fleet.__file__)")
+    output = run(copy, "-c", "import fleet, sys; print(fleet.__file__, *sys.meta_path)")
     assert str(copy) in output
+    assert "Editable" not in output
 
 
 def test_core_alone_can_import_all_its_modules(copy):

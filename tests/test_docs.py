@@ -1,7 +1,5 @@
 """Names in README and docs/ exist: files, headings, commands, options, modules and spec keys."""
 
-import argparse
-import importlib
 import re
 import textwrap
 from dataclasses import fields, is_dataclass
@@ -10,7 +8,7 @@ from typing import get_args, get_type_hints
 import pytest
 import yaml
 
-from fleet.__main__ import COMMANDS, FORMER_NAMES
+from fleet.__main__ import COMMANDS, FORMER_NAMES, make_parser
 from fleet.run import parse_arguments
 from fleet.search import pruning
 from fleet.spec import Data, Document, load, parse
@@ -134,9 +132,7 @@ def main_job_options(capsys):
 
 
 def command_options(name):
-    parser = argparse.ArgumentParser()
-    importlib.import_module(COMMANDS[name][0]).configure(parser)
-    return set(parser._option_string_actions)
+    return set(make_parser(name)._option_string_actions)
 
 
 NAMED = re.compile(r"(?:^|\s|/)(?:python -m )?fleet ((?:simulate )?[a-z][\w-]*)([^|;&]*)")

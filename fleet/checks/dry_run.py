@@ -53,7 +53,7 @@ def make_dry_run(
     makespan_s: float,
     cores: int,
     sample: SampleSpec,
-    scale: float | None = None,
+    scale: float | None,
 ) -> DryRun:
     """Return the dry run of a spec.
 

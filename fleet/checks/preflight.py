@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,10 +49,10 @@ class RankFacts:
     threads: int
     gpus: tuple[str, ...]
     gpu_files: int
-    data_problem: str = ""
-    libraries: Sequence[tuple[str, str]] = ()
-    shared_free: float = math.inf
-    near: Sequence[GpuNode] = ()
+    data_problem: str
+    libraries: Sequence[tuple[str, str]]
+    shared_free: float
+    near: Sequence[GpuNode]
 
 
 @dataclass(frozen=True)
@@ -154,9 +153,7 @@ def check_data(ranks: Sequence[RankFacts]) -> list[Finding]:
     ]
 
 
-def check_disk(
-    folder: Path, free: int, needed: int, problem: str = "", purpose: str = "the checkpoints"
-) -> list[Finding]:
+def check_disk(folder: Path, free: int, needed: int, problem: str, purpose: str) -> list[Finding]:
     """Check that there is room for checkpoints, and for decoded samples in a file.
 
     Args:

@@ -56,10 +56,10 @@ def try_networks(
     spec: Spec,
     sample: SampleSpec,
     networks: Sequence[int],
-    rates: RateTable | None = None,
-    steps: bool = True,
-    advance: Callable[[int], object] = lambda count: None,
-    samples: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+    rates: RateTable | None,
+    steps: bool,
+    advance: Callable[[int], object],
+    samples: Mapping[str, tuple[np.ndarray, np.ndarray]] | None,
 ) -> SmokeTestResults:
     """Build networks, take a step with each, and export those of users' functions.
 

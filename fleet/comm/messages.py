@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from fleet.domain.network import EpochRecord, EvaluationResult, StepRate
 from fleet.spec import NetworkSpec
-from fleet.storage.lease import Fence
+from fleet.storage.lease import NO_FENCE, Fence
 from scheduler.base import StepTime
 
 
@@ -44,7 +44,7 @@ class Start(NamedTuple):
     ranks: tuple[int, ...]
     group: int
     stream_epoch: int
-    fence: Fence | None = None  # of the network's lease, if networks have leases
+    fence: Fence = NO_FENCE  # of the network's lease, if networks have leases
     batch: int | None = None  # batch size of the epochs to start, if the policy chooses it
 
 
@@ -53,7 +53,7 @@ class Join(NamedTuple):
 
     network: NetworkSpec
     group: int  # number of the group of this rank alone
-    fence: Fence | None = None  # as in ``Start``
+    fence: Fence = NO_FENCE  # as in ``Start``
 
 
 class Pause(NamedTuple):

@@ -4,20 +4,29 @@ Everything that talks to other ranks is typed against these. :mod:`fleet.comm.wo
 :mod:`fleet.comm.group` implement them with MPI, :mod:`fleet.comm.ulfm` with fault-tolerant MPI; in
 tests all ranks are threads of one process. This module does not import MPI. The methods of
 :class:`Group` do what a rank alone has to do: mostly nothing.
+
+A waiting rank polls and sleeps up to a millisecond, longer if many ranks share a core. A rank that
+blocks inside an MPI call would burn a core.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NoReturn, Protocol, TypeVar
+from functools import partial
+from typing import NoReturn, Protocol, TypeVar, cast
 
 import numpy as np
 
 from fleet.comm.messages import Message, Tag
+from fleet.errors import InfrastructureError
 
 T = TypeVar("T")
+
+SHORTEST_S = 20e-6
+LONGEST_S = 1e-3
 
 
 class Broadcast:
@@ -96,6 +105,8 @@ class Group:
 class World(Protocol):
     """All ranks of the launch, and this rank among them.
 
+    Its methods, as far as they do anything here, are those of a launch without deaths.
+
     Attributes:
         rank: this process's rank.
         size: number of ranks that were started.
@@ -104,6 +115,8 @@ class World(Protocol):
             while it trains); each does a bounded amount of work and returns whether it did any.
         is_fault_tolerant: whether the launch survives deaths of its ranks: ``mpirun --with-ft
             ulfm``.
+        dead_ranks: the ranks known to be dead when this rank last waited or sent a message. A rank
+            may get GroupMemberDied from a rank that knows which rank has died, before it does.
         hosts: names of the nodes in the order of their numbers; empty before :meth:`node_of`.
         before_end: is called before this rank ends all ranks.
     """
@@ -112,9 +125,12 @@ class World(Protocol):
     size: int
     host: str
     background_tasks: list[Callable[[], bool]]
-    is_fault_tolerant: bool
-    hosts: tuple[str, ...]
+    is_fault_tolerant: bool = False
+    dead_ranks: frozenset[int] = frozenset()
+    hosts: tuple[str, ...] = ()
     before_end: Callable[[], object]
+    _tasks_lock: threading.Lock
+    _longest_pause: float = LONGEST_S
 
     # ---- messages ----
 
@@ -130,6 +146,7 @@ class World(Protocol):
 
     def wait_for_message(self, tag: Tag) -> Message:
         """Wait for the next message under a tag."""
+        return cast("Message", self.wait(partial(self.receive, tag)))
 
     # ---- waiting ----
 
@@ -142,21 +159,39 @@ class World(Protocol):
         Args:
             patience: factor on the longest sleep between two polls.
         """
+        pause_s = SHORTEST_S
+        while True:
+            worked = self.run_background_tasks()
+            value = ready()
+            if value is not None:
+                return value
+            self.check_for_deaths()
+            if worked:
+                pause_s = SHORTEST_S
+            else:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, self._longest_pause * patience)
 
     def run_background_tasks(self) -> bool:
         """Run each background task once; returns whether any did work."""
+        # Another thread may run them while this one builds a network.
+        if not self._tasks_lock.acquire(blocking=False):
+            return False
+        try:
+            # All of them, even after one has done something.
+            return sum(task() for task in self.background_tasks) > 0
+        finally:
+            self._tasks_lock.release()
 
     def sleep(self, seconds: float) -> None:
         """Sleep while running this rank's background tasks."""
+        if self.background_tasks:
+            end = time.perf_counter() + seconds
+            self.wait(lambda: time.perf_counter() >= end or None)
+        elif seconds > 0:
+            time.sleep(seconds)
 
     # ---- which ranks are alive ----
-
-    @property
-    def dead_ranks(self) -> frozenset[int]:
-        """The ranks known to be dead when this rank last waited or sent a message.
-
-        A rank may get GroupMemberDied from a rank that knows which rank has died, before it does.
-        """
 
     def check_for_deaths(self) -> None:
         """Detect dead ranks, and end this process if the launch is to end.
@@ -188,6 +223,7 @@ class World(Protocol):
         Raises:
             InfrastructureError: the launch is not fault-tolerant.
         """
+        raise InfrastructureError(f"rank {self.rank} cannot end before the others do")
 
     # ---- groups ----
 

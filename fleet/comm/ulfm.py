@@ -22,7 +22,8 @@ import numpy as np
 from mpi4py import MPI
 
 from fleet.comm.group import MPIGroup
-from fleet.comm.world import LONGEST_S, MPIWorld
+from fleet.comm.protocols import LONGEST_S
+from fleet.comm.world import MPIWorld
 from fleet.errors import CoordinatorDied, GroupMemberDied, InfrastructureError
 from launch.processes import end_with_parent
 
@@ -164,7 +165,7 @@ class ULFMWorld(MPIWorld):
         self.wait(self._all_delivered)
         if self.rank:
             self.send(0, _DONE_TAG, self.rank)
-            self.wait_for_message(_DONE_TAG)
+            self.wait(lambda: self.receive(_DONE_TAG))
             self.send(0, _DONE_TAG, self.rank)
         else:
             self._receive_from_all(_DONE_TAG)

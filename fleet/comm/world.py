@@ -1,8 +1,4 @@
-"""All ranks of a launch: :class:`fleet.comm.protocols.World` over MPI.
-
-A waiting rank polls and sleeps up to a millisecond, longer if many ranks share a core. A rank that
-blocks inside an MPI call would burn a core.
-"""
+"""All ranks of a launch: :class:`fleet.comm.protocols.World` over MPI."""
 
 from __future__ import annotations
 
@@ -12,51 +8,42 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 from mpi4py import MPI
 
 from fleet.comm.group import MPIGroup
-from fleet.errors import InfrastructureError
+from fleet.comm.protocols import LONGEST_S, World
 from launch.processes import started
 
 T = TypeVar("T")
 
-SHORTEST_S = 20e-6
-LONGEST_S = 1e-3
 _RANKS_PER_CORE = 4  # that may wake up every LONGEST_S: each takes about 2 % of a core
-
-
 _LAST_S = 5.0  # longest wait of rank 0 for the other processes to end
 
 
-class MPIWorld:
+class MPIWorld(World):
     """A launch that is not fault-tolerant: `mpirun` ends all ranks if one dies.
 
     Args:
         comm: the communicator of all ranks; MPI.COMM_WORLD by default.
     """
 
-    is_fault_tolerant = False
-    dead_ranks: frozenset[int] = frozenset()
-
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         self.comm = (comm or MPI.COMM_WORLD).Dup()
         # Open MPI makes groups by messages under the group's tag: here they cannot meet ours.
         self._group_comm = self.comm.Dup()
-        self.rank: int = self.comm.rank
-        self.size: int = self.comm.size
+        self.rank = self.comm.rank
+        self.size = self.comm.size
         self.host = socket.gethostname()
-        self.hosts: tuple[str, ...] = ()
-        self.background_tasks: list[Callable[[], bool]] = []
+        self.background_tasks = []
         self._tasks_lock = threading.Lock()
         self._pending: list[MPI.Request] = []  # messages that have not been received
-        self._longest_pause = LONGEST_S
         self._processes: list[tuple[str, int]] = []  # host and process of each rank
         self._node_of: tuple[int, ...] = ()
         self._exits_last = False
-        self.before_end: Callable[[], object] = lambda: None
+        self.before_end = lambda: None
 
     # ---- messages ----
 
@@ -72,50 +59,12 @@ class MPIWorld:
             return None
         return matched.recv()
 
-    def wait_for_message(self, tag: int) -> Any:  # noqa: D102
-        return self.wait(lambda: self.receive(tag))
-
     def _is_delivered(self, request: MPI.Request) -> bool:
         """Return True if a message was received or never will be."""
         return request.Test()
 
     def _all_delivered(self) -> bool | None:
         return all(map(self._is_delivered, self._pending)) or None
-
-    # ---- waiting ----
-
-    def wait(self, ready: Callable[[], T | None], patience: float = 1.0) -> T:  # noqa: D102
-        pause_s = SHORTEST_S
-        while True:
-            worked = self.run_background_tasks()
-            value = ready()
-            if value is not None:
-                return value
-            self.check_for_deaths()
-            if worked:
-                pause_s = SHORTEST_S
-            else:
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, self._longest_pause * patience)
-
-    def run_background_tasks(self) -> bool:  # noqa: D102
-        # Another thread may run them while this one builds a network.
-        if not self._tasks_lock.acquire(blocking=False):
-            return False
-        try:
-            # All of them, even after one has done something.
-            return sum(task() for task in self.background_tasks) > 0
-        finally:
-            self._tasks_lock.release()
-
-    def sleep(self, seconds: float) -> None:  # noqa: D102
-        if self.background_tasks:
-            end = time.perf_counter() + seconds
-            self.wait(lambda: time.perf_counter() >= end or None)
-        elif seconds > 0:
-            time.sleep(seconds)
-
-    # ---- which ranks are alive ----
 
     def check_for_deaths(self) -> None:
         """Do nothing: if a rank dies, `mpirun` ends this one as well."""
@@ -234,7 +183,3 @@ class MPIWorld:
         """End all ranks immediately."""
         self.before_end()
         self.comm.Abort(status)
-
-    def end_rank(self) -> NoReturn:
-        """Refuse to end this rank alone: this launch is not fault-tolerant."""
-        raise InfrastructureError(f"rank {self.rank} cannot end before the others do")

@@ -21,7 +21,7 @@ import numpy as np
 
 from fleet.checks.trials import try_networks
 from fleet.commands.options import add_spec
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import count_network_parameters
 from fleet.engines.smoke_test import SmokeTestResult
@@ -63,7 +63,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="list the model families and their parameters instead",
     )
     parser.add_argument("--quick", action="store_true", help="skip the training steps")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

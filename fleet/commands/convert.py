@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from fleet.arguments import integer
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.storage.files import storage_errors
 from fleet.terminal import progress_bar
 from fleet.units import format_size
@@ -77,7 +77,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="kind of targets, as in data.target: class, multilabel, value, mask, or a mapping "
         "as YAML",
     )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

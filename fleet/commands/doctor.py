@@ -27,7 +27,7 @@ from fleet.checks import preflight as checks
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles, assign, assign_roles
 from fleet.commands.options import add_spec
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.commands.startup import Startup, print_startup, time_imports
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import count_network_parameters, find_engine_problems
@@ -73,7 +73,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time the imports of each rank, first on rank 0 alone, then on all ranks together",
     )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         return _examine(world, args)
     except UserError as error:
         if world.rank:  # a mistake in the spec occurs on all ranks, and rank 0 reports it
-            world.abort(error, int(ExitStatus.BAD_INPUT))
+            world.abort(error, ExitStatus.BAD_INPUT)
         raise
     except BaseException as error:
         world.abort(error)
@@ -107,7 +106,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     )
     # Every process believes it is rank 0: only the first of each node reports.
     if findings and local_rank(os.environ):
-        return int(ExitStatus.INFRASTRUCTURE)
+        return ExitStatus.INFRASTRUCTURE
     if args.spec is not None:
         # On all ranks: objects that rank 0 broadcasts may need modules next to the spec.
         allow_imports_beside(args.spec)
@@ -115,7 +114,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     if spec is None and problem:
         if world.rank == 0:
             raise UserError(problem)
-        return int(ExitStatus.BAD_INPUT)
+        return ExitStatus.BAD_INPUT
     node_of = world.node_of()
     leftovers = world.allgather(
         remove_leftovers() if node_of.index(node_of[world.rank]) == world.rank else []
@@ -165,7 +164,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     else:
         status = ExitStatus.OK
     world.finish()
-    return world.exit(int(status))
+    return world.exit(status)
 
 
 def _show(
@@ -193,7 +192,7 @@ def _show(
         lambda: {"findings": findings, "gpus": gpus, **startup_numbers},
         lambda: print("\n".join(map(str, findings)) or f"no problems found ({scope})", flush=True),
     )
-    return int(ExitStatus.INFRASTRUCTURE if findings else ExitStatus.OK)
+    return ExitStatus.INFRASTRUCTURE if findings else ExitStatus.OK
 
 
 # ---- facts --------------------------------------------------------------------------------------

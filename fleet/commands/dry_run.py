@@ -32,7 +32,7 @@ from fleet.arguments import count, positive
 from fleet.checks.dry_run import DryRun, estimated_rates, make_dry_run, with_epochs
 from fleet.commands.known_rates import cached, known_rates_of, shared_cluster, with_sharing
 from fleet.commands.options import add_spec, describe_gpus
-from fleet.commands.output import add_json, print_policies, show
+from fleet.commands.output import print_policies, show
 from fleet.control.measurement import MeasurementEstimate, RateMeasurement, estimate_duration
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.monitor.accounting import ACTIVITIES, Account
@@ -92,7 +92,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="folder for the files of the dry run (a temporary folder)",
     )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -266,7 +265,7 @@ def _launch(spec: Path, cluster: Cluster, modules_folder: Path) -> ExitStatus:
             kind = UserError if isinstance(error, UserError) else InfrastructureError
             raise kind(f"{error}: {_tail(log)}") from None
         if status != ExitStatus.OK:
-            print(f"The dry run ended with status {int(status)}: {_tail(log)}", file=sys.stderr)
+            print(f"The dry run ended with status {status}: {_tail(log)}", file=sys.stderr)
     return status
 
 

@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 
 from fleet.arguments import add_run
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.engines.registry import write_onnx
 from fleet.errors import UserError
 from fleet.export.files import FORMATS, write_tables
@@ -57,7 +57,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
             metavar="FILE" if tracker.is_file else "DIR",
             help=tracker.help,
         )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -153,8 +153,14 @@ def options_of(
         UserError: an option would have no effect.
         InputError: a setting is out of range.
     """
-    _refuse_unread(args, policies, read)
     settings = {name: getattr(args, name) for name in _OPTION_OF if getattr(args, name) is not None}
+    for setting in settings:
+        if not any(setting in (*policy.reads, *read) for policy in policies):
+            readers = "; ".join(
+                f"{policy.name} does not read it: {policy.describe_reads(_OPTION_OF)}"
+                for policy in policies
+            )
+            raise UserError(f"{_OPTION_OF[setting]}: {readers}")
     return replace(default or Options(), **settings)
 
 
@@ -165,21 +171,6 @@ _OPTION_OF = {
     "peak_limited": "--literal",
     "seed": "--seed",
 }
-
-
-def _refuse_unread(
-    args: argparse.Namespace, policies: Sequence[Policy], read: Sequence[str]
-) -> None:
-    """Refuse options that have no effect."""
-    for setting, option in _OPTION_OF.items():
-        if getattr(args, setting) is not None and not any(
-            setting in (*policy.reads, *read) for policy in policies
-        ):
-            readers = "; ".join(
-                f"{policy.name} does not read it: {policy.describe_reads(_OPTION_OF)}"
-                for policy in policies
-            )
-            raise UserError(f"{option}: {readers}")
 
 
 POINTS = 200  # default number of intervals that discretize a law

@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--json``."""
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else"
-    )
-
-
 _outputs: list[IO[str]] = []  # the outputs for JSON while other output goes to stderr
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fleet.commands import options as opts
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
@@ -44,7 +44,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     opts.add_cluster(parser)
     opts.add_policy(parser, "(the spec's, or global)")
     opts.add_options(parser)
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

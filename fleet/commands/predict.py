@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from fleet.arguments import add_run, count
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.errors import StorageError, UserError
 from fleet.prediction.ensembles import GREEDY
 from fleet.predictor import Predictor
@@ -50,7 +50,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save", metavar="FILE", help="save the networks as one .keras or .safetensors file"
     )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

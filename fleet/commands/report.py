@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleet.arguments import add_run, duration, moment, new_file
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.errors import StorageError, UserError
 from fleet.hooks import find_hook
 from fleet.monitor.accounting import ACTIVITIES
@@ -64,7 +64,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="update the HTML report at this interval until the launch ends; an open page reloads "
         "itself",
     )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

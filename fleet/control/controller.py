@@ -13,8 +13,6 @@ decide, so a run can be repeated from its inputs, and tested a thousand times in
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
-
 from fleet.comm import messages as m
 from fleet.control import effects as e
 from fleet.control.handlers import MessageHandlers
@@ -26,7 +24,6 @@ from fleet.control.rates import make_rates
 from fleet.control.searching import Searches
 from fleet.control.shutdown import Shutdown
 from fleet.domain.events import Event
-from fleet.domain.remaining_work import RemainingWork
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus
 from fleet.search.controller import SearchController
@@ -43,6 +40,7 @@ class Controller:
         make_node_release: makes the part that releases nodes.
 
     Attributes:
+        launch: the state of the launch.
         node_release: the part that releases nodes.
     """
 
@@ -54,7 +52,7 @@ class Controller:
         search: SearchController,
         make_node_release: type[NodeRelease] = NodeRelease,
     ) -> None:
-        self._launch = launch = LaunchState.create(config, run)
+        self.launch = launch = LaunchState.create(config, run)
         self._outbox = launch.outbox
         self._groups = launch.groups
         self._networks = launch.networks
@@ -78,28 +76,13 @@ class Controller:
         return self._shutdown.status
 
     @property
-    def pace(self) -> str:
-        """How groups depend on each other's pace; see :func:`fleet.units.parse_stream`."""
-        return self._launch.grants.pace
-
-    @property
-    def training(self) -> AbstractSet[str]:
-        """The networks that have a group; a view."""
-        return self._groups.names
-
-    @property
-    def remaining_work(self) -> RemainingWork:
-        """The trials that searches may still propose."""
-        return self._searches.controller.remaining_work
-
-    @property
     def max_undecided(self) -> int:
         """The number of messages that may be handled before a decision, if so many are pending.
 
         A decision takes time that grows with the devices; groups wait for orders while messages are
         handled.
         """
-        devices = self._launch.devices.cluster.gpus
+        devices = self.launch.devices.cluster.gpus
         if devices >= _MANY_DEVICES:
             return max(_MIN_UNDECIDED, devices // 8)
         return 1
@@ -128,7 +111,7 @@ class Controller:
         is_relevant = (
             not isinstance(message, m.Pace)
             or message.rate.rate > 0
-            or self._launch.startup.is_awaited(message.network)
+            or self.launch.startup.is_awaited(message.network)
         )
         try:
             if isinstance(message, e.PolicyAnswered):
@@ -167,19 +150,19 @@ class Controller:
     def _decide(self) -> None:
         ending = self._shutdown
         ends_s = self._shutdown.began_s
-        for building in self._launch.builds.find_overdue(self._outbox.now_s, ends_s):
+        for building in self.launch.builds.find_overdue(self._outbox.now_s, ends_s):
             ending.abandon_build(building)
         for group in self._groups.failed_groups:
-            self._launch.orders.disband(group)
-            how = self._launch.devices.describe_deaths(group.devices)
-            self._launch.changes.await_checkpoint(group.name, how)
+            self.launch.orders.disband(group)
+            how = self.launch.devices.describe_deaths(group.devices)
+            self.launch.changes.await_checkpoint(group.name, how)
             self._placement.has_news = True  # it gets no devices before its checkpoint is read
         if not ending.has_begun:
             self.node_release.decide()
             self._placement.has_news |= self._searches.decide()
             self._rates.measure(self._searches.fail)
-            if self._rates.table is not None and self._launch.grants.has_throughputs(
-                self._launch.devices.removed_ranks
+            if self._rates.table is not None and self.launch.grants.has_throughputs(
+                self.launch.devices.removed_ranks
             ):
                 self._train()
         if ending.has_begun:
@@ -188,15 +171,15 @@ class Controller:
         if ending.has_begun:
             next_retry_s = float("inf")
         else:
-            next_retry_s = min(self._launch.retries.next_s, self._searches.closes_s)
+            next_retry_s = min(self.launch.retries.next_s, self._searches.closes_s)
         self._wakes_s = min(
-            next_retry_s, self._launch.builds.next_deadline_s(ending.began_s), ending.deadline_s
+            next_retry_s, self.launch.builds.next_deadline_s(ending.began_s), ending.deadline_s
         )
 
     def _train(self) -> None:
         """Move running groups closer to the plan, or end the launch."""
         if self._networks.has_trainable or self._groups or not self._searches.is_over:
-            self._searches.idle_since_s = None
+            self._searches.idle_since_s = float("inf")
         else:
             self._placement.has_news |= self._searches.close()
             if self._networks.are_over and not self._searches.controller.is_open:

@@ -54,9 +54,7 @@ class DevicePool:
         self.in_groups = set[int]()
         self.measuring: dict[tuple[int, ...], MeasurementTask] = {}
         self._vacated = set[int]()
-        # whether any trainer has reported, and whether all have
-        self._has_ready_trainer = False
-        self._are_awaited = True
+        self._are_awaited = True  # until all trainers have reported
 
     # ---- trainers ----
 
@@ -72,7 +70,6 @@ class DevicePool:
         """
         device = self._roles.device_of.get(ready.rank)
         if device is not None:
-            self._has_ready_trainer = True
             self.not_ready.discard(device)
         self.check_all_ready()
         if ready.rank in self.removed_ranks:
@@ -84,7 +81,7 @@ class DevicePool:
 
     def check_all_ready(self) -> None:
         """Log when all trainers that are alive have reported."""
-        if self._are_awaited and self._has_ready_trainer and not self.not_ready:
+        if self._are_awaited and self.alive and not self.not_ready:
             self._are_awaited = False
             self._outbox.log(TrainersReady())
 

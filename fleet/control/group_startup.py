@@ -105,54 +105,54 @@ class StartupTimes:
     group has trained it is never too late: the next launch has no more time than this one.
 
     Args:
-        ends_s: when the walltime ends, in seconds of the same clock; None without a walltime.
-        outbox: collects effects.
+        ends_s: when the walltime ends, in seconds of the same clock; infinity without a walltime.
+        outbox: collects effects, and holds the time.
+
+    Attributes:
+        longest_s: the slowest start so far.
     """
 
-    def __init__(self, ends_s: float | None, outbox: Outbox) -> None:
+    def __init__(self, ends_s: float, outbox: Outbox) -> None:
         self._ends_s = ends_s
         self._outbox = outbox
         self._has_stepped = False
         self._started: dict[str, float] = {}  # networks whose groups have not reported training
         self._builds: dict[str, float] = {}  # network -> build time of its latest group
-        self.longest_s: float | None = None
+        self.longest_s = 0.0
 
-    def begin_group(self, network: str, now_s: float) -> None:
+    def begin_group(self, network: str) -> None:
         """Record the start of a group."""
-        self._started[network] = now_s
+        self._started[network] = self._outbox.now_s
 
     def is_awaited(self, network: str) -> bool:
         """Return True if a group was started and has not reported training yet."""
         return network in self._started
 
-    def record_build(self, network: str, now_s: float) -> None:
+    def record_build(self, network: str) -> None:
         """Record that a group has built its network."""
         began = self._started.get(network)
         if began is not None:
-            self._builds[network] = now_s - began
+            self._builds[network] = self._outbox.now_s - began
 
-    def record_training(self, network: str, now_s: float) -> None:
+    def record_training(self, network: str) -> None:
         """Record that a group reported training, or that there is nothing left to train."""
         began = self._started.pop(network, None)
         if began is not None:
-            self.longest_s = max(self.longest_s or 0.0, now_s - began)
+            self.longest_s = max(self.longest_s, self._outbox.now_s - began)
 
-    def record_step(self, network: str, now_s: float) -> None:
+    def record_step(self, network: str) -> None:
         """Record that a group reported training; log the first step of the launch."""
-        self.record_training(network, now_s)
+        self.record_training(network)
         if not self._has_stepped:
             self._has_stepped = True
             self._outbox.log(FirstStep(network, self._builds.get(network, 0.0)))
 
-    def time_left_s(self, now_s: float) -> float | None:
-        """Return the seconds until the walltime ends; None without a walltime."""
-        if self._ends_s is None:
-            return None
-        return max(0.0, self._ends_s - now_s)
+    @property
+    def time_left_s(self) -> float:
+        """The seconds until the walltime ends; infinity without a walltime."""
+        return max(0.0, self._ends_s - self._outbox.now_s)
 
-    def is_too_late(self, now_s: float) -> bool:
-        """Return True if a group that starts now would hardly train before the walltime ends."""
-        time_left_s = self.time_left_s(now_s)
-        return (
-            time_left_s is not None and self.longest_s is not None and time_left_s < self.longest_s
-        )
+    @property
+    def is_too_late(self) -> bool:
+        """Whether a group that starts now would hardly train before the walltime ends."""
+        return self.time_left_s < self.longest_s

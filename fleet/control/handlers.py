@@ -111,14 +111,14 @@ class MessageHandlers:
             self._outbox.log(changed)
 
     def _on_pace(self, pace: m.Pace) -> bool:
-        self._startup.record_step(pace.network, self._outbox.now_s)
+        self._startup.record_step(pace.network)
         self._node_release.record_pace(pace)
         self._rates.observe(pace.network, len(self._groups[pace.network].devices), pace.rate)
         # A rate inside an epoch matters immediately only if unused devices wait for it.
         return self._rates.may_grow and self._launch.target.plan.gpus < self._devices.cluster.gpus
 
     def _on_epoch_done(self, done: m.EpochDone) -> None:
-        self._startup.record_step(done.network, self._outbox.now_s)
+        self._startup.record_step(done.network)
         self._changes.end_epoch(done)
         self._searches.end_epoch(done.network, done.record, is_done=bool(done.final))
         self._node_release.record_save(done.network)
@@ -129,7 +129,7 @@ class MessageHandlers:
         )
 
     def _on_converged(self, converged: m.Converged) -> None:
-        self._startup.record_training(converged.network, self._outbox.now_s)
+        self._startup.record_training(converged.network)
         self._changes.finish(converged.network, converged.reason)
         self._searches.end_network(converged.network, TrialOutcome.FINISHED)
 
@@ -147,17 +147,7 @@ class MessageHandlers:
         if stopped.damage:
             self._outbox.log(events.BestCheckpointDamaged(stopped.network, stopped.damage))
         if stopped.tested is not None:
-            tested = stopped.tested
-            self._outbox.log(
-                events.NetworkTested(
-                    stopped.network,
-                    tested.loss,
-                    tested.accuracy,
-                    tested.samples,
-                    stopped.test_s,
-                    tested.metrics,
-                )
-            )
+            self._outbox.log(events.NetworkTested(stopped.network, stopped.tested, stopped.test_s))
 
     def _on_failed(self, failed: m.Failed) -> None:
         self._launch.orders.disband(self._groups[failed.network])
@@ -173,7 +163,7 @@ class MessageHandlers:
         device = self._launch.config.roles.device_of[built.rank]
         self._buildings.end_device(device)
         self._groups.mark_built(device, built)
-        self._startup.record_build(built.network, self._outbox.now_s)
+        self._startup.record_build(built.network)
         if built.parameters is not None:
             self._changes.set_parameters(built.network, built.parameters)
 

@@ -37,7 +37,8 @@ class LaunchConfig:
             ones.
         samples: number of training samples.
         outlives: whether ranks may die while the others continue.
-        ends_s: when the walltime ends, in seconds of the clock of :meth:`Controller.handle`.
+        ends_s: when the walltime ends, in seconds of the clock of :meth:`Controller.handle`;
+            infinity without a walltime.
         first_epoch: first epoch of the stream, in this launch.
         replayed: the stream epochs of a replay of one network, in order.
         replayed_batches: the batches of these epochs, if the policy had chosen them.
@@ -55,7 +56,7 @@ class LaunchConfig:
     layout: Layout | None
     samples: int
     outlives: bool = False
-    ends_s: float | None = None
+    ends_s: float = float("inf")
     first_epoch: int = 0
     replayed: tuple[int, ...] = ()
     replayed_batches: tuple[int, ...] = ()

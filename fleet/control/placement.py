@@ -190,7 +190,9 @@ class Placement:
                 self._grant(group.next_epoch)
             case moves.Grow() if group.phase is Phase.TRAINING:
                 self._orders.pause(group, run_ends=False)
-            case moves.Stop() if not self._is_too_late:  # otherwise no group would replace it
+            case moves.Stop() if (
+                not self._launch.startup.is_too_late
+            ):  # otherwise no group would replace it
                 self._orders.stop(group, self._networks.is_final(group.name))
 
     def _resume(self, group: TrainingGroup) -> None:
@@ -200,17 +202,13 @@ class Placement:
             self._orders.resume(group)
             self._grant(group.next_epoch)
 
-    @property
-    def _is_too_late(self) -> bool:
-        return self._launch.startup.is_too_late(self._launch.now_s)
-
     def _start(self, starts: Sequence[moves.Start]) -> None:
         """Start groups, unless it is too late, or a moment too early.
 
         Groups that can start together should: a later group gets a later epoch of the stream, and
         the window prevents it from training before the others are close.
         """
-        if self._is_too_late:
+        if self._launch.startup.is_too_late:
             self._skip_starts(starts)
             return
         if self._grants.is_in_step and self._devices.returning:
@@ -226,7 +224,7 @@ class Placement:
             epoch = self._grants.next_epoch(self._networks.history(start.name))
             self._orders.start(self._networks.specs[start.name], start.devices, epoch)
             self._launch.start_build(start.name, start.devices)
-            self._launch.startup.begin_group(start.name, self._launch.now_s)
+            self._launch.startup.begin_group(start.name)
             self._node_release.record_save(start.name)
             self._outbox.log(events.GroupStarted(start.name, start.devices, epoch, self._round))
         self._grant(fresh)
@@ -239,8 +237,8 @@ class Placement:
             self._outbox.log(
                 events.TooLateToStart(
                     tuple(start.name for start in starts),
-                    startup.time_left_s(self._launch.now_s) or 0.0,
-                    startup.longest_s or 0.0,
+                    startup.time_left_s,
+                    startup.longest_s,
                 )
             )
         if not self._groups:

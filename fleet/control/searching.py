@@ -35,7 +35,7 @@ class Searches:
 
     Attributes:
         controller: the search controller.
-        idle_since_s: when nothing was left to train; None while something is.
+        idle_since_s: when nothing was left to train; infinity while something is.
     """
 
     def __init__(
@@ -48,9 +48,10 @@ class Searches:
         self._launch = launch
         self._networks = launch.networks
         controller.sampling.rate_of = rates.single_gpu_rate
-        self._open_for = launch.config.spec.document.keep_open
-        self.idle_since_s: float | None = None
-        controller.is_open = self._open_for is not None
+        keep_open = launch.config.spec.document.keep_open
+        self._open_for = keep_open or 0.0
+        self.idle_since_s = float("inf")
+        controller.is_open = keep_open is not None
         self._has_input = True  # whether any input has come since the last decision
         self._in_validation: set[str] = set()  # networks that are being validated
         self._epochs_to_rung = IndexedValues()
@@ -67,9 +68,9 @@ class Searches:
     @property
     def closes_s(self) -> float:
         """When the run stops waiting for more networks; infinity if it does not wait."""
-        if self.idle_since_s is None or not self.controller.is_open or self._open_for is None:
-            return float("inf")
-        return self.idle_since_s + self._open_for
+        if self.controller.is_open:
+            return self.idle_since_s + self._open_for
+        return float("inf")
 
     def rungs(self) -> tuple[Mapping[str, float], AbstractSet[str]]:
         """Return the state of rungs for the policy, if there are any; views.
@@ -168,8 +169,7 @@ class Searches:
             Whether some networks are resumed.
         """
         now_s = self._launch.now_s
-        if self.idle_since_s is None:
-            self.idle_since_s = now_s
+        self.idle_since_s = min(self.idle_since_s, now_s)
         if now_s < self.closes_s or not self.controller.is_open:
             return False
         self.controller.is_open = False

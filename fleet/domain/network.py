@@ -236,7 +236,9 @@ class EvaluationResult:
     loss: Score
     accuracy: Score
     samples: int
-    metrics: dict[str, float | None] = field(default_factory=dict, hash=False)
+    metrics: Annotated[dict[str, float | None], OmitDefault] = field(
+        default_factory=dict, hash=False
+    )
 
 
 @dataclass(frozen=True)

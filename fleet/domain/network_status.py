@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from fleet.domain import events as e
-from fleet.domain.network import EpochRecord, EvaluationResult, NetworkStatus, Outcome
+from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 
 Change: TypeAlias = (
     e.EpochEnded
@@ -40,13 +40,7 @@ def apply_change(status: NetworkStatus, change: Change) -> NetworkStatus:
         case e.NetworkFinished():
             return replace(status, is_paused=False, outcome=Outcome(change.reason))
         case e.NetworkTested():
-            return replace(
-                status,
-                is_paused=False,
-                tested=EvaluationResult(
-                    change.loss, change.accuracy, change.samples, change.metrics
-                ),
-            )
+            return replace(status, is_paused=False, tested=change.tested)
         case e.NetworkFailed():
             return replace(
                 status,

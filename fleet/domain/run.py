@@ -282,6 +282,19 @@ class RunState:
                 status = status.merged_with_log(self._network(name).status)
             self.set_status(name, status)
 
+    def record_pace(self, name: str, samples: int, samples_per_s: float) -> None:
+        """Record the progress of a network in its current epoch, which no event has.
+
+        Args:
+            name: name of the network.
+            samples: samples of the epoch that it has consumed.
+            samples_per_s: its current rate.
+        """
+        network = self.networks.get(name)
+        if network is not None and network.group is not None:
+            network.group.samples = samples
+            network.group.samples_per_s = samples_per_s
+
     # ---- apply ----
 
     def apply(self, t_s: float, event: e.Event | LaunchKilled, log: object = None) -> None:
@@ -480,6 +493,7 @@ class RunState:
             self.records.append(Record(t_s, "epoch", name))
             launch.checkpointing_s += ended.blocked_s * _gpus(network)
             group._latest, group._latest_s = e.EpochEnded, t_s
+            group.samples_per_s = None
         if is_news:
             launch.time_epoch(t_s, name, record, group)
 

@@ -191,6 +191,7 @@ class RunGroup:
         began_s: when it was started.
         first_s: seconds from then to the end of its first epoch, until the second one ends.
         ended_s: when its newest epoch ended.
+        samples, samples_per_s: its progress in the current epoch; None before a message about it.
     """
 
     launch: RunLaunch
@@ -198,5 +199,7 @@ class RunGroup:
     began_s: float
     first_s: float | None = None
     ended_s: float | None = None
+    samples: int = 0
+    samples_per_s: float | None = None
     _latest: type = e.GroupStarted  # its last event, and when
     _latest_s: float = 0.0

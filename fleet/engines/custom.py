@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -22,7 +22,13 @@ from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Optimizer, Train
 from fleet.spec.measures import name_of, parameters_of
 from fleet.spec.model import Architecture, arguments_for, load_function, one_line, wrapping_errors
-from preprocess.user_code import UserCode, exclusive_generators, forget, seed_generators
+from preprocess.user_code import (
+    UserCode,
+    exclusive_generators,
+    forget,
+    running_user_code,
+    seed_generators,
+)
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -293,18 +299,6 @@ def user_code_of(network: NetworkSpec) -> UserCode | None:
     if network.architecture.kind == "import" or any(":" in name for name in names):
         return UserCode(keeps_rng_state=False)
     return None
-
-
-def running_user_code(code: UserCode | None, quick: bool = False) -> AbstractContextManager[None]:
-    """Return a context for calling user code, if there is any; see :meth:`UserCode.running`.
-
-    Args:
-        code: the user code; None if the network has none.
-        quick: True to restore only settings that are cheap to read.
-    """
-    if code is None:
-        return nullcontext()
-    return code.running(quick)
 
 
 def runs_user_code(method: F) -> F:

@@ -97,72 +97,35 @@ class LinearOutputs:
 
 
 @dataclass(frozen=True)
-class LinearMaskOutputs:
+class LinearMaskOutputs(LinearOutputs):
     """Softmax regression on each pixel; the loss of a sample is the mean of its counted pixels.
 
+    Outputs, targets and weights are those of all counted pixels, concatenated.
+
     Attributes:
-        outputs: (n, height, width, classes) logits.
-        targets: (n, height, width) classes.
         counted: (n, height, width), False for pixels excluded from loss and metrics.
-        pixels: outputs of all counted pixels, concatenated.
     """
 
-    outputs: np.ndarray
-    targets: np.ndarray
     counted: np.ndarray
-    pixels: LinearOutputs
-
-    @classmethod
-    def of(
-        cls,
-        outputs: np.ndarray,
-        targets: np.ndarray,
-        weights: np.ndarray | float,
-        void: int,
-        smoothing: float,
-        class_weights: np.ndarray | None,
-    ) -> LinearMaskOutputs:
-        """Return the outputs for some weighted samples.
-
-        Args:
-            outputs: (n, height, width, classes) logits.
-            targets: (n, height, width) classes.
-            weights: (n,) weights of the samples, or one for all.
-            void: class of pixels excluded from loss and metrics.
-            smoothing: label smoothing.
-            class_weights: (classes,) weights; None if all classes count the same.
-        """
-        counted = targets != void
-        labels = targets[counted].astype(np.int64)
-        pixel_weights = (weights / np.maximum(counted.sum(axis=(1, 2)), 1))[np.nonzero(counted)[0]]
-        if class_weights is not None:
-            pixel_weights = pixel_weights * class_weights[labels]
-        return cls(
-            outputs,
-            targets,
-            counted,
-            LinearOutputs("class", outputs[counted], labels, pixel_weights, smoothing),
-        )
 
     def losses(self) -> np.ndarray:  # noqa: D102 - see LinearOutputs
-        return self._by_sample(self.pixels.losses())
+        return self._by_sample(super().losses())
 
     def slopes(self) -> np.ndarray:  # noqa: D102
-        slopes = np.zeros_like(self.outputs)
-        slopes[self.counted] = self.pixels.slopes()
+        slopes = np.zeros((*self.counted.shape, self.outputs.shape[1]))
+        slopes[self.counted] = super().slopes()
         return slopes
 
     def correct(self) -> np.ndarray:  # noqa: D102
-        return self._by_sample(self.pixels.correct()) / np.maximum(self.counted.sum(axis=(1, 2)), 1)
+        return self._by_sample(super().correct()) / np.maximum(self.counted.sum(axis=(1, 2)), 1)
 
     def _by_sample(self, values: np.ndarray) -> np.ndarray:
         """Return values of pixels summed per sample, (n,)."""
-        return np.bincount(np.nonzero(self.counted)[0], values, len(self.targets))
+        return np.bincount(np.nonzero(self.counted)[0], values, len(self.counted))
 
 
-AnyLinearOutputs: TypeAlias = LinearOutputs | LinearMaskOutputs
 # Takes outputs, targets and perhaps weights of samples, and True for training.
-Measure: TypeAlias = Callable[[np.ndarray, Sequence[np.ndarray], bool], AnyLinearOutputs]
+Measure: TypeAlias = Callable[[np.ndarray, Sequence[np.ndarray], bool], LinearOutputs]
 
 
 def make_measure(
@@ -180,19 +143,20 @@ def make_measure(
     else:
         training_factors = None
 
-    def measure(
-        outputs: np.ndarray, labels: Sequence[np.ndarray], training: bool
-    ) -> AnyLinearOutputs:
+    def measure(outputs: np.ndarray, labels: Sequence[np.ndarray], training: bool) -> LinearOutputs:
         targets, *weights = labels
-        class_factors = training_factors if training else None
-        sample_weights = weights[0].astype(np.float64) if weights else 1.0
+        weight: Any = weights[0].astype(np.float64) if weights else 1.0
         if target.kind == "mask":
-            return LinearMaskOutputs.of(
-                outputs, targets, sample_weights, target.void, smoothing, class_factors
-            )
-        if target.kind == "class" and class_factors is not None:
-            sample_weights = class_factors[targets] * sample_weights
-        return LinearOutputs(target.kind, outputs, targets, sample_weights, smoothing)
+            counted = targets != target.void
+            weight = weight / np.maximum(counted.sum(axis=(1, 2)), 1)
+            weight = weight[np.nonzero(counted)[0]]
+            outputs = outputs[counted]
+            targets = targets[counted].astype(np.int64)
+        if training and training_factors is not None and target.kind in ("class", "mask"):
+            weight = training_factors[targets] * weight
+        if target.kind == "mask":
+            return LinearMaskOutputs("class", outputs, targets, weight, smoothing, counted)
+        return LinearOutputs(target.kind, outputs, targets, weight, smoothing)
 
     return measure
 

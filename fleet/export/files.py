@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fleet.errors import UserError
 from fleet.monitor.run_history import read_history
+from fleet.storage.csv_records import csv_cell
 from fleet.storage.files import atomic_write
 from fleet.storage.results import Table, read_results
 
@@ -21,12 +21,7 @@ def write_csv(table: Table[Any], path: Path) -> None:
     with atomic_write(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(
-            [
-                ["" if is_empty(value) else cell_value(value) for value in row]
-                for row in zip(*columns.values(), strict=True)
-            ]
-        )
+        writer.writerows(map(csv_cell, row) for row in zip(*columns.values(), strict=True))
 
 
 def write_parquet(table: Table[Any], path: Path) -> None:
@@ -50,10 +45,10 @@ def write_parquet(table: Table[Any], path: Path) -> None:
 def unify_types(values: list[Any]) -> list[Any]:
     """Convert the values of a column to one type; missing values become None.
 
-    >>> unify_types([1, None, 0.5]), unify_types([1, [2, 3]]), unify_types(["a", math.nan])
+    >>> unify_types([1, None, 0.5]), unify_types([1, [2, 3]]), unify_types(["a", float("nan")])
     ([1.0, None, 0.5], ['1', '[2, 3]'], ['a', None])
     """
-    flattened = [None if is_empty(value) else cell_value(value) for value in values]
+    flattened = list(map(csv_cell, values))
     kinds = {_kind(value) for value in flattened if value is not None}
     if len(kinds) > 1:
         return [
@@ -72,18 +67,6 @@ def _kind(value: Any) -> type:
     if isinstance(value, int | float):
         return float
     return str
-
-
-def cell_value(value: Any) -> Any:
-    """Convert a value to one that a cell can hold."""
-    if isinstance(value, list | tuple | Mapping):
-        return json.dumps(value)
-    return value
-
-
-def is_empty(value: Any) -> bool:
-    """Return True if a cell is empty: None or NaN."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 FORMATS: Mapping[str, Callable[[Table[Any], Path], None]] = {

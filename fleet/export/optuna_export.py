@@ -7,7 +7,7 @@ changed, so a study is written again if a network has trained further, or has be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -172,7 +172,8 @@ def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
     elif state is TrialState.PRUNED and reported and len(network.objectives) == 1:
         values = [list(reported.values())[-1]]  # as for a trial that Optuna prunes
     space = run.spaces.get(network.entry, {})
-    distributions = dict(_distributions(network, space))
+    parameters = list(_parameters(network, space))
+    distributions = {name: distribution for name, distribution, _ in parameters}
     return FrozenTrial(
         number=-1,
         trial_id=-1,
@@ -181,10 +182,7 @@ def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
         values=values,
         datetime_start=datetime.fromtimestamp(network.began),
         datetime_complete=datetime.fromtimestamp(network.ended) if state.is_finished() else None,
-        params={
-            name: _value(network.drawn[name], distribution, space[name])
-            for name, distribution in distributions.items()
-        },
+        params={name: value for name, _, value in parameters},
         distributions=distributions,
         intermediate_values=reported,
         system_attrs={},
@@ -197,39 +195,24 @@ def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
     )
 
 
-def _distributions(
+def _parameters(
     network: TrackedNetwork, space: Mapping[str, Any]
-) -> Iterable[tuple[str, BaseDistribution]]:
-    """Yield the distributions of parameters whose values are in the current space."""
+) -> Iterable[tuple[str, BaseDistribution, Any]]:
+    """Yield parameters whose values are in the current space: name, distribution and value."""
     for name, dimension in space.items():
         with suppress(UserError):
             member_of({name: dimension}, {name: network.drawn.get(name)})
-            yield name, _distribution(dimension)
+            yield name, *_parameter(dimension, network.drawn.get(name))
 
 
-def _distribution(dimension: Any) -> BaseDistribution:
+def _parameter(dimension: Any, value: Any) -> tuple[BaseDistribution, Any]:
     if not isinstance(dimension, Range):
-        different = _different(dimension)
-        return CategoricalDistribution(tuple(map(_categories(different), different)))
+        choices = list({key_of_value(choice): choice for choice in dimension}.values())
+        plain = list(map(to_scalar, choices))
+        # As JSON if Optuna would confuse some choices (1 and 1.0).
+        is_plain = len(set(plain)) == len(plain)
+        write: Callable[[Any], Any] = to_scalar if is_plain else key_of_value
+        return CategoricalDistribution(tuple(map(write, choices))), write(value)
     if dimension.integer:
-        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
-    return FloatDistribution(float(dimension.low), float(dimension.high), log=dimension.log)
-
-
-def _different(choices: Sequence[Any]) -> list[Any]:
-    return list({key_of_value(choice): choice for choice in choices}.values())
-
-
-def _categories(choices: Sequence[Any]) -> Callable[[Any], Any]:
-    """Return a function that writes choices, as JSON if Optuna would confuse some (1 and 1.0)."""
-    plain = list(map(to_scalar, choices))
-    if len(set(plain)) < len(plain):
-        return key_of_value
-    return to_scalar
-
-
-def _value(value: Any, distribution: BaseDistribution, dimension: Any) -> Any:
-    is_choice = isinstance(distribution, CategoricalDistribution)
-    if is_choice:
-        return _categories(_different(dimension))(value)
-    return value
+        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log), value
+    return FloatDistribution(float(dimension.low), float(dimension.high), log=dimension.log), value

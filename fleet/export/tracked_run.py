@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,7 +127,7 @@ class TrackedRun:
     params: Mapping[str, Plain]
     spaces: Mapping[str, Mapping[str, Any]]
     networks: tuple[TrackedNetwork, ...]
-    files: Mapping[str, Path] = field(default_factory=dict)
+    files: Mapping[str, Path]
 
     @property
     def is_over(self) -> bool:

@@ -79,6 +79,7 @@ def render(report: RunReport, every_s: float | None = None, skip_slow: bool = Fa
         skip_slow: True to leave out what takes seconds to compute, because devices wait for it.
     """
     account = report.account
+    headers, rows, left_out = best_rows(report.rows)
     body = [
         f"<h1>{escape(report.name)}</h1>",
         _summary(report),
@@ -86,7 +87,8 @@ def render(report: RunReport, every_s: float | None = None, skip_slow: bool = Fa
         "<noscript><p class=note>The charts need JavaScript, which is disabled. The tables show "
         "the same numbers.</p></noscript>",
         "<h2>Leaderboard</h2>",
-        *_leaderboard(report),
+        html_table(headers, rows),
+        _note(left_out),
         *_ensembles(report),
         "<h2>Learning curves</h2>",
         *_curves(report),
@@ -183,11 +185,6 @@ def _summary(report: RunReport) -> str:
         )
         + "</div>"
     )
-
-
-def _leaderboard(report: RunReport) -> list[str]:
-    headers, rows, left_out = best_rows(report.rows)
-    return [html_table(headers, rows), _note(left_out)]
 
 
 def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

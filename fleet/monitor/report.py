@@ -51,10 +51,10 @@ class RunReport:
         run: its state.
         rows: the table of results, best network first.
         histories: the epochs of each network in the same order, without networks that have none.
-        ensembles: scores of the best networks combined, once the run has ended.
+        account: the account of its time.
         searches: its searches.
         rungs: epochs at which networks were paused or pruned, lowest first.
-        account: the account of its time.
+        ensembles: scores of the best networks combined, once the run has ended.
         data_now: changes of the data since the run, as text.
     """
 
@@ -63,9 +63,9 @@ class RunReport:
     rows: tuple[table.NetworkResult, ...]
     histories: tuple[tuple[str, Sequence[EpochRecord]], ...]
     account: Account
+    searches: tuple[SearchReport, ...]
+    rungs: tuple[RungReport, ...]
     ensembles: tuple[EnsembleResult, ...] = ()
-    searches: tuple[SearchReport, ...] = ()
-    rungs: tuple[RungReport, ...] = ()
     data_now: tuple[str, ...] = ()
 
     @property
@@ -279,6 +279,6 @@ def _report(
         tuple(rows),
         tuple((row.name, history) for row in rows if (history := run.status_of(row.name).history)),
         run_account,
-        searches=searches,
-        rungs=make_rung_reports(run, rows),
+        searches,
+        make_rung_reports(run, rows),
     )

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -211,11 +212,6 @@ class RungReport:
     went_on: int
     paused: tuple[str, ...]
     pruned: Mapping[str, tuple[str, ...]]
-
-    @property
-    def pruned_by(self) -> str:
-        """The rules that have pruned networks after these epochs."""
-        return ", ".join(dict.fromkeys(name for by in self.pruned.values() for name in by))
 
 
 def make_rung_reports(run: RunState, rows: Sequence[NetworkResult]) -> tuple[RungReport, ...]:
@@ -506,7 +502,7 @@ def rungs_table(rungs: Sequence[RungReport]) -> tuple[list[str], list[list[Any]]
                 rung.went_on,
                 len(rung.paused),
                 len(rung.pruned),
-                rung.pruned_by,
+                ", ".join(dict.fromkeys(chain.from_iterable(rung.pruned.values()))),
                 listed([*rung.pruned, *rung.paused], _MAX_ROWS),
             ]
             for rung in rungs

@@ -13,7 +13,7 @@ from fleet.domain.events.search import USER
 from fleet.domain.run import RunNetwork, RunState
 from fleet.domain.run_launch import RunGroup
 from fleet.monitor.html import html_table
-from fleet.monitor.progress import EpochPart, Progress
+from fleet.monitor.progress import Progress
 from fleet.storage.files import STDOUT, storage_errors, with_retries
 from fleet.terminal import brief, terminal, terminal_width
 from fleet.units import format_duration
@@ -48,11 +48,9 @@ class PlainView:
             self._progress.mark_reported(event.network, self._clock() - self._start)
         self._print(format_event(event, self._run))
 
-    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
-        """Print the progress of a network, at intervals."""
-        self._print(
-            self._progress.make_line(network, samples, samples_per_s, self._clock() - self._start)
-        )
+    def on_pace(self) -> None:
+        """Print the progress of networks, at intervals."""
+        self._print(self._progress.make_line(self._clock() - self._start))
 
     def _print(self, line: str) -> None:
         if line:
@@ -143,10 +141,11 @@ def format_event(event: ev.Event, run: RunState) -> str:
             )
         case ev.NetworkTested():
             return (
-                f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}"
+                f"{event.network} on the test data: loss {event.tested.loss:.4f}"
+                f"{_share(event.tested.accuracy)}"
                 + "".join(
                     f", {name} {value:.4g}"
-                    for name, value in event.metrics.items()
+                    for name, value in event.tested.metrics.items()
                     if value is not None
                 )
             )
@@ -435,7 +434,6 @@ class LiveTable:
 
     def __init__(self, run: RunState) -> None:
         self._run = run
-        self._paces: dict[str, EpochPart] = {}
         self._title = "starting: loading the engine takes some seconds"
         self._start = time.monotonic()
         self._eta: ev.TimeLeftEstimated | None = None
@@ -451,13 +449,8 @@ class LiveTable:
             case ev.TimeLeftEstimated():
                 self._eta, self._eta_at = event, time.monotonic()
 
-    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
-        """Move a network's progress bar."""
-        run_network = self._run.networks.get(network)
-        if run_network is not None and run_network.group is not None:
-            self._paces[network] = EpochPart(
-                samples, samples_per_s, run_network.epochs, run_network.group
-            )
+    def on_pace(self) -> None:
+        """Do nothing; the table reads the progress of networks when it is drawn."""
 
     def _format_time_left(self) -> str:
         """Format the latest estimate minus the time since it was made."""
@@ -473,30 +466,20 @@ class LiveTable:
         from rich.table import Table
 
         table = Table(
+            *("network", "devices", "epochs", "", "loss", "val acc", "samples/s", "max time left"),
             title=f"{self._title}, "
             f"{format_duration(time.monotonic() - self._start)}{self._format_time_left()}",
             title_justify="left",
             box=box.SIMPLE_HEAD,
         )
-        for header in (
-            "network",
-            "devices",
-            "epochs",
-            "",
-            "loss",
-            "val acc",
-            "samples/s",
-            "max time left",
-        ):
-            table.add_column(header)
         groups = {} if self._run.launch is None else dict(self._run.launch.groups)
         for name in sorted(groups, key=lambda name: self._run.networks[name].number):
             network = self._run.networks[name]
             if network.status.outcome is None:
-                table.add_row(name, *self._cells(name, network, groups[name]))
+                table.add_row(name, *self._cells(network, groups[name]))
         return table
 
-    def _cells(self, name: str, network: RunNetwork, group: RunGroup) -> list[Any]:
+    def _cells(self, network: RunNetwork, group: RunGroup) -> list[Any]:
         """Return the cells of a network that is training."""
         from rich.progress_bar import ProgressBar
 
@@ -511,10 +494,9 @@ class LiveTable:
             epoch_samples = last.samples
         elif self._run.launch is not None:
             epoch_samples = self._run.launch.start.samples
-        pace = self._paces.get(name)
-        if pace is not None and pace.is_current(network):
-            part = pace.samples / max(epoch_samples, pace.samples, 1)
-            samples_per_s = pace.samples_per_s
+        if group.samples_per_s is not None:
+            part = group.samples / max(epoch_samples, group.samples, 1)
+            samples_per_s = group.samples_per_s
         loss = accuracy = time_left = ""
         if last is not None:
             loss = _format(last.loss, "{:.4f}")

@@ -59,7 +59,7 @@ class EnsembleResult:
     members: dict[str, int]
     samples: int
     validation: Scores
-    test: Scores | None = None
+    test: Scores | None
 
 
 # ---- selection ----------------------------------------------------------------------------------
@@ -358,11 +358,10 @@ def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
             ]
         )
         for row in rows:
-            missing = dict.fromkeys(_SCORES, math.nan)
             values = [
-                value
+                getattr(scores, name, None)
                 for scores in (row.validation, row.test)
-                for value in (missing if scores is None else asdict(scores)).values()
+                for name in _SCORES
             ]
             writer.writerow(map(csv_cell, [row.name, row.members, row.samples, *values]))
 

@@ -36,10 +36,11 @@ def write_sample(
     Raises:
         StorageError: the file cannot be written, for example because the disk is full.
     """
-    feeds = {
-        feed: _described(sample.for_pipeline(feed), feed_names)
-        for feed, feed_names in names.items()
-    }
+    feeds = {}
+    for feed, feed_names in names.items():
+        described = sample.for_pipeline(feed)
+        target = replace(described.target, names=feed_names)
+        feeds[feed] = {"image": asdict(described.input), "target": asdict(target)}
     first = next(iter(feeds.values()))
     content: dict[str, Any] = dict(first)
     if len(feeds) > 1:
@@ -47,10 +48,6 @@ def write_sample(
     if columns is not None:
         content["table"] = {name: getattr(columns, name) for name in _TABLE_FIELDS}
     write_json(paths.sample, content)
-
-
-def _described(sample: SampleSpec, names: tuple[str, ...]) -> dict[str, Any]:
-    return {"image": asdict(sample.input), "target": asdict(replace(sample.target, names=names))}
 
 
 _TABLE_FIELDS = ("inputs", "is_paths", "targets", "delimiter")

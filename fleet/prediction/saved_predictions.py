@@ -3,9 +3,8 @@
 With these files, networks can be compared and combined without their data and without TensorFlow. A
 file has ``outputs``, (n, outputs) float32: the logits or values of all samples in order;
 ``targets`` (n, ...); ``rows`` (n,) int64, the position of each sample in the data set
-(:func:`preprocess.base.row_numbers`); and ``weights`` (n,) if targets have weights. Files of
-earlier versions have no ``rows``. A file belongs to the export beside it: exporting removes an
-earlier file first.
+(:func:`preprocess.base.row_numbers`); and ``weights`` (n,) if targets have weights. A file belongs
+to the export beside it: exporting removes an earlier file first.
 """
 
 from __future__ import annotations
@@ -56,19 +55,16 @@ class Predictions:
     Attributes:
         values: (n, outputs) float32: probabilities of classes or labels; or values.
         truth: truth of these samples.
-        rows: (n,) positions in the data set; None in files of earlier versions.
+        rows: (n,) positions in the data set.
     """
 
     values: np.ndarray
     truth: Truth
-    rows: np.ndarray | None = None
+    rows: np.ndarray
 
     def is_comparable(self, predictions: Predictions) -> bool:
-        """Return True if both cover the same samples, unless their rows are unknown."""
-        have_rows = self.rows is not None and predictions.rows is not None
-        return self.truth.matches(predictions.truth) and not (
-            have_rows and np.any(self.rows != predictions.rows)
-        )
+        """Return True if both cover the same samples."""
+        return self.truth.matches(predictions.truth) and np.array_equal(self.rows, predictions.rows)
 
 
 def should_save(target: TargetSpec, samples: int) -> bool:
@@ -116,7 +112,7 @@ def read_predictions(paths: RunPaths, name: str, part: str, kind: str) -> Predic
             outputs = file["outputs"]
             targets = file["targets"]
             weights = file.get("weights")
-            rows = file.get("rows")
+            rows = file["rows"]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile) as error:
@@ -126,33 +122,25 @@ def read_predictions(paths: RunPaths, name: str, part: str, kind: str) -> Predic
     return Predictions(
         probabilities(outputs[is_readable], kind),
         Truth(kind, targets[is_readable], None if weights is None else weights[is_readable]),
-        None if rows is None else rows[is_readable],
+        rows[is_readable],
     )
 
 
 def concatenate(parts: Sequence[Predictions]) -> Predictions:
-    """Concatenate predictions for different samples, in the order of the data set if known."""
+    """Concatenate predictions for different samples, in the order of the data set."""
     if len(parts) == 1:
         return parts[0]
     truths = [part.truth for part in parts]
-    weights = _joined([truth.weights for truth in truths])
-    rows = _joined([part.rows for part in parts])
-    order = slice(None) if rows is None else np.argsort(rows, kind="stable")
+    weights = [truth.weights for truth in truths if truth.weights is not None]
+    rows = np.concatenate([part.rows for part in parts])
+    order = np.argsort(rows, kind="stable")
     truth = Truth(
         truths[0].kind,
         np.concatenate([truth.targets for truth in truths])[order],
-        None if weights is None else weights[order],
+        np.concatenate(weights)[order] if len(weights) == len(parts) else None,
     )
     values = np.concatenate([part.values for part in parts])[order]
-    return Predictions(values, truth, None if rows is None else rows[order])
-
-
-def _joined(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Concatenate arrays; return None if one is missing."""
-    present = [array for array in arrays if array is not None]
-    if len(present) < len(arrays):
-        return None
-    return np.concatenate(present)
+    return Predictions(values, truth, rows[order])
 
 
 def probabilities(outputs: np.ndarray, kind: str) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,20 +109,7 @@ class Admission:
                 network = trial
             except UserError as error:
                 wrong = " ".join(str(error).split())
-        return self._admit(
-            network,
-            NetworkAdded(
-                network.name,
-                add.entry,
-                add.number,
-                add.values,
-                (network.min_gpus, network.max_gpus),
-                network.train.stopping.max_epochs,
-                add.parent or "",
-                network.parent_epoch,
-                wrong,
-            ),
-        )
+        return self._admit(network, wrong, add.values, add.entry, add.number, add.parent or "")
 
     def parse_entry(self, entry: Any) -> tuple[dict[str, Any], int, tuple[NetworkSpec, ...]]:
         """Parse the networks of a new entry without adding them.
@@ -164,18 +151,7 @@ class Admission:
         except UserError as error:
             network = placeholder_for(network, self._spec)
             wrong = " ".join(str(error).split())
-        return self._admit(
-            network,
-            NetworkAdded(
-                network.name,
-                "",
-                -1,
-                network.parameters,
-                (network.min_gpus, network.max_gpus),
-                network.train.stopping.max_epochs,
-                wrong=wrong,
-            ),
-        )
+        return self._admit(network, wrong, network.parameters)
 
     def _check(self, network: NetworkSpec) -> NetworkSpec:
         """Return a network completed from the data.
@@ -267,12 +243,32 @@ class Admission:
             raise UserError(f"{spec.schedule.rates}: {error}") from None
         return table.models[0]
 
-    def _admit(self, network: NetworkSpec, added: NetworkAdded) -> NetworkAdmitted:
+    def _admit(
+        self,
+        network: NetworkSpec,
+        wrong: str,
+        values: Mapping[str, Any],
+        entry: str = "",
+        number: int = -1,
+        parent: str = "",
+    ) -> NetworkAdmitted:
+        """Add a network to the results; see :class:`NetworkAdded` for its arguments."""
+        added = NetworkAdded(
+            network.name,
+            entry,
+            number,
+            values,
+            (network.min_gpus, network.max_gpus),
+            network.train.stopping.max_epochs,
+            parent,
+            network.parent_epoch,
+            wrong,
+        )
         rates = self._rates
         rates.add_keys(network)
         key = rates.keys[network.name]
         prior_rates = rates.prior_rates.get(key, {})
-        if added.wrong:
+        if wrong:
             self._results.add(network, None)
             return NetworkAdmitted(network, added, key, None, prior_rates, None)
         self._results.add(network, known_parameters(network, self._launch.sample))

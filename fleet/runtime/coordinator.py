@@ -12,9 +12,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from fleet.comm.messages import Pace, Tag
 from fleet.comm.protocols import World
@@ -51,102 +50,68 @@ _LEASE_CHECK_S = 1.0  # between two checks of the lease; writers of checkpoints 
 _RECEIVE_S = 0.01  # longest time for messages before rank 0 does other work
 
 
-@dataclass(frozen=True)
-class SearchParts:
-    """The search controller, searchers and admission of a launch.
-
-    Attributes:
-        controller: the search controller, before any input.
-        searchers: calls the searchers.
-        admission: admits networks that are added.
-        command_handler: handles users' commands; None if the launch takes none.
-    """
-
-    controller: SearchController
-    searchers: Searchers
-    admission: Admission
-    command_handler: CommandHandler | None
-
-
-@dataclass(frozen=True)
-class Files:
-    """The files that a launch writes.
-
-    Attributes:
-        results: the run's results and state, which the events of this launch update.
-        log: the event log, whose clock the controller uses.
-        profile: the file of measured rates.
-        fence: the fence of this launch's lease.
-        tracking: the process that writes the run to trackers.
-    """
-
-    results: Results
-    log: EventLog
-    profile: ProfileFile
-    fence: Fence | None
-    tracking: Tracking
-
-
+@dataclass(eq=False)
 class Coordinator:
     """Runs the controller on rank 0; see the module.
 
     Effects are carried out in order. Inputs that arise meanwhile, such as the state of a checkpoint
     that an effect asked for, wait until all effects are done.
 
-    Args:
-        setup: the configuration of the launch.
-        speeds: the known rates of networks.
-        files: the files that this launch writes.
-        show: functions that receive every logged event.
-        show_pace: receives a group's network, samples of the epoch, and samples/s.
-        interruption: says when to stop early.
-        search: proposes and prunes networks.
-        sharing: the networks that this launch holds.
-        earlier: events of earlier launches, logged or not.
-
     Attributes:
+        config: the configuration of the launch.
+        prior_rates: the known rates of networks.
+        results: the run's results and state, which the events of this launch update.
+        event_log: the event log, whose clock the controller uses.
+        profile: the file of measured rates.
+        fence: the fence of this launch's lease.
+        tracking: the process that writes the run to trackers.
+        show: functions that receive every logged event.
+        show_pace: is called after each message about the progress of a group.
+        interruption: says when to stop early.
+        search: the search controller, restored from the log, before any input.
+        searchers: calls the searchers.
+        admission: admits networks that are added.
+        command_handler: handles users' commands; None if the launch takes none.
+        sharing: the networks that this launch holds.
         status: the exit status of the launch; None before its end.
         is_cut: whether unresponsive ranks are left at the end.
     """
 
-    def __init__(
-        self,
-        world: World,
-        setup: LaunchConfig,
-        speeds: PriorRates,
-        files: Files,
-        show: Sequence[Callable[[events.Event], None]],
-        show_pace: Callable[[str, int, float], None],
-        interruption: Interruption,
-        search: SearchParts,
-        sharing: RunSharing,
-        earlier: Sequence[events.Event] = (),
-    ) -> None:
-        self._world = world
-        self._config = setup
-        self._files = files
-        self._file_rates = speeds.table
-        self._show = show
-        self._show_pace = show_pace
-        self._interruption = interruption
-        self._results = files.results
-        self._log = files.log
-        self._sharing = sharing
-        self._search = search
-        self._run = run = files.results.run
+    world: World
+    config: LaunchConfig
+    prior_rates: PriorRates
+    results: Results
+    event_log: EventLog
+    profile: ProfileFile
+    fence: Fence
+    tracking: Tracking
+    show: Sequence[Callable[[events.Event], None]]
+    show_pace: Callable[[], None]
+    interruption: Interruption
+    search: SearchController
+    searchers: Searchers
+    admission: Admission
+    command_handler: CommandHandler | None
+    sharing: RunSharing
+    status: ExitStatus | None = field(init=False, default=None)
+    is_cut: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._run = run = self.results.run
         self._checked_s = 0.0
-        search.controller.restore(earlier)
         self._controller = Controller(
-            setup, run, speeds, search.controller, find_hook("node release", NodeRelease)
+            self.config,
+            run,
+            self.prior_rates,
+            self.search,
+            find_hook("node release", NodeRelease),
         )
         self._queue: deque[e.Input] = deque()  # inputs that the controller has not handled
         self._handled_deaths: frozenset[int] = frozenset()  # deaths that the controller has handled
         self._is_interrupted = False
         self._before_s = 0.0 if run.launch is None else run.launch.ended_s  # of earlier launches
-        self._estimator = Estimator(setup.spec, self._results.networks, run)
+        self._estimator = Estimator(self.config.spec, self.results.networks, run)
         self._estimate_times = EstimateSchedule()
-        self.status: ExitStatus | None = None
-        self.is_cut = False
 
     # ---- the four steps of a role's life ----
 
@@ -166,12 +131,12 @@ class Coordinator:
             before_s: part of the start-up -> its seconds.
             folders: folders from which the spec's modules are imported.
         """
-        if 0 not in self._config.roles.trainers:  # networks leave large garbage
+        if 0 not in self.config.roles.trainers:  # networks leave large garbage
             collect_rarely()
-        spec = self._config.spec
-        roles = self._config.roles
+        spec = self.config.spec
+        roles = self.config.roles
         options = spec.options
-        finished = (name for name in self._results.networks if self._run.status_of(name).is_final)
+        finished = (name for name in self.results.networks if self._run.status_of(name).is_final)
         self._log_event(
             events.LaunchStarted(
                 networks=len(spec.networks),
@@ -181,10 +146,10 @@ class Coordinator:
                 gpus_per_node=roles.gpus_per_node,
                 policy=spec.schedule.policy,
                 finished=tuple(sorted(finished)),
-                first_stream_epoch=self._config.first_epoch,
-                samples=self._config.samples,
+                first_stream_epoch=self.config.first_epoch,
+                samples=self.config.samples,
                 devices=tuple(sorted(roles.rank_of)),
-                stream=self._controller.pace,
+                stream=self._controller.launch.grants.pace,
                 options=events.ScheduleOptions(
                     options.alpha, options.delta, options.peak_limited, options.seed
                 ),
@@ -192,25 +157,25 @@ class Coordinator:
                     network.name: (network.min_gpus, network.max_gpus) for network in spec.networks
                 },
                 time_scale=spec.resources.time_scale,
-                date=self._log.date(),
+                date=self.event_log.date(),
                 before_s=before_s,
                 slots=roles.slots,
                 fills=roles.fills,
                 device=roles.unit,
                 found=checkpoint_statuses,
-                beside=self._sharing.has_others,
+                beside=self.sharing.has_others,
                 folders=folders,
             )
         )
-        if spec.schedule.rates is not None and self._file_rates is not None:
+        if spec.schedule.rates is not None and self.prior_rates.table is not None:
             self._log_event(
                 events.RatesLoaded(
-                    {network.name: network.rates for network in self._file_rates.models}
+                    {network.name: network.rates for network in self.prior_rates.table.models}
                 )
             )
         for event in first:
             self._log_event(event)
-        warning = check_sharing_limit(self._config)
+        warning = check_sharing_limit(self.config)
         if warning is not None:
             self._log_event(warning)
 
@@ -219,31 +184,36 @@ class Coordinator:
         if self.status is not None:
             return False
         self._check_lease()
-        self._results.write_if_due()
-        self._files.profile.write_if_due()
-        for failed in self._files.tracking.failures():
+        self.results.write_if_due()
+        self.profile.write_if_due()
+        for failed in self.tracking.failures():
             self._log_event(failed)
-        if not self._is_interrupted and (reason := self._interruption.reason()):
+        if not self._is_interrupted and (reason := self.interruption.reason()):
             self._is_interrupted = True
-            self._handle(e.EndRequested(reason, self._interruption.patience_s))
-        for message in self._sharing.poll(
-            self._log.now(), self._controller.training, self._is_interrupted
+            self._handle(e.EndRequested(reason, self.interruption.patience_s))
+        for message in self.sharing.poll(
+            self.event_log.now(), self._controller.launch.groups.names, self._is_interrupted
         ):
             self._handle(message)
-        if self._search.command_handler is not None and not self._is_interrupted:
-            self._search.command_handler.handle_commands(
-                self._log_event, self._handle, lambda: self.status is None, self._choose_nodes
+        if self.command_handler is not None and not self._is_interrupted:
+            self.command_handler.handle_commands(
+                self._log_event,
+                self._handle,
+                lambda: self.status is None,
+                lambda command, content: self._controller.node_release.choose(
+                    command, content, self.event_log.now()
+                ),
             )
         for admitted in self._admitted():
             self._handle(admitted)
-        answer = self._search.searchers.poll_answer()
+        answer = self.searchers.poll_answer()
         if answer is not None:
             self._handle(answer)
         has_received, is_all = self._receive_messages()
         # Deaths are handled after all messages of the dead ranks.
-        if is_all and self._world.dead_ranks > self._handled_deaths:
-            died = self._world.dead_ranks - self._handled_deaths
-            self._handled_deaths = self._world.dead_ranks
+        if is_all and self.world.dead_ranks > self._handled_deaths:
+            died = self.world.dead_ranks - self._handled_deaths
+            self._handled_deaths = self.world.dead_ranks
             self._handle(e.RanksDied(tuple(sorted(died))))
         else:
             self._handle(None, more_wait=not is_all)
@@ -258,12 +228,13 @@ class Coordinator:
         has_received = False
         until_s = time.monotonic() + _RECEIVE_S
         while self.status is None and not (has_received and time.monotonic() >= until_s):
-            message = self._world.receive(Tag.COORDINATOR)
+            message = self.world.receive(Tag.COORDINATOR)
             if message is None:
                 return has_received, True
             has_received = True
             if isinstance(message, Pace):
-                self._show_pace(message.network, message.samples, message.samples_per_s)
+                self._run.record_pace(message.network, message.samples, message.samples_per_s)
+                self.show_pace()
             self._handle(message, more_wait=True)
         return has_received, False
 
@@ -273,18 +244,18 @@ class Coordinator:
         Raises:
             LeaseLost: another launch has taken over and logs it instead.
         """
-        self._search.searchers.close()
-        if self._search.command_handler is not None:
+        self.searchers.close()
+        if self.command_handler is not None:
             reason = "the run has ended"
             if self.status is ExitStatus.RESUMABLE:
                 reason = "the run is being stopped; the same command resumes it"
-            self._search.command_handler.refuse_all(reason)
+            self.command_handler.refuse_all(reason)
         self._check_rights()
-        self._log_event(self._launch.make_end_event(int(self.status or 0), self._log.now()))
+        self._log_event(self._launch.make_end_event(int(self.status or 0), self.event_log.now()))
 
     def summary(self) -> str:
         """Return the run's duration and the shares of overheads ([FLEET] Table 4)."""
-        return self._launch.summary(self._log.now())
+        return self._launch.summary(self.event_log.now())
 
     @property
     def _launch(self) -> RunLaunch:
@@ -301,7 +272,7 @@ class Coordinator:
 
     def _decide(self, message: e.Input | None, more_wait: bool = False) -> None:
         try:
-            effects = self._controller.handle(self._log.now(), message, more_wait)
+            effects = self._controller.handle(self.event_log.now(), message, more_wait)
         except ProtocolViolation as error:
             log.critical("inputs and effects of the controller:\n%s", error.report())
             raise
@@ -309,8 +280,8 @@ class Coordinator:
 
     def _call_policy(self, question: e.AskPolicy) -> e.PolicyAnswered:
         began = time.perf_counter()
-        policy = self._config.spec.policy
-        options = self._config.spec.options
+        policy = self.config.spec.policy
+        options = self.config.spec.options
         answer = plan(policy, question.rates, question.progress, question.cluster, options)
         probes: Probes = frozenset()
         if question.rate_floor is not None:
@@ -327,11 +298,6 @@ class Coordinator:
             answer = question.progress.target
         return e.PolicyAnswered(answer, time.perf_counter() - began, probes)
 
-    def _choose_nodes(
-        self, command: str, content: Mapping[str, Any]
-    ) -> tuple[events.CommandReceived, e.NodesRequested]:
-        return self._controller.node_release.choose(command, content, self._log.now())
-
     def _check_lease(self) -> None:
         """Check regularly that this launch still holds its lease.
 
@@ -344,9 +310,8 @@ class Coordinator:
             self._check_rights()
 
     def _check_rights(self) -> None:
-        if self._files.fence is not None:
-            self._files.fence.check()
-        self._sharing.check()
+        self.fence.check()
+        self.sharing.check()
 
     # ---- effects ----
 
@@ -364,50 +329,50 @@ class Coordinator:
         self._check_lease()
         match effect:
             case e.SendMessage(rank, tag, message):
-                self._world.send(rank, tag, self._sharing.with_fence(message))
+                self.world.send(rank, tag, self.sharing.with_fence(message))
             case e.LogEvent(event, t_s):
-                self._results.on_event(event)
-                self._log.add(event, t_s)
+                self.results.on_event(event)
+                self.event_log.add(event, t_s)
                 log.info("%s", event)
-                for show in self._show:
+                for show in self.show:
                     show(event)
             case e.SaveRates(rates):
-                self._files.profile.keep(rates)
+                self.profile.keep(rates)
             case e.SaveDeath(network, death):
-                self._results.deaths.record(network, death)
+                self.results.deaths.record(network, death)
             case e.ReadCheckpoint(network):
-                status, state = read_network_status(self._results, self._results.networks[network])
+                status, state = read_network_status(self.results, self.results.networks[network])
                 position = 0 if state is None else state.position
                 self._queue.append(e.CheckpointRead(network, status, position))
             case e.AskPolicy():
                 # First, so that no other answer makes this one obsolete.
                 self._queue.appendleft(self._call_policy(effect))
             case e.CallSearcher(entry, call):
-                self._search.searchers.consult(entry, call)
+                self.searchers.consult(entry, call)
             case e.AddNetwork():
-                self._search.admission.request(effect)
+                self.admission.request(effect)
                 self._queue += self._admitted()
             case e.AbortLaunch(error):
                 raise error
             case e.EndLaunch(exit_status, is_cut):
-                self._files.profile.write()
+                self.profile.write()
                 self.status = exit_status
                 self.is_cut = is_cut
 
     def _admitted(self) -> Sequence[e.NetworkAdmitted]:
         """Return requested networks that were admitted."""
-        return self._search.admission.pop_ready(self._controller.training, self._log.now())
+        return self.admission.pop_ready(self._controller.launch.groups.names, self.event_log.now())
 
     def _log_event(self, event: events.Event) -> None:
-        self._carry_out_all(self._controller.log(self._log.now(), event))
+        self._carry_out_all(self._controller.log(self.event_log.now(), event))
 
     def _estimate(self) -> None:
         """Log an estimate of the remaining time, unless one was logged recently."""
-        now = self._log.now()
+        now = self.event_log.now()
         if self._is_interrupted or not self._estimate_times.is_due(now):
             return
         began = time.perf_counter()
-        estimated = self._estimator.estimate(self._before_s + now, self._controller.remaining_work)
+        estimated = self._estimator.estimate(self._before_s + now, self.search.remaining_work)
         self._estimate_times.record(now, time.perf_counter() - began, estimated)
         if estimated is not None:
             self._log_event(estimated)

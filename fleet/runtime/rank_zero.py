@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -24,7 +25,7 @@ from fleet.prediction.ensembles import (
     write_ensembles,
 )
 from fleet.runtime.admission import Admission
-from fleet.runtime.coordinator import Coordinator, Files, SearchParts
+from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.command_queue import CommandQueue
 from fleet.runtime.external.tracking import Tracking
@@ -39,7 +40,7 @@ from fleet.runtime.startup.engine_import import find_busy_trainers
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.runtime.startup.request import StartupTimer
 from fleet.runtime.watchdog import Watchdog
-from fleet.search.controller import make_controller
+from fleet.search.controller import SearchController, make_controller
 from fleet.storage.event_log import EventLog
 from fleet.storage.files import STDOUT, storage_errors
 from fleet.storage.lease import Lease
@@ -117,13 +118,22 @@ class RankZero:
             launch.request.spec,
         )
         self._tensorboard = TensorBoardObserver(paths, self.results.networks)
+        admission = Admission(launch, self.results, self._rates)
+        if launch.replayed or launch.request.shares_run:
+            command_handler = None
+        else:
+            command_handler = CommandHandler(
+                CommandQueue(paths.mailbox), self.results, admission, self._run.commands
+            )
         self.coordinator = Coordinator(
             world,
             self._make_config(world, interruption.seconds_left()),
             self._rates.speeds(),
-            Files(
-                self.results, self._events, ProfileFile(paths.profile), launch.fence, self._tracking
-            ),
+            self.results,
+            self._events,
+            ProfileFile(paths.profile),
+            launch.fence,
+            self._tracking,
             [
                 self._view.on_event,
                 self._tensorboard.on_event,
@@ -133,16 +143,10 @@ class RankZero:
             self._view.on_pace,
             interruption,
             self._make_search(),
+            Searchers(launch.searches),
+            admission,
+            command_handler,
             self._sharing,
-            [
-                *launch.past.events_of(paths.events),
-                *self._unlogged_events,
-                *(
-                    event
-                    for event in self._search_events
-                    if isinstance(event, SearcherStarted) and event.is_another
-                ),
-            ],
         )
         self._sharing.start()
         self._watchdog = Watchdog(
@@ -204,7 +208,7 @@ class RankZero:
             launch.layout,
             launch.inputs.epoch_samples,
             world.is_fault_tolerant,
-            ends_s=None if left_s is None else self._events.now() + left_s,
+            ends_s=math.inf if left_s is None else self._events.now() + left_s,
             first_epoch=self.first_epoch,
             replayed=tuple(launch.replayed_epochs()),
             replayed_batches=tuple(record.batch for record in launch.replayed),
@@ -213,7 +217,7 @@ class RankZero:
             sharing=self._rates.sharing,
             alone=self._rates.alone,
             hosts=world.hosts,
-            deaths={name: records for name, records in deaths.items() if records},
+            deaths=deaths,
         )
 
     @property
@@ -235,8 +239,8 @@ class RankZero:
             name: len(status.history) for name, status in statuses.items() if status.outcome is None
         }
 
-    def _make_search(self) -> SearchParts:
-        """Make the search components of the launch."""
+    def _make_search(self) -> SearchController:
+        """Make the search controller, and restore it from the logs."""
         launch = self._launch
         searches = launch.searches
         controller = make_controller(
@@ -248,14 +252,18 @@ class RankZero:
             judges=not launch.replayed,
             earlier={name: search.prior_trials for name, search in searches.items()},
         )
-        admission = Admission(launch, self.results, self._rates)
-        if launch.replayed or launch.request.shares_run:
-            command_handler = None
-        else:
-            command_handler = CommandHandler(
-                CommandQueue(launch.paths.mailbox), self.results, admission, self._run.commands
-            )
-        return SearchParts(controller, Searchers(searches), admission, command_handler)
+        controller.restore(
+            [
+                *launch.past.events_of(launch.paths.events),
+                *self._unlogged_events,
+                *(
+                    event
+                    for event in self._search_events
+                    if isinstance(event, SearcherStarted) and event.is_another
+                ),
+            ]
+        )
+        return controller
 
     def close(self) -> None:
         """Restore the terminal."""

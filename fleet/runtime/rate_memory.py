@@ -122,23 +122,19 @@ class RateMemory:
             self.prior_rates,
             rate_cache.timings(self._book.rates),
         )
-        return PriorRates(measurement, self._launch.rates, self._online())
-
-    def _online(self) -> OnlineRates | None:
-        """Return the online learner of rates; None if rates are read or measured offline."""
-        if not self.learns:
-            return None
-        roles = self._launch.roles
-        return OnlineRates(
-            list(map(self.traits_of, self._unfinished)),
-            self._launch.inputs.epoch_samples,
-            roles.physical_gpus_per_node,
-            roles.cluster.whole_gpus,
-            self.prior_rates,
-            roles.slots,
-            self.sharing,
-            roles.idle_slots,
-        )
+        online = None
+        if self.learns:
+            online = OnlineRates(
+                list(map(self.traits_of, self._unfinished)),
+                self._launch.inputs.epoch_samples,
+                roles.physical_gpus_per_node,
+                roles.cluster.whole_gpus,
+                self.prior_rates,
+                roles.slots,
+                self.sharing,
+                roles.idle_slots,
+            )
+        return PriorRates(measurement, self._launch.rates, online)
 
     # ---- for later runs ----
 

@@ -10,7 +10,6 @@ from fleet.domain.network import NetworkStatus, Outcome
 from fleet.domain.run import FINISHED_UNLOGGED, RunState
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.storage.identity import trial_identity
-from fleet.storage.lease import fence_check
 from fleet.storage.recovery import recover
 from fleet.storage.results import Results, known_parameters
 from fleet.storage.skipped_networks import read_skipped
@@ -56,7 +55,7 @@ def resume(launch: PreparedLaunch) -> Resumed:
         run,
         lambda network: trial_identity(network, spec, launch.sample, launch.request.spec_folder),
         test=str(spec.data.test) if launch.is_tested else "",
-        check=fence_check(launch.fence),
+        check=launch.fence.check,
         skipped=frozenset() if launch.replayed else read_skipped(paths),
     )
     if is_alone:
@@ -67,7 +66,11 @@ def resume(launch: PreparedLaunch) -> Resumed:
     else:
         missing = _find_missing(run, statuses, states, launch.past.changes)
     # Changes by this launch get an event of their own.
-    own_changes = {name for name, status in statuses.items() if _is_of_this_launch(status)}
+    own_changes = {
+        name
+        for name, status in statuses.items()
+        if status.outcome is not None and (status.outcome.is_skipped or status.outcome.deaths)
+    }
     differing = {
         name: status
         for name, status in _find_differences(logged_state, statuses).items()
@@ -138,11 +141,6 @@ def _find_differences(
                 len(now.history), outcome.reason, outcome.is_failure, now.tested
             )
     return differences
-
-
-def _is_of_this_launch(status: NetworkStatus) -> bool:
-    outcome = status.outcome
-    return outcome is not None and (outcome.is_skipped or outcome.deaths > 0)
 
 
 def _describe_deaths(

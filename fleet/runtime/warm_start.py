@@ -14,7 +14,6 @@ from fleet.domain.run import RunSearch, RunState
 from fleet.errors import UserError
 from fleet.search.calls import AddPriorTrial
 from fleet.search.entries import Entry
-from fleet.search.searcher import TrialOutcome
 from fleet.spec.space import Space, member_of
 from fleet.spec.train import Stopping
 from fleet.storage.event_log import read_run_state
@@ -27,11 +26,8 @@ from fleet.storage.results import (
     without_fold_means,
 )
 
-_ENDS = {
-    Status.FINISHED: TrialOutcome.FINISHED,
-    Status.PRUNED: TrialOutcome.PRUNED,
-    Status.FAILED: TrialOutcome.FAILED,
-}
+# Their values are those of :class:`fleet.search.searcher.TrialOutcome`.
+_ENDED = (Status.FINISHED, Status.PRUNED, Status.FAILED)
 
 
 def read_prior_trials(
@@ -77,7 +73,7 @@ def _make_prior_trial(
     state: RunState,
     run: str,
 ) -> AddPriorTrial:
-    if row.status not in _ENDS:
+    if row.status not in _ENDED:
         raise UserError("not ended yet")
     member = member_of(space, row.drawn)
     (monitor, mode), *secondary = objectives
@@ -96,7 +92,7 @@ def _make_prior_trial(
         value = values[0]
     else:
         value = None
-    return AddPriorTrial(0, member, curve, _ENDS[row.status].value, value, row.name, run)
+    return AddPriorTrial(0, member, curve, row.status.value, value, row.name, run)
 
 
 def read_earlier_run(

@@ -42,6 +42,13 @@ class EntryData:
     target: TargetSetting | None = None
     """Target of the networks of this entry, instead of `data.target`."""
 
+    @property
+    def key(self) -> str:
+        """The key of an input pipeline with these settings; empty for the document's."""
+        if self == EntryData():
+            return ""
+        return json.dumps(asdict(self), sort_keys=True)
+
     def put_into(self, data: Data) -> Data:
         """Return the document's data settings with these applied."""
         return replace(
@@ -49,13 +56,6 @@ class EntryData:
             transforms=data.transforms if self.transforms is None else self.transforms,
             target=data.target if self.target is None else self.target,
         )
-
-
-def pipeline_key(overrides: EntryData | None) -> str:
-    """Return the key of an input pipeline; empty for the settings of the document."""
-    if overrides is None:
-        return ""
-    return json.dumps(asdict(overrides), sort_keys=True)
 
 
 @section

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fleet.spec.model import FAMILIES
+from fleet.spec.model import APPLICATIONS, FAMILIES, application_names
 from fleet.spec.schema import Document
 from preprocess.transforms import TRANSFORMS
 
@@ -70,11 +70,10 @@ def json_schema() -> dict[str, Any]:
 def _describe_entries(parts: dict[str, Any]) -> None:
     """Describe the mappings of an entry: its family's arguments and parts of ``train``."""
     entry = parts["ModelEntry"]
-    train = entry["properties"]["train"]
-    entry["properties"]["train"] = {
-        "$ref": "#/$defs/Train",
-        **{key: train[key] for key in ("title", "description")},
-    }
+    properties = entry["properties"]
+    for key, schema in (("family", _families()), ("train", {"$ref": "#/$defs/Train"})):
+        described = ("title", "description")
+        properties[key] = schema | {word: properties[key][word] for word in described}
     for settings in FAMILIES.values():
         parts[settings.__name__] = TypeAdapter(settings).json_schema()
     entry["allOf"] = [
@@ -84,6 +83,19 @@ def _describe_entries(parts: dict[str, Any]) -> None:
         }
         for family, settings in FAMILIES.items()
     ]
+
+
+def _families() -> dict[str, Any]:
+    applications = list(application_names())  # none where Keras is not installed
+    names: dict[str, Any] = {"enum": applications} if applications else {"type": "string"}
+    return {
+        "anyOf": [
+            {"title": "a family", "enum": list(FAMILIES)},
+            {"title": f"a name of {APPLICATIONS}", **names},
+            {"type": "null"},
+        ],
+        "default": None,
+    }
 
 
 def page() -> str:

@@ -233,7 +233,7 @@ def _network(
         max_gpus=max_gpus,
         parameters=dict(drawn),
         entry=index,
-        data=document.data_overrides(entry),
+        pipeline=document.pipeline_of(entry),
         number=number,
     )
 
@@ -349,7 +349,7 @@ def _invalid(
     error: ValidationError, content: Mapping[str, Any], part: str, section: type
 ) -> _SettingsError:
     """Return the error for merged settings of an entry that do not validate."""
-    return _SettingsError(explain(error, content, lambda *problem: problem, (part,), section))
+    return _SettingsError(explain(error, content, (part,), section))
 
 
 def _defaults(entry: ModelEntry, drawn: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,14 +6,13 @@ A key is a field of a frozen dataclass. The docstring below it, or a computed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from fleet.spec.engines import ENGINES
-from fleet.spec.model import APPLICATIONS, FAMILIES, application_names
 from fleet.units import (
     DELTA,
     DURATION,
@@ -25,6 +24,7 @@ from fleet.units import (
     parse_share,
     parse_size,
 )
+from fleet.vocabulary.optimizers import OPTIMIZERS
 from preprocess.source import SOURCES
 from preprocess.transforms import item_schema, parse_transform
 from scheduler.base import Delta
@@ -38,39 +38,27 @@ IMPORT_PATH = {
 }
 
 
-@dataclass(frozen=True)
-class OneOf:
-    """A choice of schemas, computed only when the schema is written.
+def named(names: Iterable[str], **more: str) -> WithJsonSchema:
+    """Return the schema of one of some names, or an import path; values are checked elsewhere."""
+    return WithJsonSchema({"anyOf": [{**more, "enum": list(names)}, IMPORT_PATH]})
 
-    Args:
-        schemas: returns the schemas, the one with the choices first.
+
+@dataclass(eq=False)
+class _Written:
+    """The schema of a quantity with a unit, or of a bare number within bounds.
+
+    Pydantic writes the default of a key into its schema, so each key gets a new one.
     """
 
-    schemas: Callable[[], Sequence[dict[str, Any]]]
+    notation: Notation
+    bounds: Mapping[str, float] = field(default_factory=dict)
 
     def __get_pydantic_json_schema__(self, _: Any, handler: Any) -> dict[str, Any]:
-        """Return the JSON Schema; values are checked elsewhere."""
-        first, *alternatives = self.schemas()
-        if alternatives:
-            return {"anyOf": [first, *alternatives]}
-        return first
-
-
-def _families() -> list[dict[str, Any]]:
-    applications = list(application_names())  # none where Keras is not installed
-    schema: dict[str, Any] = {"enum": applications} if applications else {"type": "string"}
-    return [
-        {"title": "a family", "enum": list(FAMILIES)},
-        {"title": f"a name of {APPLICATIONS}", **schema},
-    ]
-
-
-def _written(notation: Notation, **bounds: float) -> OneOf:
-    """Return the schema of a quantity with a unit, or of a bare number within bounds."""
-    text = {"type": "string", "pattern": notation.pattern, "examples": list(notation.examples)}
-    number = {"type": "number", "minimum": 0, **bounds}
-    # Copies, since pydantic writes the default of a key into its schema.
-    return OneOf(lambda: [dict(text), number] if notation.has_bare_numbers else [dict(text)])
+        notation = self.notation
+        text = {"type": "string", "pattern": notation.pattern, "examples": list(notation.examples)}
+        if notation.has_bare_numbers:
+            return {"anyOf": [text, {"type": "number", "minimum": 0, **self.bounds}]}
+        return text
 
 
 def _check_transform(item: Any) -> Any:
@@ -92,13 +80,6 @@ def _share_or_path(value: object) -> object:
     return value
 
 
-def _optimizers() -> list[str]:
-    """List the optimizers of all engines."""
-    return list(
-        dict.fromkeys(name for engine in ENGINES.values() for name in engine.words.optimizers)
-    )
-
-
 # Write it after bounds: the JSON Schema omits bounds that come after it.
 NO_FLAG = BeforeValidator(_no_flag)
 Whole = Annotated[int, NO_FLAG]
@@ -107,29 +88,31 @@ Positive = Annotated[int, Field(ge=1), NO_FLAG]
 AboveZero = Annotated[float, Field(gt=0), NO_FLAG]
 NotNegative = Annotated[float, Field(ge=0), NO_FLAG]
 BelowOne = Annotated[float, Field(ge=0, lt=1), NO_FLAG]
-Size = Annotated[int, BeforeValidator(parse_size), _written(SIZE)]
-Duration = Annotated[float, BeforeValidator(parse_duration), _written(DURATION)]
-Share = Annotated[float, BeforeValidator(parse_share), _written(SHARE, maximum=1)]
+Size = Annotated[int, BeforeValidator(parse_size), _Written(SIZE)]
+Duration = Annotated[float, BeforeValidator(parse_duration), _Written(DURATION)]
+Share = Annotated[float, BeforeValidator(parse_share), _Written(SHARE, {"maximum": 1})]
 PaceTolerance = Annotated[
-    Delta, BeforeValidator(parse_delta), PlainSerializer(str), _written(DELTA)
+    Delta, BeforeValidator(parse_delta), PlainSerializer(str), _Written(DELTA)
 ]
 ShareOrPath = Annotated[
     Annotated[float, Field(gt=0, lt=1), NO_FLAG] | str, BeforeValidator(_share_or_path)
 ]
 ImportPath = Annotated[str, WithJsonSchema(IMPORT_PATH)]
-Source = Annotated[str, OneOf(lambda: [{"enum": list(SOURCES)}, IMPORT_PATH])]
-PolicyName = Annotated[str, OneOf(lambda: [{"enum": list(POLICIES)}, IMPORT_PATH])]
-EngineName = Annotated[str, OneOf(lambda: [{"enum": list(ENGINES)}, IMPORT_PATH])]
+Source = Annotated[str, named(SOURCES)]
+PolicyName = Annotated[str, named(POLICIES)]
+EngineName = Annotated[str, named(ENGINES)]
 Monitor = Annotated[
     str,
-    OneOf(
-        lambda: [
-            {"enum": ["val_accuracy", "val_loss", "accuracy", "loss"]},
-            {
-                "title": "a metric of train.metrics, with or without val_ before it",
-                "type": "string",
-            },
-        ]
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["val_accuracy", "val_loss", "accuracy", "loss"]},
+                {
+                    "title": "a metric of train.metrics, with or without val_ before it",
+                    "type": "string",
+                },
+            ]
+        }
     ),
 ]
 OptimizerName = Annotated[
@@ -137,9 +120,8 @@ OptimizerName = Annotated[
     BeforeValidator(
         lambda name: name.lower() if isinstance(name, str) and ":" not in name else name
     ),
-    OneOf(lambda: [{"title": "an optimizer of Keras", "enum": _optimizers()}, IMPORT_PATH]),
+    named(OPTIMIZERS, title="an optimizer of Keras"),
 ]
-Family = Annotated[str, OneOf(_families)]
 _TRACKERS = ("mlflow", "wandb", "optuna")
 TrackItem = Annotated[
     dict[Literal[_TRACKERS], str | None],  # type: ignore[valid-type]

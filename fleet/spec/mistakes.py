@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from fleet.spec.engine_keys import Problem
 from fleet.spec.schema import Document
 from fleet.spec.train import Train
-
-Mistake = TypeVar("Mistake")
 
 
 def explain(
     error: ValidationError,
     content: Any,
-    mistake: Callable[[tuple, str, str], Mistake],
     prefix: tuple = (),
     owner: type = Document,
-) -> list[Mistake]:
-    """Convert pydantic's errors to mistakes in the words of specs.
+) -> list[Problem]:
+    """Convert pydantic's errors to problems in the words of specs.
 
     Args:
         error: the errors.
         content: the validated part of the document.
-        mistake: makes a mistake from a key path, what is wrong, and what would be right.
         prefix: the key path of this part.
         owner: the section that this part is.
     """
@@ -52,8 +49,7 @@ def explain(
         if right and right not in rights:
             rights.append(right)
     return [
-        mistake(path, wrong, ", or ".join(rights))
-        for (path, wrong), rights in rights_by_mistake.items()
+        (path, wrong, ", or ".join(rights)) for (path, wrong), rights in rights_by_mistake.items()
     ]
 
 

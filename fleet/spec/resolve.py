@@ -134,7 +134,7 @@ def _validate(content: Mapping[str, Any]) -> tuple[Document, list[Problem], set[
         try:
             document = TypeAdapter(Document).validate_python(content)
         except ValidationError as error:
-            problems = explain(error, content, lambda *problem: problem)
+            problems = explain(error, content)
         else:
             return document, mistakes, invalid_entries
         mistakes = mistakes or problems
@@ -192,7 +192,8 @@ def with_entry(
     try:
         entry = TypeAdapter(ModelEntry).validate_python(content)
     except ValidationError as error:
-        raise SpecError(explain(error, content, mistake, (), ModelEntry)) from None
+        problems = explain(error, content, owner=ModelEntry)
+        raise SpecError([mistake(*problem) for problem in problems]) from None
     if entry.search is not None or entry.data is not None:
         key = "search" if entry.search is not None else "data"
         raise SpecError(

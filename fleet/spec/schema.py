@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fleet.plugins import find_policy
 from fleet.spec import fields as kinds
-from fleet.spec.data import Data, EntryData, pipeline_key
+from fleet.spec.data import Data, EntryData
 from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.spec.model import Architecture
 from fleet.spec.origin import Origin, is_below, key_path
@@ -49,7 +49,7 @@ def _read_by(setting: str) -> str:
 class ModelEntry:
     """An entry of `models`, for one network or many."""
 
-    family: kinds.Family | None = None
+    family: str | None = None
     """A model family of FLEET, or the name of a model in keras.applications."""
     build: kinds.ImportPath | None = None
     """Instead of a family: the import path of your own function, which returns a keras.Model, or a
@@ -344,23 +344,17 @@ class Document:
     was 0.01. A run that began with 0.2 keeps that default when it resumes.
     """
 
-    def data_overrides(self, entry: ModelEntry) -> EntryData | None:
-        """Return the data settings in which an entry differs; None if there are none."""
-        if entry.data is None:
-            return None
-        transforms = entry.data.transforms
-        target = entry.data.target
-        overrides = EntryData(
-            None if transforms == self.data.transforms else transforms,
-            None if target == self.data.target else target,
+    def _overrides(self, entry: ModelEntry) -> EntryData:
+        """Return the data settings in which an entry differs."""
+        data = entry.data or EntryData()
+        return EntryData(
+            None if data.transforms == self.data.transforms else data.transforms,
+            None if data.target == self.data.target else data.target,
         )
-        if overrides == EntryData():
-            return None
-        return overrides
 
     def pipeline_of(self, entry: ModelEntry) -> str:
-        """Return the key of an entry's input pipeline."""
-        return pipeline_key(self.data_overrides(entry))
+        """Return the key of an entry's input pipeline; empty for the settings of the document."""
+        return self._overrides(entry).key
 
     @cached_property
     def data_by_pipeline(self) -> dict[str, Data]:
@@ -369,17 +363,8 @@ class Document:
         They cover all entries, even if only some are trained, so that the shared transforms and the
         splits do not change.
         """
-        all_overrides = sorted(
-            map(self.data_overrides, self.models), key=lambda overrides: overrides is not None
-        ) or [None]
-        data_by_pipeline = {}
-        for overrides in all_overrides:
-            if overrides is None:
-                data = self.data
-            else:
-                data = overrides.put_into(self.data)
-            data_by_pipeline[pipeline_key(overrides)] = data
-        return data_by_pipeline
+        overrides = sorted(map(self._overrides, self.models), key=lambda data: bool(data.key))
+        return {data.key: data.put_into(self.data) for data in overrides or [EntryData()]}
 
 
 @section
@@ -395,7 +380,7 @@ class NetworkSpec:
     parameters: dict[str, Any] = Field(default_factory=dict)  # the drawn values
     entry: int = 0  # index in `models`
     fold: int | None = None  # the fold that validates it
-    data: EntryData | None = None  # data settings that differ from the document's
+    pipeline: str = ""  # the key of its input pipeline; empty for the document's data settings
     number: int | None = None  # of a trial within its entry
     parent: str = ""  # the network from whose weights it starts, if any
     parent_epoch: int = 0  # the epoch of these weights
@@ -406,11 +391,6 @@ class NetworkSpec:
         if self.fold is None:
             return self.name
         return self.name.removesuffix(f"-fold{self.fold}")
-
-    @cached_property
-    def pipeline(self) -> str:
-        """The key of its input pipeline; empty for the document's data settings."""
-        return pipeline_key(self.data)
 
     def global_batch(self, gpus: int) -> int:
         """Return the samples per training step on ``gpus`` GPUs; the fewest if elastic."""

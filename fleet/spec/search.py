@@ -13,12 +13,11 @@ from pydantic import Field, model_validator
 from fleet.errors import UserError
 from fleet.plugins import load_named
 from fleet.spec.fields import (
-    IMPORT_PATH,
     NO_FLAG,
     AboveZero,
     Duration,
-    OneOf,
     Positive,
+    named,
 )
 from fleet.spec.old_keys import new_prune_key
 from fleet.spec.section import section
@@ -224,7 +223,7 @@ def _for(setting: str) -> str:
     return f"Only for {', '.join(names) + ' and ' if names else ''}{last}."
 
 
-RuleName = Annotated[str, OneOf(lambda: [{"enum": list(RULES)}, IMPORT_PATH])]
+RuleName = Annotated[str, named(RULES)]
 
 
 @section

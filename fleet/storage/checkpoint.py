@@ -26,7 +26,7 @@ from fleet.spec import Stopping
 from fleet.storage.csv_records import csv_cells, csv_columns, read_csv_records
 from fleet.storage.files import atomic_write, storage_errors, write_json
 from fleet.storage.json_lines import read_json_record
-from fleet.storage.lease import Fence, fence_check
+from fleet.storage.lease import NO_FENCE, Fence
 from fleet.storage.paths import RunPaths
 from fleet.storage.verified_hdf5 import read_verified, write_verified
 from launch.errors import pluralize
@@ -35,7 +35,7 @@ from launch.errors import pluralize
 
 
 def write_state(
-    path: Path, state: TrainingState, previous: Path | None = None, fence: Fence | None = None
+    path: Path, state: TrainingState, previous: Path | None = None, fence: Fence = NO_FENCE
 ) -> None:
     """Write a checkpoint.
 
@@ -49,25 +49,24 @@ def write_state(
         StorageError: the disk is full, the folder read-only, ...
         LeaseLost: another launch has taken the run over.
     """
-    if fence is not None:
-        state = dataclasses.replace(state, generation=fence.generation)
+    state = dataclasses.replace(state, generation=fence.generation or state.generation)
     record = vars(state) | {"history": [vars(epoch) for epoch in state.history]}
     write_verified(path, record.pop("arrays"), record, previous, write_check(fence, path))
 
 
-def write_check(fence: Fence | None, path: Path) -> Callable[[], None]:
+def write_check(fence: Fence, path: Path) -> Callable[[], None]:
     """Return a function to call before a checkpoint is replaced.
 
     It raises LeaseLost if another launch has taken the run over, or if the existing checkpoint is
     from a newer generation, whatever the lease says.
 
     Args:
-        fence: the right to write; None to allow it.
+        fence: the right to write.
         path: path of the checkpoint.
     """
 
     def check() -> None:
-        if fence is None:
+        if not fence.generation:
             return
         fence.check()
         newer = checkpoint_generation(path)
@@ -197,7 +196,7 @@ def copy_parent(
     parent: str,
     architecture: str,
     make_room: Callable[[Path, int], None],
-    fence: Fence | None = None,
+    fence: Fence = NO_FENCE,
 ) -> int:
     """Start a network with a copy of the newest checkpoint of another one.
 
@@ -272,7 +271,7 @@ def _is_unrecoverable(error: CheckpointError) -> bool:
 
 
 def promote_previous(
-    paths: RunPaths, name: str, lookup: CheckpointLookup, fence: Fence | None = None
+    paths: RunPaths, name: str, lookup: CheckpointLookup, fence: Fence = NO_FENCE
 ) -> None:
     """Make a network's files agree with the checkpoint from which it resumes.
 
@@ -299,7 +298,7 @@ def rewrite_states(
     paths: RunPaths,
     name: str,
     change: Callable[[TrainingState], TrainingState],
-    fence: Fence | None = None,
+    fence: Fence = NO_FENCE,
 ) -> None:
     """Rewrite all intact checkpoints of a network with a changed record.
 
@@ -359,7 +358,7 @@ def find_best(paths: RunPaths, name: str, stopping: Stopping, keep: str) -> Chec
     )
 
 
-def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | None = None) -> None:
+def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence = NO_FENCE) -> None:
     """Write a network's history as CSV, one row per epoch.
 
     Args:
@@ -368,7 +367,7 @@ def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | Non
         fence: the right to write.
     """
     columns = csv_columns(EpochRecord, history)
-    with atomic_write(path, check=fence_check(fence)) as file:
+    with atomic_write(path, check=fence.check) as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(csv_cells(record, columns) for record in history)
@@ -394,7 +393,7 @@ class ExportNote:
 
 
 def record_export(
-    paths: RunPaths, name: str, exported: TrainingState, fence: Fence | None = None
+    paths: RunPaths, name: str, exported: TrainingState, fence: Fence = NO_FENCE
 ) -> None:
     """Record which state was exported, after the export, so at worst it is repeated.
 
@@ -409,7 +408,7 @@ def record_export(
         LeaseLost: another launch has taken the run over.
     """
     note = ExportNote(exported.epoch, stream_epochs(exported.history))
-    write_json(paths.export_note(name), write_record(note), fence_check(fence))
+    write_json(paths.export_note(name), write_record(note), fence.check)
 
 
 def is_exported(paths: RunPaths, name: str, keep: str, suffix: str) -> bool:

@@ -57,16 +57,14 @@ def csv_cells(record: Any, columns: Iterable[str]) -> list[Any]:
 
 
 def csv_cell(value: Any) -> Any:
-    """Return a value for a cell: empty for NaN and None, JSON for mappings.
+    """Return a value for a cell: None, which is empty, for NaN; JSON for mappings and sequences.
 
     >>> csv_cell(0.5), csv_cell(float("nan")), csv_cell(None), csv_cell({"width": 8})
-    (0.5, '', '', '{"width": 8}')
+    (0.5, None, None, '{"width": 8}')
     """
-    if isinstance(value, dict):
+    if isinstance(value, dict | list | tuple):
         return json.dumps(value)
-    if value is None or value != value:
-        return ""
-    return value
+    return None if value != value else value
 
 
 def read_csv_records(path: Path, kind: type[T]) -> list[T]:

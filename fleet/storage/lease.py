@@ -180,7 +180,7 @@ class Fence:
 
     Attributes:
         folder: folder of the lease.
-        generation: generation of the launch.
+        generation: generation of the launch; 0 if it needs no lease and may always write.
         launch: its unique word.
         resource: what the right covers; empty for the folder around that of the lease.
     """
@@ -196,6 +196,8 @@ class Fence:
         Raises:
             LeaseLost: it does not; it must end, and write nothing more.
         """
+        if not self.generation:
+            return
         newest = newest_generation(self.folder)
         text = read_generation(self.folder, self.generation)
         # Also look for the successor's note: an opened file is up to date even if a listing is
@@ -213,11 +215,7 @@ class Fence:
             )
 
 
-def fence_check(fence: Fence | None) -> Callable[[], None]:
-    """Return :meth:`Fence.check`, or a function that allows everything without a lease."""
-    if fence is None:
-        return lambda: None
-    return fence.check
+NO_FENCE = Fence(Path(), 0, "")  # of a launch that needs no lease
 
 
 @dataclass(frozen=True)
@@ -382,7 +380,7 @@ class Lease:
         resource: see :class:`Fence`.
 
     Attributes:
-        fence: what other ranks check; None before the lease is taken.
+        fence: what other ranks check; :data:`NO_FENCE` before the lease is taken.
         took_over: True if the previous holder had not released it.
     """
 
@@ -399,7 +397,7 @@ class Lease:
         self.times = times
         self._say = say
         self._resource = resource
-        self.fence: Fence | None = None
+        self.fence = NO_FENCE
         self._error: LeaseLost | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -438,8 +436,7 @@ class Lease:
         """
         if self._error is not None:
             raise self._error
-        if self.fence is not None:
-            self.fence.check()
+        self.fence.check()
 
     def renew(self) -> None:
         """Renew the lease.
@@ -448,7 +445,6 @@ class Lease:
             LeaseLost: another launch has taken the lease over.
             OSError: the file system refuses.
         """
-        assert self.fence is not None
         self.fence.check()
         self._count += 1
         _write_head(self.fence.folder, self.fence.generation, self._count, "held")
@@ -458,11 +454,11 @@ class Lease:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
-        if self.fence is not None:
+        if self.fence.generation:
             with suppress(OSError, LeaseLost):  # then the next launch waits until it is stale
                 self.fence.check()
                 _write_head(self.fence.folder, self.fence.generation, self._count + 1, "free")
-            self.fence = None
+            self.fence = NO_FENCE
 
     def __enter__(self) -> Lease:
         return self
@@ -526,7 +522,7 @@ class Lease:
                         self.took_over = bool(newest) and not parse_lease(text).is_free
                         _remove_old(folder, self.fence.generation)
                         return
-                    self.fence = None
+                    self.fence = NO_FENCE
                 yield 0.0
             else:
                 yield self.times.poll

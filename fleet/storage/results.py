@@ -275,11 +275,9 @@ class Results:
             case events.SampleSkipped():
                 self.add_unreadable(event.name, event.reason)
             case events.NetworkTested():
-                status = self.run.status_of(event.network)
-                if status.tested is not None:
-                    path = self.paths.test_result(event.network)
-                    epochs = net.stream_epochs(status.history)
-                    write_json(path, write_record(SavedTest(status.tested, self.test, epochs)))
+                epochs = net.stream_epochs(self.run.status_of(event.network).history)
+                saved = SavedTest(event.tested, self.test, epochs)
+                write_json(self.paths.test_result(event.network), write_record(saved))
             case events.NetworkFailed():
                 attempt = self.attempt_id(self.networks[event.network])
                 failure = SavedFailure(event.reason, event.may_pass, attempt, event.deaths)

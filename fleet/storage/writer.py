@@ -33,7 +33,7 @@ from fleet.storage.files import (
     storage_errors,
     with_retries,
 )
-from fleet.storage.lease import Fence, fence_check
+from fleet.storage.lease import NO_FENCE, Fence
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.quota import Quota
 from preprocess.transient_errors import is_out_of_space
@@ -58,7 +58,7 @@ class CheckpointWriter:
         self,
         paths: RunPaths,
         settings: Checkpoint,
-        fence: Fence | None = None,
+        fence: Fence = NO_FENCE,
         suffix: str = EngineInfo.suffix,
     ) -> None:
         self.blocked_s = 0.0
@@ -73,17 +73,17 @@ class CheckpointWriter:
         self._error: Exception | None = None
         threading.Thread(target=self._work, name="checkpoint-writer", daemon=True).start()
 
-    def set_fence(self, name: str, fence: Fence | None) -> None:
+    def set_fence(self, name: str, fence: Fence) -> None:
         """Use a separate right to write for a network's files, if there is one.
 
         Args:
             name: name of the network.
             fence: the right to write.
         """
-        if fence is not None:
+        if fence.generation:
             self._fences[name] = fence
 
-    def fence(self, name: str) -> Fence | None:
+    def fence(self, name: str) -> Fence:
         """Return the right to write a network's files."""
         return self._fences.get(name, self._fence)
 
@@ -195,7 +195,7 @@ class CheckpointWriter:
         if not self._quota.has_room(size):
             log.warning("%s is not kept: checkpoint.quota has no room for it", path)
             return
-        with atomic_write(path, "wb", check=fence_check(self.fence(path.parent.name))) as file:
+        with atomic_write(path, "wb", check=self.fence(path.parent.name).check) as file:
             write(file)
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class CheckpointWriter:
                 # the fence was checked for `last`
                 write_history(self._paths.history(name), state.history)
             except StorageError:
-                fence_check(fence)()  # a fenced launch finds no folder: its error explains why
+                fence.check()  # a fenced launch finds no folder: its error explains why
                 raise
 
     def _work(self) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from launch.place import format_numbers
 from preprocess.base import ORDER, rng_for
+from preprocess.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,6 @@ class Order(Protocol):
         """
 
 
-class PermutationSource(Protocol):
-    """A source of permutations, such as a pipeline."""
-
-    def order(self, epoch: int) -> np.ndarray:
-        """Return the permutation (samples,) int64 of the samples in one epoch."""
-
-
 class StrictOrder:
     """Every epoch is one permutation, cut into chunks.
 
@@ -80,7 +74,7 @@ class StrictOrder:
         size: number of samples of a chunk.
     """
 
-    def __init__(self, orders: PermutationSource, size: int) -> None:
+    def __init__(self, orders: Pipeline, size: int) -> None:
         self._orders = orders
         self._size = size
         self._latest: tuple[int, np.ndarray] | None = None
@@ -118,7 +112,7 @@ class RingOrder:
 
     def __init__(
         self,
-        orders: PermutationSource,
+        orders: Pipeline,
         size: int,
         seed: int,
         recorded: Sequence[tuple[int, ...]] = (),

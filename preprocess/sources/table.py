@@ -108,13 +108,14 @@ class TableRows(TargetedSource):
     def __init__(
         self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
     ) -> None:
-        self._table_path = table.path
-        self._unit = table.unit
-        self._lines = table.lines[rows]
-        self._tables = table.files
-        self._table_of = table.file_of
-        if table.files:
-            self._table_of = table.file_of[rows]
+        self._origins = replace(  # without the cells, which other splits have too
+            table,
+            columns={},
+            missing={},
+            lists={},
+            lines=table.lines[rows],
+            file_of=table.file_of[rows] if table.files else table.file_of,
+        )
         self.columns = columns
         self.row_numbers = rows
         self.places = (f"{os.path.realpath(table.path)}:{columns.split or ''}{int(rows[0])}",)
@@ -132,11 +133,7 @@ class TableRows(TargetedSource):
                 )
 
     def _row(self, index: int) -> str:
-        if self._tables:
-            path = self._tables[self._table_of[index]]
-        else:
-            path = self._table_path
-        return printable(f"{path} {self._unit} {self._lines[index]}")
+        return printable(self._origins.location(index))
 
 
 class FeatureRows(TableRows):

@@ -320,9 +320,6 @@ def dry_run(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float,
             for step in taken_steps
             if step.kind in ("save", "stop")
         }
-        has_yielded = any(step.kind == "yield" for step in taken_steps)
-        if has_yielded:
-            now = now
-        else:
+        if all(step.kind != "yield" for step in taken_steps):
             now = min(ends.values(), default=max(now, eviction.last_min))
     return steps

@@ -89,9 +89,10 @@ class RateCurve:
         if self.values[0] != 0:
             raise InputError(f"a curve is {self.values[0]} on 0 nodes; it must be 0 there")
 
-    def table(self, n_max: int) -> FloatArray:
-        """Return its values on 0, 1, ..., ``n_max`` nodes."""
-        return np.interp(np.arange(n_max + 1), self.nodes, self.values)
+    def table(self, n_max: int, n_min: int = 0) -> FloatArray:
+        """Return its values on 0, 1, ..., ``n_max`` nodes; 0 on fewer than ``n_min``."""
+        nodes = np.arange(n_max + 1)
+        return np.where(nodes < n_min, 0.0, np.interp(nodes, self.nodes, self.values))
 
     def scaled(self, factor: float) -> RateCurve:
         """Return the curve multiplied by a factor, such as a user's weight."""
@@ -147,8 +148,7 @@ class Trainer:
     @cached_property
     def rates(self) -> FloatArray:
         """Gain per second on 0..n_max nodes; 0 on fewer than n_min, where it does not run."""
-        rates = self.objective.table(self.n_max)
-        rates[: self.n_min] = 0.0
+        rates = self.objective.table(self.n_max, self.n_min)
         rates.setflags(write=False)
         return rates
 

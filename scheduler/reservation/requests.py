@@ -316,7 +316,7 @@ class _NewLabels(NamedTuple):
     parent: NDArray[np.int64]
 
     def take(self, rows: Any) -> _NewLabels:
-        return _NewLabels(self.cost[rows], self.spent[rows], self.parent[rows])
+        return _NewLabels(*(column[rows] for column in self))
 
 
 class _Labels(NamedTuple):
@@ -328,7 +328,7 @@ class _Labels(NamedTuple):
     number: NDArray[np.int64]
 
     def take(self, rows: Any) -> _Labels:
-        return _Labels(self.cost[rows], self.spent[rows], self.ruled_out[rows], self.number[rows])
+        return _Labels(*(column[rows] for column in self))
 
     def concatenate(self, more: _Labels) -> _Labels:
         return _Labels(*map(np.append, self, more))

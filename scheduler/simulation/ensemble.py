@@ -10,34 +10,25 @@ checkpointing, regrouping. If k networks share a GPU, each has a k-th.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum, IntEnum, auto
 from functools import partial
 
 from launch.errors import InputError
-from scheduler.base import Cluster, Member, Network, Options, Progress, RateTable, Round
+from scheduler.base import Cluster, Member, Options, Progress, RateTable, Round
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.elastic import epoch_rate, with_best_batches
-from scheduler.ensemble.moves import (
-    GroupHolding,
-    Grow,
-    Move,
-    Shrink,
-    Stance,
-    Start,
-    Stop,
-    plan_moves,
-)
-from scheduler.ensemble.pace import Ring, Stream
+from scheduler.ensemble.moves import Grow, Move, Shrink, Start, Stop, plan_moves
+from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.probing import find_probes_of_plan
 from scheduler.ensemble.rates import curves
 from scheduler.ensemble.sharing import share, speedup
 from scheduler.ensemble.waterfill import lower_bound
-from scheduler.simulation.kernel import Event, Simulator
+from scheduler.simulation.groups import Kind, Production, SimulatedGroup, State
+from scheduler.simulation.kernel import Simulator
 from scheduler.simulation.learning import Learner, Learning
 
 
@@ -171,64 +162,6 @@ def simulate(
     ).run(bound)
 
 
-class _Kind(IntEnum):
-    """The kinds of events at one moment, in this order."""
-
-    SHARD = auto()
-    STOPPED = auto()
-    READY = auto()
-    TRAINED = auto()
-    LOOK = auto()
-    DECIDE = auto()
-
-
-class _State(Enum):
-    WAITING = auto()
-    FORMING = auto()  # holds devices, trains soon
-    TRAINING = auto()
-    STOPPING = auto()  # holds devices, writes a checkpoint
-    FINISHED = auto()
-
-
-class _Group:
-    """A network and, while it has devices, its group."""
-
-    def __init__(self, network: Network, row: int) -> None:
-        self.name = network.name
-        self.row = row
-        self.last_epoch = network.epochs or 0
-        self.min_gpus = network.min_gpus
-        self.state = _State.WAITING
-        self.devices: tuple[int, ...] = ()
-        self.epoch = 0
-        self.position = 0.0  # samples into the epoch
-        self.batch: int | None = None  # of its epoch, where the policy has chosen one
-        self.rate = 0.0  # samples/s on its devices, beside the others there
-        self.networks_per_gpu = 1  # how many networks, itself among them, are on its GPUs
-        self.pace = 0.0  # samples/s, at most the rate
-        self.ready_s = 0.0  # when it began to train on its devices
-        self.since = 0.0  # the moment of the position
-        self.next: Event | None = None  # the end of the samples it has, or its being ready
-        self.stream = 0  # which of several
-        self.supplied = 0.0  # how far into the epoch it has samples
-        self.needed: set[int] = set()  # shards of the ring that this epoch still lacks
-        self.stint_start = 0.0
-        self.stint_epochs = 0.0
-
-    def epochs_done(self, samples: int) -> float:
-        return self.epoch + self.position / samples
-
-    def holding(self) -> GroupHolding:
-        """Return its devices and their possible changes; building takes no simulated time."""
-        if self.state is not _State.TRAINING:
-            stance = Stance.BUSY
-        elif self.position:
-            stance = Stance.INSIDE
-        else:
-            stance = Stance.BETWEEN
-        return GroupHolding(self.devices, stance, self.min_gpus)
-
-
 class _Run:
     """The executor: groups on devices, in simulated time."""
 
@@ -260,20 +193,20 @@ class _Run:
         self.samples = rates.samples_per_epoch
         self.rate_of = curves(rates, cluster.whole_gpus).rate
         self.groups = {
-            network.name: _Group(network, row) for row, network in enumerate(rates.models)
+            network.name: SimulatedGroup(network, row) for row, network in enumerate(rates.models)
         }
         self.free = set(cluster.devices)
         self.target = Round()
-        self.production = _Production(stream, self.samples, self.sim, self._training, self._go_on)
+        self.production = Production(stream, self.samples, self.sim, self._training, self._go_on)
         self.book = _RunRecord(self.samples)
 
     def run(self, bound: float) -> Simulated:
-        self.sim.after(self.costs.profile_s, _Kind.DECIDE, self._decide)
+        self.sim.after(self.costs.profile_s, Kind.DECIDE, self._decide)
         for moment in sorted(set(self.arrivals.values())):
-            self.sim.at(max(moment, self.costs.profile_s), _Kind.LOOK, self._decide_soon)
+            self.sim.at(max(moment, self.costs.profile_s), Kind.LOOK, self._decide_soon)
         self.sim.run()
         waiting = [
-            group.name for group in self.groups.values() if group.state is not _State.FINISHED
+            group.name for group in self.groups.values() if group.state is not State.FINISHED
         ]
         if waiting:
             raise InputError(f"the policy {self.policy.name} never starts {', '.join(waiting)}")
@@ -290,7 +223,7 @@ class _Run:
 
     def _decide_soon(self) -> None:
         """Decide once, after everything else at this moment."""
-        self.sim.soon(_Kind.DECIDE, self._decide)
+        self.sim.soon(Kind.DECIDE, self._decide)
 
     def _decide(self) -> None:
         self._advance_all()
@@ -356,7 +289,7 @@ class _Run:
             epochs_done={
                 group.name: done for group in groups if (done := group.epochs_done(self.samples))
             },
-            finished=frozenset(group.name for group in groups if group.state is _State.FINISHED),
+            finished=frozenset(group.name for group in groups if group.state is State.FINISHED),
             target=self.target,
         )
 
@@ -393,7 +326,7 @@ class _Run:
             )
             group.rate = self._rate(group)
 
-    def _rate(self, group: _Group) -> float:
+    def _rate(self, group: SimulatedGroup) -> float:
         gpus = len(group.devices)
         if group.batch is None:
             alone = float(self.rate_of[group.row, gpus - 1])
@@ -424,7 +357,7 @@ class _Run:
         changing = [
             group
             for group in self.groups.values()
-            if group.state is not _State.FINISHED
+            if group.state is not State.FINISHED
             and group.devices != (target[group.name].devices if group.name in target else ())
         ]
         names = {group.name for group in changing}
@@ -435,49 +368,49 @@ class _Run:
             frees_at_once=True,
         )
 
-    def _stop(self, group: _Group) -> None:
+    def _stop(self, group: SimulatedGroup) -> None:
         self._end_stint(group)
-        group.state = _State.STOPPING
+        group.state = State.STOPPING
         group.pace = 0.0
         self.book.checkpoint(
             self.sim.now,
             self.sim.now + self.costs.checkpoint_s,
             len(group.devices) / group.networks_per_gpu,
         )
-        self._next(group, self.costs.checkpoint_s, _Kind.STOPPED, self._stopped)
+        self._next(group, self.costs.checkpoint_s, Kind.STOPPED, self._stopped)
 
-    def _form(self, group: _Group, devices: tuple[int, ...]) -> None:
+    def _form(self, group: SimulatedGroup, devices: tuple[int, ...]) -> None:
         """Form a group of exactly these devices."""
-        if group.state is _State.TRAINING:
+        if group.state is State.TRAINING:
             self._end_stint(group)
         self.free |= set(group.devices)
         self.free -= set(devices)
         group.devices = devices
-        group.state = _State.FORMING
+        group.state = State.FORMING
         group.pace = 0.0
         self._update_sharing()
         group.rate = self._rate(group)
         delay = self.costs.regroup_s + self.costs.scheduling_s
         self.book.regroup_gpu_s += delay * len(devices) / group.networks_per_gpu
         group.stint_start = self.sim.now
-        self._next(group, delay, _Kind.READY, self._ready)
+        self._next(group, delay, Kind.READY, self._ready)
 
     # What happens to a group
 
-    def _ready(self, group: _Group) -> None:
-        group.state = _State.TRAINING
+    def _ready(self, group: SimulatedGroup) -> None:
+        group.state = State.TRAINING
         group.since = self.sim.now
         group.next = None
         group.ready_s = self.sim.now
         if self.learner is not None and not self.learner.rates.has_seen(
             group.name, len(group.devices)
         ):
-            self.sim.after(self.learner.after_s, _Kind.LOOK, self._check_idle_devices)
+            self.sim.after(self.learner.after_s, Kind.LOOK, self._check_idle_devices)
         group.stint_epochs = group.epochs_done(self.samples)
         self._advance_all()
         self._carry_out()
 
-    def _trained(self, group: _Group) -> None:
+    def _trained(self, group: SimulatedGroup) -> None:
         """End the samples that a group had."""
         self._advance(group)
         group.position = group.supplied
@@ -494,21 +427,21 @@ class _Run:
             self.learner.observe(group.name, len(group.devices), group.networks_per_gpu)
         if group.epoch >= group.last_epoch:
             self._end_stint(group)
-            self._release(group, _State.FINISHED)
+            self._release(group, State.FINISHED)
         self._decide_soon()
 
-    def _stopped(self, group: _Group) -> None:
-        self._release(group, _State.WAITING)
+    def _stopped(self, group: SimulatedGroup) -> None:
+        self._release(group, State.WAITING)
         self._decide_soon()
 
-    def _release(self, group: _Group, state: _State) -> None:
+    def _release(self, group: SimulatedGroup, state: State) -> None:
         self.free |= set(group.devices)
         group.devices = ()
         group.state = state
         group.pace = 0.0
         group.next = None
 
-    def _end_stint(self, group: _Group) -> None:
+    def _end_stint(self, group: SimulatedGroup) -> None:
         self.book.stints.append(
             Stint(
                 group.name,
@@ -521,14 +454,14 @@ class _Run:
 
     # Time
 
-    def _training(self) -> list[_Group]:
-        return [group for group in self.groups.values() if group.state is _State.TRAINING]
+    def _training(self) -> list[SimulatedGroup]:
+        return [group for group in self.groups.values() if group.state is State.TRAINING]
 
     def _advance_all(self) -> None:
         for group in self._training():
             self._advance(group)
 
-    def _advance(self, group: _Group) -> None:
+    def _advance(self, group: SimulatedGroup) -> None:
         """Update the position to the current time."""
         elapsed = self.sim.now - group.since
         group.position += group.pace * elapsed
@@ -555,75 +488,18 @@ class _Run:
             if can_go_on and (pace != group.pace or group.next is None):
                 group.pace = pace
                 remaining = max(0.0, group.supplied - group.position)
-                self._next(group, remaining / pace, _Kind.TRAINED, self._trained)
+                self._next(group, remaining / pace, Kind.TRAINED, self._trained)
 
     def _next(
-        self, group: _Group, delay: float, kind: _Kind, action: Callable[[_Group], None]
+        self,
+        group: SimulatedGroup,
+        delay: float,
+        kind: Kind,
+        action: Callable[[SimulatedGroup], None],
     ) -> None:
         if group.next is not None:
             group.next.cancel()
         group.next = self.sim.after(delay, kind, partial(action, group))
-
-
-class _Production:
-    """The samples that groups have: whole epochs, or the shards of a ring as they are produced.
-
-    Args:
-        stream: the stream, perhaps a ring.
-        samples: samples per epoch.
-        sim: the clock.
-        training: returns the groups that train.
-        go_on: is called after each shard.
-    """
-
-    def __init__(
-        self,
-        stream: Stream,
-        samples: int,
-        sim: Simulator,
-        training: Callable[[], list[_Group]],
-        go_on: Callable[[], None],
-    ) -> None:
-        self._stream = stream
-        self._samples = samples
-        self._sim = sim
-        self._training = training
-        self._go_on = go_on
-        # The shards in the ring.
-        self._window: deque[int] = deque(maxlen=stream.ring.window_shards if stream.ring else 1)
-        self._next_shard: Event | None = None
-        self._shards = 0  # produced so far
-
-    def supply(self, group: _Group) -> None:
-        """Give a group samples: the whole epoch, or with a ring the oldest missing shard."""
-        ring = self._stream.ring
-        if ring is None:
-            group.supplied = self._samples
-            return
-        if group.position == 0:
-            group.needed = set(range(ring.shards))
-        shard = next((shard for shard in self._window if shard in group.needed), None)
-        if shard is not None:
-            group.needed.remove(shard)
-            group.supplied = self._samples * (1 - len(group.needed) / ring.shards)
-        if self._next_shard is None:
-            self._produce_next(ring)
-
-    def _produce_next(self, ring: Ring) -> None:
-        """Produce the next shard of the ring while any group trains."""
-        self._next_shard = None
-        fastest = max((group.rate for group in self._training()), default=0.0)
-        if fastest > 0:
-            rate = min(self._stream.rate, ring.surplus * fastest)
-            self._next_shard = self._sim.after(
-                self._samples / ring.shards / rate, _Kind.SHARD, partial(self._end_shard, ring)
-            )
-
-    def _end_shard(self, ring: Ring) -> None:
-        self._window.append(self._shards % ring.shards)
-        self._shards += 1
-        self._produce_next(ring)
-        self._go_on()
 
 
 class _RunRecord:
@@ -638,7 +514,7 @@ class _RunRecord:
         self._rounds: list[SimulatedRound] = []
         self._round_start = 0.0
         self._round: list[
-            tuple[_Group, tuple[int, ...], float]
+            tuple[SimulatedGroup, tuple[int, ...], float]
         ] = []  # group, devices, epochs before
 
     def checkpoint(self, start: float, end: float, gpus: float) -> None:
@@ -646,14 +522,14 @@ class _RunRecord:
         self.checkpoint_s += max(0.0, end - max(start, self._checkpoint_until))
         self._checkpoint_until = max(self._checkpoint_until, end)
 
-    def change(self, now: float, groups: Iterable[_Group]) -> None:
+    def change(self, now: float, groups: Iterable[SimulatedGroup]) -> None:
         """Begin a new round with the groups that have devices now."""
         self._end_round(now)
         self._round_start = now
         self._round = [
             (group, group.devices, group.epochs_done(self.samples))
             for group in groups
-            if group.state in (_State.FORMING, _State.TRAINING)
+            if group.state in (State.FORMING, State.TRAINING)
         ]
 
     def _end_round(self, now: float) -> None:

@@ -157,9 +157,7 @@ class TrainerJob:
     @cached_property
     def sample_rates(self) -> FloatArray:
         """Samples per second on 0..n_max nodes; 0 on fewer than n_min, where it does not run."""
-        rates = self.samples.table(self.trainer.n_max)
-        rates[: self.trainer.n_min] = 0.0
-        return rates
+        return self.samples.table(self.trainer.n_max, self.trainer.n_min)
 
 
 # The gain of a trainer: its samples, its speed-up over one node, or the values of its file.
@@ -252,15 +250,10 @@ class _Block(NamedTuple):
     lines: IntArray
 
     def take(self, rows: Any) -> _Block:
-        return _Block(self.times[rows], self.nodes[rows], self.joined[rows], self.lines[rows])
+        return _Block(*(column[rows] for column in self))
 
     def concatenate(self, more: _Block) -> _Block:
-        return _Block(
-            np.concatenate((self.times, more.times)),
-            np.concatenate((self.nodes, more.nodes)),
-            np.concatenate((self.joined, more.joined)),
-            np.concatenate((self.lines, more.lines)),
-        )
+        return _Block(*(np.append(old, new) for old, new in zip(self, more, strict=True)))
 
 
 _NO_ROWS = _Block(np.empty(0), np.empty(0, np.int32), np.empty(0, np.bool_), np.empty(0, np.int64))

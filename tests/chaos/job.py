@@ -14,8 +14,8 @@ def _record_steps():
     begin = network.Training.begin
     measure = trainer.measure_batches
 
-    def recorded(self, images, labels, sizes, *args):
-        wait = begin(self, images, labels, sizes, *args)
+    def recorded(self, batches):
+        wait = begin(self, batches)
 
         def ended():
             done = wait()
@@ -26,7 +26,7 @@ def _record_steps():
                 os.write(
                     _steps,
                     "".join(
-                        f"{now} {size if self.group.is_master else 0}\n" for size in sizes
+                        f"{now} {size if self.group.is_master else 0}\n" for size in batches.sizes
                     ).encode(),
                 )
             return done

@@ -73,9 +73,7 @@ def apply_status(results, name, status):
     elif outcome is not None:
         events.append(NetworkFinished(name, outcome.reason, len(status.history)))
     if tested is not None:
-        events.append(
-            NetworkTested(name, tested.loss, tested.accuracy, tested.samples, 0.1, tested.metrics)
-        )
+        events.append(NetworkTested(name, tested, 0.1))
     for event in events:
         results.run.apply(0.0, event)
         results.on_event(event)

@@ -1,16 +1,14 @@
 """Tests of the types of arguments, and of the messages about invalid command lines."""
 
 import argparse
-from importlib import import_module
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet import arguments
-from fleet.__main__ import COMMANDS, main
+from fleet.__main__ import COMMANDS, main, make_parser
 from fleet.arguments import (
-    Parser,
     count,
     delta,
     duration,
@@ -44,10 +42,8 @@ TYPES = {
 
 def parsers():
     """Yield every command with its parser."""
-    for name, (module, _) in COMMANDS.items():
-        parser = Parser(prog=f"fleet {name}")
-        import_module(module).configure(parser)
-        yield name, parser
+    for name in COMMANDS:
+        yield name, make_parser(name)
 
 
 OPTIONS = [

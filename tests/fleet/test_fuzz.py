@@ -6,7 +6,6 @@ replaced or added; a file is truncated, overwritten, emptied, missing, a folder,
 
 # ruff: noqa: E501 - tables of invalid input
 
-import argparse
 import contextlib
 import copy
 import gzip
@@ -16,7 +15,6 @@ import os
 import resource
 import shutil
 import signal
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -26,7 +24,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fleet import run as fleet_run
-from fleet.__main__ import COMMANDS, main
+from fleet.__main__ import COMMANDS, main, make_parser
 from fleet.runtime import session
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.startup.request import StartupTimer
@@ -416,11 +414,9 @@ def check_no_escape(top):
 
 
 def options(name):
-    parser = argparse.ArgumentParser()
-    import_module(COMMANDS[name][0]).configure(parser)
     return [
         (action.option_strings[-1], action.nargs == 0)
-        for action in parser._actions
+        for action in make_parser(name)._actions
         if action.option_strings
         if action.option_strings[-1] not in ("--help", "--slurm")
     ]

@@ -7,8 +7,8 @@ from importlib import import_module
 
 import pytest
 
-from fleet.__main__ import COMMANDS, FORMER_NAMES, GROUPS, HIDDEN, main
-from fleet.arguments import Parser, with_current_names
+from fleet.__main__ import COMMANDS, FORMER_NAMES, GROUPS, HIDDEN, main, make_parser
+from fleet.arguments import with_current_names
 from fleet.run import parse_arguments
 
 PRINTS_NO_TABLE = {"schema", "stop", "pause", "resume"}  # schema always prints JSON
@@ -128,7 +128,7 @@ class TestFormerNames:
 
     def test_options_of_another_program_are_kept(self):
         words = ["--idle", "5min", "--", "--idle"]
-        assert with_current_names(words, {"--idle": "--idle-timeout"})[0] == [
+        assert with_current_names("fleet", words, {"--idle": "--idle-timeout"}) == [
             "--idle-timeout",
             "5min",
             "--",
@@ -143,6 +143,4 @@ class TestFormerNames:
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - set(HIDDEN) - PRINTS_NO_TABLE))
 def test_command_that_prints_a_table_takes_json(name):
-    parser = Parser()
-    import_module(COMMANDS[name][0]).configure(parser)
-    assert "--json" in parser._option_string_actions
+    assert "--json" in make_parser(name)._option_string_actions

@@ -14,9 +14,9 @@ multi_step_calls = []
 begin = Training.begin
 
 
-def record_call(self, images, targets, sizes, rows, flags):
-    multi_step_calls.append(self.group.size > 1 and len(sizes) > 1)
-    return begin(self, images, targets, sizes, rows, flags)
+def record_call(self, batches):
+    multi_step_calls.append(self.group.size > 1 and len(batches.sizes) > 1)
+    return begin(self, batches)
 
 
 steps._PROMPT_S = math.inf

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from fleet.arguments import add_run
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.live_run import add
 from fleet.spec import read_yaml
 
@@ -24,7 +24,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "entry", metavar="ENTRY", type=Path, help="YAML file with an entry of `models`"
     )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -14,6 +14,8 @@ import argparse
 from fleet.arguments import add_run
 from fleet.live_run import command
 
+HAS_JSON = False  # it prints nothing
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments; the name of the program selects one of the three commands."""

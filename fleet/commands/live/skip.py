@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 from fleet.arguments import add_run
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.domain.added_networks import with_added_networks
 from fleet.domain.events import CommandReceived, NetworkAdded
 from fleet.errors import UserError
@@ -30,7 +30,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("networks", metavar="NAME", nargs="+", help="name of a network")
     parser.add_argument("--undo", action="store_true", help="train them again")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -31,6 +31,8 @@ from fleet.storage.lease import is_held
 from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
 
+HAS_JSON = False  # it declares its own, which prints many objects
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from fleet.arguments import count, integer, number, positive
 from fleet.commands.options import add_seed
-from fleet.commands.output import add_json, add_plot, figure_file, show
+from fleet.commands.output import add_plot, figure_file, show
 from fleet.errors import UserError
 from fleet.terminal import bar, print_table
 from scheduler.elastic.autoscaler import Autoscaling
@@ -132,7 +132,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="write the jobs to a file that --jobs can read",
     )
     add_plot(parser, "jobs and GPUs over time")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from fleet.arguments import count, integer, share
 from fleet.commands.options import add_law_parameters, add_seed, law_of
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.errors import UserError
 from fleet.terminal import print_table
 from launch.errors import pluralize
@@ -132,7 +132,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fit the laws to the run times of the trace instead of simulating",
     )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fleet.arguments import count
 from fleet.commands.options import add_seed
-from fleet.commands.output import add_json, print_json, show
+from fleet.commands.output import print_json, show
 from fleet.errors import StorageError, UserError
 from fleet.storage.files import write_json
 from launch.errors import pluralize
@@ -40,7 +40,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="draw epochs from a log-normal distribution instead of a normal one",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (standard output)")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

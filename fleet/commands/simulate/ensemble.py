@@ -29,7 +29,7 @@ from pathlib import Path
 from fleet.arguments import integer, number, positive, share, stream
 from fleet.commands.options import FORMER_OPTIONS as FORMER_POLICY_OPTIONS
 from fleet.commands.options import add_cluster, add_options, add_policy, cluster_of, options_of
-from fleet.commands.output import add_json, add_plot, figure_file, print_policies, show
+from fleet.commands.output import add_plot, figure_file, print_policies, show
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
@@ -135,7 +135,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="draw the epochs of each network from those in the file, with --seed",
     )
     add_plot(parser, "the networks on each GPU over time")
-    add_json(parser)
 
 
 _COST_HELP = {

@@ -14,7 +14,7 @@ import statistics
 
 from fleet.arguments import count, integer, number
 from fleet.commands.options import add_seed
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.terminal import print_table
 from launch.errors import pluralize
 from scheduler.base import MAX_VALUE, MIN_VALUE
@@ -87,7 +87,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="number of machines to draw and average over (1)",
     )
     add_seed(parser, "the first machine")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from fleet.arguments import count, number, positive
-from fleet.commands.output import add_json, add_plot, figure_file, show
+from fleet.commands.output import add_plot, figure_file, show
 from fleet.errors import UserError
 from fleet.terminal import ProgressLine, print_table
 from scheduler.idle.allocate import name_order
@@ -120,7 +120,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="multiply the seconds that rescaling takes; 0: rescaling is free (1)",
     )
     add_plot(parser, "idle and used nodes over time")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -169,7 +169,7 @@ class BatchJob:
         except OSError as error:
             self.end_reason = f"{command[0]} cannot be started: {error.strerror}"
             print_message(self.end_reason)
-            return int(ExitStatus.BAD_INPUT)
+            return ExitStatus.BAD_INPUT
         if self._warn_after is not None:
             timer.start()
         try:

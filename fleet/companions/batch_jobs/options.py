@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleet.arguments import duration, integer
@@ -115,87 +115,104 @@ def system_of(args: argparse.Namespace, site: Site) -> System:
     return find_system(str(name or site.system))
 
 
-def job_of(
-    args: argparse.Namespace,
-    path: str,
-    spec: Spec,
-    system: System,
-    site: Site,
-    walltime: float | None,
-) -> Job:
-    """Return the job that launches a spec, with the options that all commands share.
+@dataclass(frozen=True)
+class JobRequest:
+    """A spec that batch jobs launch, and what these request.
 
-    Args:
-        args: the options.
+    Attributes:
+        options: the options of the command, including what :func:`add` declares.
         path: the spec file, as the user named it.
         spec: the spec.
         system: the batch system.
         site: the machine.
-        walltime: the walltime of the job, in seconds.
+        nodes: number of nodes of a job.
     """
-    paths = RunPaths(spec.output.absolute())
-    return Job(
-        spec.document.name,
-        path,
-        Path.cwd(),
-        Path(sys.executable),
-        paths.root,
-        paths.jobs,
-        args.nodes,
-        walltime,
-        _warning(args, walltime, system),
-        ranks_of(args, spec, site),
-        account=args.account,
-        queue=args.queue,
-        trainers=trainers_of(args, spec, site),
-    )
 
+    options: argparse.Namespace
+    path: str
+    spec: Spec
+    system: System
+    site: Site
+    nodes: int
 
-def _warning(args: argparse.Namespace, walltime: float | None, system: System) -> float:
-    """Return how long before the end of its walltime a job saves everything; in seconds."""
-    if walltime is None and system.has_queue:
-        raise UserError("set the walltime of the job with --walltime, such as 2h, or in the spec")
-    warning: float = args.warn or min(WARNING_S, _WARNING_SHARE * (walltime or math.inf))
-    if walltime is not None and warning >= walltime:
-        raise UserError(
-            f"--warn is {format_duration(warning)}; it should be less than the walltime"
+    @property
+    def paths(self) -> RunPaths:
+        """The paths of the run."""
+        return RunPaths(self.spec.output.absolute())
+
+    @property
+    def ranks(self) -> int:
+        """The ranks per node that the options or the spec request, or the site's.
+
+        With slots (``resources.networks_per_gpu: K``) a GPU has K trainers; the number of
+        preprocessors does not change.
+        """
+        requested: int | None = self.options.ranks_per_node
+        if requested is not None:
+            return requested
+        gpus = self.site.gpus
+        if not gpus:
+            return self.site.ranks
+        preprocessors = self.spec.resources.preprocessors
+        slots = self.spec.resources.networks_per_gpu
+        extra = 0 if slots == "auto" else (slots - 1) * gpus
+        if preprocessors == "auto":
+            return self.site.ranks + extra
+        if preprocessors < self.nodes:
+            raise UserError(
+                f"resources.preprocessors: {preprocessors} should be at least {self.nodes}, one "
+                "per node"
+            )
+        return gpus + extra + math.ceil(preprocessors / self.nodes)
+
+    @property
+    def roles(self) -> Roles:
+        """The roles of a job's ranks."""
+        ranks = self.ranks
+        return assign_roles(
+            self.spec,
+            [rank // ranks for rank in range(self.nodes * ranks)],
+            self.site.gpus or None,
         )
-    return warning
 
+    def make_job(self, walltime: float | None) -> Job:
+        """Return a job, with the options that all commands share.
 
-def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
-    """Return the ranks per node that the options or the spec request; None for the site's.
-
-    With slots (``resources.networks_per_gpu: K``) a GPU has K trainers; the number of preprocessors
-    does not change.
-    """
-    requested: int | None = args.ranks_per_node
-    preprocessors = spec.resources.preprocessors
-    slots = spec.resources.networks_per_gpu
-    extra = 0 if slots == "auto" else (slots - 1) * site.gpus
-    if requested is not None or not site.gpus or (preprocessors == "auto" and not extra):
-        return requested
-    if preprocessors == "auto":
-        return site.ranks + extra
-    if preprocessors < args.nodes:
-        raise UserError(
-            f"resources.preprocessors: {preprocessors} should be at least {args.nodes}, one per "
-            "node"
+        Args:
+            walltime: the walltime of the job, in seconds.
+        """
+        # Networks that share GPUs have more than one trainer per GPU.
+        trainers = None
+        if self.spec.resources.networks_per_gpu != 1 and self.site.gpus:
+            roles = self.roles
+            trainers = sum(roles.node_of[rank] == 0 for rank in roles.trainers)
+        return Job(
+            self.spec.document.name,
+            self.path,
+            Path.cwd(),
+            Path(sys.executable),
+            self.paths.root,
+            self.paths.jobs,
+            self.nodes,
+            walltime,
+            self._warning_s(walltime),
+            self.ranks,
+            account=self.options.account,
+            queue=self.options.queue,
+            trainers=trainers,
         )
-    return site.gpus + extra + math.ceil(preprocessors / args.nodes)
 
-
-def trainers_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
-    """Return the number of trainers per node if networks share GPUs; None for one per GPU."""
-    if spec.resources.networks_per_gpu == 1 or not site.gpus:
-        return None
-    roles = roles_of_job(args, spec, site)
-    return sum(roles.node_of[rank] == 0 for rank in roles.trainers)
-
-
-def roles_of_job(args: argparse.Namespace, spec: Spec, site: Site) -> Roles:
-    """Return the roles of the job's ranks."""
-    ranks = ranks_of(args, spec, site) or site.ranks
-    return assign_roles(
-        spec, [rank // ranks for rank in range(args.nodes * ranks)], site.gpus or None
-    )
+    def _warning_s(self, walltime: float | None) -> float:
+        """Return how long before the end of its walltime a job saves everything."""
+        if walltime is None and self.system.has_queue:
+            raise UserError(
+                "set the walltime of the job with --walltime, such as 2h, or in the spec"
+            )
+        warning: float = self.options.warn or min(
+            WARNING_S, _WARNING_SHARE * (walltime or math.inf)
+        )
+        if walltime is not None and warning >= walltime:
+            raise UserError(
+                f"--warn is {format_duration(warning)}; it should be less than the walltime"
+            )
+        return warning

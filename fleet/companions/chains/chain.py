@@ -272,9 +272,9 @@ class ChainJob(BatchJob):
         job: str,
         max_jobs: int,
         retries: int,
-        warn_after: float | None = None,
-        once: Sequence[str] = (),
-        requests: Sequence[float] = (),
+        warn_after: float | None,
+        once: Sequence[str],
+        requests: Sequence[float],
     ) -> None:
         super().__init__(paths, system, job, warn_after)
         self._max_jobs = max_jobs
@@ -316,7 +316,7 @@ class ChainJob(BatchJob):
                 end = _describe_limit(stops, self._max_jobs)
             if end:
                 print_message(end)
-                return int(ExitStatus.RESUMABLE)
+                return ExitStatus.RESUMABLE
             status, continues = self._launch_once(command, stops, lease)
             if not continues or self._system.has_queue:
                 return status

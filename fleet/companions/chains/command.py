@@ -30,7 +30,7 @@ from pathlib import Path
 from fleet.arguments import AUTO, add_changes, duration_or_auto, integer
 from fleet.commands.known_rates import recorded_sharing
 from fleet.commands.options import add_spec
-from fleet.commands.output import add_json, print_json, show
+from fleet.commands.output import print_json, show
 from fleet.companions.batch_jobs import options as opts
 from fleet.companions.batch_jobs.job_events import JobSubmitted
 from fleet.companions.chains.chain import add_note, end_chain
@@ -44,7 +44,6 @@ from fleet.spec import Spec, load
 from fleet.storage.files import atomic_write
 from fleet.storage.paths import RunPaths
 from launch.render import Job, render
-from launch.sites import Site
 from launch.systems import System, submit
 from scheduler.ensemble.sharing import useful_networks_per_gpu
 
@@ -100,7 +99,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "the running job save and end",
     )
     modes.add_argument("--dry-run", action="store_true", help="only print the script")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,9 +110,9 @@ def run(args: argparse.Namespace) -> int:
     spec = load(args.spec)
     site = opts.with_gpus(args, spec, opts.find_site(args.site))
     system = opts.system_of(args, site)
-    paths = RunPaths(spec.output.absolute())
-    requests = _automatic(args, spec, system, site)
-    script = render(_job(args, spec, system, site, requests), system, site)
+    request = opts.JobRequest(args, args.spec, spec, system, site, args.nodes)
+    requests = _automatic(request)
+    script = render(_job(request, requests), system, site)
     numbers: dict[str, object] = {} if requests is None else {"walltime": requests.numbers()}
     if not site.gpus and spec.engine.uses_gpus and system.has_queue:
         print(
@@ -122,13 +120,13 @@ def run(args: argparse.Namespace) -> int:
             "or --site",
             file=sys.stderr,
         )
-    advice = _sharing_advice(args, spec, site)
+    advice = _sharing_advice(request)
     if advice:
         print(f"fleet submit: {advice}", file=sys.stderr)
     if args.dry_run:
         show(args, lambda: {"script": script, **numbers}, lambda: print(script, end=""))
         return ExitStatus.OK
-    return _submit(args, script, paths, system, numbers)
+    return _submit(request, script, numbers)
 
 
 def _end(args: argparse.Namespace) -> int:
@@ -151,26 +149,21 @@ def _end(args: argparse.Namespace) -> int:
     return ExitStatus.OK
 
 
-def _automatic(
-    args: argparse.Namespace, spec: Spec, system: System, site: Site
-) -> WalltimeRequests | None:
+def _automatic(request: opts.JobRequest) -> WalltimeRequests | None:
     """Compute and print the requests of ``--walltime auto``; None for other walltimes."""
-    if args.walltime != AUTO:
+    if request.options.walltime != AUTO:
         return None
-    requests = automatic(args, spec, system, site)
-    for line in requests.lines(args.nodes, args.chain):
+    requests = automatic(request)
+    for line in requests.lines(request.nodes, request.options.chain):
         print(f"fleet submit: {line}", file=sys.stderr)
     return requests
 
 
-def _submit(
-    args: argparse.Namespace,
-    script: str,
-    paths: RunPaths,
-    system: System,
-    numbers: dict[str, object],
-) -> int:
+def _submit(request: opts.JobRequest, script: str, numbers: dict[str, object]) -> int:
     """Write the script, and submit it; run it if there is no batch system."""
+    args = request.options
+    system = request.system
+    paths = request.paths
     if args.json and not system.has_queue:
         raise UserError(
             f"--json: with --system {system.name} the run prints its own output; use --dry-run "
@@ -199,34 +192,29 @@ def _submit(
     return ExitStatus.OK
 
 
-def _job(
-    args: argparse.Namespace,
-    spec: Spec,
-    system: System,
-    site: Site,
-    automatic_requests: WalltimeRequests | None,
-) -> Job:
-    if not system.has_queue and args.nodes != 1:
+def _job(request: opts.JobRequest, automatic_requests: WalltimeRequests | None) -> Job:
+    args = request.options
+    if not request.system.has_queue and request.nodes != 1:
         raise UserError(
-            f"--nodes is {args.nodes}, but --system {system.name} has only this machine"
+            f"--nodes is {request.nodes}, but --system {request.system.name} has only this machine"
         )
-    once = _once(args, spec)
+    once = _once(args, request.spec)
     image = _image(args)
     requests = () if automatic_requests is None else automatic_requests.chain.requests
     if requests:
         walltime: float | None = requests[0]
     else:
-        walltime = args.walltime or spec.document.walltime
-    jobs, retries = _limits(args, system)
+        walltime = args.walltime or request.spec.document.walltime
+    jobs, retries = _limits(args, request.system)
     return replace(
-        opts.job_of(args, args.spec, spec, system, site, walltime),
+        request.make_job(walltime),
         jobs=jobs,
         retries=retries,
         once=once,
         requests=requests if args.chain else (),
         image=image,
         broadcast=args.broadcast,
-        binds=() if image is None else _folders_to_bind(args.spec, spec),
+        binds=() if image is None else _folders_to_bind(request.path, request.spec),
     )
 
 
@@ -295,14 +283,15 @@ def _limits(args: argparse.Namespace, system: System) -> tuple[int, int]:
     return 1, 0
 
 
-def _sharing_advice(args: argparse.Namespace, spec: Spec, site: Site) -> str:
+def _sharing_advice(request: opts.JobRequest) -> str:
     """Advise to let more networks share a GPU; empty if that is not faster, or unknown."""
-    gpus = args.nodes * site.gpus
+    spec = request.spec
+    gpus_per_node = request.site.gpus
+    gpus = request.nodes * gpus_per_node
     networks = spec.max_networks
     if not spec.engine.uses_gpus or not 0 < gpus < networks:
         return ""
-    ranks = opts.ranks_of(args, spec, site) or site.ranks
-    slots = opts.roles_of_job(args, spec, site).slots
+    slots = request.roles.slots
     speedups = recorded_sharing(spec)
     requested = spec.resources.networks_per_gpu
     useful = useful_networks_per_gpu(speedups)
@@ -314,5 +303,5 @@ def _sharing_advice(args: argparse.Namespace, spec: Spec, site: Site) -> str:
     setting = "" if requested == "auto" else f"resources.networks_per_gpu: {count} and "
     return (
         f"{describe_sharing(speedups)}{more}. This job has {slots} per GPU; for {count}, use "
-        f"{setting}--ranks-per-node {ranks + (count - slots) * site.gpus}"
+        f"{setting}--ranks-per-node {request.ranks + (count - slots) * gpus_per_node}"
     )

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.arguments import duration, exact_number, integer
-from fleet.commands.output import add_json, add_plot, figure_file, show
+from fleet.commands.output import add_plot, figure_file, show
 from fleet.companions.eviction import eviction
 from fleet.companions.eviction.job_holds import DeferredSignals, unreleased_jobs
 from fleet.companions.eviction.slurm_running import SiteCheckpoints, read_site, running_jobs
@@ -130,7 +130,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"with --carry-out --yes: file that records all actions ({RECORD})",
     )
     add_plot(parser, "the trade-off")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

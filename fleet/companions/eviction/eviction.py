@@ -268,27 +268,23 @@ class Execution:
         self.paused_runs = PausedRuns()
         self.freed = FreedNodes(self.first, self.machine.urgent)
 
-    def run(
-        self,
-        sleep: Callable[[float], None] | None = None,
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> bool:
+    def run(self, now_s: Callable[[], float] = time.monotonic) -> bool:
         """Act, and return True on success.
 
         Args:
-            sleep, now_s: replaced by tests.
+            now_s: replaced by tests.
 
         Raises:
             InputError: all jobs together have fewer nodes than requested.
             UserError: the log cannot be written.
         """
         try:
-            return self._run(sleep or self.interruption.sleep, now_s)
+            return self._run(now_s)
         finally:
             self.paused_runs.end()
             self.held_jobs.release()
 
-    def _run(self, sleep: Callable[[float], None], now_s: Callable[[], float]) -> bool:
+    def _run(self, now_s: Callable[[], float]) -> bool:
         start = now_s()
         pause = min(max(self.eviction.deadline_min, SNAPSHOT_S[0]), SNAPSHOT_S[1])
         snapshot: ClusterSnapshot | None = self.first
@@ -303,7 +299,7 @@ class Execution:
                 has_succeeded, message = ended
                 self.log.note("end", message, freed=self.eviction.freed)
                 return has_succeeded
-            sleep(pause)
+            self.interruption.sleep(pause)
             snapshot = self._take_snapshot()
 
     def _take_snapshot(self) -> ClusterSnapshot | None:

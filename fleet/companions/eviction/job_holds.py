@@ -36,7 +36,7 @@ class HeldJobs:
     """
 
     def __init__(
-        self, note: Callable[..., None], is_allowed: Callable[[str], bool], jobs: Sequence[str] = ()
+        self, note: Callable[..., None], is_allowed: Callable[[str], bool], jobs: Sequence[str]
     ) -> None:
         self._note = note
         self._is_allowed = is_allowed
@@ -77,12 +77,12 @@ class HeldJobs:
                 self._drop(job, "it was not requeued")
         return done
 
-    def release(self, sleep: Callable[[float], None] = time.sleep) -> None:
+    def release(self) -> None:
         """Release all held jobs, and note failures."""
         refusals: dict[str, str] = {}
         for attempt in range(_TRIES):
             if self._job_ids and attempt:
-                sleep(_PAUSE_S)
+                time.sleep(_PAUSE_S)
             for job in list(self._job_ids):
                 try:
                     self._drop(job, self._released(job))

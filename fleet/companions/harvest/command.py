@@ -28,7 +28,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from fleet.arguments import duration, integer
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.companions.batch_jobs import options as opts
 from fleet.companions.batch_jobs.job_events import ChainCancelled
 from fleet.companions.harvest.backlog import HarvestLimits
@@ -39,14 +39,13 @@ from fleet.errors import UserError
 from fleet.runtime.known_rates import with_epochs_from_rates
 from fleet.runtime.startup.folder import check_folder, writing_into
 from fleet.runtime.startup.request import IDLE_S
-from fleet.spec import Spec, load
+from fleet.spec import load
 from fleet.storage.files import atomic_write
 from fleet.storage.paths import RunPaths
 from fleet.units import format_duration
 from launch.errors import pluralize
 from launch.queues import QUEUES
 from launch.render import Job, render
-from launch.sites import Site
 from launch.systems import SYSTEMS, System
 
 INTERMIXED = True  # the words after -- follow options, but belong to the specs before them
@@ -106,7 +105,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="submit no more jobs, and cancel the waiting ones; running jobs continue",
     )
     modes.add_argument("--dry-run", action="store_true", help="only print the scripts")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -122,7 +120,6 @@ def run(args: argparse.Namespace) -> None:
             f"--system {system.name}: this system does not report idle nodes, which a harvest "
             f"needs; use {able}"
         )
-    args.nodes = args.nodes_per_job
     specs = [(name, load(name)) for name in names]
     roots = [spec.output.absolute() for _, spec in specs]
     if len(set(roots)) < len(roots):
@@ -135,11 +132,11 @@ def run(args: argparse.Namespace) -> None:
     for name, spec in specs:
         SharedRun.check_spec(spec, name)
         spec_site = opts.with_gpus(args, spec, site)
-        harvest_run = _run(args, spec, spec_site)
+        request = opts.JobRequest(args, name, spec, system, spec_site, args.nodes_per_job)
+        harvest_run = _run(request)
         runs.append(harvest_run)
         for nodes in range(1, args.nodes_per_job + 1):
-            args.nodes = nodes
-            job = _job(args, name, spec, harvest_run, system, spec_site)
+            job = _job(replace(request, nodes=nodes), harvest_run)
             scripts[harvest_run.paths.harvest_script(nodes)] = render(job, system, spec_site)
     plan = HarvestPlan(
         tuple(runs),
@@ -281,13 +278,13 @@ def _split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:first]), list(words[first:])
 
 
-def _run(args: argparse.Namespace, spec: Spec, site: Site) -> HarvestRun:
-    root = spec.output.absolute()
+def _run(request: opts.JobRequest) -> HarvestRun:
+    root = request.paths.root
     epochs = {
         network.name: network.train.stopping.max_epochs
-        for network in with_epochs_from_rates(spec).networks
+        for network in with_epochs_from_rates(request.spec).networks
     }
-    roles = opts.roles_of_job(args, spec, site)
+    roles = request.roles
     return HarvestRun(
         f"fleet-{zlib.crc32(os.fsencode(root.resolve())):08x}",
         root,
@@ -297,17 +294,10 @@ def _run(args: argparse.Namespace, spec: Spec, site: Site) -> HarvestRun:
     )
 
 
-def _job(
-    args: argparse.Namespace,
-    path: str,
-    spec: Spec,
-    harvest_run: HarvestRun,
-    system: System,
-    site: Site,
-) -> Job:
-    walltime = args.walltime or spec.document.walltime or _WALLTIME_S
+def _job(request: opts.JobRequest, harvest_run: HarvestRun) -> Job:
+    args = request.options
     return replace(
-        opts.job_of(args, path, spec, system, site, walltime),
+        request.make_job(args.walltime or request.spec.document.walltime or _WALLTIME_S),
         name=harvest_run.job,
         harvest=harvest_run.paths.harvest,
         words=("--share-run", f"--idle-timeout={args.idle_timeout:g}s"),

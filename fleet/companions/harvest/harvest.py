@@ -14,10 +14,9 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from fleet.batch_systems import lease_of_process
@@ -30,7 +29,6 @@ from fleet.companions.batch_jobs.launching import (
     reserve_emergency_space,
 )
 from fleet.companions.batch_jobs.paused_submissions import delay_options
-from fleet.companions.harvest import harvest_log
 from fleet.companions.harvest.backlog import (
     Cancel,
     HarvestLimits,
@@ -40,9 +38,22 @@ from fleet.companions.harvest.backlog import (
     is_given_up,
     plan_orders,
 )
-from fleet.domain.events import LaunchStarted
+from fleet.companions.harvest.harvest_log import (
+    HarvestEnded,
+    JobCancelled,
+    LaunchEnded,
+    PastLaunch,
+    add_note,
+    count_fruitless,
+    count_transient,
+    end_without_report,
+    find_end,
+    is_cancelled,
+    newest_by_job,
+    past_launches,
+    read_harvest_log,
+)
 from fleet.domain.json_record import JsonRecord, read_record, write_record
-from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.storage.event_log import RunTail, log_position
@@ -180,36 +191,31 @@ class Backlog:
         plan: the current plan.
     """
 
-    def __init__(
-        self,
-        plan: HarvestPlan,
-        queue: BatchQueue,
-        file: Path | None = None,
-    ) -> None:
+    def __init__(self, plan: HarvestPlan, queue: BatchQueue, file: Path | None = None) -> None:
         self._queue = queue
         self._file = file
         self._use_plan(plan)
 
     def _use_plan(self, plan: HarvestPlan) -> None:
         self.plan = plan
-        self._logs = {run.job: RunLogs(run.paths) for run in plan.runs}
+        self._logs = {run.job: RunLogs(run) for run in plan.runs}
 
     def has_work(self, root: Path, job: str) -> bool:
-        """Return True if a job of a run that is about to start would find a network to train.
+        """Return True if a job of a run that is about to start finds a network to train, or may.
 
         Args:
             root: the folder of the run.
             job: the id of the job.
-
-        Raises:
-            InputError: the batch system does not answer.
-            OSError: the file system does not answer.
         """
         run = next(run for run in self.plan.runs if run.root == root)
-        jobs = self._queue.jobs([run.job])
-        # Networks that this job held are available to it.
-        other_jobs = [queued for queued in jobs if queued.id not in {job, *self._ending_jobs(jobs)}]
-        return read_harvest_state(run, other_jobs, [], self._logs[run.job]).waiting > 0
+        try:
+            jobs = self._queue.jobs([run.job])
+            # Networks that this job held are available to it.
+            ids = {job, *self._ending_jobs(jobs)}
+            other_jobs = [queued for queued in jobs if queued.id not in ids]
+            return self._logs[run.job].read(other_jobs, []).waiting > 0
+        except (InputError, OSError):  # no answer; the launch will find out
+            return True
 
     def top_up(self, ending_job: str = "", resubmit: bool = False) -> list[Order]:
         """Read the queue and the runs, submit or cancel jobs accordingly, and return these orders.
@@ -263,18 +269,13 @@ class Backlog:
         self._log_dead_launches(queued)
         jobs = [job for job in queued if job.id not in {ending_job, *self._ending_jobs(queued)}]
         past = {
-            run.job: harvest_log.past_launches(run.paths, [job.id for job in jobs if job.runs])
+            run.job: past_launches(run.paths, [job.id for job in jobs if job.runs])
             for run in self.plan.runs
         }
         gap_s = mean_gap_s([launch for launches in past.values() for launch in launches])
         reserved_nodes = sum(job.nodes for job in jobs if not job.runs)
         runs = [
-            read_harvest_state(
-                run,
-                [job for job in jobs if job.name == run.job],
-                past[run.job],
-                self._logs[run.job],
-            )
+            self._logs[run.job].read([job for job in jobs if job.name == run.job], past[run.job])
             for run in self.plan.runs
         ]
         orders = plan_orders(runs, max(0, idle - reserved_nodes), gap_s, self.plan.limits)
@@ -286,28 +287,21 @@ class Backlog:
 
     def _ending_jobs(self, jobs: Sequence[QueuedJob]) -> set[str]:
         """Return the ids of jobs that are still listed although their launches have ended."""
-        newest = {
-            job: note
+        ended = {
+            job
             for run in self.plan.runs
-            for job, note in harvest_log.newest_by_job(run.paths).items()
+            for job, note in newest_by_job(run.paths).items()
+            if isinstance(note, LaunchEnded) and note.status is not None
         }
-        return {
-            job.id
-            for job in jobs
-            if job.runs
-            and isinstance(note := newest.get(job.id), harvest_log.LaunchEnded)
-            and note.status is not None
-        }
+        return {job.id for job in jobs if job.runs} & ended
 
     def _log_dead_launches(self, jobs: Sequence[QueuedJob]) -> None:
         """Log the end of each launch that ended without reporting."""
         running, waiting = ({job.id for job in jobs if job.runs is runs} for runs in (True, False))
         for run in self.plan.runs:
-            for job, note in harvest_log.newest_by_job(run.paths).items():
+            for job, note in newest_by_job(run.paths).items():
                 if isinstance(note, JobStarted) and job not in running:
-                    harvest_log.add_note(
-                        run.paths, harvest_log.end_without_report(job, job in waiting)
-                    )
+                    add_note(run.paths, end_without_report(job, job in waiting))
 
     def _log_ends(self, runs: Sequence[HarvestState], orders: Sequence[Order]) -> None:
         """Log the end of the harvest of each run that has come to its end, with the reason."""
@@ -320,15 +314,13 @@ class Backlog:
         } | submitted
         for run, state in zip(self.plan.runs, runs, strict=True):
             ends = state.is_over or is_given_up(state, self.plan.limits) or not active
-            if ends and state.name not in active and harvest_log.find_end(run.paths) is None:
+            if ends and state.name not in active and find_end(run.paths) is None:
                 command = "" if state.is_over and not self._failed(run) else self.plan.command
-                harvest_log.add_note(
-                    run.paths, harvest_log.HarvestEnded(self._end_reason(run, state), command)
-                )
+                add_note(run.paths, HarvestEnded(self._end_reason(run, state), command))
 
     def _failed(self, run: HarvestRun) -> int:
         """Return how many networks of a run have failed."""
-        outcomes = (status.outcome for status in self._logs[run.job].run.statuses.values())
+        outcomes = (status.outcome for status in self._logs[run.job].state.statuses.values())
         return sum(outcome is not None and outcome.is_failure for outcome in outcomes)
 
     def _end_reason(self, run: HarvestRun, state: HarvestState) -> str:
@@ -339,11 +331,7 @@ class Backlog:
             return "all networks have ended"
         if state.is_cancelled:
             return "it was cancelled (--end)"
-        reasons = [
-            note.why
-            for note in harvest_log.read_harvest_log(run.paths, harvest_log.LaunchEnded)
-            if note.why
-        ]
+        reasons = [note.why for note in read_harvest_log(run.paths, LaunchEnded) if note.why]
         last_reason = f"; the last reason: {reasons[-1]}" if reasons else ""
         if state.fruitless_launches >= self.plan.limits.fruitless:
             return f"{state.fruitless_launches} launches in a row finished no epoch{last_reason}"
@@ -360,7 +348,7 @@ class Backlog:
             (
                 note.nodes
                 for run in self.plan.runs
-                for note in harvest_log.read_harvest_log(run.paths, JobSubmitted)
+                for note in read_harvest_log(run.paths, JobSubmitted)
                 if note.job == job
             ),
             1,
@@ -370,7 +358,7 @@ class Backlog:
         paths = next(run.paths for run in self.plan.runs if run.job == order.name)
         match order:
             case Submit(nodes=nodes):
-                harvest_log.add_note(
+                add_note(
                     paths,
                     JobSubmitted(
                         self._queue.submit(paths.harvest_script(nodes), nodes, self.plan), nodes
@@ -378,10 +366,10 @@ class Backlog:
                 )
             case Cancel(job=job):
                 self._queue.cancel(job)
-                harvest_log.add_note(paths, harvest_log.JobCancelled(job))
+                add_note(paths, JobCancelled(job))
 
 
-def mean_gap_s(past: Sequence[harvest_log.PastLaunch]) -> float:
+def mean_gap_s(past: Sequence[PastLaunch]) -> float:
     """Return how long nodes stay idle, in seconds, assuming memoryless gaps.
 
     This is the total duration of launches over the number that were cut off.
@@ -392,115 +380,90 @@ def mean_gap_s(past: Sequence[harvest_log.PastLaunch]) -> float:
 
 
 class RunLogs:
-    """The logs of a run's launches, read as they grow."""
+    """A run of a harvest, and the logs of its launches, read as they grow.
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._tail = RunTail(paths)
-        self.run = RunState()
+    Args:
+        run: the run.
 
-    @property
-    def start(self) -> LaunchStarted | None:
-        """The start of the newest launch."""
-        if self.run.launch is None:
-            return None
-        return self.run.launch.start
+    Attributes:
+        state: the state of the run by its logs.
+    """
 
-    @property
-    def first_s(self) -> list[float]:
-        """Seconds from the start of each launch to its first step."""
-        return [
-            launch.first_step[0] - launch.began_s
-            for launch in self.run.launches
-            if launch.first_step is not None
-        ]
+    def __init__(self, run: HarvestRun) -> None:
+        self._run = run
+        self._tail = RunTail(run.paths)
+        self.state = RunState()
 
-    @property
-    def records(self) -> list[EpochRecord]:
-        """The newest epochs."""
-        return [epoch.record for epoch in self.run.epochs[-_RATES:] if epoch.record.seconds > 0]
+    def read(self, jobs: Sequence[QueuedJob], past: Sequence[PastLaunch]) -> HarvestState:
+        """Return the state of the run in the harvest, from its folder and its jobs.
 
-    def refresh(self) -> None:
-        """Read the new lines.
+        Args:
+            jobs: its own jobs.
+            past: its launches that have ended.
 
         Raises:
             OSError: the file system does not answer.
         """
         for at, event, _, log in sorted(self._tail.poll(), key=lambda dated: dated.at):
-            self.run.apply(at, event, log)
+            self.state.apply(at, event, log)
+        run = self._run
+        done = {name for name, status in self.state.statuses.items() if status.outcome is not None}
+        # Networks that ended long ago may have no log.
+        done = (done | ended_in_table(run.paths)) & set(run.networks)
+        running = {job.id for job in jobs if job.runs}
+        # A network held by a launch that has died waits for another launch.
+        leased = {
+            name: holder
+            for name, holder in read_holders(run.paths).items()
+            if name in run.networks
+            and name not in done
+            and (holder is None or not holder.job or holder.job in running)
+        }
+        by_job = Counter(holder.job for holder in leased.values() if holder is not None)
+        own_jobs = {note.job for note in read_harvest_log(run.paths, JobSubmitted, JobStarted)}
+        epochs_left = sum(map(self._epochs_left, set(run.networks) - done))
+        newest = self.state.epochs[-_RATES:]
+        records = [epoch.record for epoch in newest if epoch.record.seconds > 0]
+        rates = [record.samples / record.seconds for record in records]
+        start_times = [
+            launch.first_step[0] - launch.began_s
+            for launch in self.state.launches
+            if launch.first_step is not None
+        ]
+        epoch_samples = max(1, records[-1].samples if records else 1)
+        return HarvestState(
+            run.job,
+            waiting=len(set(run.networks) - done - leased.keys()),
+            training=len(leased),
+            per_node=self._concurrent_networks(1),
+            rate=statistics.fmean(rates) if rates else None,
+            samples_left=float(epoch_samples * epochs_left),
+            start_s=statistics.median(start_times) if start_times else 0.0,
+            fruitless_launches=count_fruitless(past),
+            transient_failures=count_transient(past),
+            running=len(running),
+            queued=tuple((job.id, job.nodes) for job in jobs if not job.runs),
+            nodes=sum(job.nodes for job in jobs if job.runs),
+            spare=sum(
+                max(0, self._concurrent_networks(max(1, job.nodes)) - by_job[job.id])
+                for job in jobs
+                if job.runs and job.id in own_jobs
+            ),
+            is_cancelled=is_cancelled(run.paths),
+        )
 
+    def _concurrent_networks(self, nodes: int) -> int:
+        """Return how many networks this number of nodes trains at the same time."""
+        if self.state.launch is None:
+            return self._run.per_node * nodes
+        start = self.state.launch.start
+        largest = max((min_gpus for min_gpus, _ in start.bounds.values()), default=1)
+        return max(1, start.trainers * nodes // (start.nodes * largest))
 
-def read_harvest_state(
-    run: HarvestRun,
-    jobs: Sequence[QueuedJob],
-    past: Sequence[harvest_log.PastLaunch],
-    logs: RunLogs,
-) -> HarvestState:
-    """Return the state of a run from its folder and its jobs.
-
-    Args:
-        run: the run.
-        jobs: its own jobs.
-        past: its launches that have ended.
-        logs: the logs of its launches, as far as they were read.
-    """
-    logs.refresh()
-    done = {name for name, status in logs.run.statuses.items() if status.outcome is not None}
-    # Networks that ended long ago may have no log.
-    done = (done | ended_in_table(run.paths)) & set(run.networks)
-    running = {job.id for job in jobs if job.runs}
-    # A network held by a launch that has died waits for another launch.
-    leased = {
-        name: holder
-        for name, holder in read_holders(run.paths).items()
-        if name in run.networks
-        and name not in done
-        and (holder is None or not holder.job or holder.job in running)
-    }
-    by_job = Counter(holder.job for holder in leased.values() if holder is not None)
-    own_jobs = {
-        note.job for note in harvest_log.read_harvest_log(run.paths, JobSubmitted, JobStarted)
-    }
-    concurrent_networks = partial(_concurrent_networks, run, logs.start)
-    rates = [record.samples / record.seconds for record in logs.records]
-    return HarvestState(
-        run.job,
-        waiting=len(set(run.networks) - done - leased.keys()),
-        training=len(leased),
-        per_node=concurrent_networks(1),
-        rate=statistics.fmean(rates) if rates else None,
-        samples_left=_samples_left(run, done, logs),
-        start_s=statistics.median(logs.first_s) if logs.first_s else 0.0,
-        fruitless_launches=harvest_log.count_fruitless(past),
-        transient_failures=harvest_log.count_transient(past),
-        running=len(running),
-        queued=tuple((job.id, job.nodes) for job in jobs if not job.runs),
-        nodes=sum(job.nodes for job in jobs if job.runs),
-        spare=sum(
-            max(0, concurrent_networks(max(1, job.nodes)) - by_job[job.id])
-            for job in jobs
-            if job.runs and job.id in own_jobs
-        ),
-        is_cancelled=harvest_log.is_cancelled(run.paths),
-    )
-
-
-def _concurrent_networks(run: HarvestRun, start: LaunchStarted | None, nodes: int) -> int:
-    """Return how many networks this number of nodes trains at the same time."""
-    if start is None:
-        return run.per_node * nodes
-    largest = max((min_gpus for min_gpus, _ in start.bounds.values()), default=1)
-    return max(1, start.trainers * nodes // (start.nodes * largest))
-
-
-def _samples_left(run: HarvestRun, over: Collection[str], logs: RunLogs) -> float:
-    """Return the maximum number of samples that the networks of a run still have to train on."""
-    epochs_left = 0
-    for name in run.networks:
-        if name not in over:
-            network = logs.run.networks.get(name)
-            epochs_done = 0 if network is None else len(network.status.history)
-            epochs_left += max(1, run.epochs.get(name, 0) - epochs_done)
-    return float(epochs_left * max(1, logs.records[-1].samples if logs.records else 1))
+    def _epochs_left(self, name: str) -> int:
+        """Return the maximum number of epochs that a network still has to train."""
+        epochs_done = len(self.state.status_of(name).history)
+        return max(1, self._run.epochs.get(name, 0) - epochs_done)
 
 
 # ---- one job -----------------------------------------------------------------------------------
@@ -530,17 +493,13 @@ class HarvestJob(BatchJob):
         storage_error = self.prepare()
         if storage_error is not None:
             return self._give_up(storage_error, ExitStatus.CAN_PASS)
-        newest = harvest_log.newest_by_job(self._paths).get(self._job)
+        newest = newest_by_job(self._paths).get(self._job)
         if isinstance(newest, JobStarted):  # the batch system has requeued the job
-            self._note(harvest_log.end_without_report(self._job, is_back=True))
-        if not self._finds_work():
-            self._note(
-                harvest_log.LaunchEnded(
-                    self._job, int(ExitStatus.OK), why="it found no network to train"
-                )
-            )
+            self._note(end_without_report(self._job, is_back=True))
+        if not self._backlog.has_work(self._paths.root, self._job):
+            self._note(LaunchEnded(self._job, ExitStatus.OK, why="it found no network to train"))
             self._end()
-            return int(ExitStatus.OK)
+            return ExitStatus.OK
         before = log_position(self._paths.events)
         self._note(JobStarted(self._job, before[1]))
         self._top_up()
@@ -550,11 +509,11 @@ class HarvestJob(BatchJob):
             and (storage_error := find_storage_error(self._paths.jobs)) is not None
             and storage_error.may_pass
         ):
-            status = int(ExitStatus.CAN_PASS)
+            status = ExitStatus.CAN_PASS
         storage_error = self.wait_for_space()
         if storage_error is not None:
             return self._give_up(storage_error, status, self.warning)
-        self._note(harvest_log.LaunchEnded(self._job, status, self.warning, self.end_reason))
+        self._note(LaunchEnded(self._job, status, self.warning, self.end_reason))
         self._wait_after_transient_error(status)
         self._end()  # all other jobs may be ending right now, too
         return status
@@ -562,17 +521,15 @@ class HarvestJob(BatchJob):
     def _note(self, note: JsonRecord) -> None:
         """Append a line to the log, and wait if the disk is full."""
         try:
-            harvest_log.add_note(self._paths, note)
+            add_note(self._paths, note)
         except StorageError as error:
             if not error.may_pass or self.wait_for_space() is not None:
                 raise
-            harvest_log.add_note(self._paths, note)
+            add_note(self._paths, note)
 
     def _wait_after_transient_error(self, status: int) -> None:
         """Wait, twice as long after each launch in a row with a transient error and no epoch."""
-        if status == ExitStatus.CAN_PASS and (
-            count := harvest_log.count_transient(harvest_log.past_launches(self._paths))
-        ):
+        if status == ExitStatus.CAN_PASS and (count := count_transient(past_launches(self._paths))):
             self.pause(min(_MAX_PAUSE_S, _PAUSE_S * 2 ** (count - 1)))
 
     def _give_up(self, error: StorageError, status: int, warning: str = "") -> int:
@@ -581,28 +538,17 @@ class HarvestJob(BatchJob):
         The emergency space is freed for this last note. The last one of several such jobs logs that
         the harvest has ended.
         """
-        over = harvest_log.HarvestEnded(
-            f"files cannot be written: {error}", self._backlog.plan.command
-        )
+        over = HarvestEnded(f"files cannot be written: {error}", self._backlog.plan.command)
         with suppress(OSError):
             self._paths.reserved_space.unlink(missing_ok=True)
         with suppress(StorageError):
-            harvest_log.add_note(
-                self._paths, harvest_log.LaunchEnded(self._job, int(status), warning, str(error))
-            )
+            add_note(self._paths, LaunchEnded(self._job, status, warning, str(error)))
             if not any(
-                isinstance(note, JobStarted)
-                for note in harvest_log.newest_by_job(self._paths).values()
+                isinstance(note, JobStarted) for note in newest_by_job(self._paths).values()
             ):
-                harvest_log.add_note(self._paths, over)
+                add_note(self._paths, over)
         print_message(str(over))
-        return int(status)
-
-    def _finds_work(self) -> bool:
-        try:
-            return self._backlog.has_work(self._paths.root, self._job)
-        except (InputError, OSError):  # the launch will find out
-            return True
+        return status
 
     def _top_up(self, ending_job: str = "") -> str:
         """Keep the backlog filled; return an error message if this is impossible now."""
@@ -624,9 +570,9 @@ class HarvestJob(BatchJob):
                 return
             if self.is_signalled or time.monotonic() >= until:
                 with suppress(StorageError):
-                    harvest_log.add_note(
+                    add_note(
                         self._paths,
-                        harvest_log.HarvestEnded(
+                        HarvestEnded(
                             f"its last launch could not submit another job: {problem}",
                             self._backlog.plan.command,
                         ),
@@ -634,6 +580,6 @@ class HarvestJob(BatchJob):
                 break
             self.pause(pause_s)
             pause_s *= 2
-        over = harvest_log.find_end(self._paths)
+        over = find_end(self._paths)
         if over is not None:
             print_message(str(over))

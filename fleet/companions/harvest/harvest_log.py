@@ -113,7 +113,7 @@ class PastLaunch:
     epochs: int
     status: int | None
     is_warned: bool
-    is_forgiven: bool = False
+    is_forgiven: bool
 
     @property
     def is_fruitless(self) -> bool:

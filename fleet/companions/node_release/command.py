@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 
 from fleet.arguments import add_run, count, duration
-from fleet.commands.output import add_json, print_json
+from fleet.commands.output import print_json
 from fleet.companions.node_release.request import request_nodes, wait_for_nodes
 from fleet.domain.events import NodesReleased
 from fleet.errors import ExitStatus, InfrastructureError
@@ -46,7 +46,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="Slurm job of the run, from which to remove the nodes; srun must not have started the "
         "daemons of mpirun, as it does by default (docs/eviction.md)",
     )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ all leases of a launch. So if one is lost, the whole launch was stopped, and it 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 
 from fleet.errors import LeaseLost, StorageError, UserError
@@ -49,18 +49,19 @@ class NetworkLeases:
             )
             self._threads[-1].start()
 
-    def request(self, names: Sequence[str], max_held: int) -> None:
+    def request(self, names: tuple[str, ...], max_held: int) -> None:
         """Take the first available of these networks, up to a number of held ones.
 
-        This replaces earlier requests.
+        This replaces earlier requests; repeating one has no effect.
 
         Args:
             names: names of networks, in order of preference.
             max_held: maximum number of held networks.
         """
-        self._names = tuple(names)
-        self._max_held = max_held
-        self._requested.set()
+        if (names, max_held) != (self._names, self._max_held):
+            self._names = names
+            self._max_held = max_held
+            self._requested.set()
 
     def pop_acquired(self) -> list[str]:
         """Return the networks acquired since the last call."""
@@ -172,7 +173,7 @@ class NetworkLeases:
             steps = lease.steps(self._paths.lease)
         if not _is_decided(steps):
             self._attempts[name] = lease, steps
-        elif lease.fence is not None:
+        elif lease.fence.generation:
             return lease
         return None
 

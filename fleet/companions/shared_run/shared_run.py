@@ -13,12 +13,7 @@ from contextlib import suppress
 from typing import Self
 
 from fleet.comm.messages import Join, Message, Start
-from fleet.companions.shared_run.lease_requests import (
-    LeaseRequests,
-    LeaveRun,
-    ReleaseLease,
-    RequestLeases,
-)
+from fleet.companions.shared_run.lease_requests import LeaseRequests
 from fleet.companions.shared_run.network_leases import NetworkLeases
 from fleet.control.effects import EndRequested, LeaseGranted
 from fleet.domain.events import LaunchStarted
@@ -78,7 +73,7 @@ class SharedRun(RunSharing):
         self._next_read_s = 0.0
         self._run = past.run
         self.has_others = find_held_lease(paths) is not None
-        self.elsewhere = claims.names
+        self.elsewhere = frozenset(claims.epochs)
 
     @classmethod
     def join(cls, launch: PreparedLaunch, lease: Lease | None, results: Results) -> Self:
@@ -155,26 +150,25 @@ class SharedRun(RunSharing):
         for name in self.leases.pop_acquired():
             leased = self._read(name)
             inputs.append(leased)
-            self._claims.add_lease(
-                name, len(leased.status.history), leased.status.outcome is not None
-            )
+            self._claims.add_lease(name, len(leased.status.history))
+            if leased.status.outcome is not None:
+                self._release(name)
         for name in self._claims.leased - set(training):
             if self._results.run.status_of(name).outcome is not None:
-                self._claims.end_lease(name)
-        if ends:
-            self._claims.end()
+                self._release(name)
         paused = [
             name for name in self._claims.leased if self._results.run.status_of(name).is_paused
         ]
-        for effect in self._claims.decide(now_s, paused):
-            match effect:
-                case RequestLeases(names, max_leases):
-                    self.leases.request(names, max_leases)
-                case ReleaseLease(network):
-                    self.leases.release(network)
-                case LeaveRun(reason):
-                    inputs.append(EndRequested(reason))
+        request = self._claims.decide(now_s, paused, ends)
+        self.leases.request(request.names, request.max_leases)
+        if request.leave_reason:
+            inputs.append(EndRequested(request.leave_reason))
         return inputs
+
+    def _release(self, name: str) -> None:
+        """Release a network that has ended."""
+        self._claims.end_lease(name)
+        self.leases.release(name)
 
     def read_other_logs(self) -> None:
         """Read the progress of networks held by other launches from their logs."""
@@ -239,7 +233,6 @@ class SharedRun(RunSharing):
         self.read_other_logs()  # another launch may just have logged its end or its pruning
         before = self._results.run.status_of(name)
         lease = self.leases.lease_of(name)
-        assert lease.fence is not None
         self._results.deaths.collect(name)
         status, state = restore_network(self._results, self._results.spec.by_name[name])
         # A launch that was killed may have saved epochs without logging them.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fleet.arguments import positive, share
 from fleet.commands.options import add_law_parameters, law_of
-from fleet.commands.output import add_json, show
+from fleet.commands.output import show
 from fleet.terminal import bar, print_table
 from scheduler.reservation import requests as asking
 from scheduler.reservation.distributions import LAWS, Discrete, discretize, empirical_law
@@ -55,7 +55,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="request of this job that was too short; repeat it for several requests",
     )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ import numpy as np
 
 from fleet.comm.roles import Roles
 from fleet.commands.known_rates import known_beside_steps, known_rates_of, with_sharing
-from fleet.companions.batch_jobs.options import MAX_JOBS, WARNING_S, roles_of_job
+from fleet.companions.batch_jobs.options import MAX_JOBS, WARNING_S, JobRequest
 from fleet.companions.chains.chain import ChainTimes, chain_times
 from fleet.domain.events import TrainersReady
 from fleet.domain.overheads import FORWARD, measure_overheads
@@ -25,7 +24,6 @@ from fleet.storage.paths import RunPaths
 from fleet.units import format_duration
 from launch import slurm_control
 from launch.errors import InputError, pluralize
-from launch.sites import Site
 from launch.systems import System, past_runs
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs
@@ -108,12 +106,14 @@ def _hours(seconds: float, nodes: int) -> str:
     return f"{nodes * seconds / 3600:.3g}"
 
 
-def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) -> WalltimeRequests:
+def automatic(request: JobRequest) -> WalltimeRequests:
     """Return the requests with the lowest expected node time.
 
     Raises:
         UserError: the duration of the ensemble is unknown.
     """
+    args = request.options
+    system = request.system
     if args.chain and not (system.warns and system.walltime):
         raise UserError(
             f"--walltime auto and --chain do not work together on {system.name}: each job of a "
@@ -122,10 +122,9 @@ def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) 
         )
     if not system.has_queue:
         raise UserError(f"--walltime auto: {system.name} has no queue")
-    paths = RunPaths(spec.output.absolute())
-    past = chain_times(paths.stops)
-    times = _remaining_times(_known_times(args, spec, system, site, past), past)
-    start_s = _start_s(spec, paths)
+    past = chain_times(request.paths.stops)
+    times = _remaining_times(_known_times(request, past), past)
+    start_s = _start_s(request.spec, request.paths)
     saving_s = max(args.warn or WARNING_S, RESERVE_S)
     overhead = start_s + saving_s
     best = best_chain(times.law, overhead, args.max_jobs or MAX_JOBS)
@@ -145,10 +144,10 @@ def _whole_minutes(seconds: float) -> float:
     return _MINUTE * max(1, math.ceil(seconds / _MINUTE - 1e-6))
 
 
-def _known_times(
-    args: argparse.Namespace, spec: Spec, system: System, site: Site, past: ChainTimes
-) -> KnownTimes:
+def _known_times(request: JobRequest, past: ChainTimes) -> KnownTimes:
     """Return times from finished chains, past jobs of the same name, or else simulations."""
+    spec = request.spec
+    system = request.system
     finished = past.finished
     if len(finished) >= MIN_RUNS:
         return KnownTimes(
@@ -163,7 +162,7 @@ def _known_times(
             f"{system.past[0]} ({_range(accounted)})",
         )
     is_growing = bool(spec.searches) or not spec.networks
-    simulated = None if is_growing else _simulated(args, spec, site)
+    simulated = None if is_growing else _simulated(request)
     if simulated is not None:
         return simulated
     few = (*finished, *accounted)
@@ -232,18 +231,19 @@ def _start_s(spec: Spec, paths: RunPaths) -> float:
 # ---- simulation ---------------------------------------------------------------------------------
 
 
-def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes | None:
+def _simulated(request: JobRequest) -> KnownTimes | None:
     """Simulate how long the ensemble takes with known rates; return None if there are none.
 
     For networks that stop early by ``patience`` or ``stop_at``, the epoch of the last improvement
     is unknown; it is drawn log-uniformly from all epochs that they may train.
     """
+    spec = request.spec
     opened = open_inputs(spec)
-    roles = roles_of_job(args, spec, site)
+    roles = request.roles
     cluster = roles.cluster
     rates_and_origin = known_rates_of(
         spec,
-        args.spec,
+        request.path,
         None,
         opened.sample,
         Cluster.of(cluster.whole_gpus, roles.physical_gpus_per_node),
@@ -252,7 +252,7 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes |
         return None
     table, origin = rates_and_origin
     rates = with_sharing(spec, replace(table, samples_per_epoch=len(opened.data.train)))
-    before_s, costs, stream = _read_overheads(spec, opened, roles, rates)
+    before_s, costs, stream = _read_overheads(request, opened, roles, rates)
     if math.isinf(stream.rate):
         input_rate = ""
     else:
@@ -284,7 +284,7 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes |
 
 
 def _read_overheads(
-    spec: Spec, opened: Inputs, roles: Roles, rates: RateTable
+    request: JobRequest, opened: Inputs, roles: Roles, rates: RateTable
 ) -> tuple[float, Costs, Stream]:
     """Return what training takes beside steps, as the last launch logged it, or as estimated.
 
@@ -292,8 +292,8 @@ def _read_overheads(
         The seconds that the fastest network waits for samples that are decoded once; the costs of
         moves and of ends of epochs; and how networks share samples, with the rate of the input.
     """
-    paths = RunPaths(spec.output.absolute())
-    run = read_run_state(paths)
+    spec = request.spec
+    run = read_run_state(request.paths)
     probe = opened.probes["train"]
     samples = len(opened.data.train)
     if opened.data.validation is None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Annotated
 
-from fleet.domain.json_record import JsonRecord, Micro, OmitDefault
-from fleet.domain.network import Score
+from fleet.domain.json_record import Flat, JsonRecord, Micro, OmitDefault
+from fleet.domain.network import EvaluationResult
 
 
 class NetworkLeased(JsonRecord, word="taken"):
@@ -43,20 +42,13 @@ class NetworkTested(JsonRecord, word="test"):
     """A finished network was evaluated on the test data, as it is exported.
 
     Attributes:
-        loss, accuracy: means over the samples; null if no sample could be read.
-        samples: samples that could be read.
+        tested: the result; its fields are keys of the event.
         seconds: duration.
-        metrics: the metrics of the spec by name.
     """
 
     network: str
-    loss: Score
-    accuracy: Score
-    samples: int
+    tested: Annotated[EvaluationResult, Flat]
     seconds: Micro
-    metrics: Annotated[dict[str, float | None], OmitDefault] = field(
-        default_factory=dict, hash=False
-    )
 
 
 class NetworkRetried(JsonRecord, word="retry"):

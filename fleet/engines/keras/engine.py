@@ -15,7 +15,7 @@ import tensorflow as tf
 import fleet.engines.keras.settings  # noqa: F401 - registers settings of Keras
 from fleet.comm.protocols import Group
 from fleet.engines.base import EngineContext, count_threads, gpu_index
-from fleet.engines.custom import running_user_code, user_code_of, with_default_rate
+from fleet.engines.custom import user_code_of, with_default_rate
 from fleet.engines.keras.exchange import find_horovod, make_exchange
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.engines.keras.graphs import StepGraphs
@@ -37,7 +37,7 @@ from fleet.engines.keras.variables import NetworkVariables
 from fleet.engines.measures import Measures
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
-from preprocess.user_code import UserCode
+from preprocess.user_code import UserCode, running_user_code
 
 log = logging.getLogger("fleet.engines.keras.engine")
 
@@ -180,7 +180,7 @@ def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> N
         network.architecture,
         replace(network.train, optimizer=graph_key_settings(optimizer)),
         seed=0,
-        data=network.data,
+        pipeline=network.pipeline,
         fold=fold,
     )
 

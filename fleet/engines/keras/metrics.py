@@ -46,20 +46,11 @@ class _Metric:
     keras: keras.metrics.Metric
     inputs_of: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
-    @property
-    def is_flat(self) -> bool:
-        """True if Keras counts single numbers of this metric, so rows cannot be weighted."""
-        return isinstance(self.keras, keras.metrics.BinaryIoU)
-
-    @property
-    def zero_state(self) -> list[tf.Tensor]:
-        """Initial state."""
-        return [tf.zeros(variable.shape, variable.dtype) for variable in self.keras.variables]
-
     def batch_state(self, outputs: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """Return what some samples add to the state: (width,) float32."""
         expected, predicted = self.inputs_of(outputs, targets)
-        if self.is_flat:  # give each number the weight of its sample
+        # Keras counts single numbers of this metric; give each the weight of its sample.
+        if isinstance(self.keras, keras.metrics.BinaryIoU):
             further_axes = [1] * (predicted.shape.rank - 1)
             repeated = tf.ones_like(predicted) * tf.reshape(weights, [-1, *further_axes])
             expected, predicted, weights = (
@@ -67,9 +58,8 @@ class _Metric:
             )
         if "int" in str(self.keras.dtype):  # the state is a table of counts
             weights = tf.cast(weights, tf.int32)
-        state = self.keras.stateless_update_state(
-            self.zero_state, expected, predicted, sample_weight=weights
-        )
+        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in self.keras.variables]
+        state = self.keras.stateless_update_state(zeros, expected, predicted, sample_weight=weights)
         return tf.concat([tf.reshape(tf.cast(part, tf.float32), [-1]) for part in state], axis=0)
 
     @property

@@ -113,9 +113,11 @@ def count_keras_parameters(
     """
     keep_gradients_with_graphs()
 
+    target = class_target(max(classes, 2))
+
     def build() -> keras.Model:
         with _seeded(seed), keras.StatelessScope(initialize_variables=False):
-            built = _build_described(model, input_shape, classes, class_target(max(classes, 2)))
+            built = _build_described(model, input_shape, classes, target)
             if not built.built:
                 built(keras.KerasTensor((None, *input_shape)))
             return built
@@ -127,7 +129,7 @@ def count_keras_parameters(
     except Exception:  # the error is raised again when the network is built
         keras.utils.clear_session(free_memory=False)
         with _seeded(seed):
-            built = _build_described(model, input_shape, classes, class_target(max(classes, 2)))
+            built = _build_described(model, input_shape, classes, target)
             if not built.built:
                 _call_on_samples(model.target, built, input_shape)
             return built.count_params()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,9 @@ from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.optimizers import OPTIMIZERS
 
 _RATE = ("train", "optimizer", "learning_rate")
+_CLASSES: Mapping[str, Any] = {
+    name.lower(): optimizer for name, optimizer in vars(keras.optimizers).items()
+}
 
 
 class ScalableRate:
@@ -78,28 +80,17 @@ def make_optimizer(
         rate = rate * scale
     if ":" in settings.name:
         return _make_custom(settings, rate, accumulate)
-    takes = OPTIMIZERS[settings.name].takes
-    arguments = {
-        name: getattr(settings, name) for name in takes if getattr(settings, name) is not None
-    }
+    values = {name: getattr(settings, name) for name in OPTIMIZERS[settings.name].takes}
     arguments = {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in arguments.items()
+        for name, value in values.items()
+        if value is not None
     }
     if accumulate > 1:
         arguments["gradient_accumulation_steps"] = accumulate
     # Keras refuses some values.
     with wrapping_errors(f"{settings.name}:", SettingError, "train", "optimizer"):
-        return _class_of(settings.name)(learning_rate=rate, **arguments)
-
-
-def _class_of(name: str) -> Any:
-    """Return the Keras class for a lower-case name in a spec."""
-    return next(
-        getattr(keras.optimizers, kind)
-        for kind in dir(keras.optimizers)
-        if kind.lower() == name and inspect.isclass(getattr(keras.optimizers, kind))
-    )
+        return _CLASSES[settings.name](learning_rate=rate, **arguments)
 
 
 def extract_hyperparameters(optimizer: keras.optimizers.Optimizer) -> dict[str, tf.Variable]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping
+from functools import partial
 
 import keras
 import tensorflow as tf
@@ -16,14 +17,8 @@ from keras.src.backend.common import global_state
 from preprocess.user_code import register
 
 
-def _set_traceback_filtering(is_on: bool) -> None:
-    config = keras.config
-    (config.enable_traceback_filtering if is_on else config.disable_traceback_filtering)()
-
-
-def _set_interactive_logging(is_on: bool) -> None:
-    config = keras.config
-    (config.enable_interactive_logging if is_on else config.disable_interactive_logging)()
+def _switch(name: str, is_on: bool) -> None:
+    getattr(keras.config, f"{'enable' if is_on else 'disable'}_{name}")()
 
 
 def _layer_counts() -> dict[str, int]:
@@ -44,24 +39,14 @@ _UIDS = "object_name_uids"
 
 
 register("names of layers", _layer_counts, _set_layer_counts, is_persistent=True, at_import={})
-register("Keras' float", keras.config.floatx, keras.config.set_floatx)
-register("Keras' epsilon", keras.config.epsilon, keras.config.set_epsilon)
-register(
-    "Keras' image data format",
-    keras.config.image_data_format,
-    keras.config.set_image_data_format,
-)
-register("Keras' dtype policy", keras.config.dtype_policy, keras.config.set_dtype_policy)
-register(
-    "Keras' traceback filtering",
-    keras.config.is_traceback_filtering_enabled,
-    _set_traceback_filtering,
-)
-register(
-    "Keras' interactive logging",
-    keras.config.is_interactive_logging_enabled,
-    _set_interactive_logging,
-)
+for _name in ("floatx", "epsilon", "image_data_format", "dtype_policy"):
+    register(f"Keras' {_name}", getattr(keras.config, _name), getattr(keras.config, f"set_{_name}"))
+for _name in ("traceback_filtering", "interactive_logging"):
+    register(
+        f"Keras' {_name}",
+        getattr(keras.config, f"is_{_name}_enabled"),
+        partial(_switch, _name),
+    )
 register(
     "eager execution of functions",
     tf.config.functions_run_eagerly,

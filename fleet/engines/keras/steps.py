@@ -18,12 +18,16 @@ import tensorflow as tf
 
 from fleet.comm.protocols import Group
 from fleet.engines.base import WIDTH, PeerFailed, Rows, StepResult, select_readable
-from fleet.engines.custom import running_user_code
 from fleet.engines.keras.exchange import Exchange, MpiExchange, NoExchange
 from fleet.engines.keras.graphs import StepGraphs
 from fleet.engines.keras.step_queue import StepQueue
 from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities
-from preprocess.user_code import UserCode, exclusive_generators, seed_host_generators
+from preprocess.user_code import (
+    UserCode,
+    exclusive_generators,
+    running_user_code,
+    seed_host_generators,
+)
 
 _Local: TypeAlias = tuple[list[tf.Tensor], Any]  # gradients and totals of this rank
 

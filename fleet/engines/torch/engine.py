@@ -13,7 +13,7 @@ import torch
 import fleet.engines.torch.settings  # noqa: F401 - registers settings of PyTorch
 from fleet.comm.protocols import Group
 from fleet.engines.base import EngineContext, count_threads, gpu_index
-from fleet.engines.custom import running_user_code, user_code_of, with_default_rate
+from fleet.engines.custom import user_code_of, with_default_rate
 from fleet.engines.measures import Measures
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import Exported, note_of
@@ -26,7 +26,7 @@ from fleet.engines.torch.optimizer import FlatOptimizer
 from fleet.engines.torch.pretrained import freeze
 from fleet.engines.torch.steps import TorchSteps
 from fleet.spec import NetworkSpec
-from preprocess.user_code import UserCode
+from preprocess.user_code import UserCode, running_user_code
 
 log = logging.getLogger("fleet.engines.torch.engine")
 

@@ -25,7 +25,7 @@ from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.model import wrapping_errors
-from fleet.vocabulary.measures import canonical_name
+from fleet.vocabulary.measures import LOSSES, METRICS, canonical_name
 from preprocess.target import TargetSpec
 
 _TINY = 1e-7
@@ -397,22 +397,5 @@ _KINDS: dict[str, Callable[..., _Kind]] = {
     "cosine_similarity": _of_loss("cosine_similarity", sign=-1.0),
     "log_cosh_error": _of_loss("log_cosh"),
     "root_mean_squared_error": _of_loss("mean_squared_error", finish=math.sqrt),
-    **{
-        name: _of_loss(name)
-        for name in (
-            "binary_crossentropy",
-            "categorical_crossentropy",
-            "sparse_categorical_crossentropy",
-            "categorical_hinge",
-            "hinge",
-            "kl_divergence",
-            "mean_absolute_error",
-            "mean_absolute_percentage_error",
-            "mean_squared_error",
-            "mean_squared_logarithmic_error",
-            "poisson",
-            "squared_hinge",
-        )
-    },
 }
-NAMES = tuple(_KINDS)
+_KINDS |= {name: _of_loss(name) for name in METRICS if name in LOSSES and name not in _KINDS}

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch._tensor_str import PRINT_OPTS
 from torch.backends import cuda, cudnn
@@ -27,10 +24,6 @@ def _set_determinism(values: tuple[bool, bool, bool]) -> None:
     is_on, only_warns, fills = values
     torch.use_deterministic_algorithms(is_on, warn_only=only_warns)
     torch.utils.deterministic.fill_uninitialized_memory = fills
-
-
-def _set_print_options(values: Mapping[str, Any]) -> None:
-    vars(PRINT_OPTS).update(values)
 
 
 def _device() -> torch.device | None:
@@ -68,9 +61,7 @@ register(
 )
 register("PyTorch's autocast", torch.is_autocast_enabled, torch.set_autocast_enabled)
 register("PyTorch's repeated warnings", torch.is_warn_always_enabled, torch.set_warn_always)
-register(
-    "PyTorch's print options", lambda: dict(vars(PRINT_OPTS)), _set_print_options, is_quick=False
-)
+register("PyTorch's print options", vars(PRINT_OPTS).copy, vars(PRINT_OPTS).update, is_quick=False)
 for _owner, _name in (
     (cudnn, "enabled"),
     (cudnn, "benchmark"),

@@ -19,7 +19,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleet.comm.protocols import Group
 from fleet.engines.base import INDEX, Rows, StepResult, StepTotals, select_readable, split_batches
-from fleet.engines.custom import running_user_code
 from fleet.engines.measures import Measures
 from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities, finished
 from fleet.engines.torch.deferred_augmentation import augment_deferred
@@ -28,7 +27,12 @@ from fleet.engines.torch.export import Exported
 from fleet.engines.torch.flat_parameters import FlatParameters, to_device
 from fleet.engines.torch.optimizer import FlatOptimizer
 from preprocess.sample import SampleSpec
-from preprocess.user_code import UserCode, exclusive_generators, seed_host_generators
+from preprocess.user_code import (
+    UserCode,
+    exclusive_generators,
+    running_user_code,
+    seed_host_generators,
+)
 
 
 @dataclass(eq=False)

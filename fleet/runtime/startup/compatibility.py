@@ -61,7 +61,7 @@ def check_saved_networks(
     sample: SampleSpec,
     codes: Mapping[str, Code],
     request: Request,
-    fence: Fence | None,
+    fence: Fence,
     data: Sequence[str],
 ) -> tuple[tuple[Event, ...], dict[str, CheckpointLookup]]:
     """Check that all checkpoints of a run belong to the networks of the spec.
@@ -180,7 +180,7 @@ def _warn_of_unknown_code(unknown: Sequence[_Saved]) -> str:
 
 
 def _amend(
-    checkpoint: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, fence: Fence | None
+    checkpoint: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, fence: Fence
 ) -> None:
     """Write accepted changes into all checkpoints of a network."""
     new_identity = training_identity(checkpoint.network, spec, sample)

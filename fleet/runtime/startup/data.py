@@ -129,12 +129,64 @@ def open_inputs(
             removed.
     """
     data_sets, fingerprint = open_data_sets(spec, with_fingerprint, before, features)
+    data_of = _split_by_pipeline(spec, data_sets)
+    data = next(iter(data_of.values()))
+    try:
+        pickle.dumps(data)  # rank 0 broadcasts it
+    except Exception as error:  # users' classes may raise anything
+        raise UserError(
+            f"data.source: {spec.data.source} cannot be sent to the other ranks: {error}; store "
+            "only picklable attributes, and open files when samples are read"
+        ) from None
+    transforms_by_key = input_pipelines.parse_pipeline_transforms(spec, data_of)
+    transforms = next(iter(transforms_by_key.values()))
+    pipelines = dict[str, InputPipeline]()
+    prepares_own = spec.policy.own_samples and spec.data.cache != "file"
+    if len(transforms_by_key) == 1 or prepares_own:
+        samples, probes = input_pipelines.probe_splits(data, transforms, spec.seed)
+        shared = input_pipelines.SharedTransforms((), dict.fromkeys(transforms_by_key, 0), {})
+    else:
+        shared = input_pipelines.find_shared_transforms(spec, data_of, transforms_by_key)
+        transforms = shared.transforms
+        samples, probes = input_pipelines.probe_shared_samples(data, shared, spec)
+    if len(transforms_by_key) > 1:
+        pipelines = input_pipelines.make_pipelines(
+            spec, data_of, transforms_by_key, shared, None if prepares_own else samples
+        )
+        samples = {
+            split: replace(
+                sample,
+                per_pipeline={key: pipeline.samples[split] for key, pipeline in pipelines.items()},
+            )
+            for split, sample in samples.items()
+        }
+    remark = "\n".join(
+        filter(
+            None,
+            (
+                data.remark,
+                probes["train"].remark,
+                input_pipelines.describe_sharing(spec, pipelines),
+                _describe_channels(samples),
+                _describe_standardizing(spec, transforms_by_key),
+                input_pipelines.describe_device_transforms(spec, transforms_by_key),
+            ),
+        )
+    )
     rows = np.flatnonzero(fingerprint.sides == 0)
-    folds = fingerprint.folds[rows] if len(fingerprint.folds) else None
-    return replace(
-        _probe(spec, _split_by_pipeline(spec, data_sets), folds),
+    folds = None
+    if spec.data.folds is not None:
+        saved_folds = fingerprint.folds[rows] if len(fingerprint.folds) else None
+        folds = assign_folds(data.train, spec.data.folds, spec.seed, saved_folds)
+    return Inputs(
+        replace(data, remark=remark),
+        transforms,
+        samples,
+        probes=probes,
+        pipelines=pipelines,
         fingerprint=fingerprint,
         rows=rows,
+        folds=folds,
     )
 
 
@@ -173,71 +225,6 @@ def open_data_sets(
         division,
         before,
         features,
-    )
-
-
-def _probe(
-    spec: Spec, data_of: Mapping[str, DataSet], saved_folds: np.ndarray | None = None
-) -> Inputs:
-    """Probe a few samples of opened data, by input pipeline.
-
-    Args:
-        saved_folds: (samples,) int, the fold of each training sample in earlier launches.
-    """
-    settings = spec.data
-    data = next(iter(data_of.values()))
-    try:
-        pickle.dumps(data)  # rank 0 broadcasts it
-    except Exception as error:  # users' classes may raise anything
-        raise UserError(
-            f"data.source: {settings.source} cannot be sent to the other ranks: {error}; store "
-            "only picklable attributes, and open files when samples are read"
-        ) from None
-    transforms_by_key = input_pipelines.parse_pipeline_transforms(spec, data_of)
-    transforms = next(iter(transforms_by_key.values()))
-    pipelines = dict[str, InputPipeline]()
-    prepares_own = spec.policy.own_samples and spec.data.cache != "file"
-    if len(transforms_by_key) == 1 or prepares_own:
-        samples, probes = input_pipelines.probe_splits(data, transforms, spec.seed)
-        shared = input_pipelines.SharedTransforms((), dict.fromkeys(transforms_by_key, 0), {})
-    else:
-        shared = input_pipelines.find_shared_transforms(spec, data_of, transforms_by_key)
-        transforms = shared.transforms
-        samples, probes = input_pipelines.probe_shared_samples(data, shared, spec)
-    if len(transforms_by_key) > 1:
-        pipelines = input_pipelines.make_pipelines(
-            spec, data_of, transforms_by_key, shared, None if prepares_own else samples
-        )
-        samples = {
-            split: replace(
-                sample,
-                per_pipeline={key: pipeline.samples[split] for key, pipeline in pipelines.items()},
-            )
-            for split, sample in samples.items()
-        }
-    remark = "\n".join(
-        filter(
-            None,
-            (
-                data.remark,
-                probes["train"].remark,
-                input_pipelines.describe_sharing(spec, pipelines),
-                _describe_channels(samples),
-                _describe_standardizing(spec, transforms_by_key),
-                input_pipelines.describe_device_transforms(spec, transforms_by_key),
-            ),
-        )
-    )
-    folds = None
-    if settings.folds is not None:
-        folds = assign_folds(data.train, settings.folds, spec.seed, saved_folds)
-    return Inputs(
-        replace(data, remark=remark),
-        transforms,
-        samples,
-        probes=probes,
-        pipelines=pipelines,
-        folds=folds,
     )
 
 

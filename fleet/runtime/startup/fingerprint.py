@@ -14,7 +14,7 @@ from fleet.runtime.startup.data import Inputs, open_data_sets
 from fleet.runtime.startup.past import read_known_fingerprint
 from fleet.spec import Spec
 from fleet.storage.files import atomic_write, remove
-from fleet.storage.lease import Fence, fence_check
+from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import load_run_spec
 from launch.errors import InputError
@@ -95,7 +95,7 @@ def check_data_unchanged(
         )
 
 
-def save_fingerprint(paths: RunPaths, inputs: Inputs, fence: Fence | None) -> None:
+def save_fingerprint(paths: RunPaths, inputs: Inputs, fence: Fence) -> None:
     """Save the fingerprint and the division of the data if they differ from the saved ones."""
     now = inputs.fingerprint
     if inputs.folds is not None:
@@ -104,7 +104,7 @@ def save_fingerprint(paths: RunPaths, inputs: Inputs, fence: Fence | None) -> No
         now = replace(now, folds=all_folds)
     saved = read_fingerprint(paths.data)
     if saved is None or _fingerprint_key(saved) != _fingerprint_key(now):
-        with atomic_write(paths.data, "wb", check=fence_check(fence)) as file:
+        with atomic_write(paths.data, "wb", check=fence.check) as file:
             write_fingerprint(file, now)
 
 

@@ -63,7 +63,7 @@ class Launch:
         augmented_epochs: number of augmented epochs that the trainers of a node share.
         rates: known rates; None if they are measured.
         codes: import path of a ``build:`` function, or of the engine -> its files.
-        fence: the fence of the run's lease; None if each network has a lease.
+        fence: the fence of the run's lease, unless each network has a lease.
         replayed: the history to train again, in a replay of one network.
     """
 
@@ -76,7 +76,7 @@ class Launch:
     augmented_epochs: int
     rates: RateTable | None
     codes: Mapping[str, Code]
-    fence: Fence | None
+    fence: Fence
     replayed: tuple[EpochRecord, ...]
 
     @property

@@ -44,7 +44,7 @@ from fleet.spec.criteria import check_comparable, target_kinds
 from fleet.spec.entries import variants, with_extreme_networks
 from fleet.spec.fit_checks import find_misfits, merge_misfits
 from fleet.storage.identity import Machine, hash_all_sources
-from fleet.storage.lease import Lease
+from fleet.storage.lease import NO_FENCE, Lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import check_quota
 from fleet.storage.run_spec import spec_for_run
@@ -141,7 +141,7 @@ def prepare(
         replay.check(full_spec, inputs.sample, codes, changed, request.accept_changes)
     is_fresh = request.fresh or replay is not None
     sharing.enter_folder(paths, is_fresh, lease)
-    fence = None if lease is None else lease.fence
+    fence = NO_FENCE if lease is None else lease.fence
     if replay is not None:
         replay.copy_initial_weights(paths)
     elif past.catch_up():  # another launch has ended meanwhile
@@ -165,7 +165,7 @@ def prepare(
         fingerprint.save_fingerprint(paths, inputs, fence)
     if request.shares_run and lease is not None:
         lease.release()
-        fence = None
+        fence = NO_FENCE
     return PreparedLaunch(
         request,
         spec,

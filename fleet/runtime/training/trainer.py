@@ -76,7 +76,7 @@ class Trainer:
     sample: SampleSpec
     sources: Sources
     codes: Mapping[str, Code]
-    fence: Fence | None
+    fence: Fence
     active_slots: ActiveSlots
     marker: RankMarker
 

@@ -284,6 +284,6 @@ def test_dry_run_samples_are_equal_for_all_entries():
         }
     )
     rates = RateTable(600, 4, tuple(Network(name, (100.0,), epochs=2) for name in "ab"))
-    dry_run = make_dry_run(spec, rates, Cluster.of(8, 4), 10_000.0, 2, SAMPLE)
+    dry_run = make_dry_run(spec, rates, Cluster.of(8, 4), 10_000.0, 2, SAMPLE, None)
     assert [network.pipeline for network in spec.networks] != ["", ""]
     assert [entry.data for entry in dry_run.document.models] == [None, None]

@@ -1,6 +1,7 @@
 """Tests of preflight checks with artificial facts."""
 
 import errno
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from preprocess.sample import ArraySpec, SampleSpec
 from tests.fleet.histories import spec
 
 WHOLE = Cores(frozenset(range(16)), 16)
-RANK = checks.RankFacts("n1", WHOLE, 1, ("0", "1"), 2)
+RANK = checks.RankFacts("n1", WHOLE, 1, ("0", "1"), 2, "", (), math.inf, ())
 
 
 def problems_of_findings(findings):
@@ -169,12 +170,13 @@ def test_find_problems_of_horovod(exchange, gpus, horovod, problem):
 
 
 def test_check_disk():
-    folder = Path("/scratch")
-    assert checks.check_disk(folder, free=10**9, needed=10**9) == []
-    assert problems_of_findings(checks.check_disk(folder, free=10**9, needed=2 * 10**9)) == [
-        "/scratch has 1 GB free, but the checkpoints need about 2 GB"
-    ]
-    assert problems_of_findings(checks.check_disk(folder, 10**9, 0, "Read-only file system")) == [
+    def problems(needed, problem=""):
+        findings = checks.check_disk(Path("/scratch"), 10**9, needed, problem, "the checkpoints")
+        return problems_of_findings(findings)
+
+    assert problems(10**9) == []
+    assert problems(2 * 10**9) == ["/scratch has 1 GB free, but the checkpoints need about 2 GB"]
+    assert problems(0, "Read-only file system") == [
         "/scratch cannot be written: Read-only file system"
     ]
 

@@ -58,7 +58,7 @@ def missing_attributes(protocol, instance):
         *protocol.__annotations__,
         *(name for name, member in vars(protocol).items() if isinstance(member, property)),
     }
-    return sorted(name for name in named if not hasattr(instance, name))
+    return sorted(name for name in named if not (name.startswith("_") or hasattr(instance, name)))
 
 
 # ---- protocols ---------------------------------------------------------------------------------

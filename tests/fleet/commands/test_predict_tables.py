@@ -247,18 +247,13 @@ def test_predictor_names_rows(make_run, tmp_path):
     assert values.tolist() == [[30], [40], [50]]
 
 
-def test_predict_reads_column_names_from_the_spec_of_old_runs(make_run, tmp_path, fleet):
-    new = write(tmp_path / "new.csv", [["fit", "score", "height", "age"], [0, 1, 1.5, 33]])
-    assert predicted(fleet, make_run(stored=False), new) == (["row", "score"], [["0", "33.0"]])
-
-
 def test_columns_without_names_go_by_position(make_run, tmp_path, fleet):
     run = make_run([row[:3] + row[4:] for row in TRAINED], None, stored=False)
-    rows = [["score", "a", "b", "c"], [1, 33, 1.5, 0]]
+    rows = [["a", "b", "c"], [33, 1.5, 0]]
     assert predicted(fleet, run, write(tmp_path / "new.csv", rows))[1] == [["0", "33.0"]]
     assert predicted(fleet, run, write(tmp_path / "new.csv", FEATURES[:1]))[1] == [["0", "30.0"]]
     status, _, error = fleet(
-        "predict", run, write(tmp_path / "new.csv", [[*row, 0] for row in rows[:1]] + [[1] * 5])
+        "predict", run, write(tmp_path / "new.csv", [[*row, 0] for row in rows[:1]] + [[1] * 4])
     )
     assert status == 2
     assert "4 columns; the networks take 3, whose names are not known" in error

@@ -68,15 +68,10 @@ def evict(tmp_path, made_up, monkeypatch, capsys):
         plan = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals, first.runs)
         monkeypatch.setattr(eviction, "release_nodes", release_nodes)
         capsys.readouterr()
-        execution = Execution(
-            plan,
-            first,
-            machine,
-            EvictionLog(tmp_path / "record"),
-            held_jobs,
-            interruption or DeferredSignals(),
-        )
-        done = execution.run(clock.sleep, clock)
+        signals = interruption or DeferredSignals()
+        signals.sleep = clock.sleep
+        log = EvictionLog(tmp_path / "record")
+        done = Execution(plan, first, machine, log, held_jobs, signals).run(clock)
         messages = capsys.readouterr().out.splitlines()
         notes = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
         return done, [(note["what"], note.get("job", "")) for note in notes], messages

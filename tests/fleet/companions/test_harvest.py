@@ -126,18 +126,15 @@ def test_mean_gap_follows_from_cut_launches(run):
     )
 
 
-def test_read_harvest_state_from_table_leases_and_logs(run):
-    assert harvest.read_harvest_state(run, [], [], harvest.RunLogs(run.paths)).waiting == 3
+def test_run_logs_read_state_from_table_leases_and_logs(run):
+    assert harvest.RunLogs(run).read([], []).waiting == 3
     finish(run, "a")
     for name, job in (("b", "17"), ("c", "18")):
         run.paths.network_lease(name).parent.mkdir(exist_ok=True)
         hold(run.paths.network_lease(name), system="slurm", job=job)
     launch(run, "17", FirstStep("b"), EPOCH)
-    seen = harvest.read_harvest_state(
-        run,
-        [QueuedJob("17", "fleet-1", 1, True), QueuedJob("19", "fleet-1", 2, False)],
-        [],
-        harvest.RunLogs(run.paths),
+    seen = harvest.RunLogs(run).read(
+        [QueuedJob("17", "fleet-1", 1, True), QueuedJob("19", "fleet-1", 2, False)], []
     )
     assert (seen.waiting, seen.training, seen.running, seen.queued) == (
         1,

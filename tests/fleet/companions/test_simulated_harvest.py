@@ -13,12 +13,7 @@ from fleet.companions.batch_jobs.job_events import JobStarted
 from fleet.companions.harvest.backlog import HarvestLimits
 from fleet.companions.harvest.harvest import Backlog, HarvestPlan, HarvestRun
 from fleet.companions.harvest.harvest_log import LaunchEnded, add_note
-from fleet.companions.shared_run.lease_requests import (
-    LeaseRequests,
-    LeaveRun,
-    ReleaseLease,
-    RequestLeases,
-)
+from fleet.companions.shared_run.lease_requests import LeaseRequests
 from fleet.domain import events
 from fleet.domain.events import (
     EpochEnded,
@@ -151,13 +146,13 @@ class Launch:
         self.claims = LeaseRequests(
             {name: 0 for name in epochs_left if epochs_left[name]}, 1, IDLE_S
         )
-        self._do(self.claims.decide(self.site.now))
+        self._request()
 
     def _work(self):
         for name in list(self.claims.leased):
             self._train(name)
-        self._do(self.claims.decide(self.site.now))
-        if not self.claims._epochs:
+        self._request()
+        if not self.claims.epochs:
             self._end(0)
 
     def _train(self, name):
@@ -188,24 +183,19 @@ class Launch:
                 ),
             )
         if not training.epochs_left[name]:
-            self.claims.end_lease(name)
-            self._do(self.claims.decide(self.site.now))
+            self._let_go(name)
+            self._request()
 
-    def _do(self, effects):
-        for effect in effects:
-            match effect:
-                case RequestLeases(names, most):
-                    holders, free = self.training.holders, len(self.claims.leased) < most
-                    if (
-                        name := next((name for name in names if free and name not in holders), None)
-                    ) is not None:
-                        holders[name] = self.job
-                        self._take(name)
-                        return
-                case ReleaseLease(name):
-                    self._let_go(name)
-                case LeaveRun():
-                    self._end(75)
+    def _request(self):
+        names, max_leases, leave_reason = self.claims.decide(self.site.now)
+        holders, free = self.training.holders, len(self.claims.leased) < max_leases
+        if leave_reason:
+            self._end(75)
+            return
+        available = [name for name in names if free and name not in holders]
+        if available:
+            holders[available[0]] = self.job
+            self._take(available[0])
 
     def _take(self, name):
         training = self.training
@@ -219,10 +209,13 @@ class Launch:
         )
         epochs = training.run.epochs[name] - training.epochs_left[name]
         self.log.add(NetworkLeased(name, training.generation, epochs, 0))
-        self.claims.add_lease(name, epochs, not training.epochs_left[name])
-        self._do(self.claims.decide(self.site.now))
+        self.claims.add_lease(name, epochs)
+        if not training.epochs_left[name]:
+            self._let_go(name)
+        self._request()
 
     def _let_go(self, name):
+        self.claims.end_lease(name)
         del self.training.holders[name]
         for file in self.paths.network_lease(name).iterdir():
             file.unlink()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fleet.__main__ import main
+from fleet.companions.batch_jobs.options import JobRequest
 from fleet.companions.chains.chain import ChainTimes, chain_times
 from fleet.companions.walltimes import requests as walltimes
 from fleet.companions.walltimes.requests import _simulated, draw_epochs
@@ -16,6 +17,7 @@ from fleet.spec import load
 from fleet.spec.train import Stopping
 from fleet.storage.paths import RunPaths
 from launch.sites import SITES
+from launch.systems import SYSTEMS
 from tests.launch.conftest import made_up
 
 __all__ = ["made_up"]
@@ -289,8 +291,15 @@ def simulated(submit, tmp_path, monkeypatch):
             f"train: {{stopping: {{max_epochs: {EPOCHS}}}}}\n"
             f"schedule: {{policy: {policy}, rates: rates.json}}\nresources: {{engine: numpy}}\n"
         )
-        arguments = Namespace(nodes=1, ranks_per_node=ranks, spec="spec.yaml")
-        expected = _simulated(arguments, load("spec.yaml"), SITES["generic"])
+        request = JobRequest(
+            Namespace(ranks_per_node=ranks),
+            "spec.yaml",
+            load("spec.yaml"),
+            SYSTEMS["slurm"],
+            SITES["generic"],
+            nodes=1,
+        )
+        expected = _simulated(request)
         return expected.law.longest
 
     return call

@@ -12,7 +12,7 @@ LIMIT_S = 300.0  # the default of train.build_timeout
 def test_build_in_time_is_counted_and_abandons_nothing():
     driver = ControllerDriver({"a": [0]}, networks="a").begin()
     driver.handle(msg.Built("a", 1, 51))
-    assert driver.controller._launch.run.parameters == {"a": 51}
+    assert driver.controller.launch.run.parameters == {"a": 51}
     assert driver.handle(None, after=9 * LIMIT_S) == []
 
 

@@ -1,5 +1,6 @@
 """Random launches, with hypothesis: any networks, ranks and events, in any order."""
 
+import math
 from random import Random
 
 import pytest
@@ -58,7 +59,7 @@ def launches(
     policy,
     deaths=st.just(0),
     end_request_step=st.none(),
-    ends_s=st.none(),
+    ends_s=st.just(math.inf),
     histories=st.just(False),
     node_requests=st.none(),
     outlives=st.just(False),

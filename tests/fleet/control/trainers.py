@@ -97,7 +97,7 @@ def begin_run(setup, histories):
 
 def check_every_event(controller):
     """Compare the index of networks with a new one of the same state, after every event."""
-    launch = controller._launch
+    launch = controller.launch
     log = launch.outbox.log
 
     def log_and_check(event):
@@ -211,7 +211,7 @@ class Ranks:
 
     def check_log(self):
         """Check that the log of the launch leads to the state that its controller has."""
-        live = self.controller._launch.run
+        live = self.controller.launch.run
         assert repr(self.run_state.statuses) == repr(live.statuses)
         assert repr(self.run_state.records) == repr(live.records)
 

@@ -41,7 +41,7 @@ STORY = (
     ev.NetworkFailed("b", "loss is NaN"),
     ev.EpochEnded("a", record(3)),
     ev.NetworkFinished("a", "3 epochs", 3),
-    ev.NetworkTested("a", 0.5, 0.9, 10, 1.0),
+    ev.NetworkTested("a", EvaluationResult(0.5, 0.9, 10), 1.0),
     # by a launch that checked whether it had finished
     ev.NetworkLeased("a", 3, 3, 0),
 )

@@ -48,6 +48,7 @@ def made_up(*networks, **more):
         "is_going_on": False,
         "params": {"policy": "adaptive"},
         "spaces": {"net": SPACE},
+        "files": {},
         **more,
     }
     return TrackedRun(networks=networks, **facts)

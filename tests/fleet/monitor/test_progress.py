@@ -35,7 +35,10 @@ class ProgressRun:
             }
         )
         self.progress = Progress(self.run)
-        self.make_line = self.progress.make_line
+
+    def make_line(self, network, samples, samples_per_s, now_s):
+        self.run.record_pace(network, samples, samples_per_s)
+        return self.progress.make_line(now_s)
 
     def add(self, event, now_s):
         self.run.apply(now_s, event)
@@ -105,6 +108,7 @@ def test_progress_names_the_current_epoch():
     )
     progress.add(GroupFailed("a", 3, 0), 96.0)
     progress.add(GroupStopped("b", 0.1), 96.0)
+    progress.add(GroupStarted("a", (0,), 3, 1), 96.0)
     assert progress.make_line("a", 10, 1.0, 300.0) == "a epoch 4/9: 1% (1 samples/s)"
 
 
@@ -112,7 +116,9 @@ def test_plain_view_prints_progress_lines():
     now, out, run = Clock(), io.StringIO(), ProgressRun("a", {"a": 2}).run
     view = PlainView(run, out, now)
     run.apply(0.0, replace(START, samples=SAMPLES))
+    run.apply(0.0, GroupStarted("a", (0,), 2, 1))
     for second in range(1, 40):
         now.now = float(second)
-        view.on_pace("a", 10 * second, 10.0)
+        run.record_pace("a", 10 * second, 10.0)
+        view.on_pace()
     assert out.getvalue().splitlines() == ["[      30.0 s] a epoch 3/9: 30% (10 samples/s)"]

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from fleet.domain import events as ev
-from fleet.domain.network import EpochRecord, NetworkStatus
+from fleet.domain.network import EpochRecord, EvaluationResult, NetworkStatus
 from fleet.domain.run import RunState
 from fleet.errors import StorageError
 from fleet.monitor.view import LiveView, PlainView, format_event
@@ -163,7 +163,10 @@ EVENTS = [
     ),
     (ev.NetworkFinished("a", "9 epochs", 9), "a has finished: 9 epochs"),
     (ev.NetworkLeased("a", 3, 1, 40), "a continues in this launch after 1 epoch"),
-    (ev.NetworkTested("a", 0.25, 0.9, 40, 1.5), "a on the test data: loss 0.2500 90.00%"),
+    (
+        ev.NetworkTested("a", EvaluationResult(0.25, 0.9, 40), 1.5),
+        "a on the test data: loss 0.2500 90.00%",
+    ),
     (ev.NetworkFailed("a", "no room", "Traceback"), "a FAILED: no room"),
     (ev.GroupStopped("a", 0.1), ""),
     (
@@ -319,7 +322,11 @@ class ViewedRun:
     """A run with a view."""
 
     def __init__(self, run, view):
-        self.run, self.view, self.on_pace = run, view, view.on_pace
+        self.run, self.view = run, view
+
+    def on_pace(self, *pace):
+        self.run.record_pace(*pace)
+        self.view.on_pace()
 
     def on_event(self, event):
         self.run.apply(0.0, event)

@@ -188,17 +188,6 @@ def test_saved_predictions_have_rows_of_the_data(paths):
     ]
 
 
-def test_read_predictions_reads_files_without_rows(paths):
-    rows = library(paths)
-    for name in "ab":
-        path = paths.predictions(name, "validation")
-        with np.load(path) as file:
-            arrays = {key: file[key] for key in ("outputs", "targets")}
-        np.savez(path, **arrays, allow_pickle=False)  # NumPy saves this argument as an array
-    assert read_predictions(paths, "a", "validation", "class").rows is None
-    assert set(ens.select_greedy(paths, ens.make_candidates(rows), "class")) == {"a", "c"}
-
-
 @pytest.mark.parametrize(("reference", "rows"), [(1, 0), (0, 1)])
 def test_comparable_excludes_other_samples_or_rows(paths, reference, rows):
     library_ = library(paths)

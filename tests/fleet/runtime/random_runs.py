@@ -4,6 +4,7 @@ A seed determines the launch (policy, networks, searches, rule, rates, stream, s
 all that happens in it.
 """
 
+import math
 from dataclasses import replace
 from random import Random
 from unittest import mock
@@ -15,7 +16,7 @@ from fleet.control.launch_state import LaunchConfig
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import NetworkStatus
 from fleet.monitor.eta import EstimateSchedule
-from fleet.runtime.coordinator import Coordinator, Files, SearchParts
+from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.external.command_handler import CommandHandler
 from fleet.runtime.external.command_queue import Command
 from fleet.runtime.external.tracking import Tracking
@@ -27,6 +28,7 @@ from fleet.search.controller import make_controller
 from fleet.spec.entries import invalid_network, proposed_network, with_extreme_networks
 from fleet.spec.resolve import with_entry
 from fleet.storage.event_log import EventLog
+from fleet.storage.lease import NO_FENCE
 from fleet.storage.paths import RunPaths
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.policies import POLICIES, Policy
@@ -64,7 +66,7 @@ class RandomOptions:
         self.deaths = 0 if self.harvests else pick([0, 0, 0, 1, 2, 3])
         self.outlives = self.deaths > 0 or chance() < 0.3
         self.end_at = pick([None, None, None, None, None, self.random.randint(1, 200)])
-        self.ends_s = pick([None] * 7 + [self.random.uniform(1, 8)])
+        self.ends_s = pick([math.inf] * 7 + [self.random.uniform(1, 8)])
         self.rates = pick(["given", "measured", "learned", "learned"])
         if self.policy == "baseline":
             self.rates = "given"
@@ -80,7 +82,9 @@ class RandomOptions:
 
     def __str__(self):
         return " ".join(
-            f"{name}={value}" for name, value in vars(self).items() if name != "random" and value
+            f"{name}={value}"
+            for name, value in vars(self).items()
+            if name != "random" and value and value != math.inf
         )
 
 
@@ -357,28 +361,27 @@ class RandomRun(Ranks):
             name: search.searcher for name, search in start_searches(ends, self.results.run).items()
         }
         admission = Admission(self)
-        search = SearchParts(
-            make_controller(content, ends, self.results.run, searchers, len(setup.roles.trainers)),
-            Searchers(searchers, Random("searchers " + self.title.partition(" prune=")[0])),
-            admission,
-            CommandHandler(self.mailbox, self.results, admission, (), clock=lambda: self.steps),
+        search = make_controller(
+            content, ends, self.results.run, searchers, len(setup.roles.trainers)
         )
+        search.restore(())
         sharing = Harvest(list(setup.elsewhere), self) if chance.harvests else RunSharing()
         return Coordinator(
             self.world,
             setup,
             make_prior_rates(setup, self.table, self.learns),
-            Files(
-                self.results,
-                self.log,
-                ProfileFile(self.paths.profile),
-                None,
-                Tracking([], self.paths, ""),
-            ),
+            self.results,
+            self.log,
+            ProfileFile(self.paths.profile),
+            NO_FENCE,
+            Tracking([], self.paths, ""),
             [self.on_event],
             lambda *pace: None,
             self.interruption,
             search,
+            Searchers(searchers, Random("searchers " + self.title.partition(" prune=")[0])),
+            admission,
+            CommandHandler(self.mailbox, self.results, admission, (), clock=lambda: self.steps),
             sharing,
         )
 

@@ -15,7 +15,7 @@ from fleet.control.measurement import RateMeasurement
 from fleet.domain.events import GroupFailed
 from fleet.domain.network import TrainingState
 from fleet.errors import ExitStatus, InfrastructureError
-from fleet.runtime.coordinator import Coordinator, Files, SearchParts
+from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import ProfileFile
@@ -25,6 +25,7 @@ from fleet.search.controller import make_controller
 from fleet.spec.entries import with_extreme_networks
 from fleet.storage.checkpoint import write_state
 from fleet.storage.event_log import EventLog, read_events
+from fleet.storage.lease import NO_FENCE
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from scheduler.base import Network, RateTable
@@ -35,13 +36,13 @@ from tests.refusals import refused
 
 class EventRecorder:
     def __init__(self):
-        self.events, self.paces = [], []
+        self.events, self.paces = [], 0
 
     def on_event(self, event):
         self.events.append(event.word)
 
-    def on_pace(self, *pace):
-        self.paces.append(pace)
+    def on_pace(self):
+        self.paces += 1
 
 
 class Launch:
@@ -53,12 +54,8 @@ class Launch:
         self.world, self.recorder, self.paths = World(), EventRecorder(), RunPaths(folder)
         self.results = results_of(content, self.paths)
         self.log = EventLog(self.paths.events, clock=lambda: 0.0)
-        search = SearchParts(
-            make_controller(content, with_extreme_networks(content), self.results.run, {}, 2),
-            Searchers({}),
-            SimpleNamespace(pop_ready=lambda training, now_s: ()),
-            None,
-        )
+        search = make_controller(content, with_extreme_networks(content), self.results.run, {}, 2)
+        search.restore(())
         setup = LaunchConfig(content, roles, None, samples=60, outlives=True, **config)
         self.coordinator = Coordinator(
             self.world,
@@ -67,17 +64,18 @@ class Launch:
                 RateMeasurement([], {}, content.profile, 2, 2, {}),
                 RateTable(60, 2, (Network("a", (10.0,)),)),
             ),
-            Files(
-                self.results,
-                self.log,
-                ProfileFile(self.paths.profile),
-                None,
-                Tracking([], self.paths, ""),
-            ),
+            self.results,
+            self.log,
+            ProfileFile(self.paths.profile),
+            NO_FENCE,
+            Tracking([], self.paths, ""),
             [self.recorder.on_event],
             self.recorder.on_pace,
             Interruption(None),
             search,
+            Searchers({}),
+            SimpleNamespace(pop_ready=lambda training, now_s: ()),
+            None,
             RunSharing(),
         )
         self.coordinator.start()
@@ -141,7 +139,7 @@ def test_coordinator_sends_logs_and_writes_results(launch):
         "stopped",
         "end",
     ]
-    assert launch.recorder.paces == [("a", 10, 5.0)]
+    assert launch.recorder.paces == 1
     assert [(row.name, row.epochs, row.reason) for row in read_results(launch.paths.root)] == [
         ("a", 1, "1 epoch")
     ]

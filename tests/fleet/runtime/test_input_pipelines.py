@@ -210,7 +210,7 @@ def test_pipelines_are_described_in_one_line(tmp_path):
 def test_pipelines_with_document_settings_share_everything(tmp_path):
     networks = {"a": {"transforms": SHARED}, "b": {}}
     spec = load(write(tmp_path, ["a", "b"], {"transforms": SHARED}, networks=networks))
-    assert [network.data for network in spec.networks] == [None, None]
+    assert [network.pipeline for network in spec.networks] == ["", ""]
     assert list(spec.data_by_pipeline) == [""]
 
 

@@ -26,7 +26,7 @@ class ComparingCoordinator(Coordinator):
     def _carry_out_all(self, effects):
         logs_event = any(isinstance(effect, LogEvent) for effect in effects)
         super()._carry_out_all(effects)
-        run, paths = self._run, self._results.paths
+        run, paths = self._run, self.results.paths
         # Checkpoints are restored before the first events are logged.
         if not logs_event or not run.launch.has_begun:
             return

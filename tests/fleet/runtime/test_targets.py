@@ -293,7 +293,7 @@ def test_metrics_are_computed_on_the_test_data_too(tmp_path):
     _, prepared = launch(path, 2)
     [row] = read_results(prepared.paths.root)
     tested = events_of(prepared.paths.events, NetworkTested)
-    assert row.metrics["test_mae"] == tested[0].metrics["mae"] != row.metrics["val_mae"]
+    assert row.metrics["test_mae"] == tested[0].tested.metrics["mae"] != row.metrics["val_mae"]
     assert 0 < row.metrics["test_mae"] < 2 * row.metrics["val_mae"]
     assert "test mae" in leaderboard([row])[0]
     before = prepared.paths.results.read_text()
