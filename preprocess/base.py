@@ -95,8 +95,8 @@ class Source(Protocol):
 
         Returns:
             The bytes of an image file; or an array of any shape and numeric type. An image is
-            (height,
-            width, channels), uint8.
+            (height, width, channels), uint8. A sample of several inputs is a mapping of their names
+            to such values (:mod:`preprocess.records`).
 
         Raises:
             UnreadableSample: the sample is missing or unreadable.
@@ -136,14 +136,24 @@ def read_input(source: Source, index: int) -> bytes | np.ndarray:
         UnreadableSample: the sample is missing or unreadable.
         InputError: the source returns something else.
     """
-    content: Any = source.read(index)
+    return as_input(source.read(index), f"data.source: read({index})")
+
+
+def as_input(content: Any, giver: str) -> bytes | np.ndarray:
+    """Convert the input of a sample, such as a tensor or a Pillow image.
+
+    Args:
+        content: what a source returned.
+        giver: who returned it, for the message.
+
+    Raises:
+        InputError: it is neither the bytes of a file nor an array.
+    """
     if isinstance(content, bytes | np.ndarray):
         return content
     if isinstance(content, bytearray | memoryview):
         return bytes(content)
-    return as_array(
-        content, f"data.source: read({index})", "the bytes of an image file or an array"
-    )
+    return as_array(content, giver, "the bytes of an image file or an array")
 
 
 def as_array(value: Any, giver: str, expected: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from launch.errors import InputError
-from preprocess.base import AUGMENT, UnreadableImage
+from preprocess.base import UnreadableImage
 from preprocess.deferred_augmentation import pack_rows
 from preprocess.sample import CROP_BYTES, wire_dtype
 from preprocess.transforms import Transform
@@ -215,7 +215,7 @@ def apply_batch(
     images: np.ndarray,
     masks: np.ndarray | None,
     void: int,
-    seed: int,
+    key: tuple[int, int],
     epoch: int,
     indices: np.ndarray,
     training: bool,
@@ -228,7 +228,7 @@ def apply_batch(
         images: (k, height, width, channels) or (k, ...), not modified.
         masks: (k, height, width) integers, not modified; None without masks.
         void: the mask value of pixels outside of the image.
-        seed: the seed of the run.
+        key: the seed of the run, and the purpose of the random numbers.
         epoch: the epoch of the stream.
         indices: (k,) integers, the samples.
         training: False for evaluation: no randomness, center crops.
@@ -241,7 +241,7 @@ def apply_batch(
         draws = sum(map(_max_draws, transforms))
     uniforms = np.empty((len(images), 4 * -(-draws // 4)))
     if draws:
-        kernels.uniforms(seed, AUGMENT, epoch, np.ascontiguousarray(indices, np.int64), uniforms)
+        kernels.uniforms(*key, epoch, np.ascontiguousarray(indices, np.int64), uniforms)
     work = BatchWork(kernels, images, masks, void, uniforms)
     for count, transform in enumerate(transforms):
         apply = _BATCHED.get(type(transform))

@@ -47,6 +47,7 @@ class Chain:
             left to the trainers.
         seed: the seed of the random transforms.
         fixed: how many of the first transforms are fixed; None for all before the first random one.
+        draws: the purpose of the random numbers; inputs of a sample that have the same move alike.
 
     Attributes:
         affine: the scaling that trainers apply to inputs first; None if there is none.
@@ -54,7 +55,12 @@ class Chain:
     """
 
     def __init__(
-        self, source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None = None
+        self,
+        source: Source,
+        transforms: Sequence[Transform],
+        seed: int,
+        fixed: int | None = None,
+        draws: int = AUGMENT,
     ) -> None:
         self.source = source
         transforms, scale = split_scale(transforms)
@@ -66,7 +72,8 @@ class Chain:
             transforms = with_full_decoding(transforms)
         self._fixed, self._varying = split_transforms(transforms, fixed)
         self._seed = seed
-        self._random = _Generators(seed)
+        self._draws = draws
+        self._random = _Generators(seed, draws)
         self._code = user_code_of(source)
 
     @property
@@ -169,7 +176,7 @@ class Chain:
             np.asarray(inputs),
             None if masks is None else np.asarray(masks),
             void,
-            self._seed,
+            (self._seed, self._draws),
             epoch,
             indices,
             training,
@@ -268,11 +275,11 @@ class _Generators(threading.local):
 
     It is thread-local: a generator set by another thread between two draws would continue with that
     thread's numbers. Philox turns a 128-bit key and a 256-bit counter into random bits. The key is
-    the seed; each sample of each epoch has 2**128 values of the counter to itself.
+    the seed and the purpose; each sample of each epoch has 2**128 values of the counter to itself.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._key = np.array([seed, AUGMENT], np.uint64)
+    def __init__(self, seed: int, draws: int = AUGMENT) -> None:
+        self._key = np.array([seed, draws], np.uint64)
         self._philox = np.random.Philox(key=self._key)
         self._buffer = np.zeros(4, np.uint64)
         self.generator = np.random.Generator(self._philox)

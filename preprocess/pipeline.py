@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from preprocess.base import Source, UnreadableSample
+from preprocess.base import AUGMENT, Source, UnreadableSample
 from preprocess.batches import BatchWork
 from preprocess.chain import Chain, PreparedSample
 from preprocess.lazy_numba import NUMBA
@@ -56,6 +56,7 @@ class Pipeline(Chain):
             random one.
         carried: the target of stored samples, if another pipeline stored them.
         piece: the slice of such samples that this pipeline uses.
+        draws: see :class:`~preprocess.chain.Chain`.
     """
 
     def __init__(
@@ -67,8 +68,11 @@ class Pipeline(Chain):
         fixed: int | None = None,
         carried: TargetSpec | None = None,
         piece: PackedSlice | None = None,
+        draws: int = AUGMENT,
     ) -> None:
-        super().__init__(source, set_device_input(transforms, sample.deferred_input), seed, fixed)
+        super().__init__(
+            source, set_device_input(transforms, sample.deferred_input), seed, fixed, draws
+        )
         self.sample = sample
         self._piece = piece
         self.is_precise = sample.wire.dtype == "float64"

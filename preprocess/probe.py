@@ -19,7 +19,8 @@ from launch.errors import InputError, pluralize
 from preprocess.base import Source, UnreadableImage, UnreadableSample
 from preprocess.chain import Chain
 from preprocess.decode import count_bits_used
-from preprocess.sample import ArraySpec, SampleSpec
+from preprocess.records import RecordTransforms, format_sizes, input_sources
+from preprocess.sample import ArraySpec, InputSpec, RecordSpec, SampleSpec
 from preprocess.target import plain_targets, target_of
 from preprocess.transforms import Transform
 from preprocess.transforms.color import Standardize
@@ -35,6 +36,7 @@ _FEW_BITS = 14  # 16-bit images that use no more bits lose most gray levels in 8
 class _ProbedSample:
     """One probed sample."""
 
+    index: int
     name: str
     stored: np.ndarray  # up to the first random transform
     input: np.ndarray  # after all transforms
@@ -58,7 +60,7 @@ class SampleProbe:
     """
 
     sample: SampleSpec
-    stored: ArraySpec | None
+    stored: InputSpec | None
     not_stored_reason: str
     is_raw: bool
     fixed_s: float
@@ -73,12 +75,12 @@ class SampleProbe:
         """
         if self.stored is None:
             raise InputError(self.not_stored_reason)
-        return replace(self.sample, stored=self.stored)
+        return self.sample.with_stored(self.stored)
 
 
 def infer_sample_spec(
     source: Source,
-    transforms: Sequence[Transform],
+    transforms: Sequence[Transform] | RecordTransforms,
     seed: int,
     keep: bool = False,
     fixed: int | None = None,
@@ -103,7 +105,10 @@ def infer_sample_spec(
 
 
 def probe_samples(
-    source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None = None
+    source: Source,
+    transforms: Sequence[Transform] | RecordTransforms,
+    seed: int,
+    fixed: int | None = None,
 ) -> SampleProbe:
     """Read and transform ``PROBES`` samples of a source, each once.
 
@@ -116,6 +121,52 @@ def probe_samples(
     Raises:
         InputError: no sample can be used, samples differ in shape, or transforms do not fit them.
     """
+    if isinstance(transforms, RecordTransforms):
+        return _probe_records(source, transforms, seed)
+    return _probe_input(source, transforms, seed, fixed)[0]
+
+
+def _probe_records(source: Source, transforms: RecordTransforms, seed: int) -> SampleProbe:
+    """Probe samples of several inputs, each input as if it were the only one."""
+    parts: dict[str, SampleProbe] = {}
+    sizes: dict[str, dict[int, tuple[int, ...]]] = {}
+    sources = input_sources(source, transforms)
+    with next(iter(sources.values())).reader.holding():
+        for name, items in transforms.fields:
+            try:
+                parts[name], probed = _probe_input(sources[name], items, seed, None)
+            except InputError as error:
+                raise InputError(f"input {name}: {error}") from error
+            sizes[name] = {sample.index: sample.stored.shape[:2] for sample in probed}
+    for name in transforms.moving[1:]:
+        for index, size in sizes[transforms.moving[0]].items():
+            if sizes[name].get(index, size) != size:
+                raise InputError(
+                    f"data.together: {transforms.moving[0]} and {name} must have one size before "
+                    f"random transforms, and {source.name(index)} has {format_sizes(size)} and "
+                    f"{format_sizes(sizes[name][index])}; add a resize or a crop to both"
+                )
+    sample = SampleSpec.of_parts(
+        {name: part.sample for name, part in parts.items()}, parts[transforms.owner].sample.target
+    )
+    stored = None
+    if all(part.stored is not None for part in parts.values()):
+        stored = RecordSpec.of({name: cast(ArraySpec, part.stored) for name, part in parts.items()})
+    return SampleProbe(
+        sample,
+        stored,
+        "; ".join(filter(None, (part.not_stored_reason for part in parts.values()))),
+        all(part.is_raw for part in parts.values()),
+        sum(part.fixed_s for part in parts.values()),
+        sum(part.varying_s for part in parts.values()),
+        "\n".join(filter(None, (part.remark for part in parts.values()))),
+    )
+
+
+def _probe_input(
+    source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None
+) -> tuple[SampleProbe, list[_ProbedSample]]:
+    """Probe samples of one array; return also the probed samples."""
     transforms, deferred = split_device(transforms)
     counting = _BitCountingSource(source)
     chain = Chain(cast(Source, counting), transforms, seed, fixed)
@@ -143,7 +194,7 @@ def probe_samples(
     sample = SampleSpec(array, target.outputs, chain.affine, None, target)
     if deferred is not None:
         sample = _with_device_augmentation(sample, deferred, probed[0].name)
-    return SampleProbe(
+    result = SampleProbe(
         sample,
         stored,
         not_stored_reason,
@@ -152,6 +203,7 @@ def probe_samples(
         median(sample_probe.varying_s for sample_probe in probed),
         _depth_warning(counting.bits, transforms),
     )
+    return result, probed
 
 
 class _BitCountingSource:
@@ -226,6 +278,7 @@ def _probe_usable(chain: Chain) -> list[_ProbedSample]:
                 prepared_at = time.perf_counter()
                 array, mask = chain.augment(prepared, index, epoch=0)
                 yield _ProbedSample(
+                    index,
                     source.name(index),
                     prepared.input,
                     array,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from preprocess.scaling import along_row, scale_into
 from preprocess.target import TargetSpec, class_target
 
 FLOAT32_LIMIT = 4096  # ratio of mean to deviation from which on float32 is too coarse
+INPUT = "input"  # the name of an input that the source gives no name
 CROP_BYTES = 16  # of the crop in a row of deferred augmentation
 
 
@@ -81,8 +82,92 @@ class ArraySpec:
             return random.integers(0, values, shape).astype(self.dtype)
         return random.random(shape, np.float32)
 
+    @property
+    def arrays(self) -> dict[str, ArraySpec]:
+        """The arrays of a sample by name: only this one."""
+        return {INPUT: self}
+
     def __str__(self) -> str:
         return f"{' x '.join(map(str, self.shape)) or 'a number,'} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class RecordSpec:
+    """The arrays of a sample of several inputs, which travel as one row of a structured array.
+
+    Attributes:
+        fields: the name and the spec of each array, in order.
+
+    >>> print(RecordSpec.of({"image": ArraySpec((2, 2, 1), "uint8"), "age": ArraySpec((1,), "f4")}))
+    image: 2 x 2 x 1 uint8, age: 1 f4
+    """
+
+    fields: tuple[tuple[str, ArraySpec], ...]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, ArraySpec]) -> RecordSpec:
+        """Return the spec of a record of named arrays."""
+        return cls(tuple(arrays.items()))
+
+    @property
+    def arrays(self) -> dict[str, ArraySpec]:
+        """The arrays of a sample by name."""
+        return dict(self.fields)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a row beside its fields: it has none."""
+        return ()
+
+    @cached_property
+    def dtype(self) -> np.dtype:
+        """The dtype of a row, whose fields are the arrays."""
+        return np.dtype(
+            [(name, array.dtype, array.shape) for name, array in self.fields], align=True
+        )
+
+    @property
+    def size(self) -> int:
+        """The number of elements of all arrays."""
+        return sum(array.size for _, array in self.fields)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of a row in bytes."""
+        return self.dtype.itemsize
+
+    def as_float64(self) -> RecordSpec:
+        """Return the same spec with float64 instead of float32."""
+        return RecordSpec(tuple((name, array.as_float64()) for name, array in self.fields))
+
+    def random_inputs(self, random: np.random.Generator, rows: int) -> np.ndarray:
+        """Draw random rows, (rows,) of :attr:`dtype`; see :meth:`ArraySpec.random_inputs`."""
+        inputs = np.zeros(rows, self.dtype)
+        for name, array in self.fields:
+            inputs[name] = array.random_inputs(random, rows)
+        return inputs
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {array}" for name, array in self.fields)
+
+
+InputSpec: TypeAlias = ArraySpec | RecordSpec
+
+
+def named_arrays(inputs: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the arrays of rows by name, as views.
+
+    Args:
+        inputs: (n, ...) rows of one array, or (n,) records of several.
+
+    >>> list(named_arrays(np.zeros(2, [("image", "u1", (2, 2)), ("age", "f4")])))
+    ['image', 'age']
+    >>> list(named_arrays(np.zeros((2, 3))))
+    ['input']
+    """
+    if inputs.dtype.names is None:
+        return {INPUT: inputs}
+    return {name: inputs[name] for name in inputs.dtype.names}
 
 
 @dataclass(frozen=True)
@@ -186,20 +271,88 @@ class SampleSpec:
         folds: the affine of each fold's networks, if they differ.
         per_pipeline: the specs of input pipelines that differ, by their keys.
         deferred_input: an input before deferred augmentation; None without.
+        parts: the spec of each input by name, if there are several: its array, its affine (those
+            of this object are None) and its stored array.
     """
 
-    input: ArraySpec
+    input: InputSpec
     classes: int
     affine: Affine | None = None
-    stored: ArraySpec | None = None
+    stored: InputSpec | None = None
     target: TargetSpec = None  # type: ignore[assignment]  # filled in below
     folds: tuple[Affine, ...] = ()
     per_pipeline: Mapping[str, SampleSpec] = field(default_factory=dict, hash=False)
     deferred_input: ArraySpec | None = None
+    parts: Mapping[str, SampleSpec] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.target is None:
             object.__setattr__(self, "target", class_target(self.classes))
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, SampleSpec], target: TargetSpec) -> SampleSpec:
+        """Return the spec of samples of several inputs.
+
+        Args:
+            parts: the spec of each input, in order.
+            target: the target of a sample.
+        """
+        stored = None
+        if all(part.stored is not None for part in parts.values()):
+            stored = RecordSpec(
+                tuple((name, cast(ArraySpec, part.stored)) for name, part in parts.items())
+            )
+        return cls(
+            RecordSpec(tuple((name, cast(ArraySpec, part.input)) for name, part in parts.items())),
+            target.outputs,
+            None,
+            stored,
+            target,
+            parts=dict(parts),
+        )
+
+    def with_parts(self, parts: Mapping[str, SampleSpec]) -> SampleSpec:
+        """Return the spec with others of its inputs."""
+        changed = SampleSpec.of_parts(parts, self.target)
+        return replace(self, input=changed.input, stored=changed.stored, parts=changed.parts)
+
+    def with_stored(self, stored: InputSpec) -> SampleSpec:
+        """Return the spec with what is stored of a sample."""
+        if not self.parts:
+            return replace(self, stored=stored)
+        return self.with_parts(
+            {name: replace(part, stored=stored.arrays[name]) for name, part in self.parts.items()}
+        )
+
+    @property
+    def by_input(self) -> Mapping[str, SampleSpec]:
+        """The spec of each input by name; of a single one, this object."""
+        return self.parts or {INPUT: self}
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+        """The shape of an input; of several, their shapes by name."""
+        if not self.parts:
+            return self.input.shape
+        return {name: part.input.shape for name, part in self.parts.items()}
+
+    @property
+    def joined_shape(self) -> tuple[int, ...]:
+        """The shape of an input; of several, that of all their numbers in one row."""
+        return (self.input.size,) if self.parts else self.input.shape
+
+    def scale(self, inputs: np.ndarray) -> dict[str, np.ndarray]:
+        """Return rows as networks take them, by input.
+
+        Args:
+            inputs: (n, ...) rows as they travel.
+        """
+        return {
+            name: array if part.affine is None else part.affine.apply(array)
+            for (name, part), array in zip(
+                self.by_input.items(), named_arrays(inputs).values(), strict=True
+            )
+        }
 
     def for_pipeline(self, pipeline: str, fold: int | None = None) -> SampleSpec:
         """Return the spec for networks of an input pipeline, or of one fold of it.
@@ -208,25 +361,35 @@ class SampleSpec:
             pipeline: its key.
             fold: the fold of the network; None without folds.
         """
-        spec = self.per_pipeline.get(pipeline, self)
-        if fold is not None and spec.folds:
-            return replace(spec, affine=spec.folds[fold], folds=())
-        return spec
+        return self.per_pipeline.get(pipeline, self)._for_fold(fold)
+
+    def _for_fold(self, fold: int | None) -> SampleSpec:
+        if fold is None:
+            return self
+        if self.parts:
+            return self.with_parts(
+                {name: part._for_fold(fold) for name, part in self.parts.items()}
+            )
+        if self.folds:
+            return replace(self, affine=self.folds[fold], folds=())
+        return self
 
     def as_float64(self) -> SampleSpec:
         """Return the same spec with float64 instead of float32."""
+        if self.parts:
+            return self.with_parts({name: part.as_float64() for name, part in self.parts.items()})
         stored = self.stored
         if stored is not None:
             stored = stored.as_float64()
         return replace(self, input=self.input.as_float64(), stored=stored)
 
     @property
-    def image(self) -> ArraySpec:
+    def image(self) -> InputSpec:
         """The input, by the name that engines of 0.2.0 use."""
         return self.input
 
     @property
-    def wire(self) -> ArraySpec:
+    def wire(self) -> InputSpec:
         """The spec of an input as it travels to trainers: a row of bytes if deferred."""
         if self.deferred_input is None:
             return self.input
@@ -237,11 +400,27 @@ class SampleSpec:
         """The target of a stored sample: a mask then has the size of its image."""
         if self.target.kind != "mask" or self.stored is None:
             return self.target
+        if self.parts:
+            return next(
+                part.stored_target for part in self.parts.values() if part.target.kind == "mask"
+            )
         height, width = self.stored.shape[:2]
         return replace(self.target, size=(height, width))
 
     def identity(self) -> dict[str, Any]:
         """Return all that a network depends on, as fingerprints of checkpoints use it."""
+        if self.parts:
+            return {
+                "inputs": {name: part._input_identity() for name, part in self.parts.items()},
+                "classes": self.classes,
+                **self.target.identity(),
+            }
+        identity = self._input_identity()
+        affine = identity.pop("affine")
+        return {**identity, "classes": self.classes, "affine": affine, **self.target.identity()}
+
+    def _input_identity(self) -> dict[str, Any]:
+        """Return what a network depends on of an input."""
         affine: dict[str, Any] | None = None
         if self.affine is not None:
             affine = {"mean": self.affine.mean, "std": self.affine.std}
@@ -249,10 +428,4 @@ class SampleSpec:
                 affine["unit"] = self.affine.unit
             if self.affine.precise:
                 affine["precise"] = True
-        return {
-            "shape": self.input.shape,
-            "dtype": self.input.dtype,
-            "classes": self.classes,
-            "affine": affine,
-            **self.target.identity(),
-        }
+        return {"shape": self.input.shape, "dtype": self.input.dtype, "affine": affine}

@@ -21,7 +21,14 @@ from fleet.errors import ModelError, SettingError, UserError, exit_reason
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Optimizer, Train
 from fleet.spec.measures import name_of, parameters_of
-from fleet.spec.model import Architecture, arguments_for, load_function, one_line, wrapping_errors
+from fleet.spec.model import (
+    Architecture,
+    InputShape,
+    arguments_for,
+    load_function,
+    one_line,
+    wrapping_errors,
+)
 from preprocess.user_code import (
     UserCode,
     exclusive_generators,
@@ -184,13 +191,13 @@ def make_custom_optimizer(
 
 
 def build_custom_model(
-    architecture: Architecture, shape: tuple[int, ...], outputs: int, kind: type[T], kind_name: str
+    architecture: Architecture, shape: InputShape, outputs: int, kind: type[T], kind_name: str
 ) -> T:
     """Build a network with a user-defined function.
 
     Args:
         architecture: names the function and its arguments.
-        shape: shape of one input.
+        shape: shape of an input; of several inputs, their shapes by name.
         outputs: number of outputs.
         kind: base class of the library's models.
         kind_name: name of that class, for messages.

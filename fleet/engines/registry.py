@@ -120,7 +120,7 @@ def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> in
     """
     sample = sample.for_pipeline(network.pipeline)
     architecture = network.architecture
-    shape = sample.input.shape
+    shape = sample.input_shape
     if architecture.kind == "family":
         return count_for(architecture.settings, sample)
     if spec.engine.count_parameters is None:

@@ -27,7 +27,7 @@ from fleet.engines.linear import LinearOutputs, make_measure, make_metric
 from fleet.errors import ModelError, SettingError
 from fleet.spec import NetworkSpec
 from fleet.spec.measures import label_of, name_of, parameters_of
-from fleet.spec.model import Architecture, arguments_for, load_function
+from fleet.spec.model import Architecture, InputShape, arguments_for, load_function
 from fleet.vocabulary.measures import canonical_name
 from preprocess.deferred_augmentation import finished
 from preprocess.sample import SampleSpec
@@ -52,7 +52,7 @@ class NumpyEngine:
         if network.architecture.kind == "import":
             function = load_function(network.architecture.target)
             weights = function(
-                **arguments_for(function, network.architecture, sample.input.shape, shape[1])
+                **arguments_for(function, network.architecture, sample.input_shape, shape[1])
             )
             weights = np.array(weights, np.float64)
             if weights.shape != shape:
@@ -77,11 +77,10 @@ def make(setup: EngineContext) -> NumpyEngine:
     return NumpyEngine(setup.sample)
 
 
-def count_parameters(
-    architecture: Architecture, shape: tuple[int, ...], classes: int, seed: int
-) -> int:
+def count_parameters(architecture: Architecture, shape: InputShape, classes: int, seed: int) -> int:
     """Return the number of weights of a regression."""
-    return (math.prod(shape) + 1) * classes
+    shapes = shape.values() if isinstance(shape, dict) else (shape,)
+    return (sum(map(math.prod, shapes)) + 1) * classes
 
 
 class SoftmaxRegression:
@@ -218,14 +217,11 @@ class SoftmaxRegression:
     def _features(self, inputs: np.ndarray) -> np.ndarray:
         """Return features: (n, features + 1), or for masks (n, height, width, channels + 1)."""
         inputs = finished(inputs, self._sample)
-        if self._sample.affine is None:
-            scaled = inputs
-        else:
-            scaled = self._sample.affine.apply(inputs)
+        scaled = list(self._sample.scale(inputs).values())
         if self._sample.target.kind == "mask":
-            features = scaled
+            [features] = scaled
         else:
-            features = scaled.reshape(len(inputs), self._sample.input.size)
+            features = np.concatenate([part.reshape(len(part), -1) for part in scaled], axis=1)
         return np.concatenate(
             [features.astype(np.float64), np.ones((*features.shape[:-1], 1))], axis=-1
         )

@@ -14,7 +14,7 @@ from fleet.spec.model import wrapping_errors
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from preprocess.moments import Standardization
-from preprocess.sample import ArraySpec, SampleSpec
+from preprocess.sample import INPUT, ArraySpec, SampleSpec
 from preprocess.sources.table import Columns
 from preprocess.target import TargetSpec
 
@@ -40,7 +40,7 @@ def write_sample(
     for feed, feed_names in names.items():
         described = sample.for_pipeline(feed)
         target = replace(described.target, names=feed_names)
-        feeds[feed] = {"image": asdict(described.input), "target": asdict(target)}
+        feeds[feed] = {**_describe_inputs(described), "target": asdict(target)}
     first = next(iter(feeds.values()))
     content: dict[str, Any] = dict(first)
     if len(feeds) > 1:
@@ -48,6 +48,13 @@ def write_sample(
     if columns is not None:
         content["table"] = {name: getattr(columns, name) for name in _TABLE_FIELDS}
     write_json(paths.sample, content)
+
+
+def _describe_inputs(sample: SampleSpec) -> dict[str, Any]:
+    """Return the shape and type of the input, or of several by name."""
+    if sample.parts:
+        return {"inputs": {name: asdict(part.input) for name, part in sample.parts.items()}}
+    return {"image": asdict(sample.input)}
 
 
 _TABLE_FIELDS = ("inputs", "is_paths", "targets", "delimiter")
@@ -119,7 +126,10 @@ def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
     try:
         record = json.loads(paths.sample.read_text(encoding="utf-8"))
         record = record.get("feeds", {}).get(feed, record)
-        image = ArraySpec(tuple(record["image"]["shape"]), record["image"]["dtype"])
+        arrays = {
+            name: ArraySpec(tuple(array["shape"]), array["dtype"])
+            for name, array in record.get("inputs", {INPUT: record.get("image")}).items()
+        }
         target_fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in record["target"].items()
@@ -132,4 +142,9 @@ def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
         ) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{paths.sample} cannot be read: {error}") from error
-    return SampleSpec(image, target.outputs, target=target)
+    if "inputs" not in record:
+        return SampleSpec(arrays[INPUT], target.outputs, target=target)
+    return SampleSpec.of_parts(
+        {name: SampleSpec(array, target.outputs, target=target) for name, array in arrays.items()},
+        target,
+    )

@@ -25,7 +25,7 @@ from fleet.errors import GroupMemberDied
 from fleet.stream.compose import NodeMemory
 from fleet.stream.filler import SetFiller, WindowFiller
 from fleet.stream.order import Order
-from preprocess.pipeline import Pipeline
+from preprocess.record_pipeline import AnyPipeline
 
 _MEASURED_SAMPLES = 64
 
@@ -48,8 +48,8 @@ class Preprocessor:
         roles: Roles,
         shared: NodeMemory,
         order: Order,
-        training: Pipeline,
-        evaluation: Pipeline | None,
+        training: AnyPipeline,
+        evaluation: AnyPipeline | None,
     ) -> None:
         self._world = world
         self._training = training

@@ -66,7 +66,7 @@ class RateMemory:
     def traits_of(self, network: NetworkSpec) -> Traits:
         """Return the features of a network by which its rate is estimated."""
         sample = self._launch.sample.for_pipeline(network.pipeline)
-        return traits_of(network, self.keys[network.name], sample.input.shape, sample.classes)
+        return traits_of(network, self.keys[network.name], sample.joined_shape, sample.classes)
 
     # ---- from earlier runs ----
 

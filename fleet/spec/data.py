@@ -35,7 +35,7 @@ TargetSetting = Literal["class", "multilabel", "value", "mask"] | Target
 class EntryData:
     """Data settings of one entry that differ from `data` at the top."""
 
-    transforms: tuple[kinds.TransformItem, ...] | None = None
+    transforms: kinds.Transforms | None = None
     """Transforms for the networks of this entry, instead of `data.transforms`. The transforms that
     all entries share, up to the first random one, run once for all of them.
     """
@@ -92,9 +92,14 @@ class Data:
     per fold, as NAME-fold0, NAME-fold1, ...: it is validated on that fold and trained on the
     others.
     """
-    transforms: tuple[kinds.TransformItem, ...] = ("decode",)
+    transforms: kinds.Transforms = ("decode",)
     """Transforms of each sample, in order: names, with parameters if they have any, and import
-    paths of your own functions.
+    paths of your own functions. If samples have several inputs, a mapping of their names to such
+    lists; an input without a list is only decoded, if its values are files.
+    """
+    together: tuple[str, ...] = ()
+    """Names of the inputs, of several, whose pixels random crops, flips and rotations move alike;
+    `target` is a mask.
     """
     shared_memory: kinds.Size = Field(default=2 * 10**9, json_schema_extra={"default": "2GB"})
     """Memory on each node for prepared samples, like 2GB. It limits how far apart networks that

@@ -97,6 +97,9 @@ def _augmentation_problems(document: Document) -> Iterator[Problem]:
             f"use host, or one of the engines {able}",
         )
     for data in document.data_by_pipeline.values():
+        if isinstance(data.transforms, Mapping):
+            yield path, "samples of several inputs are transformed on the host", "use host"
+            return
         try:
             transforms = defer_to_device(parse_transforms(data.transforms))
         except InputError:  # reported elsewhere

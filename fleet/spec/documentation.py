@@ -116,7 +116,8 @@ def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from ((heading, parts[name]) for heading, name in _PARTS.items())
     for name, family in FAMILIES.items():
         yield f"models: args of {name}", parts[family.__name__]
-    transforms = parts["Data"]["properties"]["transforms"]["items"]["anyOf"][-1]["properties"]
+    transform_list = parts["Data"]["properties"]["transforms"]["oneOf"][0]
+    transforms = transform_list["items"]["anyOf"][-1]["properties"]
     yield from ((f"data.transforms: {name}", transforms[name]) for name in TRANSFORMS)
     schedules = parts["Optimizer"]["properties"]["learning_rate"]["anyOf"][1:]
     yield from (

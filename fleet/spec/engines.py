@@ -100,6 +100,7 @@ class EngineInfo:
         learns: whether networks improve; otherwise they train for the epochs in the rates file.
         finishes: whether its networks crop and flip samples themselves
             (:mod:`preprocess.deferred_augmentation`).
+        joins_inputs: whether its families take samples of several inputs.
         needs_rates: whether it can train only at known rates, so that ``schedule.rates`` is
             required.
         checkpoint_bytes: (parameters, slots) -> bytes of a checkpoint's arrays; slots are the
@@ -136,6 +137,7 @@ class EngineInfo:
     suffix: str = ".keras"
     learns: bool = True
     finishes: bool = False
+    joins_inputs: bool = False
     needs_rates: bool = False
     checkpoint_bytes: Callable[[int, int], int] = float32_bytes
     count_parameters: str | Callable[..., int] | None = None
@@ -242,6 +244,7 @@ ENGINES: dict[str, EngineInfo] = {
             "softmax regression without TensorFlow, for experiments",
             families=frozenset({"softmax"}),
             finishes=True,
+            joins_inputs=True,
             count_parameters=".softmax:count_parameters",
             knows=Known(
                 optimizers={

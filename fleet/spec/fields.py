@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, Tag, WithJsonSchema
 
 from fleet.spec.engines import ENGINES
 from fleet.units import (
@@ -145,6 +145,12 @@ TrackItem = Annotated[
         }
     ),
 ]
-TransformItem = Annotated[
+_TransformItem = Annotated[
     str | dict[str, Any], BeforeValidator(_check_transform), WithJsonSchema(item_schema())
+]
+# Tagged by form, so that a mistake is reported for the form that the user chose.
+Transforms = Annotated[
+    Annotated[tuple[_TransformItem, ...], Tag("list")]
+    | Annotated[dict[str, tuple[_TransformItem, ...]], Tag("by input")],
+    Discriminator(lambda value: "by input" if isinstance(value, Mapping) else "list"),
 ]

@@ -93,6 +93,15 @@ def _misfits(
             "the family softmax, or your own function (build:)",
         )
         return
+    if sample.parts and network.architecture.kind != "import" and not spec.engine.joins_inputs:
+        yield (
+            network,
+            ("models", network.entry),
+            f"{network.architecture.target} takes one input, and samples have several "
+            f"({', '.join(sample.parts)})",
+            "your own function (build:), which takes them by name",
+        )
+        return
     if network.architecture.kind == "application" and len(sample.input.shape) != 3:
         yield (
             network,

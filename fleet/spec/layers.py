@@ -123,7 +123,7 @@ def count_for(settings: model.Settings, sample: SampleSpec) -> int:
     if sample.target.kind == "mask":
         shape = sample.input.shape[-1:]
     else:
-        shape = sample.input.shape
+        shape = sample.joined_shape
     return count_parameters(settings, shape, sample.classes)
 
 

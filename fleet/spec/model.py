@@ -115,6 +115,8 @@ class Softmax:
 
 
 Settings = ResNet | DenseNet | CNN | Softmax
+# The shape of a sample; of several inputs, their shapes by name.
+InputShape = tuple[int, ...] | dict[str, tuple[int, ...]]
 FAMILIES: dict[str, type[Settings]] = {
     "resnet": ResNet,
     "densenet": DenseNet,
@@ -318,7 +320,7 @@ def _top_level_names(file: Path) -> set[str] | None:
 def arguments_for(
     function: Callable[..., Any],
     architecture: Architecture,
-    input_shape: tuple[int, ...],
+    input_shape: InputShape,
     outputs: int,
 ) -> dict[str, Any]:
     """Return the keyword arguments for a custom model function.
@@ -329,7 +331,8 @@ def arguments_for(
     Args:
         function: the custom function.
         architecture: the description of the network.
-        input_shape: the shape of a sample, such as (height, width, channels).
+        input_shape: the shape of a sample, such as (height, width, channels); of several inputs,
+            their shapes by name.
         outputs: number of classes, labels or values.
     """
     try:

@@ -57,6 +57,7 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
         "shards": data.shards if data.order == "ring" else None,
         "test": test,
         "target": data.target,
+        "together": data.together or None,
         # split by the targets of another pipeline
         "divided": first.target if is_divided and first.target != data.target else None,
         "fold": None if network.fold is None else [network.fold, data.folds],

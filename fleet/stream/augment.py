@@ -18,7 +18,7 @@ import numpy as np
 from fleet.comm.segment import fence, map_arrays
 from fleet.stream.order import runs
 from preprocess.base import UnreadableSample
-from preprocess.pipeline import Pipeline
+from preprocess.record_pipeline import AnyPipeline
 from preprocess.sample import ArraySpec
 
 # inputs, targets, and a mask (samples,) bool of the samples that are ready
@@ -35,7 +35,7 @@ class DeferredAugmentation:
     """
 
     def __init__(
-        self, pipeline: Pipeline, is_done: bool, on_bad: Callable[[UnreadableSample], None]
+        self, pipeline: AnyPipeline, is_done: bool, on_bad: Callable[[UnreadableSample], None]
     ) -> None:
         self._pipeline = pipeline
         self._is_done = is_done
@@ -91,7 +91,7 @@ class AugmentedEpochs:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: AnyPipeline,
         limit: int = 2**26,
         shared: Callable[[int], AugmentedEpoch | None] | None = None,
     ) -> None:

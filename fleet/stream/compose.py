@@ -37,7 +37,7 @@ from fleet.stream.stall import Waiting, WriterDied
 from fleet.stream.store import FileStore, NodeStore, RankMemory
 from fleet.stream.window import Window
 from preprocess.base import UnreadableSample
-from preprocess.pipeline import Pipeline
+from preprocess.record_pipeline import AnyPipeline
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Stream:
 
 def compose(
     order: Order,
-    pipeline: Pipeline,
+    pipeline: AnyPipeline,
     memory: NodeMemory,
     reader: int,
     waiting: Waiting,

@@ -16,7 +16,7 @@ from fleet.stream.relay import Relay
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.window import NOT_READING, Window
 from preprocess.base import UnreadableSample
-from preprocess.pipeline import Pipeline
+from preprocess.record_pipeline import AnyPipeline
 
 _SAMPLES_A_STEP = 8  # some milliseconds of work, for which the coordinator on rank 0 has to wait
 _DEMAND_EVERY_S = 0.002
@@ -39,7 +39,7 @@ class WindowFiller:
         roles: Roles,
         window: Window,
         order: Order,
-        training: Pipeline,
+        training: AnyPipeline,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._world = world

@@ -16,7 +16,7 @@ from fleet.stream.augment import AugmentedEpoch, AugmentedEpochs
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import make_set_clock
 from preprocess.base import UnreadableSample
-from preprocess.pipeline import Pipeline
+from preprocess.record_pipeline import AnyPipeline
 
 _POLL_S = 0.001
 
@@ -24,7 +24,7 @@ _POLL_S = 0.001
 class FileStore:
     """A store without a cache: this rank reads, decodes and transforms each sample."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: AnyPipeline) -> None:
         self._pipeline = pipeline
         self.empty = pipeline.empty
 
@@ -48,7 +48,7 @@ class FileStore:
 class RankMemory(FileStore):
     """A store in this rank's memory: samples are decoded once and augmented every epoch."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: AnyPipeline) -> None:
         super().__init__(pipeline)
         self._inputs, self._targets = pipeline.empty_stored(pipeline.samples)
         self._is_ready = np.zeros(pipeline.samples, bool)
@@ -87,7 +87,7 @@ class NodeStore(FileStore):
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: AnyPipeline,
         stored: SampleSet,
         stall_s: float = math.inf,
         shared: Callable[[int], AugmentedEpoch | None] | None = None,

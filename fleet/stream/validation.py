@@ -12,7 +12,7 @@ from fleet.stream.batch import split_rows
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import Waiting, WriterDied, make_set_clock
 from preprocess.base import UnreadableSample
-from preprocess.pipeline import Pipeline
+from preprocess.record_pipeline import AnyPipeline
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Validation:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: AnyPipeline,
         on_bad: Callable[[UnreadableSample], None],
         rows: np.ndarray | None = None,
         shared: NodeValidation | None = None,

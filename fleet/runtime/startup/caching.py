@@ -13,9 +13,8 @@ from fleet.storage.results import known_parameters
 from fleet.stream.layout import row_bytes
 from fleet.units import format_size
 from launch.errors import pluralize
-from preprocess.chain import count_fixed, split_scale
+from preprocess.records import has_random_work
 from preprocess.sample import SampleSpec
-from preprocess.transforms.on_device import split_device
 
 _ROOM = 0.75  # share of a window, of free memory and of a free disk that samples may take
 _SLOW_S = 1e-3  # faster random transforms of a sample do not slow down training
@@ -181,8 +180,7 @@ def count_shared_epochs(spec: Spec, opened: Inputs, used_bytes: int, shared_free
         used_bytes: bytes that other samples take there.
         shared_free: free bytes of shared memory, on the node that has least.
     """
-    host_transforms = split_scale(split_device(opened.transforms)[0])[0]
-    if opened.pipelines or count_fixed(host_transforms) == len(host_transforms):
+    if opened.pipelines or not has_random_work(opened.transforms):
         return 0  # each network augments its own samples, or there are no random transforms
     row = row_bytes(opened.sample.wire, opened.sample.target.wire) + 1
     room = min(spec.data.shared_memory - used_bytes, shared_free / 2 - used_bytes) / (
@@ -220,6 +218,8 @@ def _impossible_in_file(spec: Spec, opened: Inputs, resources: HostResources) ->
     """Return why samples cannot be decoded into a file; empty if they can."""
     if opened.pipelines and (spec.policy.own_samples or not have_same_target(opened.pipelines)):
         return "networks train on different samples"
+    if opened.sample.parts:
+        return "samples have several inputs"
     if opened.probes["train"].is_raw:
         return "no transform is the same in every epoch"
     for probe in opened.probes.values():

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +27,12 @@ from preprocess.chain import split_scale
 from preprocess.decoded_copy import decode_once
 from preprocess.fingerprint import Fingerprint
 from preprocess.moments import Standardization, compute_standardization
-from preprocess.pipeline import Pipeline
 from preprocess.probe import SampleProbe
+from preprocess.record_pipeline import make_input_pipeline
+from preprocess.records import AnyTransforms, lists_of, transforms_by_input
 from preprocess.sample import Affine, SampleSpec
 from preprocess.source import assign_folds, open_per_target
 from preprocess.target import TargetSpec, TargetWish, plain_targets, read_mask, target_of
-from preprocess.transforms import Transform
 from preprocess.transforms.color import Standardize
 from preprocess.transforms.on_device import inline_device_transforms
 
@@ -100,10 +101,11 @@ class Inputs(InputPipeline):
             InputError: samples differ in shape before the first random transform.
         """
         parts = {"none": (), "memory": ("train",), "file": tuple(self.samples)}[cache]
-        stored = {
-            name: replace(self.samples[name], stored=self.probes[name].with_stored().stored)
-            for name in parts
-        }
+        stored = {}
+        for name in parts:
+            array = self.probes[name].with_stored().stored
+            assert array is not None
+            stored[name] = self.samples[name].with_stored(array)
         pipelines = self.pipelines
         if "train" in stored and cache == "memory":
             pipelines = {
@@ -231,25 +233,25 @@ def open_data_sets(
 def _describe_channels(samples: Mapping[str, SampleSpec]) -> str:
     """Describe inputs whose channels seem to come first; empty if there are none."""
     for sample in samples.values():
-        for variant in (sample, *sample.per_pipeline.values()):
-            shape = variant.input.shape
+        variants = (sample, *sample.per_pipeline.values())
+        for part in [part for variant in variants for part in variant.by_input.values()]:
+            shape = part.input.shape
             if len(shape) == 3 and shape[0] <= _MAX_CHANNELS < min(shape[1:]):
                 height, width, channels = shape
                 return (
-                    f"data: inputs of {variant.input} are read as images of height {height} and "
+                    f"data: inputs of {part.input} are read as images of height {height} and "
                     f"width {width} with {channels} channels; if their first axis is the channels, "
                     f"move it to the end: ({width}, {channels}, {height})"
                 )
     return ""
 
 
-def _describe_standardizing(
-    spec: Spec, transforms_by_key: Mapping[str, tuple[Transform, ...]]
-) -> str:
+def _describe_standardizing(spec: Spec, transforms_by_key: Mapping[str, AnyTransforms]) -> str:
     """Describe the data that inputs are standardized by; empty if they are not."""
     if not any(
-        isinstance(split_scale(transforms)[1], Standardize)
+        isinstance(split_scale(items)[1], Standardize)
         for transforms in transforms_by_key.values()
+        for items in lists_of(transforms)
     ):
         return ""
     if spec.data.folds:
@@ -360,42 +362,54 @@ def standardize(
     results = dict[str, Standardization]()
     for key, settings in spec.data_by_pipeline.items():
         input_pipeline = inputs.by_pipeline[key if inputs.pipelines else ""]
-        transform = split_scale(input_pipeline.transforms)[1]
-        if not isinstance(transform, Standardize):
-            continue
         sample = input_pipeline.samples["train"]
-        settings_key = json.dumps(settings.transforms, default=str)
-        earlier = before.get(key)
-        features = transform.features(sample.input.shape)
-        if (
-            earlier is not None
-            and earlier.transforms == settings_key
-            and len(earlier.folds) == (spec.data.folds or 0)
-            and np.size(earlier.affine.mean) == features
-        ):
-            results[key] = earlier
-            continue
-        pipeline = Pipeline(
-            input_pipeline.data.train,
-            inline_device_transforms(input_pipeline.transforms),
-            spec.seed,
-            replace(sample, deferred_input=None).as_float64(),
-        )
-        with progress_bar(pipeline.samples, "means and deviations") as advance:
-            results[key] = compute_standardization(
-                settings_key, pipeline, transform, inputs.folds, advance
+        source = input_pipeline.data.train
+        for name, items in transforms_by_input(input_pipeline.transforms).items():
+            transform = split_scale(items)[1]
+            if not isinstance(transform, Standardize):
+                continue
+            part = sample.by_input[name]
+            written: Any = settings.transforms
+            if sample.parts:
+                written = written[name]
+            settings_key = json.dumps(written, default=str)
+            result_key = _standardization_key(key, name if sample.parts else "")
+            earlier = before.get(result_key)
+            features = transform.features(part.input.shape)
+            if (
+                earlier is not None
+                and earlier.transforms == settings_key
+                and len(earlier.folds) == (spec.data.folds or 0)
+                and np.size(earlier.affine.mean) == features
+            ):
+                results[result_key] = earlier
+                continue
+            pipeline = make_input_pipeline(
+                source,
+                _inline_device(input_pipeline.transforms),
+                name,
+                spec.seed,
+                replace(part, deferred_input=None).as_float64(),
             )
-        if inputs.pipelines or sample.deferred_input is not None:
-            _check_float32(results[key].affine)
+            with progress_bar(pipeline.samples, "means and deviations") as advance:
+                results[result_key] = compute_standardization(
+                    settings_key, pipeline, transform, inputs.folds, advance
+                )
+            if inputs.pipelines or sample.deferred_input is not None:
+                _check_float32(results[result_key].affine)
 
-    def with_affine(sample: SampleSpec, key: str) -> SampleSpec:
-        if key not in results:
+    def with_affine(sample: SampleSpec, key: str, name: str = "") -> SampleSpec:
+        if sample.parts:
+            return sample.with_parts(
+                {name: with_affine(part, key, name) for name, part in sample.parts.items()}
+            )
+        result = results.get(_standardization_key(key, name))
+        if result is None:
             return sample
-        affine = results[key].affine
         return replace(
-            sample.as_float64() if affine.precise else sample,
-            affine=affine,
-            folds=results[key].folds,
+            sample.as_float64() if result.affine.precise else sample,
+            affine=result.affine,
+            folds=result.folds,
         )
 
     single_key = "" if inputs.pipelines else next(iter(spec.data_by_pipeline))
@@ -409,6 +423,17 @@ def standardize(
         for split, sample in inputs.samples.items()
     }
     return replace(inputs, samples=samples), results
+
+
+def _standardization_key(key: str, name: str) -> str:
+    """Return the key of the moments of a pipeline, or of one of its several inputs."""
+    return f"{key}#{name}" if name else key
+
+
+def _inline_device(transforms: AnyTransforms) -> AnyTransforms:
+    if isinstance(transforms, tuple):
+        return inline_device_transforms(transforms)
+    return transforms
 
 
 def _check_float32(affine: Affine) -> None:
@@ -433,16 +458,22 @@ def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:
         StorageError: the disk is full, ...
     """
     data = inputs.data
+    transforms = inputs.transforms
+    if not isinstance(transforms, tuple):
+        raise InputError(
+            "data.cache: file: samples of several inputs are kept in memory only; use memory, none "
+            "or auto"
+        )
     total = sum(map(len, data.splits().values()))
     with progress_bar(total, "decoding once") as advance, storage_errors(path, kind=CannotWrite):
-        decoded = decode_once(data, inputs.transforms, inputs.samples, path, advance)
+        decoded = decode_once(data, transforms, inputs.samples, path, advance)
     if len(decoded.unreadable) > spec.data.max_unreadable * len(data.train):
         raise UserError(
             f"{len(decoded.unreadable)} of {total} samples cannot be decoded, more than "
             f"data.max_unreadable: {spec.data.max_unreadable:.2%}; the first: "
             f"{decoded.unreadable[0]}"
         )
-    done = len(inputs.transforms) - len(decoded.transforms)
+    done = len(transforms) - len(decoded.transforms)
     return replace(
         inputs,
         data=decoded.data,

@@ -16,12 +16,24 @@ from fleet.spec import Spec
 from fleet.units import listed
 from launch.errors import InputError, pluralize
 from preprocess.base import DataSet
-from preprocess.chain import count_common, count_fixed, split_scale
-from preprocess.pipeline import Pipeline
+from preprocess.chain import split_scale
 from preprocess.probe import SampleProbe, probe_samples
+from preprocess.record_pipeline import AnyPipeline, make_pipeline
+from preprocess.records import (
+    AnyTransforms,
+    Counts,
+    RecordTransforms,
+    count_all_common,
+    count_all_fixed,
+    count_unscaled,
+    is_any,
+    lists_of,
+    parse_record_transforms,
+    slice_transforms,
+)
 from preprocess.sample import SampleSpec
 from preprocess.target import TargetSpec, is_mask
-from preprocess.transforms import Transform, parse_transforms
+from preprocess.transforms import Transform
 from preprocess.transforms.decoding import Decode, with_full_decoding
 from preprocess.transforms.on_device import defer_to_device, inline_device_transforms, split_device
 from preprocess.transforms.packed_variants import PackedSlice, PackedVariants
@@ -36,24 +48,24 @@ class InputPipeline:
         transforms: all transforms.
         samples: split -> specification of a transformed sample, by the names of
             :meth:`DataSet.splits`; they differ at most in how samples are stored.
-        shared_count: number of transforms that the stream has applied; 0 without a stream, or if
-            all networks have the same pipeline.
+        shared_count: number of transforms that the stream has applied, of several inputs by name; 0
+            without a stream, or if all networks have the same pipeline.
         stream_target: target of a sample of the stream; None without a stream, or if all networks
             have the same pipeline.
         packed_slice: this pipeline's part of a sample of the stream; None if it is not packed.
     """
 
     data: DataSet
-    transforms: tuple[Transform, ...]
+    transforms: AnyTransforms
     samples: Mapping[str, SampleSpec]
-    shared_count: int = 0
+    shared_count: Counts = 0
     stream_target: TargetSpec | None = None
     packed_slice: PackedSlice | None = None
 
     @property
     def is_input_done(self) -> bool:
         """True if the stream has applied all transforms to its inputs."""
-        return self.shared_count == len(split_scale(self.transforms)[0])
+        return self.shared_count == count_unscaled(self.transforms)
 
     @property
     def matches_stream(self) -> bool:
@@ -64,13 +76,13 @@ class InputPipeline:
             and self.samples["train"].target == self.stream_target
         )
 
-    def pipeline(self, split: str, seed: int) -> Pipeline | None:
+    def pipeline(self, split: str, seed: int) -> AnyPipeline | None:
         """Return the pipeline of a split for these networks; None if the data lacks the split."""
         source = self.data.splits().get(split)
         if source is None:
             return None
         fixed = None if self.is_input_done or self.stream_target is None else self.shared_count
-        return Pipeline(
+        return make_pipeline(
             source,
             self.transforms,
             seed,
@@ -83,16 +95,18 @@ class InputPipeline:
     def after_decoding(self, data: DataSet, shared_count: int) -> InputPipeline:
         """Return the pipeline on a decoded copy of the data."""
         if self.packed_slice is not None:
+            [rest] = lists_of(slice_transforms(self.transforms, self.shared_count, None))
             return replace(
                 self,
                 data=data,
-                transforms=(self.packed_slice, *self.transforms[self.shared_count :]),
+                transforms=(self.packed_slice, *rest),
                 shared_count=1,
             )
+        assert isinstance(self.shared_count, int)
         return replace(
             self,
             data=data,
-            transforms=self.transforms[shared_count:],
+            transforms=slice_transforms(self.transforms, shared_count, None),
             shared_count=self.shared_count - shared_count,
         )
 
@@ -107,31 +121,48 @@ class SharedTransforms:
         packed_slices: pipeline key -> its part of a packed sample; empty if samples are not packed.
     """
 
-    transforms: tuple[Transform, ...]
-    shared_count: Mapping[str, int]
+    transforms: AnyTransforms
+    shared_count: Mapping[str, Counts]
     packed_slices: Mapping[str, PackedSlice]
 
 
-def parse_pipeline_transforms(
-    spec: Spec, data: Mapping[str, DataSet]
-) -> dict[str, tuple[Transform, ...]]:
-    """Parse the transforms of each input pipeline."""
-    transforms_by_key = {
-        key: parse_transforms(settings.transforms)
-        for key, settings in spec.data_by_pipeline.items()
-    }
+def parse_pipeline_transforms(spec: Spec, data: Mapping[str, DataSet]) -> dict[str, AnyTransforms]:
+    """Parse the transforms of each input pipeline.
+
+    Raises:
+        InputError: they do not fit the inputs of the data.
+    """
+    transforms_by_key = {}
+    for key, settings in spec.data_by_pipeline.items():
+        try:
+            transforms_by_key[key] = parse_record_transforms(
+                settings.transforms, data[key].train, settings.together
+            )
+        except InputError as error:
+            raise InputError(f"{_locate(spec, key)}.{error}") from error
     if spec.data.augment_on == "device":
         transforms_by_key = {
-            key: defer_to_device(transforms) for key, transforms in transforms_by_key.items()
+            key: _defer_to_device(transforms) for key, transforms in transforms_by_key.items()
         }
     return {
-        key: with_full_decoding(transforms) if is_mask(data[key].train) else transforms
+        key: with_full_decoding(transforms)
+        if isinstance(transforms, tuple) and is_mask(data[key].train)
+        else transforms
         for key, transforms in transforms_by_key.items()
     }
 
 
+def _defer_to_device(transforms: AnyTransforms) -> AnyTransforms:
+    if isinstance(transforms, RecordTransforms):
+        raise InputError(
+            "data.augment_on: device: samples have several inputs, which are transformed on the "
+            "host; use host"
+        )
+    return defer_to_device(transforms)
+
+
 def find_shared_transforms(
-    spec: Spec, data: Mapping[str, DataSet], transforms_by_key: Mapping[str, tuple[Transform, ...]]
+    spec: Spec, data: Mapping[str, DataSet], transforms_by_key: Mapping[str, AnyTransforms]
 ) -> SharedTransforms:
     """Find the transforms that input pipelines can share, probing samples if necessary.
 
@@ -142,17 +173,19 @@ def find_shared_transforms(
         UserError: before its first random transform, a pipeline yields samples of several shapes.
     """
     lists = list(transforms_by_key.values())
-    shared_count = count_common(lists)
-    if shared_count or not all(
-        transforms and isinstance(transforms[0], Decode) for transforms in lists
-    ):
+    shared_count = count_all_common(lists)
+    first = lists[0]
+    if isinstance(first, RecordTransforms):
+        _check_one_decoding(spec, first, shared_count)
+    if is_any(shared_count) or not all(_begins_with_decode(transforms) for transforms in lists):
         return SharedTransforms(
-            split_scale(lists[0])[0][:shared_count],
+            slice_transforms(first, None, shared_count),
             dict.fromkeys(transforms_by_key, shared_count),
             {},
         )
     fixed = {
-        key: transforms[: count_fixed(transforms)] for key, transforms in transforms_by_key.items()
+        key: lists_of(slice_transforms(transforms, None, count_all_fixed(transforms)))[0]
+        for key, transforms in transforms_by_key.items()
     }
     shapes = dict[tuple[Transform, ...], tuple[int, ...]]()
     for key, transforms in fixed.items():
@@ -175,6 +208,28 @@ def find_shared_transforms(
     )
 
 
+def _begins_with_decode(transforms: AnyTransforms) -> bool:
+    if isinstance(transforms, RecordTransforms):
+        return False
+    return bool(transforms) and isinstance(transforms[0], Decode)
+
+
+def _check_one_decoding(spec: Spec, first: RecordTransforms, shared: Counts) -> None:
+    """Check that all pipelines decode each of several inputs alike.
+
+    Raises:
+        UserError: an input is decoded in several ways.
+    """
+    assert isinstance(shared, Mapping)
+    for name, transforms in first.fields:
+        if _begins_with_decode(transforms) and not shared[name]:
+            raise UserError(
+                f"data.transforms: entries of models decode the input {name} differently, which "
+                "samples of several inputs cannot share; let all entries begin with the same "
+                f"decode, {_suggest_own_samples(spec)}"
+            )
+
+
 def probe_shared_samples(
     data: DataSet, shared: SharedTransforms, spec: Spec
 ) -> tuple[dict[str, SampleSpec], dict[str, SampleProbe]]:
@@ -188,10 +243,16 @@ def probe_shared_samples(
     except (InputError, UserError) as error:
         raise UserError(
             f"data: all samples must have one shape after the first "
-            f"{pluralize(len(shared.transforms), 'transform')}, which all networks share: "
+            f"{_count_transforms(shared.transforms)}, which all networks share: "
             f"{str(error).removeprefix('data: ')}, the same one in all entries; "
             f"{_suggest_own_samples(spec)}"
         ) from error
+
+
+def _count_transforms(transforms: AnyTransforms) -> str:
+    if isinstance(transforms, RecordTransforms):
+        return "transforms of each input"
+    return pluralize(len(transforms), "transform")
 
 
 def _suggest_own_samples(spec: Spec) -> str:
@@ -206,7 +267,7 @@ def _suggest_own_samples(spec: Spec) -> str:
 def make_pipelines(
     spec: Spec,
     data: Mapping[str, DataSet],
-    transforms_by_key: Mapping[str, tuple[Transform, ...]],
+    transforms_by_key: Mapping[str, AnyTransforms],
     shared: SharedTransforms,
     stream: Mapping[str, SampleSpec] | None,
 ) -> dict[str, InputPipeline]:
@@ -241,7 +302,7 @@ def make_pipelines(
 
 
 def probe_splits(
-    data: DataSet, transforms: tuple[Transform, ...], seed: int
+    data: DataSet, transforms: AnyTransforms, seed: int
 ) -> tuple[dict[str, SampleSpec], dict[str, SampleProbe]]:
     """Probe the samples of each split; see :func:`preprocess.probe.probe_samples`.
 
@@ -313,17 +374,13 @@ def describe_sharing(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> str:
     names: dict[str, list[str]] = {key: [] for key in pipelines}
     for network in spec.networks:
         names[network.pipeline].append(network.name)
-    count_of = {
-        key: len(inline_device_transforms(pipeline.transforms[: pipeline.shared_count]))
+    shared = {
+        key: _list_transforms(spec, key, pipeline, is_shared=True)
         for key, pipeline in pipelines.items()
     }
-    shared = {
-        key: _list_names(spec.data_by_pipeline[key].transforms[:count])
-        for key, count in count_of.items()
-    }
     remaining = {
-        key: _list_names(spec.data_by_pipeline[key].transforms[count:]) or "nothing more"
-        for key, count in count_of.items()
+        key: _list_transforms(spec, key, pipeline, is_shared=False) or "nothing more"
+        for key, pipeline in pipelines.items()
     }
     by_network = "; ".join(
         f"{listed(names[key])}: {remaining[key]}, {pipeline.samples['train'].target}"
@@ -350,13 +407,31 @@ def describe_sharing(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> str:
     )
 
 
-def describe_device_transforms(
-    spec: Spec, transforms_by_key: Mapping[str, tuple[Transform, ...]]
-) -> str:
+def _list_transforms(spec: Spec, key: str, pipeline: InputPipeline, is_shared: bool) -> str:
+    """List the transforms that a pipeline shares with others, or the ones it does not."""
+    settings = spec.data_by_pipeline[key].transforms
+    if isinstance(pipeline.transforms, RecordTransforms):
+        assert isinstance(settings, Mapping)
+        counts = pipeline.shared_count
+        assert isinstance(counts, Mapping)
+        lists = {
+            name: items[: counts[name]] if is_shared else items[counts[name] :]
+            for name, items in settings.items()
+        }
+        return ", ".join(f"{name}: {_list_names(items)}" for name, items in lists.items() if items)
+    assert isinstance(settings, tuple)
+    assert isinstance(pipeline.shared_count, int)
+    count = len(inline_device_transforms(pipeline.transforms[: pipeline.shared_count]))
+    return _list_names(settings[:count] if is_shared else settings[count:])
+
+
+def describe_device_transforms(spec: Spec, transforms_by_key: Mapping[str, AnyTransforms]) -> str:
     """Describe which transforms run on the device, one line per case."""
     lines = dict[str, None]()
     for key, transforms in transforms_by_key.items():
         settings = spec.data_by_pipeline[key].transforms
+        if isinstance(transforms, RecordTransforms) or isinstance(settings, Mapping):
+            continue
         (host, on_device) = split_device(transforms)
         if on_device is not None:
             first = len(split_scale(host)[0])

@@ -22,7 +22,7 @@ from fleet.storage.paths import RunPaths
 from fleet.stream.layout import Layout
 from fleet.stream.order import Order, RingOrder, StrictOrder, parse_path
 from fleet.units import listed
-from preprocess.pipeline import Pipeline
+from preprocess.record_pipeline import AnyPipeline
 from preprocess.sample import ArraySpec, SampleSpec
 from scheduler.base import RateTable
 
@@ -119,11 +119,11 @@ class Launch:
         """True if there is test data and this is no replay."""
         return self.inputs.data.test is not None and not self.replayed
 
-    def pipeline(self, split: str) -> Pipeline | None:
+    def pipeline(self, split: str) -> AnyPipeline | None:
         """Return the shared pipeline of a split; None if the data lacks the split."""
         return self.inputs.pipeline(split, self.spec.seed)
 
-    def order(self, training: Pipeline) -> Order:
+    def order(self, training: AnyPipeline) -> Order:
         """Return the order of the training samples."""
         if self.spec.data.order == "ring":
             size = -(-training.samples // min(self.spec.data.shards, training.samples))

@@ -18,7 +18,7 @@ from fleet.stream.compose import NodeMemory, Stream, compose
 from fleet.stream.stall import Waiting
 from fleet.stream.validation import NodeValidation, Validation
 from preprocess.base import UnreadableSample, row_numbers
-from preprocess.pipeline import Pipeline
+from preprocess.record_pipeline import AnyPipeline
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _make_pipeline_sources(
     report_evaluation = _make_reporter(world, training=False)
 
     def finish(
-        pipeline: Pipeline, on_bad: Callable[[UnreadableSample], None]
+        pipeline: AnyPipeline, on_bad: Callable[[UnreadableSample], None]
     ) -> DeferredAugmentation | None:
         if input_pipeline.matches_stream:
             return None
