@@ -126,6 +126,27 @@ class ClassSource(Source, Protocol):
         """The names of the classes; a label is an index into it."""
 
 
+INPUT = "input"  # the name of an input that the source gives no name
+_RESERVED = ("weight", "index", "target")  # what else a batch holds
+
+
+def check_input_name(name: object, origin: str) -> None:
+    """Check that networks can take one of several inputs by a name.
+
+    Args:
+        name: the name.
+        origin: where it was found, for the message.
+
+    Raises:
+        InputError: it is not an identifier of Python, or is reserved.
+    """
+    if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
+        raise InputError(
+            f"{origin}: networks cannot take an input by the name {name!r}; the name of each of "
+            f"several inputs should be an identifier of Python, and not {', '.join(_RESERVED)}"
+        )
+
+
 def read_input(source: Source, index: int) -> bytes | np.ndarray:
     """Read the input of a sample; a source may also return a tensor or a Pillow image.
 

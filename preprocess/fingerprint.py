@@ -24,7 +24,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from launch.errors import InputError, encode_name, pluralize
-from preprocess.base import Source, UnreadableSample, format_exception, read_input
+from preprocess.base import Source, UnreadableSample, as_input, format_exception
 from preprocess.target import Kind, TargetWish, is_mask, plain_targets, target_of
 
 FULL_READ_BYTES = 256 << 20  # up to so many bytes of data, all content is read
@@ -327,7 +327,14 @@ def describe_rows(rows: Any) -> str:
 
 def _input(source: Source, index: int) -> bytes | np.ndarray:
     try:
-        return read_input(source, index)
+        content: Any = source.read(index)
+        if isinstance(content, Mapping):  # of several inputs
+            values = (
+                as_input(value, f"data.source: read({index}), {name},")
+                for name, value in content.items()
+            )
+            return hash_each(values).tobytes()
+        return as_input(content, f"data.source: read({index})")
     except UnreadableSample:
         return b""
 

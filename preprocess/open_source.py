@@ -54,7 +54,7 @@ def open_with_features(
     opener: Opener = partial(_open_at, source, copy.deepcopy(dict(options)), target)
     opened = opener(path)
     columns = columns_of(opened[0])
-    if columns is None or columns.is_paths:
+    if columns is None or columns.is_paths or columns.parts:
         return opener, opened
     names = columns.inputs
     if sorted(features) == sorted(columns.inputs):

@@ -18,9 +18,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from launch.errors import InputError, pluralize
-from preprocess.base import AUGMENT, Source, UnreadableSample, as_input
+from preprocess.base import (
+    AUGMENT,
+    INPUT,
+    Source,
+    UnreadableSample,
+    as_input,
+    check_input_name,
+)
 from preprocess.chain import count_common, count_fixed, split_scale, user_code_of
-from preprocess.sample import INPUT
 from preprocess.target import is_mask
 from preprocess.transforms import Transform, parse_transforms
 from preprocess.transforms.base import MovesPixels, name_of
@@ -177,6 +183,8 @@ def find_inputs(source: Source) -> dict[str, bool]:
             return {}
         if not isinstance(content, Mapping):
             return {}
+        for name in content:
+            check_input_name(name, f"data.source: read({index})")
         return {
             str(name): isinstance(value, bytes | bytearray | memoryview)
             for name, value in content.items()

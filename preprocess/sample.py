@@ -14,11 +14,11 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from launch.errors import InputError
+from preprocess.base import INPUT
 from preprocess.scaling import along_row, scale_into
 from preprocess.target import TargetSpec, class_target
 
 FLOAT32_LIMIT = 4096  # ratio of mean to deviation from which on float32 is too coarse
-INPUT = "input"  # the name of an input that the source gives no name
 CROP_BYTES = 16  # of the crop in a row of deferred augmentation
 
 

@@ -26,6 +26,7 @@ class View:
         self.source = source
         self.indices = indices
         self.places: tuple[str, ...] = getattr(source, "places", ())
+        self.input_names: tuple[str, ...] = getattr(source, "input_names", ())
         self.row_numbers = row_numbers(source)[indices]
         self._positions = np.full(len(source), -1)
         self._positions[indices] = np.arange(len(indices))

@@ -79,12 +79,15 @@ MAY_IMPORT = {
     "preprocess.deferred_augmentation",
     "preprocess.chain": "preprocess.base preprocess.batches preprocess.user_code preprocess.sample "
     "preprocess.target preprocess.transforms",
-    "preprocess.probe": "preprocess.base preprocess.chain preprocess.decode preprocess.sample "
-    "preprocess.target "
+    "preprocess.records": "preprocess.base preprocess.chain preprocess.sample preprocess.target "
     "preprocess.transforms",
+    "preprocess.probe": "preprocess.base preprocess.chain preprocess.decode preprocess.records "
+    "preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.pipeline": "preprocess.base preprocess.batches preprocess.chain "
     "preprocess.lazy_numba preprocess.probe "
     "preprocess.sample preprocess.target preprocess.transforms",
+    "preprocess.record_pipeline": "preprocess.base preprocess.chain preprocess.pipeline "
+    "preprocess.records preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.moments": "preprocess.base preprocess.pipeline preprocess.sample "
     "preprocess.transforms",
     "preprocess.packing": "preprocess.base preprocess.files preprocess.pipeline preprocess.sample "

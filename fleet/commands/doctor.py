@@ -56,7 +56,7 @@ from launch.memory import free_shared_memory
 from launch.numa import GpuNode, find_gpu_nodes
 from launch.place import format_numbers
 from launch.stale_files import remove_leftovers
-from preprocess.base import DataSet, read_input
+from preprocess.base import DataSet
 from preprocess.sample import SampleSpec
 
 if TYPE_CHECKING:  # importing it starts MPI
@@ -242,7 +242,7 @@ def _reading_problem(data: DataSet | None) -> str:
     for source in () if data is None else data.splits().values():
         for index in {0, len(source) // 2, len(source) - 1}:
             try:
-                read_input(source, index)
+                source.read(index)
             except Exception as error:
                 return f"{source.name(index)}: {error}"
     return ""

@@ -13,8 +13,9 @@ from fleet.errors import UserError
 from fleet.spec.model import wrapping_errors
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
+from preprocess.base import INPUT
 from preprocess.moments import Standardization
-from preprocess.sample import INPUT, ArraySpec, SampleSpec
+from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.sources.table import Columns
 from preprocess.target import TargetSpec
 

@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from launch.errors import InputError, printable
-from preprocess.base import Source
+from preprocess.base import INPUT, Source
 from preprocess.files.npz import ArrayPlace, member_names
 from preprocess.fingerprint import SampleIds, describe_rows, identify_by_content
+from preprocess.sources.input_names import parse_input_names, parse_target_name
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import (
     TargetedSource,
@@ -41,28 +42,55 @@ class ArrayNames:
     """The names of the arrays.
 
     Attributes:
-        inputs: the name of the inputs.
+        inputs: the name of the inputs; of several inputs, the names by which networks know them ->
+            the names of their arrays.
         targets: the name of the targets.
         weights: the name of the weights.
         must_weigh: True if weights are required.
     """
 
-    inputs: str = "x"
+    inputs: str | Mapping[str, str] = "x"
     targets: str = "y"
     weights: str = "w"
     must_weigh: bool = False
 
     @classmethod
-    def from_options(cls, inputs: str, targets: str, weights: str | None) -> ArrayNames:
-        """Create names from options; None for optional weights named ``w``."""
-        return cls(inputs, targets, weights or cls.weights, weights is not None)
+    def from_options(
+        cls, inputs: str | Sequence[str], targets: str | Sequence[str], weights: str | None
+    ) -> ArrayNames:
+        """Create names from options; None for optional weights named ``w``.
+
+        Raises:
+            InputError: they are not names, or no name, or one twice.
+        """
+        return cls(
+            parse_input_names(inputs),
+            parse_target_name(targets),
+            weights or cls.weights,
+            weights is not None,
+        )
+
+    @property
+    def input_places(self) -> dict[str, str]:
+        """The names of inputs -> the names of their arrays."""
+        if isinstance(self.inputs, str):
+            return {INPUT: self.inputs}
+        return dict(self.inputs)
+
+    @property
+    def first(self) -> str:
+        """The name of the first input's array."""
+        return next(iter(self.input_places.values()))
 
     def of_split(self, split: str) -> ArrayNames:
         """Return the names with a split's name appended, if there is one."""
         if not split:
             return self
+        inputs: str | Mapping[str, str] = f"{self.inputs}_{split}"
+        if not isinstance(self.inputs, str):
+            inputs = {name: f"{array}_{split}" for name, array in self.inputs.items()}
         return ArrayNames(
-            f"{self.inputs}_{split}",
+            inputs,
             f"{self.targets}_{split}",
             f"{self.weights}_{split}",
             self.must_weigh,
@@ -83,6 +111,8 @@ class Arrays(TargetedSource):
         InputError: an array is missing, has another length than the others, or the wrong type.
     """
 
+    input_names: tuple[str, ...] = ()
+
     def __init__(
         self,
         places: Mapping[str, ArrayPlace],
@@ -91,22 +121,35 @@ class Arrays(TargetedSource):
         masks: PixelClasses,
         origin: str,
     ) -> None:
-        for name in (names.inputs, names.targets, *([names.weights] if names.must_weigh else [])):
+        needed = [*names.input_places.values(), names.targets]
+        if names.must_weigh:
+            needed.append(names.weights)
+        for name in needed:
             if name not in places:
                 raise InputError(
                     f"{origin}: no array {name!r}; there are {', '.join(sorted(places)) or 'none'} "
                     "(options: inputs, targets, weights)"
                 )
-        self._inputs_at = places[names.inputs]
+        self._inputs_at = {name: places[array] for name, array in names.input_places.items()}
         self._targets_at = places[names.targets]
-        self.places = (f"{os.path.realpath(self._inputs_at.path)}:{self._inputs_at.member or ''}",)
-        _check_inputs(self._inputs, self._inputs_at)
-        count = len(self._inputs)
+        first = places[names.first]
+        self.places = (f"{os.path.realpath(first.path)}:{first.member or ''}",)
+        if not isinstance(names.inputs, str):
+            self.input_names = tuple(self._inputs_at)
+        for name, inputs in self._inputs.items():
+            _check_inputs(inputs, self._inputs_at[name])
+        count = len(next(iter(self._inputs.values())))
+        for name, inputs in self._inputs.items():
+            if len(inputs) != count:
+                raise InputError(
+                    f"{origin}: {names.first} has {count} rows and {name} {len(inputs)}; all "
+                    "inputs need the same samples"
+                )
         values = self._targets
         origin_of_targets = str(self._targets_at)
         if values.shape[:1] != (count,):
             raise InputError(
-                f"{origin}: {names.inputs} has {count} rows and {names.targets} "
+                f"{origin}: {names.first} has {count} rows and {names.targets} "
                 f"{values.shape[0] if values.shape else 'none'}; each input needs a target"
             )
         kind = guess_kind(values, origin_of_targets) if target is None else target.kind
@@ -120,24 +163,30 @@ class Arrays(TargetedSource):
             weights = None
         super().__init__(targets, weights, count)
 
-    def read(self, index: int) -> np.ndarray:
-        """Return the row of a sample, (...); a single number as (1,)."""
-        return np.array(self._inputs[index], ndmin=1)
+    def read(self, index: int) -> np.ndarray | dict[str, np.ndarray]:  # type: ignore[override]
+        """Return the row of a sample, (...), or those of several inputs; a number is (1,)."""
+        rows = {name: np.array(inputs[index], ndmin=1) for name, inputs in self._inputs.items()}
+        if self.input_names:
+            return rows
+        return rows[INPUT]
 
     def name(self, index: int) -> str:
         """Return the array and the row."""
-        return printable(f"{self._inputs_at}[{index}]")
+        return printable(f"{next(iter(self._inputs_at.values()))}[{index}]")
 
     def sample_ids(self) -> SampleIds:
         """Return the ids of the samples; see :mod:`preprocess.fingerprint`."""
         return replace(
-            identify_by_content(self, self._inputs.nbytes, "row"),
-            facts={"inputs": describe_rows(self._inputs)},
+            identify_by_content(self, sum(rows.nbytes for rows in self._inputs.values()), "row"),
+            facts={
+                f"input {name}" if self.input_names else "inputs": describe_rows(rows)
+                for name, rows in self._inputs.items()
+            },
         )
 
     @cached_property
-    def _inputs(self) -> np.ndarray:
-        return self._inputs_at.open()
+    def _inputs(self) -> dict[str, np.ndarray]:
+        return {name: place.open() for name, place in self._inputs_at.items()}
 
     @cached_property
     def _targets(self) -> np.ndarray:
@@ -153,8 +202,8 @@ class Arrays(TargetedSource):
 
 def open_npz(
     path: str,
-    inputs: str = ArrayNames.inputs,
-    targets: str = ArrayNames.targets,
+    inputs: str | Sequence[str] = "x",
+    targets: str | Sequence[str] = ArrayNames.targets,
     weights: str | None = None,
     pixels: Mapping[str, int] | None = None,
     *,
@@ -164,7 +213,7 @@ def open_npz(
 
     Args:
         path: the path of the file or folder.
-        inputs: the name of the inputs' array.
+        inputs: the name of the inputs' array; or a list of the names of several inputs.
         targets: the name of the targets' array.
         weights: the name of the weights' array.
         pixels: the number of each class in masks; see
@@ -192,8 +241,8 @@ def open_npz(
 
 def open_npy(
     path: str,
-    inputs: str = ArrayNames.inputs,
-    targets: str = ArrayNames.targets,
+    inputs: str | Sequence[str] = "x",
+    targets: str | Sequence[str] = ArrayNames.targets,
     weights: str | None = None,
     pixels: Mapping[str, int] | None = None,
     *,
@@ -204,7 +253,7 @@ def open_npy(
     Args:
         path: the path of the folder; it may hold folders ``train``, ``validation`` and ``test``
             with such files.
-        inputs: the name of the inputs' file, with or without ``.npy``.
+        inputs: the name of the inputs' file, with or without ``.npy``; or a list of several.
         targets: the name of the targets' file.
         weights: the name of the weights' file.
         pixels: the number of each class in masks; see
@@ -215,13 +264,11 @@ def open_npy(
         InputError: the folder is missing, or arrays do not fit.
     """
     names = ArrayNames.from_options(
-        inputs.removesuffix(".npy"),
-        targets.removesuffix(".npy"),
-        weights and weights.removesuffix(".npy"),
+        _without_suffix(inputs), _without_suffix(targets), weights and weights.removesuffix(".npy")
     )
     if os.path.isfile(path):
         raise InputError(
-            f"{path} is a file; it must be the folder with {names.inputs}.npy and "
+            f"{path} is a file; it must be the folder with {names.first}.npy and "
             f"{names.targets}.npy"
         )
     if not os.path.isdir(path):
@@ -233,6 +280,14 @@ def open_npy(
     if TRAIN in splits:
         return _open_split_files(places, names, target, masks, folders, splits)
     return _open_split_arrays(_files(path), names, target, masks, path)
+
+
+def _without_suffix(names: str | Sequence[str]) -> str | Sequence[str]:
+    if isinstance(names, str):
+        return names.removesuffix(".npy")
+    if isinstance(names, list | tuple):
+        return [name.removesuffix(".npy") if isinstance(name, str) else name for name in names]
+    return names
 
 
 def _members(path: str) -> dict[str, ArrayPlace]:
@@ -268,11 +323,11 @@ def _open_split_arrays(
     origin: str,
 ) -> Opened:
     """Open splits whose arrays have the split's name appended."""
-    begin = f"{names.inputs}_"
+    begin = f"{names.first}_"
     splits = find_splits(
         [name.removeprefix(begin) for name in places if name.startswith(begin)], origin
     )
-    is_plain = names.inputs in places or TRAIN not in splits
+    is_plain = names.first in places or TRAIN not in splits
     return open_splits(
         lambda name, masks: Arrays(places, names.of_split(name), target, masks, origin),
         "" if is_plain else splits[TRAIN],

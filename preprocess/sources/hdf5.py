@@ -20,7 +20,7 @@ A file with ``images`` and ``labels`` at its root is read too.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -29,10 +29,11 @@ import h5py
 import numpy as np
 
 from launch.errors import InputError, printable
-from preprocess.base import UnreadableSample, and_more
+from preprocess.base import INPUT, UnreadableSample, and_more
 from preprocess.fingerprint import SampleIds, describe_rows, hash_each, identify_by_content
 from preprocess.sources.arrays import Opened, open_splits
 from preprocess.sources.hdf5_file import decode_text, find_member, open_file, wrapping_errors
+from preprocess.sources.input_names import parse_input_names, parse_target_name
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import (
     TargetedSource,
@@ -53,7 +54,7 @@ class HDF5(TargetedSource):
     Args:
         path: the path of the file.
         group: the group that holds ``images`` and ``labels``, or ``targets``.
-        inputs: another name of ``images``.
+        inputs: another name of ``images``; of several inputs, their names -> their data sets.
         targets: another name of ``labels`` or ``targets``.
         weights: another name of ``weights``.
         masks: the classes of mask pixels.
@@ -63,11 +64,13 @@ class HDF5(TargetedSource):
         InputError: the group does not hold such data.
     """
 
+    input_names: tuple[str, ...] = ()
+
     def __init__(
         self,
         path: str,
         group: str,
-        inputs: str = "images",
+        inputs: str | Mapping[str, str] = "images",
         targets: str | None = None,
         weights: str = "weights",
         masks: PixelClasses = PixelClasses(),  # noqa: B008
@@ -75,7 +78,12 @@ class HDF5(TargetedSource):
     ) -> None:
         self.path = path
         self.group = group
-        self._inputs = inputs
+        if isinstance(inputs, str):
+            self._inputs = {INPUT: inputs}
+        else:
+            self._inputs = dict(inputs)
+            self.input_names = tuple(inputs)
+        self._first = next(iter(self._inputs.values()))
         self.places = (f"{os.path.realpath(path)}:{group}",)
         with wrapping_errors(path), open_file(path) as file:
             h5_group = find_member(file, group)
@@ -85,7 +93,7 @@ class HDF5(TargetedSource):
             if not targets and "targets" in h5_group and "labels" not in h5_group:
                 self._column = "targets"
             self._check(h5_group)
-            count = len(h5_group[inputs])
+            count = len(h5_group[self._first])
             request = self._target_request(h5_group[self._column], target)
             weights_of_rows = find_member(h5_group, weights)
             weighed = None if weights_of_rows is None else flatten_column(weights_of_rows[:])
@@ -99,12 +107,21 @@ class HDF5(TargetedSource):
                 if column is not None:
                     setattr(self, name, column[:].astype(np.int64))
 
-    def read(self, index: int) -> bytes | np.ndarray:
-        """Read the encoded file or the array; see :class:`~preprocess.base.Source`."""
-        image = self._row(self._inputs, index)
-        if self._is_encoded:
-            return image.tobytes()
-        return np.array(image, ndmin=1)
+    def read(self, index: int) -> Any:
+        """Read the encoded file or the array, or those of several inputs by name.
+
+        See :class:`~preprocess.base.Source`.
+        """
+        values = {name: self._read_input(column, index) for name, column in self._inputs.items()}
+        if self.input_names:
+            return values
+        return values[INPUT]
+
+    def _read_input(self, column: str, index: int) -> bytes | np.ndarray:
+        value = self._row(column, index)
+        if self._are_encoded[column]:
+            return value.tobytes()
+        return np.array(value, ndmin=1)
 
     def mask(self, index: int) -> bytes | np.ndarray:
         """Read a mask as it is stored: a file, or (height, width) integers."""
@@ -128,7 +145,11 @@ class HDF5(TargetedSource):
         else:
             names = None
         ids = identify_by_content(self, os.path.getsize(self.path), "row", names)
-        return replace(ids, facts={"inputs": describe_rows(self._h5_group[self._inputs])})
+        facts = {
+            f"input {name}" if self.input_names else "inputs": describe_rows(self._h5_group[column])
+            for name, column in self._inputs.items()
+        }
+        return replace(ids, facts=facts)
 
     def unreadable(self) -> list[UnreadableSample]:
         """Return the samples left out when the file was made, with their original indices."""
@@ -150,8 +171,8 @@ class HDF5(TargetedSource):
         return open_file(self.path)[self.group]
 
     @cached_property
-    def _is_encoded(self) -> bool:
-        return _is_encoded(self._h5_group[self._inputs])
+    def _are_encoded(self) -> dict[str, bool]:
+        return {column: _is_encoded(self._h5_group[column]) for column in self._inputs.values()}
 
     def _row(self, column: str, index: int) -> Any:
         return read_with_retries(
@@ -162,18 +183,25 @@ class HDF5(TargetedSource):
 
     def _check(self, h5_group: h5py.Group) -> None:
         group = self.group.rstrip("/")
-        for name in (self._inputs, self._column):
+        for name in (*self._inputs.values(), self._column):
             column = find_member(h5_group, name)
             if not isinstance(column, h5py.Dataset) or not column.shape:
                 raise InputError(f"{self.path}: there is no data set {group}/{name}")
-        images = h5_group[self._inputs]
+        images = h5_group[self._first]
         targets = h5_group[self._column]
-        if not (_is_encoded(images) or (images.ndim >= 1 and images.dtype.kind in "uifb")):
-            raise InputError(
-                f"{self.path}: {group}/{self._inputs} is {images.shape} of {images.dtype}; it "
-                "must be (n, ...) numbers, such as (n, height, width, channels) uint8, or (n,) "
-                "encoded images of variable-length uint8"
-            )
+        for name in self._inputs.values():
+            inputs = h5_group[name]
+            if not (_is_encoded(inputs) or (inputs.ndim >= 1 and inputs.dtype.kind in "uifb")):
+                raise InputError(
+                    f"{self.path}: {group}/{name} is {inputs.shape} of {inputs.dtype}; it "
+                    "must be (n, ...) numbers, such as (n, height, width, channels) uint8, or (n,) "
+                    "encoded images of variable-length uint8"
+                )
+            if inputs.shape[0] != images.shape[0]:
+                raise InputError(
+                    f"{self.path}: {group}/{self._first} has {images.shape[0]} rows and {name} "
+                    f"{inputs.shape[0]}; all inputs need the same samples"
+                )
         if targets.shape[:1] != images.shape[:1]:
             raise InputError(
                 f"{self.path}: {group}/{self._column} is {targets.shape} of {targets.dtype}; it "
@@ -294,8 +322,8 @@ def _is_encoded(column: h5py.Dataset) -> bool:
 
 def open_hdf5(
     path: str,
-    inputs: str = "images",
-    targets: str | None = None,
+    inputs: str | Sequence[str] = "images",
+    targets: str | Sequence[str] | None = None,
     weights: str = "weights",
     pixels: Mapping[str, int] | None = None,
     *,
@@ -305,7 +333,7 @@ def open_hdf5(
 
     Args:
         path: the path of the file.
-        inputs: the name of the inputs' data set.
+        inputs: the name of the inputs' data set; or a list of the names of several inputs.
         targets: the name of the targets' data set; ``labels`` or ``targets`` by default.
         weights: the name of the weights' data set.
         pixels: the number of each class in masks; see
@@ -319,23 +347,33 @@ def open_hdf5(
         raise InputError(f"{path}: file not found")
     if not h5py.is_hdf5(path):
         raise InputError(f"{path} is not an HDF5 file")
+    named_inputs = parse_input_names(inputs)
+    if targets is not None:
+        targets = parse_target_name(targets)
+    if isinstance(named_inputs, str):
+        first = named_inputs
+    else:
+        first = next(iter(named_inputs.values()))
     with wrapping_errors(path), open_file(path) as file:
         members = set(file)
         named = [name for name in members if parse_split(name) is not None]
         groups = find_splits([name for name in named if isinstance(file[name], h5py.Group)], path)
-    begin = f"{inputs}_"
+    begin = f"{first}_"
     arrays = find_splits([name[len(begin) :] for name in members if name.startswith(begin)], path)
-    is_plain = inputs in members and TRAIN not in groups
+    is_plain = first in members and TRAIN not in groups
     if TRAIN not in groups and not (is_plain and groups):
         groups = {}
 
     def opened(name: str, masks: PixelClasses) -> HDF5:
         if groups or not name:
-            return HDF5(path, f"/{name}", inputs, targets, weights, masks, target)
+            return HDF5(path, f"/{name}", named_inputs, targets, weights, masks, target)
         column = targets or ("labels" if f"labels_{name}" in members else "targets")
-        columns = (f"{inputs}_{name}", f"{column}_{name}", f"{weights}_{name}")
-        split = HDF5(path, "/", *columns, masks, target)
-        split.places = (f"{os.path.realpath(path)}:{columns[0]}",)
+        inputs_of_split: str | dict[str, str] = f"{first}_{name}"
+        if not isinstance(named_inputs, str):
+            inputs_of_split = {key: f"{array}_{name}" for key, array in named_inputs.items()}
+        columns = (f"{column}_{name}", f"{weights}_{name}")
+        split = HDF5(path, "/", inputs_of_split, *columns, masks, target)
+        split.places = (f"{os.path.realpath(path)}:{first}_{name}",)
         return split
 
     splits = groups or arrays

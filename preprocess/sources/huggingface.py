@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from launch.errors import InputError
-from preprocess.base import RandomAccess, UnreadableSample
+from preprocess.base import INPUT, RandomAccess, UnreadableSample, check_input_name
 from preprocess.fingerprint import SampleIds, identify_by_content
 from preprocess.sources.arrays import Opened, open_splits
+from preprocess.sources.input_names import parse_names, parse_target_name
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import (
     TargetedSource,
@@ -52,7 +53,8 @@ class Rows(TargetedSource):
     Args:
         path: the path of the folder.
         split: None if the folder holds a single data set.
-        inputs: one column, or several columns of numbers.
+        inputs: one column, or several columns of numbers; of several inputs, their names -> such
+            columns.
         targets: a column.
         weights: a column, or None.
         masks: the classes of mask pixels.
@@ -62,11 +64,13 @@ class Rows(TargetedSource):
         InputError: a column is missing, or has the wrong type.
     """
 
+    input_names: tuple[str, ...] = ()
+
     def __init__(
         self,
         path: str,
         split: str | None,
-        inputs: tuple[str, ...],
+        inputs: tuple[str, ...] | Mapping[str, tuple[str, ...]],
         targets: str,
         weights: str | None,
         masks: PixelClasses,
@@ -74,12 +78,17 @@ class Rows(TargetedSource):
     ) -> None:
         self._path = path
         self._split = split
-        self._inputs = inputs
+        if isinstance(inputs, tuple):
+            self._inputs = {INPUT: inputs}
+        else:
+            self._inputs = dict(inputs)
+            self.input_names = tuple(inputs)
         self._column = targets
         self.places = (os.path.join(os.path.realpath(path), split or ""),)
         rows = self._rows
         origin = f"{path}{f' ({split})' if split else ''}"
-        for column in (*inputs, targets, *([weights] if weights else [])):
+        used = [column for columns in self._inputs.values() for column in columns]
+        for column in (*used, targets, *([weights] if weights else [])):
             if column not in rows.column_names:
                 raise InputError(
                     f"{origin}: no column {column!r}; its columns: {', '.join(rows.column_names)} "
@@ -95,28 +104,36 @@ class Rows(TargetedSource):
             parsed = _parse_targets(rows, targets, target, origin_of_targets, self.name)
         super().__init__(parsed, weights_of_rows, len(rows))
 
-    def read(self, index: int) -> bytes | np.ndarray:
-        """Return the encoded image, or the array of the columns, (columns,) or (...)."""
+    def read(self, index: int) -> Any:
+        """Return the encoded image, or the array of the columns, (columns,) or (...).
+
+        Of several inputs, these by name.
+        """
         row = self._row(index)
-        if len(self._inputs) > 1:
-            values = np.array([row[column] for column in self._inputs], np.float64)
+        if self.input_names:
+            return {
+                name: self._input(row, columns, index) for name, columns in self._inputs.items()
+            }
+        return self._input(row, self._inputs[INPUT], index)
+
+    def _input(self, row: Any, columns: Sequence[str], index: int) -> bytes | np.ndarray:
+        if len(columns) > 1:
+            values = np.array([row[column] for column in columns], np.float64)
             if np.abs(values).max() < _SMALL:
                 return values.astype(np.float32)
             return values
-        value = row[self._inputs[0]]
+        value = row[columns[0]]
         if isinstance(value, dict):
             return _image_bytes(value, self.name(index))
         try:
             return _numbers(value)
         except ValueError as error:
-            raise UnreadableSample(
-                self.name(index), f"column {self._inputs[0]!r}: {error}"
-            ) from None
+            raise UnreadableSample(self.name(index), f"column {columns[0]!r}: {error}") from None
 
     @property
     def is_of_columns(self) -> bool:
-        """True if an input is made of several columns of numbers."""
-        return len(self._inputs) > 1
+        """True if the only input is made of several columns of numbers."""
+        return not self.input_names and len(self._inputs[INPUT]) > 1
 
     def mask(self, index: int) -> bytes:
         """Return the encoded image in the targets' column."""
@@ -139,7 +156,11 @@ class Rows(TargetedSource):
             file.stat().st_size for file in Path(self._path, self._split or "").glob("*.arrow")
         )
         ids = identify_by_content(_ComparableRows(self), nbytes, "row")
-        return replace(ids, facts={"inputs": ", ".join(self._inputs)})
+        facts = {
+            f"input {name}" if self.input_names else "inputs": ", ".join(columns)
+            for name, columns in self._inputs.items()
+        }
+        return replace(ids, facts=facts)
 
     @cached_property
     def _rows(self) -> Any:
@@ -175,8 +196,8 @@ class _ComparableRows(RandomAccess):
 
 def open_huggingface(
     path: str,
-    inputs: str | Sequence[str] | None = None,
-    targets: str | None = None,
+    inputs: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+    targets: str | Sequence[str] | None = None,
     weights: str | None = None,
     pixels: Mapping[str, int] | None = None,
     *,
@@ -187,7 +208,8 @@ def open_huggingface(
     Args:
         path: the path of the folder.
         inputs: a column of images or arrays, or a list of columns of numbers; by default the first
-            existing one of ``INPUTS``.
+            existing one of ``INPUTS``. Of several inputs, a mapping of names to these, or a list of
+            columns of which at least one does not hold single numbers.
         targets: a column; by default the first existing one of ``TARGETS``.
         weights: a column with the weight of each row.
         pixels: the number of each class in masks; see
@@ -204,10 +226,11 @@ def open_huggingface(
         raise InputError(f"{path}: no split train; there are {', '.join(splits)}")
     train_rows = splits[split_names[TRAIN]] if splits else loaded
     columns = train_rows.column_names
-    if isinstance(inputs, str):
-        input_columns: tuple[str, ...] = (inputs,)
-    else:
-        input_columns = tuple(inputs or (_find_column(columns, INPUTS, "inputs", path),))
+    input_columns = _parse_inputs(
+        inputs or _find_column(columns, INPUTS, "inputs", path), train_rows.features
+    )
+    if targets is not None:
+        targets = parse_target_name(targets)
     column = targets or _find_column(columns, TARGETS, "targets", path)
 
     def rows(split: str, masks: PixelClasses) -> Rows:
@@ -217,6 +240,41 @@ def open_huggingface(
     return open_splits(
         rows, train, choose_held_out(split_names), PixelClasses.from_options(pixels, target)
     )
+
+
+def _parse_inputs(
+    inputs: str | Sequence[str] | Mapping[str, str | Sequence[str]], features: Mapping[str, Any]
+) -> tuple[str, ...] | dict[str, tuple[str, ...]]:
+    """Return the columns of the input, or of each of several inputs.
+
+    Args:
+        inputs: the option.
+        features: the types of the columns.
+
+    Raises:
+        InputError: an input has no such name, or is not described by columns.
+    """
+    if isinstance(inputs, str):
+        return (inputs,)
+    if isinstance(inputs, Mapping):
+        parsed = {}
+        for name, columns in inputs.items():
+            check_input_name(name, "options: inputs")
+            is_one = isinstance(columns, str)
+            parsed[name] = (columns,) if is_one else parse_names(columns, f"inputs: {name}")
+        return parsed
+    names = parse_names(inputs, "inputs")
+    if all(name not in features or _is_number(features[name]) for name in names):
+        return names
+    for name in names:
+        check_input_name(name, "options: inputs")
+    return {name: (name,) for name in names}
+
+
+def _is_number(feature: Any) -> bool:
+    """Return True if each row of a column holds a single number."""
+    kind = str(getattr(feature, "dtype", ""))
+    return type(feature).__name__ in ("Value", "ClassLabel") and kind != "string"
 
 
 def _library() -> Any:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 from zipfile import BadZipFile
 
 import numpy as np
@@ -60,12 +60,14 @@ class Record(NamedTuple):
         size: in bytes.
         value: its target as in the file; of a mask, offset and size of its image in the shard.
         weight: None if it has none.
+        parts: offset and size of each of several inputs.
     """
 
     offset: int
     size: int
     value: Value
     weight: float | None = None
+    parts: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class ShardIndex:
             each has several; concatenated if their lengths differ.
         lengths: (records,) how many of ``values`` belong to each record; empty if all have as many.
         weights: (records,) float64; empty if there are none.
+        parts: (records, inputs, 2) offset and size of each of several inputs; empty for one.
     """
 
     shards: tuple[str, ...]
@@ -90,12 +93,17 @@ class ShardIndex:
     values: np.ndarray
     lengths: np.ndarray
     weights: np.ndarray
+    parts: np.ndarray
 
 
 class Format(Protocol):
     """The interface of one kind of shard."""
 
     pattern: str  # a regular expression for file names
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of several inputs; empty for one."""
 
     def scan(self, shard: str) -> Iterable[Record]:
         """Yield the records of a shard, in order.
@@ -109,6 +117,17 @@ class Format(Protocol):
 
         Raises:
             UnreadableImage: the record is damaged or has none.
+        """
+
+
+class RecordFormat(Format, Protocol):
+    """The interface of shards whose records have several inputs."""
+
+    def parse_input(self, name: str, content: bytes) -> bytes | np.ndarray:
+        """Return an input of a record: its file or array.
+
+        Raises:
+            UnreadableImage: it is damaged.
         """
 
 
@@ -143,6 +162,7 @@ class Shards(TargetedSource):
         self._index = load_index(tuple(shards), form)
         self.places = tuple(shards)
         self._form = form
+        self.input_names = form.input_names
         self._buffer = buffer
         index = self._index
         count = len(self._index.offsets)
@@ -154,8 +174,19 @@ class Shards(TargetedSource):
             targets = _parse_targets(index, target, shards[0], self.name, self.are_lists)
         super().__init__(targets, weights, count)
 
-    def read(self, index: int) -> bytes | np.ndarray:
+    def read(self, index: int) -> Any:
         """Read the image file of a record, or its array; see :class:`~preprocess.base.Source`."""
+        if self.input_names:
+            form = cast(RecordFormat, self._form)
+            try:
+                return {
+                    name: form.parse_input(name, self._piece(index, *span))
+                    for name, span in zip(
+                        self.input_names, self._index.parts[index].tolist(), strict=True
+                    )
+                }
+            except UnreadableImage as error:
+                raise UnreadableSample(self.name(index), str(error)) from None
         offset = int(self._index.offsets[index])
         size = int(self._index.sizes[index])
         record = self._piece(index, offset, size)
@@ -400,7 +431,9 @@ _COLUMNS = (
     "values",
     "lengths",
     "weights",
+    "parts",
 )
+_NO_PARTS = np.empty((0, 0, 2), np.int64)
 
 
 def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
@@ -427,7 +460,8 @@ def _load_saved(path: str, shards: tuple[str, ...], identity: str) -> ShardIndex
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
             if str(saved["identity"]) == identity and not _is_lossy(saved["values"]):
-                return ShardIndex(shards, *(saved[name] for name in _COLUMNS))
+                columns = {name: saved[name] for name in _COLUMNS if name in saved}
+                return ShardIndex(shards, **{"parts": _NO_PARTS, **columns})
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # it is missing or damaged
         pass
     return None
@@ -466,8 +500,11 @@ def _scan(shards: tuple[str, ...], form: Format) -> ShardIndex:
     if weights and len(weights) < len(records):
         raise InputError(f"{shards[0]}: some records have a weight and some have none")
     values, lengths = _columns(shards[0], [record.value for record in records])
+    parts = (
+        np.array([record.parts for record in records], np.int64) if records[0].parts else _NO_PARTS
+    )
     return ShardIndex(
-        shards, starts, offsets, sizes, values, lengths, np.array(weights, np.float64)
+        shards, starts, offsets, sizes, values, lengths, np.array(weights, np.float64), parts
     )
 
 

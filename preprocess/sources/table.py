@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +20,13 @@ from preprocess.base import (
     UnreadableImage,
     UnreadableSample,
     and_more,
+    check_input_name,
     first_duplicate,
     printable,
 )
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.files.table import Table, format_names, read_table, table_files
-from preprocess.fingerprint import SampleIds, hash_rows, identify_files
+from preprocess.fingerprint import SampleIds, hash_each, hash_rows, identify_files
 from preprocess.sources.arrays import Opened
 from preprocess.sources.files import SequentialOrder
 from preprocess.sources.image_folder import EXTENSIONS
@@ -53,6 +55,21 @@ _SMALL = 256  # smaller numbers are float32
 
 
 @dataclass(frozen=True)
+class InputColumns:
+    """The columns of one of several inputs.
+
+    Attributes:
+        name: the name of the input.
+        columns: the column of paths, or those of the features.
+        are_files: True if it is a column of paths.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    are_files: bool
+
+
+@dataclass(frozen=True)
 class Columns:
     """The roles of a table's columns.
 
@@ -67,6 +84,7 @@ class Columns:
         separator: between the labels of a single multilabel column.
         masks: the classes of mask pixels.
         delimiter: between the cells of a CSV file, if given in the options.
+        parts: the columns of each of several inputs; empty for one input.
     """
 
     inputs: tuple[str, ...]
@@ -79,6 +97,7 @@ class Columns:
     separator: str = ";"
     masks: PixelClasses = field(default_factory=PixelClasses)
     delimiter: str | None = None
+    parts: tuple[InputColumns, ...] = ()
 
     @property
     def non_inputs(self) -> tuple[str, ...]:
@@ -191,6 +210,81 @@ class FileRows(TableRows):
         )
 
 
+class RecordRows(TableRows):
+    """Rows of several inputs: features, and files that columns name."""
+
+    def __init__(
+        self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
+    ) -> None:
+        super().__init__(table, rows, columns, targets)
+        self.input_names = tuple(part.name for part in columns.parts)
+        self._reader = _RecordReader(table, rows, columns.parts)
+
+    def read(self, index: int) -> Any:
+        """Read the features and files of a row, by input."""
+        return self._reader.read(index, self.name(index))
+
+    def name(self, index: int) -> str:
+        """Return the row and its first file."""
+        return self._row(index) + self._reader.describe(index)
+
+    def sample_ids(self) -> SampleIds:
+        """Return the ids of the samples: hashes of their features and names of files."""
+        reader = self._reader
+        hashes = []
+        for _, features in sorted(reader.features.items()):
+            hashes.append(hash_rows(features.astype(np.float32)))
+        for _, names in sorted(reader.files.items()):
+            hashes.append(hash_each(map(os.path.normpath, names)))
+        seen = {}
+        for name, files in reader.files.items():
+            paths = [os.path.join(reader.folder, file) for file in files]
+            identified = identify_files(list(map(os.path.normpath, files)), paths)
+            seen |= {f"{name} {key}": values for key, values in identified.hashes.items()}
+        ids = hash_rows(np.stack(hashes, axis=1))
+        return SampleIds(ids, seen, unit="row", by_content=not seen, facts=self._header)
+
+
+class _RecordReader:
+    """Reads the inputs of rows of a table.
+
+    Args:
+        table: all rows.
+        rows: (n,) integers, the rows to read.
+        parts: the columns of each input.
+
+    Attributes:
+        features: name -> (n, features) numbers.
+        files: name -> n paths.
+        folder: the folder of the table.
+    """
+
+    def __init__(self, table: Table, rows: np.ndarray, parts: Sequence[InputColumns]) -> None:
+        self.folder = os.path.dirname(table.path)
+        self.features: dict[str, np.ndarray] = {}
+        self.files: dict[str, list[str]] = {}
+        self._names = [part.name for part in parts]
+        for part in parts:
+            if part.are_files:
+                names = table.text(part.columns[0], "paths")
+                self.files[part.name] = [names[row] for row in rows]
+            else:
+                self.features[part.name] = _features(table, part.columns)[rows]
+
+    def read(self, index: int, name: str) -> dict[str, bytes | np.ndarray]:
+        """Read the inputs of a row, whose name is for errors."""
+        return {
+            part: self.features[part][index].copy()
+            if part in self.features
+            else _read_file(os.path.join(self.folder, self.files[part][index]), name)
+            for part in self._names
+        }
+
+    def describe(self, index: int) -> str:
+        """Return the first file of a row after a colon; empty without files."""
+        return next((f": {files[index]}" for files in self.files.values()), "")
+
+
 class NewRows(SequentialOrder):
     """The rows of a table to predict, without targets; columns may be in any order.
 
@@ -209,6 +303,7 @@ class NewRows(SequentialOrder):
         self._path = path
         input_names = columns.inputs or tuple(map(str, range(count)))
         table = read_table(path, columns.delimiter, input_names)
+        self.input_names = tuple(part.name for part in columns.parts)
         names = columns.inputs or _by_position(table, columns, count)
         missing = [name for name in names if name not in table.columns]
         if missing:
@@ -217,7 +312,14 @@ class NewRows(SequentialOrder):
                 f"{format_names(list(map(repr, missing)))}, which the networks take; its columns: "
                 f"{format_names(list(table.columns))}"
             )
-        self._features = None if columns.is_paths else _features(table, names)
+        self._length = len(table)
+        self._features = None
+        self._reader = None
+        if columns.parts:
+            table = _with_complete_paths(table, columns.parts, must_exist=False)
+            self._reader = _RecordReader(table, np.arange(len(table)), columns.parts)
+        elif not columns.is_paths:
+            self._features = _features(table, names)
         self._files: list[str] = []
         if columns.is_paths:
             folder = os.path.dirname(path)
@@ -225,10 +327,12 @@ class NewRows(SequentialOrder):
             self._files = [os.path.join(folder, name) for name in files]
 
     def __len__(self) -> int:
-        return len(self._files if self._features is None else self._features)
+        return self._length
 
-    def read(self, index: int) -> bytes | np.ndarray:
+    def read(self, index: int) -> Any:
         """Return the features of a row, or its file; see :class:`~preprocess.base.Source`."""
+        if self._reader is not None:
+            return self._reader.read(index, self.name(index))
         if self._features is None:
             return _read_file(self._files[index], self.name(index))
         return self._features[index].copy()
@@ -252,7 +356,7 @@ def columns_of(source: Source) -> Columns | None:
 
 def open_table(
     path: str,
-    inputs: str | Sequence[str] | None = None,
+    inputs: str | Sequence[str] | Mapping[str, Any] | None = None,
     targets: str | Sequence[str] = "target",
     weights: str | None = None,
     split: str | None = None,
@@ -270,7 +374,8 @@ def open_table(
         path: the path of the file, or of a folder of files with the same columns, whose names may
             contain train, validation and test.
         inputs: a column of paths, or a list of columns of features. By default, the first existing
-            column of ``PATH_COLUMNS``, or else all columns without another role.
+            column of ``PATH_COLUMNS``, or else all columns without another role. Of several inputs,
+            a mapping of names to columns, or to {files: COLUMN}.
         targets: a column, or a list of them.
         weights: a column with the weight of each row.
         split: a column of train, validation or test.
@@ -288,7 +393,16 @@ def open_table(
     if os.path.isdir(path):
         check_numbered(table_files(path))
     table = read_table(path, delimiter)
+    parts: tuple[InputColumns, ...] = ()
+    if isinstance(inputs, Mapping):
+        parts = _parse_parts(inputs)
+        inputs = tuple(dict.fromkeys(name for part in parts for name in part.columns))
     names, is_paths = _inputs(table, inputs, _as_tuple(targets), (weights, split, group, stratify))
+    if parts:
+        is_paths = False
+        for name in names:
+            table.column(name, "inputs")
+        table = _with_complete_paths(table, parts)
     columns = Columns(
         names,
         is_paths,
@@ -300,12 +414,15 @@ def open_table(
         separator,
         PixelClasses.from_options(pixels, target),
         delimiter,
+        parts,
     )
     if columns.is_paths:
         files = np.array(_files(table, names[0]), object)
         table = replace(table, columns={**table.columns, names[0]: files})
     all_targets = _targets(table, columns, target)
-    form = FileRows if columns.is_paths else FeatureRows
+    form: type[TableRows] = FileRows if columns.is_paths else FeatureRows
+    if parts:
+        form = RecordRows
 
     def open_split(name: str | None) -> Source | None:
         if name is None:
@@ -324,6 +441,55 @@ def open_table(
             location = f"{held_out} in column {split!r}"
         mark_stand_in(validation, held_out, location)
     return train, validation, open_split(tested)
+
+
+def _parse_parts(inputs: Mapping[str, Any]) -> tuple[InputColumns, ...]:
+    """Parse the columns of several inputs.
+
+    Raises:
+        InputError: an input has no such name, or is not described by columns.
+    """
+    parts = []
+    for name, described in inputs.items():
+        check_input_name(name, "options: inputs")
+        are_files = isinstance(described, Mapping)
+        columns: Any = described
+        if are_files:
+            columns = described.get("files") if set(described) == {"files"} else None
+        is_list = isinstance(columns, list | tuple) and not are_files
+        if not isinstance(columns, str) and not (
+            is_list and columns and all(isinstance(column, str) for column in columns)
+        ):
+            raise InputError(
+                f"options: inputs: {name}: {described!r}; it should be a column, a list of columns "
+                "of numbers, or {files: COLUMN} for a column of paths"
+            )
+        parts.append(InputColumns(name, _as_tuple(columns), are_files))
+    if not parts:
+        raise InputError("options: inputs: {}; it should name at least one input")
+    return tuple(parts)
+
+
+def _with_complete_paths(
+    table: Table, parts: Sequence[InputColumns], must_exist: bool = True
+) -> Table:
+    """Return a table with complete paths in the columns of files of several inputs.
+
+    Args:
+        parts: the columns of each input.
+        must_exist: True to check that the files exist.
+    """
+    columns = dict(table.columns)
+    folder = os.path.dirname(table.path)
+    for part in parts:
+        if part.are_files:
+            [column] = part.columns
+            if must_exist:
+                paths = _files(table, column, may_repeat=True)
+            else:
+                paths = _complete_paths(folder, table.text(column, "paths"))
+            columns[column] = np.array(paths, object)
+    return replace(table, columns=columns)
 
 
 def _inputs(
@@ -437,15 +603,19 @@ def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
     return columns
 
 
-def _files(table: Table, column: str) -> list[str]:
-    """Return the complete paths in a column; each file must exist and be listed once."""
+def _files(table: Table, column: str, may_repeat: bool = False) -> list[str]:
+    """Return the complete paths in a column; each file must exist and be listed once.
+
+    Args:
+        may_repeat: True if rows may share a file.
+    """
     folder = os.path.dirname(table.path)
     names = _complete_paths(folder, table.text(column, "paths"))
     seen: dict[str, int] = {}
     for row, name in enumerate(names):
         file = os.path.normpath(os.path.join(folder, name))
         first = seen.setdefault(file, row)
-        if first != row:
+        if first != row and not may_repeat:
             raise InputError(
                 f"{table.location(row, column)}: {name} is also in {table.unit} "
                 f"{table.lines[first]}; list each file once (options: weights can "

@@ -68,6 +68,7 @@ class TFRecord:
     is_class: bool = True
     is_multilabel: bool = False
 
+    input_names = ()
     # train.tfrecord, train.tfrecord-00000-of-00010, train-00000-of-01024
     pattern = r"\.tfrec(ords?)?(-\d+-of-\d+)?$|-\d+-of-\d+$"
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
 from launch.errors import InputError
 from preprocess.base import UnreadableImage
 from preprocess.files.npz import is_npy, parse_npy
+from preprocess.sources.input_names import parse_input_names, parse_target_name
 from preprocess.sources.masks import PixelClasses
 from preprocess.sources.shards import BUFFER, Record, Shards, Value, open_shards
 from preprocess.target import TargetWish
@@ -47,6 +49,11 @@ class WebDataset:
     is_multilabel: bool = False
 
     pattern = r"\.tar$"
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of several inputs; empty for one."""
+        return ()
 
     def scan(self, shard: str) -> Iterator[Record]:
         """Yield offset, size, target and weight of each image.
@@ -113,6 +120,67 @@ class WebDataset:
             ) from None
 
 
+@dataclass(frozen=True)
+class WebDatasetRecords(WebDataset):
+    """The format of samples of several inputs, each a member.
+
+    Args:
+        inputs: the name of each input, and the extensions of its member, separated by semicolons;
+            the first existing one is used.
+    """
+
+    inputs: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+        return tuple(name for name, _ in self.inputs)
+
+    def parse_input(self, name: str, content: bytes) -> bytes | np.ndarray:
+        """Return an input of a record: an image file, or an array; see :class:`Shards`."""
+        if is_npy(content):
+            return parse_npy(content)
+        extensions = dict(self.inputs)[name].split(";")
+        if any(extension.rpartition(".")[2] in _PICTURES for extension in extensions):
+            return content
+        try:
+            numbers = np.array(json.loads(f"[{content.decode()}]")[0], ndmin=1)
+        except (UnicodeDecodeError, ValueError) as error:
+            raise UnreadableImage(f"{name} is neither an image nor numbers: {error}") from None
+        if numbers.dtype.kind not in "iufb":
+            raise UnreadableImage(f"{name} is neither an image nor numbers")
+        return numbers
+
+    def _sample(self, name: str, file: int, members: dict[str, tuple[int, int]]) -> Record:
+        parts = []
+        for input_name, extensions in self.inputs:
+            span = next((members[key] for key in extensions.split(";") if key in members), None)
+            if span is None:
+                raise InputError(
+                    f"{name}: a sample must have the input {input_name} ({extensions}); this one "
+                    f"has {', '.join(members)} (options: inputs)"
+                )
+            parts.append(span)
+        sample = super()._sample(name, file, {**members, self.image_key: parts[0]})
+        sizes = sum(size for _, size in parts)
+        return sample._replace(size=sizes, parts=tuple(parts))
+
+
+_PICTURES = frozenset(WebDataset.image_key.split(";")) - {"npy"}
+
+
+def _parse_inputs(inputs: Any) -> tuple[tuple[str, str], ...]:
+    """Return the name and the extensions of each of several inputs.
+
+    Raises:
+        InputError: an input has no such name.
+    """
+    named = parse_input_names(inputs)
+    if isinstance(named, str):
+        named = {named: named}
+    return tuple((name, extensions.lower()) for name, extensions in named.items())
+
+
 def open_webdataset(
     path: str,
     image_key: str = WebDataset.image_key,
@@ -120,6 +188,8 @@ def open_webdataset(
     weight_key: str | None = None,
     pixels: Mapping[str, int] | None = None,
     buffer: int = BUFFER,
+    inputs: str | Sequence[str] | Mapping[str, str] | None = None,
+    targets: str | Sequence[str] | None = None,
     *,
     target: TargetWish | None = None,
 ) -> tuple[Shards, Shards | None]:
@@ -133,8 +203,16 @@ def open_webdataset(
         pixels: the number of each class in masks; see
             :class:`preprocess.sources.masks.PixelClasses`.
         buffer: size of the shuffle buffer, in samples.
+        inputs: the extension of the input's member, instead of ``image_key``; of several inputs, a
+            list of extensions, or a mapping of names to extensions.
+        targets: the extension of the target's member, instead of ``label_key``.
         target: the ``data.target`` of the spec.
     """
+    if targets is not None:
+        label_key = parse_target_name(targets)
+    if isinstance(inputs, str):
+        image_key = inputs
+        inputs = None
     if target is None and label_key is not None and label_key.endswith(_IMAGES):
         target = TargetWish("mask")
     is_mask = target is not None and target.kind == "mask"
@@ -150,6 +228,11 @@ def open_webdataset(
         is_text=target is not None and target.kind == "class",
         is_multilabel=target is not None and target.kind == "multilabel",
     )
+    if inputs is not None:
+        form = WebDatasetRecords(
+            **{field.name: getattr(form, field.name) for field in fields(WebDataset)},
+            inputs=_parse_inputs(inputs),
+        )
     return open_shards(form, path, buffer, target, PixelClasses.from_options(pixels, target))
 
 
