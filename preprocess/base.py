@@ -90,7 +90,7 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, index: int) -> bytes | np.ndarray:
+    def read(self, index: int) -> Any:
         """Read the input of one sample: an encoded image file, or an array of numbers.
 
         Returns:

@@ -314,6 +314,7 @@ def _common_array_spec(probed: Sequence[_ProbedSample]) -> ArraySpec:
 def _with_device_augmentation(sample: SampleSpec, deferred: OnDevice, name: str) -> SampleSpec:
     """Return the spec of a sample after the device's augmentation."""
     array = sample.input
+    assert isinstance(array, ArraySpec)
     if len(array.shape) != 3:
         raise InputError(
             f"data.augment_on: device: it crops and mirrors images, and {name} becomes {array}"

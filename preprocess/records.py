@@ -203,18 +203,18 @@ class RecordReader(threading.local):
     def __init__(self, source: Source, names: Sequence[str]) -> None:
         self.source = source
         self._names = tuple(names)
-        self._held: dict[int, Mapping[str, Any] | Exception] | None = None
+        self._records: dict[int, Mapping[str, Any] | Exception] | None = None
         self._sizes: dict[int, tuple[str, tuple[int, ...]]] = {}
 
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Hold the records that are read in this context."""
-        self._held = {}
+        self._records = {}
         self._sizes.clear()
         try:
             yield
         finally:
-            self._held = None
+            self._records = None
 
     def read(self, index: int, name: str) -> bytes | np.ndarray:
         """Read an input of a sample.
@@ -223,14 +223,14 @@ class RecordReader(threading.local):
             UnreadableSample: the sample is missing or unreadable.
             InputError: the source returned something else, or lacks the input.
         """
-        record = self._held.get(index) if self._held is not None else None
+        record = self._records.get(index) if self._records is not None else None
         if record is None:
             try:
                 record = self._read_record(index)
             except UnreadableSample as error:
                 record = error
-            if self._held is not None:
-                self._held[index] = record
+            if self._records is not None:
+                self._records[index] = record
         if isinstance(record, Exception):
             raise record
         return as_input(record[name], f"data.source: read({index}), {name},")
@@ -407,10 +407,10 @@ def _with_moves(
     mask_input = ""
     if is_mask(source):
         mask_input = _find_mask_input(transforms, names)
-    whole = {*names, mask_input}
+    moved = {*names, mask_input}
     return RecordTransforms(
         tuple(
-            (name, with_full_decoding(items) if name in whole else items)
+            (name, with_full_decoding(items) if name in moved else items)
             for name, items in transforms.fields
         ),
         names,

@@ -184,7 +184,7 @@ class EngineContext:
         deterministic: True if equal steps must give bit-identical numbers.
         slot: this trainer's share of the GPU.
         folder: folder of the run, for example to rendezvous through files.
-        transforms: transforms of each input pipeline, for the note beside an export.
+        transforms: transforms of each input pipeline, as in the spec, for the note of an export.
         pin: registers memory with the GPU's driver permanently; for buffers that are copied
             repeatedly.
     """
@@ -197,7 +197,7 @@ class EngineContext:
     deterministic: bool = False
     slot: Slot = Slot()  # noqa: RUF009 - frozen
     folder: Path = Path()
-    transforms: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    transforms: Mapping[str, Any] = field(default_factory=dict)
     pin: Callable[[Any], object] = lambda memory: None
 
 

@@ -33,7 +33,7 @@ from launch.devices import memory_mib, visible_gpus
 from launch.numa import bind, find_gpu_nodes, on_gpu_node
 from launch.pinned_memory import Pinning
 from preprocess.decode import decoder_name
-from preprocess.sample import ArraySpec
+from preprocess.sample import InputSpec
 from preprocess.target import TargetSpec
 
 if TYPE_CHECKING:
@@ -295,6 +295,6 @@ class Session:
 
 
 def _sample_set(
-    array: ArraySpec, target: TargetSpec, samples: int, name: str, create: bool
+    array: InputSpec, target: TargetSpec, samples: int, name: str, create: bool
 ) -> SampleSet:
     return SampleSet(array, samples, chunk_size(array, target.wire), name, create, target.wire)

@@ -19,7 +19,7 @@ from fleet.comm.segment import fence, map_arrays
 from fleet.stream.order import runs
 from preprocess.base import UnreadableSample
 from preprocess.record_pipeline import AnyPipeline
-from preprocess.sample import ArraySpec
+from preprocess.sample import InputSpec
 
 # inputs, targets, and a mask (samples,) bool of the samples that are ready
 AugmentedEpoch = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -171,7 +171,7 @@ class NodeEpochs:
 
     def __init__(
         self,
-        array: ArraySpec,
+        array: InputSpec,
         target: np.dtype,
         samples: int,
         epochs: int,

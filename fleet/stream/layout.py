@@ -15,7 +15,7 @@ import numpy as np
 from fleet.errors import UserError
 from fleet.units import format_size
 from launch.errors import pluralize
-from preprocess.sample import ArraySpec
+from preprocess.sample import InputSpec
 
 LABEL = np.dtype(np.int64)  # of a plain class label
 
@@ -36,7 +36,7 @@ class Layout:
         target: dtype of targets in the stream (:attr:`preprocess.target.TargetSpec.wire`).
     """
 
-    array: ArraySpec
+    array: InputSpec
     samples: int
     chunk: int
     slots: int
@@ -70,18 +70,18 @@ class Layout:
 Q_P = 2048
 
 
-def row_bytes(array: ArraySpec, target: np.dtype) -> int:
+def row_bytes(array: InputSpec, target: np.dtype) -> int:
     """Return the size of one sample in bytes; a plain label is not counted."""
     return array.nbytes + (0 if target == LABEL else target.itemsize)
 
 
-def chunk_size(array: ArraySpec, target: np.dtype = LABEL) -> int:
+def chunk_size(array: InputSpec, target: np.dtype = LABEL) -> int:
     """Return the number of samples of a chunk of about 1 MiB."""
     return int(np.clip(2**20 // row_bytes(array, target), 8, 64))
 
 
 def plan_layout(
-    array: ArraySpec,
+    array: InputSpec,
     samples: int,
     window: int,
     largest_batch: int,
@@ -122,7 +122,7 @@ def plan_layout(
 
 
 def plan_ring(
-    array: ArraySpec, samples: int, window: int, shards: int, readers: int, target: np.dtype = LABEL
+    array: InputSpec, samples: int, window: int, shards: int, readers: int, target: np.dtype = LABEL
 ) -> Layout:
     """Choose the slots for a ring of ``shards`` shards.
 

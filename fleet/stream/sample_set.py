@@ -6,7 +6,7 @@ import numpy as np
 
 from fleet.comm.segment import fence, map_arrays
 from fleet.stream.layout import LABEL
-from preprocess.sample import ArraySpec
+from preprocess.sample import InputSpec
 
 
 class SampleSet:
@@ -26,7 +26,7 @@ class SampleSet:
 
     def __init__(
         self,
-        array: ArraySpec,
+        array: InputSpec,
         samples: int,
         chunk: int,
         name: str,

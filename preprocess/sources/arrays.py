@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -163,7 +164,7 @@ class Arrays(TargetedSource):
             weights = None
         super().__init__(targets, weights, count)
 
-    def read(self, index: int) -> np.ndarray | dict[str, np.ndarray]:  # type: ignore[override]
+    def read(self, index: int) -> Any:
         """Return the row of a sample, (...), or those of several inputs; a number is (1,)."""
         rows = {name: np.array(inputs[index], ndmin=1) for name, inputs in self._inputs.items()}
         if self.input_names:
@@ -186,7 +187,7 @@ class Arrays(TargetedSource):
 
     @cached_property
     def _inputs(self) -> dict[str, np.ndarray]:
-        return {name: place.open() for name, place in self._inputs_at.items()}
+        return {name: location.open() for name, location in self._inputs_at.items()}
 
     @cached_property
     def _targets(self) -> np.ndarray:

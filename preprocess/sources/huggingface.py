@@ -252,16 +252,18 @@ def _parse_inputs(
         features: the types of the columns.
 
     Raises:
-        InputError: an input has no such name, or is not described by columns.
+        InputError: networks cannot use the name of an input, or it is not described by columns.
     """
     if isinstance(inputs, str):
         return (inputs,)
     if isinstance(inputs, Mapping):
-        parsed = {}
+        parsed: dict[str, tuple[str, ...]] = {}
         for name, columns in inputs.items():
             check_input_name(name, "options: inputs")
-            is_one = isinstance(columns, str)
-            parsed[name] = (columns,) if is_one else parse_names(columns, f"inputs: {name}")
+            if isinstance(columns, str):
+                parsed[name] = (columns,)
+            else:
+                parsed[name] = parse_names(columns, f"inputs: {name}")
         return parsed
     names = parse_names(inputs, "inputs")
     if all(name not in features or _is_number(features[name]) for name in names):

@@ -236,7 +236,7 @@ class RecordRows(TableRows):
             hashes.append(hash_rows(features.astype(np.float32)))
         for _, names in sorted(reader.files.items()):
             hashes.append(hash_each(map(os.path.normpath, names)))
-        seen = {}
+        seen: dict[str, np.ndarray] = {}
         for name, files in reader.files.items():
             paths = [os.path.join(reader.folder, file) for file in files]
             identified = identify_files(list(map(os.path.normpath, files)), paths)
@@ -447,7 +447,7 @@ def _parse_parts(inputs: Mapping[str, Any]) -> tuple[InputColumns, ...]:
     """Parse the columns of several inputs.
 
     Raises:
-        InputError: an input has no such name, or is not described by columns.
+        InputError: networks cannot use the name of an input, or it is not described by columns.
     """
     parts = []
     for name, described in inputs.items():

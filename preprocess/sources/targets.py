@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -454,7 +455,7 @@ class TargetedSource(RandomAccess):
             if not isinstance(getattr(type(self), name, None), cached_property)
         }
 
-    def read(self, index: int) -> bytes | np.ndarray:
+    def read(self, index: int) -> Any:
         """Read the input of a sample; see :class:`~preprocess.base.Source`."""
         raise NotImplementedError
 

@@ -173,7 +173,7 @@ def _parse_inputs(inputs: Any) -> tuple[tuple[str, str], ...]:
     """Return the name and the extensions of each of several inputs.
 
     Raises:
-        InputError: an input has no such name.
+        InputError: networks cannot use the name of an input.
     """
     named = parse_input_names(inputs)
     if isinstance(named, str):

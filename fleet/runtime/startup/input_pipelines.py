@@ -95,11 +95,11 @@ class InputPipeline:
     def after_decoding(self, data: DataSet, shared_count: int) -> InputPipeline:
         """Return the pipeline on a decoded copy of the data."""
         if self.packed_slice is not None:
-            [rest] = lists_of(slice_transforms(self.transforms, self.shared_count, None))
+            [remaining] = lists_of(slice_transforms(self.transforms, self.shared_count, None))
             return replace(
                 self,
                 data=data,
-                transforms=(self.packed_slice, *rest),
+                transforms=(self.packed_slice, *remaining),
                 shared_count=1,
             )
         assert isinstance(self.shared_count, int)

@@ -23,7 +23,7 @@ from fleet.stream.layout import Layout
 from fleet.stream.order import Order, RingOrder, StrictOrder, parse_path
 from fleet.units import listed
 from preprocess.record_pipeline import AnyPipeline
-from preprocess.sample import ArraySpec, SampleSpec
+from preprocess.sample import InputSpec, SampleSpec
 from scheduler.base import RateTable
 
 if TYPE_CHECKING:  # imported on rank 0 only
@@ -108,7 +108,7 @@ class Launch:
         return make_engine_rates(file, self.rates)
 
     @property
-    def stored_input(self) -> ArraySpec | None:
+    def stored_input(self) -> InputSpec | None:
         """Shape and dtype of a sample stored in memory; None if none is stored."""
         if self.spec.data.cache == "memory":
             return self.sample.stored

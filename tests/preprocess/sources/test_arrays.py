@@ -46,7 +46,7 @@ def test_each_row_is_a_sample_with_its_class(saved, compressed, order):
 
 def test_arrays_are_mapped_and_not_sent_to_other_ranks(saved):
     source, _, _ = open_npz(saved(x=np.zeros((1000, 1000)), y=np.arange(1000) % 2))
-    assert isinstance(source._inputs, np.memmap)
+    assert isinstance(source._inputs["input"], np.memmap)
     source.read(0)
     sent = pickle.dumps(source)
     assert len(sent) < 100_000
@@ -213,7 +213,7 @@ def test_npy_files_are_a_pair_and_may_have_weights(tmp_path):
     for name, array in (("x", X), ("y", np.arange(6.0)), ("w", np.ones(6))):
         np.save(tmp_path / f"{name}.npy", array)
     source, _, _ = open_npy(str(tmp_path))
-    assert isinstance(source._inputs, np.memmap)
+    assert isinstance(source._inputs["input"], np.memmap)
     assert np.array_equal(source.read(4), X[4])
     assert (source.name(4), source.weights.tolist()) == (f"{tmp_path}/x.npy[4]", [1] * 6)
     assert len(pickle.loads(pickle.dumps(source))) == 6
