@@ -303,7 +303,7 @@ def user_code_of(network: NetworkSpec) -> UserCode | None:
     """Return the user code that runs in a network's steps; None if the spec names none."""
     train = network.train
     names = (train.loss or "", train.optimizer.name, *train.metrics)
-    if network.architecture.kind == "import" or any(":" in name for name in names):
+    if network.architecture.kind == "import" or train.step or any(":" in name for name in names):
         return UserCode(keeps_rng_state=False)
     return None
 

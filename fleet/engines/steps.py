@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from fleet.engines.base import Rows, StepResult, StepTotals
 
 MAX_STEPS = 16  # largest number of steps of a call
@@ -43,12 +45,15 @@ class StepBatches(NamedTuple):
         counts: number of this rank's rows in each batch, possibly 0.
         flags: what this rank adds to the totals of each batch, besides those of its rows: whether
             the group stops after this call, and the number of steps of a later one.
+        indices: (rows,) int64, rows of the samples in the data set; None unless the network has a
+            step of the user's.
     """
 
     local_rows: Rows
     sizes: Sequence[int]
     counts: Sequence[int]
     flags: StepTotals = StepTotals()
+    indices: np.ndarray | None = None
 
 
 class SupportsSteps(Protocol):
@@ -103,7 +108,7 @@ class AdaptedSteps:
 
     def begin_steps(self, batches: StepBatches) -> Callable[[], StepResult]:  # noqa: D102
         trainable = self._trainable
-        (inputs, targets, *optional), sizes, counts, flags = batches
+        (inputs, targets, *optional), sizes, counts, flags, _ = batches
         weights = optional[0] if optional else None
         if hasattr(trainable, "begin_together"):
             wait = trainable.begin_together(inputs, targets, sizes, counts, flags, weights)

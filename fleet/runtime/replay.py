@@ -14,7 +14,7 @@ from fleet.runtime.startup.folder import writing_into
 from fleet.spec import Batch, Spec, with_output
 from fleet.storage.checkpoint import find_newest
 from fleet.storage.files import atomic_write
-from fleet.storage.identity import file_checksum, find_changes
+from fleet.storage.identity import code_of, file_checksum, find_changes
 from fleet.storage.paths import RunPaths
 from launch.errors import pluralize
 from preprocess.sample import SampleSpec
@@ -161,7 +161,7 @@ class Replay:
             network,
             spec,
             sample,
-            codes[network.architecture.target],
+            code_of(network, codes),
             _read_history(self.name, self.run),
         )
         if files and not accepts_changes:

@@ -53,10 +53,9 @@ def _with_data_defaults(
     network: NetworkSpec, target: TargetSpec, counts: tuple[int, ...]
 ) -> NetworkSpec:
     train = network.train
-    if train.stopping.monitor is None and target.kind != "class":
-        train = replace(
-            train, stopping=replace(train.stopping, monitor=_default_monitor(target.kind))
-        )
+    monitor = _default_monitor(train, target.kind)
+    if train.stopping.monitor is None and monitor != train.stopping.metric:
+        train = replace(train, stopping=replace(train.stopping, monitor=monitor))
     class_weights = train.class_weights
     if class_weights is not None and target.kind in ("class", "mask"):
         try:
@@ -79,8 +78,8 @@ def _with_data_defaults(
     return replace(network, train=train)
 
 
-def _default_monitor(kind: str) -> str:
-    if kind == "class":
+def _default_monitor(train: Train, kind: str) -> str:
+    if kind == "class" and train.step is None:
         return "val_accuracy"
     return "val_loss"
 
@@ -106,7 +105,9 @@ class SelectionCriterion:
     def of(cls, train: Train) -> SelectionCriterion:
         """Return the criterion of a network whose data is known."""
         return cls(
-            train.stopping.metric, train.stopping.sign, repr((train.loss, train.label_smoothing))
+            train.stopping.metric,
+            train.stopping.sign,
+            train.step or repr((train.loss, train.label_smoothing)),
         )
 
 
@@ -163,6 +164,7 @@ def check_comparable(
                     train.label_smoothing,
                     train.class_weights,
                     train.metrics,
+                    train.step,
                     train.stopping.monitor,
                     train.stopping.direction,
                 )
@@ -279,7 +281,7 @@ class _Comparison:
             )
 
     def _monitor(self, train: Train) -> str:
-        return train.stopping.monitor or _default_monitor(self.kind)
+        return train.stopping.monitor or _default_monitor(train, self.kind)
 
     def _direction(self, train: Train, monitor: str) -> str:
         return str(train.stopping.direction or direction_of(monitor))
@@ -288,6 +290,8 @@ class _Comparison:
         """Return the loss or metric behind a monitored name, with its parameters."""
         name = monitor.removeprefix("val_")
         words = self.spec.engine.words
+        if train.step is not None:
+            return f"{name} of {train.step}"
         if name == "accuracy":
             return name
         if name != "loss":

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TypeAlias
 
-from fleet.spec.engines import EngineInfo
+from fleet.errors import UserError
+from fleet.spec.engines import ENGINES, EngineInfo
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
+from fleet.spec.model import check_import
 from fleet.spec.train import Optimizer, Train
 from fleet.vocabulary.measures import SHORT, Direction, MeasureWord, canonical_name, direction_of
 from fleet.vocabulary.schedules import find_problems
@@ -49,6 +51,7 @@ def find_unknown_words(
             f"it is unknown whether high or low values of {monitor} are better",
             "stopping.direction: max, or min",
         )
+    yield from _check_step(train, engine)
     if knows.precisions is not None and train.precision not in knows.precisions:
         yield (
             ("precision",),
@@ -70,6 +73,24 @@ def find_unknown_words(
             f"the {engine.name} engine cannot start from the weights of a file",
             "leave it out",
         )
+
+
+def _check_step(train: Train, engine: EngineInfo) -> Iterator[Problem]:
+    if train.step is None:
+        return
+    if not engine.knows.own_steps:
+        able = ", ".join(name for name, info in ENGINES.items() if info.knows.own_steps)
+        yield (
+            ("step",),
+            f"the {engine.name} engine has no training steps of your own",
+            f"use one of the engines {able}, or leave it out",
+        )
+        return
+    try:
+        check_import(train.step, "step")
+    except UserError as error:
+        wrong, _, right = str(error).removeprefix("step: ").partition("; ")
+        yield ("step",), wrong, right
 
 
 def find_direction(train: Train, engine: EngineInfo) -> Direction | None:

@@ -60,6 +60,7 @@ class Known:
         own: whether the engine accepts import paths of custom functions instead of names.
         accumulates: whether it averages the gradients of several steps.
         compiles: whether XLA can compile its steps.
+        own_steps: whether it accepts a function of the user as a training step.
         starts: whether networks can start from the weights of a file and freeze some of them; its
             trainables are then :class:`fleet.engines.base.SupportsPretrained`.
     """
@@ -72,6 +73,7 @@ class Known:
     own: bool = True
     accumulates: bool = True
     compiles: bool = True
+    own_steps: bool = False
     starts: bool = False
 
 
@@ -185,7 +187,7 @@ ENGINES: dict[str, EngineInfo] = {
             "keras",
             ".keras.engine:KerasEngine",
             "Keras on TensorFlow",
-            knows=Known(starts=True),
+            knows=Known(starts=True, own_steps=True),
             uses_gpus=True,
             exports=True,
             finishes=True,
@@ -222,6 +224,7 @@ ENGINES: dict[str, EngineInfo] = {
                 optimizers=("sgd", "adam", "adamw", "rmsprop", "nadam"),
                 precisions=("float32", "mixed_bfloat16"),
                 compiles=False,
+                own_steps=True,
                 starts=True,
                 metrics=tuple(
                     name

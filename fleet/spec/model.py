@@ -241,10 +241,14 @@ def load_function(path: str) -> Callable[..., Any]:
     return load_object(path, "model function", import_function)
 
 
-def check_import(path: str) -> None:
+def check_import(path: str, key: str = "build") -> None:
     """Check that an import path leads to a function.
 
     The module is imported only if reading it is not enough, since that may import TensorFlow.
+
+    Args:
+        path: the import path.
+        key: the setting that names it, for messages.
 
     Raises:
         UserError: the module or the function does not exist, or an import that is necessary to
@@ -253,10 +257,10 @@ def check_import(path: str) -> None:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script does not
     with UserCode().running():
-        _check_import(path)
+        _check_import(path, key)
 
 
-def _check_import(path: str) -> None:
+def _check_import(path: str, key: str) -> None:
     module, _, function = path.partition(":")
     if not module or not function.isidentifier():
         raise UserError(f"{path!r} should be written module:function")
@@ -273,14 +277,14 @@ def _check_import(path: str) -> None:
         spec = None
     if spec is None:
         raise UserError(
-            f"build: {path}: no module {module!r} in {Path.cwd()} or installed; "
+            f"{key}: {path}: no module {module!r} in {Path.cwd()} or installed; "
             "put it there or next to the spec, or install it"
         )
     if spec.origin and spec.origin.endswith(".py"):
         names = _top_level_names(Path(spec.origin))
         if names is not None and function not in names and not _is_made_by_importing(path):
             hint = did_you_mean(function, sorted(names))
-            raise UserError(f"build: {path}: {spec.origin} has no function {function!r}{hint}")
+            raise UserError(f"{key}: {path}: {spec.origin} has no function {function!r}{hint}")
 
 
 def _is_made_by_importing(path: str) -> bool:

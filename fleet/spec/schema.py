@@ -392,6 +392,12 @@ class NetworkSpec:
             return self.name
         return self.name.removesuffix(f"-fold{self.fold}")
 
+    @property
+    def code_paths(self) -> tuple[str, ...]:
+        """The import paths of the user's functions that define it; a family's name is one, too."""
+        own = (self.train.step,)
+        return (self.architecture.target, *(path for path in own if path is not None))
+
     def global_batch(self, gpus: int) -> int:
         """Return the samples per training step on ``gpus`` GPUs; the fewest if elastic."""
         return self.train.batch.bounds[0] * self.learning_rate_scale(gpus)

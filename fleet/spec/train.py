@@ -294,6 +294,11 @@ class Train:
     with parameters, like {AUC: {curve: PR, name: auc_pr}}, where `name` is the name of the column.
     Outputs are probabilities, except for value.
     """
+    step: kinds.ImportPath | None = None
+    """Import path of your own training step, a function of (model, batch, training). `batch` maps
+    input, target, weight and index to arrays of the engine. It returns the loss of each sample, or
+    a mapping of `loss` and further numbers, each of which becomes a metric.
+    """
     label_smoothing: BelowOne = 0.0
     """Label smoothing: the share of each target that the loss spreads evenly over all classes or
     labels. Only for class, multilabel and mask.
@@ -336,5 +341,18 @@ class Train:
     @model_validator(mode="after")
     def _check_metrics(self) -> Train:
         labels = check_measures(self.loss, self.metrics, self.class_weights)
-        check_monitor(self.stopping.monitor, [*FIELDS, *labels])
+        if self.step is None:
+            check_monitor(self.stopping.monitor, [*FIELDS, *labels])
+        return self
+
+    @model_validator(mode="after")
+    def _check_step(self) -> Train:
+        if self.step is None:
+            return self
+        for key in ("loss", "metrics", "label_smoothing", "class_weights"):
+            if getattr(self, key):
+                raise ValueError(
+                    f"{key}: {getattr(self, key)} has no effect, because the function of `step` "
+                    "computes the loss and the metrics; compute it there, and leave this out"
+                )
         return self

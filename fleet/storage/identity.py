@@ -113,6 +113,7 @@ _LATER: dict[str, Any] = {
     "label_smoothing": 0.0,
     "class_weights": None,
     "start": None,
+    "step": None,
 }
 
 
@@ -137,7 +138,10 @@ def trial_identity(
             "identity": training_identity(network, spec, sample),
             "gpus": [network.min_gpus, network.max_gpus],
             "build_timeout": network.train.build_timeout,
-            "code": hash_sources(network.architecture.target, spec_folder),
+            "code": code_of(
+                network,
+                {path: hash_sources(path, spec_folder) for path in network.code_paths},
+            ),
             **({"engine": engine} if engine else {}),
             # A file that is missing now may exist next time, or not be needed.
             **({"start": file_checksum(Path(start.file)) or uuid.uuid4().hex} if start else {}),
@@ -192,9 +196,26 @@ def hash_all_sources(spec: Spec, spec_folder: Path) -> dict[str, Code]:
         spec_folder: folder of the spec.
     """
     paths = {spec.resources.engine}
-    paths |= {network.architecture.target for network in spec.networks}
+    paths |= {path for network in spec.networks for path in network.code_paths}
     paths |= {entry.target for entry in spec.searches.values()}
     return {path: hash_sources(path, spec_folder) for path in paths}
+
+
+def code_of(network: NetworkSpec, codes: Mapping[str, Code]) -> Code:
+    """Return the files that define a network: of its ``build:`` function and its own step.
+
+    Args:
+        network: the network.
+        codes: hashes from :func:`hash_all_sources`.
+
+    Returns:
+        An empty mapping if they are unknown.
+    """
+    return {
+        file: checksum
+        for path in network.code_paths
+        for file, checksum in (codes.get(path) or {}).items()
+    }
 
 
 def speed_identity(
@@ -230,9 +251,7 @@ def speed_identity(
             "hardware": machine.hardware,
             **finish,
             "ranks_per_core": f"{machine.ranks_per_core:.3g}",
-            "code": [
-                codes.get(path) or None for path in (network.architecture.target, resources.engine)
-            ],
+            "code": [codes.get(path) or None for path in (*network.code_paths, resources.engine)],
         }
     )
 

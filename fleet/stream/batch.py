@@ -25,6 +25,8 @@ class Batch:
             production) and its path.
         missed: number of chunks of a ring so far that the epoch needed and one node of the group
             held, but another had overwritten.
+        indices: (rows,) int64, the samples' rows in the data set
+            (:func:`preprocess.base.row_numbers`); None unless requested.
     """
 
     inputs: np.ndarray
@@ -34,6 +36,7 @@ class Batch:
     is_last: bool
     epoch: Epoch
     missed: int = 0
+    indices: np.ndarray | None = None
 
 
 def split_rows(first: int, last: int, rank: int, size: int) -> tuple[int, int]:

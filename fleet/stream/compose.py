@@ -36,7 +36,7 @@ from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import Waiting, WriterDied
 from fleet.stream.store import FileStore, NodeStore, RankMemory
 from fleet.stream.window import Window
-from preprocess.base import UnreadableSample
+from preprocess.base import UnreadableSample, row_numbers
 from preprocess.record_pipeline import AnyPipeline
 
 
@@ -75,6 +75,7 @@ class Stream:
     Args:
         local: the same samples, prepared by this rank alone.
         order: the order of the samples.
+        numbers: (samples of the source,) int64, their rows in the data set.
         reader: the window's reader; None without a window. It raises WriterDied when it waits for
             samples that will not come.
         finish: the remaining transforms of samples of the window; None if there are none.
@@ -87,6 +88,7 @@ class Stream:
         self,
         local: LocalBatches,
         order: Order,
+        numbers: np.ndarray,
         reader: Reader | None = None,
         finish: DeferredAugmentation | None = None,
     ) -> None:
@@ -94,6 +96,7 @@ class Stream:
         self._order = order
         self._reader = reader
         self._finish = finish
+        self._numbers = numbers
 
     @property
     def waited_s(self) -> float:
@@ -142,6 +145,26 @@ class Stream:
         if self._finish is None:
             yield from batches
             return
+        for batch, indices, productions in self._planned(batches, group, consumed):
+            inputs, targets = self._finish(batch.inputs, batch.targets, indices, productions)
+            yield dataclasses.replace(batch, inputs=inputs, targets=targets)
+
+    def number(
+        self, batches: Iterator[Batch], group: Group, consumed: Container[int] = ()
+    ) -> Iterator[Batch]:
+        """Yield the batches of this stream, or of :attr:`local`, with the rows of their samples.
+
+        Args:
+            batches: batches of an epoch.
+            group, consumed: as in :meth:`batches`.
+        """
+        for batch, indices, _ in self._planned(batches, group, consumed):
+            yield dataclasses.replace(batch, indices=self._numbers[indices])
+
+    def _planned(
+        self, batches: Iterator[Batch], group: Group, consumed: Container[int]
+    ) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
+        """Yield each batch with the indices and productions of its samples."""
         plan: EpochPlan | None = None
         for batch in batches:
             # In a ring the path is known up to the present batch.
@@ -150,10 +173,7 @@ class Stream:
             rows = slice(
                 *split_rows(batch.position - batch.size, batch.position, group.rank, group.size)
             )
-            inputs, targets = self._finish(
-                batch.inputs, batch.targets, plan.indices[rows], plan.productions[rows]
-            )
-            yield dataclasses.replace(batch, inputs=inputs, targets=targets)
+            yield batch, plan.indices[rows], plan.productions[rows]
 
 
 def compose(
@@ -184,6 +204,7 @@ def compose(
         A function: mask (samples of the source,) bool -> the stream of these samples; None -> the
         stream of all samples. All streams share this rank's stored samples.
     """
+    numbers = row_numbers(pipeline.source)
     store = FileStore(pipeline)
     if memory.decoded is not None:
         store = NodeStore(
@@ -200,12 +221,12 @@ def compose(
         local = LocalBatches(store, part_order, waiting, on_bad)
         window = memory.window
         if window is None:
-            return Stream(local, part_order)
+            return Stream(local, part_order, numbers)
         if isinstance(order, RingOrder):
             first = window.layout.sequence(first_epoch, 0)
-            return Stream(
-                local, part_order, RingReader(window, reader, waiting, order, keeps, first), finish
-            )
-        return Stream(local, part_order, Reader(window, reader, waiting, order, keeps), finish)
+            ring = RingReader(window, reader, waiting, order, keeps, first)
+            return Stream(local, part_order, numbers, ring, finish)
+        strict = Reader(window, reader, waiting, order, keeps)
+        return Stream(local, part_order, numbers, strict, finish)
 
     return stream

@@ -11,7 +11,7 @@ from fleet.stream.augment import DeferredAugmentation
 from fleet.stream.batch import split_rows
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import Waiting, WriterDied, make_set_clock
-from preprocess.base import UnreadableSample
+from preprocess.base import UnreadableSample, row_numbers
 from preprocess.record_pipeline import AnyPipeline
 
 
@@ -73,6 +73,11 @@ class Validation:
         self._shared = shared
         self._keeps = keeps
         self._local_samples: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The rows of the samples in the data set, (samples,) int64."""
+        return row_numbers(self._pipeline.source)[self._rows]
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield this rank's share of all samples in batches of (inputs, targets)."""

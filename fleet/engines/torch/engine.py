@@ -23,6 +23,7 @@ from fleet.engines.torch.metrics import make_metrics
 from fleet.engines.torch.models import build_module
 from fleet.engines.torch.network import TorchNetwork
 from fleet.engines.torch.optimizer import FlatOptimizer
+from fleet.engines.torch.own_step import TorchStep
 from fleet.engines.torch.pretrained import freeze
 from fleet.engines.torch.steps import TorchSteps
 from fleet.spec import NetworkSpec
@@ -75,14 +76,26 @@ class TorchEngine:
             sample.target,
             network.seed,
             sample.affine is not None,
+            train.step is not None,
         )
         module = built.module
         if train.initial_weights is not None:
             freeze(module, train.initial_weights.freeze)
+        affine = sample.affine
+        exported = Exported(
+            built,
+            None if affine is None else (affine.multiplier, affine.offset),
+            sample.target.kind == "mask",
+        ).to(self._device)
+        own_step = None
+        if train.step is not None:
+            own_step = TorchStep.of(train, exported, sample, self._device, network.seed)
         measures = Measures(
             make_losses(train, sample.target, self._device), make_metrics(train, sample.target)
         )
-        flat = FlatParameters(module.to(self._device), measures.metrics.width)
+        flat = FlatParameters(
+            module, measures.metrics.width if own_step is None else own_step.metrics.width
+        )
         if train.batch.is_elastic:
             scale = 1.0
         else:
@@ -98,14 +111,8 @@ class TorchEngine:
             self._transforms.get(network.pipeline, ()),
             self._folder,
         )
-        affine = sample.affine
-        exported = Exported(
-            built,
-            None if affine is None else (affine.multiplier, affine.offset),
-            sample.target.kind == "mask",
-        )
         steps = TorchSteps(
-            exported.to(self._device),
+            exported,
             flat,
             updates,
             sample,
@@ -115,6 +122,7 @@ class TorchEngine:
             network.seed,
             train.precision == "mixed_bfloat16",
             code,
+            own_step,
         )
         module.train()
         return TorchNetwork(module, steps, note, code)

@@ -58,6 +58,7 @@ class Exported(nn.Module):
         self.module = built.module
         self.dtype = built.dtype
         self._differentiates = built.differentiates
+        self.predicts = built.predicts
         self._is_mask = is_mask
         multiplier, offset = (
             (None, None) if scale is None else (torch.from_numpy(np.array(part)) for part in scale)
@@ -71,14 +72,7 @@ class Exported(nn.Module):
         Args:
             samples: (n, ...), as the stream carries them.
         """
-        is_new = False
-        if self.multiplier is not None and self.offset is not None:
-            samples = (samples * self.multiplier).add_(self.offset)
-            is_new = True
-        if samples.dim() == 4:
-            samples = samples.permute(0, 3, 1, 2)
-        # A module may write into its inputs, so copy them unless they are new.
-        inputs = samples.to(self.dtype, memory_format=torch.contiguous_format, copy=not is_new)
+        inputs = self.prepare(samples)
         is_evaluating = not torch.is_grad_enabled()
         with torch.enable_grad() if self._differentiates else nullcontext():
             outputs: Tensor = self.module(inputs).float()
@@ -87,6 +81,21 @@ class Exported(nn.Module):
         if self._is_mask:
             return outputs.movedim(1, -1)
         return outputs
+
+    def prepare(self, samples: Tensor) -> Tensor:
+        """Return new inputs as the module takes them: scaled, with channels first.
+
+        Args:
+            samples: (n, ...), as the stream carries them.
+        """
+        is_new = False
+        if self.multiplier is not None and self.offset is not None:
+            samples = (samples * self.multiplier).add_(self.offset)
+            is_new = True
+        if samples.dim() == 4:
+            samples = samples.permute(0, 3, 1, 2)
+        # A module may write into its inputs, so copy them unless they are new.
+        return samples.to(self.dtype, memory_format=torch.contiguous_format, copy=not is_new)
 
 
 def note_of(
@@ -120,6 +129,7 @@ def note_of(
     return {
         **origin,
         "args": args,
+        **({} if network.train.step is None else {"step": network.train.step}),
         "input": {
             "shape": list(sample.input.shape),
             "dtype": sample.input.dtype,
@@ -203,7 +213,7 @@ def _built(
     source_folder = note.get("beside")
     append_import_path(source_folder)
     try:
-        return build_module(architecture, image, target, 0, is_scaled)
+        return build_module(architecture, image, target, 0, is_scaled, "step" in note)
     except (UserError, ModelError) as error:
         location = f" or in {source_folder}" if source_folder else ""
         raise UserError(

@@ -54,11 +54,13 @@ class Built(NamedTuple):
     Attributes:
         dtype: dtype of its inputs.
         differentiates: True if ``forward`` takes derivatives, so even evaluation needs gradients.
+        predicts: True if it returns one tensor of predictions of the target.
     """
 
     module: nn.Module
     dtype: torch.dtype
     differentiates: bool = False
+    predicts: bool = True
 
 
 def build_module(
@@ -67,6 +69,7 @@ def build_module(
     target: TargetSpec,
     seed: int,
     is_scaled: bool = False,
+    has_own_step: bool = False,
 ) -> Built:
     """Build a network that returns logits, or values, on the host.
 
@@ -78,6 +81,7 @@ def build_module(
         target: target of a sample.
         seed: equal seeds give equal initial weights.
         is_scaled: True if inputs are scaled, hence float32.
+        has_own_step: True if a step of the user calls the module, which may then return anything.
 
     Returns:
         A module from (n, channels, height, width), or (n, ...), to (n, outputs), or for masks
@@ -89,23 +93,27 @@ def build_module(
         ModelError: a user function raised, or returned something else.
     """
     if architecture.kind == "family":
-        with _seeded(seed):
+        with seeded(seed):
             layers = layers_of(
                 architecture.settings, image.shape, target.outputs, target.kind == "mask"
             )
             return Built(nn.Sequential(OrderedDict(_modules(layers, image.shape))), torch.float32)
 
     def build(seed: int) -> Built:
-        with _seeded(seed):
+        with seeded(seed):
             module = build_custom_model(
                 architecture, image.shape, target.outputs, nn.Module, "torch.nn.Module"
             ).float()
-            return _check_module(architecture.target, module, image, target, is_scaled)
+            check = _try_module if has_own_step else _check_module
+            return check(architecture.target, module, image, target, is_scaled)
 
     built = build_isolated(
         architecture.target, partial(build, seed), lambda built: built.module.parameters()
     )
-    check_self_contained(architecture.target, built, image.shape, lambda: build(seed + 1).module)
+    if built.predicts:
+        check_self_contained(
+            architecture.target, built, image.shape, lambda: build(seed + 1).module
+        )
     return built
 
 
@@ -123,14 +131,14 @@ def count_parameters(
     load_function(architecture.target)
 
     def count_on_meta_device() -> int:
-        with _seeded(seed), torch.device("meta"):
+        with seeded(seed), torch.device("meta"):
             module = build_custom_model(architecture, shape, classes, nn.Module, "torch.nn.Module")
             return count_module_parameters(module)
 
     count = _count_in_subprocess(count_on_meta_device)
     if count is not None:
         return count
-    with _seeded(seed):  # the module needs values, has lazy parameters, or cannot be built
+    with seeded(seed):  # the module needs values, has lazy parameters, or cannot be built
         module = build_custom_model(
             architecture, shape, classes, nn.Module, "torch.nn.Module"
         ).float()
@@ -177,15 +185,15 @@ def count_module_parameters(module: nn.Module) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
+def activation_bytes(module: nn.Module, call: Callable[[], Any], rows: int) -> int | None:
     """Return the bytes per row that a forward pass saves for the backward pass.
 
     This is the size of the saved tensors, plus twice the largest of them for gradients.
 
     Args:
-        module: module to call.
-        shape: shape of a row, as the module takes it.
-        dtype: dtype of a row.
+        module: the module.
+        call: calls it on some rows, in evaluation mode, and returns its outputs.
+        rows: number of these rows.
 
     Returns:
         The bytes; None if the pass saves nothing.
@@ -198,17 +206,15 @@ def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dty
     def save(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weight_storages:
-            sizes[storage.data_ptr()] = storage.nbytes() // _ROWS
+            sizes[storage.data_ptr()] = storage.nbytes() // rows
         return tensor.detach()  # an output that refers to itself would never be freed
 
-    device = next(module.parameters()).device
-    rows = torch.zeros(_ROWS, *shape, dtype=dtype, device=device)
     was_training = module.training
     outputs = []
     try:
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             module.eval()
-            outputs.append(module(rows))  # saved tensors stay alive, so that addresses are unique
+            outputs.append(call())  # saved tensors stay alive, so that addresses are unique
     finally:
         module.train(was_training)
     if sizes:
@@ -217,7 +223,7 @@ def activation_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dty
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Make all random numbers deterministic, and restore all generators."""
     # The lock is acquired first: fork_rng restores PyTorch's generator after seeded_generators.
     with exclusive_generators(), torch.random.fork_rng(), seeded_generators(seed):
@@ -345,16 +351,8 @@ def _check_module(
     name: str, module: nn.Module, image: ArraySpec, target: TargetSpec, is_scaled: bool
 ) -> Built:
     """Try a module on two samples, which also creates its lazy parameters."""
-    wrong = [
-        key for key, value in module.state_dict().items() if not isinstance(value, torch.Tensor)
-    ]
-    if wrong:
-        raise ModelError(
-            f"{name}: {wrong[0]} in the state_dict of the module is not a tensor, so it cannot be "
-            "saved"
-        )
-    is_integer = len(image.shape) != 3 and not is_scaled and np.dtype(image.dtype).kind in "iu"
-    dtypes = [torch.int64, torch.float32] if is_integer else [torch.float32]
+    _check_state(name, module)
+    dtypes = _input_dtypes(image, is_scaled)
     values, dtype, differentiates = _call_on_samples(name, module, image, dtypes)
     *axes, classes = target.output_shape
     check_output_shape(name, values.shape, (classes, *axes))
@@ -375,6 +373,38 @@ def _check_module(
         if activation:
             raise probabilities_error(name, "module", activation)
     return Built(module, dtype, differentiates)
+
+
+def _try_module(
+    name: str, module: nn.Module, image: ArraySpec, target: TargetSpec, is_scaled: bool
+) -> Built:
+    """Try a module that a step of the user calls; it need not return predictions."""
+    _check_state(name, module)
+    dtypes = _input_dtypes(image, is_scaled)
+    try:
+        values, dtype, differentiates = _call_on_samples(name, module, image, dtypes)
+    except ModelError:
+        return Built(module, dtypes[0], predicts=False)
+    *axes, classes = target.output_shape
+    return Built(module, dtype, differentiates, values.shape == (_ROWS, classes, *axes))
+
+
+def _check_state(name: str, module: nn.Module) -> None:
+    wrong = [
+        key for key, value in module.state_dict().items() if not isinstance(value, torch.Tensor)
+    ]
+    if wrong:
+        raise ModelError(
+            f"{name}: {wrong[0]} in the state_dict of the module is not a tensor, so it cannot be "
+            "saved"
+        )
+
+
+def _input_dtypes(image: ArraySpec, is_scaled: bool) -> list[torch.dtype]:
+    """Return the dtypes in which a module may take inputs, the preferred one first."""
+    if len(image.shape) != 3 and not is_scaled and np.dtype(image.dtype).kind in "iu":
+        return [torch.int64, torch.float32]
+    return [torch.float32]
 
 
 def _call_on_samples(
@@ -502,14 +532,14 @@ def check_self_contained(
     Raises:
         ModelError: the outputs depend on other tensors.
     """
-    module, dtype, differentiates = built
+    module, dtype, differentiates, _ = built
     was_training = module.training
-    with _seeded(0):
+    with seeded(0):
         samples = _samples(shape, dtype)
     foreign = _ForeignTensorMode(module, samples)
     module.eval()
     try:
-        with torch.set_grad_enabled(differentiates), _seeded(0), foreign:
+        with torch.set_grad_enabled(differentiates), seeded(0), foreign:
             expected = module(samples.clone())  # a module may write into its inputs
     finally:
         module.train(was_training)
@@ -524,7 +554,7 @@ def check_self_contained(
     rebuilt = build()
     rebuilt.load_state_dict(module.state_dict())
     rebuilt.eval()
-    with torch.set_grad_enabled(differentiates), _seeded(0):
+    with torch.set_grad_enabled(differentiates), seeded(0):
         outputs = rebuilt(samples)
     if not torch.allclose(expected, outputs, rtol=1e-3, atol=1e-3, equal_nan=True):
         raise ModelError(

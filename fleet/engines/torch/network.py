@@ -13,17 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import Arrays, StepResult, StepTotals, check_arrays, select_readable
+from fleet.engines.base import Arrays, Rows, StepResult, StepTotals, check_arrays, select_readable
 from fleet.engines.custom import runs_user_code
 from fleet.engines.steps import StepBatches, StepCapabilities
 from fleet.engines.torch.export import load, write
 from fleet.engines.torch.flat_parameters import as_tensor, to_arrays
 from fleet.engines.torch.losses import check_losses
 from fleet.engines.torch.models import activation_bytes, count_module_parameters
+from fleet.engines.torch.own_step import TorchStep, unchanged_buffers
 from fleet.engines.torch.pretrained import load_pretrained
-from fleet.engines.torch.steps import TorchSteps
+from fleet.engines.torch.steps import TorchSteps, with_indices
 from fleet.errors import ModelError
 from preprocess.user_code import UserCode, exclusive_generators
+
+_ROWS = 2  # rows of the samples on which memory is estimated
 
 
 @dataclass(eq=False)
@@ -52,6 +55,30 @@ class TorchNetwork:
     def evaluate(self, *rows: np.ndarray) -> StepTotals:  # noqa: D102
         return self.predict(*rows)[0]
 
+    @property
+    def has_own_step(self) -> bool:  # noqa: D102 - see SupportsOwnStep
+        return self.steps.own_step is not None
+
+    @property
+    def returns_accuracy(self) -> bool:  # noqa: D102
+        return self.steps.own_step is not None and self.steps.own_step.returns_accuracy
+
+    @property
+    def has_predictions(self) -> bool:  # noqa: D102
+        return self.steps.exported.predicts
+
+    @runs_user_code
+    def evaluate_own(self, rows: Rows, indices: np.ndarray) -> StepTotals:  # noqa: D102
+        steps = self.steps
+        assert steps.own_step is not None
+        readable_rows = select_readable(with_indices(rows, indices))
+        steps.evaluation_calls += 1
+        if not len(readable_rows[1]):
+            return StepTotals()
+        with steps.seeded_generators(steps.evaluation_calls), self.evaluation_mode():
+            steps.write_own_totals(steps.own_step, readable_rows, False, False)
+        return steps.flat.read_totals()
+
     @runs_user_code
     def predict(self, *rows: np.ndarray) -> tuple[StepTotals, np.ndarray]:  # noqa: D102
         valid = rows[-1] >= 0
@@ -63,6 +90,8 @@ class TorchNetwork:
                 readable_outputs = outputs
             else:
                 readable_outputs = outputs[torch.from_numpy(valid).to(self.steps.device)]
+            if steps.own_step is not None:
+                return StepTotals(), outputs.cpu().numpy()
             steps.write_totals(
                 readable_outputs,
                 select_readable(rows)[1:],
@@ -73,6 +102,8 @@ class TorchNetwork:
 
     @runs_user_code
     def scores(self, metric_totals: Sequence[float]) -> dict[str, float]:  # noqa: D102
+        if self.steps.own_step is not None:
+            return self.steps.own_step.metrics.scores(metric_totals)
         return self.steps.measures.metrics.scores(metric_totals)
 
     def average_statistics(self) -> None:
@@ -159,21 +190,33 @@ class TorchNetwork:
 
     @runs_user_code
     def row_bytes(self) -> int | None:  # noqa: D102
-        shape = self.steps.sample.input.shape
         try:
-            return activation_bytes(
-                self.module,
-                (*shape[2:], *shape[:2]) if len(shape) == 3 else shape,
-                self.steps.exported.dtype,
-            )
+            return activation_bytes(self.module, self._zeros_outputs, _ROWS)
         finally:
             self.steps.flat.restore_weights()
+
+    def _zeros_outputs(self) -> Any:
+        """Return what the network computes for some samples of zeros."""
+        steps = self.steps
+        sample = steps.sample
+        zeros = torch.zeros(_ROWS, *sample.input.shape, device=steps.device)
+        inputs = zeros.movedim(-1, 1) if zeros.dim() == 4 else zeros
+        inputs = inputs.to(steps.exported.dtype)
+        if steps.own_step is None:
+            return self.module(inputs)
+        random = np.random.default_rng(0)
+        targets = sample.target.split(sample.target.random_targets(random, _ROWS))
+        rows = (np.zeros(_ROWS), np.arange(_ROWS), *targets)
+        batch = steps.own_step.batch_of(inputs, rows, steps.device)
+        return steps.own_step.own(self.module, batch, True)
 
     @runs_user_code
     def try_export(self, folder: Path) -> str:  # noqa: D102
         path = folder / "best.safetensors"
         self.export(self.state(), path)
         loaded, note = load(path)
+        if not self.has_predictions:
+            return _requirement(note)
         inputs = self.sample_inputs
         if inputs is None or self.steps.sample.deferred_input is not None:
             inputs = self.steps.sample.input.random_inputs(np.random.default_rng(0), 2)
@@ -190,15 +233,16 @@ class TorchNetwork:
                 "module uses a tensor that is neither a parameter nor a buffer; register it with "
                 "register_buffer"
             )
-        if "build" in note:
-            return f"loading best.safetensors requires the module {note['build'].partition(':')[0]}"
-        return ""
+        return _requirement(note)
 
     @runs_user_code
     def check_learns(self, inputs: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102
         target_tensor = torch.from_numpy(np.array(targets)).to(self.steps.device)
         self.steps.flat.zero_gradients()
         self.sample_inputs = np.array(inputs[:2])
+        if self.steps.own_step is not None:
+            self._check_own_step(self.steps.own_step, (inputs, targets))
+            return
         outputs = self.steps.outputs(inputs)
         if not bool(outputs.isfinite().all()):
             raise ModelError(
@@ -213,6 +257,23 @@ class TorchNetwork:
         if not bool(self.steps.flat.gradients.any()):
             raise ModelError(
                 "the outputs of the model depend on no trainable weight, so it cannot learn"
+            )
+
+    def _check_own_step(self, own_step: TorchStep, rows: Rows) -> None:
+        """Check on samples of the data that the loss is finite and depends on weights."""
+        steps = self.steps
+        with steps.seeded_generators(), unchanged_buffers(self.module):
+            loss = steps.write_own_totals(own_step, with_indices(rows, None), True, False)
+            if not bool(loss.isfinite()):
+                raise own_step.own.error(
+                    f"returned a loss of {loss.item()} for samples of the data; it should be finite"
+                )
+            loss.backward()
+        steps.flat.restore_weights()
+        if not bool(steps.flat.gradients.any()):
+            raise own_step.own.error(
+                "returned a loss that does not depend on the weights of the model, so it cannot "
+                "learn"
             )
 
     def regroup(self, group: Group) -> None:  # noqa: D102
@@ -239,6 +300,13 @@ class TorchNetwork:
             self.steps.flat.restore_weights()
             for (tensor, _), value in zip(means, before, strict=True):
                 tensor.copy_(value)
+
+
+def _requirement(note: Mapping[str, Any]) -> str:
+    """Return what loading an export needs, as one line; empty if nothing."""
+    if "build" in note:
+        return f"loading best.safetensors requires the module {note['build'].partition(':')[0]}"
+    return ""
 
 
 def _compute_seeded(compute: Callable[[], Tensor]) -> Tensor:

@@ -26,6 +26,7 @@ from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported
 from fleet.engines.torch.flat_parameters import FlatParameters, to_device
 from fleet.engines.torch.optimizer import FlatOptimizer
+from fleet.engines.torch.own_step import TorchStep
 from preprocess.sample import SampleSpec
 from preprocess.user_code import (
     UserCode,
@@ -48,6 +49,7 @@ class TorchSteps:
         seed: seed of all random numbers in steps.
         is_mixed: True to compute with bfloat16 where it is safe.
         code: user code that computes a part of a step.
+        own_step: a step of the user, instead of the loss of ``measures``; None without one.
         evaluation_calls: calls of the network since its last step.
         is_new: True before the first step.
     """
@@ -62,6 +64,7 @@ class TorchSteps:
     seed: int
     is_mixed: bool
     code: UserCode | None
+    own_step: TorchStep | None = None
     evaluation_calls: int = 0
     is_new: bool = True
 
@@ -85,7 +88,9 @@ class TorchSteps:
 
     def begin(self, batches: StepBatches) -> Callable[[], StepResult]:
         """Take steps, or queue them; see :meth:`fleet.engines.steps.SupportsSteps.begin_steps`."""
-        local_rows, sizes, _, flags = batches
+        local_rows, sizes, _, flags, indices = batches
+        if self.own_step is not None:
+            local_rows = with_indices(local_rows, indices)
         if self.exchange.group.size > 1:
             total = self._step_together(select_readable(local_rows), sizes[0], flags.stop)
             return finished([total])
@@ -159,8 +164,13 @@ class TorchSteps:
                 if len(local_rows[0]) == 1
                 else nullcontext()
             ):
-                outputs = self.outputs(local_rows[0])
-            loss = self.write_totals(outputs, local_rows[1:], self.measures.losses.training, stop)
+                if self.own_step is not None:
+                    loss = self.write_own_totals(self.own_step, local_rows, True, stop)
+                else:
+                    outputs = self.outputs(local_rows[0])
+                    loss = self.write_totals(
+                        outputs, local_rows[1:], self.measures.losses.training, stop
+                    )
             (loss / size).backward()
         if self.is_new:
             self.flat.check_parameters(self.exported.module)
@@ -193,12 +203,37 @@ class TorchSteps:
 
     def outputs(self, inputs: np.ndarray) -> Tensor:
         """Return logits or values, float32; for masks with classes last, as a view."""
-        samples = to_device(inputs, self.device)
-        if samples.ndim == 2:  # packed rows, unlike the inputs of try_export
-            samples = augment_deferred(samples, self.sample)
+        samples = self._samples(inputs)
         with self._precision():
             outputs: Tensor = self.exported(samples)
         return outputs
+
+    def _samples(self, inputs: np.ndarray) -> Tensor:
+        """Return samples on the device, as the stream carries them."""
+        samples = to_device(inputs, self.device)
+        if samples.ndim == 2:  # packed rows, unlike the inputs of try_export
+            samples = augment_deferred(samples, self.sample)
+        return samples
+
+    def write_own_totals(
+        self, own_step: TorchStep, local_rows: Rows, training: bool, stop: bool
+    ) -> Tensor:
+        """Write the totals that a step of the user computes, and return its summed loss.
+
+        Args:
+            own_step: the step.
+            local_rows: readable rows, with their rows in the data set after the inputs.
+            training: False in evaluation.
+            stop: True if this rank asks the group to stop.
+        """
+        inputs = self.exported.prepare(self._samples(local_rows[0]))
+        batch = own_step.batch_of(inputs, local_rows, self.device)
+        with self._precision():
+            sums = own_step.sums(self.exported.module, batch, training)
+        self.flat.write_totals(
+            sums.loss.detach(), sums.correct, len(local_rows[1]), stop, sums.metric_totals
+        )
+        return sums.loss
 
     def write_totals(
         self,
@@ -223,6 +258,13 @@ class TorchSteps:
         if self.is_mixed:
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
+
+
+def with_indices(local_rows: Rows, indices: np.ndarray | None) -> Rows:
+    """Insert the rows in the data set after the inputs; made-up samples count from 0."""
+    if indices is None:
+        indices = np.arange(len(local_rows[1]))
+    return (local_rows[0], indices, *local_rows[1:])
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from fleet.runtime.startup.request import Request
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, find_newest, rewrite_states
 from fleet.storage.files import map_in_threads, storage_errors
-from fleet.storage.identity import find_changes, training_identity
+from fleet.storage.identity import code_of, find_changes, training_identity
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from preprocess.sample import SampleSpec
@@ -81,9 +81,7 @@ def check_saved_networks(
             written.
     """
     saved = map_in_threads(
-        lambda network: _read_saved(
-            network, codes[network.architecture.target], spec, paths, sample, data
-        ),
+        lambda network: _read_saved(network, code_of(network, codes), spec, paths, sample, data),
         (network for network in spec.networks if network.name not in request.fresh_network),
     )
     existing = [checkpoint for checkpoint in saved if checkpoint.lookup.state is not None]

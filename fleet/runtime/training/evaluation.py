@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.engines.base import StepTotals, SupportsPrediction
+from fleet.engines.base import StepTotals, SupportsOwnStep, SupportsPrediction
 from fleet.prediction.saved_predictions import Outputs, should_save
 from fleet.runtime.training.agreement import all_or_none
 from fleet.runtime.training.network import Training
@@ -39,7 +39,10 @@ def evaluate(
 
 def can_predict(training: Training, samples: Validation) -> bool:
     """Return True if the engine can predict and predictions are worth keeping."""
-    return isinstance(training.trainable, SupportsPrediction) and should_save(
+    trainable = training.trainable
+    if isinstance(trainable, SupportsOwnStep) and not trainable.has_predictions:
+        return False
+    return isinstance(trainable, SupportsPrediction) and should_save(
         training.target, samples.samples
     )
 
@@ -64,10 +67,12 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
     )
     position, _ = split_rows(0, samples.samples, group.rank, group.size)
 
-    def fill(inputs: np.ndarray, targets: np.ndarray) -> StepTotals:
+    def fill(inputs: np.ndarray, targets: np.ndarray, indices: np.ndarray) -> StepTotals:
         nonlocal position
         values, *weights = target.split(targets)
         sums, outputs = trainable.predict(inputs, values, *weights)
+        if isinstance(trainable, SupportsOwnStep) and trainable.has_own_step:
+            sums = trainable.evaluate_own((inputs, values, *weights), indices)
         rows = slice(position, position + len(targets))
         position += len(targets)
         predictions.outputs[rows] = outputs
@@ -86,13 +91,13 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
 def _sum_over(
     training: Training,
     samples: Validation,
-    evaluate_batch: Callable[[np.ndarray, np.ndarray], StepTotals],
+    evaluate_batch: Callable[[np.ndarray, np.ndarray, np.ndarray], StepTotals],
     ends: Callable[[], bool],
 ) -> StepTotals | None:
     """Sum over all samples, each rank over its share; collective over the group.
 
     Args:
-        evaluate_batch: (inputs, targets) of a batch -> sums.
+        evaluate_batch: (inputs, targets, rows in the data set) of a batch -> sums.
         ends: returns whether the run ends; called on the master.
 
     Returns:
@@ -101,13 +106,17 @@ def _sum_over(
     group = training.group
     local_sums = StepTotals()
     batches = samples.batches(training.network.train.batch.bounds[0], group.rank, group.size)
+    numbers = samples.numbers
+    position, _ = split_rows(0, samples.samples, group.rank, group.size)
 
     def evaluate_for_a_while() -> bool:
         """Evaluate some batches; returns True once this rank's share is done."""
-        nonlocal local_sums
+        nonlocal local_sums, position
         began = time.perf_counter()
         for inputs, targets in batches:
-            local_sums += evaluate_batch(inputs, targets)
+            indices = numbers[position : position + len(targets)]
+            position += len(targets)
+            local_sums += evaluate_batch(inputs, targets, indices)
             if time.perf_counter() - began >= _CHECK_EVERY_S:
                 return False
         return True

@@ -175,9 +175,11 @@ class TrainingLoop:
             return self._pauses or (group.size > 1 and is_due())
 
         steps = Steps(training, should_stop, is_due if group.size == 1 else lambda: False)
-        for finished in steps.run(
-            strides(training, source.batches(epoch, state.position, size, group, consumed))
-        ):
+        batches = source.batches(epoch, state.position, size, group, consumed)
+        if network.train.step is not None:
+            stream = self.sources.of(network).stream
+            batches = stream.number(batches, group, consumed)
+        for finished in steps.run(strides(training, batches)):
             for batch, sums in zip(finished.batches, finished.sums, strict=True):
                 if batch.size == size:
                     training.steps.add(size, finished.seconds)
@@ -427,7 +429,7 @@ def _means(totals: StepTotals, training: Training) -> tuple[float, float]:
     if not totals.count:
         return math.nan, math.nan
     accuracy = math.nan
-    if training.target.kind != "value":
+    if training.has_accuracy:
         accuracy = totals.correct / totals.count
     return totals.loss / totals.count, accuracy
 

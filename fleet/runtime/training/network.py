@@ -12,7 +12,13 @@ import numpy as np
 
 from fleet.comm.protocols import Group
 from fleet.domain.network import TrainingState
-from fleet.engines.base import StepResult, StepTotals, SupportsRateScaling, Trainable
+from fleet.engines.base import (
+    StepResult,
+    StepTotals,
+    SupportsOwnStep,
+    SupportsRateScaling,
+    Trainable,
+)
 from fleet.engines.steps import StepBatches, StepCapabilities, SupportsSteps, steps_of
 from fleet.runtime.training.agreement import TrainingFailed, fail_together
 from fleet.runtime.training.clocks import StepClock
@@ -130,9 +136,24 @@ class Training:
             self.steps = StepClock(min_steps=MIN_STEPS)
         return size
 
-    def evaluate(self, inputs: np.ndarray, targets: np.ndarray) -> StepTotals:
-        """Return sums over a batch of this rank's samples, without training."""
-        return self.trainable.evaluate(inputs, *self.target.split(targets))
+    def evaluate(self, inputs: np.ndarray, targets: np.ndarray, indices: np.ndarray) -> StepTotals:
+        """Return sums over a batch of this rank's samples, without training.
+
+        Args:
+            inputs, targets: as the stream carries them.
+            indices: (rows,) int64, rows of the samples in the data set.
+        """
+        rows = (inputs, *self.target.split(targets))
+        if isinstance(self.trainable, SupportsOwnStep) and self.trainable.has_own_step:
+            return self.trainable.evaluate_own(rows, indices)
+        return self.trainable.evaluate(*rows)
+
+    @property
+    def has_accuracy(self) -> bool:
+        """True if the network computes an accuracy."""
+        if isinstance(self.trainable, SupportsOwnStep) and self.trainable.has_own_step:
+            return self.trainable.returns_accuracy
+        return self.target.kind != "value"
 
     def broadcast(self, state: T) -> T:
         """Broadcast the master's network and state to the group; collective."""

@@ -43,12 +43,14 @@ class Stride:
         batches: the batches; if there are several, their own inputs and targets are invalid.
         inputs, targets: (rows, ...) of all batches, concatenated.
         ready_count: number of batches that were ready when requested.
+        indices: (rows,) int64 of all batches; None unless requested.
     """
 
     batches: Sequence[Batch]
     inputs: np.ndarray
     targets: np.ndarray
     ready_count: int
+    indices: np.ndarray | None = None
 
     def begin(self, training: Training, stop: bool) -> Callable[[], StepResult]:
         """Begin to train on these batches, with all ranks of the group.
@@ -63,6 +65,7 @@ class Stride:
                 [batch.size for batch in self.batches],
                 [len(batch.targets) for batch in self.batches],
                 StepTotals(stop=stop, steps=steps),
+                self.indices,
             )
         )
 
@@ -86,7 +89,7 @@ def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:
         else:
             limit = 1
         if limit == 1 or batch.is_last:
-            yield Stride([batch], batch.inputs, batch.targets, int(was_ready))
+            yield Stride([batch], batch.inputs, batch.targets, int(was_ready), batch.indices)
         else:
             yield _gather(batch, was_ready, arriving, limit, is_alone)
 
@@ -124,6 +127,7 @@ def _gather(
     ready_count = 0
     inputs = np.empty((limit * rows, *batch.inputs.shape[1:]), batch.inputs.dtype)
     targets = np.empty(limit * rows, batch.targets.dtype)
+    indices = None if batch.indices is None else np.empty(limit * rows, batch.indices.dtype)
     batches = [batch]
     filled = 0
     while True:  # a batch is valid until the next is requested
@@ -132,8 +136,16 @@ def _gather(
         ready_count += was_ready
         inputs[first:filled] = batch.inputs
         targets[first:filled] = batch.targets
+        if indices is not None:
+            indices[first:filled] = batch.indices
         if len(batches) == limit or batch.is_last or (is_alone and not was_ready):
-            return Stride(batches, inputs[:filled], targets[:filled], ready_count)
+            return Stride(
+                batches,
+                inputs[:filled],
+                targets[:filled],
+                ready_count,
+                None if indices is None else indices[:filled],
+            )
         batch, was_ready = next(arriving)
         batches.append(batch)
 

@@ -38,7 +38,7 @@ from fleet.storage.checkpoint import (
     promote_previous,
     read_state,
 )
-from fleet.storage.identity import file_checksum, training_identity
+from fleet.storage.identity import code_of, file_checksum, training_identity
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from fleet.storage.rank_deaths import RankMarker
@@ -272,7 +272,7 @@ class Trainer:
             {},
             training_identity(network, self.spec, self.sample),
             architecture=network.architecture.key,
-            code=self.codes.get(network.architecture.target),
+            code=code_of(network, self.codes) or self.codes.get(network.architecture.target),
         )
         lookup = all_or_none(
             group, lambda: self._load(training) if group.is_master else CheckpointLookup(None)
