@@ -112,3 +112,62 @@ def not_a_number(model, batch, training):
 
 def constant(model, batch, training):
     return 0 * model(batch["input"]).sum(-1)
+
+
+def optimizers(model):
+    import torch
+
+    return {
+        "body": torch.optim.Adam(model["body"].parameters(), lr=1e-2),
+        "head": torch.optim.SGD(model["head"].parameters(), lr=1e-1, momentum=0.9),
+    }
+
+
+def optimizers_of_names(named_parameters):
+    import torch
+
+    return {
+        part: torch.optim.SGD([value for name, value in named_parameters if part in name], lr=0.1)
+        for part in ("body", "head")
+    }
+
+
+def shared_parameter(model):
+    import torch
+
+    return {
+        "body": torch.optim.SGD(model.parameters(), lr=0.1),
+        "head": torch.optim.SGD(model["head"].parameters(), lr=0.1),
+    }
+
+
+def single_optimizer(model):
+    import torch
+
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def foreign_parameter(model):
+    import torch
+
+    return {"body": torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.1)}
+
+
+def loss_of_each_part(model, batch, training):
+    """Return a loss for each optimizer; that of the body also depends on the head."""
+    from torch.nn.functional import cross_entropy
+
+    features = model["body"](batch["input"])
+    outputs = model["head"](features)
+    errors = cross_entropy(outputs, batch["target"], reduction="none")
+    return {
+        "body": errors + features.square().mean(1),
+        "head": errors,
+        "size": outputs.abs().sum(1),
+    }
+
+
+def loss_of_one_part(model, batch, training, optimizer):
+    """Return the losses of :func:`loss_of_each_part`, of one part if an optimizer steps."""
+    losses = loss_of_each_part(model, batch, training)
+    return losses if optimizer is None else losses[optimizer]

@@ -321,29 +321,6 @@ class SupportsPrediction(Protocol):
         """
 
 
-@runtime_checkable
-class SupportsOwnStep(Protocol):
-    """A trainable whose step may be a function of the user (``train.step``).
-
-    Attributes:
-        has_own_step: whether it is; other attributes and methods are for this case.
-        returns_accuracy: whether the function returns an accuracy.
-        has_predictions: whether the network returns predictions of the target.
-    """
-
-    has_own_step: bool
-    returns_accuracy: bool
-    has_predictions: bool
-
-    def evaluate_own(self, rows: Rows, indices: np.ndarray) -> StepTotals:
-        """Return the totals of samples on this rank alone, without training.
-
-        Args:
-            rows: as in :meth:`Trainable.evaluate`.
-            indices: (rows,) int64, rows of the samples in the data set.
-        """
-
-
 class ExportedEnsemble(Protocol):
     """Several exported networks as one; see :attr:`fleet.spec.engines.EngineInfo.join`."""
 
@@ -420,6 +397,13 @@ def select_readable(rows: Rows) -> Rows:
     if valid.all():
         return rows
     return tuple(part[valid] for part in rows)
+
+
+def with_indices(local_rows: Rows, indices: np.ndarray | None) -> Rows:
+    """Insert the rows in the data set after the inputs; made-up samples count from 0."""
+    if indices is None:
+        indices = np.arange(len(local_rows[1]))
+    return (local_rows[0], indices, *local_rows[1:])
 
 
 def check_arrays(shapes: Mapping[str, Sequence[int]], arrays: Arrays) -> None:

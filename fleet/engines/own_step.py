@@ -8,6 +8,7 @@ other numbers, which become metrics.
 from __future__ import annotations
 
 import inspect
+import math
 import sysconfig
 import traceback
 import warnings
@@ -20,6 +21,7 @@ import numpy as np
 
 from fleet.engines.custom import load_custom
 from fleet.engines.failure_reason import is_out_of_memory
+from fleet.engines.measures import LossFunctions, Measures
 from fleet.errors import FleetError, NetworkWarning, SettingError
 from fleet.spec import Train
 from fleet.spec.measures import COLUMNS
@@ -33,6 +35,7 @@ LOSS = "loss"
 ACCURACY = "accuracy"
 
 _PARAMETERS = ("model", "batch", "training")
+_OPTIMIZER = "optimizer"  # a fourth parameter
 _FLEET_FOLDER = str(Path(__file__).parents[2])
 
 
@@ -51,6 +54,8 @@ class OwnStep:
 
     Attributes:
         path: its import path.
+        function: the function.
+        alternates: whether it is called once for each optimizer, whose name it takes.
 
     Raises:
         SettingError: it does not exist, or does not take (model, batch, training).
@@ -59,48 +64,80 @@ class OwnStep:
     def __init__(self, train: Train) -> None:
         assert train.step is not None
         self.path = train.step
-        self._function: Callable[..., Any] = load_custom(self.path, "step", "step")
-        if not callable(self._function):
+        self.function: Callable[..., Any] = load_custom(self.path, "step", "step")
+        if not callable(self.function):
             raise self.error(
-                f"is a {type(self._function).__name__}; it should be a function of "
+                f"is a {type(self.function).__name__}; it should be a function of "
                 f"({', '.join(_PARAMETERS)})"
             )
+        self.alternates = False
         try:
-            signature = inspect.signature(self._function)
+            signature = inspect.signature(self.function)
         except (TypeError, ValueError):  # a builtin without a signature
             return
+        self.alternates = train.optimizers is not None and _OPTIMIZER in signature.parameters
+        options = {_OPTIMIZER: None} if self.alternates else {}
         try:
-            signature.bind(*_PARAMETERS)
+            signature.bind(*_PARAMETERS, **options)
         except TypeError as error:
             raise self.error(
                 f"is a function of {signature}; it should take ({', '.join(_PARAMETERS)})"
             ) from error
 
-    def __call__(self, model: Any, batch: StepBatch, training: bool) -> dict[str, Any]:
+    def __call__(
+        self, model: Any, batch: StepBatch, training: bool, optimizer: str | None = None
+    ) -> dict[str, Any]:
         """Call the function, and return its numbers by name.
+
+        Args:
+            model: the network.
+            batch: inputs, targets, weights and indices by name.
+            training: False in evaluation.
+            optimizer: name of the optimizer that steps next; None if all do, and in evaluation.
 
         Raises:
             SettingError: it raised, or returned something else.
         """
         with self.locating_errors():
-            returned = self._function(model, batch, training)
+            options = {_OPTIMIZER: optimizer} if self.alternates else {}
+            returned = self.function(model, batch, training, **options)
+        return self.named(returned, optimizer or LOSS)
+
+    def named(self, returned: Any, name: str = LOSS) -> dict[str, Any]:
+        """Return what the function returned as numbers by name.
+
+        Args:
+            returned: a mapping, or the loss alone.
+            name: name of a loss alone.
+
+        Raises:
+            SettingError: a key of a mapping is not text.
+        """
         if not isinstance(returned, Mapping):
-            return {LOSS: returned}
+            return {name: returned}
         wrong = [name for name in returned if not isinstance(name, str)]
         if wrong:
             raise self.error(f"returned a mapping with the key {wrong[0]!r}; keys should be text")
         return dict(returned)
 
-    def check_names(self, names: Sequence[str]) -> None:
+    def check_names(self, names: Sequence[str], losses: Sequence[str] = (LOSS,)) -> None:
         """Check the names of what the function returned.
 
+        Args:
+            names: the names.
+            losses: names of the losses that it should return.
+
         Raises:
-            SettingError: the loss is missing, or a name is that of another column.
+            SettingError: a loss is missing, or a name is that of another column.
         """
-        if LOSS not in names:
+        missing = [name for name in losses if name not in names]
+        if missing:
+            right = "return the loss of each row, or a mapping with 'loss'"
+            if missing != [LOSS]:
+                right = f"return a loss for each optimizer: {', '.join(map(repr, losses))}"
             raise self.error(
-                f"returned {', '.join(map(repr, names)) or 'nothing'} without 'loss'; it should "
-                "return the loss of each row, or a mapping with 'loss'"
+                f"returned {', '.join(map(repr, names)) or 'nothing'} without {missing[0]!r}; it "
+                f"should {right}"
             )
         for name in names:
             if name != LOSS and (name in COLUMNS or name.startswith(("val_", "test_"))):
@@ -109,7 +146,7 @@ class OwnStep:
                     "rename it"
                 )
 
-    def shape_error(self, name: str, shape: Sequence[int] | str, rows: int) -> SettingError:
+    def shape_error(self, name: str, shape: Sequence[Any] | str, rows: Any) -> SettingError:
         """Return the error for a number of the wrong shape or type.
 
         Args:
@@ -209,3 +246,12 @@ class StepMetrics:
             for name, (total, count) in zip(self.names, pairs, strict=True)
             if count
         }
+
+
+def measures_of(metrics: StepMetrics) -> Measures:
+    """Return the measures of a network whose losses a step of the user computes."""
+    return Measures(LossFunctions(_no_loss, _no_loss, _no_loss, "", -math.inf), metrics)
+
+
+def _no_loss(outputs: Any, targets: Any) -> NoReturn:
+    raise AssertionError("a step of the user computes the loss")

@@ -168,9 +168,7 @@ class _SmokeTest:
             if isinstance(trainable, SupportsLearningCheck):
                 trainable.check_learns(*rows[:2])
             size = min(_ROWS, len(inputs), self.network.train.batch.bounds[0])
-            batches = StepBatches(
-                tuple(part[:size] for part in rows), [size], [size], indices=np.arange(size)
-            )
+            batches = StepBatches(tuple(part[:size] for part in rows), [size], [size])
             steps_of(trainable, is_alone=True).begin_steps(batches)()
         try:
             if isinstance(trainable, SupportsInspection):

@@ -45,15 +45,12 @@ class StepBatches(NamedTuple):
         counts: number of this rank's rows in each batch, possibly 0.
         flags: what this rank adds to the totals of each batch, besides those of its rows: whether
             the group stops after this call, and the number of steps of a later one.
-        indices: (rows,) int64, rows of the samples in the data set; None unless the network has a
-            step of the user's.
     """
 
     local_rows: Rows
     sizes: Sequence[int]
     counts: Sequence[int]
     flags: StepTotals = StepTotals()
-    indices: np.ndarray | None = None
 
 
 class SupportsSteps(Protocol):
@@ -85,6 +82,33 @@ class SupportsSteps(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class UserSteps:
+    """The steps of a network whose losses a function of the user computes (``train.step``).
+
+    A trainable with such steps has them as its attribute ``user_steps``.
+
+    Attributes:
+        returns_accuracy: whether the function returns an accuracy.
+        has_predictions: whether the network, called with an input, returns predictions.
+        begin: begins steps as :meth:`SupportsSteps.begin_steps` does, from batches and (rows,)
+            int64, the samples' rows in the data set, or None for made-up samples.
+        evaluate: returns totals as :meth:`fleet.engines.base.Trainable.evaluate` does, from rows
+            and the samples' rows in the data set.
+    """
+
+    returns_accuracy: bool
+    has_predictions: bool
+    begin: Callable[[StepBatches, np.ndarray | None], Callable[[], StepResult]]
+    evaluate: Callable[[Rows, np.ndarray], StepTotals]
+
+
+def user_steps_of(trainable: Any) -> UserSteps | None:
+    """Return the steps of a trainable by a function of the user; None if there is no function."""
+    user_steps: UserSteps | None = getattr(trainable, "user_steps", None)
+    return user_steps
+
+
 class AdaptedSteps:
     """The steps of a trainable that implements a simpler form than :class:`SupportsSteps`.
 
@@ -108,7 +132,7 @@ class AdaptedSteps:
 
     def begin_steps(self, batches: StepBatches) -> Callable[[], StepResult]:  # noqa: D102
         trainable = self._trainable
-        (inputs, targets, *optional), sizes, counts, flags, _ = batches
+        (inputs, targets, *optional), sizes, counts, flags = batches
         weights = optional[0] if optional else None
         if hasattr(trainable, "begin_together"):
             wait = trainable.begin_together(inputs, targets, sizes, counts, flags, weights)

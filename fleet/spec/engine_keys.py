@@ -86,11 +86,21 @@ def _check_step(train: Train, engine: EngineInfo) -> Iterator[Problem]:
             f"use one of the engines {able}, or leave it out",
         )
         return
-    try:
-        check_import(train.step, "step")
-    except UserError as error:
-        wrong, _, right = str(error).removeprefix("step: ").partition("; ")
-        yield ("step",), wrong, right
+    if train.optimizers is not None and not engine.knows.several_optimizers:
+        yield (
+            ("optimizers",),
+            f"the {engine.name} engine has one optimizer",
+            "leave it out, and return the sum of the losses, each with tf.stop_gradient around "
+            "what it should not train",
+        )
+    for key, path in (("step", train.step), ("optimizers", train.optimizers)):
+        if path is None:
+            continue
+        try:
+            check_import(path, key)
+        except UserError as error:
+            wrong, _, right = str(error).removeprefix(f"{key}: ").partition("; ")
+            yield (key,), wrong, right
 
 
 def find_direction(train: Train, engine: EngineInfo) -> Direction | None:
@@ -130,7 +140,9 @@ def with_engine_defaults(train: Train, engine: EngineInfo, defaults: str) -> Tra
     if stopping.direction is None and direction_of(stopping.metric) is None:
         stopping = replace(stopping, direction=find_direction(train, engine))
     optimizer = train.optimizer
-    if optimizer.learning_rate is None:
+    if optimizer.learning_rate is None and train.optimizers is not None:
+        optimizer = replace(optimizer, learning_rate=1.0)  # multiplies those of the optimizers
+    elif optimizer.learning_rate is None:
         word = engine.words.optimizers.get(optimizer.name)
         rate = None if word is None else word.learning_rate
         if defaults == "0.2":

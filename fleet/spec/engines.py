@@ -61,6 +61,7 @@ class Known:
         accumulates: whether it averages the gradients of several steps.
         compiles: whether XLA can compile its steps.
         own_steps: whether it accepts a function of the user as a training step.
+        several_optimizers: whether such a step may have several optimizers.
         starts: whether networks can start from the weights of a file and freeze some of them; its
             trainables are then :class:`fleet.engines.base.SupportsPretrained`.
     """
@@ -74,6 +75,7 @@ class Known:
     accumulates: bool = True
     compiles: bool = True
     own_steps: bool = False
+    several_optimizers: bool = False
     starts: bool = False
 
 

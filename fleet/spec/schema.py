@@ -395,8 +395,8 @@ class NetworkSpec:
     @property
     def code_paths(self) -> tuple[str, ...]:
         """The import paths of the user's functions that define it; a family's name is one, too."""
-        own = (self.train.step,)
-        return (self.architecture.target, *(path for path in own if path is not None))
+        functions = (self.train.step, self.train.optimizers)
+        return (self.architecture.target, *(path for path in functions if path is not None))
 
     def global_batch(self, gpus: int) -> int:
         """Return the samples per training step on ``gpus`` GPUs; the fewest if elastic."""

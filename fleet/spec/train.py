@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
@@ -267,6 +268,20 @@ class Start:
     """
 
 
+# What applies to all optimizers of `train.optimizers`.
+_AROUND = frozenset(
+    {
+        "name",
+        "learning_rate",
+        "global_clipnorm",
+        "clipnorm",
+        "clipvalue",
+        "use_ema",
+        "ema_momentum",
+        "ema_overwrite_frequency",
+    }
+)
+
 # Tagged, so that a mistake in one form is not explained by the other.
 _FileOrStart = Annotated[
     Annotated[Annotated[str, Field(min_length=1)], Tag("file")] | Annotated[Start, Tag("start")],
@@ -298,6 +313,11 @@ class Train:
     """Import path of your own training step, a function of (model, batch, training). `batch` maps
     input, target, weight and index to arrays of the engine. It returns the loss of each sample, or
     a mapping of `loss` and further numbers, each of which becomes a metric.
+    """
+    optimizers: kinds.ImportPath | None = None
+    """Only with `step`: import path of a function of the model that returns several optimizers by
+    name, each with the parameters that it steps. The step then returns a loss by each name. Of
+    `optimizer` only clipping, running means and a learning rate apply, which multiplies theirs.
     """
     label_smoothing: BelowOne = 0.0
     """Label smoothing: the share of each target that the loss spreads evenly over all classes or
@@ -345,8 +365,29 @@ class Train:
             check_monitor(self.stopping.monitor, [*FIELDS, *labels])
         return self
 
+    def _check_around(self, path: str) -> None:
+        """Check that `optimizer` says only what FLEET does around several optimizers."""
+        unused = [
+            item.name
+            for item in fields(self.optimizer)
+            if item.name not in _AROUND and getattr(self.optimizer, item.name) is not None
+        ]
+        if self.optimizer.name != "sgd":
+            unused.insert(0, "name")
+        if unused:
+            raise ValueError(
+                f"optimizer: {unused[0]} has no effect, because {path} creates the optimizers; "
+                f"leave it out, and use only {', '.join(sorted(_AROUND - {'name'}))}"
+            )
+
     @model_validator(mode="after")
     def _check_step(self) -> Train:
+        if self.optimizers is not None and self.step is None:
+            raise ValueError(
+                f"optimizers: {self.optimizers} needs `step`, which returns a loss for each of them"
+            )
+        if self.optimizers is not None:
+            self._check_around(self.optimizers)
         if self.step is None:
             return self
         for key in ("loss", "metrics", "label_smoothing", "class_weights"):

@@ -114,6 +114,7 @@ _LATER: dict[str, Any] = {
     "class_weights": None,
     "start": None,
     "step": None,
+    "optimizers": None,
 }
 
 

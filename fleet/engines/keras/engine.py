@@ -22,7 +22,7 @@ from fleet.engines.keras.graphs import StepGraphs
 from fleet.engines.keras.kernels import use_kernels
 from fleet.engines.keras.losses import make_losses
 from fleet.engines.keras.metrics import make_metrics
-from fleet.engines.keras.models import build_model
+from fleet.engines.keras.models import build_model, returns_predictions
 from fleet.engines.keras.network import KerasNetwork
 from fleet.engines.keras.optimizer import (
     ScalableRate,
@@ -30,11 +30,13 @@ from fleet.engines.keras.optimizer import (
     graph_key_settings,
     make_optimizer,
 )
+from fleet.engines.keras.own_step import KerasStep
 from fleet.engines.keras.pretrained import freeze
 from fleet.engines.keras.step_queue import InputBuffers, StepQueue
 from fleet.engines.keras.steps import KerasSteps
 from fleet.engines.keras.variables import NetworkVariables
 from fleet.engines.measures import Measures
+from fleet.engines.own_step import measures_of
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 from preprocess.user_code import UserCode, running_user_code
@@ -120,6 +122,7 @@ class KerasEngine:
                 network.seed,
                 sample.target,
                 train.loss,
+                train.step is not None,
             )
         finally:
             keras.config.set_dtype_policy(policy)
@@ -134,6 +137,9 @@ class KerasEngine:
         optimizer = make_optimizer(settings, scale, train.batch.accumulate)
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        own_step = None
+        if train.step is not None:  # its first call may build the model
+            own_step = KerasStep.of(train, model, sample)
         optimizer.build(model.trainable_variables)
         if cached is not None:
             cached[1].reset_as(model, optimizer, rate, group)
@@ -141,7 +147,12 @@ class KerasEngine:
             return cached[1]
         use_kernels(model, optimizer)
         free = extract_hyperparameters(optimizer)
-        measures = Measures(make_losses(train, sample.target), make_metrics(train, sample.target))
+        if own_step is not None:
+            measures = measures_of(own_step.metrics)
+        else:
+            measures = Measures(
+                make_losses(train, sample.target), make_metrics(train, sample.target)
+            )
         variables = NetworkVariables(model, optimizer)
         exchange_of = partial(make_exchange, horovod=self._horovod)
         graphs = StepGraphs(
@@ -151,10 +162,22 @@ class KerasEngine:
             exchange_of(group),
             train.xla,
             has_code=code is not None,
+            own_step=own_step,
         )
         steps = KerasSteps(graphs, exchange_of, code, network.seed, StepQueue(self._inputs))
         built = KerasNetwork(
-            model, optimizer, sample, measures, variables, graphs, steps, free, rate, code
+            model,
+            optimizer,
+            sample,
+            measures,
+            variables,
+            graphs,
+            steps,
+            free,
+            rate,
+            code,
+            own_step,
+            own_step is None or returns_predictions(model, sample.input.shape, sample.target),
         )
         if network.architecture.kind == "import":
             built.check_export()  # fail now, not after the last epoch

@@ -19,6 +19,7 @@ from fleet.engines.base import INDEX, WIDTH
 from fleet.engines.keras.deferred_augmentation import augment_deferred
 from fleet.engines.keras.exchange import Exchange, HorovodExchange, NoExchange
 from fleet.engines.keras.optimizer import drop_unconnected
+from fleet.engines.keras.own_step import KerasStep
 from fleet.engines.keras.penalties import penalty, sums_over_rows
 from fleet.engines.keras.variables import NetworkVariables
 from fleet.engines.measures import Measures
@@ -34,6 +35,8 @@ class StepGraphs:
         has_code: True if user code computes a part of a step; its ``if`` and ``while`` may depend
             on tensors, so AutoGraph converts it. Converting FLEET's code, too, would take half a
             second per process.
+        own_step: a step of the user, instead of the loss of ``measures``; None without one. The
+            rows of samples in the data set then follow their inputs.
 
     Attributes:
         exchange: exchange of the present group.
@@ -41,7 +44,8 @@ class StepGraphs:
         update: applies gradients.
         strides: takes several steps including the exchange, by kind of exchange.
         compiled: takes a step of a group of one rank by XLA; None without XLA.
-        evaluation: computes totals and outputs.
+        evaluation: computes totals and outputs; only totals of a step of the user.
+        prediction: computes outputs.
         connected: True for variables that the loss depends on; empty before tracing.
     """
 
@@ -53,9 +57,11 @@ class StepGraphs:
         exchange: Exchange,
         xla: bool,
         has_code: bool,
+        own_step: KerasStep | None = None,
     ) -> None:
         self.exchange = exchange
         self.connected: list[bool] = []
+        self._own_step = own_step
         self.width = WIDTH + measures.metrics.width
         self._model = variables.model
         self._optimizer = variables.optimizer
@@ -68,6 +74,7 @@ class StepGraphs:
         target = sample.target
         rows = [
             tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
+            *([] if own_step is None else [tf.TensorSpec((None,), tf.int64)]),
             tf.TensorSpec((None, *target.shape), target.dtype),
             *([] if target.is_plain else [tf.TensorSpec((None,), tf.float32)]),
         ]
@@ -88,7 +95,14 @@ class StepGraphs:
         if xla:  # XLA needs static sizes, so it takes steps one by one
             del self.strides[NoExchange]
             self.compiled = graph_of(self._compute_exchange_apply, **compiled)
-        self.evaluation = graph_of(self._evaluate, input_signature=rows)
+        evaluate = self._evaluate if own_step is None else self._evaluate_own
+        self.evaluation = graph_of(evaluate, input_signature=rows)
+        self.prediction = graph_of(self._predict, input_signature=rows[:1])
+
+    @property
+    def has_own_step(self) -> bool:
+        """True if a step of the user computes the losses."""
+        return self._own_step is not None
 
     def inputs(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return the inputs of the model, augmented and scaled, from samples as they travel."""
@@ -109,28 +123,23 @@ class StepGraphs:
         self,
         rows: tf.Tensor,
         flags: tf.Tensor,
-        inputs: tf.Tensor,
-        targets: tf.Tensor,
-        weights: tf.Tensor | None = None,
+        *local_rows: tf.Tensor,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Return this rank's share of the gradient of the mean loss, and of the totals.
 
         Args:
             rows: number of rows of the global batch.
             flags: (6 + metrics,), added to the totals.
-            inputs, targets, weights: (n, ...), (n, ...) and (n,), this rank's rows; classes need no
-                weights.
+            local_rows: (n, ...), (n, ...) and (n,): inputs, targets and weights of this rank's
+                rows; classes need no weights.
 
         Returns:
             The gradient of each trainable variable, in its shape and type, and the totals
             (6 + metrics,).
         """
-        valid = (targets if weights is None else weights) >= 0
+        valid = local_rows[-1] >= 0
         with tf.GradientTape() as tape:
-            outputs = tf.cast(self._model(self.inputs(inputs), training=True), tf.float32)
-            losses = _weighted_losses(
-                self._measures.losses.training(outputs, targets), valid, weights
-            )
+            losses, sums_of = self._losses(local_rows, valid)
             loss = tf.reduce_sum(losses) / rows
             penalties = self._model.losses
             if penalties:
@@ -146,7 +155,26 @@ class StepGraphs:
             tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
-        return gradients, self._sums(losses, outputs, targets, valid) + flags
+        return gradients, sums_of() + flags
+
+    def _losses(
+        self, local_rows: Sequence[tf.Tensor], valid: tf.Tensor
+    ) -> tuple[tf.Tensor, Callable[[], tf.Tensor]]:
+        """Return the weighted training losses of rows, and a function that returns their totals."""
+        if self._own_step is not None:
+            own_step = self._own_step
+            inputs, indices, *targets = local_rows
+            batch = own_step.batch_of(self.inputs(inputs), indices, *targets)
+            losses, values = own_step.losses(self._model, batch, True)
+            return losses, partial(own_step.sums, losses, values)
+        inputs, targets, *weights = local_rows
+        outputs = tf.cast(self._model(self.inputs(inputs), training=True), tf.float32)
+        losses = _weighted_losses(
+            self._measures.losses.training(outputs, targets),
+            valid,
+            weights[0] if weights else None,
+        )
+        return losses, partial(self._sums, losses, outputs, targets, valid)
 
     def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor | None = None) -> None:
         """Apply gradients, multiplied by ``correction`` if some rows were unreadable."""
@@ -227,6 +255,18 @@ class StepGraphs:
             self._measures.losses.evaluation(outputs, targets), valid, weights
         )
         return self._sums(losses, outputs, targets, valid), outputs
+
+    def _evaluate_own(
+        self, inputs: tf.Tensor, indices: tf.Tensor, *targets: tf.Tensor
+    ) -> tf.Tensor:
+        """Return the totals that a step of the user computes for readable rows."""
+        assert self._own_step is not None
+        batch = self._own_step.batch_of(self.inputs(inputs), indices, *targets)
+        return self._own_step.sums(*self._own_step.losses(self._model, batch, False))
+
+    def _predict(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Return the outputs for some rows."""
+        return tf.cast(self._model(self.inputs(inputs), training=False), tf.float32)
 
     def _sums(
         self, losses: tf.Tensor, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor

@@ -58,6 +58,7 @@ def build_model(
     seed: int = 0,
     target: TargetSpec | None = None,
     loss: Measure | None = None,
+    has_own_step: bool = False,
 ) -> keras.Model:
     """Build a network that returns logits, or values.
 
@@ -69,6 +70,7 @@ def build_model(
         seed: equal seeds give equal initial weights and dropout masks.
         target: target of a sample; a class by default.
         loss: loss that the spec names, for a warning.
+        has_own_step: True if a step of the user calls the model, which may then return anything.
 
     Returns:
         A model from (batch, ...) to (batch, classes), or for masks to (batch, height, width,
@@ -86,13 +88,35 @@ def build_model(
             built = _build_described(model, input_shape, classes, checked_target)
             if model.kind != "import":
                 return built
+            if has_own_step:
+                returns_predictions(built, input_shape, checked_target)  # builds it
+                return built
             return _logits(model.target, built, input_shape, checked_target)
 
     if model.kind != "import":
         return build()
     built = build_isolated(model.target, build, lambda built: built.variables)
+    if has_own_step:
+        return built
     _warn_of_unused_loss(model.target, built, checked_target, loss)
     return built
+
+
+def returns_predictions(
+    model: keras.Model, input_shape: tuple[int, ...], target: TargetSpec
+) -> bool:
+    """Return True if a model, called on samples, returns predictions of the target.
+
+    Args:
+        model: the model, which may be built by the call.
+        input_shape: shape of a sample.
+        target: target of a sample.
+    """
+    try:
+        values = _call_on_samples("", model, input_shape)
+    except ModelError:
+        return False
+    return values.shape[1:] == target.output_shape
 
 
 def count_keras_parameters(

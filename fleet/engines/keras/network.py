@@ -11,18 +11,19 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import Arrays, Rows, StepResult, StepTotals
+from fleet.engines.base import Arrays, Rows, StepResult, StepTotals, select_readable, with_indices
 from fleet.engines.custom import runs_user_code
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.graphs import StepGraphs
 from fleet.engines.keras.losses import check_losses
 from fleet.engines.keras.memory import activation_bytes
 from fleet.engines.keras.optimizer import ScalableRate
+from fleet.engines.keras.own_step import KerasStep
 from fleet.engines.keras.pretrained import load_pretrained
 from fleet.engines.keras.steps import KerasSteps
 from fleet.engines.keras.variables import NetworkVariables, named_variables
 from fleet.engines.measures import Measures
-from fleet.engines.steps import StepBatches, StepCapabilities
+from fleet.engines.steps import StepBatches, StepCapabilities, UserSteps
 from fleet.errors import ModelError
 from fleet.storage.files import atomic_write_with
 from preprocess.sample import SampleSpec
@@ -38,6 +39,8 @@ class KerasNetwork:
             (:func:`fleet.engines.keras.optimizer.extract_hyperparameters`).
         rate: the learning rate, if the batch changes.
         code: user code that computes a part of a step.
+        own_step: a step of the user; None without one.
+        has_predictions: whether the model returns predictions of the target.
     """
 
     model: keras.Model
@@ -50,6 +53,8 @@ class KerasNetwork:
     free: Mapping[str, tf.Variable]
     rate: ScalableRate
     code: UserCode | None
+    own_step: KerasStep | None = None
+    has_predictions: bool = True
     is_closed: bool = False
 
     @property
@@ -59,12 +64,35 @@ class KerasNetwork:
     def begin_steps(self, batches: StepBatches) -> Callable[[], StepResult]:  # noqa: D102
         return self.steps.begin(batches)
 
+    @property
+    def user_steps(self) -> UserSteps | None:
+        """See :class:`fleet.engines.steps.UserSteps`."""
+        if self.own_step is None:
+            return None
+        return UserSteps(
+            self.own_step.returns_accuracy,
+            self.has_predictions,
+            self.steps.begin,
+            self._evaluate_by_user,
+        )
+
+    @runs_user_code
+    def _evaluate_by_user(self, rows: Rows, indices: np.ndarray) -> StepTotals:
+        readable_rows = select_readable(with_indices(rows, indices))
+        if not len(readable_rows[1]):
+            return StepTotals()
+        with self.steps.seeded_generators(), self.variables.running_means():
+            return StepTotals.unpack(self.graphs.evaluation(*readable_rows).numpy())
+
     @runs_user_code
     def evaluate(self, *rows: np.ndarray) -> StepTotals:  # noqa: D102
         return StepTotals.unpack(self._run_evaluation(rows)[0].numpy())
 
     @runs_user_code
     def predict(self, *rows: np.ndarray) -> tuple[StepTotals, np.ndarray]:  # noqa: D102
+        if self.own_step is not None:
+            with self.steps.seeded_generators(), self.variables.running_means():
+                return StepTotals(), self.graphs.prediction(rows[0]).numpy()
         sums, outputs = self._run_evaluation(rows)
         return StepTotals.unpack(sums.numpy()), outputs.numpy()
 
@@ -107,7 +135,16 @@ class KerasNetwork:
         """
         self.load(arrays)
         with self.variables.running_means():
-            atomic_write_with(path, export_model(self.model, self.sample).save)
+            atomic_write_with(path, self._exported_model().save)
+
+    def _exported_model(self) -> keras.Model:
+        """Return the model to write; one that cannot be called with samples is written as it is."""
+        try:
+            return export_model(self.model, self.sample)
+        except ModelError:
+            if self.has_predictions:
+                raise
+            return self.model
 
     @runs_user_code
     def check_export(self) -> None:
@@ -116,7 +153,7 @@ class KerasNetwork:
         Raises:
             ModelError: it cannot be exported.
         """
-        check_config(export_model(self.model, self.sample))
+        check_config(self._exported_model())
 
     @runs_user_code
     def try_export(self, folder: Path) -> str:  # noqa: D102 - see SupportsInspection
@@ -124,7 +161,7 @@ class KerasNetwork:
         self.check_export()
         self.export(self.state(), path)
         with self.variables.running_means():
-            return try_load(path, self.model, self.sample)
+            return try_load(path, self.model, self.sample, self.has_predictions)
 
     @runs_user_code
     def count_parameters(self) -> int:  # noqa: D102
@@ -132,6 +169,9 @@ class KerasNetwork:
 
     @runs_user_code
     def check_learns(self, inputs: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102
+        if self.own_step is not None:
+            _check_user_step(self, self.own_step, with_indices((inputs, targets), None))
+            return
         with tf.GradientTape() as tape:
             outputs = tf.cast(
                 self.model(self.graphs.inputs(tf.constant(inputs)), training=True), tf.float32
@@ -182,3 +222,26 @@ class KerasNetwork:
         self.load({name: variable.numpy() for name, variable in named_variables(model, optimizer)})
         self.steps.reopen(group)
         self.is_closed = False
+
+
+def _check_user_step(network: KerasNetwork, step: KerasStep, rows: Rows) -> None:
+    """Check on samples of the data that the loss is finite and depends on weights."""
+    before = network.variables.state()
+    inputs, indices, *targets = (tf.constant(part) for part in rows)
+    with tf.GradientTape() as tape:
+        batch = step.batch_of(network.graphs.inputs(inputs), indices, *targets)
+        returned = step.read(step.user_step(network.model, batch, True), len(rows[0]))
+        loss = tf.reduce_sum(returned.losses)
+    gradients = tape.gradient(
+        loss, [variable.value for variable in network.model.trainable_variables]
+    )
+    network.variables.load(before)
+    if not np.isfinite(loss):
+        raise step.user_step.error(
+            f"returned a loss of {float(loss)} for samples of the data; it should be finite"
+        )
+    if not any(gradient is not None and np.any(gradient) for gradient in gradients):
+        raise step.user_step.error(
+            "returned a loss that does not depend on the weights that it trains, so the network "
+            "cannot learn"
+        )

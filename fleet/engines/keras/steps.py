@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import WIDTH, PeerFailed, Rows, StepResult, select_readable
+from fleet.engines.base import WIDTH, PeerFailed, Rows, StepResult, select_readable, with_indices
 from fleet.engines.keras.exchange import Exchange, MpiExchange, NoExchange
 from fleet.engines.keras.graphs import StepGraphs
 from fleet.engines.keras.step_queue import StepQueue
@@ -82,8 +82,18 @@ class KerasSteps:
             seed_host_generators(self.seed)
             yield
 
-    def begin(self, batches: StepBatches) -> Callable[[], StepResult]:
-        """Begin steps; see :meth:`fleet.engines.steps.SupportsSteps.begin_steps`."""
+    def begin(
+        self, batches: StepBatches, indices: np.ndarray | None = None
+    ) -> Callable[[], StepResult]:
+        """Begin steps; see :meth:`fleet.engines.steps.SupportsSteps.begin_steps`.
+
+        Args:
+            batches: the batches.
+            indices: (rows,) int64, rows of the samples in the data set, for a step of the user.
+        """
+        if self.graphs.has_own_step:
+            local_rows = with_indices(batches.local_rows, indices)
+            batches = batches._replace(local_rows=local_rows)
         zeros = (0.0,) * (self.graphs.width - WIDTH)
         flags = replace(batches.flags, metric_totals=zeros).pack().astype(np.float32)
         exchange = self.graphs.exchange

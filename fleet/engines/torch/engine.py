@@ -15,6 +15,7 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import EngineContext, count_threads, gpu_index
 from fleet.engines.custom import user_code_of, with_default_rate
 from fleet.engines.measures import Measures
+from fleet.engines.own_step import measures_of
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import Exported, note_of
 from fleet.engines.torch.flat_parameters import FlatParameters
@@ -25,6 +26,7 @@ from fleet.engines.torch.network import TorchNetwork
 from fleet.engines.torch.optimizer import FlatOptimizer
 from fleet.engines.torch.own_step import TorchStep
 from fleet.engines.torch.pretrained import freeze
+from fleet.engines.torch.several_optimizers import SeveralOptimizers
 from fleet.engines.torch.steps import TorchSteps
 from fleet.spec import NetworkSpec
 from preprocess.user_code import UserCode, running_user_code
@@ -88,14 +90,25 @@ class TorchEngine:
             sample.target.kind == "mask",
         ).to(self._device)
         own_step = None
+        several = None
+        if train.optimizers is not None:
+            several = SeveralOptimizers(train.optimizers, module)
         if train.step is not None:
-            own_step = TorchStep.of(train, exported, sample, self._device, network.seed)
-        measures = Measures(
-            make_losses(train, sample.target, self._device), make_metrics(train, sample.target)
-        )
-        flat = FlatParameters(
-            module, measures.metrics.width if own_step is None else own_step.metrics.width
-        )
+            own_step = TorchStep.of(
+                train,
+                exported,
+                sample,
+                self._device,
+                network.seed,
+                () if several is None else several.by_name,
+            )
+        if own_step is not None:
+            measures = measures_of(own_step.metrics)
+        else:
+            measures = Measures(
+                make_losses(train, sample.target, self._device), make_metrics(train, sample.target)
+            )
+        flat = FlatParameters(module, measures.metrics.width)
         if train.batch.is_elastic:
             scale = 1.0
         else:
@@ -123,6 +136,7 @@ class TorchEngine:
             train.precision == "mixed_bfloat16",
             code,
             own_step,
+            {} if several is None else several.indices(flat.parameters.values()),
         )
         module.train()
         return TorchNetwork(module, steps, note, code)

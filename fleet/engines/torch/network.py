@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import Arrays, Rows, StepResult, StepTotals, check_arrays, select_readable
+from fleet.engines.base import (
+    Arrays,
+    Rows,
+    StepResult,
+    StepTotals,
+    check_arrays,
+    select_readable,
+    with_indices,
+)
 from fleet.engines.custom import runs_user_code
-from fleet.engines.steps import StepBatches, StepCapabilities
+from fleet.engines.own_step import LOSS
+from fleet.engines.steps import StepBatches, StepCapabilities, UserSteps
 from fleet.engines.torch.export import load, write
 from fleet.engines.torch.flat_parameters import as_tensor, to_arrays
 from fleet.engines.torch.losses import check_losses
 from fleet.engines.torch.models import activation_bytes, count_module_parameters
 from fleet.engines.torch.own_step import TorchStep, unchanged_buffers
 from fleet.engines.torch.pretrained import load_pretrained
-from fleet.engines.torch.steps import TorchSteps, with_indices
+from fleet.engines.torch.steps import TorchSteps
 from fleet.errors import ModelError
 from preprocess.user_code import UserCode, exclusive_generators
 
@@ -56,19 +66,20 @@ class TorchNetwork:
         return self.predict(*rows)[0]
 
     @property
-    def has_own_step(self) -> bool:  # noqa: D102 - see SupportsOwnStep
-        return self.steps.own_step is not None
-
-    @property
-    def returns_accuracy(self) -> bool:  # noqa: D102
-        return self.steps.own_step is not None and self.steps.own_step.returns_accuracy
-
-    @property
-    def has_predictions(self) -> bool:  # noqa: D102
-        return self.steps.exported.predicts
+    def user_steps(self) -> UserSteps | None:
+        """See :class:`fleet.engines.steps.UserSteps`."""
+        step = self.steps.own_step
+        if step is None:
+            return None
+        return UserSteps(
+            step.returns_accuracy,
+            self.steps.exported.predicts,
+            self.steps.begin,
+            self._evaluate_by_user,
+        )
 
     @runs_user_code
-    def evaluate_own(self, rows: Rows, indices: np.ndarray) -> StepTotals:  # noqa: D102
+    def _evaluate_by_user(self, rows: Rows, indices: np.ndarray) -> StepTotals:
         steps = self.steps
         assert steps.own_step is not None
         readable_rows = select_readable(with_indices(rows, indices))
@@ -102,8 +113,6 @@ class TorchNetwork:
 
     @runs_user_code
     def scores(self, metric_totals: Sequence[float]) -> dict[str, float]:  # noqa: D102
-        if self.steps.own_step is not None:
-            return self.steps.own_step.metrics.scores(metric_totals)
         return self.steps.measures.metrics.scores(metric_totals)
 
     def average_statistics(self) -> None:
@@ -191,31 +200,16 @@ class TorchNetwork:
     @runs_user_code
     def row_bytes(self) -> int | None:  # noqa: D102
         try:
-            return activation_bytes(self.module, self._zeros_outputs, _ROWS)
+            return activation_bytes(self.module, partial(_zeros_outputs, self.steps), _ROWS)
         finally:
             self.steps.flat.restore_weights()
-
-    def _zeros_outputs(self) -> Any:
-        """Return what the network computes for some samples of zeros."""
-        steps = self.steps
-        sample = steps.sample
-        zeros = torch.zeros(_ROWS, *sample.input.shape, device=steps.device)
-        inputs = zeros.movedim(-1, 1) if zeros.dim() == 4 else zeros
-        inputs = inputs.to(steps.exported.dtype)
-        if steps.own_step is None:
-            return self.module(inputs)
-        random = np.random.default_rng(0)
-        targets = sample.target.split(sample.target.random_targets(random, _ROWS))
-        rows = (np.zeros(_ROWS), np.arange(_ROWS), *targets)
-        batch = steps.own_step.batch_of(inputs, rows, steps.device)
-        return steps.own_step.own(self.module, batch, True)
 
     @runs_user_code
     def try_export(self, folder: Path) -> str:  # noqa: D102
         path = folder / "best.safetensors"
         self.export(self.state(), path)
         loaded, note = load(path)
-        if not self.has_predictions:
+        if not self.steps.exported.predicts:
             return _requirement(note)
         inputs = self.sample_inputs
         if inputs is None or self.steps.sample.deferred_input is not None:
@@ -241,7 +235,7 @@ class TorchNetwork:
         self.steps.flat.zero_gradients()
         self.sample_inputs = np.array(inputs[:2])
         if self.steps.own_step is not None:
-            self._check_own_step(self.steps.own_step, (inputs, targets))
+            _check_user_step(self.steps, self.steps.own_step, (inputs, targets))
             return
         outputs = self.steps.outputs(inputs)
         if not bool(outputs.isfinite().all()):
@@ -257,23 +251,6 @@ class TorchNetwork:
         if not bool(self.steps.flat.gradients.any()):
             raise ModelError(
                 "the outputs of the model depend on no trainable weight, so it cannot learn"
-            )
-
-    def _check_own_step(self, own_step: TorchStep, rows: Rows) -> None:
-        """Check on samples of the data that the loss is finite and depends on weights."""
-        steps = self.steps
-        with steps.seeded_generators(), unchanged_buffers(self.module):
-            loss = steps.write_own_totals(own_step, with_indices(rows, None), True, False)
-            if not bool(loss.isfinite()):
-                raise own_step.own.error(
-                    f"returned a loss of {loss.item()} for samples of the data; it should be finite"
-                )
-            loss.backward()
-        steps.flat.restore_weights()
-        if not bool(steps.flat.gradients.any()):
-            raise own_step.own.error(
-                "returned a loss that does not depend on the weights of the model, so it cannot "
-                "learn"
             )
 
     def regroup(self, group: Group) -> None:  # noqa: D102
@@ -300,6 +277,51 @@ class TorchNetwork:
             self.steps.flat.restore_weights()
             for (tensor, _), value in zip(means, before, strict=True):
                 tensor.copy_(value)
+
+
+def _zeros_outputs(steps: TorchSteps) -> Any:
+    """Return what a network computes for some samples of zeros."""
+    sample = steps.sample
+    zeros = torch.zeros(_ROWS, *sample.input.shape, device=steps.device)
+    inputs = zeros.movedim(-1, 1) if zeros.dim() == 4 else zeros
+    inputs = inputs.to(steps.exported.dtype)
+    module = steps.exported.module
+    if steps.own_step is None:
+        return module(inputs)
+    random = np.random.default_rng(0)
+    targets = sample.target.split(sample.target.random_targets(random, _ROWS))
+    rows = (np.zeros(_ROWS), np.arange(_ROWS), *targets)
+    batch = steps.own_step.batch_of(inputs, rows, steps.device)
+    return steps.own_step.user_step(module, batch, True, steps.own_step.rounds[0])
+
+
+def _check_user_step(steps: TorchSteps, step: TorchStep, rows: Rows) -> None:
+    """Check on samples of the data that losses are finite and depend on weights."""
+    with steps.seeded_generators(), unchanged_buffers(steps.exported.module):
+        for optimizer in step.rounds:
+            losses = steps.write_own_totals(step, with_indices(rows, None), True, False, optimizer)
+            for name, loss in losses.items():
+                _check_user_loss(steps, step, name, loss)
+    steps.flat.restore_weights()
+
+
+def _check_user_loss(steps: TorchSteps, step: TorchStep, name: str, loss: Tensor) -> None:
+    """Check that a loss of a step is finite and depends on the weights that it trains."""
+    noun = "loss" if name == LOSS else f"loss {name!r}"
+    if not bool(loss.isfinite()):
+        raise step.user_step.error(
+            f"returned a {noun} of {loss.item()} for samples of the data; it should be finite"
+        )
+    parameters = list(steps.flat.parameters.values())
+    indices = steps.parts.get(name, range(len(parameters)))
+    gradients = torch.autograd.grad(
+        loss, [parameters[index] for index in indices], retain_graph=True, allow_unused=True
+    )
+    if not any(gradient is not None and bool(gradient.any()) for gradient in gradients):
+        raise step.user_step.error(
+            f"returned a {noun} that does not depend on the weights that it trains, so the "
+            "network cannot learn"
+        )
 
 
 def _requirement(note: Mapping[str, Any]) -> str:

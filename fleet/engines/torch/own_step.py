@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,29 +35,17 @@ from preprocess.target import TargetSpec
 _ROWS = 2  # rows of a trial batch
 
 
-class Returned(NamedTuple):
-    """What a step returned for some rows.
-
-    Attributes:
-        losses: (n,) float32.
-        values: (n,) float32 by name: the other numbers.
-        is_scalar: True if the loss was one number for all rows.
-    """
-
-    losses: Tensor
-    values: dict[str, Tensor]
-    is_scalar: bool
-
-
 class Sums(NamedTuple):
     """Sums over some rows.
 
     Attributes:
-        loss: weighted loss, a scalar.
+        losses: weighted loss by name, scalars to differentiate: ``loss``, or one per optimizer.
+        loss: weighted loss to report, a scalar.
         correct: sum of the accuracy, a scalar.
         metric_totals: (metrics,) float32; None without metrics.
     """
 
+    losses: Mapping[str, Tensor]
     loss: Tensor
     correct: Tensor
     metric_totals: Tensor | None
@@ -68,20 +56,30 @@ class TorchStep:
     """A step of the user.
 
     Attributes:
-        own: the function.
+        user_step: the function.
         target: target of a sample.
+        optimizers: names of several optimizers; empty if there is one.
         metrics: what the function returns beside the loss and the accuracy.
         returns_accuracy: whether it returns an accuracy.
+        accuracy_rounds: the members of :attr:`rounds` for which it does in training.
     """
 
-    own: OwnStep
+    user_step: OwnStep
     target: TargetSpec
-    metrics: StepMetrics
-    returns_accuracy: bool
+    optimizers: tuple[str, ...] = ()
+    metrics: StepMetrics = field(default_factory=lambda: StepMetrics([]))
+    returns_accuracy: bool = False
+    accuracy_rounds: tuple[str | None, ...] = ()
 
     @classmethod
     def of(
-        cls, train: Train, exported: Exported, sample: SampleSpec, device: torch.device, seed: int
+        cls,
+        train: Train,
+        exported: Exported,
+        sample: SampleSpec,
+        device: torch.device,
+        seed: int,
+        optimizers: Iterable[str] = (),
     ) -> TorchStep:
         """Call the function on two made-up samples, and return it with what it returns.
 
@@ -91,18 +89,20 @@ class TorchStep:
             sample: shape and type of the samples.
             device: the device.
             seed: seed of random numbers.
+            optimizers: names of several optimizers; none if there is one.
 
         Raises:
             SettingError: the function does not exist, raises, or returns something else.
         """
-        trial = cls(OwnStep(train), sample.target, StepMetrics([]), False)
+        trial = cls(OwnStep(train), sample.target, tuple(optimizers))
         random = np.random.default_rng(0)
         inputs = sample.input.random_inputs(random, _ROWS)
         targets = sample.target.split(sample.target.random_targets(random, _ROWS))
         rows = (inputs, np.arange(_ROWS), *targets)
         names: dict[str, None] = {}
+        accuracy_rounds: list[str | None] = []
         is_scalar = False
-        for training in (True, False):
+        for training, optimizer in (*((True, name) for name in trial.rounds), (False, None)):
             with (
                 seeded(seed),
                 unchanged(exported.module),
@@ -111,21 +111,43 @@ class TorchStep:
             ):
                 exported.module.train(training)
                 batch = trial.batch_of(exported.prepare(to_device(inputs, device)), rows, device)
-                returned = trial.own(exported.module, batch, training)
-                trial.own.check_names(list(returned))
-                read = trial.read(returned, _ROWS, device)
-            if training and not read.losses.requires_grad:
-                raise trial.own.error(
-                    "returned a loss that has no gradient; compute it from outputs of the model, "
-                    "without detach(), item() or torch.no_grad()"
+                returned = trial.user_step(exported.module, batch, training, optimizer)
+                losses = trial.losses_of(optimizer)
+                trial.user_step.check_names(list(returned), losses)
+                values, scalars = trial.read(returned, _ROWS, device)
+            detached = [name for name in losses if not values[name].requires_grad]
+            if training and detached:
+                raise trial.user_step.error(
+                    f"returned a {_named_loss(detached[0])} that has no gradient; compute it from "
+                    "outputs of the model, without detach(), item() or torch.no_grad()"
                 )
-            is_scalar = is_scalar or read.is_scalar
+            is_scalar = is_scalar or not scalars.isdisjoint(losses)
             names.update(dict.fromkeys(returned))
+            if training and ACCURACY in returned:
+                accuracy_rounds.append(optimizer)
         if is_scalar:
-            trial.own.warn_of_scalar()
-        trial.own.check_monitor(train, list(names))
+            trial.user_step.warn_of_scalar()
+        trial.user_step.check_monitor(train, [LOSS, *(name for name in names if name != LOSS)])
         metrics = StepMetrics([name for name in names if name not in (LOSS, ACCURACY)])
-        return cls(trial.own, sample.target, metrics, ACCURACY in names)
+        return replace(
+            trial,
+            metrics=metrics,
+            returns_accuracy=ACCURACY in names,
+            accuracy_rounds=tuple(accuracy_rounds),
+        )
+
+    @property
+    def rounds(self) -> tuple[str | None, ...]:
+        """The optimizers for which a step calls the function one after another; None for all."""
+        if self.user_step.alternates:
+            return self.optimizers
+        return (None,)
+
+    def losses_of(self, optimizer: str | None) -> tuple[str, ...]:
+        """Return the names of the losses of a call for an optimizer, or for all of them."""
+        if optimizer is not None:
+            return (optimizer,)
+        return self.optimizers or (LOSS,)
 
     def batch_of(self, inputs: Tensor, rows: Rows, device: torch.device) -> StepBatch:
         """Return the batch that the function is called with.
@@ -138,9 +160,9 @@ class TorchStep:
         """
         _, indices, targets, *weights = rows
         target = to_device(np.ascontiguousarray(targets), device)
-        if self.target.kind in ("value", "multilabel"):
+        if len(self.target.shape) == 1:  # values or labels
             target = target.float()
-        else:
+        else:  # a class, or one for each pixel
             target = target.long()
         weight = (
             to_device(np.array(weights[0], np.float32), device)
@@ -156,56 +178,84 @@ class TorchStep:
             }
         )
 
-    def read(self, returned: dict[str, Any], rows: int, device: torch.device) -> Returned:
-        """Return the numbers of what the function returned.
+    def read(
+        self, returned: Mapping[str, Any], rows: int, device: torch.device
+    ) -> tuple[dict[str, Tensor], set[str]]:
+        """Return the numbers of what the function returned, and the names of single numbers.
 
         Args:
             returned: numbers by name.
             rows: number of rows of the batch.
             device: the device of the numbers.
 
+        Returns:
+            (rows,) float32 by name; and the names of single numbers.
+
         Raises:
             SettingError: a number has the wrong shape or type.
         """
         values = {}
-        is_scalar = False
+        scalars = set()
         for name, value in returned.items():
             if isinstance(value, bool | numbers.Real | np.number | np.ndarray):
                 value = torch.as_tensor(value, device=device)
             if not isinstance(value, Tensor):
-                raise self.own.shape_error(name, f"a {type(value).__name__}", rows)
+                raise self.user_step.shape_error(name, f"a {type(value).__name__}", rows)
             if value.dim() and value.shape != (rows,):
-                raise self.own.shape_error(name, value.shape, rows)
-            if name == LOSS:
-                is_scalar = value.dim() == 0
+                raise self.user_step.shape_error(name, value.shape, rows)
+            if not value.dim():
+                scalars.add(name)
             values[name] = value.float().expand(rows)
-        return Returned(values.pop(LOSS), values, is_scalar)
+        return values, scalars
 
-    def sums(self, module: nn.Module, batch: StepBatch, training: bool) -> Sums:
+    def sums(
+        self, module: nn.Module, batch: StepBatch, training: bool, optimizer: str | None = None
+    ) -> Sums:
         """Call the function, and sum what it returns over the rows of a batch.
+
+        Args:
+            module: the network.
+            batch: the batch.
+            training: False in evaluation.
+            optimizer: the optimizer that steps next; None if all do.
 
         Raises:
             SettingError: it raised, or returned something else than in its first call.
         """
         weight = batch[WEIGHT]
         rows = len(weight)
-        returned = self.own(module, batch, training)
-        if LOSS not in returned:
-            self.own.check_names(list(returned))
-        read = self.read(returned, rows, weight.device)
-        loss = (read.losses * weight).sum()
-        zero = loss.new_zeros(())
+        returned = self.user_step(module, batch, training, optimizer)
+        names = self.losses_of(optimizer)
+        if any(name not in returned for name in names):
+            self.user_step.check_names(list(returned), names)
+        values, _ = self.read(returned, rows, weight.device)
+        losses = {name: (values[name] * weight).sum() for name in names}
+        if optimizer is None and LOSS in values and LOSS not in losses:
+            loss = (values[LOSS] * weight).sum()
+        else:
+            loss = torch.stack(list(losses.values())).sum() if len(losses) > 1 else losses[names[0]]
         with torch.no_grad():
-            correct = read.values[ACCURACY].sum() if ACCURACY in read.values else zero
+            zero = loss.new_zeros(())
+            correct = zero
+            # An accuracy that several calls of a step return is that of the last one.
+            is_last = not training or optimizer in self.accuracy_rounds[-1:]
+            if ACCURACY in values and is_last:
+                correct = values[ACCURACY].sum()
             parts: list[Tensor] = []
             for name in self.metrics.names:
-                value = read.values.get(name)
-                if value is None:
-                    parts += [zero, zero]
+                is_other = optimizer is not None and name in self.optimizers and name != optimizer
+                if name in values and not is_other:
+                    parts += [values[name].detach().sum(), zero + rows]
                 else:
-                    parts += [value.detach().sum(), zero + rows]
+                    parts += [zero, zero]
             metric_totals = torch.stack(parts) if parts else None
-        return Sums(loss, correct, metric_totals)
+        return Sums(losses, loss, correct, metric_totals)
+
+
+def _named_loss(name: str) -> str:
+    if name == LOSS:
+        return "loss"
+    return f"loss {name!r}"
 
 
 def precision_of(train: Train, device: torch.device) -> Any:

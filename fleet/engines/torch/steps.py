@@ -8,9 +8,9 @@ exact, and a rank without rows contributes zeros. On a GPU the steps of a single
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,8 +18,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import INDEX, Rows, StepResult, StepTotals, select_readable, split_batches
+from fleet.engines.base import (
+    INDEX,
+    WIDTH,
+    Rows,
+    StepResult,
+    StepTotals,
+    select_readable,
+    split_batches,
+    with_indices,
+)
 from fleet.engines.measures import Measures
+from fleet.engines.own_step import LOSS
 from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities, finished
 from fleet.engines.torch.deferred_augmentation import augment_deferred
 from fleet.engines.torch.exchange import Exchange
@@ -50,6 +60,7 @@ class TorchSteps:
         is_mixed: True to compute with bfloat16 where it is safe.
         code: user code that computes a part of a step.
         own_step: a step of the user, instead of the loss of ``measures``; None without one.
+        parts: indices of the parameters of each optimizer, by its name; empty if there is one.
         evaluation_calls: calls of the network since its last step.
         is_new: True before the first step.
     """
@@ -65,6 +76,7 @@ class TorchSteps:
     is_mixed: bool
     code: UserCode | None
     own_step: TorchStep | None = None
+    parts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     evaluation_calls: int = 0
     is_new: bool = True
 
@@ -86,9 +98,16 @@ class TorchSteps:
         self.exchange.close()
         self.exchange = self.exchange_of(group)
 
-    def begin(self, batches: StepBatches) -> Callable[[], StepResult]:
-        """Take steps, or queue them; see :meth:`fleet.engines.steps.SupportsSteps.begin_steps`."""
-        local_rows, sizes, _, flags, indices = batches
+    def begin(
+        self, batches: StepBatches, indices: np.ndarray | None = None
+    ) -> Callable[[], StepResult]:
+        """Take steps, or queue them; see :meth:`fleet.engines.steps.SupportsSteps.begin_steps`.
+
+        Args:
+            batches: the batches.
+            indices: (rows,) int64, rows of the samples in the data set, for a step of the user.
+        """
+        local_rows, sizes, _, flags = batches
         if self.own_step is not None:
             local_rows = with_indices(local_rows, indices)
         if self.exchange.group.size > 1:
@@ -120,19 +139,67 @@ class TorchSteps:
             stop: True to stop after the step.
             totals: (6 + metrics,), overwritten when the step has been computed.
         """
-        if len(local_rows[1]):
-            with running_user_code(self.code, quick=True):
-                unused = self._compute(local_rows, size, stop)
-                self.updates.step(size / len(local_rows[1]), unused)
-            totals.copy_(self.flat.totals, non_blocking=True)
+        if not len(local_rows[1]):
+            return
+        correction = size / len(local_rows[1])
+        *firsts, last = self._rounds
+        earlier = []
+        with running_user_code(self.code, quick=True):
+            for optimizer in firsts:
+                unused = self._compute(local_rows, size, stop, optimizer)
+                self.updates.step_part(correction, unused)
+                earlier.append(self.flat.totals.clone())
+            unused = self._compute(local_rows, size, stop, last)
+            self.updates.step(correction, unused)
+        self._add_rounds(earlier)
+        totals.copy_(self.flat.totals, non_blocking=True)
+
+    @property
+    def _rounds(self) -> tuple[str | None, ...]:
+        """The optimizers that step one after another; None for all."""
+        return (None,) if self.own_step is None else self.own_step.rounds
+
+    def _add_rounds(self, earlier: Sequence[Tensor]) -> None:
+        """Add sums of earlier rounds of a step, (6 + metrics,) each, to the current totals."""
+        for totals in earlier:
+            totals[INDEX["count"] : WIDTH] = 0
+            self.flat.totals.add_(totals)
 
     def _step_together(self, local_rows: Rows, size: int, stop: bool) -> StepTotals:
         """Take a step with the other ranks of the group, and return its totals."""
+        *firsts, last = self._rounds
+        earlier = []
+        for optimizer in firsts:
+            self._take_round(local_rows, size, stop, optimizer, self.updates.step_part)
+            earlier.append(self.flat.totals.clone())
+        total = self._take_round(local_rows, size, stop, last, self.updates.step)
+        if not earlier:
+            return total
+        self._add_rounds(earlier)
+        return self.flat.read_totals()
+
+    def _take_round(
+        self,
+        local_rows: Rows,
+        size: int,
+        stop: bool,
+        optimizer: str | None,
+        update: Callable[[float, list[int]], None],
+    ) -> StepTotals:
+        """Compute, exchange and apply gradients once, and return the totals of all ranks.
+
+        Args:
+            local_rows: readable rows of this rank.
+            size: number of rows of the global batch.
+            stop: True if this rank asks the group to stop.
+            optimizer: the optimizer that steps; None for all.
+            update: applies the gradients: (correction, indices of unused parameters).
+        """
         error: BaseException | None = None
         with running_user_code(self.code, quick=True):
             try:
                 if len(local_rows[1]):
-                    self._compute(local_rows, size, stop)
+                    self._compute(local_rows, size, stop, optimizer)
                 else:
                     self.flat.write_empty_totals(stop, failed=False)
             except BaseException as caught:  # even an exit: the other ranks wait for this one
@@ -142,16 +209,24 @@ class TorchSteps:
             total = self.flat.read_totals()
             total.raise_failure(error)
             if total.count:  # a batch without readable samples changes nothing
-                self.updates.step(size / total.count, self.flat.find_unused())
+                update(size / total.count, self.flat.find_unused())
         return total
 
-    def _compute(self, local_rows: Rows, size: int, stop: bool) -> list[int]:
+    def _compute(
+        self, local_rows: Rows, size: int, stop: bool, optimizer: str | None = None
+    ) -> list[int]:
         """Compute this rank's share of the gradient of the mean loss, and of the totals.
+
+        Args:
+            local_rows: readable rows of this rank, at least one.
+            size: number of rows of the global batch.
+            stop: True if this rank asks the group to stop.
+            optimizer: the optimizer that steps next; None for all.
 
         Returns:
             The indices of parameters without a gradient on this rank.
         """
-        in_place = self.exchange.in_place or self.device.type == "cpu"
+        in_place = bool(self.parts) or self.exchange.in_place or self.device.type == "cpu"
         if in_place:  # on a GPU, separate gradients are faster
             self.flat.zero_gradients()
         else:
@@ -165,17 +240,23 @@ class TorchSteps:
                 else nullcontext()
             ):
                 if self.own_step is not None:
-                    loss = self.write_own_totals(self.own_step, local_rows, True, stop)
+                    losses = self.write_own_totals(self.own_step, local_rows, True, stop, optimizer)
                 else:
                     outputs = self.outputs(local_rows[0])
                     loss = self.write_totals(
                         outputs, local_rows[1:], self.measures.losses.training, stop
                     )
-            (loss / size).backward()
+                    losses = {LOSS: loss}
+            if self.parts:
+                unused = self._differentiate(losses, size)
+            else:
+                (losses[LOSS] / size).backward()
         if self.is_new:
             self.flat.check_parameters(self.exported.module)
             self.is_new = False
-        if in_place:
+        if self.parts:
+            pass  # gradients have been written
+        elif in_place:
             self.flat.check_gradients()
             unused = self.flat.find_untouched()
         else:
@@ -184,6 +265,32 @@ class TorchSteps:
         if self.exchange.group.size > 1:
             self.flat.flag_unused(unused)
         return unused
+
+    def _differentiate(self, losses: Mapping[str, Tensor], size: int) -> list[int]:
+        """Write the gradient of each loss by the parameters of its optimizer.
+
+        Args:
+            losses: summed loss by the name of its optimizer.
+            size: number of rows of the global batch.
+
+        Returns:
+            The indices of parameters without a gradient.
+        """
+        parameters = list(self.flat.parameters.values())
+        unused = set(range(len(parameters)))
+        for name, loss in losses.items():
+            indices = self.parts[name]
+            gradients = torch.autograd.grad(
+                loss / size,
+                [parameters[index] for index in indices],
+                retain_graph=len(losses) > 1,
+                allow_unused=True,
+            )
+            for index, gradient in zip(indices, gradients, strict=True):
+                if gradient is not None:
+                    self.flat.gradient_views[index].copy_(gradient)
+                    unused.discard(index)
+        return sorted(unused)
 
     @contextmanager
     def seeded_generators(self, call: int = 0) -> Iterator[None]:
@@ -216,24 +323,30 @@ class TorchSteps:
         return samples
 
     def write_own_totals(
-        self, own_step: TorchStep, local_rows: Rows, training: bool, stop: bool
-    ) -> Tensor:
-        """Write the totals that a step of the user computes, and return its summed loss.
+        self,
+        own_step: TorchStep,
+        local_rows: Rows,
+        training: bool,
+        stop: bool,
+        optimizer: str | None = None,
+    ) -> Mapping[str, Tensor]:
+        """Write the totals that a step of the user computes, and return its summed losses.
 
         Args:
             own_step: the step.
             local_rows: readable rows, with their rows in the data set after the inputs.
             training: False in evaluation.
             stop: True if this rank asks the group to stop.
+            optimizer: the optimizer that steps next; None for all.
         """
         inputs = self.exported.prepare(self._samples(local_rows[0]))
         batch = own_step.batch_of(inputs, local_rows, self.device)
         with self._precision():
-            sums = own_step.sums(self.exported.module, batch, training)
+            sums = own_step.sums(self.exported.module, batch, training, optimizer)
         self.flat.write_totals(
             sums.loss.detach(), sums.correct, len(local_rows[1]), stop, sums.metric_totals
         )
-        return sums.loss
+        return sums.losses
 
     def write_totals(
         self,
@@ -258,13 +371,6 @@ class TorchSteps:
         if self.is_mixed:
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
-
-
-def with_indices(local_rows: Rows, indices: np.ndarray | None) -> Rows:
-    """Insert the rows in the data set after the inputs; made-up samples count from 0."""
-    if indices is None:
-        indices = np.arange(len(local_rows[1]))
-    return (local_rows[0], indices, *local_rows[1:])
 
 
 @contextmanager

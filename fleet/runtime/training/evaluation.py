@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.engines.base import StepTotals, SupportsOwnStep, SupportsPrediction
+from fleet.engines.base import StepTotals, SupportsPrediction
+from fleet.engines.steps import user_steps_of
 from fleet.prediction.saved_predictions import Outputs, should_save
 from fleet.runtime.training.agreement import all_or_none
 from fleet.runtime.training.network import Training
@@ -39,10 +40,10 @@ def evaluate(
 
 def can_predict(training: Training, samples: Validation) -> bool:
     """Return True if the engine can predict and predictions are worth keeping."""
-    trainable = training.trainable
-    if isinstance(trainable, SupportsOwnStep) and not trainable.has_predictions:
+    user_steps = user_steps_of(training.trainable)
+    if user_steps is not None and not user_steps.has_predictions:
         return False
-    return isinstance(trainable, SupportsPrediction) and should_save(
+    return isinstance(training.trainable, SupportsPrediction) and should_save(
         training.target, samples.samples
     )
 
@@ -71,8 +72,9 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
         nonlocal position
         values, *weights = target.split(targets)
         sums, outputs = trainable.predict(inputs, values, *weights)
-        if isinstance(trainable, SupportsOwnStep) and trainable.has_own_step:
-            sums = trainable.evaluate_own((inputs, values, *weights), indices)
+        user_steps = user_steps_of(trainable)
+        if user_steps is not None:
+            sums = user_steps.evaluate((inputs, values, *weights), indices)
         rows = slice(position, position + len(targets))
         position += len(targets)
         predictions.outputs[rows] = outputs

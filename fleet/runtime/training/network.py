@@ -15,11 +15,16 @@ from fleet.domain.network import TrainingState
 from fleet.engines.base import (
     StepResult,
     StepTotals,
-    SupportsOwnStep,
     SupportsRateScaling,
     Trainable,
 )
-from fleet.engines.steps import StepBatches, StepCapabilities, SupportsSteps, steps_of
+from fleet.engines.steps import (
+    StepBatches,
+    StepCapabilities,
+    SupportsSteps,
+    steps_of,
+    user_steps_of,
+)
 from fleet.runtime.training.agreement import TrainingFailed, fail_together
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
@@ -78,11 +83,15 @@ class Training:
         batches = StepBatches((inputs, targets), [size], [len(targets)], flags)
         return self.begin(batches)().sums[0]
 
-    def begin(self, batches: StepBatches) -> Callable[[], StepResult]:
+    def begin(
+        self, batches: StepBatches, indices: np.ndarray | None = None
+    ) -> Callable[[], StepResult]:
         """Begin one or several steps; see :meth:`fleet.engines.steps.SupportsSteps.begin_steps`.
 
         Args:
             batches: inputs and targets as the stream carries them.
+            indices: (rows,) int64, rows of the samples in the data set, for a step of the user;
+                None for made-up samples.
 
         Returns:
             A function that waits for the sums and returns them.
@@ -92,8 +101,13 @@ class Training:
         """
         inputs, targets = batches.local_rows
         local_rows = (inputs, *self.target.split(targets))
+        batches = batches._replace(local_rows=local_rows)
         with self._failing_together():
-            wait = self._trainable_steps.begin_steps(batches._replace(local_rows=local_rows))
+            user_steps = user_steps_of(self.trainable)
+            if user_steps is not None:
+                wait = user_steps.begin(batches, indices)
+            else:
+                wait = self._trainable_steps.begin_steps(batches)
         return partial(self._wait, wait)
 
     def _wait(self, wait: Callable[[], StepResult]) -> StepResult:
@@ -144,15 +158,17 @@ class Training:
             indices: (rows,) int64, rows of the samples in the data set.
         """
         rows = (inputs, *self.target.split(targets))
-        if isinstance(self.trainable, SupportsOwnStep) and self.trainable.has_own_step:
-            return self.trainable.evaluate_own(rows, indices)
+        user_steps = user_steps_of(self.trainable)
+        if user_steps is not None:
+            return user_steps.evaluate(rows, indices)
         return self.trainable.evaluate(*rows)
 
     @property
     def has_accuracy(self) -> bool:
         """True if the network computes an accuracy."""
-        if isinstance(self.trainable, SupportsOwnStep) and self.trainable.has_own_step:
-            return self.trainable.returns_accuracy
+        user_steps = user_steps_of(self.trainable)
+        if user_steps is not None:
+            return user_steps.returns_accuracy
         return self.target.kind != "value"
 
     def broadcast(self, state: T) -> T:

@@ -65,8 +65,8 @@ class Stride:
                 [batch.size for batch in self.batches],
                 [len(batch.targets) for batch in self.batches],
                 StepTotals(stop=stop, steps=steps),
-                self.indices,
-            )
+            ),
+            self.indices,
         )
 
     def _choose_count(self, training: Training) -> int:

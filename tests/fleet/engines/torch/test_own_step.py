@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
-from fleet.engines.base import StepTotals, collect_warnings
+from fleet.engines.base import collect_warnings
 from fleet.engines.registry import make_engine
 from fleet.engines.steps import StepBatches
 from fleet.errors import SettingError
@@ -43,21 +43,23 @@ def rows_of(count=12, seed=0):
 
 def take_step(trainable, rows, size=None, indices=None):
     size = size or len(rows[1])
-    batches = StepBatches(rows, [size], [len(rows[1])], StepTotals(), indices)
-    return trainable.begin_steps(batches)().sums[0]
+    batches = StepBatches(rows, [size], [len(rows[1])])
+    if trainable.user_steps is None:
+        return trainable.begin_steps(batches)().sums[0]
+    return trainable.user_steps.begin(batches, indices)().sums[0]
 
 
 @pytest.mark.filterwarnings("ignore::fleet.errors.NetworkWarning")
 @pytest.mark.parametrize("step", ["classify", "one_number"])
 def test_own_step_equals_the_named_loss(step):
-    own, named = built(step), built()
+    by_user, named = built(step), built()
     for seed in range(4):
         rows = rows_of(seed=seed)
-        totals, expected = take_step(own, rows), take_step(named, rows)
+        totals, expected = take_step(by_user, rows), take_step(named, rows)
         assert totals.loss == pytest.approx(expected.loss, rel=1e-6)
     for name, value in named.state().items():
-        assert own.state()[name] == pytest.approx(value, abs=1e-6)
-    assert own.returns_accuracy == (step == "classify")
+        assert by_user.state()[name] == pytest.approx(value, abs=1e-6)
+    assert by_user.user_steps.returns_accuracy == (step == "classify")
 
 
 def test_own_step_returns_metrics_by_name():
@@ -65,9 +67,9 @@ def test_own_step_returns_metrics_by_name():
     rows = rows_of()
     trained = trainable.scores(take_step(trainable, rows).metric_totals)
     assert set(trained) == {"penalty"}
-    evaluated = trainable.scores(trainable.evaluate_own(rows, np.arange(12)).metric_totals)
+    evaluated = trainable.scores(trainable.user_steps.evaluate(rows, np.arange(12)).metric_totals)
     assert set(evaluated) == {"penalty", "largest"}
-    assert not trainable.has_predictions
+    assert not trainable.user_steps.has_predictions
 
 
 def test_own_step_leaves_out_unreadable_rows():
@@ -81,7 +83,7 @@ def test_own_step_leaves_out_unreadable_rows():
     assert totals.count == 11
     for name, value in reference.state().items():
         assert trainable.state()[name] == pytest.approx(value, abs=1e-6)
-    assert np.isfinite(trainable.evaluate_own((inputs, labels), np.arange(12)).loss)
+    assert np.isfinite(trainable.user_steps.evaluate((inputs, labels), np.arange(12)).loss)
 
 
 def test_own_step_is_exact_in_groups_of_uneven_shares():
@@ -117,7 +119,7 @@ def test_own_step_receives_index_and_weights():
     )
     rows = (*rows_of(), weights)
     assert take_step(trainable, rows, indices=indices).loss == pytest.approx(float(expected))
-    assert trainable.evaluate_own(rows, indices).loss == pytest.approx(float(expected))
+    assert trainable.user_steps.evaluate(rows, indices).loss == pytest.approx(float(expected))
 
 
 def test_own_step_may_call_parts_of_a_module(tmp_path):
@@ -133,8 +135,7 @@ def test_own_step_is_queued_in_several_steps_a_call():
     rows = rows_of(24)
     indices = np.arange(24)
     together, alone = built("index_as_loss"), built("index_as_loss")
-    batches = StepBatches(rows, [12, 12], [12, 12], indices=indices)
-    sums = together.begin_steps(batches)().sums
+    sums = together.user_steps.begin(StepBatches(rows, [12, 12], [12, 12]), indices)().sums
     for part, totals in zip((slice(12), slice(12, 24)), sums, strict=True):
         assert totals == take_step(
             alone, tuple(array[part] for array in rows), indices=indices[part]

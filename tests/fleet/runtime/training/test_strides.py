@@ -53,7 +53,7 @@ def training(seconds=0.005, size=1, max_steps=16, steps_per_call=1):
         steps=clock,
         group=Group(size),
         capabilities=StepCapabilities(max_steps),
-        begin=lambda batches: batches.flags,
+        begin=lambda batches, indices: batches.flags,
     )
 
 
