@@ -172,6 +172,11 @@ class Predictor:
         Raises:
             InputError, UserError: a file cannot be read, or does not fit these networks.
         """
+        if self.sample.parts:
+            raise UserError(
+                f"these networks take several inputs ({', '.join(self.sample.parts)}), which "
+                "files cannot give yet; call Predictor.predict with records of sample.input.dtype"
+            )
         for source in self._sources(files):
             pipeline = Pipeline(source, self._transforms(source), self._spec.seed, self.sample)
             for first in range(0, len(source), _BATCH):

@@ -397,3 +397,37 @@ def transposed(input_shape, classes):
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(prod(input_shape), classes))
     module.register_buffer("transposed", torch.randn(3, 2).t())
     return module
+
+
+def three_inputs(input_shape, classes):
+    """Return a module that takes an image, facts and tokens by keyword."""
+    from math import prod
+
+    import torch
+
+    class Three(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.image = torch.nn.Linear(prod(input_shape["image"]), 4)
+            self.facts = torch.nn.Linear(*input_shape["facts"], 4)
+            self.words = torch.nn.Embedding(8, 4)
+            self.head = torch.nn.Linear(12, classes)
+
+        def forward(self, image, facts, tokens):
+            parts = [
+                self.image(image.flatten(1)),
+                self.facts(facts),
+                self.words(tokens).mean(1),
+            ]
+            return self.head(torch.cat(parts, 1).relu())
+
+    return Three()
+
+
+def one_of_three_inputs(input_shape, classes):
+    """Return a module that takes an image alone."""
+    from math import prod
+
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape["image"]), classes))

@@ -105,6 +105,7 @@ class EngineInfo:
         finishes: whether its networks crop and flip samples themselves
             (:mod:`preprocess.deferred_augmentation`).
         joins_inputs: whether its families take samples of several inputs.
+        takes_records: whether its networks take samples of several inputs.
         needs_rates: whether it can train only at known rates, so that ``schedule.rates`` is
             required.
         checkpoint_bytes: (parameters, slots) -> bytes of a checkpoint's arrays; slots are the
@@ -142,6 +143,7 @@ class EngineInfo:
     learns: bool = True
     finishes: bool = False
     joins_inputs: bool = False
+    takes_records: bool = True
     needs_rates: bool = False
     checkpoint_bytes: Callable[[int, int], int] = float32_bytes
     count_parameters: str | Callable[..., int] | None = None
@@ -193,6 +195,7 @@ ENGINES: dict[str, EngineInfo] = {
             uses_gpus=True,
             exports=True,
             finishes=True,
+            takes_records=False,
             join=".keras.ensemble_model:EnsembleModel",
             to_onnx=".keras.ensemble_model:to_onnx",
             no_memory=("ResourceExhaustedError",),

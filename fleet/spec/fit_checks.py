@@ -93,6 +93,15 @@ def _misfits(
             "the family softmax, or your own function (build:)",
         )
         return
+    if sample.parts and not spec.engine.takes_records:
+        yield (
+            network,
+            ("resources", "engine"),
+            f"{spec.engine.name} takes samples of one input, and samples have several "
+            f"({', '.join(sample.parts)})",
+            "an engine that takes several, such as torch",
+        )
+        return
     if sample.parts and network.architecture.kind != "import" and not spec.engine.joins_inputs:
         yield (
             network,

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from fleet.engines.torch.pretrained import freeze
 from fleet.engines.torch.several_optimizers import SeveralOptimizers
 from fleet.engines.torch.steps import TorchSteps
 from fleet.spec import NetworkSpec
+from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode, running_user_code
 
 log = logging.getLogger("fleet.engines.torch.engine")
@@ -77,16 +79,15 @@ class TorchEngine:
             sample.input,
             sample.target,
             network.seed,
-            sample.affine is not None,
+            _are_scaled(sample),
             train.step is not None,
         )
         module = built.module
         if train.initial_weights is not None:
             freeze(module, train.initial_weights.freeze)
-        affine = sample.affine
         exported = Exported(
             built,
-            None if affine is None else (affine.multiplier, affine.offset),
+            _scales_of(sample),
             sample.target.kind == "mask",
         ).to(self._device)
         own_step = None
@@ -140,6 +141,21 @@ class TorchEngine:
         )
         module.train()
         return TorchNetwork(module, steps, note, code)
+
+
+def _are_scaled(sample: SampleSpec) -> bool | dict[str, bool]:
+    """Return whether inputs are scaled; of several, by name."""
+    if sample.parts:
+        return {name: part.affine is not None for name, part in sample.parts.items()}
+    return sample.affine is not None
+
+
+def _scales_of(sample: SampleSpec) -> Any:
+    """Return multiplier and offset of inputs, or None; of several, by name."""
+    if sample.parts:
+        return {name: _scales_of(part) for name, part in sample.parts.items()}
+    affine = sample.affine
+    return None if affine is None else (affine.multiplier, affine.offset)
 
 
 def _exchange(name: str, device: torch.device, folder: Path, group: Group) -> Exchange:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fleet.engines.torch.export import load, write
-from fleet.engines.torch.flat_parameters import to_arrays
+from fleet.engines.torch.flat_parameters import samples_to_device, to_arrays
 from fleet.engines.torch.losses import OPS
+from fleet.engines.torch.models import Samples
 
 _BATCH = 256
 
@@ -39,10 +40,10 @@ class EnsembleModule:
         with torch.no_grad():  # a module may still enable gradients itself
             for first in range(0, len(inputs), _BATCH):
                 batch = np.ascontiguousarray(inputs[first : first + _BATCH])
-                means.append(self._mean(torch.from_numpy(batch).to(self._device)))
+                means.append(self._mean(samples_to_device(batch, self._device)))
         return np.concatenate(means)
 
-    def _mean(self, samples: Tensor) -> np.ndarray:
+    def _mean(self, samples: Samples) -> np.ndarray:
         weighted = [
             OPS.probabilities(network(samples), self._kind) * weight
             for network, weight in zip(self._networks, self._weights, strict=True)

@@ -26,14 +26,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fleet.engines.custom import import_folder
-from fleet.engines.torch.models import Built, build_module
+from fleet.engines.torch.models import Built, InputDtype, Samples, build_module, call_module
 from fleet.errors import ModelError, UserError
 from fleet.plugins import append_import_path
 from fleet.spec import NetworkSpec
 from fleet.spec.model import Architecture, wrapping_errors
 from fleet.storage.files import atomic_write_with, write_json
 from fleet.storage.paths import RunPaths
-from preprocess.sample import ArraySpec, SampleSpec
+from preprocess.base import INPUT
+from preprocess.sample import ArraySpec, InputSpec, RecordSpec, SampleSpec
 from preprocess.target import TargetSpec
 
 _ROWS = 2  # rows of the samples with which a network is exported to ONNX
@@ -46,20 +47,76 @@ class Exported(nn.Module):
 
     Args:
         built: the module, and how to call it.
-        scale: multiplier and offset of samples, float32 or float64; None to not scale them.
+        scale: multiplier and offset of samples, float32 or float64; None to not scale them. Of
+            several inputs, by name.
         is_mask: True to return logits of pixels as (n, height, width, classes).
+    """
+
+    def __init__(
+        self, built: Built, scale: Sequence[Any] | Mapping[str, Any] | None, is_mask: bool
+    ) -> None:
+        super().__init__()
+        self.module = built.module
+        self._names: tuple[str, ...] = ()
+        if isinstance(built.dtype, dict):
+            scales = scale if isinstance(scale, Mapping) else {}
+            self._names = tuple(built.dtype)
+            preparations = [
+                Preparation(dtype, scales.get(name)) for name, dtype in built.dtype.items()
+            ]
+        else:
+            assert not isinstance(scale, Mapping)
+            preparations = [Preparation(built.dtype, scale)]
+        self._preparations = nn.ModuleList(preparations)
+        self._differentiates = built.differentiates
+        self.predicts = built.predicts
+        self._is_mask = is_mask
+
+    def forward(self, samples: Samples) -> Tensor:
+        """Return logits, or values.
+
+        Args:
+            samples: (n, ...), as the stream carries them; of several inputs, by name.
+        """
+        inputs = self.prepare(samples)
+        is_evaluating = not torch.is_grad_enabled()
+        with torch.enable_grad() if self._differentiates else nullcontext():
+            outputs: Tensor = call_module(self.module, inputs).float()
+        if is_evaluating:  # a module may enable gradients itself
+            outputs = outputs.detach()
+        if self._is_mask:
+            return outputs.movedim(1, -1)
+        return outputs
+
+    def prepare(self, samples: Samples) -> Samples:
+        """Return new inputs as the module takes them: scaled, with channels first.
+
+        Args:
+            samples: (n, ...), as the stream carries them; of several inputs, by name.
+        """
+        if isinstance(samples, Tensor):
+            prepared: Tensor = self._preparations[0](samples)
+            return prepared
+        return {
+            name: preparation(samples[name])
+            for name, preparation in zip(self._names, self._preparations, strict=True)
+        }
+
+
+class Preparation(nn.Module):
+    """What is done to an input before the module takes it.
+
+    Args:
+        dtype: dtype in which the module takes it.
+        scale: multiplier and offset, float32 or float64; None to not scale it.
     """
 
     multiplier: Tensor | None
     offset: Tensor | None
 
-    def __init__(self, built: Built, scale: Sequence[Any] | None, is_mask: bool) -> None:
+    def __init__(self, dtype: torch.dtype, scale: Sequence[Any] | None) -> None:
         super().__init__()
-        self.module = built.module
-        self.dtype = built.dtype
-        self._differentiates = built.differentiates
-        self.predicts = built.predicts
-        self._is_mask = is_mask
+        self._dtype = dtype
         multiplier, offset = (
             (None, None) if scale is None else (torch.from_numpy(np.array(part)) for part in scale)
         )
@@ -67,27 +124,7 @@ class Exported(nn.Module):
         self.register_buffer("offset", offset, persistent=False)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Return logits, or values.
-
-        Args:
-            samples: (n, ...), as the stream carries them.
-        """
-        inputs = self.prepare(samples)
-        is_evaluating = not torch.is_grad_enabled()
-        with torch.enable_grad() if self._differentiates else nullcontext():
-            outputs: Tensor = self.module(inputs).float()
-        if is_evaluating:  # a module may enable gradients itself
-            outputs = outputs.detach()
-        if self._is_mask:
-            return outputs.movedim(1, -1)
-        return outputs
-
-    def prepare(self, samples: Tensor) -> Tensor:
-        """Return new inputs as the module takes them: scaled, with channels first.
-
-        Args:
-            samples: (n, ...), as the stream carries them.
-        """
+        """Return a new input, (n, ...), scaled, with channels first."""
         is_new = False
         if self.multiplier is not None and self.offset is not None:
             samples = (samples * self.multiplier).add_(self.offset)
@@ -95,14 +132,14 @@ class Exported(nn.Module):
         if samples.dim() == 4:
             samples = samples.permute(0, 3, 1, 2)
         # A module may write into its inputs, so copy them unless they are new.
-        return samples.to(self.dtype, memory_format=torch.contiguous_format, copy=not is_new)
+        return samples.to(self._dtype, memory_format=torch.contiguous_format, copy=not is_new)
 
 
 def note_of(
     network: NetworkSpec,
     sample: SampleSpec,
-    dtype: torch.dtype,
-    transforms: Sequence[Any],
+    dtype: InputDtype,
+    transforms: Any,
     folder: Path,
 ) -> dict[str, Any]:
     """Return the content of ``best.json``.
@@ -110,13 +147,21 @@ def note_of(
     Args:
         network: network that is exported.
         sample: shape and type of its inputs.
-        dtype: dtype of the module's inputs.
-        transforms: transforms of the samples, before the engine receives them.
+        dtype: dtype of the module's input; of several, by name.
+        transforms: transforms of the samples, before the engine receives them: a list; of several
+            inputs, by name.
         folder: folder of the run.
     """
     architecture = network.architecture
-    scale = sample.affine
     target = sample.target
+    if isinstance(dtype, dict):
+        inputs = {
+            "inputs": {
+                name: _note_of_input(part, dtype[name]) for name, part in sample.parts.items()
+            }
+        }
+    else:
+        inputs = {"input": _note_of_input(sample, dtype)}
     if architecture.kind == "family":
         origin = {"family": architecture.target}
         args = asdict(architecture.settings)
@@ -130,18 +175,46 @@ def note_of(
         **origin,
         "args": args,
         **({} if network.train.step is None else {"step": network.train.step}),
-        "input": {
-            "shape": list(sample.input.shape),
-            "dtype": sample.input.dtype,
-            "called_with": str(dtype).removeprefix("torch."),
-            "multiplier": None if scale is None else scale.multiplier.tolist(),
-            "offset": None if scale is None else scale.offset.tolist(),
-            **({"scaled_in": "float64"} if scale is not None and scale.precise else {}),
-        },
-        "transforms": list(transforms),
+        **inputs,
+        "transforms": dict(transforms) if isinstance(transforms, Mapping) else list(transforms),
         "target": {"kind": target.kind, "outputs": target.outputs, "size": target.size},
         "classes": _names_in(folder, network.pipeline, target.outputs),
     }
+
+
+def _note_of_input(sample: SampleSpec, dtype: torch.dtype) -> dict[str, Any]:
+    scale = sample.affine
+    return {
+        "shape": list(sample.input.shape),
+        "dtype": sample.input.dtype,
+        "called_with": str(dtype).removeprefix("torch."),
+        "multiplier": None if scale is None else scale.multiplier.tolist(),
+        "offset": None if scale is None else scale.offset.tolist(),
+        **({"scaled_in": "float64"} if scale is not None and scale.precise else {}),
+    }
+
+
+def _noted_arrays(note: Mapping[str, Any]) -> InputSpec:
+    """Return the shape and type of the input in a note, or of several."""
+    arrays = {
+        name: ArraySpec(tuple(described["shape"]), described["dtype"])
+        for name, described in _noted_inputs(note).items()
+    }
+    return RecordSpec.of(arrays) if "inputs" in note else arrays[INPUT]
+
+
+def _noted_inputs(note: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a note says of each input."""
+    inputs: dict[str, Any] = note["inputs"] if "inputs" in note else {INPUT: note["input"]}
+    return inputs
+
+
+def _noted_scale(described: Mapping[str, Any]) -> list[np.ndarray] | None:
+    """Return the multiplier and the offset in a note of an input."""
+    if described["multiplier"] is None:
+        return None
+    precision = described.get("scaled_in", "float32")
+    return [np.array(described[part], precision) for part in ("multiplier", "offset")]
 
 
 def write(state: Mapping[str, np.ndarray], note: Mapping[str, Any], path: Path) -> None:
@@ -179,19 +252,23 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
     """
     with wrapping_errors(f"{file} cannot be loaded:", UserError):
         note: dict[str, Any] = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        input_note = note["input"]
+        inputs_note = _noted_inputs(note)
         target_note = note["target"]
         architecture = Architecture(note.get("family") or note["build"], note["args"])
-        image = ArraySpec(tuple(input_note["shape"]), input_note["dtype"])
+        image = _noted_arrays(note)
         size = None if target_note["size"] is None else tuple(target_note["size"])
         target = TargetSpec(target_note["kind"], target_note["outputs"], size=size)
-        precision = input_note.get("scaled_in", "float32")
-        scale = None
-        if input_note["multiplier"] is not None:
-            scale = [np.array(input_note[part], precision) for part in ("multiplier", "offset")]
-        dtype = getattr(torch, input_note["called_with"])
+        scales = {name: _noted_scale(described) for name, described in inputs_note.items()}
+        dtypes: dict[str, torch.dtype] = {
+            name: getattr(torch, described["called_with"])
+            for name, described in inputs_note.items()
+        }
         weights = load_file(file)
-    built = _built(file, note, architecture, image, target, scale is not None)
+    is_record = isinstance(image, RecordSpec)
+    is_scaled = {name: scale is not None for name, scale in scales.items()}
+    built = _built(file, note, architecture, image, target, is_scaled)
+    dtype = dtypes if is_record else dtypes[INPUT]
+    scale = scales if is_record else scales[INPUT]
     with wrapping_errors(
         f"{file} does not fit the module that {architecture.target} builds, because its code has "
         "changed:",
@@ -205,9 +282,9 @@ def _built(
     file: Path,
     note: Mapping[str, Any],
     architecture: Architecture,
-    image: ArraySpec,
+    image: InputSpec,
     target: TargetSpec,
-    is_scaled: bool,
+    is_scaled: Mapping[str, bool],
 ) -> Built:
     """Build a network's module; its code may still be where it was at the export."""
     source_folder = note.get("beside")
@@ -220,6 +297,25 @@ def _built(
             f"{file} needs the code of {architecture.target}, which should be in the current "
             f"folder{location}: {error}"
         ) from error
+
+
+class _Positional(nn.Module):
+    """A network of several inputs that takes them by position, as exporters need.
+
+    Args:
+        network: the network.
+        names: names of its inputs.
+    """
+
+    def __init__(self, network: Exported, names: Sequence[str]) -> None:
+        super().__init__()
+        self.network = network
+        self._names = names
+
+    def forward(self, *samples: Tensor) -> Tensor:
+        """Return logits, or values."""
+        outputs: Tensor = self.network(dict(zip(self._names, samples, strict=True)))
+        return outputs
 
 
 def to_onnx(file: Path, path: Path) -> None:
@@ -263,26 +359,31 @@ def _write_onnx(
         rows: number of rows to call it with.
         traced: True to use the tracing exporter, which does not need onnxscript.
     """
-    dtype = getattr(torch, note["input"]["dtype"])
-    samples = torch.ones((rows, *note["input"]["shape"]), dtype=dtype)
+    names = list(note["inputs"]) if "inputs" in note else ["samples"]
+    samples = tuple(
+        torch.ones((rows, *array.shape), dtype=getattr(torch, array.dtype))
+        for array in _noted_arrays(note).arrays.values()
+    )
     write = partial(
         torch.onnx.export,
-        network,
-        (samples,),
+        _Positional(network, names) if "inputs" in note else network,
+        samples,
         str(path),
-        input_names=["samples"],
+        input_names=names,
         output_names=["outputs"],
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if not traced:
             try:
-                dynamic = ({0: torch.export.Dim("n")},)
+                dynamic: Any = tuple({0: torch.export.Dim("n")} for _ in names)
+                if "inputs" in note:
+                    dynamic = (dynamic,)  # of *samples
                 write(dynamo=True, external_data=False, verbose=False, dynamic_shapes=dynamic)
                 return False
             except ImportError:
                 pass
-        write(dynamo=False, dynamic_axes={"samples": {0: "n"}, "outputs": {0: "n"}})
+        write(dynamo=False, dynamic_axes={name: {0: "n"} for name in (*names, "outputs")})
     return True
 
 
@@ -294,8 +395,8 @@ def _takes_any_rows(network: Exported, note: Mapping[str, Any], path: Path, trac
     import onnx
 
     if not traced:
-        [samples] = onnx.load(path).graph.input
-        return bool(samples.type.tensor_type.shape.dim[0].dim_param)
+        inputs = onnx.load(path).graph.input
+        return all(bool(part.type.tensor_type.shape.dim[0].dim_param) for part in inputs)
     comparison = path.with_name(f"{path.name}.other")
     try:
         _write_onnx(network, note, comparison, _ROWS + 1, traced=True)

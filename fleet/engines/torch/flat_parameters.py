@@ -267,6 +267,19 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     )
 
 
+def samples_to_device(
+    inputs: np.ndarray, device: torch.device
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Copy samples to a device; see :func:`to_device`.
+
+    Returns:
+        (n, ...) of one input; of several, by name.
+    """
+    if inputs.dtype.names is None:
+        return to_device(inputs, device)
+    return {name: to_device(inputs[name], device) for name in inputs.dtype.names}
+
+
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Return copies of tensors as arrays."""
     return {name: np.array(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}

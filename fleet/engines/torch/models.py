@@ -10,17 +10,17 @@ import math
 import multiprocessing
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fleet.engines.custom import (
     build_custom_model,
@@ -32,9 +32,10 @@ from fleet.engines.custom import (
 )
 from fleet.errors import ModelError
 from fleet.spec.layers import Layer, Shape, layers_of
-from fleet.spec.model import Architecture, load_function, one_line
+from fleet.spec.model import Architecture, InputShape, load_function, one_line
 from launch.processes import end_with_parent
-from preprocess.sample import ArraySpec
+from preprocess.base import INPUT
+from preprocess.sample import ArraySpec, InputSpec, RecordSpec
 from preprocess.target import TargetSpec
 from preprocess.user_code import exclusive_generators
 
@@ -43,32 +44,45 @@ _ROWS = 2  # rows of a trial batch
 # Values of integer samples on which a module is tried, such as token ids, of which 0 may be
 # padding; floats are random.
 _VALUES = {torch.float32: (1,), torch.int64: (1, 0)}
+_MAX_CANDIDATES = 64  # combinations of dtypes of several inputs that are tried
 _COUNTING_S = 10.0  # maximum time to build a module on the meta device
 # Standard deviation of a normal distribution truncated at two standard deviations.
 _TRUNCATED_STD = 0.87962566103423978
+
+
+# Of an input; of several, by name.
+InputDtype: TypeAlias = torch.dtype | dict[str, torch.dtype]
+Samples: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
+
+
+def call_module(module: Callable[..., Any], samples: Samples) -> Any:
+    """Call a module with its input, or with several by keyword."""
+    if isinstance(samples, torch.Tensor):
+        return module(samples)
+    return module(**samples)
 
 
 class Built(NamedTuple):
     """A built module, and how to call it.
 
     Attributes:
-        dtype: dtype of its inputs.
+        dtype: dtype of its input; of several, by name.
         differentiates: True if ``forward`` takes derivatives, so even evaluation needs gradients.
         predicts: True if it returns one tensor of predictions of the target.
     """
 
     module: nn.Module
-    dtype: torch.dtype
+    dtype: InputDtype
     differentiates: bool = False
     predicts: bool = True
 
 
 def build_module(
     architecture: Architecture,
-    image: ArraySpec,
+    image: InputSpec,
     target: TargetSpec,
     seed: int,
-    is_scaled: bool = False,
+    is_scaled: bool | Mapping[str, bool] = False,
     has_own_step: bool = False,
 ) -> Built:
     """Build a network that returns logits, or values, on the host.
@@ -77,10 +91,11 @@ def build_module(
         architecture: what to build. A user function is called as
             ``function(input_shape=..., classes=..., **args)``, or with ``outputs`` instead of
             ``classes``.
-        image: shape and type of its input, as it travels.
+        image: shape and type of its input, or of several, as they travel. A module of several
+            inputs is called with them by keyword.
         target: target of a sample.
         seed: equal seeds give equal initial weights.
-        is_scaled: True if inputs are scaled, hence float32.
+        is_scaled: True if inputs are scaled, hence float32; of several, by name.
         has_own_step: True if a step of the user calls the module, which may then return anything.
 
     Returns:
@@ -102,7 +117,7 @@ def build_module(
     def build(seed: int) -> Built:
         with seeded(seed):
             module = build_custom_model(
-                architecture, image.shape, target.outputs, nn.Module, "torch.nn.Module"
+                architecture, _shape_of(image), target.outputs, nn.Module, "torch.nn.Module"
             ).float()
             check = _try_module if has_own_step else _check_module
             return check(architecture.target, module, image, target, is_scaled)
@@ -111,20 +126,22 @@ def build_module(
         architecture.target, partial(build, seed), lambda built: built.module.parameters()
     )
     if built.predicts:
-        check_self_contained(
-            architecture.target, built, image.shape, lambda: build(seed + 1).module
-        )
+        check_self_contained(architecture.target, built, image, lambda: build(seed + 1).module)
     return built
 
 
-def count_parameters(
-    architecture: Architecture, shape: tuple[int, ...], classes: int, seed: int
-) -> int:
+def _shape_of(image: InputSpec) -> InputShape:
+    if isinstance(image, RecordSpec):
+        return {name: array.shape for name, array in image.fields}
+    return image.shape
+
+
+def count_parameters(architecture: Architecture, shape: InputShape, classes: int, seed: int) -> int:
     """Count the parameters of a network, if possible without allocating them.
 
     Args:
         architecture: what to build.
-        shape: shape of a sample.
+        shape: shape of a sample; of several inputs, by name.
         classes: number of classes, labels or values.
         seed: seed of the network.
     """
@@ -142,8 +159,15 @@ def count_parameters(
         module = build_custom_model(
             architecture, shape, classes, nn.Module, "torch.nn.Module"
         ).float()
-        image = ArraySpec(shape, "float32")
-        _call_on_samples(architecture.target, module, image, [torch.float32, torch.int64])
+        image: InputSpec
+        if isinstance(shape, dict):
+            image = RecordSpec.of(
+                {name: ArraySpec(part, "float32") for name, part in shape.items()}
+            )
+        else:
+            image = ArraySpec(shape, "float32")
+        dtypes = {name: [torch.float32, torch.int64] for name in image.arrays}
+        _call_on_samples(architecture.target, module, image, dtypes)
         return count_module_parameters(module)
 
 
@@ -348,7 +372,11 @@ def _initialized(layer: nn.Conv2d | nn.Linear, start: str) -> nn.Module:
 
 
 def _check_module(
-    name: str, module: nn.Module, image: ArraySpec, target: TargetSpec, is_scaled: bool
+    name: str,
+    module: nn.Module,
+    image: InputSpec,
+    target: TargetSpec,
+    is_scaled: bool | Mapping[str, bool],
 ) -> Built:
     """Try a module on two samples, which also creates its lazy parameters."""
     _check_state(name, module)
@@ -364,8 +392,11 @@ def _check_module(
                 key: weight + deviation * torch.randn_like(weight)
                 for key, weight in weights.items()
             }
-            call = partial(torch.func.functional_call, module, noisy)
-            return _call_on_samples(name, module, image, [dtype], call)[0].numpy()
+
+            def call(*arguments: torch.Tensor, **keywords: torch.Tensor) -> Any:
+                return torch.func.functional_call(module, noisy, arguments, keywords)
+
+            return _call_on_samples(name, module, image, _as_lists(dtype), call)[0].numpy()
 
         activation = find_activation(
             values.movedim(1, -1).numpy(), target.kind == "multilabel", noisy_outputs
@@ -376,7 +407,11 @@ def _check_module(
 
 
 def _try_module(
-    name: str, module: nn.Module, image: ArraySpec, target: TargetSpec, is_scaled: bool
+    name: str,
+    module: nn.Module,
+    image: InputSpec,
+    target: TargetSpec,
+    is_scaled: bool | Mapping[str, bool],
 ) -> Built:
     """Try a module that a step of the user calls; it need not return predictions."""
     _check_state(name, module)
@@ -384,7 +419,10 @@ def _try_module(
     try:
         values, dtype, differentiates = _call_on_samples(name, module, image, dtypes)
     except ModelError:
-        return Built(module, dtypes[0], predicts=False)
+        first = {key: candidates[0] for key, candidates in dtypes.items()}
+        return Built(
+            module, first if isinstance(image, RecordSpec) else first[INPUT], predicts=False
+        )
     *axes, classes = target.output_shape
     return Built(module, dtype, differentiates, values.shape == (_ROWS, classes, *axes))
 
@@ -400,27 +438,40 @@ def _check_state(name: str, module: nn.Module) -> None:
         )
 
 
-def _input_dtypes(image: ArraySpec, is_scaled: bool) -> list[torch.dtype]:
-    """Return the dtypes in which a module may take inputs, the preferred one first."""
-    if len(image.shape) != 3 and not is_scaled and np.dtype(image.dtype).kind in "iu":
-        return [torch.int64, torch.float32]
-    return [torch.float32]
+def _input_dtypes(
+    image: InputSpec, is_scaled: bool | Mapping[str, bool]
+) -> dict[str, list[torch.dtype]]:
+    """Return the dtypes in which a module may take each input, the preferred one first."""
+    dtypes = {}
+    for name, array in image.arrays.items():
+        scaled = is_scaled if isinstance(is_scaled, bool) else is_scaled[name]
+        dtypes[name] = [torch.float32]
+        if len(array.shape) != 3 and not scaled and np.dtype(array.dtype).kind in "iu":
+            dtypes[name] = [torch.int64, torch.float32]
+    return dtypes
+
+
+def _as_lists(dtype: InputDtype) -> dict[str, list[torch.dtype]]:
+    """Return the only dtype of each input."""
+    if isinstance(dtype, torch.dtype):
+        return {INPUT: [dtype]}
+    return {name: [own] for name, own in dtype.items()}
 
 
 def _call_on_samples(
     name: str,
     module: nn.Module,
-    image: ArraySpec,
-    dtypes: list[torch.dtype],
-    call: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.dtype, bool]:
+    image: InputSpec,
+    dtypes: Mapping[str, Sequence[torch.dtype]],
+    call: Callable[..., Any] | None = None,
+) -> tuple[torch.Tensor, InputDtype, bool]:
     """Call a module on two samples, of the first dtype that it accepts.
 
     Args:
         name: name of the function, for messages.
         module: module to call.
-        image: shape and type of its input.
-        dtypes: dtypes to try.
+        image: shape and type of its input, or of several.
+        dtypes: dtypes to try, by input.
         call: calls the module; by default it is called directly.
 
     Returns:
@@ -431,14 +482,12 @@ def _call_on_samples(
     """
     was_training = module.training
     error = Exception()
-    candidates = [
-        _samples(image.shape, dtype, value) for dtype in dtypes for value in _VALUES[dtype]
-    ]
+    candidates = list(itertools.islice(_candidates(image, dtypes), _MAX_CANDIDATES))
     for samples, with_gradients in itertools.product(candidates, (False, True)):
         try:
             module.eval()  # do not chain calls: a custom train() may return None
             with torch.set_grad_enabled(with_gradients):
-                output = (call or module)(samples)
+                output = call_module(call or module, samples)
         except Exception as caught:
             error = caught
             continue
@@ -449,14 +498,44 @@ def _call_on_samples(
                 f"{name}: the module returns a {type(output).__name__}; it should return one "
                 "tensor, because samples have one target"
             )
-        return output.detach().float(), samples.dtype, with_gradients
-    noun = "images of " if len(image.shape) == 3 else "samples of "
+        if isinstance(samples, torch.Tensor):
+            return output.detach().float(), samples.dtype, with_gradients
+        dtype_of = {key: tensor.dtype for key, tensor in samples.items()}
+        return output.detach().float(), dtype_of, with_gradients
     raise ModelError(
-        f"{name}: the module fails on {noun}{'x'.join(map(str, samples.shape))}: {one_line(error)}"
+        f"{name}: the module fails on {_describe_samples(candidates[-1])}: {one_line(error)}"
     ) from error
 
 
-def _samples(shape: Shape, dtype: torch.dtype, value: int = 1) -> torch.Tensor:
+def _candidates(image: InputSpec, dtypes: Mapping[str, Sequence[torch.dtype]]) -> Iterator[Samples]:
+    """Yield samples of all combinations of dtypes, the preferred ones first."""
+    choices = [
+        [(dtype, value) for dtype in dtypes[name] for value in _VALUES[dtype]]
+        for name in image.arrays
+    ]
+    for chosen in itertools.product(*choices):
+        samples = {
+            name: _samples_of(array.shape, dtype, value)
+            for (name, array), (dtype, value) in zip(image.arrays.items(), chosen, strict=True)
+        }
+        yield samples if isinstance(image, RecordSpec) else samples[INPUT]
+
+
+def _describe_samples(samples: Samples) -> str:
+    """Return a phrase such as ``images of 2x3x32x32``."""
+    if not isinstance(samples, torch.Tensor):
+        shapes = [f"{name} {'x'.join(map(str, part.shape))}" for name, part in samples.items()]
+        return f"samples of {', '.join(shapes)}, called by keyword"
+    noun = "images of " if samples.dim() == 4 else "samples of "
+    return f"{noun}{'x'.join(map(str, samples.shape))}"
+
+
+def _samples(image: InputSpec, dtype: InputDtype) -> Samples:
+    """Return two samples in the layout that modules take; see :func:`_samples_of`."""
+    return next(_candidates(image, _as_lists(dtype)))
+
+
+def _samples_of(shape: Shape, dtype: torch.dtype, value: int = 1) -> torch.Tensor:
     """Return two samples in the layout that modules take, with channels first.
 
     Args:
@@ -477,12 +556,12 @@ class _ForeignTensorMode(TorchDispatchMode):
         tensors: the recorded tensors.
     """
 
-    def __init__(self, module: nn.Module, samples: torch.Tensor) -> None:
+    def __init__(self, module: nn.Module, samples: Samples) -> None:
         super().__init__()
         self.tensors: list[torch.Tensor] = []
         self._references: list[torch.Tensor] = []  # keeps tensors alive, so addresses are unique
         self._storages: set[int] = set()
-        self._add([samples, *module.parameters(), *module.buffers()])
+        self._add([*tree_leaves(samples), *module.parameters(), *module.buffers()])
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -516,7 +595,7 @@ def _storage_id(tensor: torch.Tensor) -> int:
 
 
 def check_self_contained(
-    name: str, built: Built, shape: Shape, build: Callable[[], nn.Module]
+    name: str, built: Built, image: InputSpec, build: Callable[[], nn.Module]
 ) -> None:
     """Check that a module's outputs depend only on its parameters and buffers.
 
@@ -526,7 +605,7 @@ def check_self_contained(
     Args:
         name: name of the function, for messages.
         built: the module.
-        shape: shape of a sample.
+        image: shape and type of its input, or of several.
         build: builds the module again, from another seed.
 
     Raises:
@@ -535,12 +614,13 @@ def check_self_contained(
     module, dtype, differentiates, _ = built
     was_training = module.training
     with seeded(0):
-        samples = _samples(shape, dtype)
+        samples = _samples(image, dtype)
     foreign = _ForeignTensorMode(module, samples)
     module.eval()
     try:
         with torch.set_grad_enabled(differentiates), seeded(0), foreign:
-            expected = module(samples.clone())  # a module may write into its inputs
+            copies = tree_map(torch.clone, samples)  # a module may write into its inputs
+            expected = call_module(module, copies)
     finally:
         module.train(was_training)
     if any(tensor.requires_grad for tensor in foreign.tensors):
@@ -555,7 +635,7 @@ def check_self_contained(
     rebuilt.load_state_dict(module.state_dict())
     rebuilt.eval()
     with torch.set_grad_enabled(differentiates), seeded(0):
-        outputs = rebuilt(samples)
+        outputs = call_module(rebuilt, samples)
     if not torch.allclose(expected, outputs, rtol=1e-3, atol=1e-3, equal_nan=True):
         raise ModelError(
             f"{name}: the module uses a tensor that is neither a parameter nor a buffer"

@@ -27,13 +27,14 @@ from fleet.engines.custom import runs_user_code
 from fleet.engines.own_step import LOSS
 from fleet.engines.steps import StepBatches, StepCapabilities, UserSteps
 from fleet.engines.torch.export import load, write
-from fleet.engines.torch.flat_parameters import as_tensor, to_arrays
+from fleet.engines.torch.flat_parameters import as_tensor, samples_to_device, to_arrays
 from fleet.engines.torch.losses import check_losses
-from fleet.engines.torch.models import activation_bytes, count_module_parameters
+from fleet.engines.torch.models import activation_bytes, call_module, count_module_parameters
 from fleet.engines.torch.own_step import TorchStep, unchanged_buffers
 from fleet.engines.torch.pretrained import load_pretrained
 from fleet.engines.torch.steps import TorchSteps
 from fleet.errors import ModelError
+from preprocess.base import INPUT
 from preprocess.user_code import UserCode, exclusive_generators
 
 _ROWS = 2  # rows of the samples on which memory is estimated
@@ -218,7 +219,9 @@ class TorchNetwork:
             expected, repeated = (
                 _compute_seeded(lambda: self.steps.outputs(inputs).cpu()) for _ in range(2)
             )
-            reloaded = _compute_seeded(lambda: loaded(torch.from_numpy(inputs)))
+            reloaded = _compute_seeded(
+                lambda: loaded(samples_to_device(inputs, torch.device("cpu")))
+            )
         tolerance = 5e-2 if self.steps.is_mixed else 1e-3
         # Modules that use other random generators than PyTorch's cannot be compared.
         if _agree(expected, repeated, tolerance) and not _agree(expected, reloaded, tolerance):
@@ -282,12 +285,14 @@ class TorchNetwork:
 def _zeros_outputs(steps: TorchSteps) -> Any:
     """Return what a network computes for some samples of zeros."""
     sample = steps.sample
-    zeros = torch.zeros(_ROWS, *sample.input.shape, device=steps.device)
-    inputs = zeros.movedim(-1, 1) if zeros.dim() == 4 else zeros
-    inputs = inputs.to(steps.exported.dtype)
+    zeros = {
+        name: torch.zeros(_ROWS, *array.shape, device=steps.device)
+        for name, array in sample.input.arrays.items()
+    }
+    inputs = steps.exported.prepare(zeros if sample.parts else zeros[INPUT])
     module = steps.exported.module
     if steps.own_step is None:
-        return module(inputs)
+        return call_module(module, inputs)
     random = np.random.default_rng(0)
     targets = sample.target.split(sample.target.random_targets(random, _ROWS))
     rows = (np.zeros(_ROWS), np.arange(_ROWS), *targets)

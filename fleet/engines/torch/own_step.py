@@ -26,8 +26,8 @@ from fleet.engines.own_step import (
     StepMetrics,
 )
 from fleet.engines.torch.export import Exported
-from fleet.engines.torch.flat_parameters import to_device
-from fleet.engines.torch.models import seeded
+from fleet.engines.torch.flat_parameters import samples_to_device, to_device
+from fleet.engines.torch.models import Samples, seeded
 from fleet.spec import Train
 from preprocess.sample import SampleSpec
 from preprocess.target import TargetSpec
@@ -110,7 +110,8 @@ class TorchStep:
                 torch.set_grad_enabled(training),
             ):
                 exported.module.train(training)
-                batch = trial.batch_of(exported.prepare(to_device(inputs, device)), rows, device)
+                samples = samples_to_device(inputs, device)
+                batch = trial.batch_of(exported.prepare(samples), rows, device)
                 returned = trial.user_step(exported.module, batch, training, optimizer)
                 losses = trial.losses_of(optimizer)
                 trial.user_step.check_names(list(returned), losses)
@@ -149,11 +150,11 @@ class TorchStep:
             return (optimizer,)
         return self.optimizers or (LOSS,)
 
-    def batch_of(self, inputs: Tensor, rows: Rows, device: torch.device) -> StepBatch:
+    def batch_of(self, inputs: Samples, rows: Rows, device: torch.device) -> StepBatch:
         """Return the batch that the function is called with.
 
         Args:
-            inputs: (n, ...) as modules take them.
+            inputs: (n, ...) as modules take them; of several, by name.
             rows: inputs as they travel, rows in the data set, targets and, if samples are weighted,
                 weights.
             device: the device of the inputs.
@@ -171,7 +172,7 @@ class TorchStep:
         )
         return StepBatch(
             {
-                INPUT: inputs,
+                **({INPUT: inputs} if isinstance(inputs, Tensor) else inputs),
                 TARGET: target,
                 WEIGHT: weight,
                 INDEX: to_device(np.array(indices, np.int64), device),

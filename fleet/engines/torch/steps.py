@@ -34,7 +34,8 @@ from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities, finish
 from fleet.engines.torch.deferred_augmentation import augment_deferred
 from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported
-from fleet.engines.torch.flat_parameters import FlatParameters, to_device
+from fleet.engines.torch.flat_parameters import FlatParameters, samples_to_device, to_device
+from fleet.engines.torch.models import Samples
 from fleet.engines.torch.optimizer import FlatOptimizer
 from fleet.engines.torch.own_step import TorchStep
 from preprocess.sample import SampleSpec
@@ -315,10 +316,12 @@ class TorchSteps:
             outputs: Tensor = self.exported(samples)
         return outputs
 
-    def _samples(self, inputs: np.ndarray) -> Tensor:
+    def _samples(self, inputs: np.ndarray) -> Samples:
         """Return samples on the device, as the stream carries them."""
-        samples = to_device(inputs, self.device)
-        if samples.ndim == 2:  # packed rows, unlike the inputs of try_export
+        samples = samples_to_device(inputs, self.device)
+        if (
+            isinstance(samples, Tensor) and samples.ndim == 2
+        ):  # packed rows, unlike the inputs of try_export
             samples = augment_deferred(samples, self.sample)
         return samples
 
