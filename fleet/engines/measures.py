@@ -17,7 +17,7 @@ from fleet.engines.tensor_ops import Loss, TensorOps, mask_weights_error
 from fleet.errors import NetworkWarning, SettingError
 from fleet.spec import Train
 from fleet.spec.measures import LOSS_OF, Measure, name_of, parameters_of
-from fleet.vocabulary.measures import LOSSES, canonical_name
+from fleet.vocabulary.measures import LOSSES, MeasureWord, canonical_name
 from preprocess.target import TargetSpec
 
 OF_MASKS = ("dice", "tversky")  # losses that return a number per mask, not per pixel
@@ -49,6 +49,7 @@ class LossFunctions(NamedTuple):
         loss: Loss,
         ops: TensorOps,
         as_tensor: Callable[[list[float]], Any],
+        words: Mapping[str, MeasureWord] = LOSSES,
     ) -> LossFunctions:
         """Return the loss functions of a network.
 
@@ -58,6 +59,7 @@ class LossFunctions(NamedTuple):
             loss: loss of samples or pixels.
             ops: operations of the library.
             as_tensor: makes a tensor of the library, for class weights.
+            words: the losses of the engine.
 
         Raises:
             SettingError: the spec has class weights, and the loss covers whole masks.
@@ -78,7 +80,7 @@ class LossFunctions(NamedTuple):
             evaluation,
             partial(ops.correct, target=target),
             name,
-            -math.inf if ":" in name else LOSSES[canonical_name(name)].minimum,
+            -math.inf if ":" in name else words[canonical_name(name)].minimum,
         )
 
     def check(self, slope: Callable[[Loss], Any], losses_of: Callable[[], np.ndarray]) -> None:
@@ -115,7 +117,7 @@ class LossFunctions(NamedTuple):
         if losses.min() < self.minimum - _ROUNDED:
             raise self._error(
                 f"is {losses.min():.4g} for samples of the data, below its minimum of "
-                f"{self.minimum:g}; it does not fit these targets"
+                f"{self.minimum:g}; it does not fit these targets, or these outputs"
             )
 
     def _argument_order(self) -> str:

@@ -208,10 +208,20 @@ def _check_measure(
                 engine,
                 noun,
                 name,
-                measures,
-                [short for short in SHORT if canonical_name(short) in measures],
+                [
+                    word.written or short
+                    for short, word in measures.items()
+                    if not (word.refused or word.package)
+                ],
+                [
+                    *(short for short in SHORT if canonical_name(short) in measures),
+                    *(word.written for word in measures.values() if word.package),
+                ],
             ),
         )
+    elif ":" not in name and (refused := measures[canonical_name(name)].refused):
+        wrong, _, right = refused.partition("; ")
+        yield key, f"the {noun} {name} {wrong}", right
     elif (
         ":" not in name
         and (needed := measures[canonical_name(name)].needs)

@@ -17,6 +17,7 @@ from fleet.plugins import load_named
 from fleet.vocabulary.measures import LOSSES, METRICS, MeasureWord, canonical_name
 from fleet.vocabulary.optimizers import OPTIMIZERS, OptimizerWord
 from fleet.vocabulary.schedules import SCHEDULES, is_schedule
+from fleet.vocabulary.torch_measures import TORCH_LOSSES, TORCH_METRICS
 
 Word = TypeVar("Word")
 Table: TypeAlias = Mapping[str, Word] | tuple[str, ...] | None
@@ -231,8 +232,9 @@ ENGINES: dict[str, EngineInfo] = {
                 compiles=False,
                 own_steps=True,
                 starts=True,
-                metrics=tuple(
-                    name
+                losses={**LOSSES, **TORCH_LOSSES},
+                metrics={
+                    name: word
                     for name, word in sorted(METRICS.items())
                     if not word.needs
                     and name
@@ -242,7 +244,8 @@ ENGINES: dict[str, EngineInfo] = {
                         "one_hot_mean_io_u",
                         "pearson_correlation",
                     )
-                ),
+                }
+                | TORCH_METRICS,
             ),
             count_parameters=".torch.models:count_parameters",
         ),

@@ -176,7 +176,9 @@ def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator
 def _fitting(words: Mapping[str, MeasureWord], kind: str) -> str:
     """List the losses or metrics that fit a kind of target."""
     return "should be one of " + ", ".join(
-        name for name in words if not describe_unfit(name, kind, words)
+        word.written or name
+        for name, word in words.items()
+        if not (word.refused or word.package or describe_unfit(name, kind, words))
     )
 
 

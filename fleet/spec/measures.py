@@ -86,6 +86,8 @@ def label_of(measure: Measure) -> str:
     'auc_pr'
     >>> label_of("my_metrics:accuracy")
     'my_metrics.accuracy'
+    >>> label_of("torchmetrics.classification.MulticlassF1Score")
+    'MulticlassF1Score'
     """
     named = parameters_of(measure).get("name")
     if isinstance(named, str):
@@ -93,6 +95,8 @@ def label_of(measure: Measure) -> str:
     module, _, name = name_of(measure).rpartition(":")
     if module and name == "accuracy":
         return f"{module}.{name}"
+    if name.startswith("torchmetrics."):
+        return name.rpartition(".")[2]
     return name
 
 
@@ -122,6 +126,10 @@ def canonical(measure: Measure, words: Mapping[str, MeasureWord]) -> Measure:
     """
     name = name_of(measure)
     short = name if ":" in name else canonical_name(name)
+    if short in words and words[short].same_as in words:
+        equal = words[short].same_as
+        if set(parameters_of(measure)) <= set(words[equal].defaults):
+            short = equal
     defaults = words[short].defaults if short in words else {}
     parameters = {
         key: value

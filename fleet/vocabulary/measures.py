@@ -25,6 +25,10 @@ class MeasureWord:
         needs: required parameter; empty if no parameter is required.
         defaults: default parameters, to recognize equal measures.
         minimum: lower bound of the measure.
+        written: the name as its library writes it; empty for names of Keras.
+        package: the package that has the measure, besides the engine's library; empty for none.
+        same_as: the equal measure of Keras, with the same parameters; empty for none.
+        refused: why no spec can use the measure; empty if one can.
     """
 
     better: Direction = DOWN
@@ -32,6 +36,10 @@ class MeasureWord:
     needs: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     minimum: float = 0.0
+    written: str = ""
+    package: str = ""
+    same_as: str = ""
+    refused: str = ""
 
 
 _NEEDS = {
@@ -200,11 +208,15 @@ SHORT = {
 
 
 def canonical_name(name: str) -> str:
-    """Return a Keras name as in the tables; the name may be that of a class, or a short name.
+    """Return a name as in the tables; the name may be that of a class, or a short name.
 
     >>> [canonical_name(name) for name in ("MeanIoU", "AUC", "mae", "F1Score")]
     ['mean_io_u', 'auc', 'mean_absolute_error', 'f1_score']
+    >>> [canonical_name(name) for name in ("L1Loss", "nn.L1Loss", "torch.nn.L1Loss")]
+    ['l1_loss', 'l1_loss', 'l1_loss']
     """
+    name = re.sub(r"^(torch\.)?nn\.(modules\.loss\.)?(?=\w+Loss$)", "", name)
+    name = re.sub(r"^torchmetrics\.\w+\.", "torchmetrics.", name)
     words = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
     lower = re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
     return SHORT.get(name.lower(), SHORT.get(lower, lower))

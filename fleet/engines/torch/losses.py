@@ -1,4 +1,6 @@
-"""Compute the loss of each sample, by the kind of its target or by a Keras name.
+"""Compute the loss of each sample, by the kind of its target or by a name.
+
+A name is one of ``torch.nn``, such as ``HuberLoss``, or one of Keras, such as ``huber``.
 
 Modules return logits, so the losses of classes, labels and masks apply the softmax or sigmoid
 themselves. A module returns masks as (n, classes, height, width); here classes are last, as a view.
@@ -10,6 +12,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -27,12 +30,19 @@ from torch.nn.functional import (
 from fleet.engines.custom import as_targets_first, make_custom_loss
 from fleet.engines.measures import OF_MASKS, LossFunctions, loss_arguments
 from fleet.engines.tensor_ops import Loss, TensorOps
+from fleet.errors import SettingError
 from fleet.spec import Train
-from fleet.spec.measures import name_of
+from fleet.spec.engines import find_engine
+from fleet.spec.measures import name_of, parameters_of
+from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.measures import canonical_name
+from fleet.vocabulary.torch_measures import TORCH_LOSSES
 from preprocess.target import TargetSpec
 
 _TINY = 1e-7  # Keras' epsilon
+# Arguments of the losses of torch.nn that FLEET sets, or that PyTorch is about to remove. Excluded
+# pixels are excluded whatever ignore_index is.
+_NOT_SET = ("reduction", "size_average", "reduce", "ignore_index")
 
 OPS = TensorOps(
     as_float=Tensor.float,
@@ -64,13 +74,14 @@ def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossF
     if train.loss is None:
         loss = _default(target, train.label_smoothing)
     else:
-        loss = _make_named(train, target)
+        loss = _make_named(train, target, device)
     return LossFunctions.of(
         train,
         target,
         loss,
         OPS,
         partial(torch.tensor, dtype=torch.float32, device=device),
+        find_engine("torch").words.losses,
     )
 
 
@@ -263,17 +274,68 @@ OF_PREDICTIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _make_named(train: Train, target: TargetSpec) -> Loss:
+def _make_named(train: Train, target: TargetSpec, device: torch.device) -> Loss:
     assert train.loss is not None
     name = name_of(train.loss)
     if ":" in name:
         return _make_custom(train, target)
     short = canonical_name(name)
+    if short in TORCH_LOSSES:
+        return _make_torch(train, target, TORCH_LOSSES[short].written, device)
     takes_logits = short in OF_LOGITS
     function = OF_LOGITS[short] if takes_logits else OF_PREDICTIONS[short]
     arguments = loss_arguments(train, target, list(inspect.signature(function).parameters)[2:])
 
     return OPS.dense_loss(partial(function, **arguments), target, takes_logits, short in OF_MASKS)
+
+
+def _make_torch(train: Train, target: TargetSpec, name: str, device: torch.device) -> Loss:
+    """Return a loss of ``torch.nn``, for outputs and targets in PyTorch's layout.
+
+    Args:
+        train: training settings, with the arguments of the loss.
+        target: target of a sample.
+        name: the name of the class.
+        device: device of weights in the arguments.
+    """
+    kind = getattr(torch.nn, name)
+    accepted = [key for key in inspect.signature(kind).parameters if key not in _NOT_SET]
+    arguments = loss_arguments(_without_reduction(train, name), target, accepted)
+    arguments = {
+        key: torch.tensor(value, dtype=torch.float32) if isinstance(value, list) else value
+        for key, value in arguments.items()
+    }
+    with wrapping_errors(f"{name}:", SettingError, "train", "loss"):
+        function = kind(**arguments, reduction="none").to(device)
+    is_of_classes = target.kind in ("class", "mask")
+
+    def compute(outputs: Tensor, targets: Tensor) -> Tensor:
+        if target.kind == "mask":
+            outputs = outputs.movedim(-1, 1)
+        # Excluded pixels have the class -1; their loss is not counted.
+        expected = targets.clamp(min=0) if is_of_classes else targets.float()
+        return OPS.per_sample(function(outputs, expected), name, target)
+
+    return compute
+
+
+def _without_reduction(train: Train, name: str) -> Train:
+    """Return the settings without ``reduction: mean`` or ``none``, which both mean FLEET's mean.
+
+    Raises:
+        SettingError: it is another one.
+    """
+    assert train.loss is not None
+    arguments = parameters_of(train.loss)
+    reduction = arguments.pop("reduction", "mean")
+    if reduction not in ("mean", "none"):
+        raise SettingError(
+            f"{name} has no reduction {reduction}: the loss of a step is the mean over the samples "
+            "of the batch; remove it",
+            "train",
+            "loss",
+        )
+    return replace(train, loss={name: arguments})
 
 
 def _make_custom(train: Train, target: TargetSpec) -> Loss:

@@ -1,4 +1,4 @@
-"""Compute metrics by Keras names, and custom ones, from states that add up.
+"""Compute metrics by names of Keras or torchmetrics, and custom ones, from states that add up.
 
 The state of a metric is a few numbers that grow with each batch: a total and a count, hits and
 misses, a confusion matrix. Ranks add up their states, so AUC, F1 or IoU are exact in a group of any
@@ -21,29 +21,24 @@ from fleet.engines.custom import as_targets_first, load_custom
 from fleet.engines.measures import Metrics
 from fleet.engines.tensor_ops import scalar_result_error
 from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, OPS
+from fleet.engines.torch.torchmetrics import (
+    Kind as _Kind,
+)
+from fleet.engines.torch.torchmetrics import (
+    Rows,
+    find_torchmetric,
+    is_torchmetrics,
+    make_torchmetric,
+)
 from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.measures import LOSSES, METRICS, canonical_name
+from fleet.vocabulary.torch_measures import TORCH_METRICS
 from preprocess.target import TargetSpec
 
 _TINY = 1e-7
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Some samples, or the counted pixels of some masks.
-
-    Attributes:
-        predicted: (n, outputs) probabilities or values.
-        dense_targets: (n, outputs) float32; classes are one-hot.
-        targets: targets for user functions: (n,) classes, or (n, outputs) float32.
-    """
-
-    predicted: Tensor
-    dense_targets: Tensor
-    targets: Tensor
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,13 @@ def _make_metric(measure: Measure, target: TargetSpec) -> _Metric:
         f"the metric {name} cannot be computed for {target}:", SettingError, "train", "metrics"
     ):
         if ":" in name:
-            kind = _mean(_make_custom(name, arguments))
+            function = load_custom(name, "metric", "metrics")
+            if is_torchmetrics(function):
+                kind = make_torchmetric(function, target, arguments)
+            else:
+                kind = _mean(_make_custom(name, function, arguments))
+        elif canonical_name(name) in TORCH_METRICS:
+            kind = make_torchmetric(find_torchmetric(name), target, arguments)
         else:
             kind = _KINDS[canonical_name(name)](target, **arguments)
         metric = _Metric(label_of(measure), *kind)
@@ -123,10 +124,6 @@ def _check_computable(metric: _Metric, target: TargetSpec) -> None:
     MetricSet([metric], target).sums(torch.from_numpy(outputs), targets)
 
 
-# width, batch_state and result of a _Metric
-_Kind = tuple[int, Callable[[Rows], Tensor], Callable[[np.ndarray], float]]
-
-
 def _mean(per_sample: Callable[[Rows], Tensor], finish: Callable[[float], float] = float) -> _Kind:
     def batch_state(rows: Rows) -> Tensor:
         values = per_sample(rows).float()
@@ -135,8 +132,10 @@ def _mean(per_sample: Callable[[Rows], Tensor], finish: Callable[[float], float]
     return 2, batch_state, lambda state: finish(state[0] / state[1]) if state[1] else 0.0
 
 
-def _make_custom(name: str, arguments: Mapping[str, Any]) -> Callable[[Rows], Tensor]:
-    function = as_targets_first(load_custom(name, "metric", "metrics"))
+def _make_custom(
+    name: str, function: Any, arguments: Mapping[str, Any]
+) -> Callable[[Rows], Tensor]:
+    function = as_targets_first(function)
 
     def compute(rows: Rows) -> Tensor:
         # The function may write into its arguments.
