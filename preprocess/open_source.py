@@ -18,6 +18,7 @@ from preprocess.base import (
     printable,
 )
 from preprocess.import_path import import_function, import_own
+from preprocess.sources.dataset import DatasetSource, describe_misuse, is_dataset
 from preprocess.sources.table import columns_of
 from preprocess.target import TargetWish
 from preprocess.target_checks import checked_labels, checked_target
@@ -95,13 +96,16 @@ def _open_at(
     if not (isinstance(result, tuple) and len(result) in (2, 3)):
         result = (result,)
     candidates = (*result, None, None)[:3]
+    if not is_builtin:
+        candidates = tuple(_from_dataset(candidate, target, source) for candidate in candidates)
     for position, candidate in enumerate(candidates):
         is_missing = candidate is None and position > 0
         if not (is_builtin or is_missing or _is_source(candidate, target)):
             raise InputError(
                 f"{source} returned {type(candidate).__name__}, not a source, which has len(), "
                 "labels, classes, read(index), name(index) and order(seed, epoch); or, for "
-                "targets of another kind, target and targets instead of labels and classes"
+                "targets of another kind, target and targets instead of labels and classes; and "
+                "not a Dataset of PyTorch, which has len() and samples (input, target) by index"
             )
     if target is not None and not extra:
         candidates = tuple(
@@ -120,6 +124,22 @@ def _open_at(
             for candidate, name in zip(candidates, ("", ", validation", ", test"), strict=True)
         ),
     )
+
+
+def _from_dataset(candidate: Any, target: TargetWish | None, origin: str) -> Any:
+    """Return the source of a map-style dataset; other objects as they are.
+
+    Raises:
+        InputError: it is a dataset or loader whose samples have no index.
+    """
+    if isinstance(candidate, Source):
+        return candidate
+    misuse = describe_misuse(candidate, origin)
+    if misuse:
+        raise InputError(misuse)
+    if is_dataset(candidate):
+        return DatasetSource(candidate, target, origin)
+    return candidate
 
 
 def _find_opener(source: str, options: Mapping[str, Any], path: str | None) -> Callable[..., Any]:

@@ -69,7 +69,7 @@ MAY_IMPORT = {
     "preprocess.sample": "preprocess.base preprocess.scaling preprocess.target",
     "preprocess.sources": "preprocess.base preprocess.files preprocess.decode "
     "preprocess.fingerprint "
-    "preprocess.splits preprocess.transient_errors preprocess.target",
+    "preprocess.splits preprocess.transient_errors preprocess.target preprocess.user_code",
     "preprocess.deferred_augmentation": "preprocess.sample",
     "preprocess.transforms": "preprocess.import_path preprocess.base preprocess.decode "
     "preprocess.user_code "
