@@ -79,9 +79,8 @@ def logging_restored():
 @pytest.fixture(autouse=True)
 def modules_of_tests_restored():
     """Restore modules of tests: engines reimport modules that lie beside a user function."""
-    before = {
-        name: module for name, module in list(sys.modules.items()) if name.startswith("tests.")
-    }
+    modules = sys.modules.copy()  # threads that outlive a test may import meanwhile
+    before = {name: module for name, module in modules.items() if name.startswith("tests.")}
     yield
     sys.modules.update(before)
 

@@ -150,8 +150,8 @@ class Controller:
     def _decide(self) -> None:
         ending = self._shutdown
         ends_s = self._shutdown.began_s
-        for building in self.launch.builds.find_overdue(self._outbox.now_s, ends_s):
-            ending.abandon_build(building)
+        for build in self.launch.builds.find_overdue(self._outbox.now_s, ends_s):
+            ending.abandon_build(build)
         for group in self._groups.failed_groups:
             self.launch.orders.disband(group)
             how = self.launch.devices.describe_deaths(group.devices)

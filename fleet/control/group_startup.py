@@ -7,6 +7,8 @@ its build is abandoned.
 
 from __future__ import annotations
 
+import heapq
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -36,10 +38,12 @@ class PendingBuild:
 
 
 class PendingBuilds:
-    """All pending builds."""
+    """All pending builds, indexed: each message of thousands of devices asks about them."""
 
     def __init__(self) -> None:
         self._by_device: dict[int, PendingBuild] = {}  # by the first of its devices
+        self._devices_of: defaultdict[str, set[int]] = defaultdict(set)  # network -> these devices
+        self._until: list[tuple[float, int]] = []  # heap of deadlines and devices; some have ended
 
     def start(
         self, network: NetworkSpec, devices: Sequence[int], now_s: float, is_recruit: bool = False
@@ -53,11 +57,16 @@ class PendingBuilds:
             is_recruit: whether it is a single device that will join a group in training.
         """
         until_s = now_s + network.train.build_timeout
+        self.end_device(devices[0])
         self._by_device[devices[0]] = PendingBuild(network, tuple(devices), until_s, is_recruit)
+        self._devices_of[network.name].add(devices[0])
+        heapq.heappush(self._until, (until_s, devices[0]))
 
     def end_device(self, device: int) -> None:
         """End the build whose first device is this one, if there is one."""
-        self._by_device.pop(device, None)
+        build = self._by_device.pop(device, None)
+        if build is not None:
+            self._devices_of[build.network.name].discard(device)
 
     def end(self, network: str, gpus: int | None = None) -> None:
         """End the build of a network's group, or of its measurement on some number of GPUs.
@@ -66,17 +75,17 @@ class PendingBuilds:
             network: its name.
             gpus: size of the group; None for any.
         """
-        for build in list(self._by_device.values()):
-            is_of_size = gpus in (None, len(build.devices))
-            if build.network.name == network and is_of_size and not build.is_recruit:
-                self.end_device(build.devices[0])
+        for device in list(self._devices_of.get(network, ())):
+            build = self._by_device[device]
+            if not build.is_recruit and gpus in (None, len(build.devices)):
+                self.end_device(device)
 
     def drop_devices(self, devices: Iterable[int]) -> None:
         """Drop the builds of devices that were removed."""
         removed = set(devices)
-        for build in list(self._by_device.values()):
+        for device, build in list(self._by_device.items()):
             if removed.intersection(build.devices):
-                self.end_device(build.devices[0])
+                self.end_device(device)
 
     def find_overdue(self, now_s: float, ends_s: float) -> list[PendingBuild]:
         """Return the builds that are overdue.
@@ -85,6 +94,8 @@ class PendingBuilds:
             now_s: the time.
             ends_s: when the launch was to end; infinity if it continues.
         """
+        if now_s < self.next_deadline_s(ends_s):
+            return []
         return [
             build
             for build in self._by_device.values()
@@ -93,8 +104,16 @@ class PendingBuilds:
 
     def next_deadline_s(self, ends_s: float) -> float:
         """Return when the next build is overdue; infinity if nothing is being built."""
-        deadlines = [min(build.deadline_s, ends_s) for build in self._by_device.values()]
-        return min(deadlines, default=float("inf")) + UNRESPONSIVE_S
+        while self._until and not self._is_due(*self._until[0]):
+            heapq.heappop(self._until)
+        if self._until:
+            return min(self._until[0][0], ends_s) + UNRESPONSIVE_S
+        return float("inf")
+
+    def _is_due(self, until_s: float, device: int) -> bool:
+        """Return True if the device's current build has this deadline."""
+        build = self._by_device.get(device)
+        return build is not None and build.deadline_s == until_s
 
 
 class StartupTimes:

@@ -49,7 +49,7 @@ class MessageHandlers:
         self._changes = launch.changes
         self._grants = launch.grants
         self._startup = launch.startup
-        self._buildings = launch.builds
+        self._builds = launch.builds
         self._warning_log = WarningLog(launch.config, launch.outbox)
 
     def handle(self, message: e.Input) -> bool:
@@ -67,7 +67,7 @@ class MessageHandlers:
             self._groups.advance(group, message)
             group.record_message(self._outbox.now_s, isinstance(message, m.Pace | m.EpochDone))
             if not isinstance(message, m.Joined):  # which is sent before building
-                self._buildings.end(message.network)
+                self._builds.end(message.network)
             if group.phase is Phase.FAILED:
                 return False
         handler = _HANDLERS.get(type(message))
@@ -161,14 +161,14 @@ class MessageHandlers:
 
     def _on_built(self, built: m.Built) -> None:
         device = self._launch.config.roles.device_of[built.rank]
-        self._buildings.end_device(device)
+        self._builds.end_device(device)
         self._groups.mark_built(device, built)
         self._startup.record_build(built.network)
         if built.parameters is not None:
             self._changes.set_parameters(built.network, built.parameters)
 
     def _on_measured(self, measured: m.Measured) -> None:
-        self._buildings.end(measured.network, measured.gpus)
+        self._builds.end(measured.network, measured.gpus)
         task = MeasurementTask(measured.network, measured.gpus)
         if self._devices.end_measuring(task):
             self._rates.record_measurement(task, measured)
@@ -183,7 +183,7 @@ class MessageHandlers:
             device = self._launch.config.roles.device_of.get(rank)
             self._outbox.log(events.RankDied(rank, device))
             if device is not None:  # otherwise trainers prepare their samples from now on
-                self._buildings.drop_devices([device])
+                self._builds.drop_devices([device])
                 tasks = self._devices.remove([device])
                 self._groups.fail_device(device, died)
                 for task in tasks:

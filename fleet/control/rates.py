@@ -391,8 +391,14 @@ class LearnedRates(Rates):
             self._online.record_plan(probes)
             table = self.table
             if table is not self._planned_table:
+                before = () if self._planned_table is None else self._planned_table.models
                 self._planned_table = table
-                self._log_changes(table.models, is_over)
+                # networks were added at the end
+                if table.models[: len(before)] == before:
+                    same = len(before)
+                else:
+                    same = 0
+                self._log_changes(table.models[same:], is_over)
 
     def _log_changes(self, networks: Sequence[Network], is_over: Callable[[str], bool]) -> None:
         """Log the rates of the plan that have changed."""

@@ -473,6 +473,8 @@ class RunState:
         self.missed += ended.missed
         self._logged.add((name, record.epoch, record.stream_epoch))
         is_news = record.epoch > network.epochs
+        if network.group is not None:
+            network.group.samples_per_s = None  # first, so that no view counts the epoch twice
         # An epoch of a restored checkpoint may be logged late.
         if not (launch and network.group is None and _is_known(network.status, record)):
             self.set_status(name, apply_change(network.status, ended))
@@ -493,7 +495,6 @@ class RunState:
             self.records.append(Record(t_s, "epoch", name))
             launch.checkpointing_s += ended.blocked_s * _gpus(network)
             group._latest, group._latest_s = e.EpochEnded, t_s
-            group.samples_per_s = None
         if is_news:
             launch.time_epoch(t_s, name, record, group)
 

@@ -10,6 +10,7 @@ from fleet.domain.run_launch import RunGroup
 # Seconds between two lines; the interval grows with the run.
 FIRST_S = 30.0
 LONGEST_S = 300.0
+_LOOK_EVERY_S = 1.0  # at thousands of groups, since messages come much more often
 _MAX_NAMED = 8
 
 
@@ -23,7 +24,7 @@ class Progress:
     def __init__(self, run: RunState) -> None:
         self._run = run
         self._reported_s: dict[str, float] = {}  # time of the last line about a network
-        self._last_line_s = 0.0
+        self._next_look_s = FIRST_S
         self._every_s = FIRST_S
 
     def mark_reported(self, network: str, now_s: float) -> None:
@@ -37,8 +38,9 @@ class Progress:
             now_s: time on the clock of :meth:`mark_reported`, which starts at 0.
         """
         launch = self._run.launch
-        if launch is None or now_s - self._last_line_s < self._every_s:
+        if launch is None or now_s < self._next_look_s:
             return ""
+        self._next_look_s = now_s + _LOOK_EVERY_S
         due = {
             name: group
             for name, group in launch.groups.items()
@@ -47,8 +49,8 @@ class Progress:
         }
         if not due:
             return ""
-        self._last_line_s = now_s
         self._every_s = min(2 * self._every_s, LONGEST_S)
+        self._next_look_s = now_s + self._every_s
         self._reported_s.update(dict.fromkeys(due, now_s))
         if len(due) > _MAX_NAMED:
             more = f"; and {len(due) - _MAX_NAMED} more"

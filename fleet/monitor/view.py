@@ -494,9 +494,10 @@ class LiveTable:
             epoch_samples = last.samples
         elif self._run.launch is not None:
             epoch_samples = self._run.launch.start.samples
-        if group.samples_per_s is not None:
+        pace = group.samples_per_s  # read once: another thread clears it when the epoch ends
+        if pace is not None:
             part = group.samples / max(epoch_samples, group.samples, 1)
-            samples_per_s = group.samples_per_s
+            samples_per_s = pace
         loss = accuracy = time_left = ""
         if last is not None:
             loss = _format(last.loss, "{:.4f}")

@@ -445,6 +445,7 @@ class Lease:
             LeaseLost: another launch has taken the lease over.
             OSError: the file system refuses.
         """
+        assert self.fence.generation
         self.fence.check()
         self._count += 1
         _write_head(self.fence.folder, self.fence.generation, self._count, "held")

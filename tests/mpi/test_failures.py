@@ -115,7 +115,7 @@ def test_stopped_reader_or_writer_ends_all_ranks(launch, tmp_path, stopped, data
     output, _ = process.communicate(timeout=60)
     assert process.returncode not in (0, 2, 3, 75), output
     late = (
-        r"(good|other), on ranks [12]: chunk \d+ of the (stream|ring) has not arrived for 2 s "
+        r"(good|other) on ranks [12]: chunk \d+ of the (stream|ring) has not arrived for 2 s "
         r"\(data.data_timeout\)"
     )
     assert re.search(late, output)

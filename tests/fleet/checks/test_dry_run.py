@@ -57,7 +57,7 @@ def test_dry_run_networks_have_the_names_of_folds():
     models = [{"family": "softmax", "name": "flat"}]
     spec = parse({"models": models, "data": {"source": "builtin:digits", "folds": 3}})
     rates = estimated_rates(spec, SAMPLE, 4)
-    document = make_dry_run(spec, rates, Cluster.of(4, 4), 10.0, 2, SAMPLE).document
+    document = make_dry_run(spec, rates, Cluster.of(4, 4), 10.0, 2, SAMPLE, None).document
     assert document.data.folds == 3
     assert [network.name for network in rates.models] == ["flat-fold0", "flat-fold1", "flat-fold2"]
 

@@ -87,6 +87,7 @@ def test_node_sum_leaves_no_file_open():
         assert make_node_sum(world.group(range(world.size), 1)) is not None
         world.finish()
 
+    gc.collect()  # closes files of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     assert one_process.Launch(3, 0).run(rank_main)
     gc.collect()

@@ -374,6 +374,8 @@ class Leases(RuleBasedStateMachine):
     def go_on(self, launch, looks):
         """Make some steps of acquiring the lease; renew it if it is held."""
         lease, steps = launch
+        if not any(candidate is lease for candidate in self.leases):
+            return  # it was refused, or has lost its lease, and has ended
         for _ in range(looks):
             try:
                 if steps is None:
@@ -384,7 +386,6 @@ class Leases(RuleBasedStateMachine):
                 launch[1] = steps = None
             except (UserError, LeaseLost):
                 self.leases = [candidate for candidate in self.leases if candidate is not lease]
-                launch[1] = iter(())
                 return
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 70.0, 1e5]))
