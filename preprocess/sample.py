@@ -235,7 +235,7 @@ class SampleSpec:
     @property
     def stored_target(self) -> TargetSpec:
         """The target of a stored sample: a mask then has the size of its image."""
-        if self.target.kind != "mask" or self.stored is None:
+        if not self.target.semantics.is_of_pixels or self.stored is None:
             return self.target
         height, width = self.stored.shape[:2]
         return replace(self.target, size=(height, width))
