@@ -67,7 +67,7 @@ class NumpyEngine:
 
 def _features(sample: SampleSpec) -> int:
     """Return the number of features: those of a sample, or for masks the channels of a pixel."""
-    if sample.target.kind == "mask":
+    if sample.target.semantics.is_of_pixels:
         return sample.input.shape[-1]
     return sample.input.size
 
@@ -222,7 +222,7 @@ class SoftmaxRegression:
             scaled = inputs
         else:
             scaled = self._sample.affine.apply(inputs)
-        if self._sample.target.kind == "mask":
+        if self._sample.target.semantics.is_of_pixels:
             features = scaled
         else:
             features = scaled.reshape(len(inputs), self._sample.input.size)

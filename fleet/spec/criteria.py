@@ -20,11 +20,8 @@ from fleet.spec.train import Train
 from fleet.units import listed
 from fleet.vocabulary.measures import direction_of
 from preprocess.sample import SampleSpec
-from preprocess.target import KINDS, TargetSpec
-
-# The metric that a message proposes if networks have none in common, by the kind of the target.
-_PROPOSED = {"value": "mean_absolute_error"}
-
+from preprocess.target import TargetSpec
+from preprocess.target_kinds import KINDS
 
 # ---- settings that depend on the data -----------------------------------------------------------
 
@@ -53,12 +50,11 @@ def _with_data_defaults(
     network: NetworkSpec, target: TargetSpec, counts: tuple[int, ...]
 ) -> NetworkSpec:
     train = network.train
-    if train.stopping.monitor is None and target.kind != "class":
-        train = replace(
-            train, stopping=replace(train.stopping, monitor=_default_monitor(target.kind))
-        )
+    monitor = target.semantics.default_monitor
+    if train.stopping.monitor is None and monitor != train.stopping.metric:
+        train = replace(train, stopping=replace(train.stopping, monitor=monitor))
     class_weights = train.class_weights
-    if class_weights is not None and target.kind in ("class", "mask"):
+    if class_weights is not None and target.semantics.has_classes:
         try:
             if isinstance(class_weights, str):
                 if counts:
@@ -77,12 +73,6 @@ def _with_data_defaults(
     if train is network.train:
         return network
     return replace(network, train=train)
-
-
-def _default_monitor(kind: str) -> str:
-    if kind == "class":
-        return "val_accuracy"
-    return "val_loss"
 
 
 # ---- how networks are ranked --------------------------------------------------------------------
@@ -199,7 +189,7 @@ def target_kinds_of_spec(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]
     def kinds_of(network: NetworkSpec) -> Collection[str]:
         target = spec.data_by_pipeline.get(network.pipeline, spec.data).target
         if target is None:
-            return sorted(KINDS, key=lambda kind: kind != "value")
+            return sorted(KINDS, key=lambda kind: not KINDS[kind].is_numeric)
         return (target if isinstance(target, str) else target.kind,)
 
     return kinds_of
@@ -267,7 +257,7 @@ class _Comparison:
                 f"{rule} compares all networks, but they monitor different metrics: {differences}",
                 "one train.stopping.monitor at the top",
             )
-        elif self.kind == "value" and len(losses) > 1:
+        elif KINDS[self.kind].is_numeric and len(losses) > 1:
             yield self._mistake(
                 list(monitors.values())[-1],
                 "monitor",
@@ -279,7 +269,7 @@ class _Comparison:
             )
 
     def _monitor(self, train: Train) -> str:
-        return train.stopping.monitor or _default_monitor(self.kind)
+        return train.stopping.monitor or KINDS[self.kind].default_monitor
 
     def _direction(self, train: Train, monitor: str) -> str:
         return str(train.stopping.direction or direction_of(monitor))
@@ -344,13 +334,15 @@ class _Comparison:
             for name in map(m.label_of, trains[0].metrics)
             if len({self._measure(train, name) for train in trains}) == 1 and direction_of(name)
         ]
-        if self.kind != "value":
-            common.append("accuracy")
+        if KINDS[self.kind].is_numeric:
+            proposed = "mean_absolute_error"
+        else:
+            proposed = "accuracy"
+            common.append(proposed)
         if common:
             return "a metric that all networks have: monitor: " + " or ".join(
                 prefix + name for name in common[:3]
             )
-        proposed = _PROPOSED.get(self.kind, "accuracy")
         return (
             f"a metric that all networks have: metrics: [{proposed}] and stopping: "
             f"{{monitor: {prefix}{proposed}}}, in `train` at the top"

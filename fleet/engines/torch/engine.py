@@ -102,7 +102,7 @@ class TorchEngine:
         exported = Exported(
             built,
             None if affine is None else (affine.multiplier, affine.offset),
-            sample.target.kind == "mask",
+            sample.target.semantics.is_of_pixels,
         )
         steps = TorchSteps(
             exported.to(self._device),

@@ -427,7 +427,7 @@ def _means(totals: StepTotals, training: Training) -> tuple[float, float]:
     if not totals.count:
         return math.nan, math.nan
     accuracy = math.nan
-    if training.target.kind != "value":
+    if not training.target.semantics.is_numeric:
         accuracy = totals.correct / totals.count
     return totals.loss / totals.count, accuracy
 
