@@ -23,7 +23,7 @@ from fleet.engines.base import (
     check_arrays,
     select_readable,
 )
-from fleet.engines.linear import LinearOutputs, make_measure, make_metric
+from fleet.engines.linear import AnyLinearOutputs, make_measure, make_metric
 from fleet.errors import ModelError, SettingError
 from fleet.spec import NetworkSpec
 from fleet.spec.measures import label_of, name_of, parameters_of
@@ -160,13 +160,13 @@ class SoftmaxRegression:
         *sums, count = metric_totals
         return {name: total / count for name, total in zip(self._metrics, sums, strict=True)}
 
-    def _outputs(self, rows: Rows, training: bool = False) -> tuple[LinearOutputs, np.ndarray]:
+    def _outputs(self, rows: Rows, training: bool = False) -> tuple[AnyLinearOutputs, np.ndarray]:
         """Return the outputs for the readable samples, and their features."""
         inputs, *labels = select_readable(rows)
         features = self._features(inputs)
         return self._measure(features @ self._weights, labels, training), features
 
-    def _totals(self, outputs: LinearOutputs) -> StepTotals:
+    def _totals(self, outputs: AnyLinearOutputs) -> StepTotals:
         losses = outputs.losses()
         count = len(losses)
         metric_totals = [float(metric(outputs).sum()) for metric in self._metrics.values()]

@@ -253,7 +253,12 @@ class _Block(NamedTuple):
         return _Block(*(column[rows] for column in self))
 
     def concatenate(self, more: _Block) -> _Block:
-        return _Block(*(np.append(old, new) for old, new in zip(self, more, strict=True)))
+        return _Block(
+            np.append(self.times, more.times),
+            np.append(self.nodes, more.nodes),
+            np.append(self.joined, more.joined),
+            np.append(self.lines, more.lines),
+        )
 
 
 _NO_ROWS = _Block(np.empty(0), np.empty(0, np.int32), np.empty(0, np.bool_), np.empty(0, np.int64))
