@@ -99,7 +99,7 @@ class Predictor:
         target = self.sample.target
         if target.names:
             return target.names
-        if target.kind == "value" and len(self._target_columns) == target.outputs:
+        if target.semantics.is_numeric and len(self._target_columns) == target.outputs:
             return self._target_columns
         return tuple(map(str, range(target.outputs)))
 
@@ -107,7 +107,7 @@ class Predictor:
     def target_column(self) -> str | None:
         """Column of a table that held the classes; None for other targets."""
         columns = self._target_columns
-        if self.sample.target.kind == "class" and len(columns) == 1:
+        if self.sample.target.semantics.is_scalar and len(columns) == 1:
             return columns[0]
         return None
 

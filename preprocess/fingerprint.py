@@ -25,7 +25,8 @@ import numpy as np
 
 from launch.errors import InputError, encode_name, pluralize
 from preprocess.base import Source, UnreadableSample, as_input, format_exception
-from preprocess.target import Kind, TargetWish, is_mask, plain_targets, target_of
+from preprocess.target import TargetWish, is_mask, plain_targets, target_of
+from preprocess.target_kinds import Kind
 
 FULL_READ_BYTES = 256 << 20  # up to so many bytes of data, all content is read
 FULL_READ_FILES = 10_000  # up to so many files
@@ -222,7 +223,7 @@ def add_target_ids(
     weights = getattr(source, "weights", None)
     if weights is not None:
         seen["weight"] = hash_rows(np.asarray(weights))
-    if target.kind == "class" and target.names:
+    if target.semantics.is_scalar and target.names:
         return replace(
             marks,
             hashes=seen,

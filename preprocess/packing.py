@@ -117,7 +117,7 @@ def _write_split(
     written: list[int] = []
     bad = []
     inputs = None
-    if target.kind == "mask":
+    if target.semantics.is_of_pixels:
         masks = _create_files(group, "targets", len(source))
     else:
         masks = None
@@ -162,7 +162,7 @@ def _sample(
     if not isinstance(content, bytes):
         content = np.atleast_1d(content)
     mask = None
-    if target.kind == "mask":
+    if target.semantics.is_of_pixels:
         mask = read_mask(data, index, target)
     return content, mask
 
@@ -227,22 +227,22 @@ def _write_targets(
     group: h5py.Group, source: Source, target: TargetSpec, written: Sequence[int]
 ) -> None:
     """Write targets, weights, groups and strata; masks were written one by one before."""
-    if target.kind == "mask":
-        group["targets"].attrs["ignore"] = _ignored_value(target)
+    column = target.semantics.column
+    if target.semantics.is_of_pixels:
+        group[column].attrs["ignore"] = _ignored_value(target)
     else:
-        column = "labels" if target.kind == "class" else "targets"
         group.create_dataset(
             column, data=np.asarray(plain_targets(source))[written].astype(target.dtype)
         )
-    if target.kind in ("class", "mask"):
+    if target.semantics.has_classes:
         classes = target.names or tuple(map(str, range(target.outputs)))
         texts = list(map(printable, classes))
         group.create_dataset("classes", data=texts, dtype=h5py.string_dtype())
     elif target.names:
         texts = list(map(printable, target.names))
         group.create_dataset("target_names", data=texts, dtype=h5py.string_dtype())
-    if target.kind != "class":
-        group["targets"].attrs["kind"] = target.kind
+    if not target.semantics.is_scalar:
+        group[column].attrs["kind"] = target.kind
     for name in ("weights", "groups", "strata"):
         values = getattr(source, name, None)
         if values is not None:

@@ -255,7 +255,7 @@ class Pipeline(Chain):
             return []
         target = self._carried
         usable = target.is_usable(stored_targets)
-        if target.kind == "mask":
+        if target.semantics.is_of_pixels:
             masks = stored_targets["target"]
         else:
             masks = None

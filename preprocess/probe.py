@@ -181,7 +181,7 @@ def _probe_input(
     if chain.affine is not None:
         chain.affine.check(array.shape[-1] if array.shape else 1)
     target = replace(target_of(source), names=())
-    if target.kind == "value":
+    if target.semantics.is_numeric:
         center = np.mean(plain_targets(source), axis=0, dtype=np.float64)
         target = replace(target, center=tuple(center.ravel().tolist()))
     if probed[0].mask is not None:
@@ -323,7 +323,7 @@ def _with_device_augmentation(sample: SampleSpec, deferred: OnDevice, name: str)
         size = deferred.size(*array.shape[:2])
     except UnreadableImage as error:
         raise InputError(f"none of the samples can be used; the first: {name} {error}") from error
-    if sample.target.kind == "mask":
+    if sample.target.semantics.is_of_pixels:
         target = replace(sample.target, size=size)
     else:
         target = sample.target

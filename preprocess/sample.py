@@ -398,11 +398,13 @@ class SampleSpec:
     @property
     def stored_target(self) -> TargetSpec:
         """The target of a stored sample: a mask then has the size of its image."""
-        if self.target.kind != "mask" or self.stored is None:
+        if not self.target.semantics.is_of_pixels or self.stored is None:
             return self.target
         if self.parts:
             return next(
-                part.stored_target for part in self.parts.values() if part.target.kind == "mask"
+                part.stored_target
+                for part in self.parts.values()
+                if part.target.semantics.is_of_pixels
             )
         height, width = self.stored.shape[:2]
         return replace(self.target, size=(height, width))

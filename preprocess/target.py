@@ -1,15 +1,7 @@
 """The target of a sample, which travels beside its input, with its weight.
 
-============== ============================== ======= ===========================
-kind           one sample's target            outputs a network returns
-============== ============================== ======= ===========================
-``class``      () int64: one class            classes a logit per class
-``multilabel`` (labels,) uint8: 1 if it holds labels  a logit per label
-``value``      (values,) float32              values  the values
-``mask``       (height, width): pixel classes classes a logit per class and pixel
-============== ============================== ======= ===========================
-
-A source (:class:`preprocess.base.Source`) describes its targets so:
+:mod:`preprocess.target_kinds` says what each kind of target means. A source
+(:class:`preprocess.base.Source`) describes its targets so:
 
 - Classes need only ``labels`` and ``classes``.
 - Any other kind is an attribute ``target``, a :class:`TargetSpec`; ``labels`` and ``classes`` are
@@ -34,15 +26,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast
 
 import numpy as np
 
 from launch.errors import InputError, pluralize
 from preprocess.base import ClassSource, Source, UnreadableSample, first_duplicate
-
-Kind = Literal["class", "multilabel", "value", "mask"]
-KINDS: tuple[str, ...] = get_args(Kind)
+from preprocess.target_kinds import KINDS, UNDECIDED, Kind, TargetKind
 
 UNUSABLE = -1  # the label, or the weight, of a sample that cannot be used
 
@@ -76,9 +66,7 @@ class TargetSpec:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"target: kind {self.kind!r}; it should be one of {', '.join(KINDS)}")
-        minimum = 1
-        if self.kind in ("class", "mask"):
-            minimum = 2
+        minimum = self.semantics.min_outputs
         if self.outputs < minimum:
             raise ValueError(
                 f"target: {self.kind} with {pluralize(self.outputs, 'output')}; at least {minimum}"
@@ -93,32 +81,26 @@ class TargetSpec:
             raise ValueError(f"target: two outputs are named {twice!r}; names must differ")
 
     @property
+    def semantics(self) -> TargetKind:
+        """What the kind means."""
+        return KINDS[self.kind]
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample's target."""
-        if self.kind == "class":
-            return ()
-        if self.kind == "mask":
-            if self.size is None:
-                raise ValueError("the size of masks is not known before samples are probed")
-            return self.size
-        return (self.outputs,)
+        return self.semantics.shape(self.outputs, self.size)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of a network's outputs for one sample; classes of pixels are last."""
-        if self.kind == "mask":
+        if self.semantics.is_of_pixels:
             return (*self.shape, self.outputs)
         return (self.outputs,)
 
     @property
     def dtype(self) -> np.dtype:
         """The dtype of one sample's target as it travels."""
-        small = np.uint8 if self.outputs < 256 else np.int32
-        return np.dtype(
-            {"class": np.int64, "multilabel": np.uint8, "value": np.float32, "mask": small}[
-                self.kind
-            ]
-        )
+        return self.semantics.dtype(self.outputs)
 
     @property
     def void(self) -> int:
@@ -134,7 +116,7 @@ class TargetSpec:
     @property
     def is_plain(self) -> bool:
         """True if targets travel as labels alone."""
-        return self.kind == "class" and not self.weighted
+        return self.semantics.is_scalar and not self.weighted
 
     @cached_property
     def wire(self) -> np.dtype:
@@ -183,12 +165,7 @@ class TargetSpec:
 
     def random_targets(self, random: np.random.Generator, rows: int) -> np.ndarray:
         """Draw random targets, (rows,) of dtype :attr:`wire`."""
-        if self.kind == "value":
-            values: np.ndarray = random.random((rows, self.outputs), np.float32)
-        else:
-            values = random.integers(
-                0, 2 if self.kind == "multilabel" else self.outputs, (rows, *self.shape)
-            )
+        values = self.semantics.draw(random, (rows, *self.shape), self.outputs)
         if self.is_plain:
             return values
         targets = np.ones(rows, self.wire)
@@ -199,20 +176,13 @@ class TargetSpec:
         """Return what a network depends on beside :attr:`outputs`; {} for plain classes."""
         if self.is_plain:
             return {}
-        if self.kind != "mask":
-            size = {}
-        else:
+        size = {}
+        if self.semantics.is_of_pixels:
             size = {"size": self.shape, "ignore": self.ignore}
         return {"target": {"kind": self.kind, "weighted": self.weighted, **size}}
 
     def __str__(self) -> str:
-        noun = {
-            "class": ("class", "classes"),
-            "multilabel": ("label", "labels"),
-            "value": ("value", "values"),
-            "mask": ("class a pixel", "classes a pixel"),
-        }[self.kind][self.outputs != 1]
-        return f"{self.outputs} {noun}"
+        return f"{self.outputs} {self.semantics.nouns[self.outputs != 1]}"
 
 
 def class_target(classes: int | Sequence[str], weighted: bool = False) -> TargetSpec:
@@ -241,6 +211,11 @@ class TargetWish:
     outputs: int | None = None
     names: tuple[str, ...] = ()
     ignore: int | None = None
+
+    @property
+    def semantics(self) -> TargetKind:
+        """What the kind means."""
+        return KINDS[self.kind]
 
     def check(self, target: TargetSpec) -> None:
         """Check that a source's own target is what was requested.
@@ -275,14 +250,14 @@ class TargetWish:
             raise InputError(f"data.{error}") from error
 
     def _infer_outputs(self, source: Source) -> int | None:
-        if self.kind == "mask":
+        if self.semantics.is_of_pixels:
             return len(getattr(source, "classes", ())) or None
-        targets = np.asanyarray(find_targets(source))
-        if self.kind == "class":
-            return int(targets.max(initial=0)) + 1
-        if targets.ndim == 2:
-            return targets.shape[1]
-        return 1
+        return self.semantics.outputs_of(np.asanyarray(find_targets(source)))
+
+
+def requested_semantics(request: TargetWish | None) -> TargetKind:
+    """Return what the kind in ``data.target`` means; without a request it is undecided."""
+    return UNDECIDED if request is None else request.semantics
 
 
 def find_targets(source: Source) -> Any:
@@ -312,7 +287,7 @@ def target_of(source: Source) -> TargetSpec:
 def is_mask(source: Source) -> bool:
     """Return True if a source's targets are masks, which are transformed with their images."""
     target: TargetSpec | None = getattr(source, "target", None)
-    return target is not None and target.kind == "mask"
+    return target is not None and target.semantics.is_of_pixels
 
 
 def plain_targets(source: Source) -> Any:
@@ -320,7 +295,7 @@ def plain_targets(source: Source) -> Any:
     target: TargetSpec | None = getattr(source, "target", None)
     if target is None:
         return cast(ClassSource, source).labels
-    if target.kind == "mask":
+    if target.semantics.is_of_pixels:
         return None
     return source.targets  # type: ignore[attr-defined]
 

@@ -7,13 +7,15 @@ demand, so each is checked when it is read (:func:`preprocess.target.read_mask`)
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from launch.errors import InputError, pluralize
 from preprocess.base import ClassSource, Source, and_more, format_exception
-from preprocess.target import KINDS, TargetSpec
+from preprocess.target import TargetSpec
+from preprocess.target_kinds import KINDS
 
 _BLOCK = 2**16  # samples checked together; targets may exceed the memory
 
@@ -38,7 +40,7 @@ def checked_target(source: Source, origin: str) -> TargetSpec | None:
             f"{origin}: its target is {type(target).__name__}; it should be a "
             f"preprocess.target.TargetSpec, of the kind {', '.join(KINDS)}"
         )
-    if target.kind == "mask":
+    if target.semantics.is_of_pixels:
         if not callable(getattr(source, "read_target", None)):
             raise InputError(
                 f"{origin}: its targets are masks, so it should have read_target(index)"
@@ -60,26 +62,14 @@ def _check_targets(source: Source, target: TargetSpec, origin: str) -> None:
             f"{origin}: its targets are an array of shape {targets.shape} of {targets.dtype} for "
             f"{pluralize(count, 'sample')}; it should be numbers of shape {allowed[0]}: {target}"
         )
-    if target.kind == "class":
-
-        def is_wrong(values: np.ndarray) -> np.ndarray:
-            return (values != np.floor(values)) | (values < 0) | (values >= target.outputs)
-
-        right = f"one of the {target.outputs} classes, 0 to {target.outputs - 1}"
-    elif target.kind == "multilabel":
-
-        def is_wrong(values: np.ndarray) -> np.ndarray:
-            return (values != 0) & (values != 1)
-
-        right = "0 or 1 for each label"
-    else:
-
-        def is_wrong(values: np.ndarray) -> np.ndarray:
-            with np.errstate(over="ignore"):  # numbers beyond float32
-                return ~np.isfinite(values.astype(np.float32))
-
-        right = "finite numbers, also in float32"
-    _check_each(source, targets, is_wrong, origin, "the target", right)
+    _check_each(
+        source,
+        targets,
+        partial(target.semantics.is_wrong, outputs=target.outputs),
+        origin,
+        "the target",
+        target.semantics.expected.format(outputs=target.outputs, last=target.outputs - 1),
+    )
 
 
 def _check_weights(source: Source, origin: str) -> None:

@@ -44,7 +44,7 @@ class View:
             self.classes = classified.classes
             return
         self.target = target
-        if target.kind != "mask":
+        if not target.semantics.is_of_pixels:
             self.targets: Any = _LazyTargets(source, self.indices)
 
     def __len__(self) -> int:
@@ -149,7 +149,7 @@ def with_requested_targets(source: Source, request: TargetWish) -> Source:
     if own_target is not None:
         request.check(own_target)
         return source
-    if request.kind == "class" and isinstance(source, ClassSource):
+    if request.semantics.is_scalar and isinstance(source, ClassSource):
         return _with_names(source, request)
     return WithTargets(source, request.spec_of(source))
 
@@ -190,9 +190,8 @@ def with_labels_of(
         return _with_classes(source, train.classes, location, split_name)
     train_target = target_of(train)
     own_target = target_of(source)
-    if train_target.kind == own_target.kind == "multilabel" and set(own_target.names) < set(
-        train_target.names
-    ):
+    are_label_sets = train_target.kind == own_target.kind and own_target.semantics.has_label_sets
+    if are_label_sets and set(own_target.names) < set(train_target.names):
         return WithLabels(source, train_target)
     if replace(own_target, weighted=train_target.weighted) != train_target:
         raise InputError(

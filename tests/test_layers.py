@@ -59,9 +59,10 @@ MAY_IMPORT = {
     "preprocess.decode": "preprocess.base",
     "preprocess.transient_errors": "preprocess.base",
     "preprocess.splits": "preprocess.base",
-    "preprocess.target": "preprocess.base",
-    "preprocess.target_checks": "preprocess.base preprocess.target",
-    "preprocess.fingerprint": "preprocess.base preprocess.target",
+    "preprocess.target_kinds": "",
+    "preprocess.target": "preprocess.base preprocess.target_kinds",
+    "preprocess.target_checks": "preprocess.base preprocess.target preprocess.target_kinds",
+    "preprocess.fingerprint": "preprocess.base preprocess.target preprocess.target_kinds",
     "preprocess.division": "preprocess.base",
     "preprocess.kernels": "",
     "preprocess.lazy_numba": "preprocess.kernels",
@@ -69,7 +70,8 @@ MAY_IMPORT = {
     "preprocess.sample": "preprocess.base preprocess.scaling preprocess.target",
     "preprocess.sources": "preprocess.base preprocess.files preprocess.decode "
     "preprocess.fingerprint "
-    "preprocess.splits preprocess.transient_errors preprocess.target preprocess.user_code",
+    "preprocess.splits preprocess.transient_errors preprocess.target preprocess.target_kinds "
+    "preprocess.user_code",
     "preprocess.deferred_augmentation": "preprocess.sample",
     "preprocess.transforms": "preprocess.import_path preprocess.base preprocess.decode "
     "preprocess.user_code "

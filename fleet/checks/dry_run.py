@@ -99,7 +99,7 @@ def _of_classes(document: Document, spec: Spec, sample: SampleSpec) -> Document:
         document, models=tuple(dataclasses.replace(entry, data=None) for entry in document.models)
     )
     if all(
-        sample.for_pipeline(network.pipeline).target.kind == "class"
+        sample.for_pipeline(network.pipeline).target.semantics.is_scalar
         and network.train.class_weights is None
         for network in spec.networks
     ):

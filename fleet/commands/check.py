@@ -338,13 +338,9 @@ def _counts(data: DataSet) -> dict[str, dict[str, int]]:
         if split != "train" and source is data.train:  # folds share the training data
             continue
         target = target_of(source)
-        if target.kind not in ("class", "multilabel"):
+        counts = target.semantics.counts(plain_targets(source), target.outputs)
+        if counts is None:
             return {}
-        values = np.asarray(plain_targets(source))
-        if target.kind == "class":
-            counts = np.bincount(values, minlength=target.outputs)
-        else:
-            counts = values.sum(axis=0, dtype=np.int64)
         names = data.classes or tuple(map(str, range(target.outputs)))
         counts_by_split[split] = dict(zip(names, counts.tolist(), strict=True))
     return counts_by_split
@@ -359,10 +355,9 @@ def _print_classes(data: DataSet) -> None:
     listed_names = names
     if len(names) > _CLASSES:
         listed_names = sorted(names, key=counts["train"].__getitem__)[:_CLASSES]
-    word = "label" if target_of(data.train).kind == "multilabel" else "class"
     headers = {"train": "training", "validation": "validation", "test": "test"}
     print_table(
-        [word, *(headers[split] for split in counts)],
+        [target_of(data.train).semantics.nouns[0], *(headers[split] for split in counts)],
         [[name, *(by_name[name] for by_name in counts.values())] for name in listed_names],
     )
     if len(names) > len(listed_names):

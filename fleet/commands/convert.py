@@ -123,11 +123,10 @@ def _print(
         test = f" and {pluralize(counts['test'], f'test {unit}')}"
     else:
         test = ""
-    preposition = "of" if target.kind == "class" else "with"
     print(
         f"{args.out}: {pluralize(counts['train'], f'training {unit}')} and "
-        f"{pluralize(counts['validation'], f'validation {unit}')}{test} {preposition} "
-        f"{target}, {format_size(written)}; {len(left_out)} left out"
+        f"{pluralize(counts['validation'], f'validation {unit}')}{test} "
+        f"{target.semantics.preposition} {target}, {format_size(written)}; {len(left_out)} left out"
     )
     for sample in left_out:
         print(f"  left out {sample}")

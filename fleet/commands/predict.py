@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,8 +55,7 @@ def run(args: argparse.Namespace) -> None:
     if not args.images and args.save is None:
         raise UserError("give images, tables or .npy files, or a file to --save the networks to")
     predictor = Predictor(args.run, args.top, args.select)
-    kind = predictor.sample.target.kind
-    if kind == "mask" and args.images:
+    if predictor.sample.target.semantics.is_of_pixels and args.images:
         raise UserError(
             "masks cannot be printed: --save the networks as one, or use fleet.api.Predictor"
         )
@@ -74,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     if args.images:
         names, predicted = predictor.predict_files(args.images)
         predictions = [
-            {"image": name, **_FORMATS[kind](predictor.names, row)}
+            {"image": name, **_as_record(predictor, row)}
             for name, row in zip(names, predicted, strict=True)
         ]
     show(
@@ -87,34 +84,28 @@ def run(args: argparse.Namespace) -> None:
 def _predict_rows(predictor: Predictor, args: argparse.Namespace) -> None:
     """Print the predictions for the rows of tables, as CSV or JSON."""
     tables = {table: predictor.predict_files([table])[1] for table in args.images}
-    as_record = partial(_FORMATS[predictor.sample.target.kind], predictor.names)
     show(
         args,
         lambda: {
             "networks": predictor.weights,
             "names": predictor.names,
             "rows": [
-                {"table": table, "row": row, **as_record(numbers)}
+                {"table": table, "row": row, **_as_record(predictor, numbers)}
                 for table, predicted in tables.items()
                 for row, numbers in enumerate(predicted)
             ],
         },
-        lambda: _print_rows(predictor, tables, as_record),
+        lambda: _print_rows(predictor, tables),
     )
 
 
-def _print_rows(
-    predictor: Predictor,
-    tables: dict[str, np.ndarray],
-    as_record: Callable[[np.ndarray], dict[str, Any]],
-) -> None:
+def _print_rows(predictor: Predictor, tables: dict[str, np.ndarray]) -> None:
+    semantics = predictor.sample.target.semantics
     print(f"With {_describe_ensemble(predictor)}:", file=sys.stderr)
     first = 1 if len(tables) == 1 else 0  # the name of the only table is left out
     headers = [
         *["table", "row"][first:],
-        *{"class": [predictor.target_column or "class"], "multilabel": ["labels"]}.get(
-            predictor.sample.target.kind, []
-        ),
+        *(predictor.target_column or header for header in semantics.headers),
     ]
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(
@@ -122,41 +113,24 @@ def _print_rows(
     )
     for table, predicted in tables.items():
         for row, numbers in enumerate(predicted):
-            prediction = as_record(numbers)
-            if "class" in prediction:
-                chosen = [prediction["class"]]
-            elif "labels" in prediction:
-                chosen = [";".join(prediction["labels"])]
-            else:
-                chosen = []
+            prediction = semantics.choose(predictor.names, numbers)
+            chosen = [_joined(prediction[header]) for header in semantics.headers]
             writer.writerow([table, row, *chosen, *map(str, numbers)][first:])
 
 
-def _class(names: tuple[str, ...], row: np.ndarray) -> dict[str, Any]:
-    likeliest = int(row.argmax())
+def _as_record(predictor: Predictor, row: np.ndarray) -> dict[str, Any]:
+    """Return the prediction for a sample as the JSON output has it."""
+    semantics = predictor.sample.target.semantics
     return {
-        "class": names[likeliest],
-        "probability": float(row[likeliest]),
-        "probabilities": _by_name(names, row),
+        **semantics.choose(predictor.names, row),
+        "values" if semantics.is_numeric else "probabilities": dict(
+            zip(predictor.names, map(float, row), strict=True)
+        ),
     }
 
 
-def _labels(names: tuple[str, ...], row: np.ndarray) -> dict[str, Any]:
-    return {
-        "labels": [name for name, share in zip(names, row, strict=True) if share > 0.5],
-        "probabilities": _by_name(names, row),
-    }
-
-
-def _values(names: tuple[str, ...], row: np.ndarray) -> dict[str, Any]:
-    return {"values": _by_name(names, row)}
-
-
-def _by_name(names: tuple[str, ...], row: np.ndarray) -> dict[str, float]:
-    return dict(zip(names, map(float, row), strict=True))
-
-
-_FORMATS = {"class": _class, "multilabel": _labels, "value": _values}
+def _joined(chosen: str | list[str]) -> str:
+    return chosen if isinstance(chosen, str) else ";".join(chosen)
 
 
 def _print(predictor: Predictor, predictions: list[dict[str, Any]], saved: str | None) -> None:
@@ -165,7 +139,7 @@ def _print(predictor: Predictor, predictions: list[dict[str, Any]], saved: str |
         columns = [
             name
             for name in predictions[0]
-            if name != "probabilities" or "class" not in predictions[0]
+            if name != "probabilities" or not predictor.sample.target.semantics.is_scalar
         ]
         print_table(
             columns, [[_format_value(row[column]) for column in columns] for row in predictions]

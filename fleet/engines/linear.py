@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,16 +16,13 @@ from preprocess.target import TargetSpec
 
 
 @dataclass(frozen=True)
-class LinearOutputs:
-    """The outputs of a linear model for some readable samples.
+class LinearOutputs(ABC):
+    """The outputs of a linear model for some readable samples; a subclass for each kind of targets.
 
-    Softmax regression for classes, logistic regression for multiple labels, linear regression for
-    values. The loss of a sample is its cross-entropy; or the mean over its labels, or of the
-    squared errors of its values. Each kind has its canonical link, so the gradient is prediction
-    minus target (McCullagh and Nelder, Generalized Linear Models, 1989, section 2.2).
+    Each kind has its canonical link, so the gradient is prediction minus target (McCullagh and
+    Nelder, Generalized Linear Models, 1989, section 2.2).
 
     Attributes:
-        kind: kind of the targets: class, multilabel or value.
         outputs: (n, outputs), logits or values.
         targets: (n,) classes, or (n, outputs).
         weights: (n,) weights of the samples, or one for all.
@@ -32,7 +30,6 @@ class LinearOutputs:
             toward one half.
     """
 
-    kind: str
     outputs: np.ndarray
     targets: np.ndarray
     weights: np.ndarray | float
@@ -40,41 +37,55 @@ class LinearOutputs:
 
     def losses(self) -> np.ndarray:
         """Return the weighted loss of each sample, (n,)."""
-        if self.kind == "class":
-            unweighted = -(self._smoothed_targets * self._log_probabilities).sum(axis=1)
-        elif self.kind == "multilabel":
-            unweighted = (
-                np.logaddexp(0, self.outputs) - self.outputs * self._smoothed_targets
-            ).mean(axis=1)
-        else:
-            unweighted = np.square(self.residuals).mean(axis=1)
-        return unweighted * self.weights
+        return self._unweighted_losses() * self.weights
 
     def slopes(self) -> np.ndarray:
         """Return the derivative of the summed losses by the outputs, in their shape."""
-        width = self.outputs.shape[1]
-        factor = {"class": 1.0, "multilabel": 1 / width, "value": 2 / width}[self.kind]
-        return self.residuals * np.multiply(self.weights, factor)[..., None]
-
-    def correct(self) -> np.ndarray:
-        """Return 1 for each correct sample or its share of correct labels, (n,); 0 for values."""
-        if self.kind == "class":
-            return self.outputs.argmax(axis=1) == self.targets
-        if self.kind == "multilabel":
-            return ((self.outputs > 0) == (self.targets > 0)).mean(axis=1)
-        return np.zeros(len(self.outputs))
+        return self.residuals * np.multiply(self.weights, self._slope())[..., None]
 
     @cached_property
     def residuals(self) -> np.ndarray:
         """Predictions minus targets, (n, outputs)."""
-        if self.kind == "class":
-            return np.exp(self._log_probabilities) - self._smoothed_targets
-        if self.kind == "multilabel":
-            predicted = 0.5 * (1 + np.tanh(self.outputs / 2))
-        else:
-            predicted = self.outputs
-        difference: np.ndarray = predicted - self._smoothed_targets
+        difference: np.ndarray = self._predicted() - self._expected
         return difference
+
+    @abstractmethod
+    def correct(self) -> np.ndarray:
+        """Return 1 for each correct sample or its share of correct labels, (n,); 0 for values."""
+
+    @abstractmethod
+    def _unweighted_losses(self) -> np.ndarray:
+        """Return the loss of each sample, (n,)."""
+
+    @abstractmethod
+    def _slope(self) -> float:
+        """Return the derivative of a loss by an output, divided by the residual."""
+
+    @abstractmethod
+    def _predicted(self) -> np.ndarray:
+        """Return the predictions, (n, outputs)."""
+
+    @cached_property
+    def _expected(self) -> np.ndarray:
+        """Dense targets after label smoothing, (n, outputs)."""
+        return self.targets
+
+
+class LinearClassOutputs(LinearOutputs):
+    """Softmax regression: the loss of a sample is its cross-entropy."""
+
+    def correct(self) -> np.ndarray:  # noqa: D102 - see LinearOutputs
+        return self.outputs.argmax(axis=1) == self.targets
+
+    def _unweighted_losses(self) -> np.ndarray:
+        loss: np.ndarray = -(self._expected * self._log_probabilities).sum(axis=1)
+        return loss
+
+    def _slope(self) -> float:
+        return 1.0
+
+    def _predicted(self) -> np.ndarray:
+        return np.exp(self._log_probabilities)
 
     @cached_property
     def _log_probabilities(self) -> np.ndarray:
@@ -83,49 +94,114 @@ class LinearOutputs:
         return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
     @cached_property
-    def _smoothed_targets(self) -> np.ndarray:
-        """Dense targets after label smoothing, (n, outputs)."""
-        if self.kind == "value":
-            return self.targets
-        if self.kind == "class":
-            width = self.outputs.shape[1]
-            dense = np.eye(width)[self.targets]
-        else:
-            width = 2
-            dense = self.targets
-        return dense * (1 - self.smoothing) + self.smoothing / width
+    def _expected(self) -> np.ndarray:
+        width = self.outputs.shape[1]
+        return np.eye(width)[self.targets] * (1 - self.smoothing) + self.smoothing / width
+
+
+class LinearLabelOutputs(LinearOutputs):
+    """Logistic regression: the loss of a sample is the mean cross-entropy of its labels."""
+
+    def correct(self) -> np.ndarray:  # noqa: D102
+        return ((self.outputs > 0) == (self.targets > 0)).mean(axis=1)
+
+    def _unweighted_losses(self) -> np.ndarray:
+        return (np.logaddexp(0, self.outputs) - self.outputs * self._expected).mean(axis=1)
+
+    def _slope(self) -> float:
+        return 1 / self.outputs.shape[1]
+
+    def _predicted(self) -> np.ndarray:
+        return 0.5 * (1 + np.tanh(self.outputs / 2))
+
+    @cached_property
+    def _expected(self) -> np.ndarray:
+        return self.targets * (1 - self.smoothing) + self.smoothing / 2
+
+
+class LinearValueOutputs(LinearOutputs):
+    """Linear regression: the loss of a sample is the mean squared error of its values."""
+
+    def correct(self) -> np.ndarray:  # noqa: D102
+        return np.zeros(len(self.outputs))
+
+    def _unweighted_losses(self) -> np.ndarray:
+        return np.square(self.residuals).mean(axis=1)
+
+    def _slope(self) -> float:
+        return 2 / self.outputs.shape[1]
+
+    def _predicted(self) -> np.ndarray:
+        return self.outputs
 
 
 @dataclass(frozen=True)
-class LinearMaskOutputs(LinearOutputs):
+class LinearMaskOutputs:
     """Softmax regression on each pixel; the loss of a sample is the mean of its counted pixels.
 
-    Outputs, targets and weights are those of all counted pixels, concatenated.
-
     Attributes:
+        outputs: (n, height, width, classes) logits.
+        targets: (n, height, width) classes.
         counted: (n, height, width), False for pixels excluded from loss and metrics.
+        pixels: outputs of all counted pixels, concatenated.
     """
 
+    outputs: np.ndarray
+    targets: np.ndarray
     counted: np.ndarray
+    pixels: LinearClassOutputs
+
+    @classmethod
+    def of(
+        cls,
+        outputs: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | float,
+        void: int,
+        smoothing: float,
+        class_weights: np.ndarray | None,
+    ) -> LinearMaskOutputs:
+        """Return the outputs for some weighted samples.
+
+        Args:
+            outputs: (n, height, width, classes) logits.
+            targets: (n, height, width) classes.
+            weights: (n,) weights of the samples, or one for all.
+            void: class of pixels excluded from loss and metrics.
+            smoothing: label smoothing.
+            class_weights: (classes,) weights; None if all classes count the same.
+        """
+        counted = targets != void
+        labels = targets[counted].astype(np.int64)
+        pixel_weights = (weights / np.maximum(counted.sum(axis=(1, 2)), 1))[np.nonzero(counted)[0]]
+        if class_weights is not None:
+            pixel_weights = pixel_weights * class_weights[labels]
+        return cls(
+            outputs,
+            targets,
+            counted,
+            LinearClassOutputs(outputs[counted], labels, pixel_weights, smoothing),
+        )
 
     def losses(self) -> np.ndarray:  # noqa: D102 - see LinearOutputs
-        return self._by_sample(super().losses())
+        return self._by_sample(self.pixels.losses())
 
     def slopes(self) -> np.ndarray:  # noqa: D102
-        slopes = np.zeros((*self.counted.shape, self.outputs.shape[1]))
-        slopes[self.counted] = super().slopes()
+        slopes = np.zeros_like(self.outputs)
+        slopes[self.counted] = self.pixels.slopes()
         return slopes
 
     def correct(self) -> np.ndarray:  # noqa: D102
-        return self._by_sample(super().correct()) / np.maximum(self.counted.sum(axis=(1, 2)), 1)
+        return self._by_sample(self.pixels.correct()) / np.maximum(self.counted.sum(axis=(1, 2)), 1)
 
     def _by_sample(self, values: np.ndarray) -> np.ndarray:
         """Return values of pixels summed per sample, (n,)."""
-        return np.bincount(np.nonzero(self.counted)[0], values, len(self.counted))
+        return np.bincount(np.nonzero(self.counted)[0], values, len(self.targets))
 
 
+AnyLinearOutputs: TypeAlias = LinearOutputs | LinearMaskOutputs
 # Takes outputs, targets and perhaps weights of samples, and True for training.
-Measure: TypeAlias = Callable[[np.ndarray, Sequence[np.ndarray], bool], LinearOutputs]
+Measure: TypeAlias = Callable[[np.ndarray, Sequence[np.ndarray], bool], AnyLinearOutputs]
 
 
 def make_measure(
@@ -143,24 +219,29 @@ def make_measure(
     else:
         training_factors = None
 
-    def measure(outputs: np.ndarray, labels: Sequence[np.ndarray], training: bool) -> LinearOutputs:
+    def measure(
+        outputs: np.ndarray, labels: Sequence[np.ndarray], training: bool
+    ) -> AnyLinearOutputs:
         targets, *weights = labels
-        weight: Any = weights[0].astype(np.float64) if weights else 1.0
-        if target.kind == "mask":
-            counted = targets != target.void
-            weight = weight / np.maximum(counted.sum(axis=(1, 2)), 1)
-            weight = weight[np.nonzero(counted)[0]]
-            outputs = outputs[counted]
-            targets = targets[counted].astype(np.int64)
-        if training and training_factors is not None and target.kind in ("class", "mask"):
-            weight = training_factors[targets] * weight
-        if target.kind == "mask":
-            return LinearMaskOutputs("class", outputs, targets, weight, smoothing, counted)
-        return LinearOutputs(target.kind, outputs, targets, weight, smoothing)
+        class_factors = training_factors if training else None
+        sample_weights = weights[0].astype(np.float64) if weights else 1.0
+        if target.semantics.is_of_pixels:
+            return LinearMaskOutputs.of(
+                outputs, targets, sample_weights, target.void, smoothing, class_factors
+            )
+        if target.semantics.has_classes and class_factors is not None:
+            sample_weights = class_factors[targets] * sample_weights
+        return _OUTPUTS[target.kind](outputs, targets, sample_weights, smoothing)
 
     return measure
 
 
+# Masks are LinearMaskOutputs.
+_OUTPUTS: dict[str, type[LinearOutputs]] = {
+    "class": LinearClassOutputs,
+    "multilabel": LinearLabelOutputs,
+    "value": LinearValueOutputs,
+}
 _ERRORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean_absolute_error": np.abs,
     "mean_squared_error": np.square,
@@ -177,7 +258,7 @@ def make_metric(name: str, target: TargetSpec) -> Callable[[Any], np.ndarray]:
     Raises:
         SettingError: this engine does not have the metric for such targets.
     """
-    functions = _ERRORS if target.kind == "value" else {}
+    functions = _ERRORS if target.semantics.is_numeric else {}
     if canonical_name(name) not in functions:
         supported = " and ".join(functions) if functions else "accuracy only"
         raise SettingError(

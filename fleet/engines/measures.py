@@ -16,7 +16,7 @@ from fleet.engines.failure_reason import describe_failure
 from fleet.engines.tensor_ops import Loss, TensorOps, mask_weights_error
 from fleet.errors import NetworkWarning, SettingError
 from fleet.spec import Train
-from fleet.spec.measures import LOSS_OF, Measure, name_of, parameters_of
+from fleet.spec.measures import Measure, name_of, parameters_of
 from fleet.vocabulary.measures import LOSSES, MeasureWord, canonical_name
 from preprocess.target import TargetSpec
 
@@ -64,11 +64,11 @@ class LossFunctions(NamedTuple):
         Raises:
             SettingError: the spec has class weights, and the loss covers whole masks.
         """
-        name = LOSS_OF[target.kind] if train.loss is None else name_of(train.loss)
+        name = target.semantics.default_loss if train.loss is None else name_of(train.loss)
         evaluation = training = ops.with_class_weights(loss, target)
         if isinstance(train.class_weights, Mapping):
             if (
-                target.kind == "mask"
+                target.semantics.is_of_pixels
                 and train.loss is not None
                 and canonical_name(name) in OF_MASKS
             ):
@@ -212,7 +212,7 @@ def loss_arguments(train: Train, target: TargetSpec, accepted: Collection[str]) 
             "train",
             "loss",
         )
-    if canonical_name(name).startswith("sparse_") and target.kind not in ("class", "mask"):
+    if canonical_name(name).startswith("sparse_") and not target.semantics.has_classes:
         raise SettingError(
             f"{name} works with classes and masks only; the targets are of kind {target.kind}",
             "train",

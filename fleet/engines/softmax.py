@@ -23,7 +23,7 @@ from fleet.engines.base import (
     check_arrays,
     select_readable,
 )
-from fleet.engines.linear import LinearOutputs, make_measure, make_metric
+from fleet.engines.linear import AnyLinearOutputs, make_measure, make_metric
 from fleet.errors import ModelError, SettingError
 from fleet.spec import NetworkSpec
 from fleet.spec.measures import label_of, name_of, parameters_of
@@ -67,7 +67,7 @@ class NumpyEngine:
 
 def _features(sample: SampleSpec) -> int:
     """Return the number of features: those of a sample, or for masks the channels of a pixel."""
-    if sample.target.kind == "mask":
+    if sample.target.semantics.is_of_pixels:
         return sample.input.shape[-1]
     return sample.input.size
 
@@ -159,13 +159,13 @@ class SoftmaxRegression:
         *sums, count = metric_totals
         return {name: total / count for name, total in zip(self._metrics, sums, strict=True)}
 
-    def _outputs(self, rows: Rows, training: bool = False) -> tuple[LinearOutputs, np.ndarray]:
+    def _outputs(self, rows: Rows, training: bool = False) -> tuple[AnyLinearOutputs, np.ndarray]:
         """Return the outputs for the readable samples, and their features."""
         inputs, *labels = select_readable(rows)
         features = self._features(inputs)
         return self._measure(features @ self._weights, labels, training), features
 
-    def _totals(self, outputs: LinearOutputs) -> StepTotals:
+    def _totals(self, outputs: AnyLinearOutputs) -> StepTotals:
         losses = outputs.losses()
         count = len(losses)
         metric_totals = [float(metric(outputs).sum()) for metric in self._metrics.values()]
@@ -218,7 +218,7 @@ class SoftmaxRegression:
         """Return features: (n, features + 1), or for masks (n, height, width, channels + 1)."""
         inputs = finished(inputs, self._sample)
         scaled = list(self._sample.scale(inputs).values())
-        if self._sample.target.kind == "mask":
+        if self._sample.target.semantics.is_of_pixels:
             [features] = scaled
         else:
             features = np.concatenate([part.reshape(len(part), -1) for part in scaled], axis=1)

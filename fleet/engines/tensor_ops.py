@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fleet.errors import SettingError
 from preprocess.target import TargetSpec
+from preprocess.target_kinds import KINDS
 
 Tensor: TypeAlias = Any  # of the library
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> loss of each sample, (n,)
@@ -47,7 +48,7 @@ class TensorOps(NamedTuple):
             targets: (n, ...).
             target: target of a sample.
         """
-        if target.kind in ("class", "mask"):
+        if target.semantics.has_classes:
             targets = self.one_hot(self.maximum(targets, 0), target.outputs)
         return self.as_float(targets)
 
@@ -58,11 +59,10 @@ class TensorOps(NamedTuple):
             outputs: (n, ...) logits or values.
             kind: kind of the targets (:mod:`preprocess.target`).
         """
-        if kind == "value":
+        semantics = KINDS[kind]
+        if semantics.is_numeric:
             return outputs
-        if kind == "multilabel":
-            return self.sigmoid(outputs)
-        return self.softmax(outputs)
+        return getattr(self, semantics.activation)(outputs)
 
     def pixels(self, targets: Tensor, target: TargetSpec) -> tuple[Tensor, Tensor]:
         """Return the class of each pixel, 0 if excluded, and 1 for counted pixels, else 0.
@@ -92,14 +92,7 @@ class TensorOps(NamedTuple):
             targets: (n, ...).
             target: target of a sample.
         """
-        if target.kind == "class":
-            return self.as_float(self.argmax(outputs) == targets)
-        if target.kind == "multilabel":
-            return self.mean(self.as_float((outputs > 0) == (targets > 0)), -1)
-        if target.kind == "mask":
-            labels, counted = self.pixels(targets, target)
-            return self.mean_of_pixels(self.as_float(self.argmax(outputs) == labels), counted)
-        return self.zeros_like(outputs[:, 0])
+        return _CORRECT[target.kind](self, outputs, targets, target)
 
     def dense_loss(
         self, function: _Function, target: TargetSpec, takes_logits: bool, is_of_masks: bool
@@ -116,7 +109,7 @@ class TensorOps(NamedTuple):
         def compute(outputs: Tensor, targets: Tensor) -> Tensor:
             predicted = outputs if takes_logits else self.probabilities(outputs, target.kind)
             expected = self.to_dense(targets, target)
-            if is_of_masks and target.kind == "mask":
+            if is_of_masks and target.semantics.is_of_pixels:
                 # Excluded pixels get neither a target nor a prediction.
                 counted = self.as_float(targets >= 0)[..., None]
                 expected = expected * counted
@@ -140,7 +133,7 @@ class TensorOps(NamedTuple):
         rank = len(losses.shape)
         if rank == 0:
             raise scalar_result_error(name, "loss")
-        if rank == 1 or (target.kind == "mask" and rank == 3):
+        if rank == 1 or (target.semantics.is_of_pixels and rank == 3):
             return losses
         return self.mean(losses, tuple(range(1, rank)))
 
@@ -154,7 +147,7 @@ class TensorOps(NamedTuple):
             target: target of a sample.
             by_class: (classes,) weights; None for equal weights.
         """
-        if target.kind != "mask":
+        if not target.semantics.is_of_pixels:
             if by_class is None:
                 return loss
             return lambda outputs, targets: loss(outputs, targets) * self.take(
@@ -173,6 +166,33 @@ class TensorOps(NamedTuple):
             return self.mean_of_pixels(self.select(counted > 0, losses, 0.0), counted)
 
         return of_masks
+
+
+def _correct_classes(
+    ops: TensorOps, outputs: Tensor, targets: Tensor, target: TargetSpec
+) -> Tensor:
+    return ops.as_float(ops.argmax(outputs) == targets)
+
+
+def _correct_labels(ops: TensorOps, outputs: Tensor, targets: Tensor, target: TargetSpec) -> Tensor:
+    return ops.mean(ops.as_float((outputs > 0) == (targets > 0)), -1)
+
+
+def _correct_values(ops: TensorOps, outputs: Tensor, targets: Tensor, target: TargetSpec) -> Tensor:
+    return ops.zeros_like(outputs[:, 0])
+
+
+def _correct_masks(ops: TensorOps, outputs: Tensor, targets: Tensor, target: TargetSpec) -> Tensor:
+    labels, counted = ops.pixels(targets, target)
+    return ops.mean_of_pixels(ops.as_float(ops.argmax(outputs) == labels), counted)
+
+
+_CORRECT: dict[str, _Function] = {
+    "class": _correct_classes,
+    "multilabel": _correct_labels,
+    "value": _correct_values,
+    "mask": _correct_masks,
+}
 
 
 def scalar_result_error(name: str, key: str, alternative: str = "") -> SettingError:

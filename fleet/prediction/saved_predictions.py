@@ -21,6 +21,7 @@ from fleet.prediction.scores import Truth
 from fleet.storage.paths import RunPaths
 from fleet.storage.writer import CheckpointWriter
 from preprocess.target import TargetSpec
+from preprocess.target_kinds import KINDS
 
 log = logging.getLogger("fleet.prediction.saved_predictions")
 
@@ -74,7 +75,7 @@ def should_save(target: TargetSpec, samples: int) -> bool:
         target: target of a sample.
         samples: number of samples.
     """
-    return target.kind != "mask" and 0 < 4 * samples * target.outputs <= MAX_BYTES
+    return not target.semantics.is_of_pixels and 0 < 4 * samples * target.outputs <= MAX_BYTES
 
 
 def save_outputs(writer: CheckpointWriter, path: Path, outputs: Outputs, rows: np.ndarray) -> None:
@@ -120,7 +121,7 @@ def read_predictions(paths: RunPaths, name: str, part: str, kind: str) -> Predic
         return None
     is_readable = (targets if weights is None else weights) >= 0
     return Predictions(
-        probabilities(outputs[is_readable], kind),
+        KINDS[kind].predictions(outputs[is_readable]),
         Truth(kind, targets[is_readable], None if weights is None else weights[is_readable]),
         rows[is_readable],
     )
@@ -141,23 +142,3 @@ def concatenate(parts: Sequence[Predictions]) -> Predictions:
     )
     values = np.concatenate([part.values for part in parts])[order]
     return Predictions(values, truth, rows[order])
-
-
-def probabilities(outputs: np.ndarray, kind: str) -> np.ndarray:
-    """Return the probabilities of logits, float32; values are unchanged.
-
-    Args:
-        outputs: (..., outputs).
-        kind: kind of the targets.
-
-    >>> probabilities(np.array([[0.0, 0.0]]), "class").tolist()
-    [[0.5, 0.5]]
-    """
-    if kind == "value":
-        return outputs.astype(np.float32)
-    logits = outputs.astype(np.float64)
-    if kind == "multilabel":
-        # The logistic function, without overflow.
-        return (0.5 * (1 + np.tanh(logits / 2))).astype(np.float32)
-    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return (exponentials / exponentials.sum(axis=-1, keepdims=True)).astype(np.float32)

@@ -8,12 +8,12 @@ Predictions of masks are not saved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-_MIN_PROBABILITY = 1e-7  # keeps log losses finite; about the precision of float32
+from preprocess.target_kinds import KINDS, TargetKind
+
 _BINS = 15  # bins of confidence, as in Guo et al., ICML 2017, section 5
 
 
@@ -30,6 +30,11 @@ class Truth:
     kind: str
     targets: np.ndarray
     weights: np.ndarray | None = None
+
+    @property
+    def semantics(self) -> TargetKind:
+        """What the kind means."""
+        return KINDS[self.kind]
 
     def matches(self, reference: Truth) -> bool:
         """Return True if both describe the same samples, so that predictions can be compared."""
@@ -69,9 +74,11 @@ def score(predicted: np.ndarray, truth: Truth) -> Scores:
     0.5
     """
     accuracy, loss = quick_score(predicted, truth)
-    if truth.kind == "value":
+    if truth.semantics.is_numeric:
         return Scores(math.nan, math.nan, math.nan, loss)
-    return Scores(accuracy, loss, calibration_error(*_confidence(predicted, truth)))
+    confidence = truth.semantics.confidence(predicted).ravel()
+    is_correct = truth.semantics.is_correct(predicted, truth.targets).ravel()
+    return Scores(accuracy, loss, calibration_error(confidence, is_correct))
 
 
 def quick_score(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
@@ -81,14 +88,11 @@ def quick_score(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
         predicted: predictions (n, ...), as the module describes.
         truth: truth of the same samples.
     """
-    losses = _LOSSES[truth.kind](predicted, truth.targets)
+    losses = truth.semantics.losses(predicted, truth.targets)
     if truth.weights is not None:
         losses = losses * truth.weights
-    if truth.kind == "value":
-        accuracy = math.nan
-    else:
-        accuracy = float(_is_correct(predicted, truth).mean())
-    return accuracy, float(losses.mean())
+    is_correct = truth.semantics.is_correct(predicted, truth.targets)
+    return float(is_correct.mean()), float(losses.mean())
 
 
 def calibration_error(confidence: np.ndarray, is_correct: np.ndarray) -> float:
@@ -107,41 +111,3 @@ def calibration_error(confidence: np.ndarray, is_correct: np.ndarray) -> float:
     bins = np.clip(np.ceil(confidence * _BINS).astype(int) - 1, 0, _BINS - 1)
     gaps = np.bincount(bins, confidence.astype(np.float64) - is_correct, _BINS)
     return float(np.abs(gaps).sum() / len(confidence))
-
-
-def _confidence(predicted: np.ndarray, truth: Truth) -> tuple[np.ndarray, np.ndarray]:
-    """Return confidence and correctness of each predicted class or label, (n,) or (n * labels,)."""
-    is_correct = _is_correct(predicted, truth)
-    if truth.kind == "class":
-        return predicted.max(axis=1), is_correct
-    return np.maximum(predicted, 1 - predicted).ravel(), is_correct.ravel()
-
-
-def _is_correct(predicted: np.ndarray, truth: Truth) -> np.ndarray:
-    if truth.kind == "class":
-        return predicted.argmax(axis=1) == truth.targets
-    return (predicted > 0.5) == (truth.targets > 0)
-
-
-def _class_losses(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    return -np.log(
-        np.clip(predicted[np.arange(len(targets)), targets].astype(np.float64), _MIN_PROBABILITY, 1)
-    )
-
-
-def _label_losses(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    exact = predicted.astype(np.float64)
-    return -np.log(np.clip(np.where(targets > 0, exact, 1 - exact), _MIN_PROBABILITY, 1)).mean(
-        axis=1
-    )
-
-
-def _value_losses(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    return np.square(predicted.astype(np.float64) - targets).mean(axis=1)
-
-
-_LOSSES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "class": _class_losses,
-    "multilabel": _label_losses,
-    "value": _value_losses,
-}

@@ -20,11 +20,8 @@ from fleet.spec.train import Train
 from fleet.units import listed
 from fleet.vocabulary.measures import direction_of
 from preprocess.sample import SampleSpec
-from preprocess.target import KINDS, TargetSpec
-
-# The metric that a message proposes if networks have none in common, by the kind of the target.
-_PROPOSED = {"value": "mean_absolute_error"}
-
+from preprocess.target import TargetSpec
+from preprocess.target_kinds import KINDS
 
 # ---- settings that depend on the data -----------------------------------------------------------
 
@@ -57,7 +54,7 @@ def _with_data_defaults(
     if train.stopping.monitor is None and monitor != train.stopping.metric:
         train = replace(train, stopping=replace(train.stopping, monitor=monitor))
     class_weights = train.class_weights
-    if class_weights is not None and target.kind in ("class", "mask"):
+    if class_weights is not None and target.semantics.has_classes:
         try:
             if isinstance(class_weights, str):
                 if counts:
@@ -79,9 +76,9 @@ def _with_data_defaults(
 
 
 def _default_monitor(train: Train, kind: str) -> str:
-    if kind == "class" and train.step is None:
-        return "val_accuracy"
-    return "val_loss"
+    if train.step is not None:
+        return "val_loss"
+    return KINDS[kind].default_monitor
 
 
 # ---- how networks are ranked --------------------------------------------------------------------
@@ -201,7 +198,7 @@ def target_kinds_of_spec(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]
     def kinds_of(network: NetworkSpec) -> Collection[str]:
         target = spec.data_by_pipeline.get(network.pipeline, spec.data).target
         if target is None:
-            return sorted(KINDS, key=lambda kind: kind != "value")
+            return sorted(KINDS, key=lambda kind: not KINDS[kind].is_numeric)
         return (target if isinstance(target, str) else target.kind,)
 
     return kinds_of
@@ -269,7 +266,7 @@ class _Comparison:
                 f"{rule} compares all networks, but they monitor different metrics: {differences}",
                 "one train.stopping.monitor at the top",
             )
-        elif self.kind == "value" and len(losses) > 1:
+        elif KINDS[self.kind].is_numeric and len(losses) > 1:
             yield self._mistake(
                 list(monitors.values())[-1],
                 "monitor",
@@ -348,13 +345,15 @@ class _Comparison:
             for name in map(m.label_of, trains[0].metrics)
             if len({self._measure(train, name) for train in trains}) == 1 and direction_of(name)
         ]
-        if self.kind != "value":
-            common.append("accuracy")
+        if KINDS[self.kind].is_numeric:
+            proposed = "mean_absolute_error"
+        else:
+            proposed = "accuracy"
+            common.append(proposed)
         if common:
             return "a metric that all networks have: monitor: " + " or ".join(
                 prefix + name for name in common[:3]
             )
-        proposed = _PROPOSED.get(self.kind, "accuracy")
         return (
             f"a metric that all networks have: metrics: [{proposed}] and stopping: "
             f"{{monitor: {prefix}{proposed}}}, in `train` at the top"

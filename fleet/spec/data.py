@@ -10,13 +10,14 @@ from pydantic import Field, model_validator
 
 from fleet.spec import fields as kinds
 from fleet.spec.section import section
+from preprocess.target_kinds import Kind
 
 
 @section
 class Target:
     """What networks predict for a sample."""
 
-    kind: Literal["class", "multilabel", "value", "mask"]
+    kind: Kind
     """class: one of several classes. multilabel: any number of labels. value: numbers. mask: a
     class for each pixel.
     """
@@ -28,7 +29,7 @@ class Target:
     """Mask value of pixels excluded from loss and metrics."""
 
 
-TargetSetting = Literal["class", "multilabel", "value", "mask"] | Target
+TargetSetting = Kind | Target
 
 
 @section

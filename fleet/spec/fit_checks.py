@@ -16,6 +16,7 @@ from fleet.spec.schema import NetworkSpec, Spec
 from fleet.units import format_size, listed
 from fleet.vocabulary.measures import MeasureWord
 from preprocess.sample import SampleSpec
+from preprocess.target_kinds import KINDS
 
 # More bytes than any GPU has (2026: 432 GB). Each GPU holds the whole network, so a larger one
 # cannot be trained anywhere.
@@ -84,7 +85,8 @@ def _misfits(
     is_softmax = network.architecture.kind == "family" and isinstance(
         network.architecture.settings, Softmax
     )
-    if sample.target.kind == "mask" and network.architecture.kind != "import" and not is_softmax:
+    is_built_in = network.architecture.kind != "import"
+    if sample.target.semantics.is_of_pixels and is_built_in and not is_softmax:
         yield (
             network,
             ("models", network.entry),
@@ -146,7 +148,7 @@ def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator
     train = network.train
     losses = spec.engine.words.losses
     metrics = spec.engine.words.metrics
-    if kind == "value":
+    if KINDS[kind].is_numeric:
         for key, value in (
             ("label_smoothing", train.label_smoothing),
             ("class_weights", train.class_weights),
@@ -165,7 +167,7 @@ def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator
         wrong = describe_unfit(metric, kind, metrics)
         if wrong:
             yield misfit("metrics", wrong, _fitting(metrics, kind), index)
-    if train.class_weights is not None and kind == "multilabel":
+    if train.class_weights is not None and KINDS[kind].has_label_sets:
         yield misfit(
             "class_weights",
             "a sample with multilabel targets has no single class",

@@ -120,7 +120,7 @@ def count_for(settings: model.Settings, sample: SampleSpec) -> int:
     Raises:
         UserError: the image is too small for the network.
     """
-    if sample.target.kind == "mask":
+    if sample.target.semantics.is_of_pixels:
         shape = sample.input.shape[-1:]
     else:
         shape = sample.joined_shape

@@ -10,21 +10,7 @@ from typing import Any, TypeAlias
 from fleet.errors import UserError
 from fleet.vocabulary.measures import MeasureWord, canonical_name
 from preprocess.base import normalize_name
-
-# Kind of target -> the default loss.
-LOSS_OF = {
-    "class": "categorical_crossentropy",
-    "multilabel": "binary_crossentropy",
-    "value": "mean_squared_error",
-    "mask": "categorical_crossentropy",
-}
-
-TARGETS = {
-    "class": "classes",
-    "multilabel": "yes-or-no labels",
-    "value": "values",
-    "mask": "masks",
-}
+from preprocess.target_kinds import KINDS
 
 Measure: TypeAlias = str | dict[str, dict[str, Any]]  # a name, or one name with its parameters
 
@@ -111,7 +97,7 @@ def describe_unfit(measure: Measure, kind: str, words: Mapping[str, MeasureWord]
     word = None if ":" in name else words.get(canonical_name(name))
     is_unfit = word is not None and kind in word.unfit
     if is_unfit:
-        return f"{name} is not defined for targets that are {TARGETS[kind]}"
+        return f"{name} is not defined for targets that are {KINDS[kind].plural}"
     return ""
 
 
@@ -150,7 +136,7 @@ def canonical_loss(
     >>> canonical_loss(None, 0.1, "class", LOSSES)
     {'categorical_crossentropy': {'label_smoothing': 0.1}}
     """
-    measure = LOSS_OF[kind] if loss is None else loss
+    measure = KINDS[kind].default_loss if loss is None else loss
     # The same loss, with classes as numbers.
     if canonical_name(name_of(measure)) == "sparse_categorical_crossentropy":
         measure = {"categorical_crossentropy": parameters_of(measure)}

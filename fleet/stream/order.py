@@ -21,7 +21,7 @@ import numpy as np
 
 from launch.place import format_numbers
 from preprocess.base import ORDER, rng_for
-from preprocess.pipeline import Pipeline
+from preprocess.record_pipeline import AnyPipeline
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class StrictOrder:
         size: number of samples of a chunk.
     """
 
-    def __init__(self, orders: Pipeline, size: int) -> None:
+    def __init__(self, orders: AnyPipeline, size: int) -> None:
         self._orders = orders
         self._size = size
         self._latest: tuple[int, np.ndarray] | None = None
@@ -112,7 +112,7 @@ class RingOrder:
 
     def __init__(
         self,
-        orders: Pipeline,
+        orders: AnyPipeline,
         size: int,
         seed: int,
         recorded: Sequence[tuple[int, ...]] = (),

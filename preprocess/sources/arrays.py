@@ -34,6 +34,7 @@ from preprocess.sources.targets import (
 )
 from preprocess.splits import TRAIN, choose_held_out, find_splits, mark_stand_in
 from preprocess.target import TargetWish
+from preprocess.target_kinds import KINDS
 
 Opened = tuple[Source, Source | None, Source | None]  # training, validation and test samples
 
@@ -154,7 +155,7 @@ class Arrays(TargetedSource):
                 f"{values.shape[0] if values.shape else 'none'}; each input needs a target"
             )
         kind = guess_kind(values, origin_of_targets) if target is None else target.kind
-        if kind == "mask":
+        if KINDS[kind].is_of_pixels:
             targets: Masks | Targets = Masks(count, masks, self._name_of_mask, self._mask)
         else:
             targets = parse_targets(values, target, origin_of_targets, self.name)

@@ -233,7 +233,7 @@ class DatasetSource(TargetedSource):
             and all(isinstance(name, str) for name in names)
             and values.ndim == 1
             and values.dtype.kind in "iu"
-            and (target is None or (target.kind == "class" and not target.names))
+            and (target is None or (target.semantics.is_scalar and not target.names))
         )
         if is_named and len(names) > max(1, int(values.max(initial=0))):
             return class_targets(values, tuple(names), self._origin, self.name)

@@ -44,7 +44,8 @@ from preprocess.sources.targets import (
     with_names,
 )
 from preprocess.splits import TEST, TRAIN, VALIDATION, find_splits, parse_split
-from preprocess.target import KINDS, TargetWish
+from preprocess.target import TargetWish, requested_semantics
+from preprocess.target_kinds import KINDS
 from preprocess.transient_errors import read_with_retries
 
 
@@ -97,7 +98,7 @@ class HDF5(TargetedSource):
             request = self._target_request(h5_group[self._column], target)
             weights_of_rows = find_member(h5_group, weights)
             weighed = None if weights_of_rows is None else flatten_column(weights_of_rows[:])
-            if request is not None and request.kind == "mask":
+            if requested_semantics(request).is_of_pixels:
                 parsed: Masks | Targets = self._open_masks(h5_group, masks)
             else:
                 parsed = self._understood(h5_group, request)
@@ -242,7 +243,7 @@ class HDF5(TargetedSource):
     def _understood(self, h5_group: h5py.Group, request: TargetWish | None) -> Targets:
         origin = f"{self.path}: {self.group.rstrip('/')}/{self._column}"
         column = h5_group[self._column]
-        is_class = request is None or request.kind == "class"
+        is_class = request is None or request.semantics.is_scalar
         members = h5py.check_enum_dtype(column.dtype)
         if is_class and members is not None and column.shape[1:] in ((), (1,)):
             return with_names(

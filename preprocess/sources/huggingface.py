@@ -343,11 +343,11 @@ def _parse_targets(
     if missing is not None:
         raise InputError(f"{origin}: {name(missing)} has no value")
     inner: Any = getattr(feature, "feature", None)
-    kind = None if request is None else request.kind
-    if hasattr(feature, "names") and kind in (None, "class"):
+    if hasattr(feature, "names") and (request is None or request.semantics.is_scalar):
         targets = class_targets(np.array(values, np.int64), tuple(feature.names), origin, name)
         return with_names(targets, request, origin)
-    if hasattr(inner, "names") and kind in (None, "multilabel"):
+    are_label_sets = request is None or request.semantics.has_label_sets
+    if hasattr(inner, "names") and are_label_sets:
         label_request = TargetWish("multilabel", len(inner.names))
         targets = encode_label_sets(
             [set(labels_of) for labels_of in values], label_request, origin, name
@@ -357,9 +357,9 @@ def _parse_targets(
         any(isinstance(label, str) for labels_of in values for label in labels_of)
         or len(set(map(len, values))) > 1
     ):
-        if kind not in (None, "multilabel"):
+        if request is not None and not are_label_sets:
             raise InputError(
-                f"{origin}: each row has a list of labels; that is multilabel, not {kind}"
+                f"{origin}: each row has a list of labels; that is multilabel, not {request.kind}"
             )
         return encode_label_sets([set(labels_of) for labels_of in values], request, origin, name)
     return parse_targets(np.array(values), request, origin, name)

@@ -179,7 +179,7 @@ def open_image_folder(
     if target is None:
         is_mask = _has_masks(path, images, "masks")
     else:
-        is_mask = target.kind == "mask"
+        is_mask = target.semantics.is_of_pixels
     if is_mask or masks is not None:
         return _open_masked(
             path, images, masks or "masks", PixelClasses.from_options(pixels, target)

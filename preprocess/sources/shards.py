@@ -42,7 +42,7 @@ from preprocess.splits import (
     find_splits,
     mark_stand_in,
 )
-from preprocess.target import TargetWish
+from preprocess.target import TargetWish, requested_semantics
 from preprocess.transient_errors import read_with_retries
 
 OPEN_FILES = 64  # open shards per process
@@ -168,7 +168,7 @@ class Shards(TargetedSource):
         count = len(self._index.offsets)
         weights = index.weights if len(index.weights) else None
         self.are_lists = are_lists or _are_lists(index, target)
-        if target is not None and target.kind == "mask":
+        if requested_semantics(target).is_of_pixels:
             targets: Masks | Targets = Masks(count, masks, self.name, self.mask)
         else:
             targets = _parse_targets(index, target, shards[0], self.name, self.are_lists)
@@ -276,7 +276,7 @@ def _parse_targets(
 ) -> Targets:
     """Parse the targets of an index; single integers or text are classes by default."""
     if are_lists:
-        if request is not None and request.kind != "multilabel":
+        if request is not None and not request.semantics.has_label_sets:
             raise InputError(
                 f"{origin}: records have lists of labels; that is multilabel, not {request.kind}"
             )
@@ -289,7 +289,7 @@ def _are_lists(index: ShardIndex, request: TargetWish | None) -> bool:
     """Return True if targets are lists of labels, not a zero or one per label."""
     if len(index.lengths):
         return True
-    is_multilabel = request is not None and request.kind == "multilabel"
+    is_multilabel = requested_semantics(request).has_label_sets
     if index.values.dtype.kind == "U":
         return is_multilabel or index.values.ndim == 2
     return is_multilabel and not np.isin(index.values, (0, 1)).all()

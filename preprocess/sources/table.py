@@ -40,7 +40,7 @@ from preprocess.splits import (
     mark_stand_in,
     parse_split,
 )
-from preprocess.target import TargetWish
+from preprocess.target import TargetWish, requested_semantics
 from preprocess.transient_errors import read_file
 
 # default columns; the first existing one is used
@@ -682,15 +682,15 @@ def _targets(table: Table, columns: Columns, request: TargetWish | None) -> Targ
     """Parse the targets of all rows."""
     names = columns.targets
     origin = f"{table.path}, {', '.join(map(repr, columns.targets))}"
-    kind = None if request is None else request.kind
-    if kind == "mask":
+    semantics = requested_semantics(request)
+    if semantics.is_of_pixels:
         if len(names) > 1:
             raise InputError(f"{origin}: masks should be in one column of paths")
         folder = os.path.dirname(table.path)
         masks = [os.path.join(folder, file) for file in _files(table, names[0])]
         return MaskFiles(masks, columns.masks)
     if len(names) == 1:
-        if kind == "multilabel":
+        if semantics.has_label_sets:
             cells = table.columns[names[0]]  # an empty one has no label
             sets: Sequence[Set[object]] = [
                 {label.strip() for label in str(cell).split(columns.separator)} - {""}
@@ -699,10 +699,10 @@ def _targets(table: Table, columns: Columns, request: TargetWish | None) -> Targ
             if names[0] in table.lists:
                 sets = [set(labels or ()) for labels in table.lists[names[0]]]
             return encode_label_sets(sets, request, origin, table.location)
-        if kind == "class":
+        if semantics.is_scalar:
             cells = table.classes(names[0])
         else:
-            cells = table.typed_column(names[0], "targets", codes=kind != "value")
+            cells = table.typed_column(names[0], "targets", codes=not semantics.is_numeric)
         return parse_targets(cells, request, origin, table.location)
     stacked = np.stack([table.numbers(name, "one of several targets") for name in names], axis=1)
     return parse_targets(stacked, request, origin, table.location, names)

@@ -24,7 +24,8 @@ import numpy as np
 from launch.errors import InputError, pluralize, printable
 from preprocess.base import RandomAccess, and_more, normalize_name
 from preprocess.sources.masks import Masks
-from preprocess.target import Kind, TargetSpec, TargetWish
+from preprocess.target import TargetSpec, TargetWish
+from preprocess.target_kinds import KINDS, Kind, TargetKind
 
 _MAX_GUESSED_CLASSES = 20  # distinct integers that may be classes, however few samples there are
 
@@ -44,12 +45,17 @@ class Targets:
     values: np.ndarray
     names: tuple[str, ...] = ()
 
+    @property
+    def semantics(self) -> TargetKind:
+        """What the kind means."""
+        return KINDS[self.kind]
+
     def spec(self) -> TargetSpec:
         """Return the spec of the targets."""
         try:
             return TargetSpec(
                 self.kind,
-                len(self.names) if self.kind == "class" else self.values.shape[1],
+                len(self.names) if self.semantics.is_scalar else self.values.shape[1],
                 self.names,
             )
         except ValueError as error:
@@ -80,16 +86,17 @@ def parse_targets(
         InputError: they do not fit the request, or are ambiguous without one.
     """
     kind = guess_kind(values, origin) if request is None else request.kind
-    if values.ndim == 2 and values.shape[1] == 1 and kind != "multilabel":
+    semantics = KINDS[kind]
+    if values.ndim == 2 and values.shape[1] == 1 and not semantics.has_label_sets:
         values = values[:, 0]
     if request is not None and request.names and (not names or set(names) != set(request.names)):
         names = request.names
     outputs = 0
     if request is not None:
         outputs = len(request.names) or request.outputs or 0
-    if kind == "class" and values.ndim == 1 and values.dtype.kind == "f":
+    if semantics.is_scalar and values.ndim == 1 and values.dtype.kind == "f":
         values = _as_integers(values, origin, name)
-    if kind == "class" and outputs and values.ndim == 1:
+    if semantics.is_scalar and outputs and values.ndim == 1:
         targets = _classes_of_names(values, request, origin, name)
     else:
         targets = {"class": _classes, "multilabel": _labels, "value": _values}[kind](
@@ -174,7 +181,7 @@ def with_names(targets: Targets, request: TargetWish | None, origin: str) -> Tar
 def relabel(targets: Targets, names: tuple[str, ...]) -> Targets:
     """Return the same classes or labels, indexed by ``names``, which contain all of theirs."""
     places = np.array([names.index(name) for name in targets.names], np.int64)
-    if targets.kind == "class":
+    if targets.semantics.is_scalar:
         return Targets("class", places[targets.values], names)
     values = np.zeros((len(targets.values), len(names)), targets.values.dtype)
     values[:, places] = targets.values
@@ -434,7 +441,7 @@ class TargetedSource(RandomAccess):
             self.masks = targets
             self.target = targets.spec
             self.classes = targets.spec.names
-        elif targets.kind == "class":
+        elif targets.semantics.is_scalar:
             self.labels = targets.values
             self.classes = targets.names
         else:

@@ -27,7 +27,7 @@ from preprocess.base import UnreadableImage
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.sources.masks import PixelClasses
 from preprocess.sources.shards import BUFFER, Record, Shards, Value, open_shards
-from preprocess.target import TargetWish
+from preprocess.target import TargetWish, requested_semantics
 
 # the field numbers of Feature
 _BYTES = 1
@@ -221,10 +221,10 @@ def open_tfrecord(
             raise InputError(
                 f"tfrecord: dtype: {dtype!r} should be a type of NumPy, like uint8"
             ) from None
-    is_mask = target is not None and target.kind == "mask"
+    semantics = requested_semantics(target)
     if not label_key:
         label_key = TFRecord.label_key
-        if is_mask:
+        if semantics.is_of_pixels:
             label_key = "image/segmentation/class/encoded"
     form = TFRecord(
         image_key,
@@ -232,9 +232,9 @@ def open_tfrecord(
         weight_key,
         None if shape is None else tuple(shape),
         dtype,
-        is_mask,
-        is_class=target is None or target.kind == "class",
-        is_multilabel=target is not None and target.kind == "multilabel",
+        semantics.is_of_pixels,
+        is_class=target is None or semantics.is_scalar,
+        is_multilabel=semantics.has_label_sets,
     )
     return open_shards(form, path, buffer, target, PixelClasses.from_options(pixels, target))
 

@@ -23,7 +23,7 @@ from preprocess.files.npz import is_npy, parse_npy
 from preprocess.sources.input_names import parse_input_names, parse_target_name
 from preprocess.sources.masks import PixelClasses
 from preprocess.sources.shards import BUFFER, Record, Shards, Value, open_shards
-from preprocess.target import TargetWish
+from preprocess.target import TargetWish, requested_semantics
 
 
 @dataclass(frozen=True)
@@ -215,18 +215,18 @@ def open_webdataset(
         inputs = None
     if target is None and label_key is not None and label_key.endswith(_IMAGES):
         target = TargetWish("mask")
-    is_mask = target is not None and target.kind == "mask"
+    semantics = requested_semantics(target)
     if not label_key:
         label_key = WebDataset.label_key
-        if is_mask:
+        if semantics.is_of_pixels:
             label_key = "mask.png"
     form = WebDataset(
         image_key,
         label_key,
         weight_key,
-        is_mask,
-        is_text=target is not None and target.kind == "class",
-        is_multilabel=target is not None and target.kind == "multilabel",
+        semantics.is_of_pixels,
+        is_text=semantics.is_scalar,
+        is_multilabel=semantics.has_label_sets,
     )
     if inputs is not None:
         form = WebDatasetRecords(

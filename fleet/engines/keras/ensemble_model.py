@@ -11,9 +11,9 @@ import numpy as np
 from fleet.engines.keras.export import short_error
 from fleet.errors import UserError
 from fleet.storage.files import atomic_write_with
+from preprocess.target_kinds import KINDS
 
 _BATCH = 256
-_ACTIVATIONS = {"class": "softmax", "mask": "softmax", "multilabel": "sigmoid", "value": "linear"}
 
 
 class EnsembleModel:
@@ -39,7 +39,7 @@ class EnsembleModel:
             model.name = f"network_{number}"  # two models may have the same name
             # Predictions are float32, whatever the precision of the network.
             predicted = keras.layers.Activation(
-                _ACTIVATIONS[kind], dtype="float32", name=f"predicted_{number}"
+                KINDS[kind].activation, dtype="float32", name=f"predicted_{number}"
             )
             weighted = keras.layers.Rescaling(weight, dtype="float32", name=f"weighted_{number}")
             parts.append(weighted(predicted(model(inputs))))

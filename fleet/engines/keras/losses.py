@@ -20,7 +20,7 @@ from fleet.engines.custom import as_targets_first, make_custom_loss
 from fleet.engines.measures import LossFunctions, loss_arguments
 from fleet.engines.tensor_ops import Loss, TensorOps
 from fleet.spec import Train
-from fleet.spec.measures import LOSS_OF, name_of
+from fleet.spec.measures import name_of
 from fleet.vocabulary.measures import canonical_name
 from preprocess.target import TargetSpec
 
@@ -55,8 +55,8 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
     Raises:
         SettingError: the loss does not exist, or is not for such targets.
     """
-    measure = LOSS_OF[target.kind] if train.loss is None else train.loss
-    if train.loss is None and target.kind in ("class", "mask") and not train.label_smoothing:
+    measure = target.semantics.default_loss if train.loss is None else train.loss
+    if train.loss is None and target.semantics.has_classes and not train.label_smoothing:
         measure = "sparse_categorical_crossentropy"  # equal, but without one-hot targets
     return LossFunctions.of(
         train,
@@ -100,7 +100,7 @@ def _make_named(train: Train, target: TargetSpec) -> Loss:
     if ":" in name:
         function = _make_custom(train)
         return lambda outputs, targets: OPS.per_sample(
-            function(_custom_targets(targets, target), outputs), name, target
+            function(custom_targets(targets, target), outputs), name, target
         )
     function = getattr(keras.losses, canonical_name(name))
     options = inspect.signature(function).parameters
@@ -108,7 +108,7 @@ def _make_named(train: Train, target: TargetSpec) -> Loss:
     if "from_logits" in options:
         arguments["from_logits"] = True
     if "axis" in options and options["axis"].default is None:  # the default also reduces the batch
-        arguments["axis"] = [1, 2, 3] if target.kind == "mask" else [1]
+        arguments["axis"] = [1, 2, 3] if target.semantics.is_of_pixels else [1]
     takes_scores = "from_logits" in arguments or canonical_name(name) in _OF_SCORES
 
     function = partial(function, **arguments)
@@ -125,10 +125,11 @@ def takes_class_numbers(name: str) -> bool:
     return canonical_name(name).startswith("sparse_")
 
 
-def _custom_targets(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
-    if target.kind == "mask":
+def custom_targets(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
+    """Return targets as losses and metrics of the user take them: classes stay integers."""
+    if target.semantics.is_of_pixels:
         return targets
-    if target.kind == "class":
+    if target.semantics.has_classes:
         return tf.maximum(targets, 0)
     return tf.cast(targets, tf.float32)
 

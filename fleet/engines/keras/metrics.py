@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.engines.custom import as_targets_first, load_custom
-from fleet.engines.keras.losses import OPS, takes_class_numbers
+from fleet.engines.keras.losses import OPS, custom_targets, takes_class_numbers
 from fleet.engines.measures import Metrics
 from fleet.engines.tensor_ops import scalar_result_error
 from fleet.errors import SettingError
@@ -92,7 +92,7 @@ class MetricSet(Metrics):
             valid: (n,), True for readable rows.
         """
         weights = tf.cast(valid, tf.float32)
-        if self._target.kind == "mask":
+        if self._target.semantics.is_of_pixels:
             counted = tf.cast(
                 tf.not_equal(targets, tf.constant(self._target.void, targets.dtype)), tf.float32
             )
@@ -144,7 +144,7 @@ def _metric_inputs(
             for part in (targets, outputs)
         )
     predicted = OPS.probabilities(outputs, target.kind)
-    if target.kind == "mask":  # count each pixel
+    if target.semantics.is_of_pixels:  # count each pixel
         predicted = tf.reshape(predicted, (-1, target.outputs))
         flat = tf.cast(tf.reshape(targets, [-1]), tf.int64)
         labels = tf.where(tf.equal(flat, target.void), tf.zeros_like(flat), flat)
@@ -153,9 +153,7 @@ def _metric_inputs(
         return labels, predicted
     if not is_sparse:
         return OPS.to_dense(targets, target), predicted
-    if target.kind == "class":
-        return tf.maximum(targets, 0), predicted
-    return tf.cast(targets, tf.float32), predicted
+    return custom_targets(targets, target), predicted
 
 
 def _make_keras_metric(
@@ -187,7 +185,8 @@ def _make_keras_metric(
             defaults |= {"sparse_y_true": False, "sparse_y_pred": False}
     if "average" in parameters:
         defaults["average"] = "macro"
-        if target.kind == "multilabel":  # without a threshold only the most likely label counts
+        # Without a threshold only the most likely label counts.
+        if target.semantics.has_label_sets:
             defaults["threshold"] = 0.5
     if kind is keras.metrics.R2Score:
         defaults["dtype"] = "float64"
@@ -222,7 +221,7 @@ def _check_adds_up(metric: _Metric, target: TargetSpec, name: str) -> None:
     targets = tf.constant(target.split(target.random_targets(random, _PROBES))[0])
     # Positive outputs, because some metrics take logarithms.
     outputs = tf.constant(random.uniform(0.1, 2, (_PROBES, *target.output_shape)), tf.float32)
-    pixels = int(np.prod(target.shape)) if target.kind == "mask" else 1
+    pixels = int(np.prod(target.shape)) if target.semantics.is_of_pixels else 1
 
     def batch_state(first: int, last: int) -> np.ndarray:
         weights = tf.ones((last - first) * pixels)

@@ -191,7 +191,7 @@ def _seeded(seed: int) -> Iterator[None]:
 def _build_family(
     model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec
 ) -> keras.Model:
-    descriptions = layers_of(model.settings, input_shape, classes, target.kind == "mask")
+    descriptions = layers_of(model.settings, input_shape, classes, target.semantics.is_of_pixels)
     inputs = keras.Input(input_shape, name="image")
     return keras.Model(inputs, _apply_layers(descriptions, inputs), name=model.target)
 
@@ -289,13 +289,6 @@ def _describe_samples(input_shape: tuple[int, ...]) -> str:
 
 # --- user functions ------------------------------------------------------------------------
 
-_USED = {
-    "class": "the softmax cross-entropy of its logits",
-    "multilabel": "the sigmoid cross-entropy of its logits",
-    "value": "the mean squared error of its values",
-    "mask": "the softmax cross-entropy of each pixel's logits",
-}
-
 
 def _warn_of_unused_loss(
     name: str, model: keras.Model, target: TargetSpec, used: Measure | None
@@ -305,8 +298,8 @@ def _warn_of_unused_loss(
     if loss is not None:
         warnings.warn(
             f"{name} compiles its model with the loss {_loss_name(loss)}, which FLEET ignores: it "
-            f"trains with {used or _USED[target.kind]} and the optimizer of the spec; remove the "
-            "call of compile",
+            f"trains with {used or target.semantics.loss_text} and the optimizer of the spec; "
+            "remove the call of compile",
             NetworkWarning,
             stacklevel=2,
         )
@@ -328,9 +321,9 @@ def _logits(
     """Check the model on two samples, and remove a final softmax, or sigmoid for labels."""
     values = _call_on_samples(name, model, input_shape)
     check_output_shape(name, values.shape, target.output_shape)
-    if target.kind == "value":
+    if target.semantics.is_numeric:
         return model
-    is_multilabel = target.kind == "multilabel"
+    is_multilabel = target.semantics.has_label_sets
     random = np.random.default_rng(0)
 
     def noisy_outputs(deviation: float) -> np.ndarray:

@@ -88,7 +88,7 @@ class TorchEngine:
         exported = Exported(
             built,
             _scales_of(sample),
-            sample.target.kind == "mask",
+            sample.target.semantics.is_of_pixels,
         ).to(self._device)
         own_step = None
         several = None

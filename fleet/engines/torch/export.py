@@ -275,7 +275,7 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
         UserError,
     ):
         built.module.load_state_dict(weights)
-    return Exported(built._replace(dtype=dtype), scale, target.kind == "mask").eval(), note
+    return Exported(built._replace(dtype=dtype), scale, target.semantics.is_of_pixels).eval(), note
 
 
 def _built(

@@ -72,7 +72,7 @@ def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossF
         SettingError: the loss does not exist, or is not for such targets.
     """
     if train.loss is None:
-        loss = _default(target, train.label_smoothing)
+        loss: Loss = partial(_DEFAULTS[target.kind], smoothing=train.label_smoothing)
     else:
         loss = _make_named(train, target, device)
     return LossFunctions.of(
@@ -112,20 +112,6 @@ def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> Non
     losses.check(slope, lambda: losses.evaluation(outputs, targets).detach().cpu().numpy())
 
 
-def _default(target: TargetSpec, smoothing: float) -> Loss:
-    if target.kind == "value":
-        return lambda outputs, targets: (outputs - targets).square().mean(-1)
-    if target.kind == "multilabel":
-        return lambda outputs, targets: _binary(targets.float(), outputs, smoothing)
-    if target.kind == "mask":
-        return lambda outputs, labels: cross_entropy(
-            outputs.movedim(-1, 1), labels.clamp(min=0), reduction="none", label_smoothing=smoothing
-        )
-    return lambda outputs, targets: cross_entropy(
-        outputs, targets, reduction="none", label_smoothing=smoothing
-    )
-
-
 # ---- losses by Keras names, for dense targets --------------------------------------------------
 
 
@@ -138,6 +124,31 @@ def _smoothed(expected: Tensor, smoothing: float) -> Tensor:
     if smoothing:
         return expected * (1 - smoothing) + smoothing / expected.shape[-1]
     return expected
+
+
+def _class_loss(outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    return cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
+
+
+def _label_loss(outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    return _binary(targets.float(), outputs, smoothing)
+
+
+def _value_loss(outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    return (outputs - targets).square().mean(-1)
+
+
+def _mask_loss(outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    return _class_loss(outputs.movedim(-1, 1), targets.clamp(min=0), smoothing)
+
+
+# Kind of targets -> its default loss, from logits or values.
+_DEFAULTS: dict[str, Callable[..., Tensor]] = {
+    "class": _class_loss,
+    "multilabel": _label_loss,
+    "value": _value_loss,
+    "mask": _mask_loss,
+}
 
 
 def _categorical(expected: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -307,10 +318,10 @@ def _make_torch(train: Train, target: TargetSpec, name: str, device: torch.devic
     }
     with wrapping_errors(f"{name}:", SettingError, "train", "loss"):
         function = kind(**arguments, reduction="none").to(device)
-    is_of_classes = target.kind in ("class", "mask")
+    is_of_classes = target.semantics.has_classes
 
     def compute(outputs: Tensor, targets: Tensor) -> Tensor:
-        if target.kind == "mask":
+        if target.semantics.is_of_pixels:
             outputs = outputs.movedim(-1, 1)
         # Excluded pixels have the class -1; their loss is not counted.
         expected = targets.clamp(min=0) if is_of_classes else targets.float()
@@ -347,9 +358,9 @@ def _make_custom(train: Train, target: TargetSpec) -> Loss:
     call = as_targets_first(function, is_module)
 
     def compute(outputs: Tensor, targets: Tensor) -> Tensor:
-        if target.kind == "mask":
+        if target.semantics.is_of_pixels:
             outputs = outputs.movedim(-1, 1)
-        expected = targets if target.kind in ("class", "mask") else targets.float()
+        expected = targets if target.semantics.has_classes else targets.float()
         # The function may write into its arguments.
         losses = call(expected.clone(), outputs.clone(), **arguments)
         return OPS.per_sample(losses, name, target)

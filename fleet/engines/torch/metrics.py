@@ -75,11 +75,11 @@ class MetricSet(Metrics):
 
 
 def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
-    if target.kind == "mask":
+    if target.semantics.is_of_pixels:
         labels, counted = OPS.pixels(targets, target)
         outputs = outputs[counted > 0]
         targets = labels[counted > 0]
-    custom_targets = targets if target.kind in ("class", "mask") else targets.float()
+    custom_targets = targets if target.semantics.has_classes else targets.float()
     return Rows(
         OPS.probabilities(outputs, target.kind), OPS.to_dense(targets, target), custom_targets
     )
@@ -218,7 +218,7 @@ def _counts(
             threshold = 0.5
         else:
             threshold = thresholds
-        if is_per_class and target.kind == "multilabel" and threshold is None:
+        if is_per_class and target.semantics.has_label_sets and threshold is None:
             threshold = 0.5  # without a threshold only the most likely label counts
         finish_with_options = partial(finish, **options)
 

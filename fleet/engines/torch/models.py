@@ -110,7 +110,7 @@ def build_module(
     if architecture.kind == "family":
         with seeded(seed):
             layers = layers_of(
-                architecture.settings, image.shape, target.outputs, target.kind == "mask"
+                architecture.settings, image.shape, target.outputs, target.semantics.is_of_pixels
             )
             return Built(nn.Sequential(OrderedDict(_modules(layers, image.shape))), torch.float32)
 
@@ -384,7 +384,7 @@ def _check_module(
     values, dtype, differentiates = _call_on_samples(name, module, image, dtypes)
     *axes, classes = target.output_shape
     check_output_shape(name, values.shape, (classes, *axes))
-    if target.kind != "value":
+    if not target.semantics.is_numeric:
         weights = dict(module.named_parameters())
 
         def noisy_outputs(deviation: float) -> np.ndarray:
@@ -399,7 +399,7 @@ def _check_module(
             return _call_on_samples(name, module, image, _as_lists(dtype), call)[0].numpy()
 
         activation = find_activation(
-            values.movedim(1, -1).numpy(), target.kind == "multilabel", noisy_outputs
+            values.movedim(1, -1).numpy(), target.semantics.has_label_sets, noisy_outputs
         )
         if activation:
             raise probabilities_error(name, "module", activation)

@@ -307,14 +307,11 @@ def resolve_with_data(opened: Inputs, *specs: Spec) -> list[Spec]:
             for network in networks
             if network.pipeline == key
         ):
-            if target.kind == "class":
-                counts = tuple(
-                    np.bincount(
-                        np.asarray(plain_targets(source)), minlength=target.outputs
-                    ).tolist()
-                )
-            elif target.kind == "mask":
+            if target.semantics.is_of_pixels:
                 counts = _count_class_pixels(source, target)
+            elif target.semantics.has_classes:
+                targets = np.asarray(plain_targets(source))
+                counts = tuple(np.bincount(targets, minlength=target.outputs).tolist())
         target_counts[key] = target, counts
     return [with_data_defaults(spec, target_counts) for spec in specs]
 

@@ -331,12 +331,11 @@ def probe_splits(
 
 def _check_targets(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> None:
     targets = {key: _sizeless_target(pipeline) for key, pipeline in pipelines.items()}
-    kinds = {target.kind for target in targets.values()}
     if len(set(targets.values())) == 1:
         return
     first = next(iter(targets.values()))
     differing = next(key for key, target in targets.items() if target != first)
-    if "mask" in kinds:
+    if any(target.semantics.is_of_pixels for target in targets.values()):
         raise UserError(
             f"{_locate(spec, differing)}: a mask is transformed with its image, so all networks of "
             f"a run must have the same masks, not {' and '.join(map(str, targets.values()))}; use "

@@ -169,7 +169,7 @@ class Training:
         user_steps = user_steps_of(self.trainable)
         if user_steps is not None:
             return user_steps.returns_accuracy
-        return self.target.kind != "value"
+        return not self.target.semantics.is_numeric
 
     def broadcast(self, state: T) -> T:
         """Broadcast the master's network and state to the group; collective."""

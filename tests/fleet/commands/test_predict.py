@@ -11,11 +11,11 @@ from fleet.api import Predictor
 from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_sample, write_sample
-from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import dump, parse
 from fleet.storage.paths import RunPaths
 from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
+from preprocess.target_kinds import KINDS
 from tests.fleet.histories import apply_status, results_of
 from tests.fleet.prediction.saved_predictions import keep
 from tests.refusals import refused
@@ -38,7 +38,8 @@ class StandIn:
     def predict(self, images):
         white = images.astype(float).mean(axis=(1, 2, 3)) / 255
         return sum(
-            weight * probabilities(np.stack([0 * white, logit * (2 * white - 1)], 1), self._kind)
+            weight
+            * KINDS[self._kind].predictions(np.stack([0 * white, logit * (2 * white - 1)], 1))
             for weight, logit in zip(self._weights, self._logits, strict=True)
         )
 

@@ -13,13 +13,13 @@ from fleet import predictor
 from fleet.api import Predictor
 from fleet.domain.network import NetworkStatus, Outcome
 from fleet.prediction.sample_file import write_sample
-from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import dump, parse
 from fleet.storage.paths import RunPaths
 from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.source import open_data
 from preprocess.sources.table import columns_of
 from preprocess.target import target_of
+from preprocess.target_kinds import KINDS
 from tests.fleet.histories import apply_status, record, results_of
 
 TRAINED = [
@@ -39,7 +39,7 @@ class StandIn:
 
     def predict(self, inputs):
         result = inputs.reshape(len(inputs), -1).astype(np.float32)[:, : self._target.outputs]
-        return probabilities(result, self._target.kind)
+        return KINDS[self._target.kind].predictions(result)
 
 
 def write(path, rows, **more):

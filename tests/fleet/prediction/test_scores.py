@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from fleet.prediction.saved_predictions import probabilities
 from fleet.prediction.scores import Scores, Truth, calibration_error, score
+from preprocess.target_kinds import KINDS
 
 
 def random_predictions(kind, rows=50, outputs=4):
@@ -17,7 +17,7 @@ def random_predictions(kind, rows=50, outputs=4):
         "multilabel": random.integers(0, 2, (rows, outputs)),
         "value": random.normal(size=(rows, outputs)),
     }[kind]
-    return probabilities(logits, kind), targets
+    return KINDS[kind].predictions(logits), targets
 
 
 def test_score_of_classes_matches_scikit_learn():
@@ -74,11 +74,3 @@ def test_log_loss_of_impossible_class_is_finite():
 )
 def test_calibration_error_is_gap_to_accuracy(confidence, right, error):
     assert calibration_error(np.array(confidence), np.array(right)) == pytest.approx(error)
-
-
-def test_probabilities_of_large_logits_are_finite():
-    assert probabilities(np.array([[1000.0, -1000.0]]), "class").tolist() == [[1.0, 0.0]]
-    assert probabilities(np.array([[1000.0, -1000.0, 0.0]]), "multilabel").tolist() == [
-        [1.0, 0.0, 0.5]
-    ]
-    assert probabilities(np.array([[5.0]]), "value").tolist() == [[5.0]]

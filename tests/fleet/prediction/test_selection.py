@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.prediction.ensembles import greedy
-from fleet.prediction.saved_predictions import probabilities
 from fleet.prediction.scores import Truth, quick_score
+from preprocess.target_kinds import KINDS
 from tests.examples import examples
 
 
@@ -27,7 +27,7 @@ def libraries(draw):
     skew = random.uniform(0, 2, networks)
     expected = np.eye(outputs)[targets] if kind == "class" else targets
     return [
-        probabilities(skill * expected + random.normal(size=(rows, outputs)), kind)
+        KINDS[kind].predictions(skill * expected + random.normal(size=(rows, outputs)))
         for skill in skew
     ], Truth(kind, targets)
 

@@ -6,9 +6,10 @@ from fleet.errors import SpecError
 from fleet.spec import parse
 from fleet.spec.criteria import SelectionCriterion, check_comparable, ranking_of
 from fleet.spec.entries import variants
-from fleet.spec.measures import LOSS_OF, canonical_loss, describe_unfit
+from fleet.spec.measures import canonical_loss, describe_unfit
 from fleet.spec.resolve import with_entry
 from fleet.vocabulary.measures import LOSSES
+from preprocess.target_kinds import KINDS
 from tests.refusals import refused
 
 
@@ -260,7 +261,7 @@ def test_unfit_measures_are_refused_with_alternatives(target, train, wrong):
 
 @pytest.mark.parametrize("target", ["class", "multilabel", "value", "mask"])
 def test_default_loss_fits_its_target_kind(target):
-    spec({"loss": LOSS_OF[target]}, target=target)
+    spec({"loss": KINDS[target].default_loss}, target=target)
     assert not describe_unfit("mae", target, LOSSES)
 
 

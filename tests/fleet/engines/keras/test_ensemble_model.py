@@ -10,10 +10,10 @@ import pytest
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.base import EngineContext
 from fleet.errors import UserError
-from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ArraySpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
+from preprocess.target_kinds import KINDS
 from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
@@ -56,7 +56,7 @@ def test_ensemble_model_predicts_the_weighted_mean(tmp_path, kind):
     from fleet.engines.keras.ensemble_model import EnsembleModel
 
     files, images, outputs = exported(tmp_path, kind)
-    trainable, reference = (probabilities(output, kind) for output in outputs)
+    trainable, reference = (KINDS[kind].predictions(output) for output in outputs)
     mean = EnsembleModel(files, [0.25, 0.75], kind).predict(images)
     np.testing.assert_allclose(mean, 0.25 * trainable + 0.75 * reference, atol=1e-5)
     np.testing.assert_allclose(
@@ -70,7 +70,7 @@ def test_ensemble_model_allows_equal_names(tmp_path):
     files, images, outputs = exported(tmp_path, "class")
     np.testing.assert_allclose(
         EnsembleModel([files[0], files[0]], [0.5, 0.5], "class").predict(images),
-        probabilities(outputs[0], "class"),
+        KINDS["class"].predictions(outputs[0]),
         atol=1e-5,
     )
 
@@ -128,5 +128,5 @@ def test_ensemble_model_predicts_in_float64(tmp_path):
     outputs = trainable.predict(rows, np.zeros(5, np.int64))[1]
     trainable.export(trainable.state(), tmp_path / "best.keras")
     result = EnsembleModel([tmp_path / "best.keras"], [1.0], "class").predict(rows)
-    np.testing.assert_allclose(result, probabilities(outputs, "class"), atol=1e-6)
+    np.testing.assert_allclose(result, KINDS["class"].predictions(outputs), atol=1e-6)
     assert len(np.unique(result, axis=0)) == 5

@@ -10,10 +10,10 @@ import pytest
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import load_ensemble, make_engine, write_onnx
 from fleet.errors import ModelError, SettingError, UserError
-from fleet.prediction.saved_predictions import probabilities
 from fleet.spec import parse
 from preprocess.sample import Affine, ArraySpec, SampleSpec
 from preprocess.target import TargetSpec
+from preprocess.target_kinds import KINDS
 from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
 
@@ -134,7 +134,7 @@ def test_export_writes_state_dict_and_note(tmp_path, model, train):
     images = np.random.default_rng(1).integers(0, 255, (300, 8, 8, 1), np.uint8)
     logits = outputs_of(network, images)
     ensemble = load_ensemble(spec_of(model), [path, path], [0.25, 0.75], "class")
-    assert ensemble.predict(images) == pytest.approx(probabilities(logits, "class"), abs=1e-6)
+    assert ensemble.predict(images) == pytest.approx(KINDS["class"].predictions(logits), abs=1e-6)
     ensemble.save(tmp_path / "mean.safetensors")
     assert {name.partition(".")[0] for name in load_file(tmp_path / "mean.safetensors")} == {
         "0",
@@ -338,5 +338,5 @@ def test_export_predicts_in_float64(tmp_path):
     outputs = trainable.predict(rows, np.zeros(5, np.int64))[1]
     trainable.export(trainable.state(), tmp_path / "best.safetensors")
     result = load_ensemble(spec, [tmp_path / "best.safetensors"], [1.0], "class").predict(rows)
-    np.testing.assert_allclose(result, probabilities(outputs, "class"), atol=1e-6)
+    np.testing.assert_allclose(result, KINDS["class"].predictions(outputs), atol=1e-6)
     assert len(np.unique(result, axis=0)) == 5

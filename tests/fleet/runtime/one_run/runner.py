@@ -24,7 +24,7 @@ from fleet.domain import events as ev
 from fleet.engines import softmax
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import DamagedError, ExitStatus
-from fleet.prediction.saved_predictions import probabilities, read_predictions
+from fleet.prediction.saved_predictions import read_predictions
 from fleet.runtime.session import Session
 from fleet.runtime.training.sources import Sources, make_sources
 from fleet.storage.checkpoint import find_best, find_newest
@@ -36,6 +36,7 @@ from fleet.storage.writer import CheckpointWriter
 from fleet.stream.batch import split_rows
 from fleet.stream.order import Epoch, EpochPlan, parse_path
 from preprocess.base import row_numbers
+from preprocess.target_kinds import KINDS
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import examples
 from tests.fleet.histories import results_of
@@ -254,7 +255,7 @@ class Runner:
             usable = labels >= 0
             outputs = trainable.predict(images, labels)[1]
             np.testing.assert_allclose(
-                stored.values, probabilities(outputs[usable], "class"), rtol=1e-6
+                stored.values, KINDS["class"].predictions(outputs[usable]), rtol=1e-6
             )
             np.testing.assert_array_equal(stored.truth.targets, labels[usable])
             np.testing.assert_array_equal(stored.rows, row_numbers(evaluation.source)[rows][usable])
