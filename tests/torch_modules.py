@@ -431,3 +431,56 @@ def one_of_three_inputs(input_shape, classes):
     from torch import nn
 
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape["image"]), classes))
+
+
+def plain_adam(parameters, learning_rate, betas=(0.9, 0.999)):
+    """Return an optimizer; the function takes no weight decay."""
+    import torch
+
+    return torch.optim.Adam(parameters, lr=learning_rate, betas=betas, foreach=True)
+
+
+def biased(named_parameters, lr):
+    """Return an optimizer of biases only."""
+    import torch
+
+    return torch.optim.SGD(
+        [parameter for name, parameter in named_parameters if name.endswith(".bias")], lr=lr
+    )
+
+
+def alternating(parameters, lr):
+    """Return an optimizer that counts, in plain numbers, and skips every second step."""
+    import torch
+
+    class Alternating(torch.optim.Optimizer):
+        def __init__(self, parameters, lr):
+            super().__init__(parameters, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is None:
+                        continue
+                    state = self.state[parameter]
+                    state["count"] = state.get("count", 0) + 1
+                    if state["count"] % 2:
+                        parameter.sub_(parameter.grad, alpha=group["lr"])
+
+    return Alternating(parameters, lr)
+
+
+def falling(step, start):
+    """Return a learning rate that falls with each step."""
+    return start / (1 + step)
+
+
+def watching(step, monitored):
+    """Return the last monitored value as the learning rate."""
+    return monitored[-1] if monitored else 1.0
+
+
+def halving(step):
+    """Return a factor of the learning rate."""
+    return 0.5**step

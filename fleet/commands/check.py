@@ -13,7 +13,7 @@ import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ from fleet.spec.fit_checks import Misfit, find_misfits, merge_misfits
 from fleet.spec.model import FAMILIES
 from fleet.storage.event_log import read_run_state
 from fleet.storage.paths import RunPaths
-from fleet.storage.run_spec import spec_for_run
+from fleet.storage.run_spec import changed_defaults, spec_for_run
 from fleet.terminal import print_table, progress_bar
 from fleet.units import format_size
 from launch.errors import InputError
@@ -112,6 +112,7 @@ def _check(path: str, steps: bool) -> _CheckResult:
         spec, remark = spec_for_run(path)
     except SpecError as error:
         return _CheckResult(None, None, {}, list(error.mistakes))
+    remark = remark or changed_defaults(spec)
     if remark:
         print(f"fleet check: {remark}", file=sys.stderr)
     try:
@@ -277,7 +278,10 @@ def _numbers(result: _CheckResult) -> dict[str, Any]:
             "shape": list(image.shape),
             "dtype": image.dtype,
             "cache": None if result.cache is None else dataclasses.asdict(result.cache),
-            "networks": [_record(network, trial) for network, trial in _rows(result.spec, result)],
+            "networks": [
+                _record(network, trial) | {"steps_per_epoch": _steps_per_epoch(network, result)}
+                for network, trial in _rows(result.spec, result)
+            ],
         }
     return numbers
 
@@ -320,8 +324,9 @@ def _print(path: str, result: _CheckResult) -> None:
             "optimizer",
             f"{device}s",
             "epochs",
+            "steps an epoch",
         ],
-        [_row(network, trial) for network, trial in rows],
+        [_row(network, trial, _steps_per_epoch(network, result)) for network, trial in rows],
     )
     notes: dict[str, list[str]] = {}
     for network, trial in rows:
@@ -364,7 +369,16 @@ def _print_classes(data: DataSet) -> None:
         print(f"{len(names) - len(listed_names)} more, each with at least as many training samples")
 
 
-def _row(network: NetworkSpec, trial: SmokeTestResult) -> list[Any]:
+def _steps_per_epoch(network: NetworkSpec, result: _CheckResult) -> list[int]:
+    """Return the number of steps of an epoch; the fewest and most if the batch size may change."""
+    assert result.opened is not None
+    samples = result.opened.epoch_samples
+    gpus = network.min_gpus
+    sizes = {network.largest_batch(gpus), network.global_batch(gpus)}
+    return sorted({-(-samples // size) for size in sizes})
+
+
+def _row(network: NetworkSpec, trial: SmokeTestResult, steps: Sequence[int]) -> list[Any]:
     optimizer = network.train.optimizer
     rate = optimizer.learning_rate
     if rate is None:  # a custom function has its own default
@@ -390,6 +404,7 @@ def _row(network: NetworkSpec, trial: SmokeTestResult) -> list[Any]:
         f"{optimizer.name} {rate_text}".rstrip(),
         gpus,
         network.train.stopping.max_epochs,
+        " to ".join(map(str, steps)),
     ]
 
 

@@ -187,6 +187,7 @@ class EngineContext:
         transforms: transforms of each input pipeline, as in the spec, for the note of an export.
         pin: registers memory with the GPU's driver permanently; for buffers that are copied
             repeatedly.
+        defaults: version of FLEET whose defaults apply.
     """
 
     sample: SampleSpec
@@ -199,6 +200,7 @@ class EngineContext:
     folder: Path = Path()
     transforms: Mapping[str, Any] = field(default_factory=dict)
     pin: Callable[[Any], object] = lambda memory: None
+    defaults: str = "0.3"
 
 
 class PeerFailed(FleetError):
@@ -280,6 +282,30 @@ class SupportsRateScaling(Protocol):
 
     def scale_learning_rate(self, factor: float) -> None:
         """Set the learning rate to a multiple of the spec's from now on."""
+
+
+class EpochProgress(NamedTuple):
+    """Where in its training a network is, for schedules that count epochs or watch a metric.
+
+    Attributes:
+        epoch: number of finished epochs.
+        done: number of steps of the present epoch that have been taken.
+        steps: number of steps of the present epoch; huge if unknown.
+        monitored: the monitored value of each finished epoch.
+    """
+
+    epoch: int = 0
+    done: int = 0
+    steps: int = 10**9
+    monitored: tuple[float, ...] = ()
+
+
+@runtime_checkable
+class SupportsEpochs(Protocol):
+    """A trainable whose learning rate may depend on epochs."""
+
+    def begin_epoch(self, progress: EpochProgress) -> None:
+        """Prepare the remaining steps of an epoch; called on all ranks."""
 
 
 @runtime_checkable

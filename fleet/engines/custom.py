@@ -7,7 +7,7 @@ import random
 import sys
 import sysconfig
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
@@ -29,6 +29,8 @@ from fleet.spec.model import (
     one_line,
     wrapping_errors,
 )
+from fleet.vocabulary.schedules import PLATEAU
+from fleet.vocabulary.torch_schedules import TORCH_SCHEDULES
 from preprocess.user_code import (
     UserCode,
     exclusive_generators,
@@ -150,16 +152,23 @@ def with_default_rate(optimizer: Optimizer) -> Optimizer:
     Raises:
         SettingError: the function does not exist.
     """
-    if optimizer.learning_rate is not None:
+    rate = optimizer.learning_rate
+    begins = isinstance(rate, Mapping) and (
+        "initial_learning_rate" in rate or rate["name"] not in (*TORCH_SCHEDULES, PLATEAU)
+    )
+    if begins or isinstance(rate, int | float):
         return optimizer
     function = load_custom(optimizer.name, "optimizer", "optimizer", "name")
-    rate: Any = None
+    default: Any = None
     # A builtin may have no signature, and the object may not be a function.
     with suppress(TypeError, ValueError, KeyError):
         parameters = inspect.signature(function).parameters
-        rate = (parameters.get("lr") or parameters["learning_rate"]).default
-    is_rate = isinstance(rate, int | float) and rate > 0
-    return replace(optimizer, learning_rate=float(rate) if is_rate else _RATE)
+        default = (parameters.get("lr") or parameters["learning_rate"]).default
+    if not (isinstance(default, int | float) and default > 0):
+        default = _RATE
+    if isinstance(rate, Mapping):
+        return replace(optimizer, learning_rate={"initial_learning_rate": float(default), **rate})
+    return replace(optimizer, learning_rate=float(default))
 
 
 def make_custom_optimizer(
@@ -302,7 +311,9 @@ def seeded_generators(seed: int) -> Iterator[None]:
 def user_code_of(network: NetworkSpec) -> UserCode | None:
     """Return the user code that runs in a network's steps; None if the spec names none."""
     train = network.train
-    names = (train.loss or "", train.optimizer.name, *train.metrics)
+    rate = train.optimizer.learning_rate
+    schedule = str(rate.get("name")) if isinstance(rate, Mapping) else ""
+    names = (train.loss or "", train.optimizer.name, schedule, *train.metrics)
     if network.architecture.kind == "import" or train.step or any(":" in name for name in names):
         return UserCode(keeps_rng_state=False)
     return None

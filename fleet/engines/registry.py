@@ -59,6 +59,7 @@ def make_engine(
             folder=Path(spec.output).absolute(),
             pin=pin,
             transforms={feed: data.transforms for feed, data in spec.data_by_pipeline.items()},
+            defaults=spec.document.defaults,
         )
     )
     missing = [name for name in ("exchange_name", "build") if not hasattr(engine, name)]

@@ -58,6 +58,10 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a spec."""
     schema = TypeAdapter(Document).json_schema()
     _describe_entries(schema["$defs"])
+    schema["$defs"]["Optimizer"]["properties"]["lr"] = {
+        "anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "object"}],
+        "description": "Another name of learning_rate; use one of them.",
+    }
     # A run that stays open may start without networks.
     schema |= {"anyOf": [{"required": ["keep_open"]}, {"properties": {"models": {"minItems": 1}}}]}
     return {
@@ -119,7 +123,9 @@ def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     transform_list = parts["Data"]["properties"]["transforms"]["oneOf"][0]
     transforms = transform_list["items"]["anyOf"][-1]["properties"]
     yield from ((f"data.transforms: {name}", transforms[name]) for name in TRANSFORMS)
-    schedules = parts["Optimizer"]["properties"]["learning_rate"]["anyOf"][1:]
+    optimizer = parts["Optimizer"]["properties"]
+    yield "train.optimizer.groups: a group", optimizer["groups"]["anyOf"][0]["items"]
+    schedules = optimizer["learning_rate"]["anyOf"][1:]
     yield from (
         (f"train.optimizer.learning_rate: {schedule['title']}", schedule) for schedule in schedules
     )

@@ -12,7 +12,12 @@ from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.model import check_import
 from fleet.spec.train import Optimizer, Train
 from fleet.vocabulary.measures import SHORT, Direction, MeasureWord, canonical_name, direction_of
-from fleet.vocabulary.schedules import find_problems
+from fleet.vocabulary.optimizers import SAME_ARGUMENTS
+from fleet.vocabulary.schedules import (
+    accepted_arguments,
+    find_problem_of_every,
+    find_problems,
+)
 from launch.errors import did_you_mean
 
 RATE_OF_0_2 = 0.01  # the default learning rate of every optimizer in version 0.2
@@ -67,6 +72,15 @@ def find_unknown_words(
         )
     if train.xla and not knows.compiles:
         yield ("xla",), f"the {engine.name} engine does not support XLA", "leave it out"
+    if train.compile and not knows.compiles_modules:
+        right = "use xla, or the engine torch" if knows.compiles else "use the engine torch"
+        yield ("compile",), f"the {engine.name} engine does not support torch.compile", right
+    elif train.compile and train.step is not None:
+        yield (
+            ("compile",),
+            "train.step calls the module itself",
+            "leave it out, and call torch.compile in the step",
+        )
     if train.start is not None and not knows.starts:
         yield (
             ("start",),
@@ -140,14 +154,22 @@ def with_engine_defaults(train: Train, engine: EngineInfo, defaults: str) -> Tra
     if stopping.direction is None and direction_of(stopping.metric) is None:
         stopping = replace(stopping, direction=find_direction(train, engine))
     optimizer = train.optimizer
-    if optimizer.learning_rate is None and train.optimizers is not None:
-        optimizer = replace(optimizer, learning_rate=1.0)  # multiplies those of the optimizers
-    elif optimizer.learning_rate is None:
-        word = engine.words.optimizers.get(optimizer.name)
-        rate = None if word is None else word.learning_rate
-        if defaults == "0.2":
-            rate = RATE_OF_0_2
+    word = engine.words.optimizers.get(optimizer.name)
+    rate = None if word is None else word.learning_rate
+    if defaults == "0.2":
+        rate = RATE_OF_0_2
+    if train.optimizers is not None:
+        rate = 1.0  # multiplies those of the optimizers
+    if optimizer.learning_rate is None:
         optimizer = replace(optimizer, learning_rate=rate)
+    elif isinstance(optimizer.learning_rate, Mapping):
+        schedule = engine.words.schedules.get(str(optimizer.learning_rate.get("name")))
+        begin = accepted_arguments(schedule).get("initial_learning_rate") if schedule else None
+        if begin is not None and begin.default is None and rate is not None:
+            optimizer = replace(
+                optimizer,
+                learning_rate={"initial_learning_rate": rate, **optimizer.learning_rate},
+            )
     return replace(train, stopping=stopping, optimizer=optimizer)
 
 
@@ -167,33 +189,72 @@ def _check_optimizer(
     name = optimizer.name
     optimizers = engine.words.optimizers
     schedules = engine.words.schedules
-    parameters = [
-        item.name
-        for item in fields(optimizer)
-        if item.name not in ("name", "learning_rate") and getattr(optimizer, item.name) is not None
-    ]
     if not (engine.knows.own if ":" in name else name in optimizers):
-        yield ("optimizer", "name"), *_describe_unknown(engine, "optimizer", name, optimizers)
-    elif foreign := [
-        key
-        for key in parameters
-        if key not in ({"args"} if ":" in name else optimizers[name].takes)
-    ]:
-        yield ("optimizer",), f"{name} takes no {', '.join(foreign)}", ""
+        reason = engine.knows.unusable_optimizers.get(name)
+        if reason is None:
+            yield ("optimizer", "name"), *_describe_unknown(engine, "optimizer", name, optimizers)
+        else:
+            wrong, _, right = reason.partition("; ")
+            yield ("optimizer", "name"), f"{name} {wrong}", right
+    else:
+        yield from _check_optimizer_keys(optimizer, engine)
     if isinstance(rate := optimizer.learning_rate, Mapping):
         key = ("optimizer", "learning_rate")
         name = str(rate.get("name"))
+        if ":" in name and engine.knows.own and schedules:
+            for problem in find_problem_of_every(rate):
+                wrong, _, right = problem.partition("; ")
+                yield key, wrong, right
+            return
         if name not in schedules:
             yield (
                 key,
                 *_describe_unknown(
-                    engine, "learning rate schedule", name, schedules, can_be_custom=False
+                    engine,
+                    "learning rate schedule",
+                    name,
+                    schedules,
+                    can_be_custom=bool(schedules),
                 ),
             )
             return
         for problem in find_problems(rate, schedules[name], is_complete):
             wrong, _, right = problem.partition("; ")
             yield key, wrong, right
+
+
+def _check_optimizer_keys(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]:
+    """Yield the keys that an optimizer does not take, with the keys that are meant."""
+    if ":" in optimizer.name:
+        takes = engine.knows.own_optimizers_take
+    else:
+        takes = engine.words.optimizers[optimizer.name].takes
+    set_keys = {
+        item.name
+        for item in fields(optimizer)
+        if item.name not in ("name", "learning_rate") and getattr(optimizer, item.name) is not None
+    }
+    in_groups = {key for group in optimizer.groups or () for key in group} - {
+        "match",
+        "learning_rate",
+    }
+    if "groups" not in takes:
+        in_groups = set()
+    foreign = [
+        item.name for item in fields(optimizer) if item.name in (set_keys | in_groups) - takes
+    ]
+    if not foreign:
+        return
+    meant = dict.fromkeys(
+        part
+        for key in foreign
+        for part in SAME_ARGUMENTS.get(key, ())
+        if takes.issuperset(SAME_ARGUMENTS[key])
+    )
+    right = f"write {' and '.join(meant)}" if meant else ""
+    if "groups" in foreign and not right:
+        right = "leave it out, or use the engine torch"
+    yield ("optimizer",), f"{optimizer.name} takes no {', '.join(foreign)}", right
 
 
 def _check_measure(

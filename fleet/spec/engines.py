@@ -8,16 +8,18 @@ from its description. No other module compares names of engines. A spec can name
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 from fleet.errors import UserError
 from fleet.plugins import load_named
 from fleet.vocabulary.measures import LOSSES, METRICS, MeasureWord, canonical_name
-from fleet.vocabulary.optimizers import OPTIMIZERS, OptimizerWord
+from fleet.vocabulary.optimizers import COMMON, OPTIMIZERS, OptimizerWord
 from fleet.vocabulary.schedules import SCHEDULES, is_schedule
 from fleet.vocabulary.torch_measures import TORCH_LOSSES, TORCH_METRICS
+from fleet.vocabulary.torch_optimizers import ARGUMENTS, TORCH_OPTIMIZERS, UNUSABLE
+from fleet.vocabulary.torch_schedules import TORCH_SCHEDULES
 
 Word = TypeVar("Word")
 Table: TypeAlias = Mapping[str, Word] | tuple[str, ...] | None
@@ -59,10 +61,15 @@ class Known:
             tables; or tables of the engine's own, as in :class:`Words`.
         precisions: values of ``train.precision``.
         own: whether the engine accepts import paths of custom functions instead of names.
+        own_optimizers_take: keys of ``train.optimizer`` that go with such an optimizer, besides
+            ``name`` and ``learning_rate``.
+        unusable_optimizers: name of an optimizer of the library -> why it cannot be used; what can
+            be used instead.
         accumulates: whether it averages the gradients of several steps.
         compiles: whether XLA can compile its steps.
         own_steps: whether it accepts a function of the user as a training step.
         several_optimizers: whether such a step may have several optimizers.
+        compiles_modules: whether ``torch.compile`` can compile its modules.
         starts: whether networks can start from the weights of a file and freeze some of them; its
             trainables are then :class:`fleet.engines.base.SupportsPretrained`.
     """
@@ -73,10 +80,13 @@ class Known:
     metrics: Table[MeasureWord] = None
     precisions: tuple[str, ...] | None = None
     own: bool = True
+    own_optimizers_take: frozenset[str] = frozenset({"args"})
+    unusable_optimizers: Mapping[str, str] = field(default_factory=dict)
     accumulates: bool = True
     compiles: bool = True
     own_steps: bool = False
     several_optimizers: bool = False
+    compiles_modules: bool = False
     starts: bool = False
 
 
@@ -227,10 +237,15 @@ ENGINES: dict[str, EngineInfo] = {
             to_onnx=".torch.export:to_onnx",
             no_memory=("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator"),
             knows=Known(
-                optimizers=("sgd", "adam", "adamw", "rmsprop", "nadam"),
+                optimizers=TORCH_OPTIMIZERS,
+                own_optimizers_take=COMMON | ARGUMENTS | {"groups", "args"},
+                unusable_optimizers=UNUSABLE,
+                schedules={**SCHEDULES, **TORCH_SCHEDULES},
                 precisions=("float32", "mixed_bfloat16"),
                 compiles=False,
                 own_steps=True,
+                several_optimizers=True,
+                compiles_modules=True,
                 starts=True,
                 losses={**LOSSES, **TORCH_LOSSES},
                 metrics={

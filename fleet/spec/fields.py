@@ -25,6 +25,7 @@ from fleet.units import (
     parse_size,
 )
 from fleet.vocabulary.optimizers import OPTIMIZERS
+from fleet.vocabulary.torch_optimizers import TORCH_OPTIMIZERS
 from preprocess.source import SOURCES
 from preprocess.transforms import item_schema, parse_transform
 from scheduler.base import Delta
@@ -80,6 +81,13 @@ def _share_or_path(value: object) -> object:
     return value
 
 
+def _optimizer_name(name: Any) -> Any:
+    """Return the name of an optimizer in lower case; import paths stay as they are."""
+    if isinstance(name, str) and ":" not in name:
+        return name.removeprefix("torch.optim.").lower()
+    return name
+
+
 # Write it after bounds: the JSON Schema omits bounds that come after it.
 NO_FLAG = BeforeValidator(_no_flag)
 Whole = Annotated[int, NO_FLAG]
@@ -117,10 +125,10 @@ Monitor = Annotated[
 ]
 OptimizerName = Annotated[
     str,
-    BeforeValidator(
-        lambda name: name.lower() if isinstance(name, str) and ":" not in name else name
+    BeforeValidator(_optimizer_name),
+    named(
+        dict.fromkeys((*OPTIMIZERS, *TORCH_OPTIMIZERS)), title="an optimizer of Keras or PyTorch"
     ),
-    named(OPTIMIZERS, title="an optimizer of Keras"),
 ]
 _TRACKERS = ("mlflow", "wandb", "optuna")
 TrackItem = Annotated[

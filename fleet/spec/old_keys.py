@@ -41,6 +41,13 @@ RENAMED_KEYS = {
     "search.answer_within": "search.timeout",
 }
 
+# Another name of a key -> the key. Both are right.
+ALIASES = {
+    "train.optimizer.lr": "train.optimizer.learning_rate",
+    "train.optimizer.groups.lr": "train.optimizer.groups.learning_rate",
+    "train.optimizer.learning_rate.lr": "train.optimizer.learning_rate.initial_learning_rate",
+}
+
 # Sections that map dotted names to values or choices.
 _DOTTED = ("models.space", "models.grid", "search.space")
 
@@ -53,11 +60,13 @@ class _OldKey:
         new: the new key, without its section.
         text: old value -> the line of the table, as (old, new); None stands for any value.
         values: old value -> new value; empty if values stay.
+        is_alias: whether the old name is right as well.
     """
 
     new: str
     text: dict[Any, tuple[str, str]] = field(default_factory=dict)
     values: dict[Any, Any] = field(default_factory=dict)
+    is_alias: bool = False
 
 
 def _sections() -> dict[str, dict[str, _OldKey]]:
@@ -73,6 +82,9 @@ def _sections() -> dict[str, dict[str, _OldKey]]:
         entry.text[value] = (old, new.removeprefix(f"{section}."))
         if old_value:
             entry.values[value] = yaml.safe_load(new_value)
+    for alias, key in ALIASES.items():
+        section, _, name = alias.rpartition(".")
+        sections.setdefault(section, {})[name] = _OldKey(key.rpartition(".")[2], is_alias=True)
     return sections
 
 
@@ -151,16 +163,18 @@ class Translation:
                     return None, None
                 self._notice(old_key.text[value], path)
                 value = old_key.values[value]
-            else:
+            elif not old_key.is_alias:
                 self._notice(old_key.text[None], path)
         if new == key:
             return key, value
         if new in siblings:
             line = self.origin.line((*path[:-1], new))
             location = "is given" if line is None else f"is on line {line}"
+            is_alias = _SECTIONS.get(section, {}).get(key, _OldKey("")).is_alias
+            relation = "another name" if is_alias else "the old name"
             self.mistakes.append(
                 self.origin.mistake(
-                    path, f"is the old name of {new}, which {location} as well", f"only {new}"
+                    path, f"is {relation} of {new}, which {location} as well", f"only {new}"
                 )
             )
             return None, None
@@ -175,7 +189,8 @@ class Translation:
         for key in name.split("."):
             old_key = _SECTIONS.get(section, {}).get(key)
             if old_key is not None:
-                self._notice(old_key.text[None], path)
+                if not old_key.is_alias:
+                    self._notice(old_key.text[None], path)
                 key = old_key.new
             section = f"{section}.{key}".removeprefix(".")
         return section

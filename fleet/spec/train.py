@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from fleet.spec import fields as kinds
 from fleet.spec.fields import AboveZero, BelowOne, NotNegative, Positive, Real
@@ -99,22 +107,80 @@ class Batch:
         return self
 
 
+# Settings of an optimizer that apply to all of its parameters.
+_UNDIVIDED = frozenset(
+    "name groups args foreach fused global_clipnorm clipnorm clipvalue use_ema ema_momentum "
+    "ema_overwrite_frequency".split()
+)
+
+
+def _check_group(group: Any) -> dict[str, Any]:
+    """Check the settings of a group of parameters, and return them with a list of patterns."""
+    if not isinstance(group, Mapping):
+        raise ValueError("should be a mapping, like {match: '*.bias', weight_decay: 0}")
+    match = group.get("match")
+    patterns = [match] if isinstance(match, str) else match
+    if not (isinstance(patterns, list | tuple) and patterns and all(map(_is_text, patterns))):
+        raise ValueError("needs `match`: a pattern of parameter names, like '*.bias', or several")
+    settings = {key: value for key, value in group.items() if key != "match"}
+    undivided = sorted(_UNDIVIDED & settings.keys())
+    if undivided:
+        raise ValueError(f"{undivided[0]} applies to all parameters; write it beside `groups`")
+    if not isinstance(settings.get("learning_rate"), int | float | None):
+        raise ValueError("lr should be a number; a schedule of the optimizer scales it")
+    try:
+        checked = Optimizer(**settings)
+    except ValidationError as error:
+        mistake = error.errors(include_url=False)[0]
+        problem = f"{mistake['loc'][0]}: {mistake['msg']}"
+        if mistake["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            problem = f"unknown key {mistake['loc'][0]!r}"
+        raise ValueError(problem) from None
+    return {"match": list(patterns), **{key: getattr(checked, key) for key in settings}}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+_Group = Annotated[
+    dict[str, Any],
+    BeforeValidator(_check_group),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "required": ["match"],
+            "properties": {
+                "match": {
+                    "anyOf": [
+                        {"type": "string"},
+                        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                    ],
+                    "description": "Pattern of the names of parameters, or several patterns.",
+                }
+            },
+        }
+    ),
+]
+
+
 @section
 class Optimizer:
-    """A Keras optimizer. Missing parameters have the defaults of Keras."""
+    """An optimizer of Keras or of torch.optim. Missing parameters have the library's defaults."""
 
     name: kinds.OptimizerName = "sgd"
-    """Optimizer: a name of Keras in lower case, or the import path of your own function, which is
-    called with learning_rate and `args` and returns a keras.optimizers.Optimizer. For the engine
-    torch it takes the parameters first and returns a torch.optim.Optimizer.
+    """Optimizer: a class of Keras or, for the engine torch, of torch.optim, in upper or lower case;
+    or the import path of your own function, which is called with learning_rate and `args` and
+    returns a keras.optimizers.Optimizer. For torch it is a class or a function that takes the
+    parameters first, then lr or learning_rate, and returns a torch.optim.Optimizer.
     """
     learning_rate: Annotated[
         AboveZero | dict[str, Any] | None, WithJsonSchema(schedule_schema())
     ] = None
-    """Learning rate: a number, or a Keras schedule with its arguments, like {name: CosineDecay,
-    initial_learning_rate: 0.1, decay_steps: 1000}. Default: as in Keras, 0.01 for sgd, 0.0025 for
-    schedulefreeadamw, 0.001 for all others; for your own function its default, or 0.01 if it has
-    none.
+    """Learning rate, also written lr: a number, or a schedule with its arguments, like {name:
+    CosineDecay, initial_learning_rate: 0.1, decay_steps: 1000}. Default: that of the optimizer, in
+    Keras 0.01 for sgd, 0.0025 for schedulefreeadamw, 0.001 for all others; for your own function
+    its default, or 0.01 if it has none.
     """
     momentum: BelowOne | None = None
     """Only for sgd, rmsprop and muon: momentum."""
@@ -200,6 +266,52 @@ class Optimizer:
     """Only for rmsprop: divide gradients by an estimate of their variance."""
     warmup_steps: Annotated[int, Field(ge=0), kinds.NO_FLAG] | None = None
     """Only for schedulefreeadamw: number of steps over which the learning rate rises to its value.
+    """
+    betas: tuple[BelowOne, BelowOne] | None = None
+    """Only for torch: decays of the running means of the gradients and of their squares."""
+    eps: NotNegative | tuple[NotNegative | None, NotNegative] | None = None
+    """Only for torch: a small number in the denominator; for adafactor two numbers."""
+    dampening: Real | None = None
+    """Only for sgd of torch: dampening of the momentum."""
+    maximize: bool | None = None
+    """Only for torch: maximize the loss instead."""
+    foreach: bool | None = None
+    """Only for torch: update all weights in few calls. Default: on GPUs, and on CPUs where this
+    computes the same numbers.
+    """
+    fused: bool | None = None
+    """Only for sgd, adam, adamw and adagrad of torch: update all weights in one kernel."""
+    alpha: Real | None = None
+    """Only for rmsprop of torch: decay of the running mean of the squared gradients. For asgd the
+    power of its learning rate.
+    """
+    lr_decay: NotNegative | None = None
+    """Only for adagrad of torch: decay of the learning rate."""
+    lambd: NotNegative | None = None
+    """Only for asgd of torch: decay term."""
+    t0: Real | None = None
+    """Only for asgd of torch: number of the update at which averaging begins."""
+    momentum_decay: NotNegative | None = None
+    """Only for nadam of torch: decay of the momentum."""
+    decoupled_weight_decay: bool | None = None
+    """Only for adam, nadam and radam of torch: decay weights as AdamW does."""
+    beta2_decay: Real | None = None
+    """Only for adafactor of torch: decay rate of the second moment."""
+    d: AboveZero | None = None
+    """Only for adafactor of torch: largest root mean square of an update."""
+    etas: tuple[AboveZero, AboveZero] | None = None
+    """Only for rprop of torch: factors by which step sizes fall and rise."""
+    step_sizes: tuple[NotNegative, NotNegative] | None = None
+    """Only for rprop of torch: smallest and largest step size."""
+    ns_coefficients: tuple[Real, Real, Real] | None = None
+    """Only for muon of torch: coefficients of the Newton-Schulz iteration."""
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None
+    """Only for muon of torch: how the learning rate follows the shape of a weight."""
+    groups: tuple[_Group, ...] | None = None
+    """Only for torch: parameters with settings of their own, like [{match: ['*.bias', 'norm*'],
+    weight_decay: 0}, {match: 'head.*', lr: 0.01}]. `match` is a pattern of the parameters' names,
+    or several; the other keys are arguments of the optimizer. Where several groups match, a
+    parameter gets the settings of all, of the last one where they contradict each other.
     """
     args: dict[str, Any] | None = None
     """Only for your own function: more arguments, by name."""
@@ -338,6 +450,10 @@ class Train:
     """
     xla: bool = False
     """Compile training steps with XLA."""
+    compile: bool = False
+    """Only for torch: compile the module with torch.compile, for training steps. The first step
+    takes longer, often minutes.
+    """
     deterministic: bool = False
     """Make training bitwise reproducible on the same machine, with the same version of the engine
     and the same group sizes, so that --replay is exact. If one network sets it, it applies to the

@@ -115,6 +115,7 @@ _LATER: dict[str, Any] = {
     "start": None,
     "step": None,
     "optimizers": None,
+    "compile": False,
 }
 
 
@@ -244,6 +245,7 @@ def speed_identity(
             "when_scaled": network.train.batch.when_scaled,
             "precision": network.train.precision,
             "xla": network.train.xla,
+            **({"compile": True} if network.train.compile else {}),
             "optimizer": network.train.optimizer.name,
             "deterministic": network.train.deterministic,
             "engine": resources.engine,

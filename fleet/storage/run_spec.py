@@ -15,6 +15,7 @@ from fleet.spec.schema import Document
 from fleet.spec.yaml_file import read_yaml
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
+from fleet.vocabulary.torch_optimizers import changed_arguments
 
 
 def load_run_spec(paths: RunPaths) -> Spec:
@@ -53,11 +54,37 @@ def spec_for_run(
     if not defaults:
         return spec, ""
     as_begun = load(path, **defaults)
+    if as_begun.engine.name == "torch":
+        return as_begun, (
+            f"{paths.root} began with FLEET 0.2, so its optimizers keep the formulas and defaults "
+            "of Keras; in new runs, and with --fresh, they are those of torch.optim"
+        )
     if _networks_of(as_begun) == _networks_of(spec):
         return as_begun, ""
     return as_begun, (
         f"{paths.root} began with FLEET 0.2, so the default learning rate stays {RATE_OF_0_2} "
         "there; in new runs, and with --fresh, it is the optimizer's default"
+    )
+
+
+def changed_defaults(spec: Spec) -> str:
+    """Return a line on optimizers that mean something else than in FLEET 0.2; empty if none does.
+
+    With the engine torch these are now PyTorch's. A spec that sets ``defaults`` knows.
+    """
+    if spec.engine.name != "torch" or ("defaults",) in spec.origin.lines:
+        return ""
+    changes: dict[str, None] = {}
+    for network in spec.networks:
+        optimizer = network.train.optimizer
+        for change in changed_arguments(optimizer):
+            changes.setdefault(f"{optimizer.name}: {change}")
+    if not changes:
+        return ""
+    return (
+        "optimizers of the engine torch are those of torch.optim, with its defaults, no longer "
+        f"Keras' as in FLEET 0.2 ({'; '.join(changes)}); write `defaults: 0.2` to keep these, or "
+        "`defaults: 0.3` to silence this line"
     )
 
 

@@ -17,6 +17,21 @@ COMMON = frozenset(
     }
 )
 
+# An argument of Keras or PyTorch -> the arguments of the other library that mean the same.
+SAME_ARGUMENTS = {
+    "beta_1": ("betas",),
+    "beta_2": ("betas",),
+    "betas": ("beta_1", "beta_2"),
+    "epsilon": ("eps",),
+    "eps": ("epsilon",),
+    "rho": ("alpha",),
+    "alpha": ("rho",),
+    "beta_2_decay": ("beta2_decay",),
+    "beta2_decay": ("beta_2_decay",),
+    "clip_threshold": ("d",),
+    "d": ("clip_threshold",),
+}
+
 
 @dataclass(frozen=True)
 class OptimizerWord:

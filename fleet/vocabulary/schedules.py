@@ -1,7 +1,8 @@
-"""Compute the learning rate schedules of Keras, and describe their arguments.
+"""Compute learning rate schedules, and describe their arguments.
 
 A schedule is a function of the step and its arguments; their names, types and defaults come from
-its signature.
+its signature. Most are those of Keras. Each argument in steps may be given in epochs instead
+(``decay_epochs`` for ``decay_steps``), and with ``every: epoch`` a schedule counts epochs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from fleet.vocabulary.torch_schedules import TORCH_SCHEDULES
 
 
 def _cosine(
@@ -98,6 +101,71 @@ def _polynomial(
     )
 
 
+def _one_cycle(
+    step: float,
+    max_learning_rate: float,
+    total_steps: float,
+    pct_start: float = 0.3,
+    div_factor: float = 25.0,
+    final_div_factor: float = 1e4,
+    anneal_strategy: str = "cos",
+) -> float:
+    """Compute the one-cycle policy of Smith and Topin, as PyTorch's OneCycleLR does."""
+    first = max_learning_rate / div_factor
+    peak = pct_start * total_steps - 1
+    step = min(step, total_steps - 1)
+    if step <= peak:
+        begin, end = first, max_learning_rate
+        share = step / peak if peak else 1.0
+    else:
+        begin, end = max_learning_rate, first / final_div_factor
+        share = (step - peak) / (total_steps - 1 - peak)
+    if anneal_strategy == "linear":
+        return begin + (end - begin) * share
+    return end + (begin - end) / 2 * (1 + math.cos(math.pi * share))
+
+
+def _plateau(
+    monitored: Sequence[float],
+    initial_learning_rate: float | None = None,
+    factor: float = 0.1,
+    patience: float = 10,
+    threshold: float = 1e-4,
+    threshold_mode: str = "rel",
+    cooldown: float = 0,
+    min_lr: float = 0.0,
+    eps: float = 1e-8,
+    mode: str = "min",
+) -> float:
+    """Reduce the rate when a monitored value has stopped improving, as PyTorch does."""
+    assert initial_learning_rate is not None  # that of the optimizer has been filled in
+    rate = initial_learning_rate
+    sign = 1.0 if mode == "max" else -1.0
+    best = -sign * math.inf
+    bad = 0
+    cooling = 0
+    for value in monitored:
+        margin = threshold
+        if threshold_mode == "rel" and math.isfinite(best):
+            margin = threshold * best
+        if sign * value > sign * best + margin:
+            best = value
+            bad = 0
+        else:
+            bad += 1
+        if cooling > 0:
+            cooling -= 1
+            bad = 0
+        if bad > patience:
+            cooling = int(cooldown)
+            bad = 0
+            lower = max(rate * factor, min_lr)
+            if rate - lower > eps:
+                rate = lower
+    return rate
+
+
+PLATEAU = "ReduceLROnPlateau"  # its first argument is the monitored values of finished epochs
 SCHEDULES: dict[str, Callable[..., float]] = {
     "CosineDecay": _cosine,
     "CosineDecayRestarts": _restarts,
@@ -105,7 +173,11 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "InverseTimeDecay": _inverse,
     "PiecewiseConstantDecay": _piecewise,
     "PolynomialDecay": _polynomial,
+    "OneCycle": _one_cycle,
+    PLATEAU: _plateau,
 }
+# The schedules that Keras has itself.
+KERAS_SCHEDULES = frozenset(SCHEDULES) - {"OneCycle", PLATEAU}
 
 # Descriptions of arguments, by schedule where an argument has a special meaning.
 _DESCRIPTIONS = {
@@ -127,13 +199,34 @@ _DESCRIPTIONS = {
     "end_learning_rate": "Learning rate after the last of the decay_steps steps.",
     "power": "Power of the polynomial; 1 is a linear decay.",
     "cycle": "True to restart the decay, over more steps, whenever it has ended.",
+    "max_learning_rate": "Largest learning rate of the cycle.",
+    "total_steps": "Number of steps of the cycle.",
+    "pct_start": "Share of the cycle in which the learning rate rises.",
+    "div_factor": "The first learning rate is the largest one divided by this number.",
+    "final_div_factor": "The last learning rate is the first one divided by this number.",
+    "anneal_strategy": "How the learning rate changes: cos or linear.",
+    "factor": "Factor of the learning rate at each reduction.",
+    "patience": "Number of epochs without an improvement that are tolerated.",
+    "threshold": "Smallest change of the monitored value that counts as an improvement.",
+    "threshold_mode": "Whether the threshold is a share of the best value (rel) or not (abs).",
+    "cooldown": "Number of epochs after a reduction in which none are counted.",
+    "min_lr": "Smallest learning rate that is reached.",
+    "eps": "Smallest reduction; smaller ones are left out.",
+    "mode": "Whether low (min) or high (max) values are better. Default: as `stopping.monitor`.",
 }
+_EVERY = "What the schedule counts: step (default) or epoch. Its numbers are then in epochs."
 
-_PERIODS = {"decay_steps", "first_decay_steps"}  # positive, because Keras divides by them
+# positive, because schedules divide by them
+_PERIODS = {
+    f"{period}_{unit}"
+    for period in ("decay", "first_decay", "total")
+    for unit in ("steps", "epochs")
+}
 # annotation -> type in a JSON Schema, and words for messages
 _KINDS = {
     "float": ("number", "a number"),
     "float | None": ("number", "a number"),
+    "str": ("string", "text"),
     "bool": ("boolean", "true or false"),
     "Sequence[float]": ("array", "a list of numbers"),
 }
@@ -142,6 +235,25 @@ _KINDS = {
 def arguments_of(schedule: Callable[..., float]) -> dict[str, inspect.Parameter]:
     """Return the arguments of a schedule besides the step."""
     return dict(list(inspect.signature(schedule).parameters.items())[1:])
+
+
+def accepted_arguments(schedule: Callable[..., float]) -> dict[str, inspect.Parameter]:
+    """Return the arguments of a schedule, also those in epochs instead of steps."""
+    accepted = {}
+    for name, parameter in arguments_of(schedule).items():
+        accepted[name] = parameter
+        if name.endswith("_steps"):
+            accepted[in_epochs(name)] = parameter
+    return accepted
+
+
+def in_epochs(name: str) -> str:
+    """Return the name of an argument in epochs.
+
+    >>> in_epochs("decay_steps")
+    'decay_epochs'
+    """
+    return name.removesuffix("_steps") + "_epochs"
 
 
 def is_schedule(candidate: Any) -> bool:
@@ -180,13 +292,19 @@ def find_problems(
             provide them.
     """
     problems = []
-    accepted = arguments_of(schedule)
+    accepted = accepted_arguments(schedule)
     name = settings["name"]
-    unknown = sorted(map(str, settings.keys() - {"name", *accepted}))
+    unknown = sorted(map(str, settings.keys() - {"name", "every", *accepted}))
     if unknown:
         problems.append(
             f"the schedule {name} has no argument {', '.join(unknown)}; its arguments are "
-            f"{', '.join(accepted)}"
+            f"{', '.join(accepted)}, every"
+        )
+    problems += find_problem_of_every(settings)
+    twice = [key for key in arguments_of(schedule) if {key, in_epochs(key)} <= settings.keys()]
+    if twice and twice[0].endswith("_steps"):
+        problems.append(
+            f"the schedule {name} has {twice[0]} and {in_epochs(twice[0])}; use one of them"
         )
     for argument, parameter in accepted.items():
         if argument not in settings:
@@ -206,7 +324,11 @@ def find_problems(
             )
     if problems or not is_complete:
         return problems
-    missing = [argument for argument in required(schedule) if argument not in settings]
+    missing = [
+        argument
+        for argument in required(schedule)
+        if not {argument, in_epochs(argument)} & settings.keys()
+    ]
     if missing:
         problems.append(
             f"the schedule {name} needs the argument {', '.join(missing)}; its arguments are "
@@ -223,6 +345,14 @@ def find_problems(
     return problems
 
 
+def find_problem_of_every(settings: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with ``every``."""
+    every = settings.get("every", "step")
+    if every in ("step", "epoch"):
+        return []
+    return [f"every is {every!r}; it should be step or epoch"]
+
+
 def _is_of_kind(value: Any, kind: str) -> bool:
     if kind == "array":
         return isinstance(value, list | tuple) and all(
@@ -230,7 +360,18 @@ def _is_of_kind(value: Any, kind: str) -> bool:
         )
     if kind == "boolean":
         return isinstance(value, bool)
+    if kind == "string":
+        return isinstance(value, str)
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _describe(name: str, argument: str) -> str:
+    """Describe an argument of a schedule."""
+    text = _DESCRIPTIONS.get(f"{name}.{argument}") or _DESCRIPTIONS.get(argument)
+    if text is not None:
+        return text
+    in_steps = argument.removesuffix("_epochs") + "_steps"
+    return f"The same as {in_steps}, in epochs instead."
 
 
 def schedule_schema() -> dict[str, Any]:
@@ -247,21 +388,51 @@ def schedule_schema() -> dict[str, Any]:
                     "title": name,
                     "additionalProperties": False,
                     "properties": {
-                        "name": {
-                            "const": name,
-                            "description": "Name of the schedule in Keras.",
-                        },
+                        "name": {"const": name, "description": "Name of the schedule to use."},
                         **{
                             argument: {
                                 "type": _KINDS[parameter.annotation][0],
-                                "description": _DESCRIPTIONS.get(f"{name}.{argument}")
-                                or _DESCRIPTIONS[argument],
+                                "description": _describe(name, argument),
                             }
-                            for argument, parameter in arguments_of(schedule).items()
+                            for argument, parameter in accepted_arguments(schedule).items()
                         },
+                        "every": {"enum": ["step", "epoch"], "description": _EVERY},
                     },
                 }
                 for name, schedule in SCHEDULES.items()
             ),
+            {
+                "type": "object",
+                "title": "torch.optim.lr_scheduler",
+                "description": (
+                    "Only for torch: a class of torch.optim.lr_scheduler with its arguments."
+                ),
+                "required": ["name"],
+                "properties": {
+                    "name": {
+                        "enum": list(TORCH_SCHEDULES),
+                        "description": "Name of the class of PyTorch.",
+                    },
+                    "initial_learning_rate": {
+                        "type": "number",
+                        "description": "Learning rate of the optimizer, also written lr.",
+                    },
+                    "every": {"enum": ["step", "epoch"], "description": _EVERY},
+                },
+            },
+            {
+                "type": "object",
+                "title": "a function of yours",
+                "description": "It is called with the step, or the epoch, and its arguments.",
+                "required": ["name"],
+                "properties": {
+                    "name": {
+                        "type": "string",
+                        "pattern": "^[^:]+:[^:]+$",
+                        "description": "Import path of the function, module:function.",
+                    },
+                    "every": {"enum": ["step", "epoch"], "description": _EVERY},
+                },
+            },
         ]
     }

@@ -134,7 +134,8 @@ class KerasEngine:
             scale = rate.scale
         else:
             scale = network.learning_rate_scale(group.size)
-        optimizer = make_optimizer(settings, scale, train.batch.accumulate)
+        mode = "max" if train.stopping.sign > 0 else "min"
+        optimizer = make_optimizer(settings, scale, train.batch.accumulate, mode)
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         own_step = None

@@ -11,13 +11,21 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import Arrays, Rows, StepResult, StepTotals, select_readable, with_indices
+from fleet.engines.base import (
+    Arrays,
+    EpochProgress,
+    Rows,
+    StepResult,
+    StepTotals,
+    select_readable,
+    with_indices,
+)
 from fleet.engines.custom import runs_user_code
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.graphs import StepGraphs
 from fleet.engines.keras.losses import check_losses
 from fleet.engines.keras.memory import activation_bytes
-from fleet.engines.keras.optimizer import ScalableRate
+from fleet.engines.keras.optimizer import ScalableRate, epoch_schedule_of
 from fleet.engines.keras.own_step import KerasStep
 from fleet.engines.keras.pretrained import load_pretrained
 from fleet.engines.keras.steps import KerasSteps
@@ -111,6 +119,13 @@ class KerasNetwork:
 
     def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - see SupportsRateScaling
         self.rate.set(self.optimizer, factor)
+
+    @runs_user_code
+    def begin_epoch(self, progress: EpochProgress) -> None:  # noqa: D102 - see SupportsEpochs
+        schedule = epoch_schedule_of(self.optimizer)
+        if schedule is not None:
+            inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+            schedule.begin_epoch(progress, int(inner._iterations))
 
     def average_statistics(self) -> None:  # noqa: D102
         self.variables.average_over(self.graphs.exchange.group)

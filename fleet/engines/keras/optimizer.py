@@ -12,11 +12,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from fleet.engines.base import EpochProgress
 from fleet.engines.custom import make_custom_optimizer
+from fleet.engines.schedules import Clock, rate_at
 from fleet.errors import SettingError
 from fleet.spec import Optimizer
 from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.optimizers import OPTIMIZERS
+from fleet.vocabulary.schedules import KERAS_SCHEDULES
 
 _RATE = ("train", "optimizer", "learning_rate")
 _CLASSES: Mapping[str, Any] = {
@@ -55,7 +58,7 @@ class ScalableRate:
 
 
 def make_optimizer(
-    settings: Optimizer, scale: Any, accumulate: int = 1
+    settings: Optimizer, scale: Any, accumulate: int = 1, mode: str = "min"
 ) -> keras.optimizers.Optimizer:
     """Return the Keras optimizer of a spec.
 
@@ -63,6 +66,7 @@ def make_optimizer(
         settings: settings of the optimizer.
         scale: multiplies the learning rate; a number, or for a schedule also a variable.
         accumulate: number of steps whose gradients are averaged before each update.
+        mode: ``min`` or ``max``: which values of the monitored metric are better.
 
     Raises:
         SettingError: Keras refuses its arguments or those of a schedule, or the learning rate is
@@ -71,7 +75,7 @@ def make_optimizer(
     rate = settings.learning_rate
     assert rate is not None  # defaults have been filled in
     if isinstance(rate, dict):
-        schedule = _schedule(rate)
+        schedule = _schedule(rate, mode)
         if isinstance(scale, keras.Variable) or scale != 1:
             rate = _Scaled(schedule, scale)
         else:
@@ -184,9 +188,27 @@ def _make_custom(settings: Optimizer, rate: Any, accumulate: int) -> keras.optim
     )
 
 
-def _schedule(settings: Mapping[str, Any]) -> keras.optimizers.schedules.LearningRateSchedule:
+def epoch_schedule_of(optimizer: keras.optimizers.Optimizer) -> EpochSchedule | None:
+    """Return the schedule that an optimizer follows, if it depends on epochs."""
+    rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+    if isinstance(rate, _Scaled):
+        rate = rate._schedule
+    if isinstance(rate, EpochSchedule):
+        return rate
+    return None
+
+
+def _schedule(
+    settings: Mapping[str, Any], mode: str
+) -> keras.optimizers.schedules.LearningRateSchedule:
     arguments = dict(settings)
     name = arguments.pop("name")
+    if (
+        name not in KERAS_SCHEDULES
+        or "every" in settings
+        or any(key.endswith("_epochs") for key in settings)
+    ):
+        return EpochSchedule(settings, mode)
     # Keras or TensorFlow refuse some values.
     with wrapping_errors(f"the schedule {name}:", SettingError, *_RATE):
         schedule = getattr(keras.optimizers.schedules, name)(**arguments)
@@ -198,6 +220,46 @@ def _schedule(settings: Mapping[str, Any]) -> keras.optimizers.schedules.Learnin
             *_RATE,
         )
     return schedule
+
+
+class EpochSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that Keras does not have: the learning rates of the steps of an epoch.
+
+    Args:
+        settings: name and arguments of the schedule.
+        mode: ``min`` or ``max``: which values of the monitored metric are better.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], mode: str) -> None:
+        self._settings = dict(settings)
+        self._mode = mode
+        self._first = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._rates = tf.Variable(
+            [rate_at(self._settings, 0, Clock(mode=mode))],
+            dtype=tf.float32,
+            shape=(None,),
+            trainable=False,
+        )
+
+    def begin_epoch(self, progress: EpochProgress, step: int) -> None:
+        """Compute the learning rates of an epoch.
+
+        Args:
+            progress: the epoch.
+            step: number of steps taken.
+        """
+        clock = Clock(step - progress.done, progress, self._mode)
+        steps = range(clock.first, clock.first + progress.steps + 1)
+        self._first.assign(clock.first)
+        self._rates.assign([rate_at(self._settings, number, clock) for number in steps])
+
+    def __call__(self, step: Any) -> Any:  # noqa: D102
+        index = tf.cast(step, tf.int64) - self._first
+        last = tf.size(self._rates, tf.int64) - 1
+        return tf.gather(self._rates, tf.clip_by_value(index, tf.zeros_like(last), last))
+
+    def get_config(self) -> dict[str, Any]:  # noqa: D102
+        return {"settings": self._settings, "mode": self._mode}
 
 
 class _Scaled(keras.optimizers.schedules.LearningRateSchedule):

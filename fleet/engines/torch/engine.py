@@ -17,6 +17,7 @@ from fleet.engines.base import EngineContext, count_threads, gpu_index
 from fleet.engines.custom import user_code_of, with_default_rate
 from fleet.engines.measures import Measures
 from fleet.engines.own_step import measures_of
+from fleet.engines.torch.compile import compile_module
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import Exported, note_of
 from fleet.engines.torch.flat_parameters import FlatParameters
@@ -24,7 +25,7 @@ from fleet.engines.torch.losses import make_losses
 from fleet.engines.torch.metrics import make_metrics
 from fleet.engines.torch.models import build_module
 from fleet.engines.torch.network import TorchNetwork
-from fleet.engines.torch.optimizer import FlatOptimizer
+from fleet.engines.torch.optimizer import ModuleOptimizer
 from fleet.engines.torch.own_step import TorchStep
 from fleet.engines.torch.pretrained import freeze
 from fleet.engines.torch.several_optimizers import SeveralOptimizers
@@ -52,6 +53,7 @@ class TorchEngine:
         self._sample = setup.sample
         self._transforms = setup.transforms
         self._folder = setup.folder
+        self._defaults = setup.defaults
         self._device = configure_device(setup)
         self.exchange_name = exchange_name(setup.resources.exchange, self._device)
         self._exchange_of: Callable[[Group], Exchange] = partial(
@@ -114,8 +116,15 @@ class TorchEngine:
             scale = 1.0
         else:
             scale = network.learning_rate_scale(group.size)
-        updates = FlatOptimizer(
-            with_default_rate(train.optimizer), scale, train.batch.accumulate, flat, module
+        updates = ModuleOptimizer(
+            with_default_rate(train.optimizer),
+            scale,
+            train.batch.accumulate,
+            flat,
+            module,
+            as_keras=self._defaults == "0.2",
+            mode="max" if train.stopping.sign > 0 else "min",
+            several=several,
         )
         note = partial(
             note_of,
@@ -138,6 +147,7 @@ class TorchEngine:
             code,
             own_step,
             {} if several is None else several.indices(flat.parameters.values()),
+            compile_module(exported) if train.compile else None,
         )
         module.train()
         return TorchNetwork(module, steps, note, code)

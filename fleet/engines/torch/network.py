@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fleet.comm.protocols import Group
 from fleet.engines.base import (
     Arrays,
+    EpochProgress,
     Rows,
     StepResult,
     StepTotals,
@@ -143,6 +144,10 @@ class TorchNetwork:
         self.steps.updates.scale_learning_rate(factor)
 
     @runs_user_code
+    def begin_epoch(self, progress: EpochProgress) -> None:  # noqa: D102 - see SupportsEpochs
+        self.steps.updates.begin_epoch(progress)
+
+    @runs_user_code
     def state(self) -> dict[str, np.ndarray]:
         """Return weights and buffers by the module's own names, and the optimizer's state.
 
@@ -155,15 +160,29 @@ class TorchNetwork:
 
     @runs_user_code
     def load(self, arrays: Arrays) -> None:  # noqa: D102
+        updates = self.steps.updates
         # A checkpoint of FLEET 0.2 has no running means of statistics; they begin with the
         # statistics.
         arrays = {
             **{
                 f"optimizer/average/{name}": arrays[f"model/{name}"]
-                for name in self.steps.updates.statistics
+                for name in updates.statistics
                 if f"model/{name}" in arrays
             },
             **arrays,
+        }
+        steps = int(arrays.get("optimizer/iterations", 0))
+        of_optimizer = updates.upgraded(
+            {
+                name.removeprefix("optimizer/"): array
+                for name, array in arrays.items()
+                if name.startswith("optimizer/")
+            },
+            steps,
+        )
+        arrays = {
+            **{name: array for name, array in arrays.items() if name.startswith("model/")},
+            **{f"optimizer/{name}": array for name, array in of_optimizer.items()},
         }
         named = self._named()
         check_arrays(
@@ -171,13 +190,16 @@ class TorchNetwork:
             arrays,
         )
         with torch.no_grad():
-            for name, tensor in named.items():
+            for name, tensor in self._named_weights().items():
                 tensor.copy_(as_tensor(arrays[name]))
-        self.steps.updates.steps = int(arrays["optimizer/iterations"])
+            updates.load(of_optimizer, steps)
+
+    def _named_weights(self) -> dict[str, Tensor]:
+        return {f"model/{name}": tensor for name, tensor in self.module.state_dict().items()}
 
     def _named(self) -> dict[str, Tensor]:
         return {
-            **{f"model/{name}": tensor for name, tensor in self.module.state_dict().items()},
+            **self._named_weights(),
             **{
                 f"optimizer/{name}": tensor for name, tensor in self.steps.updates.tensors().items()
             },

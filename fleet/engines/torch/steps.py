@@ -36,7 +36,7 @@ from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported
 from fleet.engines.torch.flat_parameters import FlatParameters, samples_to_device, to_device
 from fleet.engines.torch.models import Samples
-from fleet.engines.torch.optimizer import FlatOptimizer
+from fleet.engines.torch.optimizer import ModuleOptimizer
 from fleet.engines.torch.own_step import TorchStep
 from preprocess.sample import SampleSpec
 from preprocess.user_code import (
@@ -62,13 +62,14 @@ class TorchSteps:
         code: user code that computes a part of a step.
         own_step: a step of the user, instead of the loss of ``measures``; None without one.
         parts: indices of the parameters of each optimizer, by its name; empty if there is one.
+        compiled: calls the module in training, if it is compiled.
         evaluation_calls: calls of the network since its last step.
         is_new: True before the first step.
     """
 
     exported: Exported
     flat: FlatParameters
-    updates: FlatOptimizer
+    updates: ModuleOptimizer
     sample: SampleSpec
     measures: Measures
     exchange_of: Callable[[Group], Exchange]
@@ -78,6 +79,7 @@ class TorchSteps:
     code: UserCode | None
     own_step: TorchStep | None = None
     parts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    compiled: Callable[[Samples], Tensor] | None = None
     evaluation_calls: int = 0
     is_new: bool = True
 
@@ -312,9 +314,11 @@ class TorchSteps:
     def outputs(self, inputs: np.ndarray) -> Tensor:
         """Return logits or values, float32; for masks with classes last, as a view."""
         samples = self._samples(inputs)
+        call: Callable[[Samples], Tensor] = self.exported
+        if self.compiled is not None and self.exported.module.training:
+            call = self.compiled
         with self._precision():
-            outputs: Tensor = self.exported(samples)
-        return outputs
+            return call(samples)
 
     def _samples(self, inputs: np.ndarray) -> Samples:
         """Return samples on the device, as the stream carries them."""

@@ -25,7 +25,13 @@ from fleet.domain.network import (
     check_convergence,
     check_divergence,
 )
-from fleet.engines.base import Arrays, StepTotals, SupportsMetrics
+from fleet.engines.base import (
+    Arrays,
+    EpochProgress,
+    StepTotals,
+    SupportsEpochs,
+    SupportsMetrics,
+)
 from fleet.errors import InfrastructureError
 from fleet.prediction.saved_predictions import save_outputs
 from fleet.runtime.training.agreement import TrainingFailed, all_or_none
@@ -156,6 +162,9 @@ class TrainingLoop:
         consumed = {chunk for record in state.history for chunk in parse_path(record.path)}
         size = training.set_batch(state.batch)
         state = dataclasses.replace(state, batch=size)
+        if isinstance(training.trainable, SupportsEpochs):
+            samples = self.sources.of(network).samples
+            training.trainable.begin_epoch(_progress(training, state, samples))
         pace = PaceReport(network.name, state.position, training.steps, self.world.size)
         saved = time.perf_counter()
         # The epoch may have no samples left: the earlier launch ended during the evaluation.
@@ -381,6 +390,17 @@ class TrainingLoop:
         return EvaluationResult(
             *_means(totals, training), int(totals.count), _metrics(totals, training)
         )
+
+
+def _progress(training: Training, state: TrainingState, samples: int) -> EpochProgress:
+    """Return where a network is before the remaining steps of an epoch of some samples."""
+    monitor = training.network.train.stopping.metric
+    return EpochProgress(
+        state.epoch,
+        -(-state.position // state.batch),
+        max(1, -(-samples // state.batch)),
+        tuple(record.value(monitor) for record in state.history),
+    )
 
 
 def _record(training: Training, state: TrainingState, totals: StepTotals) -> EpochRecord:

@@ -30,12 +30,14 @@ class Source:
         validation: None without validation data.
         test: None without test data.
         rows: ``validation`` and ``test`` -> (samples,) int64, rows of the samples in the data set.
+        samples: number of training samples in an epoch.
     """
 
     stream: Stream
     validation: Validation | None
     test: Validation | None
     rows: Mapping[str, np.ndarray]
+    samples: int = 0
 
 
 class Sources:
@@ -144,7 +146,8 @@ def _make_pipeline_sources(
         validation = None
         if evaluation is not None:
             validation = Validation(evaluation, report_evaluation, rows, shared)
-        return Source(stream(keeps), validation, test, rows_of_fold)
+        samples = training.samples if keeps is None else int(keeps.sum())
+        return Source(stream(keeps), validation, test, rows_of_fold, samples)
 
     return {fold: make_source(fold) for fold in (None, *range(launch.spec.data.folds or 0))}
 

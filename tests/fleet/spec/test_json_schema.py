@@ -11,6 +11,8 @@ from fleet.spec.model import FAMILIES, application_names
 from fleet.units import parse_duration, parse_share, parse_size
 from fleet.vocabulary.optimizers import OPTIMIZERS
 from fleet.vocabulary.schedules import SCHEDULES
+from fleet.vocabulary.torch_optimizers import TORCH_OPTIMIZERS
+from fleet.vocabulary.torch_schedules import TORCH_SCHEDULES
 from preprocess.source import SOURCES
 from preprocess.transforms import TRANSFORMS
 from scheduler.ensemble.policies import POLICIES
@@ -95,7 +97,7 @@ def test_json_schema_describes_every_key(key):
         "data.cache": ["auto", "none", "memory", "file"],
         "models.family": [*FAMILIES, *application_names()],
         "models.args.norm": ["batch", "none"],
-        "models.train.optimizer.name": OPTIMIZERS,
+        "models.train.optimizer.name": [*OPTIMIZERS, *TORCH_OPTIMIZERS],
         "train.batch.when_scaled": ["fixed", "per_gpu"],
         "train.stopping.monitor": ["val_accuracy", "val_loss", "accuracy", "loss"],
         "train.precision": ["float32", "mixed_float16", "mixed_bfloat16"],
@@ -124,8 +126,9 @@ def test_json_schema_lists_transforms_and_schedules():
     ]
     assert set(mapping["properties"]) == set(TRANSFORMS)
     _, *schedules = KEYS["train.optimizer.learning_rate"]["anyOf"]
-    names = [schedule["properties"]["name"]["const"] for schedule in schedules]
-    assert names == list(SCHEDULES)
+    names = [schedule["properties"]["name"] for schedule in schedules]
+    assert [name["const"] for name in names[:-2]] == list(SCHEDULES)
+    assert names[-2]["enum"] == list(TORCH_SCHEDULES)
 
 
 @pytest.mark.parametrize("key", ["data.source", "models.build", "schedule.policy"])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fleet.comm.single_rank import SingleRankGroup
-from fleet.engines.base import EngineContext
+from fleet.engines.base import EngineContext, EpochProgress
+from fleet.engines.schedules import Clock, rate_at
 from fleet.errors import SettingError, SpecError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.optimizers import COMMON, OPTIMIZERS
@@ -299,3 +300,39 @@ def test_default_learning_rate_is_that_of_the_function():
     assert build(
         {"name": f"{__name__}:make", "args": {"momentum": 0.9}}
     ).learning_rate() == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        {
+            "name": "CosineDecay",
+            "initial_learning_rate": 0.1,
+            "decay_epochs": 3,
+            "warmup_steps": 2,
+            "warmup_target": 0.2,
+        },
+        {"name": "StaircaseOfEpochs"},
+        {"name": "ReduceLROnPlateau", "initial_learning_rate": 0.1, "patience": 0},
+        {"name": "tests.torch_modules:falling", "start": 0.5},
+    ],
+    ids=lambda rate: rate["name"],
+)
+def test_schedule_that_keras_lacks_sets_each_step(rate):
+    if rate["name"] == "StaircaseOfEpochs":
+        rate = {
+            "name": "ExponentialDecay",
+            "initial_learning_rate": 0.1,
+            "decay_steps": 1,
+            "decay_rate": 0.5,
+            "every": "epoch",
+        }
+    trainable = build({"name": "sgd", "learning_rate": rate})
+    steps = 3
+    for epoch in range(3):
+        progress = EpochProgress(epoch, 0, steps, (1.0, 2.0)[:epoch])
+        trainable.begin_epoch(progress)
+        clock = Clock(epoch * steps, progress, "max")
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            assert trainable.learning_rate() == pytest.approx(rate_at(rate, step, clock))
+            take_step(trainable, *samples(), 12)

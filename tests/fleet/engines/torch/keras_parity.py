@@ -239,7 +239,12 @@ def main(engine, folder):
     results = {}
     for name, (model, train, kind) in cases(engine).items():
         spec = parse(
-            {"models": [model], "resources": {"engine": engine, "exchange": "mpi"}, "train": train}
+            {
+                "models": [model],
+                "resources": {"engine": engine, "exchange": "mpi"},
+                "train": train,
+                "defaults": "0.2",  # PyTorch with the rules of Keras
+            }
         )
         sample = SampleSpec(ArraySpec(SHAPE, "uint8"), 3, SCALE, target=target_of(kind))
         network = make_engine(spec, sample, None, 0, 2).build(spec.networks[0], SingleRankGroup())

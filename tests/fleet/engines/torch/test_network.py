@@ -415,21 +415,6 @@ def module_like(trainable, model, **args):
     return module
 
 
-def trained(module, optimizer, steps):
-    """Return the losses of a plain PyTorch loop."""
-    import torch
-
-    losses = []
-    for step in range(steps):
-        images, labels = map(torch.from_numpy, flat_batch(step))
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(module.train()(images), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
 def weights_of(trainable):
     return {
         name.removeprefix("model/"): array
@@ -440,48 +425,6 @@ def weights_of(trainable):
 
 def custom(function, **args):
     return {"build": f"{MODULES}:{function}", "args": args}
-
-
-@pytest.mark.parametrize(
-    ("model", "name", "settings"),
-    [
-        ("renormalizing", "SGD", {"lr": 0.1, "momentum": 0.9}),
-        ("with_spare_parts", "AdamW", {"lr": 0.02, "weight_decay": 0.3, "eps": 1e-7}),
-        ("with_spare_parts", "SGD", {"lr": 0.1, "momentum": 0.9}),
-        ("with_spare_parts", "custom", {"lr": 0.02, "weight_decay": 0.3}),
-    ],
-)
-def test_steps_equal_a_plain_pytorch_loop(model, name, settings):
-    import torch
-
-    keys = {"lr": "learning_rate", "eps": "epsilon"}
-    optimizer = {keys.get(key, key): value for key, value in settings.items()}
-    if name == "custom":
-        args = {key: value for key, value in settings.items() if key != "lr"}
-        optimizer = {"name": "torch.optim:AdamW", "learning_rate": settings["lr"], "args": args}
-    trainable = built(custom(model), FLAT, optimizer={"name": name.lower(), **optimizer})
-    module = module_like(trainable, model)
-    plain = getattr(torch.optim, "AdamW" if name == "custom" else name)(
-        module.parameters(), **settings
-    )
-    if name == "AdamW":  # Keras counts all steps, PyTorch the steps of each parameter
-        for part in plain.param_groups[0]["params"]:
-            plain.state[part] = {
-                "step": torch.tensor(0.0),
-                "exp_avg": torch.zeros_like(part),
-                "exp_avg_sq": torch.zeros_like(part),
-            }
-        plain.register_step_pre_hook(count_step)
-    losses = [take_step(trainable, *flat_batch(step), 12).loss / 12 for step in range(6)]
-    assert losses == pytest.approx(trained(module, plain, 6), abs=2e-5)
-    for key, value in module.state_dict().items():
-        assert weights_of(trainable)[key] == pytest.approx(value.numpy(), abs=2e-5), key
-
-
-def count_step(plain, *_):
-    plain.steps = getattr(plain, "steps", -1) + 1
-    for state in plain.state.values():
-        state["step"].fill_(float(plain.steps))
 
 
 def test_parameter_that_forward_replaces_is_refused():

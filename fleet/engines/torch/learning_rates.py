@@ -1,0 +1,163 @@
+"""Set the learning rate of each group of parameters, also by ``torch.optim.lr_scheduler``.
+
+A scheduler of PyTorch runs on an optimizer without weights, which has the groups of the true one.
+It has no state in checkpoints: a resumed network steps it as often as before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from fleet.engines.custom import load_custom
+from fleet.engines.schedules import Clock, nominal_rate, rate_at
+from fleet.engines.torch.several_optimizers import SeveralOptimizers
+from fleet.errors import SettingError
+from fleet.spec.model import wrapping_errors
+from fleet.vocabulary.torch_schedules import TORCH_SCHEDULES
+
+_KEYS = ("train", "optimizer", "learning_rate")
+_CHANGED = ("lr", "momentum", "betas")  # options that schedulers change
+
+
+def is_of_torch(rate: float | Mapping[str, Any] | None) -> bool:
+    """Return True for a class of ``torch.optim.lr_scheduler``."""
+    return isinstance(rate, Mapping) and rate.get("name") in TORCH_SCHEDULES
+
+
+class LearningRates:
+    """The learning rates of an optimizer's groups.
+
+    Args:
+        rate: the learning rate of the spec, a number or a schedule.
+        optimizer: the optimizer, as created with :func:`fleet.engines.schedules.nominal_rate`.
+
+    Raises:
+        SettingError: the schedule cannot be computed.
+    """
+
+    def __init__(
+        self, rate: float | Mapping[str, Any], optimizer: torch.optim.Optimizer | SeveralOptimizers
+    ) -> None:
+        self._rate = rate
+        rates = [group["lr"] / nominal_rate(rate) for group in optimizer.param_groups]
+        self._factors = rates
+        self._main = rates.index(1.0) if 1.0 in rates else 0  # a group without its own rate
+        self._scheduler = None
+        if isinstance(rate, Mapping) and is_of_torch(rate):
+            self._scheduler = _Scheduler(rate, optimizer)
+
+    def options(self, step: int, clock: Clock, scale: float) -> list[dict[str, Any]]:
+        """Return the options of each group that change, for a step.
+
+        Args:
+            step: number of the step, from 0.
+            clock: where training is.
+            scale: factor of the learning rates.
+        """
+        if self._scheduler is None:
+            rate = rate_at(self._rate, step, clock) * scale
+            return [{"lr": rate * factor} for factor in self._factors]
+        return [
+            {**options, "lr": options["lr"] * scale}
+            for options in self._scheduler.options(step, clock)
+        ]
+
+    def rate(self, step: int, clock: Clock, scale: float) -> float:
+        """Return the learning rate of a step, for parameters without their own."""
+        if self._scheduler is None:
+            return rate_at(self._rate, step, clock) * scale
+        return float(self.options(step, clock, scale)[self._main]["lr"])
+
+
+class _Scheduler:
+    """A scheduler of PyTorch."""
+
+    def __init__(
+        self, settings: Mapping[str, Any], optimizer: torch.optim.Optimizer | SeveralOptimizers
+    ) -> None:
+        self._settings = settings
+        self._defaults = dict(optimizer.defaults)
+        self._groups = [
+            {key: value for key, value in group.items() if key not in ("params", "param_names")}
+            for group in optimizer.param_groups
+        ]
+        self._steps_per_epoch = 0
+        self._restart(Clock())
+
+    def options(self, step: int, clock: Clock) -> list[dict[str, Any]]:
+        count = step
+        if self._settings.get("every") == "epoch":
+            count = clock.epoch_of(step)
+        is_stale = self._follows_epochs and self._steps_per_epoch != clock.progress.steps
+        if count < self._count or is_stale:
+            self._restart(clock)
+        with wrapping_errors(f"the schedule {self._settings['name']}:", SettingError, *_KEYS):
+            while self._count < count:
+                self._optimizer.step()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    self._scheduler.step()
+                self._count += 1
+        return [
+            {key: group[key] for key in _CHANGED if key in group}
+            for group in self._optimizer.param_groups
+        ]
+
+    @property
+    def _follows_epochs(self) -> bool:
+        return "epochs" in self._settings and "steps_per_epoch" not in self._settings
+
+    def _restart(self, clock: Clock) -> None:
+        self._count = 0
+        self._steps_per_epoch = clock.progress.steps
+        self._optimizer = _Weightless(
+            [{**group, "params": [torch.zeros(1)]} for group in self._groups], self._defaults
+        )
+        name = self._settings["name"]
+        with (
+            wrapping_errors(f"the schedule {name}:", SettingError, *_KEYS),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            self._scheduler = self._make(self._settings)
+
+    def _make(self, settings: Mapping[str, Any]) -> Any:
+        arguments = {
+            key: value
+            for key, value in settings.items()
+            if key not in ("name", "every", "initial_learning_rate") and value is not None
+        }
+        if self._follows_epochs and settings is self._settings:
+            arguments["steps_per_epoch"] = self._steps_per_epoch
+        if isinstance(arguments.get("lr_lambda"), str):
+            arguments["lr_lambda"] = load_custom(
+                arguments["lr_lambda"], "schedule", "optimizer", "learning_rate"
+            )
+        if "schedulers" in arguments:
+            arguments["schedulers"] = _created(arguments["schedulers"], self._make)
+        kind = getattr(lr_scheduler, settings["name"])
+        return kind(optimizer=self._optimizer, **arguments)
+
+
+def _created(schedulers: Any, make: Any) -> Sequence[Any]:
+    """Return the schedulers of a list of mappings."""
+    for settings in schedulers:
+        if not isinstance(settings, Mapping) or settings.get("name") not in TORCH_SCHEDULES:
+            raise SettingError(
+                f"schedulers: {settings!r} should be a mapping with the name of a class of "
+                "torch.optim.lr_scheduler",
+                *_KEYS,
+            )
+    return [make(settings) for settings in schedulers]
+
+
+class _Weightless(torch.optim.Optimizer):
+    """An optimizer without weights to update."""
+
+    def step(self, closure: Any = None) -> None:
+        """Do nothing."""
