@@ -40,7 +40,8 @@ class ModuleOptimizer:
         module: module that has the parameters.
         as_keras: True for a run that began with FLEET 0.2, whose optimizers were those of Keras.
         mode: ``min`` or ``max``: which values of the monitored metric are better.
-        several: optimizers of the user, to use instead of the one of the settings.
+        several: optimizers of the user, to use instead of the one of the settings, whose learning
+            rate multiplies theirs.
 
     Attributes:
         steps: number of steps taken, including steps that only accumulate.
@@ -84,6 +85,8 @@ class ModuleOptimizer:
         self.optimizer: torch.optim.Optimizer | SeveralOptimizers
         if several is not None:
             self.optimizer = several
+            for group in several.param_groups:  # the rate of the spec multiplies theirs
+                group["lr"] *= nominal_rate(rate)
             decays: Sequence[float] = [0.0] * len(several.param_groups)
         else:
             self.optimizer, decays = make_optimizer(

@@ -1,0 +1,192 @@
+"""Each example of a training step of its own equals a plain loop of PyTorch, over ten epochs."""
+
+import copy
+import importlib
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fleet.comm.single_rank import SingleRankGroup
+from fleet.engines.registry import make_engine
+from fleet.engines.steps import StepBatches
+from fleet.spec import parse
+from preprocess.sample import Affine, ArraySpec, SampleSpec
+from preprocess.user_code import seed_host_generators
+from tests.places import ROOT
+
+pytestmark = pytest.mark.torch
+
+EPOCHS, BATCHES, ROWS = 10, 4, 16
+SEED = 5
+FOLDER = ROOT / "examples" / "steps"
+
+
+@pytest.fixture(autouse=True)
+def _import_examples(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield
+    for name in ("vae", "simclr", "gan", "distillation"):
+        sys.modules.pop(name, None)
+
+
+def sample_of(mean=0.5, std=0.5):
+    return SampleSpec(ArraySpec((16, 16, 1), "uint8"), 10, Affine(mean, std))
+
+
+def batches():
+    """Yield images of blurred spots, and labels, of all steps of ten epochs."""
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (BATCHES * ROWS, 4, 4, 1)).astype(np.uint8)
+    images = images.repeat(4, 1).repeat(4, 2)
+    labels = random.integers(0, 10, len(images))
+    for _ in range(EPOCHS):
+        order = random.permutation(len(images)).reshape(BATCHES, ROWS)
+        for rows in order:
+            yield images[rows], labels[rows], rows
+
+
+def trained(name, sample, args=None, **train):
+    """Train a network of an example; return its module before and after."""
+    content = {
+        "models": [{"build": f"{name}:network", "args": args or {}}],
+        "resources": {"engine": "torch"},
+        "train": {"step": f"{name}:step", "stopping": {"monitor": "loss"}, **train},
+    }
+    [network] = parse(content).networks
+    engine = make_engine(parse(content), sample, None, 0, 1)
+    trainable = engine.build(replace(network, seed=SEED), SingleRankGroup())
+    before = copy.deepcopy(trainable.module)
+    for images, labels, indices in batches():
+        size = [len(labels)]
+        trainable.user_steps.begin(StepBatches((images, labels), size, size), indices)()
+    return before, trainable.module
+
+
+@contextmanager
+def seeded(step):
+    """Seed the generators as in a step of a network on one rank."""
+    import torch
+
+    from fleet.engines.torch.steps import mix_seed
+
+    seed = mix_seed(SEED, step, 0)
+    torch.manual_seed(seed)
+    seed_host_generators(seed)
+    yield
+
+
+def scaled_batches(mean, std):
+    """Yield inputs as modules take them, and labels."""
+    import torch
+
+    for images, labels, _ in batches():
+        pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+        yield (pixels - mean) / std, torch.from_numpy(labels)
+
+
+def assert_equal_weights(module, expected):
+    for name, value in expected.state_dict().items():
+        assert module.state_dict()[name].numpy() == pytest.approx(value.numpy(), abs=1e-5), name
+
+
+def test_vae_equals_a_plain_loop():
+    import torch
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    optimizer = {"name": "adam", "learning_rate": 0.002}
+    plain, module = trained("vae", sample_of(0.0, 1.0), optimizer=optimizer)
+    plain_optimizer = torch.optim.Adam(plain.parameters(), lr=0.002)
+    for step, (images, _) in enumerate(scaled_batches(0.0, 1.0)):
+        with seeded(step):
+            logits, mean, log_variance = plain(images)
+        error = binary_cross_entropy_with_logits(logits, images.flatten(1), reduction="sum")
+        divergence = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum()
+        plain_optimizer.zero_grad()
+        ((error + divergence) / ROWS).backward()
+        plain_optimizer.step()
+    assert_equal_weights(module, plain)
+
+
+@pytest.mark.filterwarnings("ignore::fleet.errors.NetworkWarning")
+def test_simclr_equals_a_plain_loop():
+    import torch
+    from torch.nn.functional import cosine_similarity
+
+    optimizer = {"name": "adam", "learning_rate": 0.003}
+    plain, module = trained("simclr", sample_of(), optimizer=optimizer)
+    view = importlib.import_module("simclr").view
+    plain_optimizer = torch.optim.Adam(plain.parameters(), lr=0.003)
+    for step, (images, _) in enumerate(scaled_batches(0.5, 0.5)):
+        with seeded(step):
+            codes = torch.cat([plain(view(images)), plain(view(images))])
+        loss = 0
+        for first in range(2 * ROWS):
+            similarities = cosine_similarity(codes[first : first + 1], codes) / 0.5
+            negatives = torch.arange(2 * ROWS) != first
+            partner = similarities[(first + ROWS) % (2 * ROWS)]
+            loss = loss + (similarities[negatives].logsumexp(0) - partner) / (2 * ROWS)
+        plain_optimizer.zero_grad()
+        loss.backward()
+        plain_optimizer.step()
+    assert_equal_weights(module, plain)
+
+
+def test_gan_equals_a_plain_loop():
+    import torch
+    from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
+    plain, module = trained("gan", sample_of(), optimizers="gan:optimizers")
+    generator, discriminator = plain["generator"], plain["discriminator"]
+    optimizers = [
+        torch.optim.Adam(part.parameters(), lr=2e-4, betas=(0.5, 0.999))
+        for part in (discriminator, generator)
+    ]
+    real_labels, fake_labels = torch.ones(ROWS, 1), torch.zeros(ROWS, 1)
+    for step, (images, _) in enumerate(scaled_batches(0.5, 0.5)):
+        with seeded(step):
+            noise = torch.randn(ROWS, 16)
+        fake = generator(noise)
+        loss = cross_entropy(discriminator(images.flatten(1)), real_labels)
+        loss = (loss + cross_entropy(discriminator(fake.detach()), fake_labels)) / 2
+        optimizers[0].zero_grad()
+        loss.backward()
+        optimizers[0].step()
+        loss = cross_entropy(discriminator(fake), real_labels)
+        optimizers[1].zero_grad()
+        loss.backward()
+        optimizers[1].step()
+    assert_equal_weights(module, plain)
+
+
+def test_distillation_equals_a_plain_loop(tmp_path, monkeypatch):
+    import torch
+
+    monkeypatch.setenv("TEACHER", str(tmp_path / "best.safetensors"))
+    sample = sample_of()
+    content = {
+        "models": [{"build": "distillation:network"}],
+        "resources": {"engine": "torch"},
+        "output": str(tmp_path),
+    }
+    [network] = parse(content).networks
+    trainable = make_engine(parse(content), sample, None, 0, 1).build(network, SingleRankGroup())
+    trainable.export(trainable.state(), tmp_path / "best.safetensors")
+    teacher = trainable.module.eval()
+
+    optimizer = {"name": "adam", "learning_rate": 0.003}
+    plain, module = trained("distillation", sample, {"width": 4}, optimizer=optimizer)
+    plain_optimizer = torch.optim.Adam(plain.parameters(), lr=0.003)
+    for images, labels in scaled_batches(0.5, 0.5):
+        logits = plain(images)
+        soft_labels = torch.softmax(teacher(images).detach() / 2, 1)
+        imitation = torch.nn.KLDivLoss(reduction="batchmean")(
+            torch.log_softmax(logits / 2, 1), soft_labels
+        )
+        loss = 0.7 * 4 * imitation + 0.3 * torch.nn.CrossEntropyLoss()(logits, labels)
+        plain_optimizer.zero_grad()
+        loss.backward()
+        plain_optimizer.step()
+    assert_equal_weights(module, plain)
