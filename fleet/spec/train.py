@@ -506,6 +506,11 @@ class Train:
             self._check_around(self.optimizers)
         if self.step is None:
             return self
+        if self.compile:
+            raise ValueError(
+                "compile: true has no effect, because the function of `step` calls the module; "
+                "leave it out"
+            )
         for key in ("loss", "metrics", "label_smoothing", "class_weights"):
             if getattr(self, key):
                 raise ValueError(

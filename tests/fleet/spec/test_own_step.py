@@ -26,6 +26,7 @@ def document(engine="torch", **train):
         {"metrics": ["auc"]},
         {"label_smoothing": 0.1},
         {"class_weights": "balanced"},
+        {"compile": True},
     ],
 )
 def test_step_excludes_what_the_function_computes(setting):
