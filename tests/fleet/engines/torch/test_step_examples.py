@@ -83,8 +83,8 @@ def scaled_batches(mean, std):
     import torch
 
     for images, labels, _ in batches():
-        pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
-        yield (pixels - mean) / std, torch.from_numpy(labels)
+        scaled = Affine(mean, std).apply(images)
+        yield torch.from_numpy(scaled).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
 
 
 def assert_equal_weights(module, expected):
