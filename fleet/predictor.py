@@ -60,6 +60,11 @@ class Predictor:
         self._spec = load_run_spec(paths)
         self._feed, candidates = find_joinable(self._spec, rows)
         self.sample = read_sample(paths, self._feed)
+        if not self.sample.target.semantics.exists:
+            raise UserError(
+                f"{paths.root}: its networks have no targets (data.target: none), so their outputs "
+                "are no predictions; load an export and call it, as docs/training-step.md shows"
+            )
         columns = read_columns(paths)
         if columns is None and len(self.sample.input.shape) == 1:
             columns = Columns((), False, ())  # of arrays, which have no names

@@ -40,6 +40,9 @@ SOURCES: dict[str, str] = {
     "builtin:noise": "preprocess.sources.noise:open_noise",
 }
 
+# Sources whose data need no targets if `data.target` is none; others ignore theirs.
+_WITHOUT_TARGETS = ("image_folder", "npz", "npy", "table")
+
 Opened = tuple[Source, Source | None, Source | None]  # training, validation and test samples
 Opener = Callable[..., Opened]
 
@@ -77,7 +80,9 @@ def _open_at(
     code = UserCode()
     with code.running():
         function = _find_opener(source, options, path)
-    if target is not None and _wants_target(function):
+    has_targets = target is None or target.semantics.exists
+    can_lack_targets = not is_builtin or source in _WITHOUT_TARGETS
+    if target is not None and _wants_target(function) and (has_targets or can_lack_targets):
         extra = {"target": target}
     else:
         extra = {}
@@ -107,7 +112,7 @@ def _open_at(
                 "targets of another kind, target and targets instead of labels and classes; and "
                 "not a Dataset of PyTorch, which has len() and samples (input, target) by index"
             )
-    if target is not None and not extra:
+    if target is not None and (not extra or not has_targets):
         candidates = tuple(
             None if candidate is None else with_requested_targets(candidate, target)
             for candidate in candidates

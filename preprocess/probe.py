@@ -181,7 +181,7 @@ def _probe_input(
     if chain.affine is not None:
         chain.affine.check(array.shape[-1] if array.shape else 1)
     target = replace(target_of(source), names=())
-    if target.semantics.is_numeric:
+    if target.semantics.is_numeric and target.semantics.exists:
         center = np.mean(plain_targets(source), axis=0, dtype=np.float64)
         target = replace(target, center=tuple(center.ravel().tolist()))
     if probed[0].mask is not None:

@@ -42,7 +42,7 @@ class TargetSpec:
     """The target of one sample.
 
     Attributes:
-        kind: class, multilabel, value or mask.
+        kind: class, multilabel, value, mask or none.
         outputs: the number of classes, labels or values: the outputs of a network.
         names: the names of the classes, labels or values; may be empty.
         size: the size of a mask that is ready for a network, (height, width) in pixels; None if not
@@ -182,6 +182,8 @@ class TargetSpec:
         return {"target": {"kind": self.kind, "weighted": self.weighted, **size}}
 
     def __str__(self) -> str:
+        if not self.semantics.exists:
+            return "no targets"
         return f"{self.outputs} {self.semantics.nouns[self.outputs != 1]}"
 
 
@@ -201,7 +203,7 @@ class TargetWish:
     """The ``data.target`` of a spec: targets of a source that cannot tell their kind.
 
     Attributes:
-        kind: class, multilabel, value or mask.
+        kind: class, multilabel, value, mask or none.
         outputs: the number of classes, labels or values; None to infer it from the targets.
         names: the names of the classes, labels or values; may be empty.
         ignore: the value of mask pixels that are ignored.

@@ -7,6 +7,7 @@ kind           one sample's target            outputs a network returns
 ``multilabel`` (labels,) uint8: 1 if it holds labels  a logit per label
 ``value``      (values,) float32              values  the values
 ``mask``       (height, width): pixel classes classes a logit per class and pixel
+``none``       () int64: always 0             0       anything, for a step of the user
 ============== ============================== ======= ===========================
 
 Specs and files name a kind by its word; :data:`KINDS` has its class. Other modules ask it instead
@@ -21,7 +22,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-Kind = Literal["class", "multilabel", "value", "mask"]
+Kind = Literal["class", "multilabel", "value", "mask", "none"]
 
 _MIN_PROBABILITY = 1e-7  # keeps log losses finite; about the precision of float32
 
@@ -46,6 +47,7 @@ class TargetKind:
         has_label_sets: True if a sample may have no label, or several.
         is_numeric: True if targets are numbers to approximate; predictions are not right or wrong.
         headers: the columns of what is predicted, before those of all outputs.
+        exists: False if samples have no targets.
     """
 
     nouns: ClassVar[tuple[str, str]]
@@ -64,6 +66,7 @@ class TargetKind:
     has_label_sets: ClassVar[bool] = False
     is_numeric: ClassVar[bool] = False
     headers: ClassVar[tuple[str, ...]] = ()
+    exists: ClassVar[bool] = True
 
     def shape(self, outputs: int, size: tuple[int, int] | None) -> tuple[int, ...]:
         """Return the shape of one sample's target.
@@ -306,13 +309,49 @@ class MaskTarget(ClassTarget):
         return None
 
 
+class NoTarget(TargetKind):
+    """No target: a step of the user learns from the inputs alone."""
+
+    nouns = ("target", "targets")
+    plural = "left out"
+    min_outputs = 0
+    expected = "0"
+    activation = "linear"
+    default_loss = ""
+    loss_text = "the loss of its step"
+    is_scalar = True
+    is_numeric = True
+    exists = False
+
+    def shape(self, outputs: int, size: tuple[int, int] | None) -> tuple[int, ...]:  # noqa: D102
+        return ()
+
+    def dtype(self, outputs: int) -> np.dtype:  # noqa: D102
+        return np.dtype(np.int64)
+
+    def draw(  # noqa: D102
+        self, random: np.random.Generator, shape: tuple[int, ...], outputs: int
+    ) -> np.ndarray:
+        return np.zeros(shape, np.int64)
+
+    def is_wrong(self, values: np.ndarray, outputs: int) -> np.ndarray:  # noqa: D102
+        wrong: np.ndarray = values != 0
+        return wrong
+
+    def outputs_of(self, targets: np.ndarray) -> int:  # noqa: D102
+        return 0
+
+    def predictions(self, outputs: np.ndarray) -> np.ndarray:  # noqa: D102
+        return outputs.astype(np.float32)
+
+
 UNDECIDED = TargetKind()
 
 # The word of a kind -> its class; in the order in which messages list them.
 KINDS: dict[str, TargetKind] = dict(
     zip(
         get_args(Kind),
-        (ClassTarget(), MultilabelTarget(), ValueTarget(), MaskTarget()),
+        (ClassTarget(), MultilabelTarget(), ValueTarget(), MaskTarget(), NoTarget()),
         strict=True,
     )
 )

@@ -122,6 +122,17 @@ class WithTargets(View):
         return find_targets(self.source)
 
 
+class WithoutTargets(View):
+    """All samples of a source, whose targets, if it has some, are not used."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, np.arange(len(source)))
+
+    def _take_targets(self, source: Source) -> None:
+        self.target = TargetSpec("none", 0)
+        self.targets = np.zeros(len(source), np.int64)
+
+
 class WithLabels(View):
     """All samples of a multilabel source, with columns for a longer list of labels.
 
@@ -146,6 +157,10 @@ def with_requested_targets(source: Source, request: TargetWish) -> Source:
         InputError: its own targets are of another kind, or it has none of that kind.
     """
     own_target: TargetSpec | None = getattr(source, "target", None)
+    if not request.semantics.exists:
+        if own_target is not None and not own_target.semantics.exists:
+            return source
+        return WithoutTargets(source)
     if own_target is not None:
         request.check(own_target)
         return source

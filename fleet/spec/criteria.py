@@ -198,7 +198,8 @@ def target_kinds_of_spec(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]
     def kinds_of(network: NetworkSpec) -> Collection[str]:
         target = spec.data_by_pipeline.get(network.pipeline, spec.data).target
         if target is None:
-            return sorted(KINDS, key=lambda kind: not KINDS[kind].is_numeric)
+            kinds = [kind for kind in KINDS if KINDS[kind].exists]
+            return sorted(kinds, key=lambda kind: not KINDS[kind].is_numeric)
         return (target if isinstance(target, str) else target.kind,)
 
     return kinds_of

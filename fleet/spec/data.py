@@ -19,7 +19,7 @@ class Target:
 
     kind: Kind
     """class: one of several classes. multilabel: any number of labels. value: numbers. mask: a
-    class for each pixel.
+    class for each pixel. none: nothing.
     """
     outputs: kinds.Positive | None = None
     """Number of classes, labels or values. By default, as many as the data contains."""
@@ -86,7 +86,7 @@ class Data:
     target: TargetSetting | None = None
     """What networks predict, if the source cannot tell: class (one of several), multilabel (any
     number of labels), value (numbers) or mask (a class for each pixel); or a mapping with more
-    settings.
+    settings. none: nothing, for a step of your own (`train.step`) that learns from inputs alone.
     """
     folds: Annotated[int, Field(ge=2), kinds.NO_FLAG] | None = None
     """Number of folds for cross-validation, instead of `validation`. Each network is trained once

@@ -86,6 +86,15 @@ def _misfits(
         network.architecture.settings, Softmax
     )
     is_built_in = network.architecture.kind != "import"
+    if not sample.target.semantics.exists and is_built_in and spec.engine.learns:
+        yield (
+            network,
+            ("models", network.entry),
+            f"{network.architecture.target} predicts targets, and there are none "
+            "(data.target: none)",
+            "your own function (build:)",
+        )
+        return
     if sample.target.semantics.is_of_pixels and is_built_in and not is_softmax:
         yield (
             network,
@@ -148,7 +157,14 @@ def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator
     train = network.train
     losses = spec.engine.words.losses
     metrics = spec.engine.words.metrics
-    if KINDS[kind].is_numeric:
+    if not KINDS[kind].exists and train.step is None and spec.engine.learns:
+        yield misfit(
+            "step",
+            "without targets (data.target: none) no named loss can be computed",
+            "the import path of your own training step",
+        )
+        return
+    if KINDS[kind].is_numeric and train.step is None:
         for key, value in (
             ("label_smoothing", train.label_smoothing),
             ("class_weights", train.class_weights),

@@ -330,14 +330,14 @@ def arguments_for(
     """Return the keyword arguments for a custom model function.
 
     These are ``input_shape``, ``classes`` (or ``outputs``, if the function has that parameter) and
-    the arguments of the network.
+    the arguments of the network. Without targets, ``classes`` is left out unless it is required.
 
     Args:
         function: the custom function.
         architecture: the description of the network.
         input_shape: the shape of a sample, such as (height, width, channels); of several inputs,
             their shapes by name.
-        outputs: number of classes, labels or values.
+        outputs: number of classes, labels or values; 0 without targets.
     """
     try:
         names = inspect.signature(function).parameters
@@ -347,7 +347,11 @@ def arguments_for(
         word = "outputs"
     else:
         word = "classes"
-    return {"input_shape": input_shape, word: outputs, **copy.deepcopy(architecture.args)}
+    keywords = {"input_shape": input_shape, word: outputs, **copy.deepcopy(architecture.args)}
+    is_required = word in names and names[word].default is inspect.Parameter.empty
+    if not outputs and word not in architecture.args and not is_required:
+        del keywords[word]
+    return keywords
 
 
 def one_line(error: BaseException) -> str:

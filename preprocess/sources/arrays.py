@@ -123,7 +123,10 @@ class Arrays(TargetedSource):
         masks: PixelClasses,
         origin: str,
     ) -> None:
-        needed = [*names.input_places.values(), names.targets]
+        has_targets = target is None or target.semantics.exists
+        needed = [*names.input_places.values()]
+        if has_targets:
+            needed.append(names.targets)
         if names.must_weigh:
             needed.append(names.weights)
         for name in needed:
@@ -133,8 +136,8 @@ class Arrays(TargetedSource):
                     "(options: inputs, targets, weights)"
                 )
         self._inputs_at = {name: places[array] for name, array in names.input_places.items()}
-        self._targets_at = places[names.targets]
         first = places[names.first]
+        self._targets_at = places.get(names.targets, first)
         self.places = (f"{os.path.realpath(first.path)}:{first.member or ''}",)
         if not isinstance(names.inputs, str):
             self.input_names = tuple(self._inputs_at)
@@ -147,6 +150,24 @@ class Arrays(TargetedSource):
                     f"{origin}: {names.first} has {count} rows and {name} {len(inputs)}; all "
                     "inputs need the same samples"
                 )
+        targets: Masks | Targets = Targets.missing(count)
+        if has_targets:
+            targets = self._parsed(count, names, target, masks, origin)
+        if names.weights in places:
+            weights = np.array(flatten_column(places[names.weights].open()))
+        else:
+            weights = None
+        super().__init__(targets, weights, count)
+
+    def _parsed(
+        self,
+        count: int,
+        names: ArrayNames,
+        target: TargetWish | None,
+        masks: PixelClasses,
+        origin: str,
+    ) -> Masks | Targets:
+        """Parse the array of targets, one for each of ``count`` inputs."""
         values = self._targets
         origin_of_targets = str(self._targets_at)
         if values.shape[:1] != (count,):
@@ -156,14 +177,8 @@ class Arrays(TargetedSource):
             )
         kind = guess_kind(values, origin_of_targets) if target is None else target.kind
         if KINDS[kind].is_of_pixels:
-            targets: Masks | Targets = Masks(count, masks, self._name_of_mask, self._mask)
-        else:
-            targets = parse_targets(values, target, origin_of_targets, self.name)
-        if names.weights in places:
-            weights = np.array(flatten_column(places[names.weights].open()))
-        else:
-            weights = None
-        super().__init__(targets, weights, count)
+            return Masks(count, masks, self._name_of_mask, self._mask)
+        return parse_targets(values, target, origin_of_targets, self.name)
 
     def read(self, index: int) -> Any:
         """Return the row of a sample, (...), or those of several inputs; a number is (1,)."""

@@ -14,7 +14,7 @@ from launch.errors import InputError, pluralize, printable
 from preprocess.base import RandomAccess, Source, and_more
 from preprocess.fingerprint import SampleIds, identify_files
 from preprocess.sources.masks import MaskFiles, PixelClasses
-from preprocess.sources.targets import TargetedSource
+from preprocess.sources.targets import TargetedSource, Targets
 from preprocess.splits import (
     TEST,
     TRAIN,
@@ -104,6 +104,29 @@ class ImageFolder(FilePerSample, RandomAccess):
         self.labels = np.repeat(np.arange(len(files)), [len(images) for images in files])
 
 
+class ImageFiles(FilePerSample, TargetedSource):
+    """The images of a folder and its subfolders, in alphabetical order, without targets.
+
+    Args:
+        folder: the folder.
+
+    Raises:
+        InputError: it has no images, or a link is broken.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.places = (folder,)
+        self.unread = Counter()
+        self._files = _images(folder, self.unread)
+        if not self._files:
+            raise InputError(
+                f"{folder}: no images (files that end in {', '.join(sorted(EXTENSIONS))})"
+                f"{_format_unread(self.unread)}"
+            )
+        super().__init__(Targets.missing(len(self._files)), None, len(self._files))
+
+
 class MaskedImages(FilePerSample, TargetedSource):
     """Images, and the mask of each in another folder under the same name without extension.
 
@@ -189,6 +212,8 @@ def open_image_folder(
             f"{path}: pixels is an option for masks, and there is no folder masks (options: masks)"
         )
     folders = class_folders(path)
+    if target is not None and not target.semantics.exists and not _has_splits(path, folders):
+        return ImageFiles(path), None
     if not _has_splits(path, folders):
         _check_classes(path, folders)
         return ImageFolder(path), None

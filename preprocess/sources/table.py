@@ -397,6 +397,8 @@ def open_table(
     if isinstance(inputs, Mapping):
         parts = _parse_parts(inputs)
         inputs = tuple(dict.fromkeys(name for part in parts for name in part.columns))
+    if target is not None and not target.semantics.exists:
+        targets = ()
     names, is_paths = _inputs(table, inputs, _as_tuple(targets), (weights, split, group, stratify))
     if parts:
         is_paths = False
@@ -680,6 +682,8 @@ def _split_rows_by_file(table: Table) -> Mapping[str, np.ndarray]:
 
 def _targets(table: Table, columns: Columns, request: TargetWish | None) -> Targets | MaskFiles:
     """Parse the targets of all rows."""
+    if not columns.targets:
+        return Targets.missing(len(table))
     names = columns.targets
     origin = f"{table.path}, {', '.join(map(repr, columns.targets))}"
     semantics = requested_semantics(request)

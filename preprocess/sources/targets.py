@@ -50,6 +50,11 @@ class Targets:
         """What the kind means."""
         return KINDS[self.kind]
 
+    @classmethod
+    def missing(cls, count: int) -> Targets:
+        """Return the targets of samples that have none."""
+        return cls("none", np.zeros(count, np.int64))
+
     def spec(self) -> TargetSpec:
         """Return the spec of the targets."""
         try:
@@ -441,7 +446,7 @@ class TargetedSource(RandomAccess):
             self.masks = targets
             self.target = targets.spec
             self.classes = targets.spec.names
-        elif targets.semantics.is_scalar:
+        elif targets.semantics.has_classes:
             self.labels = targets.values
             self.classes = targets.names
         else:

@@ -122,14 +122,10 @@ class KerasStep:
         is_number = len(self.target.shape) == 1  # values or labels, not classes
         if weights is None:
             weights = tf.ones(tf.shape(targets)[:1], tf.float32)
-        return StepBatch(
-            {
-                INPUT: inputs,
-                TARGET: tf.cast(targets, tf.float32 if is_number else tf.int64),
-                WEIGHT: weights,
-                INDEX: indices,
-            }
-        )
+        named = {INPUT: inputs}
+        if self.target.semantics.exists:
+            named[TARGET] = tf.cast(targets, tf.float32 if is_number else tf.int64)
+        return StepBatch({**named, WEIGHT: weights, INDEX: indices})
 
     def read(self, returned: dict[str, Any], rows: int | tf.Tensor) -> Returned:
         """Return the numbers of what the function returned.

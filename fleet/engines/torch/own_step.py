@@ -170,14 +170,11 @@ class TorchStep:
             if weights
             else torch.ones(len(targets), device=device)
         )
-        return StepBatch(
-            {
-                **({INPUT: inputs} if isinstance(inputs, Tensor) else inputs),
-                TARGET: target,
-                WEIGHT: weight,
-                INDEX: to_device(np.array(indices, np.int64), device),
-            }
-        )
+        named = {INPUT: inputs} if isinstance(inputs, Tensor) else dict(inputs)
+        if self.target.semantics.exists:
+            named[TARGET] = target
+        index = to_device(np.array(indices, np.int64), device)
+        return StepBatch({**named, WEIGHT: weight, INDEX: index})
 
     def read(
         self, returned: Mapping[str, Any], rows: int, device: torch.device
