@@ -313,7 +313,8 @@ def user_code_of(network: NetworkSpec) -> UserCode | None:
     train = network.train
     rate = train.optimizer.learning_rate
     schedule = str(rate.get("name")) if isinstance(rate, Mapping) else ""
-    names = (train.loss or "", train.optimizer.name, schedule, *train.metrics)
+    measures = map(name_of, (train.loss or "", *train.metrics))
+    names = (*measures, train.optimizer.name, schedule)
     if network.architecture.kind == "import" or train.step or any(":" in name for name in names):
         return UserCode(keeps_rng_state=False)
     return None

@@ -33,6 +33,7 @@ from fleet.engines.base import (
     Trainable,
     collect_warnings,
 )
+from fleet.engines.batch_transforms import BatchTransforms
 from fleet.engines.failure_reason import describe_failure
 from fleet.engines.registry import count_parameters, make_engine
 from fleet.engines.steps import StepBatches, steps_of
@@ -167,6 +168,14 @@ class _SmokeTest:
             rows = (inputs, *target.split(targets))
             if isinstance(trainable, SupportsLearningCheck):
                 trainable.check_learns(*rows[:2])
+            transforms = BatchTransforms.of(
+                self.network.train.batch_transforms,
+                self.request.sample.for_pipeline(self.network.pipeline, self.network.fold),
+                self.network.seed,
+            )
+            if transforms is not None:
+                inputs, targets = transforms(inputs, targets, epoch=0, step=0)
+                rows = (inputs, targets["target"], targets["weight"])
             size = min(_ROWS, len(inputs), self.network.train.batch.bounds[0])
             batches = StepBatches(tuple(part[:size] for part in rows), [size], [size])
             steps_of(trainable, is_alone=True).begin_steps(batches)()

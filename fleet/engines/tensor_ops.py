@@ -48,9 +48,26 @@ class TensorOps(NamedTuple):
             targets: (n, ...).
             target: target of a sample.
         """
-        if target.semantics.has_classes:
+        if target.semantics.has_classes and not self.are_shares(targets, target):
             targets = self.one_hot(self.maximum(targets, 0), target.outputs)
         return self.as_float(targets)
+
+    def are_shares(self, targets: Tensor, target: TargetSpec) -> bool:
+        """Return True for shares of classes, (n, classes), which batch transforms give."""
+        return target.semantics.is_scalar and len(targets.shape) == 2
+
+    def most_likely(self, targets: Tensor, target: TargetSpec) -> Tensor:
+        """Return the classes or labels with the largest shares, from any targets.
+
+        Args:
+            targets: (n, ...), as they travel, or shares.
+            target: target of a sample.
+        """
+        if self.are_shares(targets, target):
+            return self.argmax(targets)
+        if target.kind == "multilabel":
+            return self.as_int(self.as_float(targets) >= 0.5)
+        return targets
 
     def probabilities(self, outputs: Tensor, kind: str) -> Tensor:
         """Return the probabilities of logits; values are unchanged.
@@ -150,8 +167,8 @@ class TensorOps(NamedTuple):
         if not target.semantics.is_of_pixels:
             if by_class is None:
                 return loss
-            return lambda outputs, targets: loss(outputs, targets) * self.take(
-                by_class, self.maximum(targets, 0)
+            return lambda outputs, targets: loss(outputs, targets) * self._class_weights(
+                by_class, targets, target
             )
 
         def of_masks(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -166,6 +183,12 @@ class TensorOps(NamedTuple):
             return self.mean_of_pixels(self.select(counted > 0, losses, 0.0), counted)
 
         return of_masks
+
+    def _class_weights(self, by_class: Tensor, targets: Tensor, target: TargetSpec) -> Tensor:
+        """Return the weight of each sample by its class, or the mean by its shares: (n,)."""
+        if self.are_shares(targets, target):
+            return self.sum(targets * by_class, -1)
+        return self.take(by_class, self.maximum(targets, 0))
 
 
 def _correct_classes(

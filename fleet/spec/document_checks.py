@@ -89,6 +89,13 @@ def _augmentation_problems(document: Document) -> Iterator[Problem]:
         return
     engine = engine_of(document)
     path = ("data", "augment_on")
+    if document.train.batch_transforms:
+        yield (
+            path,
+            "train.batch_transforms take batches that are augmented",
+            "use host, or leave batch_transforms out",
+        )
+        return
     if not engine.finishes:
         able = ", ".join(name for name, info in ENGINES.items() if info.finishes)
         yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TypeAlias
@@ -11,6 +12,7 @@ from fleet.spec.engines import ENGINES, EngineInfo
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.model import check_import
 from fleet.spec.train import Optimizer, Train
+from fleet.vocabulary.batch_transforms import BATCH_TRANSFORMS
 from fleet.vocabulary.measures import SHORT, Direction, MeasureWord, canonical_name, direction_of
 from fleet.vocabulary.optimizers import SAME_ARGUMENTS
 from fleet.vocabulary.schedules import (
@@ -49,6 +51,7 @@ def find_unknown_words(
         yield from _check_measure(("loss",), train.loss, words.losses, engine)
     for metric in train.metrics:
         yield from _check_measure(("metrics",), metric, words.metrics, engine)
+    yield from _check_batch_transforms(train, engine)
     monitor = train.stopping.monitor
     if monitor is not None and find_direction(train, engine) is None:
         yield (
@@ -293,6 +296,32 @@ def _check_measure(
             f"the {noun} {name} needs the parameter {needed}",
             f"write {{{name}: {{{needed}: ...}}}}",
         )
+
+
+def _check_batch_transforms(train: Train, engine: EngineInfo) -> Iterator[Problem]:
+    key = ("batch_transforms",)
+    if train.batch_transforms and not engine.knows.batch_transforms:
+        yield key, f"the {engine.name} engine does not transform batches", "leave it out"
+        return
+    for transform in train.batch_transforms:
+        name = name_of(transform)
+        if ":" in name:
+            continue
+        if name not in BATCH_TRANSFORMS:
+            yield (
+                key,
+                f"no batch transform is named {name!r}{did_you_mean(name, BATCH_TRANSFORMS)}",
+                f"use {', '.join(BATCH_TRANSFORMS)}, or an import path module:function",
+            )
+            continue
+        accepted = list(inspect.signature(BATCH_TRANSFORMS[name]).parameters)[2:]
+        unknown = [parameter for parameter in parameters_of(transform) if parameter not in accepted]
+        if unknown:
+            yield (
+                key,
+                f"{name} has no parameter {unknown[0]}{did_you_mean(unknown[0], accepted)}",
+                f"its parameters are {', '.join(accepted)}",
+            )
 
 
 def _describe_unknown(

@@ -72,6 +72,8 @@ class Known:
         compiles_modules: whether ``torch.compile`` can compile its modules.
         starts: whether networks can start from the weights of a file and freeze some of them; its
             trainables are then :class:`fleet.engines.base.SupportsPretrained`.
+        batch_transforms: whether networks train on the batches of
+            :mod:`fleet.engines.batch_transforms`.
     """
 
     optimizers: Table[OptimizerWord] = None
@@ -88,6 +90,7 @@ class Known:
     several_optimizers: bool = False
     compiles_modules: bool = False
     starts: bool = False
+    batch_transforms: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ ENGINES: dict[str, EngineInfo] = {
             "keras",
             ".keras.engine:KerasEngine",
             "Keras on TensorFlow",
-            knows=Known(starts=True, own_steps=True),
+            knows=Known(starts=True, own_steps=True, batch_transforms=True),
             uses_gpus=True,
             exports=True,
             finishes=True,
@@ -247,6 +250,7 @@ ENGINES: dict[str, EngineInfo] = {
                 several_optimizers=True,
                 compiles_modules=True,
                 starts=True,
+                batch_transforms=True,
                 losses={**LOSSES, **TORCH_LOSSES},
                 metrics={
                     name: word

@@ -167,12 +167,7 @@ def check_measures(
         ValueError: one of them is invalid.
     """
     for key, measures in (("loss", () if loss is None else (loss,)), ("metrics", metrics)):
-        for measure in measures:
-            if not isinstance(measure, str) and len(measure) != 1:
-                raise ValueError(
-                    f"{key}: {measure} should be one name with its parameters, as in "
-                    "{AUC: {curve: PR}}"
-                )
+        check_single_names(key, measures, "{AUC: {curve: PR}}")
     labels = [label_of(name) for name in metrics]
     duplicates = [
         name
@@ -191,6 +186,24 @@ def check_measures(
     if isinstance(class_weights, Mapping) and not all(map(is_weight, class_weights.values())):
         raise ValueError(f"class_weights: {class_weights} should be numbers of at least 0")
     return labels
+
+
+def check_single_names(key: str, measures: tuple[Measure, ...], example: str) -> None:
+    """Check that each item of a setting is one name, perhaps with parameters.
+
+    Args:
+        key: the setting, for the message.
+        measures: its items.
+        example: a valid item.
+
+    Raises:
+        ValueError: an item has another number of names.
+    """
+    for measure in measures:
+        if not isinstance(measure, str) and len(measure) != 1:
+            raise ValueError(
+                f"{key}: {measure} should be one name with its parameters, as in {example}"
+            )
 
 
 def check_monitor(monitor: str | None, computed: list[str]) -> None:

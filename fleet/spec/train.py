@@ -19,7 +19,7 @@ from pydantic import (
 
 from fleet.spec import fields as kinds
 from fleet.spec.fields import AboveZero, BelowOne, NotNegative, Positive, Real
-from fleet.spec.measures import FIELDS, Measure, check_measures, check_monitor
+from fleet.spec.measures import FIELDS, Measure, check_measures, check_monitor, check_single_names
 from fleet.spec.section import section
 from fleet.vocabulary.measures import UP, direction_of
 from fleet.vocabulary.schedules import schedule_schema
@@ -431,6 +431,12 @@ class Train:
     name, each with the parameters that it steps. The step then returns a loss by each name. Of
     `optimizer` only clipping, running means and a learning rate apply, which multiplies theirs.
     """
+    batch_transforms: tuple[Measure, ...] = ()
+    """Functions that change each training batch before the step, in this order: mixup, cutmix, and
+    import paths of your own functions of (batch, rng); with parameters, like {mixup: {alpha: 0.2}}.
+    A batch maps input, target and weight to NumPy arrays with rows first; classes are shares,
+    (rows, classes). The numbers that rng draws, and the rows, do not depend on the number of GPUs.
+    """
     label_smoothing: BelowOne = 0.0
     """Label smoothing: the share of each target that the loss spreads evenly over all classes or
     labels. Only for class, multilabel and mask.
@@ -477,6 +483,7 @@ class Train:
     @model_validator(mode="after")
     def _check_metrics(self) -> Train:
         labels = check_measures(self.loss, self.metrics, self.class_weights)
+        check_single_names("batch_transforms", self.batch_transforms, "{mixup: {alpha: 0.2}}")
         if self.step is None:
             check_monitor(self.stopping.monitor, [*FIELDS, *labels])
         return self
@@ -511,7 +518,7 @@ class Train:
                 "compile: true has no effect, because the function of `step` calls the module; "
                 "leave it out"
             )
-        for key in ("loss", "metrics", "label_smoothing", "class_weights"):
+        for key in ("loss", "metrics", "label_smoothing", "class_weights", "batch_transforms"):
             if getattr(self, key):
                 raise ValueError(
                     f"{key}: {getattr(self, key)} has no effect, because the function of `step` "

@@ -116,6 +116,7 @@ _LATER: dict[str, Any] = {
     "step": None,
     "optimizers": None,
     "compile": False,
+    "batch_transforms": [],
 }
 
 

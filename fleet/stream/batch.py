@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fleet.comm.protocols import Group
 from fleet.stream.order import Epoch
 
 
@@ -37,6 +38,23 @@ class Batch:
     epoch: Epoch
     missed: int = 0
     indices: np.ndarray | None = None
+
+
+class WholeBatchGroup(Group):
+    """A group each of whose ranks reads all rows of a batch, as a single rank would.
+
+    Args:
+        group: the group of the ranks, by which they agree.
+    """
+
+    rank = 0
+    size = 1
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.ranks = group.ranks
+        for name in ("allgather", "barrier", "broadcast_value", "check", "raising_group_failed"):
+            setattr(self, name, getattr(group, name))
 
 
 def split_rows(first: int, last: int, rank: int, size: int) -> tuple[int, int]:

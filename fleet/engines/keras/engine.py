@@ -164,6 +164,7 @@ class KerasEngine:
             train.xla,
             has_code=code is not None,
             own_step=own_step,
+            transforms_batches=bool(train.batch_transforms),
         )
         steps = KerasSteps(graphs, exchange_of, code, network.seed, StepQueue(self._inputs))
         built = KerasNetwork(

@@ -16,8 +16,10 @@ from typing import Any
 import tensorflow as tf
 
 from fleet.engines.base import INDEX, WIDTH
+from fleet.engines.batch_transforms import transformed_sample
 from fleet.engines.keras.deferred_augmentation import augment_deferred
 from fleet.engines.keras.exchange import Exchange, HorovodExchange, NoExchange
+from fleet.engines.keras.losses import OPS
 from fleet.engines.keras.optimizer import drop_unconnected
 from fleet.engines.keras.own_step import KerasStep
 from fleet.engines.keras.penalties import penalty, sums_over_rows
@@ -37,6 +39,8 @@ class StepGraphs:
             second per process.
         own_step: a step of the user, instead of the loss of ``measures``; None without one. The
             rows of samples in the data set then follow their inputs.
+        transforms_batches: True if batches of training are those of
+            :mod:`fleet.engines.batch_transforms`.
 
     Attributes:
         exchange: exchange of the present group.
@@ -58,6 +62,7 @@ class StepGraphs:
         xla: bool,
         has_code: bool,
         own_step: KerasStep | None = None,
+        transforms_batches: bool = False,
     ) -> None:
         self.exchange = exchange
         self.connected: list[bool] = []
@@ -71,13 +76,12 @@ class StepGraphs:
         self._affine = sample.affine
         self._measures = measures
         self._are_sums = sums_over_rows(self._model, sample.input.shape)
-        target = sample.target
-        rows = [
-            tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
-            *([] if own_step is None else [tf.TensorSpec((None,), tf.int64)]),
-            tf.TensorSpec((None, *target.shape), target.dtype),
-            *([] if target.is_plain else [tf.TensorSpec((None,), tf.float32)]),
-        ]
+        self._transforms_batches = transforms_batches
+        own_rows = [] if own_step is None else [tf.TensorSpec((None,), tf.int64)]
+        evaluated = _specs_of(sample, own_rows)
+        rows = evaluated
+        if transforms_batches:
+            rows = _specs_of(transformed_sample(sample), own_rows)
         flags = tf.TensorSpec((self.width,), tf.float32)
         signature = [tf.TensorSpec((), tf.float32), flags, *rows]
         compiled = {"input_signature": signature, "jit_compile": xla or None}
@@ -96,8 +100,8 @@ class StepGraphs:
             del self.strides[NoExchange]
             self.compiled = graph_of(self._compute_exchange_apply, **compiled)
         evaluate = self._evaluate if own_step is None else self._evaluate_own
-        self.evaluation = graph_of(evaluate, input_signature=rows)
-        self.prediction = graph_of(self._predict, input_signature=rows[:1])
+        self.evaluation = graph_of(evaluate, input_signature=evaluated)
+        self.prediction = graph_of(self._predict, input_signature=evaluated[:1])
 
     @property
     def has_own_step(self) -> bool:
@@ -168,12 +172,16 @@ class StepGraphs:
             losses, values = own_step.losses(self._model, batch, True)
             return losses, partial(own_step.sums, losses, values)
         inputs, targets, *weights = local_rows
-        outputs = tf.cast(self._model(self.inputs(inputs), training=True), tf.float32)
+        if not self._transforms_batches:
+            inputs = self.inputs(inputs)
+        outputs = tf.cast(self._model(inputs, training=True), tf.float32)
         losses = _weighted_losses(
             self._measures.losses.training(outputs, targets),
             valid,
             weights[0] if weights else None,
         )
+        if self._transforms_batches:
+            targets = OPS.most_likely(targets, self._sample.target)
         return losses, partial(self._sums, losses, outputs, targets, valid)
 
     def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor | None = None) -> None:
@@ -292,6 +300,17 @@ class StepGraphs:
             tf.zeros(variable.shape, variable.value.dtype)
             for variable in self._model.trainable_variables
         ]
+
+
+def _specs_of(sample: SampleSpec, own_rows: Sequence[tf.TensorSpec]) -> list[tf.TensorSpec]:
+    """Return the specs of inputs, ``own_rows``, targets and, except for plain classes, weights."""
+    target = sample.target
+    return [
+        tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
+        *own_rows,
+        tf.TensorSpec((None, *target.shape), target.dtype),
+        *([] if target.is_plain else [tf.TensorSpec((None,), tf.float32)]),
+    ]
 
 
 def _graph_of(function: Callable[..., Any], **options: Any) -> Any:

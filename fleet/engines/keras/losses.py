@@ -20,7 +20,7 @@ from fleet.engines.custom import as_targets_first, make_custom_loss
 from fleet.engines.measures import LossFunctions, loss_arguments
 from fleet.engines.tensor_ops import Loss, TensorOps
 from fleet.spec import Train
-from fleet.spec.measures import name_of
+from fleet.spec.measures import name_of, parameters_of
 from fleet.vocabulary.measures import canonical_name
 from preprocess.target import TargetSpec
 
@@ -55,8 +55,13 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
     Raises:
         SettingError: the loss does not exist, or is not for such targets.
     """
-    measure = target.semantics.default_loss if train.loss is None else train.loss
-    if train.loss is None and target.semantics.has_classes and not train.label_smoothing:
+    semantics = target.semantics
+    measure = semantics.default_loss if train.loss is None else train.loss
+    has_shares = bool(train.batch_transforms) and semantics.is_scalar
+    if has_shares and takes_class_numbers(name_of(measure)):
+        measure = {"categorical_crossentropy": parameters_of(measure)}
+    is_default = train.loss is None and semantics.has_classes
+    if is_default and not (train.label_smoothing or has_shares):
         measure = "sparse_categorical_crossentropy"  # equal, but without one-hot targets
     return LossFunctions.of(
         train,

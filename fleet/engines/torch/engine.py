@@ -148,6 +148,7 @@ class TorchEngine:
             own_step,
             {} if several is None else several.indices(flat.parameters.values()),
             compile_module(exported) if train.compile else None,
+            transforms_batches=bool(train.batch_transforms),
         )
         module.train()
         return TorchNetwork(module, steps, note, code)

@@ -72,13 +72,14 @@ class Exported(nn.Module):
         self.predicts = built.predicts
         self._is_mask = is_mask
 
-    def forward(self, samples: Samples) -> Tensor:
+    def forward(self, samples: Samples, is_scaled: bool = False) -> Tensor:
         """Return logits, or values.
 
         Args:
             samples: (n, ...), as the stream carries them; of several inputs, by name.
+            is_scaled: True if they are scaled.
         """
-        inputs = self.prepare(samples)
+        inputs = self.prepare(samples, is_scaled)
         is_evaluating = not torch.is_grad_enabled()
         with torch.enable_grad() if self._differentiates else nullcontext():
             outputs: Tensor = call_module(self.module, inputs).float()
@@ -88,17 +89,18 @@ class Exported(nn.Module):
             return outputs.movedim(1, -1)
         return outputs
 
-    def prepare(self, samples: Samples) -> Samples:
+    def prepare(self, samples: Samples, is_scaled: bool = False) -> Samples:
         """Return new inputs as the module takes them: scaled, with channels first.
 
         Args:
             samples: (n, ...), as the stream carries them; of several inputs, by name.
+            is_scaled: True if they are scaled.
         """
         if isinstance(samples, Tensor):
-            prepared: Tensor = self._preparations[0](samples)
+            prepared: Tensor = self._preparations[0](samples, is_scaled)
             return prepared
         return {
-            name: preparation(samples[name])
+            name: preparation(samples[name], is_scaled)
             for name, preparation in zip(self._names, self._preparations, strict=True)
         }
 
@@ -123,10 +125,15 @@ class Preparation(nn.Module):
         self.register_buffer("multiplier", multiplier, persistent=False)
         self.register_buffer("offset", offset, persistent=False)
 
-    def forward(self, samples: Tensor) -> Tensor:
-        """Return a new input, (n, ...), scaled, with channels first."""
+    def forward(self, samples: Tensor, is_scaled: bool = False) -> Tensor:
+        """Return a new input, (n, ...), scaled, with channels first.
+
+        Args:
+            samples: (n, ...), as the stream carries them.
+            is_scaled: True if they are scaled.
+        """
         is_new = False
-        if self.multiplier is not None and self.offset is not None:
+        if self.multiplier is not None and self.offset is not None and not is_scaled:
             samples = (samples * self.multiplier).add_(self.offset)
             is_new = True
         if samples.dim() == 4:

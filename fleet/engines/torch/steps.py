@@ -35,6 +35,7 @@ from fleet.engines.torch.deferred_augmentation import augment_deferred
 from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported
 from fleet.engines.torch.flat_parameters import FlatParameters, samples_to_device, to_device
+from fleet.engines.torch.losses import OPS
 from fleet.engines.torch.models import Samples
 from fleet.engines.torch.optimizer import ModuleOptimizer
 from fleet.engines.torch.own_step import TorchStep
@@ -65,6 +66,8 @@ class TorchSteps:
         compiled: calls the module in training, if it is compiled.
         evaluation_calls: calls of the network since its last step.
         is_new: True before the first step.
+        transforms_batches: True if batches of training are those of
+            :mod:`fleet.engines.batch_transforms`.
     """
 
     exported: Exported
@@ -79,9 +82,10 @@ class TorchSteps:
     code: UserCode | None
     own_step: TorchStep | None = None
     parts: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    compiled: Callable[[Samples], Tensor] | None = None
+    compiled: Callable[..., Tensor] | None = None
     evaluation_calls: int = 0
     is_new: bool = True
+    transforms_batches: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -245,7 +249,7 @@ class TorchSteps:
                 if self.own_step is not None:
                     losses = self.write_own_totals(self.own_step, local_rows, True, stop, optimizer)
                 else:
-                    outputs = self.outputs(local_rows[0])
+                    outputs = self.outputs(local_rows[0], self.transforms_batches)
                     loss = self.write_totals(
                         outputs, local_rows[1:], self.measures.losses.training, stop
                     )
@@ -311,14 +315,14 @@ class TorchSteps:
                 seed_host_generators(seed)
             yield
 
-    def outputs(self, inputs: np.ndarray) -> Tensor:
+    def outputs(self, inputs: np.ndarray, is_scaled: bool = False) -> Tensor:
         """Return logits or values, float32; for masks with classes last, as a view."""
         samples = self._samples(inputs)
-        call: Callable[[Samples], Tensor] = self.exported
+        call: Callable[..., Tensor] = self.exported
         if self.compiled is not None and self.exported.module.training:
             call = self.compiled
         with self._precision():
-            return call(samples)
+            return call(samples, is_scaled)
 
     def _samples(self, inputs: np.ndarray) -> Samples:
         """Return samples on the device, as the stream carries them."""
@@ -369,6 +373,8 @@ class TorchSteps:
             losses = losses * to_device(np.array(local_rows[1]), self.device)
         loss = losses.sum()
         with torch.no_grad():
+            if self.transforms_batches:
+                targets = OPS.most_likely(targets, self.sample.target)
             correct = self.measures.losses.correct(outputs, targets).sum(dtype=torch.float32)
             metric_totals = self.measures.metrics.sums(outputs.detach(), targets)
             self.flat.write_totals(loss.detach(), correct, len(local_rows[0]), stop, metric_totals)

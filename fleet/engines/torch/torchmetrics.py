@@ -144,7 +144,7 @@ def some_rows(target: TargetSpec) -> Rows:
     random = np.random.default_rng(0)
     predicted = torch.from_numpy(random.uniform(0.1, 1, (4, target.outputs)).astype(np.float32))
     predicted = predicted / predicted.sum(-1, keepdim=True)
-    if target.kind in ("class", "mask"):
+    if target.semantics.has_classes:
         classes = torch.from_numpy(random.integers(0, target.outputs, 4))
         return Rows(predicted, torch.nn.functional.one_hot(classes, target.outputs), classes)
     values = torch.from_numpy(random.integers(0, 2, (4, target.outputs)).astype(np.float32))

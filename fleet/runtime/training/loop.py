@@ -184,7 +184,11 @@ class TrainingLoop:
             return self._pauses or (group.size > 1 and is_due())
 
         steps = Steps(training, should_stop, is_due if group.size == 1 else lambda: False)
-        batches = source.batches(epoch, state.position, size, group, consumed)
+        batches = training.transform_batches(
+            partial(source.batches, epoch, state.position, size, consumed=consumed),
+            state.epoch,
+            size,
+        )
         if network.train.step is not None:
             stream = self.sources.of(network).stream
             batches = stream.number(batches, group, consumed)

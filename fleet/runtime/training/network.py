@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from fleet.engines.base import (
     SupportsRateScaling,
     Trainable,
 )
+from fleet.engines.batch_transforms import BatchTransforms
 from fleet.engines.steps import (
     StepBatches,
     StepCapabilities,
@@ -25,9 +26,11 @@ from fleet.engines.steps import (
     steps_of,
     user_steps_of,
 )
-from fleet.runtime.training.agreement import TrainingFailed, fail_together
+from fleet.runtime.training.agreement import TrainingFailed, all_or_none, fail_together
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
+from fleet.stream.batch import Batch, WholeBatchGroup, split_rows
+from preprocess.sample import SampleSpec
 from preprocess.target import TargetSpec, class_target
 
 T = TypeVar("T")
@@ -43,6 +46,7 @@ class Training:
         reads_stream_from: the first stream epoch that this rank reads from the stream; until then
             it prepares its own rows.
         target: the specification of a sample's target; the number of classes does not matter here.
+        sample: the specification of a sample, for batch transforms.
         steps: times the group's steps.
         group: the present group.
         trainable: the network.
@@ -52,6 +56,7 @@ class Training:
     network: NetworkSpec
     reads_stream_from: int
     target: TargetSpec = class_target(2)  # noqa: RUF009 - frozen
+    sample: SampleSpec | None = None
     steps: StepClock = field(default_factory=lambda: StepClock(min_steps=MIN_STEPS))
     group: Group = field(init=False)
     trainable: Trainable = field(init=False)
@@ -100,7 +105,9 @@ class Training:
             TrainingFailed: on all ranks, when it failed on one, here or in the returned function.
         """
         inputs, targets = batches.local_rows
-        local_rows = (inputs, *self.target.split(targets))
+        local_rows: tuple[np.ndarray, ...] = (inputs, targets)
+        if targets.dtype.names:
+            local_rows = (inputs, targets["target"], targets["weight"])
         batches = batches._replace(local_rows=local_rows)
         with self._failing_together():
             user_steps = user_steps_of(self.trainable)
@@ -149,6 +156,44 @@ class Training:
             self.batch = size
             self.steps = StepClock(min_steps=MIN_STEPS)
         return size
+
+    @cached_property
+    def batch_transforms(self) -> BatchTransforms | None:
+        """The transforms of training batches; None if there are none."""
+        transforms = self.network.train.batch_transforms
+        if not transforms:
+            return None
+        assert self.sample is not None
+        return BatchTransforms.of(transforms, self.sample, self.network.seed)
+
+    def transform_batches(
+        self, read: Callable[[Group], Iterator[Batch]], epoch: int, size: int
+    ) -> Iterator[Batch]:
+        """Yield this rank's rows of batches, after the batch transforms of the network.
+
+        A transform sees all rows of a batch, so that its result does not depend on the number of
+        ranks: each rank reads and transforms them all.
+
+        Args:
+            read: returns the batches that a group reads.
+            epoch: number of the network's epoch, from 0.
+            size: number of rows of a batch; the last one of an epoch may have fewer.
+
+        Raises:
+            TrainingFailed: on all ranks, when a transform failed on one.
+        """
+        if not self.network.train.batch_transforms:
+            yield from read(self.group)
+            return
+        transforms = all_or_none(self.group, lambda: self.batch_transforms)
+        assert transforms is not None
+        for batch in read(WholeBatchGroup(self.group)):
+            step = (batch.position - batch.size) // size
+            inputs, targets = all_or_none(
+                self.group, partial(transforms, batch.inputs, batch.targets, epoch, step)
+            )
+            rows = slice(*split_rows(0, batch.size, self.group.rank, self.group.size))
+            yield replace(batch, inputs=inputs[rows], targets=targets[rows])
 
     def evaluate(self, inputs: np.ndarray, targets: np.ndarray, indices: np.ndarray) -> StepTotals:
         """Return sums over a batch of this rank's samples, without training.

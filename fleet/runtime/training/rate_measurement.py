@@ -64,6 +64,8 @@ def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size:
     """
     group = training.group
     inputs, targets = make_samples(sample, rows=len(range(group.rank, size, group.size)))
+    if training.batch_transforms is not None:
+        inputs, targets = training.batch_transforms(inputs, targets, epoch=0, step=0)
     clock = StepClock(warm_up=profile.batches - profile.timed)
     start = time.perf_counter()
     for _ in range(profile.batches):

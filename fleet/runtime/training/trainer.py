@@ -146,9 +146,7 @@ class Trainer:
         network = order.network
         self._writer.set_fence(network.name, order.fence)
         self.sources.join(order.stream_epoch)
-        training = Training(
-            network, order.stream_epoch, self.sample.for_pipeline(network.pipeline).target
-        )
+        training = self._make_training(network, order.stream_epoch)
         with self._reporting_failures(training):
             training.group = group = self.world.group(order.ranks, order.group)
             group.barrier()  # until all ranks have joined the stream
@@ -181,7 +179,7 @@ class Trainer:
         """Build a network that another group trains, then join that group."""
         network = order.network
         self._writer.set_fence(network.name, order.fence)
-        training = Training(network, 0, self.sample.for_pipeline(network.pipeline).target)
+        training = self._make_training(network, 0)
         training.group = self.world.group((self.world.rank,), order.group)
         with self._reporting_failures(training), restoring_process(), ExitStack() as stack:
             failure: Exception | None = None
@@ -201,6 +199,10 @@ class Trainer:
             self.sources.join(message.reads_stream_from)
             state = self._loop.change_group(training, message, None, failure)
             self._loop.run(training, state, message)
+
+    def _make_training(self, network: NetworkSpec, reads_stream_from: int) -> Training:
+        sample = self.sample.for_pipeline(network.pipeline, network.fold)
+        return Training(network, reads_stream_from, sample.target, sample)
 
     @contextmanager
     def _reporting_failures(self, training: Training) -> Iterator[None]:
@@ -331,7 +333,7 @@ class Trainer:
         reason = ""
         may_pass = False
         parameters = 0
-        training = Training(network, 0, self.sample.for_pipeline(network.pipeline).target)
+        training = self._make_training(network, 0)
         try:
             training.group = group = self.world.group(order.ranks, order.group)
             with self._building(network, group) as training.trainable:
