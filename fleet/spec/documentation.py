@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from fleet.spec.model import APPLICATIONS, FAMILIES, application_names
 from fleet.spec.schema import Document
+from fleet.spec.train import UNDIVIDED
 from preprocess.transforms import TRANSFORMS
 
 _HEAD = """# The keys of a spec
@@ -58,10 +59,7 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a spec."""
     schema = TypeAdapter(Document).json_schema()
     _describe_entries(schema["$defs"])
-    schema["$defs"]["Optimizer"]["properties"]["lr"] = {
-        "anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "object"}],
-        "description": "Another name of learning_rate; use one of them.",
-    }
+    _describe_optimizer(schema["$defs"]["Optimizer"]["properties"])
     # A run that stays open may start without networks.
     schema |= {"anyOf": [{"required": ["keep_open"]}, {"properties": {"models": {"minItems": 1}}}]}
     return {
@@ -87,6 +85,23 @@ def _describe_entries(parts: dict[str, Any]) -> None:
         }
         for family, settings in FAMILIES.items()
     ]
+
+
+def _describe_optimizer(settings: dict[str, Any]) -> None:
+    """Describe the short name of the learning rate, and the settings of groups of parameters."""
+    rate = settings["learning_rate"]["anyOf"]
+    settings["lr"] = {
+        "anyOf": [rate[0], {"type": "object"}],
+        "description": "Another name of learning_rate; use one of them.",
+    }
+    group = settings["groups"]["anyOf"][0]["items"]
+    group["additionalProperties"] = False
+    group["properties"] |= {key: settings[key] for key in settings if key not in UNDIVIDED}
+    for key in ("learning_rate", "lr"):
+        group["properties"][key] = {
+            **rate[0],
+            "description": "Learning rate of these parameters, a number. A schedule scales it.",
+        }
 
 
 def _families() -> dict[str, Any]:
@@ -124,7 +139,14 @@ def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     transforms = transform_list["items"]["anyOf"][-1]["properties"]
     yield from ((f"data.transforms: {name}", transforms[name]) for name in TRANSFORMS)
     optimizer = parts["Optimizer"]["properties"]
-    yield "train.optimizer.groups: a group", optimizer["groups"]["anyOf"][0]["items"]
+    group = optimizer["groups"]["anyOf"][0]["items"]["properties"]
+    yield (
+        "train.optimizer.groups: a group",
+        {
+            "properties": {key: group[key] for key in ("match", "lr", "learning_rate")},
+            "required": ["match"],
+        },
+    )
     schedules = optimizer["learning_rate"]["anyOf"][1:]
     yield from (
         (f"train.optimizer.learning_rate: {schedule['title']}", schedule) for schedule in schedules
@@ -163,7 +185,7 @@ def _kind(value: dict[str, Any]) -> str:
         return ", ".join(kind for kind in kinds if kind != "integer" or "number" not in kinds)
     names = value.get("enum", [value["const"]] if "const" in value else [])
     if names and len(names) <= MAX_CHOICES:
-        return ", ".join(f"`{name}`" for name in names)
+        return ", ".join(dict.fromkeys(f"`{name}`" for name in names))
     examples = value.get("examples")
     if examples:
         return f"like `{examples[0]}`"

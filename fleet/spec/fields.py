@@ -39,6 +39,15 @@ IMPORT_PATH = {
 }
 
 
+def _in_any_case(names: Iterable[str]) -> str:
+    """Return a pattern of names in upper and lower case, with or without PyTorch's module."""
+    spellings = (
+        "".join(f"[{letter}{letter.upper()}]" if letter.isalpha() else letter for letter in name)
+        for name in names
+    )
+    return rf"^(torch\.optim\.)?({'|'.join(spellings)})$"
+
+
 def named(names: Iterable[str], **more: str) -> WithJsonSchema:
     """Return the schema of one of some names, or an import path; values are checked elsewhere."""
     return WithJsonSchema({"anyOf": [{**more, "enum": list(names)}, IMPORT_PATH]})
@@ -123,11 +132,19 @@ Monitor = Annotated[
         }
     ),
 ]
+_OPTIMIZERS = list(dict.fromkeys((*OPTIMIZERS, *TORCH_OPTIMIZERS)))
+_OPTIMIZER = "an optimizer of Keras or PyTorch"
 OptimizerName = Annotated[
     str,
     BeforeValidator(_optimizer_name),
-    named(
-        dict.fromkeys((*OPTIMIZERS, *TORCH_OPTIMIZERS)), title="an optimizer of Keras or PyTorch"
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"title": _OPTIMIZER, "enum": _OPTIMIZERS},
+                {"title": _OPTIMIZER, "type": "string", "pattern": _in_any_case(_OPTIMIZERS)},
+                IMPORT_PATH,
+            ]
+        }
     ),
 ]
 _TRACKERS = ("mlflow", "wandb", "optuna")

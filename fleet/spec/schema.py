@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from fleet.plugins import find_policy
 from fleet.spec import fields as kinds
@@ -339,7 +339,11 @@ class Document:
     """
     output: str = ""
     """Folder of the run: results, checkpoints, logs and the report. Default: runs/NAME."""
-    defaults: Annotated[Literal["0.2", "0.3"], BeforeValidator(_as_text)] = "0.3"
+    defaults: Annotated[
+        Literal["0.2", "0.3"],
+        BeforeValidator(_as_text),
+        WithJsonSchema({"enum": ["0.2", "0.3", 0.2, 0.3]}),
+    ] = "0.3"
     """Version of FLEET whose defaults apply. In 0.2 the default learning rate of every optimizer
     was 0.01. A run that began with 0.2 keeps that default when it resumes.
     """

@@ -108,7 +108,7 @@ class Batch:
 
 
 # Settings of an optimizer that apply to all of its parameters.
-_UNDIVIDED = frozenset(
+UNDIVIDED = frozenset(
     "name groups args foreach fused global_clipnorm clipnorm clipvalue use_ema ema_momentum "
     "ema_overwrite_frequency".split()
 )
@@ -123,7 +123,7 @@ def _check_group(group: Any) -> dict[str, Any]:
     if not (isinstance(patterns, list | tuple) and patterns and all(map(_is_text, patterns))):
         raise ValueError("needs `match`: a pattern of parameter names, like '*.bias', or several")
     settings = {key: value for key, value in group.items() if key != "match"}
-    undivided = sorted(_UNDIVIDED & settings.keys())
+    undivided = sorted(UNDIVIDED & settings.keys())
     if undivided:
         raise ValueError(f"{undivided[0]} applies to all parameters; write it beside `groups`")
     if not isinstance(settings.get("learning_rate"), int | float | None):

@@ -32,9 +32,16 @@ def _any_of(value, rules, _, root, path):
 
 
 def _one_of(value, rules, _, root, path):
-    fitting = [rule for rule in rules if not list(complaints(value, rule, root, path))]
-    if len(fitting) != 1:
-        yield f"{path}: {len(fitting)} of {len(rules)} forms"
+    attempts = [list(complaints(value, rule, root, path)) for rule in rules]
+    of_its_type = [
+        attempt
+        for attempt, rule in zip(attempts, rules, strict=True)
+        if not list(_type(value, rule.get("type", list(_TYPES)), rule, root, path))
+    ]
+    if len(of_its_type) == 1:  # an editor, too, explains a mistake by the form that was meant
+        yield from of_its_type[0]
+    elif sum(not attempt for attempt in attempts) != 1:
+        yield f"{path}: {attempts.count([])} of {len(rules)} forms"
 
 
 def _reference(value, path, _, root, location):

@@ -115,7 +115,7 @@ def test_json_schema_lists_choices(key, names):
 
 
 def test_json_schema_lists_transforms_and_schedules():
-    bare, _, mapping = KEYS["data.transforms"]["items"]["anyOf"]
+    bare, _, mapping = KEYS["data.transforms"]["oneOf"][0]["items"]["anyOf"]
     # The other transforms need parameters.
     assert bare["enum"] == [
         "decode",
@@ -177,7 +177,16 @@ def test_json_schema_accepts_the_examples(example):
         ("data: {transform: [decode]}", "spec.data"),
         ("data: {shared_memory: 2 gigabytes}", "spec.data.shared_memory"),
         ("data: {transforms: [flip]}", "spec.data.transforms[0]"),
+        ("data: {transforms: {image: [flip]}}", "spec.data.transforms.image[0]"),
+        ("data: {together: image}", "spec.data.together"),
+        ("train: {step: my_steps}", "spec.train.step"),
         ("train: {optimizer: {name: SDG}}", "spec.train.optimizer.name"),
+        ("train: {optimizer: {name: torch.optim.AdmaW}}", "spec.train.optimizer.name"),
+        ("train: {optimizer: {groups: [{weight_decay: 0}]}}", "spec.train.optimizer.groups"),
+        (
+            "train: {optimizer: {groups: [{match: a, use_ema: true}]}}",
+            "spec.train.optimizer.groups",
+        ),
         ("train: {epochs: 3}", "spec.train"),
         ("models: {family: resnet}", "spec.models"),
         ("models: [resnet]", "spec.models[0]"),
@@ -190,6 +199,34 @@ def test_json_schema_accepts_the_examples(example):
 def test_json_schema_locates_mistakes(wrong, key):
     content = {"models": [{"family": "softmax"}], **yaml.safe_load(wrong)}
     assert any(complaint.startswith(key) for complaint in complaints(content, SCHEMA))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "data: {options: {inputs: {photo: {files: path}, facts: [age, height]}}}",
+        "data: {transforms: {image: [decode], depth: []}, together: [image, depth]}",
+        "data: {target: none}",
+        "models: [{family: softmax, data: {transforms: {image: ['my:crop']}}}]",
+        "train: {step: 'my:step', optimizers: 'my:optimizers'}",
+        "train: {batch_transforms: [cutmix, {mixup: {alpha: 0.2}}, 'my:f', {'my:g': {a: 1}}]}",
+        "train: {compile: true}",
+        "train: {loss: {nn.CrossEntropyLoss: {label_smoothing: 0.1}}}",
+        "train: {metrics: [torchmetrics.classification.MulticlassF1Score]}",
+        "train: {optimizer: {name: AdamW, lr: 0.1, betas: [0.9, 0.95], eps: 1.0e-9}}",
+        "train: {optimizer: {name: torch.optim.SGD}}",
+        "train: {optimizer: {groups: [{match: ['*.bias', 'norm*'], weight_decay: 0}]}}",
+        "train: {optimizer: {groups: [{match: 'head.*', lr: 1.0e-2, betas: [0.8, 0.9]}]}}",
+        "train: {optimizer: {lr: {name: CosineDecay, decay_epochs: 5, warmup_epochs: 1}}}",
+        "train: {optimizer: {learning_rate: {name: StepLR, step_size: 5, every: epoch}}}",
+        "train: {optimizer: {learning_rate: {name: ReduceLROnPlateau, factor: 0.5}}}",
+        "train: {optimizer: {learning_rate: {name: 'my:schedule', every: step, a: 0.5}}}",
+        "defaults: 0.2",
+    ],
+)
+def test_json_schema_accepts_what_specs_accept(written):
+    content = {"models": [{"family": "softmax"}], **yaml.safe_load(written)}
+    assert list(complaints(content, SCHEMA)) == []
 
 
 def test_page_describes_every_key():
