@@ -221,7 +221,8 @@ class SoftmaxRegression:
         if self._sample.target.semantics.is_of_pixels:
             [features] = scaled
         else:
-            features = np.concatenate([part.reshape(len(part), -1) for part in scaled], axis=1)
+            flat = [part.reshape(len(part), math.prod(part.shape[1:])) for part in scaled]
+            features = np.concatenate(flat, axis=1) if len(flat) > 1 else flat[0]
         return np.concatenate(
             [features.astype(np.float64), np.ones((*features.shape[:-1], 1))], axis=-1
         )

@@ -118,6 +118,7 @@ class Letters:
     """A format with one byte per record, which is its label."""
 
     pattern = "txt$"
+    input_names = ()
     numbers: bool = False
 
     def scan(self, shard):
