@@ -8,7 +8,7 @@
    pipelines, `tf.data` service with a cache that its consumers share, and TensorSocket over a
    PyTorch loader.
 3. Bytes/s from the ring to 4 readers, of samples that need no preparation, compared with numpy's
-   memcpy in one process.
+   memcpy in one process; and of records of three arrays, compared with one array of as many bytes.
 4. Images/s per core of decode, crop and flip, compared with `tf.data` and plain Pillow.
 5. How long trainers wait for data in a real run.
 6. How much memory the ranks of that run use.
@@ -44,7 +44,7 @@ from images import make_jpegs
 from pace import each_consumer, growth, span_of
 from resident import Resident, resident
 from rivals import can_isolate, measure_consumers
-from stream_ranks import MEMORY, Job, Outcome
+from stream_ranks import MEMORY, RECORDS, Job, Outcome
 
 from fleet.api import mpirun
 from fleet.commands.output import print_json
@@ -231,14 +231,18 @@ class Bench:
 
     def ring(self) -> list[Row]:
         """Measure the bytes/s of all readers together."""
-        together, alone = [], []
+        rates: dict[str, list[float]] = {MEMORY: [], RECORDS: []}
+        alone = []
         for _ in range(self._rounds):
-            outcome = self._stream(MEMORY, CONSUMERS, "uint8")
-            together.append(
-                each_consumer(outcome.reads, BATCH) * CONSUMERS * outcome.sample_bytes / 1e9
-            )
+            for source, results in rates.items():
+                outcome = self._stream(source, CONSUMERS, "uint8")
+                results.append(
+                    each_consumer(outcome.reads, BATCH) * CONSUMERS * outcome.sample_bytes / 1e9
+                )
             alone.append(memcpy(outcome.sample_bytes))
+        together = rates[MEMORY]
         ratio = _ratio(together, alone)
+        of_records = _ratio(rates[RECORDS], together)
         return [
             Row(
                 3,
@@ -247,13 +251,22 @@ class Bench:
                 statistics.median(alone),
                 ratio,
                 *_with_target(ratio >= 0.6, "at least 0.6"),
-            )
+            ),
+            Row(
+                3,
+                f"GB/s of records of three arrays to {CONSUMERS} readers; reference: one array",
+                statistics.median(rates[RECORDS]),
+                statistics.median(together),
+                of_records,
+                *_with_target(of_records >= 0.9, "at least 0.9"),
+            ),
         ]
 
     def _stream(self, source: str, readers: int, dtype: str) -> Outcome:
         """Run the ranks of stream_ranks.py."""
         _log(f"{readers} readers of {source}, {dtype}")
-        transforms = [] if source == MEMORY else decode.TRAIN + decode.SCALE
+        is_ready = source in (MEMORY, RECORDS)
+        transforms = [] if is_ready else decode.TRAIN + decode.SCALE
         job = Job(source, transforms, PREPROCESSORS, readers, dtype, BATCH, self._seconds, WINDOW)
         program = str(ROOT / "benchmarks/stream_ranks.py")
         process = subprocess.run(

@@ -27,15 +27,16 @@ from fleet.stream.order import Epoch, StrictOrder
 from fleet.stream.reader import Reader
 from fleet.stream.stall import Waiting
 from fleet.stream.window import Window
-from preprocess.base import RandomAccess
+from preprocess.base import RandomAccess, Source
 from preprocess.lazy_numba import NUMBA
-from preprocess.pipeline import Pipeline
 from preprocess.probe import infer_sample_spec
-from preprocess.sample import Affine
+from preprocess.record_pipeline import AnyPipeline, make_pipeline
+from preprocess.records import parse_record_transforms
+from preprocess.sample import Affine, named_arrays
 from preprocess.sources.image_folder import ImageFolder
-from preprocess.transforms import parse_transforms
 
 MEMORY = "memory"
+RECORDS = "records"
 _RECORD_EVERY_S = 0.02
 
 
@@ -44,7 +45,8 @@ class Job:
     """The job of all ranks.
 
     Attributes:
-        source: A folder of images, or MEMORY for prepared samples.
+        source: A folder of images; or prepared samples: MEMORY for those of one array, RECORDS for
+            those of three arrays with as many bytes.
         transforms: Transforms of the images; readers apply a scale at the end.
         dtype: Dtype of the batches in a reader's own memory: uint8 is copied, float32 scaled.
         seconds: Duration after the warm-up.
@@ -92,6 +94,25 @@ class ReadySamples(RandomAccess):
         return f"sample {index}"
 
 
+class ReadyRecords(ReadySamples):
+    """Samples of three arrays that need no preparation: an image, a signal and some numbers."""
+
+    input_names = ("image", "signal", "facts")
+
+    def __init__(self, samples: int = 512) -> None:
+        super().__init__((224, 224, 2), samples)
+        random = np.random.default_rng(1)
+        self._signals = random.random((samples, 6000, 2), np.float32)
+        self._facts = random.integers(0, 99, (samples, 272))
+
+    def read(self, index: int) -> dict[str, np.ndarray]:  # type: ignore[override]
+        return {
+            "image": self._images[index],
+            "signal": self._signals[index],
+            "facts": self._facts[index],
+        }
+
+
 class StreamController:
     """The part of the coordinator: starts the stream, and ends it once no rank reads."""
 
@@ -132,9 +153,14 @@ def main() -> None:
 
 def run(world: World, job: Job) -> Outcome:
     roles = assign(world.node_of(), job.preprocessors, None)
-    source = ReadySamples() if job.source == MEMORY else ImageFolder(job.source)
-    transforms = parse_transforms(job.transforms)
-    pipeline = Pipeline(
+    if job.source == MEMORY:
+        source: Source = ReadySamples()
+    elif job.source == RECORDS:
+        source = ReadyRecords()
+    else:
+        source = ImageFolder(job.source)
+    transforms = parse_record_transforms(job.transforms, source)
+    pipeline = make_pipeline(
         source,
         transforms,
         0,
@@ -166,7 +192,7 @@ def run(world: World, job: Job) -> Outcome:
 
 
 def serve(
-    world: World, roles: Roles, window: Window, pipeline: Pipeline
+    world: World, roles: Roles, window: Window, pipeline: AnyPipeline
 ) -> list[tuple[float, float, int]]:
     """Run a preprocessor; rank 0 also coordinates."""
     NUMBA.load()  # a run loads the compiled loops after some seconds
@@ -189,7 +215,9 @@ def serve(
     return notes
 
 
-def read(world: World, roles: Roles, window: Window, pipeline: Pipeline, job: Job) -> list[float]:
+def read(
+    world: World, roles: Roles, window: Window, pipeline: AnyPipeline, job: Job
+) -> list[float]:
     """Run a trainer that only reads; return the arrival times of its batches."""
     stream = Reader(
         window,
@@ -200,12 +228,18 @@ def read(world: World, roles: Roles, window: Window, pipeline: Pipeline, job: Jo
     group = world.group([world.rank], world.rank)
     stream.join(0)
     world.allgather(None)
-    private = np.empty((job.batch, *pipeline.sample.input.shape), job.dtype)
+    private = {
+        name: np.empty(
+            (job.batch, *array.shape), array.dtype if job.dtype == "uint8" else job.dtype
+        )
+        for name, array in pipeline.sample.input.arrays.items()
+    }
 
     def batches() -> Iterator[None]:
         for epoch in itertools.count():
             for batch in stream.batches(Epoch(epoch), 0, job.batch, group):
-                take(batch.inputs, private, pipeline.sample.affine)
+                for name, inputs in named_arrays(batch.inputs).items():
+                    take(inputs, private[name], pipeline.sample.affine)
                 yield
 
     times = record(batches(), job.seconds)

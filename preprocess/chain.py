@@ -242,7 +242,12 @@ class Chain:
 
 
 def user_code_of(source: Any) -> UserCode | None:
-    """Return the user code that a source runs; None for a built-in source."""
+    """Return the user code that a source runs; None for a built-in source.
+
+    A source with ``restores_settings`` calls the user code of another in a context of its own.
+    """
+    if getattr(source, "restores_settings", False):
+        return None
     while isinstance(inner := getattr(source, "source", None), Source):
         source = inner
     module = type(source).__module__

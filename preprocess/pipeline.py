@@ -208,6 +208,43 @@ class Pipeline(Chain):
             if self.is_random:
                 NUMBA.add_slow_time(time.perf_counter() - began)
 
+    def copy(
+        self,
+        arrays: Sequence[Any],
+        indices: np.ndarray,
+        inputs: np.ndarray,
+        targets: np.ndarray,
+        spec: TargetSpec,
+    ) -> bool:
+        """Write samples that have been read and need no transform.
+
+        This takes a fraction of the time of :meth:`load` if samples are small.
+
+        Args:
+            arrays: k inputs, as the source gave them.
+            indices: (k,) integers, the samples.
+            inputs: (k, ...) of the input's shape and dtype, overwritten.
+            targets: (k,) of the dtype ``spec.wire``, overwritten.
+            spec: the spec of the targets.
+
+        Returns:
+            False if some samples need more, or are unusable; then all must be loaded.
+        """
+        if self._fixed or self._varying or self._masks is not None:
+            return False
+        shape = inputs.shape[1:]
+        dtype = inputs.dtype
+        for position, array in enumerate(arrays):
+            if not (isinstance(array, np.ndarray) and array.shape == shape):
+                return False
+            if array.dtype != dtype and (self.is_precise or wire_dtype(array.dtype) != dtype):
+                return False
+            inputs[position] = array
+            if dtype.kind == "f" and not np.isfinite(inputs[position]).all():
+                return False
+        self._target_reader(spec).write_all(targets, np.arange(len(indices)), indices)
+        return True
+
     def load_stored(
         self, indices: Iterable[int], inputs: np.ndarray, targets: np.ndarray
     ) -> list[UnreadableSample]:
@@ -374,6 +411,11 @@ class Pipeline(Chain):
     def _reader(self) -> TargetReader:
         return TargetReader(self.source, self._target)
 
+    def _target_reader(self, spec: TargetSpec) -> TargetReader:
+        if spec is self._target:
+            return self._reader
+        return TargetReader(self.source, spec)
+
     def _load_each(
         self,
         indices: Iterable[int],
@@ -382,10 +424,7 @@ class Pipeline(Chain):
         targets: np.ndarray,
         spec: TargetSpec,
     ) -> list[UnreadableSample]:
-        if spec is self._target:
-            reader = self._reader
-        else:
-            reader = TargetReader(self.source, spec)
+        reader = self._target_reader(spec)
         bad = []
         for position, index in enumerate(map(int, indices)):
             try:

@@ -198,10 +198,17 @@ class RecordPipeline:
         for first in range(0, len(rows), _BLOCK):
             block = slice(first, min(first + _BLOCK, len(rows)))
             scratch = np.empty(block.stop - first, np.int64)
-            with self._reader.holding():
+            held = rows[block].tolist()
+            with self._reader.holding(held):
                 for name, part in self._parts.items():
-                    labels = targets[block] if name == self._owner else scratch
-                    for error in load(part, rows[block], inputs[name][block], labels):
+                    is_owner = name == self._owner
+                    labels = targets[block] if is_owner else scratch
+                    spec = target if is_owner else part.sample.target
+                    fields = inputs[name][block]
+                    arrays = self._reader.held(held, name)
+                    if arrays and part.copy(arrays, rows[block], fields, labels, spec):
+                        continue
+                    for error in load(part, rows[block], fields, labels):
                         assert error.position is not None
                         bad.setdefault(first + error.position, error)
         return self._left_out(bad, inputs, targets, target)

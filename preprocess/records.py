@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -32,6 +32,7 @@ from preprocess.transforms import Transform, parse_transforms
 from preprocess.transforms.base import MovesPixels, name_of
 from preprocess.transforms.decoding import Decode, with_full_decoding
 from preprocess.transforms.on_device import split_device
+from preprocess.user_code import running_user_code
 
 MASK = "target"  # the name of a mask in a list of inputs that move together
 
@@ -203,15 +204,24 @@ class RecordReader(threading.local):
     def __init__(self, source: Source, names: Sequence[str]) -> None:
         self.source = source
         self._names = tuple(names)
+        self._code = user_code_of(source)
         self._records: dict[int, Mapping[str, Any] | Exception] | None = None
         self._sizes: dict[int, tuple[str, tuple[int, ...]]] = {}
 
     @contextmanager
-    def holding(self) -> Iterator[None]:
-        """Hold the records that are read in this context."""
+    def holding(self, indices: Iterable[int] = ()) -> Iterator[None]:
+        """Hold the records that are read in this context; some of them are read at its start."""
         self._records = {}
         self._sizes.clear()
         try:
+            with running_user_code(self._code, quick=True):
+                for index in indices:
+                    try:
+                        self._records[index] = self._read_record(index)
+                    except UnreadableSample as error:
+                        self._records[index] = error
+                    except Exception:  # it is read again where it is used, which explains it
+                        continue
             yield
         finally:
             self._records = None
@@ -226,7 +236,8 @@ class RecordReader(threading.local):
         record = self._records.get(index) if self._records is not None else None
         if record is None:
             try:
-                record = self._read_record(index)
+                with running_user_code(self._code, quick=True):
+                    record = self._read_record(index)
             except UnreadableSample as error:
                 record = error
             if self._records is not None:
@@ -234,6 +245,14 @@ class RecordReader(threading.local):
         if isinstance(record, Exception):
             raise record
         return as_input(record[name], f"data.source: read({index}), {name},")
+
+    def held(self, indices: Iterable[int], name: str) -> list[Any] | None:
+        """Return an input of held samples, as the source gave it; None if one could not be read."""
+        assert self._records is not None
+        records = [self._records.get(index) for index in indices]
+        if not all(isinstance(record, Mapping) for record in records):
+            return None
+        return [record[name] for record in records]  # type: ignore[index]
 
     def check_size(self, index: int, name: str, size: tuple[int, ...]) -> None:
         """Check that inputs of a held sample that move alike have one size.
@@ -283,6 +302,8 @@ class InputSource:
         input_name: the name of the input.
         has_target: whether it has the target of its sample; else all its samples are of one class.
     """
+
+    restores_settings = True  # its reader does, once for all inputs
 
     def __init__(self, reader: RecordReader, input_name: str, has_target: bool) -> None:
         self.source = reader.source

@@ -6,6 +6,7 @@ import pytest
 from launch.errors import InputError
 from preprocess.base import AUGMENT, RandomAccess, UnreadableSample
 from preprocess.chain import Chain
+from preprocess.pipeline import Pipeline
 from preprocess.probe import infer_sample_spec, probe_samples
 from preprocess.record_pipeline import make_pipeline
 from preprocess.records import find_inputs, parse_record_transforms
@@ -79,6 +80,41 @@ def test_records_read_each_sample_once():
     source = Photos()
     loaded(source, {"photo": [CROP], "facts": ["standardize"]})
     assert (source.reads == 1).all()
+
+
+class Numbers(Photos):
+    """Inputs whose numbers travel as others: float64 as float32, booleans as bytes."""
+
+    def read(self, index):
+        facts = self.facts[index]
+        return {"shares": facts / 8, "flags": facts > 0} | super().read(index)
+
+
+def test_records_without_transforms_are_copied_alike(monkeypatch):
+    copied, targets, _ = loaded(Numbers(), [])
+    monkeypatch.setattr(Pipeline, "copy", lambda *_: False)
+    prepared, labels, _ = loaded(Numbers(), [])
+    assert copied.dtype["flags"].base == np.uint8
+    np.testing.assert_array_equal(copied, prepared)
+    np.testing.assert_array_equal(targets, labels)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"facts": np.zeros(5, int)}, "is 5 int64; the others are 4 int64"),
+        ({"shares": np.full(4, np.nan)}, "has a number that is NaN or infinite"),
+        ({"facts": np.array(["a"] * 4)}, "is an array of <U1, not of numbers"),
+    ],
+)
+def test_records_without_transforms_are_checked(bad, reason):
+    source = Numbers()
+    source.bad[66] = source.read(66) | bad
+    inputs, targets, [error] = loaded(source, [])
+    assert (error.position, error.reason) == (66, reason)
+    assert targets[66] < 0
+    assert not inputs["photo"][66].any()
+    np.testing.assert_array_equal(inputs["photo"][67], source.photos[67])
 
 
 def test_records_transform_inputs_as_chains_of_their_own():
