@@ -198,14 +198,14 @@ class RecordPipeline:
         for first in range(0, len(rows), _BLOCK):
             block = slice(first, min(first + _BLOCK, len(rows)))
             scratch = np.empty(block.stop - first, np.int64)
-            held = rows[block].tolist()
-            with self._reader.holding(held):
+            block_indices = rows[block].tolist()
+            with self._reader.holding(block_indices):
                 for name, part in self._parts.items():
                     is_owner = name == self._owner
                     labels = targets[block] if is_owner else scratch
                     spec = target if is_owner else part.sample.target
                     fields = inputs[name][block]
-                    arrays = self._reader.held(held, name)
+                    arrays = self._reader.held_inputs(block_indices, name)
                     if arrays and part.copy(arrays, rows[block], fields, labels, spec):
                         continue
                     for error in load(part, rows[block], fields, labels):

@@ -246,7 +246,7 @@ class RecordReader(threading.local):
             raise record
         return as_input(record[name], f"data.source: read({index}), {name},")
 
-    def held(self, indices: Iterable[int], name: str) -> list[Any] | None:
+    def held_inputs(self, indices: Iterable[int], name: str) -> list[Any] | None:
         """Return an input of held samples, as the source gave it; None if one could not be read."""
         assert self._records is not None
         records = [self._records.get(index) for index in indices]

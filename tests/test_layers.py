@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "preprocess.chain": "preprocess.base preprocess.batches preprocess.user_code preprocess.sample "
     "preprocess.target preprocess.transforms",
     "preprocess.records": "preprocess.base preprocess.chain preprocess.sample preprocess.target "
-    "preprocess.transforms",
+    "preprocess.transforms preprocess.user_code",
     "preprocess.probe": "preprocess.base preprocess.chain preprocess.decode preprocess.records "
     "preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.pipeline": "preprocess.base preprocess.batches preprocess.chain "

@@ -13,6 +13,7 @@ TABLES = {
     "fleet/engines/linear.py",
     "fleet/engines/tensor_ops.py",
     "fleet/engines/torch/losses.py",
+    "fleet/engines/torch/torchmetrics.py",
     "preprocess/sources/targets.py",
 }
 

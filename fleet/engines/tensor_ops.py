@@ -65,7 +65,7 @@ class TensorOps(NamedTuple):
         """
         if self.are_shares(targets, target):
             return self.argmax(targets)
-        if target.kind == "multilabel":
+        if target.semantics.has_label_sets:
             return self.as_int(self.as_float(targets) >= 0.5)
         return targets
 

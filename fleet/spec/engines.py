@@ -120,6 +120,7 @@ class EngineInfo:
             (:mod:`preprocess.deferred_augmentation`).
         joins_inputs: whether its families take samples of several inputs.
         takes_records: whether its networks take samples of several inputs.
+        had_keras_optimizers: whether its optimizers were those of Keras in FLEET 0.2.
         needs_rates: whether it can train only at known rates, so that ``schedule.rates`` is
             required.
         checkpoint_bytes: (parameters, slots) -> bytes of a checkpoint's arrays; slots are the
@@ -158,6 +159,7 @@ class EngineInfo:
     finishes: bool = False
     joins_inputs: bool = False
     takes_records: bool = True
+    had_keras_optimizers: bool = False
     needs_rates: bool = False
     checkpoint_bytes: Callable[[int, int], int] = float32_bytes
     count_parameters: str | Callable[..., int] | None = None
@@ -226,6 +228,7 @@ ENGINES: dict[str, EngineInfo] = {
             "torch",
             ".torch.engine:TorchEngine",
             "PyTorch, which trains plain modules",
+            had_keras_optimizers=True,
             families=frozenset({"cnn", "densenet", "resnet", "softmax"}),
             applications="",
             uses_gpus=True,

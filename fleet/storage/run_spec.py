@@ -54,7 +54,7 @@ def spec_for_run(
     if not defaults:
         return spec, ""
     as_begun = load(path, **defaults)
-    if as_begun.engine.name == "torch":
+    if as_begun.engine.had_keras_optimizers:
         return as_begun, (
             f"{paths.root} began with FLEET 0.2, so its optimizers keep the formulas and defaults "
             "of Keras; in new runs, and with --fresh, they are those of torch.optim"
@@ -72,7 +72,7 @@ def changed_defaults(spec: Spec) -> str:
 
     With the engine torch these are now PyTorch's. A spec that sets ``defaults`` knows.
     """
-    if spec.engine.name != "torch" or ("defaults",) in spec.origin.lines:
+    if not spec.engine.had_keras_optimizers or ("defaults",) in spec.origin.lines:
         return ""
     changes: dict[str, None] = {}
     for network in spec.networks:

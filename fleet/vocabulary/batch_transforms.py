@@ -109,8 +109,8 @@ def _mixed_arrays(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: values for name, values in batch.items() if name not in NOT_MIXED}
 
 
-def _mean(values: np.ndarray, others: np.ndarray, share: float) -> np.ndarray:
-    mean: np.ndarray = values * np.float32(share) + others * np.float32(1 - share)
+def _mean(values: np.ndarray, partners: np.ndarray, share: float) -> np.ndarray:
+    mean: np.ndarray = values * np.float32(share) + partners * np.float32(1 - share)
     return mean
 
 

@@ -23,6 +23,7 @@ from preprocess.sources.targets import TargetedSource, Targets, class_targets, p
 from preprocess.target import TargetWish
 from preprocess.user_code import UserCode, import_user_module
 
+_PYTORCH = "torch"  # the names of its modules, and of packages beside it, begin with this
 _PROBES = 8  # samples that are read twice at the start
 # Attributes by which data sets tell their targets without reading samples.
 _TARGETS = ("targets", "labels")
@@ -134,7 +135,7 @@ class DatasetSource(TargetedSource):
         if isinstance(content, bytes):
             return content
         array = as_array(content, self.name(index), "a tensor or an array, and its target")
-        if array.ndim == 3 and type(content).__module__.startswith("torch"):
+        if array.ndim == 3 and type(content).__module__.startswith(_PYTORCH):
             array = np.moveaxis(array, 0, -1)
         return np.array(array, ndmin=1)
 

@@ -455,7 +455,7 @@ def _as_lists(dtype: InputDtype) -> dict[str, list[torch.dtype]]:
     """Return the only dtype of each input."""
     if isinstance(dtype, torch.dtype):
         return {INPUT: [dtype]}
-    return {name: [own] for name, own in dtype.items()}
+    return {name: [only] for name, only in dtype.items()}
 
 
 def _call_on_samples(

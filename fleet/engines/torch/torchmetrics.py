@@ -107,7 +107,7 @@ def make_torchmetric(factory: Any, target: TargetSpec, arguments: Mapping[str, A
         elif predicted.shape[-1] == 1:
             predicted = predicted[:, 0]
             expected = expected.reshape(len(expected))
-        elif target.kind == "multilabel":
+        elif target.semantics.has_label_sets:
             expected = expected.long()
         metric.to(predicted.device)
         metric.reset()
