@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
             f"fleet {name}: {error}" if is_first(os.environ) else "", ExitStatus.BAD_INPUT
         )
     try:
-        with _only_json() if getattr(args, "json", False) else nullcontext():
+        with _only_results() if getattr(args, "json", False) else nullcontext():
             return int(module.run(args) or ExitStatus.OK)
     except (FleetError, ValueError) as error:
         status = status_of(error)
@@ -193,10 +193,10 @@ def make_parser(name: str) -> Parser:
     return parser
 
 
-def _only_json() -> AbstractContextManager[None]:
-    from fleet.commands.output import only_json  # other commands need not import it
+def _only_results() -> AbstractContextManager[None]:
+    from fleet.commands.output import only_results  # other commands need not import it
 
-    return only_json()
+    return only_results()
 
 
 def _split(words: list[str]) -> tuple[str | None, list[str]]:

@@ -19,6 +19,7 @@ from preprocess.scaling import along_row, scale_into
 from preprocess.target import TargetSpec, class_target
 
 FLOAT32_LIMIT = 4096  # ratio of mean to deviation from which on float32 is too coarse
+_VALUES = 256  # of whole numbers that are remembered
 CROP_BYTES = 16  # of the crop in a row of deferred augmentation
 
 
@@ -41,15 +42,22 @@ class ArraySpec:
     Attributes:
         shape: (height, width, channels) of an image; any shape of other inputs.
         dtype: the name of a NumPy dtype.
+        values: some values of whole numbers in the data, such as tokens, for made-up inputs; empty
+            if unknown, and for images of bytes.
     """
 
     shape: tuple[int, ...]
     dtype: str
+    values: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def of(cls, image: np.ndarray) -> ArraySpec:
         """Return the spec of an array as it travels: floats as float32."""
-        return cls(image.shape, str(wire_dtype(image.dtype)))
+        dtype = wire_dtype(image.dtype)
+        values: tuple[int, ...] = ()
+        if dtype.kind in "iu" and not (image.ndim == 3 and dtype == np.uint8):
+            values = tuple(np.unique(image)[:_VALUES].tolist())
+        return cls(image.shape, str(dtype), values)
 
     def as_float64(self) -> ArraySpec:
         """Return the same spec with float64 instead of float32."""
@@ -70,16 +78,16 @@ class ArraySpec:
     def random_inputs(self, random: np.random.Generator, rows: int) -> np.ndarray:
         """Draw random inputs that networks of such data accept.
 
-        Integers of inputs that are not images may be tokens or categories, so only 0 and 1 are
-        drawn.
+        Whole numbers may be tokens or categories, so values of the data are drawn, or if they are
+        unknown, 0 and 1; for images, 0 to 255.
 
         Returns:
             (rows, ...) of this dtype.
         """
         shape = (rows, *self.shape)
         if np.issubdtype(self.dtype, np.integer):
-            values = 256 if len(self.shape) == 3 else 2
-            return random.integers(0, values, shape).astype(self.dtype)
+            values = self.values or range(256 if len(self.shape) == 3 else 2)
+            return random.choice(np.array(values), shape).astype(self.dtype)
         return random.random(shape, np.float32)
 
     @property

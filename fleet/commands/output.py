@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -22,18 +23,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_outputs: list[IO[str]] = []  # the outputs for JSON while other output goes to stderr
+_outputs: list[IO[str]] = []  # the outputs for results while other output goes to stderr
 
 
 @contextmanager
-def only_json() -> Iterator[None]:
-    """Print only JSON to stdout; redirect other output, such as of custom modules, to stderr."""
-    _outputs.append(sys.stdout)
+def only_results() -> Iterator[None]:
+    """Print only results to stdout; other output, such as of custom modules, goes to stderr.
+
+    That includes what libraries in C and child processes print, and what is printed at the end of
+    the process.
+    """
+    output = sys.stdout
+    if output is sys.__stdout__:
+        output.flush()
+        output = os.fdopen(os.dup(1), "w", encoding=output.encoding, errors=output.errors)
+        os.dup2(2, 1)
+    _outputs.append(output)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
         _outputs.pop()
+
+
+def result_output() -> IO[str]:
+    """Return the file to which results are printed."""
+    return _outputs[-1] if _outputs else sys.stdout
 
 
 def print_json(value: Any, indent: int | None = 1) -> None:
@@ -45,8 +60,8 @@ def print_json(value: Any, indent: int | None = 1) -> None:
     """
     from fleet.domain.plain_json import as_json  # other output starts sooner without pydantic
 
-    output = _outputs[-1] if _outputs else sys.stdout
-    print(json.dumps(as_json(value), indent=indent, allow_nan=False), file=output, flush=True)
+    text = json.dumps(as_json(value), indent=indent, allow_nan=False)
+    print(text, file=result_output(), flush=True)
 
 
 def show(args: argparse.Namespace, record: Callable[[], Any], text: Callable[[], object]) -> None:

@@ -16,12 +16,13 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
 import numpy as np
 
 from fleet.arguments import add_run, count
-from fleet.commands.output import show
+from fleet.commands.output import only_results, result_output, show
 from fleet.errors import StorageError, UserError
 from fleet.prediction.ensembles import GREEDY
 from fleet.predictor import Predictor
@@ -54,6 +55,11 @@ def run(args: argparse.Namespace) -> None:
     """Print the predictions."""
     if not args.images and args.save is None:
         raise UserError("give images, tables or .npy files, or a file to --save the networks to")
+    with nullcontext() if args.json else only_results():
+        _run(args)
+
+
+def _run(args: argparse.Namespace) -> None:
     predictor = Predictor(args.run, args.top, args.select)
     if predictor.sample.target.semantics.is_of_pixels and args.images:
         raise UserError(
@@ -107,7 +113,7 @@ def _print_rows(predictor: Predictor, tables: dict[str, np.ndarray]) -> None:
         *["table", "row"][first:],
         *(predictor.target_column or header for header in semantics.headers),
     ]
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer = csv.writer(result_output(), lineterminator="\n")
     writer.writerow(
         [*headers, *(f"predicted {name}" if name in headers else name for name in predictor.names)]
     )
@@ -134,6 +140,11 @@ def _joined(chosen: str | list[str]) -> str:
 
 
 def _print(predictor: Predictor, predictions: list[dict[str, Any]], saved: str | None) -> None:
+    with redirect_stdout(result_output()):
+        _print_text(predictor, predictions, saved)
+
+
+def _print_text(predictor: Predictor, predictions: list[dict[str, Any]], saved: str | None) -> None:
     print(f"With {_describe_ensemble(predictor)}:")
     if predictions:
         columns = [

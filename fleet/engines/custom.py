@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -131,19 +131,58 @@ def takes_outputs_first(function: Any) -> bool | None:
     return is_first
 
 
-def as_targets_first(function: Callable[..., Any], is_reversed: bool = False) -> Callable[..., Any]:
-    """Return a user-defined loss or metric as a function of (targets, outputs).
+class ArgumentOrder(NamedTuple):
+    """The order in which a user-defined loss or metric takes its arguments.
+
+    Attributes:
+        outputs_first: True for (outputs, targets), False for (targets, outputs).
+        reason: why it is this order; empty if it is fixed.
+    """
+
+    outputs_first: bool
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return "(outputs, targets)" if self.outputs_first else "(targets, outputs)"
+
+    @property
+    def is_guessed(self) -> bool:
+        """True if the names of the parameters do not tell."""
+        return self.reason not in ("", _BY_NAME)
+
+    def as_targets_first(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of (targets, outputs)."""
+        if not self.outputs_first:
+            return function
+        return lambda targets, outputs, **options: function(outputs, targets, **options)
+
+
+_BY_NAME = "because of its parameter names"
+
+
+def find_argument_order(
+    function: Any, works: Callable[[ArgumentOrder], bool], outputs_first: bool
+) -> ArgumentOrder:
+    """Find the order of a loss or metric by its parameter names, or else by trying both.
 
     Args:
         function: the loss or metric.
-        is_reversed: True if it takes (outputs, targets) when its parameter names are ambiguous.
+        works: calls it in an order, and returns True if the result is usable.
+        outputs_first: True if the engine's library takes (outputs, targets).
     """
-    outputs_first = takes_outputs_first(getattr(function, "forward", function))
-    if outputs_first is None:
-        outputs_first = is_reversed
-    if not outputs_first:
-        return function
-    return lambda targets, outputs, **options: function(outputs, targets, **options)
+    by_name = takes_outputs_first(function)
+    if by_name is not None:
+        return ArgumentOrder(by_name, _BY_NAME)
+    usual = ArgumentOrder(outputs_first)
+    unusual = ArgumentOrder(not outputs_first)
+    unclear = "its parameter names are ambiguous, and"
+    if works(usual):
+        if works(unusual):
+            return usual._replace(reason=f"{unclear} both orders work")
+        return usual._replace(reason=f"{unclear} the other order fails")
+    if works(unusual):
+        return unusual._replace(reason=f"{unclear} {usual} fails")
+    return usual._replace(reason=f"{unclear} both orders fail")
 
 
 def with_default_rate(optimizer: Optimizer) -> Optimizer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from fleet.engines.custom import load_custom, takes_outputs_first
+from fleet.engines.custom import ArgumentOrder
 from fleet.engines.failure_reason import describe_failure
 from fleet.engines.tensor_ops import Loss, TensorOps, mask_weights_error
 from fleet.errors import NetworkWarning, SettingError
@@ -33,6 +32,7 @@ class LossFunctions(NamedTuple):
         correct: 1 for each correct sample, or its share of correct labels or pixels.
         name: name of the loss.
         minimum: lower bound of the loss.
+        order: order of the arguments of a user-defined loss.
     """
 
     training: Loss
@@ -40,6 +40,7 @@ class LossFunctions(NamedTuple):
     correct: Loss
     name: str
     minimum: float
+    order: ArgumentOrder = ArgumentOrder(True)
 
     @classmethod
     def of(
@@ -50,6 +51,7 @@ class LossFunctions(NamedTuple):
         ops: TensorOps,
         as_tensor: Callable[[list[float]], Any],
         words: Mapping[str, MeasureWord] = LOSSES,
+        order: ArgumentOrder = ArgumentOrder(True),  # noqa: B008 - immutable
     ) -> LossFunctions:
         """Return the loss functions of a network.
 
@@ -60,6 +62,7 @@ class LossFunctions(NamedTuple):
             ops: operations of the library.
             as_tensor: makes a tensor of the library, for class weights.
             words: the losses of the engine.
+            order: order of the arguments of a user-defined loss.
 
         Raises:
             SettingError: the spec has class weights, and the loss covers whole masks.
@@ -81,6 +84,7 @@ class LossFunctions(NamedTuple):
             partial(ops.correct, target=target),
             name,
             -math.inf if ":" in name else words[canonical_name(name)].minimum,
+            order,
         )
 
     def check(self, slope: Callable[[Loss], Any], losses_of: Callable[[], np.ndarray]) -> None:
@@ -94,14 +98,14 @@ class LossFunctions(NamedTuple):
         Raises:
             SettingError: the function is not a usable loss.
         """
-        order = self._argument_order() if ":" in self.name else "(outputs, targets)"
+        self._warn_of_order()
         try:
             derivative = slope(self.training)
         except SettingError:
             raise
         except Exception as error:  # the user's function may raise anything
             raise self._error(
-                f"failed when called with {order}: {describe_failure(error)}"
+                f"failed when called with {self.order}: {describe_failure(error)}"
             ) from error
         if derivative is None or not np.any(derivative):
             raise self._error(
@@ -120,26 +124,17 @@ class LossFunctions(NamedTuple):
                 f"{self.minimum:g}; it does not fit these targets, or these outputs"
             )
 
-    def _argument_order(self) -> str:
-        """Return the order of a custom loss's arguments; warn if the user may expect another."""
-        function = load_custom(self.name, "loss", "loss")
-        is_class = isinstance(function, type)  # a class of the library has a fixed order
-        is_reversed = takes_outputs_first(function)
-        order = "(outputs, targets)" if is_reversed else "(targets, outputs)"
-        if is_reversed and not is_class:
+    def _warn_of_order(self) -> None:
+        """Warn if the user may expect another order of a custom loss's arguments."""
+        reason = self.order.reason
+        if reason and (self.order.outputs_first or self.order.is_guessed):
+            advice = "; name its parameters outputs and targets" if self.order.is_guessed else ""
             warnings.warn(
-                f"the loss {self.name} is called with {order}, because of its parameter names",
+                f"the loss {self.name} is called with {self.order}, "
+                f"{'as ' if self.order.is_guessed else ''}{reason}{advice}",
                 NetworkWarning,
                 stacklevel=2,
             )
-        if is_reversed is None and inspect.isfunction(function):
-            warnings.warn(
-                f"the loss {self.name} is called with {order}: its parameter names are ambiguous; "
-                "name its parameters outputs and targets",
-                NetworkWarning,
-                stacklevel=2,
-            )
-        return order
 
     def _error(self, problem: str) -> SettingError:
         return SettingError(f"the loss {self.name} {problem}", "train", "loss")

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from fleet.engines.base import Engine, EngineContext, ExportedEnsemble, Slot
-from fleet.errors import FleetError, NotInstalledError, UserError
+from fleet.errors import FleetError, NotInstalledError, SpecError, UserError
 from fleet.gc_pause import paused_collection
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import ENGINES, EngineInfo
 from fleet.spec.layers import count_for
+from fleet.spec.measures import name_of
 from fleet.spec.model import one_line, wrapping_errors
 from fleet.storage.files import atomic_write_with
+from fleet.vocabulary.measures import canonical_name
 from preprocess.import_path import import_own
 from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode
@@ -80,6 +82,27 @@ def check_installed(engine: EngineInfo) -> None:
     """
     if engine.library and find_spec(engine.library) is None:
         raise _not_installed_error(engine, f"No module named {engine.library!r}")
+
+
+def check_metrics_installed(spec: Spec) -> None:
+    """Check that the packages of the metrics that a spec names are installed.
+
+    Raises:
+        SpecError: one is not.
+    """
+    mistakes = {}
+    for network in spec.networks:
+        for metric in network.train.metrics:
+            word = spec.engine.words.metrics.get(canonical_name(name_of(metric)))
+            if word is not None and word.package and find_spec(word.package) is None:
+                mistake = spec.origin.mistake(
+                    spec.place_of(network.entry, ("train", "metrics")),
+                    f"{name_of(metric)} is a metric of {word.package}, which is not installed",
+                    f"install it: pip install {word.package}",
+                )
+                mistakes[mistake] = None
+    if mistakes:
+        raise SpecError(list(mistakes))
 
 
 def import_engine(engine: EngineInfo) -> None:

@@ -111,6 +111,8 @@ class EngineInfo:
         knows: the optimizers, learning rate schedules, losses and metrics that it supports; a
             network with others fails.
         uses_gpus: whether each of its ranks uses a GPU.
+        outputs_first: whether losses and metrics of the user take (outputs, targets), as in its
+            library, if their parameters do not tell; else (targets, outputs).
         unwanted: packages that the library imports if they are installed, but does not need;
             blocking them makes it load faster.
         exports: whether finished networks are exported as files for use without FLEET.
@@ -152,6 +154,7 @@ class EngineInfo:
     applications: str = "keras.applications"
     knows: Known = Known()  # noqa: RUF009 - frozen
     uses_gpus: bool = False
+    outputs_first: bool = False
     unwanted: tuple[str, ...] = ()
     exports: bool = False
     suffix: str = ".keras"
@@ -232,6 +235,7 @@ ENGINES: dict[str, EngineInfo] = {
             families=frozenset({"cnn", "densenet", "resnet", "softmax"}),
             applications="",
             uses_gpus=True,
+            outputs_first=True,
             build_s=1.0,
             problems=".torch.diagnostics:find_problems",
             exports=True,

@@ -371,7 +371,7 @@ def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInf
     args = override({**_defaults(entry, arguments), **entry.args}, arguments)
     if entry.build is not None:
         check_import(entry.build)
-        return Architecture(entry.build, args)
+        return Architecture(entry.build, args, entry.output)
     target = str(entry.family)
     if (
         engine.families is not None

@@ -97,6 +97,8 @@ def _optimizer_name(name: Any) -> Any:
     return name
 
 
+# An output of a custom network, by its position or its name.
+OutputName = Annotated[int, Field(ge=0, strict=True)] | Annotated[str, Field(min_length=1)]
 # Write it after bounds: the JSON Schema omits bounds that come after it.
 NO_FLAG = BeforeValidator(_no_flag)
 Whole = Annotated[int, NO_FLAG]

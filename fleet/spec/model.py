@@ -138,6 +138,8 @@ class Architecture:
     Attributes:
         target: ``resnet``, ``MobileNetV2`` or ``my_models:build``.
         args: the family's settings or the function's keyword arguments, as JSON values.
+        output: the output of a custom network that is trained, by name or position, if it returns
+            several.
 
     Raises:
         UserError: ``args`` has a value that JSON cannot represent.
@@ -152,6 +154,7 @@ class Architecture:
 
     target: str
     args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    output: str | int | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -182,7 +185,8 @@ class Architecture:
             args: Mapping[str, Any] = dataclasses.asdict(self.settings)
         else:
             args = self.args
-        return json.dumps({"target": self.target, "args": args}, sort_keys=True)
+        chosen = {} if self.output is None else {"output": self.output}
+        return json.dumps({"target": self.target, "args": args, **chosen}, sort_keys=True)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Architecture):

@@ -55,6 +55,10 @@ class ModelEntry:
     """Instead of a family: the import path of your own function, which returns a keras.Model, or a
     torch.nn.Module for the engine torch. Its module may be next to the spec.
     """
+    output: kinds.OutputName | None = None
+    """Only for `build`: the output that is trained, if the network returns several: a key of the
+    mapping, a name of the outputs, or a position in the tuple, from 0.
+    """
     name: str | None = None
     """Name of the network in all results. Default: the name of the family or function. Several
     networks of one entry (`space`, `grid`) are numbered: NAME-0, NAME-1, ...
@@ -121,6 +125,8 @@ class ModelEntry:
                 "needs exactly one of `family:` (resnet, densenet, cnn, a keras.applications name) "
                 "and `build: module:function`"
             )
+        if self.output is not None and self.build is None:
+            raise ValueError("`output:` goes with `build:`; families have one output")
         if self.space is not None and self.grid is not None:
             raise ValueError(
                 "needs `space:` (random draws) or `grid:` (the full product), not both"

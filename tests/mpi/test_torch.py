@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.long]
 # Without batch normalization and dropout, a split changes only the order of
 # sums.
 PLAIN = {"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}
-NAMES = ("full", "pair", "three")
+NAMES = ("full", "pair", "three", "mixed")
 
 
 def networks(pinned):
@@ -43,6 +43,12 @@ def networks(pinned):
             "args": {"blocks": [1, 1], "width": 4, "norm": "none"},
             "gpus": 3 if pinned else 1,
             "train": {"optimizer": {**sgd, "global_clipnorm": 1.0}},
+        },
+        {
+            **PLAIN,
+            "name": "mixed",
+            "gpus": 3 if pinned else 1,
+            "train": {"batch": {"size": 7}, "batch_transforms": ["mixup", "cutmix"]},
         },
     ]
 

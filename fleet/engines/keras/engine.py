@@ -123,6 +123,7 @@ class KerasEngine:
                 sample.target,
                 train.loss,
                 train.step is not None,
+                () if sample.affine is not None else getattr(sample.input, "values", ()),
             )
         finally:
             keras.config.set_dtype_policy(policy)

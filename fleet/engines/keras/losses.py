@@ -7,16 +7,19 @@ themselves.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from fleet.engines.custom import as_targets_first, make_custom_loss
+from fleet.engines.custom import (
+    ArgumentOrder,
+    find_argument_order,
+    make_custom_loss,
+    takes_outputs_first,
+)
 from fleet.engines.measures import LossFunctions, loss_arguments
 from fleet.engines.tensor_ops import Loss, TensorOps
 from fleet.spec import Train
@@ -63,12 +66,13 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
     is_default = train.loss is None and semantics.has_classes
     if is_default and not (train.label_smoothing or has_shares):
         measure = "sparse_categorical_crossentropy"  # equal, but without one-hot targets
+    order = ArgumentOrder(True)
+    if ":" in name_of(measure):
+        loss, order = _make_custom(train, target)
+    else:
+        loss = _make_named(replace(train, loss=measure), target)
     return LossFunctions.of(
-        train,
-        target,
-        _make_named(replace(train, loss=measure), target),
-        OPS,
-        partial(tf.constant, dtype=tf.float32),
+        train, target, loss, OPS, partial(tf.constant, dtype=tf.float32), order=order
     )
 
 
@@ -102,11 +106,6 @@ def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) 
 def _make_named(train: Train, target: TargetSpec) -> Loss:
     assert train.loss is not None
     name = name_of(train.loss)
-    if ":" in name:
-        function = _make_custom(train)
-        return lambda outputs, targets: OPS.per_sample(
-            function(custom_targets(targets, target), outputs), name, target
-        )
     function = getattr(keras.losses, canonical_name(name))
     options = inspect.signature(function).parameters
     arguments = loss_arguments(train, target, [key for key in options if key not in _NOT_SET])
@@ -139,7 +138,38 @@ def custom_targets(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
     return tf.cast(targets, tf.float32)
 
 
-def _make_custom(train: Train) -> Callable[..., Any]:
+def _make_custom(train: Train, target: TargetSpec) -> tuple[Loss, ArgumentOrder]:
+    """Return a user function, or a loss of Keras by its import path."""
+    assert train.loss is not None
+    name = name_of(train.loss)
     loss, arguments = make_custom_loss(train, keras.losses.Loss)
-    call = loss.call if isinstance(loss, keras.losses.Loss) else loss
-    return partial(as_targets_first(call), **arguments)
+    function = loss.call if isinstance(loss, keras.losses.Loss) else loss
+
+    def ordered(order: ArgumentOrder) -> Loss:
+        call = partial(order.as_targets_first(function), **arguments)
+        return lambda outputs, targets: OPS.per_sample(
+            call(custom_targets(targets, target), outputs), name, target
+        )
+
+    if isinstance(loss, keras.losses.Loss):
+        order = ArgumentOrder(takes_outputs_first(function) is True)
+    else:
+        order = find_argument_order(
+            function, lambda order: _depends_on_outputs(ordered(order), target), outputs_first=False
+        )
+    return ordered(order), order
+
+
+def _depends_on_outputs(loss: Loss, target: TargetSpec) -> bool:
+    """Return True if a loss of made-up samples has a finite derivative by the outputs."""
+    random = np.random.default_rng(0)
+    targets = tf.constant(np.array(target.split(target.random_targets(random, 4))[0]))
+    outputs = tf.constant(random.normal(size=(4, *target.output_shape)), tf.float32)
+    try:
+        with tf.GradientTape() as tape:
+            tape.watch(outputs)
+            losses = loss(outputs, targets)
+        slope = np.asarray(tape.gradient(losses, outputs))
+        return bool(np.isfinite(slope).all() and slope.any())
+    except Exception:  # the function may raise anything; without a derivative, slope is None
+        return False

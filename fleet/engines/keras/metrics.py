@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fleet.engines.custom import as_targets_first, load_custom
+from fleet.engines.custom import ArgumentOrder, load_custom, takes_outputs_first
 from fleet.engines.keras.losses import OPS, custom_targets, takes_class_numbers
 from fleet.engines.measures import Metrics
 from fleet.engines.tensor_ops import scalar_result_error
@@ -165,9 +165,10 @@ def _make_keras_metric(
             metric = metric(**arguments)
         if isinstance(metric, keras.metrics.Metric):
             return metric
+        order = ArgumentOrder(takes_outputs_first(metric) is True)
         return _make_mean_metric(
             partial(
-                as_targets_first(metric),
+                order.as_targets_first(metric),
                 **{key: value for key, value in arguments.items() if key != "name"},
             ),
             name,

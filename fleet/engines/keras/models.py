@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,7 @@ def build_model(
     target: TargetSpec | None = None,
     loss: Measure | None = None,
     has_own_step: bool = False,
+    values: Sequence[int] = (),
 ) -> keras.Model:
     """Build a network that returns logits, or values.
 
@@ -71,6 +72,7 @@ def build_model(
         target: target of a sample; a class by default.
         loss: loss that the spec names, for a warning.
         has_own_step: True if a step of the user calls the model, which may then return anything.
+        values: values of whole numbers in the data, such as tokens; empty if unknown.
 
     Returns:
         A model from (batch, ...) to (batch, classes), or for masks to (batch, height, width,
@@ -88,10 +90,11 @@ def build_model(
             built = _build_described(model, input_shape, classes, checked_target)
             if model.kind != "import":
                 return built
+            built = _with_chosen_output(model, built)
             if has_own_step:
                 returns_predictions(built, input_shape, checked_target)  # builds it
                 return built
-            return _logits(model.target, built, input_shape, checked_target)
+            return _logits(model.target, built, input_shape, checked_target, values)
 
     if model.kind != "import":
         return build()
@@ -315,11 +318,43 @@ def _loss_name(loss: Any) -> str:
     return getattr(loss, "__name__", "") or getattr(loss, "name", "") or type(loss).__name__
 
 
+def _with_chosen_output(model: Architecture, built: keras.Model) -> keras.Model:
+    """Return a model with only the output that the spec names.
+
+    Raises:
+        ModelError: there is no such output, or the layers of the model are unknown.
+    """
+    if model.output is None:
+        return built
+    if not getattr(built, "outputs", None):
+        raise ModelError(
+            f"{model.target}: output: {model.output} needs a functional keras.Model; let `call` "
+            "return one output instead"
+        )
+    structure = built.output
+    if isinstance(structure, dict):
+        by_name = structure
+    else:
+        by_name = dict(zip(built.output_names, built.outputs, strict=True))
+    chosen = by_name.get(model.output)
+    if chosen is None and isinstance(model.output, int) and model.output < len(built.outputs):
+        chosen = built.outputs[model.output]
+    if chosen is None:
+        raise ModelError(
+            f"{model.target}: no output {model.output!r}; the model has {', '.join(by_name)}"
+        )
+    return keras.Model(built.input, chosen, name=built.name)
+
+
 def _logits(
-    name: str, model: keras.Model, input_shape: tuple[int, ...], target: TargetSpec
+    name: str,
+    model: keras.Model,
+    input_shape: tuple[int, ...],
+    target: TargetSpec,
+    values_of_data: Sequence[int],
 ) -> keras.Model:
     """Check the model on two samples, and remove a final softmax, or sigmoid for labels."""
-    values = _call_on_samples(name, model, input_shape)
+    values = _call_on_samples(name, model, input_shape, values_of_data)
     check_output_shape(name, values.shape, target.output_shape)
     if target.semantics.is_numeric:
         return model
@@ -336,7 +371,7 @@ def _logits(
             for variable in model.trainable_variables
         ]
         with keras.StatelessScope(state_mapping=noisy):
-            return _call_on_samples(name, model, input_shape)
+            return _call_on_samples(name, model, input_shape, values_of_data)
 
     activation = find_activation(values, is_multilabel, noisy_outputs)
     if activation == "softmax" or (activation and is_multilabel and _ends_in(model, activation)):
@@ -346,8 +381,16 @@ def _logits(
     return model
 
 
-def _call_on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]) -> np.ndarray:
+def _call_on_samples(
+    name: str, model: keras.Model, input_shape: tuple[int, ...], values: Sequence[int] = ()
+) -> np.ndarray:
     """Call a model on two random samples, which also builds it if necessary.
+
+    Args:
+        name: name of the function, for messages.
+        model: model to call.
+        input_shape: shape of a sample.
+        values: values of whole numbers in the data; empty to draw floats.
 
     Raises:
         ModelError: it has several inputs or outputs, or fails on such samples.
@@ -357,7 +400,11 @@ def _call_on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]
             f"{name} returns a model with {len(model.inputs)} inputs; it should have one, like the "
             "samples"
         )
-    samples = np.random.uniform(-1.0, 1.0, (2, *input_shape)).astype("float32")
+    shape = (2, *input_shape)
+    if values:
+        samples = np.random.choice(np.array(values), shape).astype("float32")
+    else:
+        samples = np.random.uniform(-1.0, 1.0, shape).astype("float32")
     try:
         with tf.GradientTape() as tape:
             outputs = model(samples, training=False)
@@ -370,9 +417,10 @@ def _call_on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]
         raise ModelError(
             f"{name} failed on {_describe_samples(input_shape)}: {one_line(error)}"
         ) from error
+    names = list(outputs) if isinstance(outputs, dict) else list(range(len(outputs)))
     raise ModelError(
-        f"{name} returns a model with {len(outputs)} outputs; it should have one, because samples "
-        "have one target"
+        f"{name} returns a model with {len(outputs)} outputs; name one of them by `output:` beside "
+        f"`build:`, such as output: {names[0]}"
     )
 
 

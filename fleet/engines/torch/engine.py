@@ -31,6 +31,7 @@ from fleet.engines.torch.pretrained import freeze
 from fleet.engines.torch.several_optimizers import SeveralOptimizers
 from fleet.engines.torch.steps import TorchSteps
 from fleet.spec import NetworkSpec
+from fleet.spec.engines import find_engine
 from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode, running_user_code
 
@@ -54,6 +55,8 @@ class TorchEngine:
         self._transforms = setup.transforms
         self._folder = setup.folder
         self._defaults = setup.defaults
+        # FLEET 0.2 called functions whose parameters do not tell with (targets, outputs).
+        self._outputs_first = find_engine("torch").outputs_first and setup.defaults != "0.2"
         self._device = configure_device(setup)
         self.exchange_name = exchange_name(setup.resources.exchange, self._device)
         self._exchange_of: Callable[[Group], Exchange] = partial(
@@ -109,7 +112,8 @@ class TorchEngine:
             measures = measures_of(own_step.metrics)
         else:
             measures = Measures(
-                make_losses(train, sample.target, self._device), make_metrics(train, sample.target)
+                make_losses(train, sample.target, self._device, self._outputs_first),
+                make_metrics(train, sample.target, self._outputs_first),
             )
         flat = FlatParameters(module, measures.metrics.width)
         if train.batch.is_elastic:

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fleet.engines.custom import import_folder
-from fleet.engines.torch.models import Built, InputDtype, Samples, build_module, call_module
+from fleet.engines.torch.loaded_files import keep_files
+from fleet.engines.torch.models import (
+    Built,
+    InputDtype,
+    Samples,
+    build_module,
+    call_module,
+    describe_outputs,
+)
 from fleet.errors import ModelError, UserError
 from fleet.plugins import append_import_path
 from fleet.spec import NetworkSpec
@@ -57,6 +66,7 @@ class Exported(nn.Module):
     ) -> None:
         super().__init__()
         self.module = built.module
+        self.files = built.files
         self._names: tuple[str, ...] = ()
         if isinstance(built.dtype, dict):
             scales = scale if isinstance(scale, Mapping) else {}
@@ -82,7 +92,10 @@ class Exported(nn.Module):
         inputs = self.prepare(samples, is_scaled)
         is_evaluating = not torch.is_grad_enabled()
         with torch.enable_grad() if self._differentiates else nullcontext():
-            outputs: Tensor = call_module(self.module, inputs).float()
+            returned = call_module(self.module, inputs)
+            if not isinstance(returned, Tensor):  # in training only
+                raise ModelError(describe_outputs(returned))
+            outputs = returned.float()
         if is_evaluating:  # a module may enable gradients itself
             outputs = outputs.detach()
         if self._is_mask:
@@ -178,6 +191,8 @@ def note_of(
             "beside": str(import_folder(architecture.target) or ""),
         }
         args = dict(architecture.args)
+        if architecture.output is not None:
+            origin["output"] = architecture.output
     return {
         **origin,
         "args": args,
@@ -224,17 +239,26 @@ def _noted_scale(described: Mapping[str, Any]) -> list[np.ndarray] | None:
     return [np.array(described[part], precision) for part in ("multiplier", "offset")]
 
 
-def write(state: Mapping[str, np.ndarray], note: Mapping[str, Any], path: Path) -> None:
+def write(
+    state: Mapping[str, np.ndarray],
+    note: Mapping[str, Any],
+    path: Path,
+    files: Mapping[str, Path] = MappingProxyType({}),
+) -> None:
     """Write a network: first the note, so that weights always have one.
 
     Args:
         state: arrays by name.
         note: content of the ``.json`` file.
         path: path of the weights.
+        files: files that the module's function loads, which are copied beside the weights; see
+            :attr:`fleet.engines.torch.models.Built.files`.
 
     Raises:
         StorageError: the files cannot be written, for example because the disk is full.
     """
+    if files:
+        note = {**note, "files": keep_files(files, path)}
     write_json(path.with_suffix(".json"), note)
     # safetensors writes the memory of an array as it is, so transposed arrays must be copied.
     ordered = {name: np.asarray(value, order="C") for name, value in state.items()}
@@ -261,7 +285,9 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
         note: dict[str, Any] = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         inputs_note = _noted_inputs(note)
         target_note = note["target"]
-        architecture = Architecture(note.get("family") or note["build"], note["args"])
+        architecture = Architecture(
+            note.get("family") or note["build"], note["args"], note.get("output")
+        )
         image = _noted_arrays(note)
         size = None if target_note["size"] is None else tuple(target_note["size"])
         target = TargetSpec(target_note["kind"], target_note["outputs"], size=size)
@@ -296,8 +322,9 @@ def _built(
     """Build a network's module; its code may still be where it was at the export."""
     source_folder = note.get("beside")
     append_import_path(source_folder)
+    copies = {written: file.parent / copy for written, copy in note.get("files", {}).items()}
     try:
-        return build_module(architecture, image, target, 0, is_scaled, "step" in note)
+        return build_module(architecture, image, target, 0, is_scaled, "step" in note, copies)
     except (UserError, ModelError) as error:
         location = f" or in {source_folder}" if source_folder else ""
         raise UserError(

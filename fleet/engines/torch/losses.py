@@ -27,7 +27,12 @@ from torch.nn.functional import (
     softplus,
 )
 
-from fleet.engines.custom import as_targets_first, make_custom_loss
+from fleet.engines.custom import (
+    ArgumentOrder,
+    find_argument_order,
+    make_custom_loss,
+    takes_outputs_first,
+)
 from fleet.engines.measures import OF_MASKS, LossFunctions, loss_arguments
 from fleet.engines.tensor_ops import Loss, TensorOps
 from fleet.errors import SettingError
@@ -60,19 +65,25 @@ OPS = TensorOps(
 )
 
 
-def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossFunctions:
+def make_losses(
+    train: Train, target: TargetSpec, device: torch.device, outputs_first: bool = True
+) -> LossFunctions:
     """Return the losses of a network.
 
     Args:
         train: training settings.
         target: target of a sample.
         device: device of class weights.
+        outputs_first: True if a function whose parameters do not tell takes (outputs, targets).
 
     Raises:
         SettingError: the loss does not exist, or is not for such targets.
     """
+    order = ArgumentOrder(True)
     if train.loss is None:
         loss: Loss = partial(_DEFAULTS[target.kind], smoothing=train.label_smoothing)
+    elif ":" in name_of(train.loss):
+        loss, order = _make_custom(train, target, outputs_first)
     else:
         loss = _make_named(train, target, device)
     return LossFunctions.of(
@@ -82,6 +93,7 @@ def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossF
         OPS,
         partial(torch.tensor, dtype=torch.float32, device=device),
         find_engine("torch").words.losses,
+        order,
     )
 
 
@@ -288,8 +300,6 @@ OF_PREDICTIONS: dict[str, Callable[..., Tensor]] = {
 def _make_named(train: Train, target: TargetSpec, device: torch.device) -> Loss:
     assert train.loss is not None
     name = name_of(train.loss)
-    if ":" in name:
-        return _make_custom(train, target)
     short = canonical_name(name)
     if short in TORCH_LOSSES:
         return _make_torch(train, target, TORCH_LOSSES[short].written, device)
@@ -349,20 +359,46 @@ def _without_reduction(train: Train, name: str) -> Train:
     return replace(train, loss={name: arguments})
 
 
-def _make_custom(train: Train, target: TargetSpec) -> Loss:
+def _make_custom(
+    train: Train, target: TargetSpec, outputs_first: bool
+) -> tuple[Loss, ArgumentOrder]:
     """Return a user function or a loss of ``torch.nn``, which takes outputs of the module."""
     assert train.loss is not None
     name = name_of(train.loss)
     function, arguments = make_custom_loss(train, torch.nn.Module, reduction="none")
-    is_module = isinstance(function, torch.nn.Module)  # losses of PyTorch take outputs first
-    call = as_targets_first(function, is_module)
 
-    def compute(outputs: Tensor, targets: Tensor) -> Tensor:
-        if target.semantics.is_of_pixels:
-            outputs = outputs.movedim(-1, 1)
-        expected = targets if target.semantics.has_classes else targets.float()
-        # The function may write into its arguments.
-        losses = call(expected.clone(), outputs.clone(), **arguments)
-        return OPS.per_sample(losses, name, target)
+    def ordered(order: ArgumentOrder) -> Loss:
+        call = order.as_targets_first(function)
 
-    return compute
+        def compute(outputs: Tensor, targets: Tensor) -> Tensor:
+            if target.semantics.is_of_pixels:
+                outputs = outputs.movedim(-1, 1)
+            expected = targets if target.semantics.has_classes else targets.float()
+            # The function may write into its arguments.
+            losses = call(expected.clone(), outputs.clone(), **arguments)
+            return OPS.per_sample(losses, name, target)
+
+        return compute
+
+    if isinstance(function, torch.nn.Module):  # as all losses of PyTorch
+        by_name = takes_outputs_first(function.forward)
+        order = ArgumentOrder(by_name is not False)
+    else:
+        order = find_argument_order(
+            function, lambda order: _depends_on_outputs(ordered(order), target), outputs_first
+        )
+    return ordered(order), order
+
+
+def _depends_on_outputs(loss: Loss, target: TargetSpec) -> bool:
+    """Return True if a loss of made-up samples has a finite derivative by the outputs."""
+    random = np.random.default_rng(0)
+    targets = torch.from_numpy(np.array(target.split(target.random_targets(random, 4))[0]))
+    outputs = torch.from_numpy(random.normal(size=(4, *target.output_shape)).astype(np.float32))
+    outputs.requires_grad_()
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            [slope] = torch.autograd.grad(loss(outputs, targets).sum(), outputs)
+    except Exception:  # the function may raise anything
+        return False
+    return bool(slope.isfinite().all() and slope.any())

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleet.engines.custom import as_targets_first, load_custom
+from fleet.engines.custom import ArgumentOrder, find_argument_order, load_custom
 from fleet.engines.measures import Metrics
 from fleet.engines.tensor_ops import scalar_result_error
 from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, OPS
@@ -29,6 +29,7 @@ from fleet.engines.torch.torchmetrics import (
     find_torchmetric,
     is_torchmetrics,
     make_torchmetric,
+    some_rows,
 )
 from fleet.errors import SettingError
 from fleet.spec import Train
@@ -85,17 +86,18 @@ def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
     )
 
 
-def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
+def make_metrics(train: Train, target: TargetSpec, outputs_first: bool = True) -> MetricSet:
     """Return the metrics of a network; see :meth:`fleet.engines.measures.Metrics.of`.
 
     Args:
         train: training settings.
         target: target of a sample.
+        outputs_first: True if a function whose parameters do not tell takes (outputs, targets).
     """
-    return MetricSet.of(train, target, _make_metric)
+    return MetricSet.of(train, target, partial(_make_metric, outputs_first=outputs_first))
 
 
-def _make_metric(measure: Measure, target: TargetSpec) -> _Metric:
+def _make_metric(measure: Measure, target: TargetSpec, outputs_first: bool) -> _Metric:
     name = name_of(measure)
     arguments = {key: value for key, value in parameters_of(measure).items() if key != "name"}
     with wrapping_errors(
@@ -106,7 +108,7 @@ def _make_metric(measure: Measure, target: TargetSpec) -> _Metric:
             if is_torchmetrics(function):
                 kind = make_torchmetric(function, target, arguments)
             else:
-                kind = _mean(_make_custom(name, function, arguments))
+                kind = _mean(_make_custom(name, function, arguments, target, outputs_first))
         elif canonical_name(name) in TORCH_METRICS:
             kind = make_torchmetric(find_torchmetric(name), target, arguments)
         else:
@@ -133,9 +135,25 @@ def _mean(per_sample: Callable[[Rows], Tensor], finish: Callable[[float], float]
 
 
 def _make_custom(
-    name: str, function: Any, arguments: Mapping[str, Any]
+    name: str,
+    function: Any,
+    arguments: Mapping[str, Any],
+    target: TargetSpec,
+    outputs_first: bool,
 ) -> Callable[[Rows], Tensor]:
-    function = as_targets_first(function)
+    def works(order: ArgumentOrder) -> bool:
+        rows = some_rows(target)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                values = torch.as_tensor(
+                    order.as_targets_first(function)(rows.targets, rows.predicted, **arguments)
+                )
+        except Exception:  # the function may raise anything
+            return False
+        return values.dim() > 0 and bool(values.float().isfinite().all())
+
+    order = find_argument_order(function, works, outputs_first)
+    function = order.as_targets_first(function)
 
     def compute(rows: Rows) -> Tensor:
         # The function may write into its arguments.

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,6 +32,7 @@ from fleet.engines.custom import (
     probabilities_error,
     seeded_generators,
 )
+from fleet.engines.torch.loaded_files import recording_loads
 from fleet.errors import ModelError
 from fleet.spec.layers import Layer, Shape, layers_of
 from fleet.spec.model import Architecture, InputShape, load_function, one_line
@@ -41,9 +44,6 @@ from preprocess.user_code import exclusive_generators
 
 _EPSILON = 1.001e-5  # epsilon of batch normalization, equal to the Keras engine's
 _ROWS = 2  # rows of a trial batch
-# Values of integer samples on which a module is tried, such as token ids, of which 0 may be
-# padding; floats are random.
-_VALUES = {torch.float32: (1,), torch.int64: (1, 0)}
 _MAX_CANDIDATES = 64  # combinations of dtypes of several inputs that are tried
 _COUNTING_S = 10.0  # maximum time to build a module on the meta device
 # Standard deviation of a normal distribution truncated at two standard deviations.
@@ -69,12 +69,14 @@ class Built(NamedTuple):
         dtype: dtype of its input; of several, by name.
         differentiates: True if ``forward`` takes derivatives, so even evaluation needs gradients.
         predicts: True if it returns one tensor of predictions of the target.
+        files: path of each file that the function loads, as it writes it -> its absolute path.
     """
 
     module: nn.Module
     dtype: InputDtype
     differentiates: bool = False
     predicts: bool = True
+    files: Mapping[str, Path] = MappingProxyType({})
 
 
 def build_module(
@@ -84,6 +86,7 @@ def build_module(
     seed: int,
     is_scaled: bool | Mapping[str, bool] = False,
     has_own_step: bool = False,
+    copies: Mapping[str, Path] | None = None,
 ) -> Built:
     """Build a network that returns logits, or values, on the host.
 
@@ -97,6 +100,7 @@ def build_module(
         seed: equal seeds give equal initial weights.
         is_scaled: True if inputs are scaled, hence float32; of several, by name.
         has_own_step: True if a step of the user calls the module, which may then return anything.
+        copies: path of a file that the function loads, as it writes it -> the copy to load instead.
 
     Returns:
         A module from (n, channels, height, width), or (n, ...), to (n, outputs), or for masks
@@ -119,15 +123,17 @@ def build_module(
             module = build_custom_model(
                 architecture, _shape_of(image), target.outputs, nn.Module, "torch.nn.Module"
             ).float()
+            _choose_output(architecture, module)
             check = _try_module if has_own_step else _check_module
             return check(architecture.target, module, image, target, is_scaled)
 
-    built = build_isolated(
-        architecture.target, partial(build, seed), lambda built: built.module.parameters()
-    )
-    if built.predicts:
-        check_self_contained(architecture.target, built, image, lambda: build(seed + 1).module)
-    return built
+    with recording_loads(copies) as files:
+        built = build_isolated(
+            architecture.target, partial(build, seed), lambda built: built.module.parameters()
+        )
+        if built.predicts:
+            check_self_contained(architecture.target, built, image, lambda: build(seed + 1).module)
+    return built._replace(files=files)
 
 
 def _shape_of(image: InputSpec) -> InputShape:
@@ -159,6 +165,7 @@ def count_parameters(architecture: Architecture, shape: InputShape, classes: int
         module = build_custom_model(
             architecture, shape, classes, nn.Module, "torch.nn.Module"
         ).float()
+        _choose_output(architecture, module)
         image: InputSpec
         if isinstance(shape, dict):
             image = RecordSpec.of(
@@ -488,16 +495,15 @@ def _call_on_samples(
             module.eval()  # do not chain calls: a custom train() may return None
             with torch.set_grad_enabled(with_gradients):
                 output = call_module(call or module, samples)
+        except ModelError:
+            raise
         except Exception as caught:
             error = caught
             continue
         finally:
             module.train(was_training)
         if not isinstance(output, torch.Tensor):
-            raise ModelError(
-                f"{name}: the module returns a {type(output).__name__}; it should return one "
-                "tensor, because samples have one target"
-            )
+            raise ModelError(f"{name}: {describe_outputs(output)}")
         if isinstance(samples, torch.Tensor):
             return output.detach().float(), samples.dtype, with_gradients
         dtype_of = {key: tensor.dtype for key, tensor in samples.items()}
@@ -510,15 +516,14 @@ def _call_on_samples(
 def _candidates(image: InputSpec, dtypes: Mapping[str, Sequence[torch.dtype]]) -> Iterator[Samples]:
     """Yield samples of all combinations of dtypes, the preferred ones first."""
     choices = [
-        [(dtype, value) for dtype in dtypes[name] for value in _VALUES[dtype]]
-        for name in image.arrays
+        [samples for dtype in dtypes[name] for samples in _samples_of(array, dtype)]
+        for name, array in image.arrays.items()
     ]
     for chosen in itertools.product(*choices):
-        samples = {
-            name: _samples_of(array.shape, dtype, value)
-            for (name, array), (dtype, value) in zip(image.arrays.items(), chosen, strict=True)
-        }
-        yield samples if isinstance(image, RecordSpec) else samples[INPUT]
+        if isinstance(image, RecordSpec):
+            yield dict(zip(image.arrays, chosen, strict=True))
+        else:
+            yield chosen[0]
 
 
 def _describe_samples(samples: Samples) -> str:
@@ -535,18 +540,75 @@ def _samples(image: InputSpec, dtype: InputDtype) -> Samples:
     return next(_candidates(image, _as_lists(dtype)))
 
 
-def _samples_of(shape: Shape, dtype: torch.dtype, value: int = 1) -> torch.Tensor:
-    """Return two samples in the layout that modules take, with channels first.
+def _choose_output(architecture: Architecture, module: nn.Module) -> None:
+    """Let a module that returns several outputs return the one that the spec names."""
+    if architecture.output is None:
+        return
+
+    def choose(_: nn.Module, __: Any, returned: Any) -> Any:
+        if isinstance(returned, torch.Tensor):  # it returns others in training only
+            return returned
+        chosen = _pick(returned, architecture.output)
+        if not isinstance(chosen, torch.Tensor):
+            raise ModelError(
+                f"{architecture.target}: no output {architecture.output!r}; "
+                f"{describe_outputs(returned)}"
+            )
+        return chosen
+
+    module.register_forward_hook(choose)
+
+
+def _pick(returned: Any, output: str | int | None) -> Any:
+    """Return an output by its key, attribute or position; None if there is none."""
+    if isinstance(returned, Mapping):
+        return returned.get(output)
+    if isinstance(output, str):
+        return getattr(returned, output, None)
+    if isinstance(returned, tuple | list) and output is not None and output < len(returned):
+        return returned[output]
+    return None
+
+
+def describe_outputs(returned: Any) -> str:
+    """Describe what a module returned instead of a tensor, and how to choose an output of it."""
+    if isinstance(returned, Mapping):
+        kind = "mapping"
+        names = list(returned)
+    elif isinstance(returned, tuple | list):
+        kind = type(returned).__name__
+        names = list(getattr(returned, "_fields", range(len(returned))))
+    else:
+        return (
+            f"the module returns a {type(returned).__name__}; it should return one tensor, because "
+            "samples have one target"
+        )
+    listed = ", ".join(map(str, names))
+    return (
+        f"the module returns a {kind} of outputs, {listed}; name one of them by `output:` beside "
+        f"`build:`, such as output: {names[0] if names else 0}, or use train.step"
+    )
+
+
+def _samples_of(array: ArraySpec, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return trial batches in the layout that modules take, with channels first.
 
     Args:
-        shape: (height, width, channels), or another shape.
+        array: shape of a sample, and values of whole numbers in the data.
         dtype: dtype of the samples; floats are random.
-        value: value of all elements of integer samples.
+
+    Returns:
+        Two random samples of floats, or of whole numbers of the data; if none are known, samples of
+        1 and of 0, which may be padding.
     """
+    shape = array.shape
     channels_first = (shape[2], *shape[:2]) if len(shape) == 3 else shape
     if dtype.is_floating_point:
-        return torch.empty(2, *channels_first).uniform_(-1, 1)
-    return torch.full((2, *channels_first), value, dtype=dtype)
+        return [torch.empty(_ROWS, *channels_first).uniform_(-1, 1)]
+    if array.values:
+        values = torch.tensor(array.values, dtype=dtype)
+        return [values[torch.randint(len(values), (_ROWS, *channels_first))]]
+    return [torch.full((_ROWS, *channels_first), value, dtype=dtype) for value in (1, 0)]
 
 
 class _ForeignTensorMode(TorchDispatchMode):
@@ -611,7 +673,7 @@ def check_self_contained(
     Raises:
         ModelError: the outputs depend on other tensors.
     """
-    module, dtype, differentiates, _ = built
+    module, dtype, differentiates, *_ = built
     was_training = module.training
     with seeded(0):
         samples = _samples(image, dtype)

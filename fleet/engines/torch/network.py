@@ -214,7 +214,12 @@ class TorchNetwork:
         """Write the weights as safetensors by the module's own names, and a note beside them."""
         self.load(arrays)
         with self.evaluation_mode():
-            write(to_arrays(self.module.state_dict()), self.note_of(), path)
+            write(
+                to_arrays(self.module.state_dict()),
+                self.note_of(),
+                path,
+                self.steps.exported.files,
+            )
 
     @runs_user_code
     def count_parameters(self) -> int:  # noqa: D102 - see SupportsInspection

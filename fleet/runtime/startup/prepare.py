@@ -11,7 +11,7 @@ from fleet.comm.roles import assign_roles
 from fleet.domain.added_networks import with_added_networks
 from fleet.domain.events import CacheChosen
 from fleet.domain.run import RunState
-from fleet.engines.registry import check_installed
+from fleet.engines.registry import check_installed, check_metrics_installed
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_standardized, write_sample, write_standardized
 from fleet.runtime.known_rates import (
@@ -96,6 +96,7 @@ def prepare(
     import_plan = plan_import(spec, roles, RunState() if replay else past.run)
     if import_plan.ranks:
         check_installed(spec.engine)
+        check_metrics_installed(spec)
     announce(import_plan)
 
     # 3. The data, and its fingerprint.

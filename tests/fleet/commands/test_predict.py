@@ -1,6 +1,8 @@
 """Tests of ``fleet predict``, with a stand-in for Keras that joins the networks."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from preprocess.target import TargetSpec, class_target
 from preprocess.target_kinds import KINDS
 from tests.fleet.histories import apply_status, results_of
 from tests.fleet.prediction.saved_predictions import keep
+from tests.places import ROOT
 from tests.refusals import refused
 
 NAMES = ("cat", "dog")
@@ -342,3 +345,46 @@ def test_export_onnx_refuses_engines_without_onnx(tmp_path, fleet):
     paths = made_run(tmp_path, engine="numpy")
     status, _, err = fleet("export", paths.root, "a", "--onnx")
     assert (status, "the numpy engine cannot write ONNX" in err) == (2, True)
+
+
+PRINTING = """
+import atexit, json, os, sys
+atexit.register(print, "goodbye")
+from fleet.commands import predict
+from fleet.__main__ import main
+
+class Loud:
+    weights, names, folds = {"a": 1.0}, ("cat", "dog"), {}
+    target_column = None
+    class sample:
+        class target:
+            kind = "class"
+    def __init__(self, *_):
+        print("hello")
+        os.system("echo from a child")
+    def is_table(self, file):
+        return file.endswith(".csv")
+    def predict_files(self, files):
+        import numpy
+        sys.__stdout__.write("from Python\\n")
+        return list(files), numpy.full((1, 2), 0.5)
+
+predict.Predictor = Loud
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("options", [["x.png", "--json"], ["x.csv", "--json"], ["x.csv"]])
+def test_predict_prints_results_alone(tmp_path, options):
+    printed = subprocess.run(
+        [sys.executable, "-c", PRINTING, "predict", "run", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert "hello" in printed.stderr
+    assert "goodbye" in printed.stderr
+    if "--json" in options:
+        assert json.loads(printed.stdout)["names"] == ["cat", "dog"]
+    else:
+        assert printed.stdout.splitlines() == ["row,class,cat,dog", "0,cat,0.5,0.5"]

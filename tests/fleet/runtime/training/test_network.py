@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 
+from fleet.comm.protocols import Group
 from fleet.domain.network import TrainingState
 from fleet.engines.softmax import NumpyEngine
 from fleet.runtime.training.agreement import TrainingFailed
 from fleet.runtime.training.network import Training
+from fleet.spec import parse
+from fleet.stream.batch import Batch, split_rows
+from fleet.stream.order import Epoch
+from preprocess.sample import ArraySpec, SampleSpec
 from tests.fleet.histories import SAMPLE, spec
 from tests.fleet.one_process import Launch
 
@@ -66,3 +71,40 @@ def test_step_failure_on_one_rank_fails_all():
     assert Launch(3, 0).run(rank_main)
     assert len(set(failed.values())) == 1
     assert "reshape" in failed[1]
+
+
+# ---- batch transforms ----------------------------------------------------------------------------
+
+
+def test_ranks_train_on_their_rows_of_a_transformed_batch():
+    class GroupOf(Group):
+        def __init__(self, rank, size):
+            self.rank = rank
+            self.size = size
+            self.ranks = tuple(range(size))
+
+    sample = SampleSpec(ArraySpec((2,), "float32"), 3)
+    network = parse(
+        {"models": [{"family": "softmax"}], "train": {"batch_transforms": ["mixup"]}}
+    ).networks[0]
+    random = np.random.default_rng(0)
+    rows = sample.input.random_inputs(random, 12), sample.target.random_targets(random, 12)
+
+    def read(group):
+        """Yield two batches, the second one smaller, as the readers of a stream do."""
+        for first, last in ((0, 7), (7, 12)):
+            size = last - first
+            share = slice(*split_rows(first, last, group.rank, group.size))
+            yield Batch(*(part[share] for part in rows), size, last, last == 12, Epoch(0))
+
+    def batches(rank, size):
+        training = Training(network, 0, sample.target, sample)
+        training.group = GroupOf(rank, size)
+        return list(training.transform_batches(read, epoch=4, size=7))
+
+    alone = batches(0, 1)
+    assert not np.array_equal(alone[0].inputs, rows[0][:7])
+    for number, batch in enumerate(alone):
+        parts = [batches(rank, 3)[number] for rank in range(3)]
+        assert np.array_equal(np.concatenate([part.inputs for part in parts]), batch.inputs)
+        assert np.array_equal(np.concatenate([part.targets for part in parts]), batch.targets)
