@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.engines.base import Engine, EngineContext, ExportedEnsemble, Slot
-from fleet.errors import FleetError, NotInstalledError, SpecError, UserError
+from fleet.errors import FleetError, NotInstalledError, SpecError, SpecMistake, UserError
 from fleet.gc_pause import paused_collection
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
@@ -90,7 +90,7 @@ def check_metrics_installed(spec: Spec) -> None:
     Raises:
         SpecError: one is not.
     """
-    mistakes = {}
+    mistakes: dict[SpecMistake, None] = {}
     for network in spec.networks:
         for metric in network.train.metrics:
             word = spec.engine.words.metrics.get(canonical_name(name_of(metric)))

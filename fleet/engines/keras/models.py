@@ -322,7 +322,7 @@ def _with_chosen_output(model: Architecture, built: keras.Model) -> keras.Model:
     """Return a model with only the output that the spec names.
 
     Raises:
-        ModelError: there is no such output, or the layers of the model are unknown.
+        ModelError: the output does not exist, or the layers of the model are unknown.
     """
     if model.output is None:
         return built

@@ -183,7 +183,7 @@ def note_of(
     else:
         inputs = {"input": _note_of_input(sample, dtype)}
     if architecture.kind == "family":
-        origin = {"family": architecture.target}
+        origin: dict[str, Any] = {"family": architecture.target}
         args = asdict(architecture.settings)
     else:
         origin = {

@@ -47,7 +47,7 @@ def test_training_with_mixup_equals_a_plain_loop(batch):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        assert totals.loss / totals.count == pytest.approx(float(loss), abs=1e-5)
+        assert totals.loss / totals.count == pytest.approx(loss.item(), abs=1e-5)
 
 
 @pytest.mark.parametrize(

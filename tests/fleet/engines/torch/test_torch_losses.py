@@ -7,7 +7,7 @@ from fleet.errors import SettingError, SpecError
 from fleet.spec import parse
 from fleet.spec.train import Train
 from fleet.vocabulary.torch_measures import TORCH_LOSSES
-from preprocess.target import KINDS, TargetSpec
+from preprocess.target import TargetSpec
 from tests.refusals import refused
 
 pytestmark = pytest.mark.torch
@@ -29,7 +29,7 @@ ARGUMENTS = {
 CASES = [
     (word.written, kind, arguments)
     for word in TORCH_LOSSES.values()
-    for kind in KINDS
+    for kind in TARGETS
     for arguments in ({}, ARGUMENTS.get(word.written))
     if not word.refused and kind not in word.unfit and arguments is not None
 ]
