@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -17,13 +18,23 @@ from fleet.prediction.sample_file import read_columns, read_sample
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from fleet.storage.run_spec import load_run_spec
-from preprocess.base import Source, UnreadableSample
-from preprocess.pipeline import Pipeline
+from preprocess.base import INPUT, Source
+from preprocess.record_pipeline import AnyPipeline, make_pipeline
+from preprocess.records import (
+    AnyTransforms,
+    RecordTransforms,
+    find_inputs,
+    parse_record_transforms,
+)
+from preprocess.sample import ArraySpec
 from preprocess.sources.files import NamedFiles, NamedRows
 from preprocess.sources.image_folder import describe_unread
+from preprocess.sources.new_arrays import NewArrays, is_array_file
 from preprocess.sources.table import Columns, NewRows
-from preprocess.transforms import Transform, parse_transforms
+from preprocess.target import TargetSpec
+from preprocess.transforms import Transform
 from preprocess.transforms.decoding import Decode
+from preprocess.views import WithoutTargets
 
 log = logging.getLogger("fleet.predictor")
 
@@ -116,21 +127,28 @@ class Predictor:
             return columns[0]
         return None
 
-    def predict(self, inputs: np.ndarray) -> np.ndarray:
+    def predict(self, inputs: np.ndarray | Mapping[str, np.ndarray]) -> np.ndarray:
         """Predict from prepared inputs, such as :meth:`prepare` yields.
 
         Args:
             inputs: (n, ...) inputs with the shape of :attr:`sample`; images have values of 0 to
-                255.
+                255. Of several inputs, such arrays by name, or (n,) records of them.
 
         Returns:
             (n, classes) probabilities that sum to 1, (n, labels) probabilities of labels, (n,
             values), or for masks (n, height, width, classes), all float32.
 
         Raises:
-            UserError: the inputs have another shape.
+            UserError: the inputs have another shape, or one is missing.
         """
+        if isinstance(inputs, Mapping):
+            inputs = self._joined(inputs)
         inputs = np.asarray(inputs)
+        if self.sample.parts and inputs.dtype.names != tuple(self.sample.parts):
+            raise UserError(
+                f"the inputs are an array of shape {inputs.shape}; these networks take several "
+                f"inputs by name: {self.sample.input}"
+            )
         if inputs.shape[1:] != self.sample.input.shape:
             raise UserError(
                 f"the inputs have shape {inputs.shape}; these networks take (n, "
@@ -138,9 +156,28 @@ class Predictor:
             )
         return self._ensemble.predict(inputs)
 
+    def _joined(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return named inputs as one array: records, if there are several."""
+        arrays = self.sample.input.arrays
+        wrong = [f"lack {name}" for name in arrays if name not in inputs]
+        wrong += [f"have {name}" for name in inputs if name not in arrays]
+        if wrong:
+            raise UserError(f"the inputs {wrong[0]}; these networks take {self.sample.input}")
+        named = {name: _converted(name, inputs[name], array) for name, array in arrays.items()}
+        if not self.sample.parts:
+            return named[INPUT]
+        lengths = {name: len(array) for name, array in named.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise UserError(f"the inputs have different numbers of rows: {listed}")
+        records = np.zeros(max(lengths.values()), self.sample.input.dtype)
+        for name, array in named.items():
+            records[name] = array
+        return records
+
     def is_table(self, file: str | Path) -> bool:
         """Return True if a file is read as a table of features or, like in the run, of files."""
-        if self._columns is None or Path(file).suffix == ".npy":
+        if self._columns is None or Path(file).suffix == ".npy" or self._holds_arrays(file):
             return False
         return (
             bool(self._columns.inputs and not self._columns.is_paths)
@@ -148,10 +185,12 @@ class Predictor:
         )
 
     def predict_files(self, files: Sequence[str | Path]) -> tuple[list[str], np.ndarray]:
-        """Predict from files: images, folders, tables, or ``.npy`` arrays with one input per row.
+        """Predict from files: images, folders, tables, or arrays with one input per row.
 
         The columns of a table may have any order, and may include other columns. A table of numbers
-        without a header has only the features, in the order in which the run was trained.
+        without a header has only the features, in the order in which the run was trained. Arrays
+        are in ``.npy``, ``.npz`` or HDF5 files, or a folder of ``.npy`` files; of several inputs,
+        each has the name that it has in the data of the run, or the name of the input.
 
         Returns:
             The name of each input, and the result of :meth:`predict` for all inputs.
@@ -177,31 +216,35 @@ class Predictor:
         Raises:
             InputError, UserError: a file cannot be read, or does not fit these networks.
         """
-        if self.sample.parts:
-            raise UserError(
-                f"these networks take several inputs ({', '.join(self.sample.parts)}), which "
-                "files cannot give yet; call Predictor.predict with records of sample.input.dtype"
-            )
         for source in self._sources(files):
-            pipeline = Pipeline(source, self._transforms(source), self._spec.seed, self.sample)
+            pipeline = self._pipeline(source)
             for first in range(0, len(source), _BATCH):
                 batch = range(first, min(first + _BATCH, len(source)))
-                try:
-                    inputs = [
-                        pipeline.augment_checked(
-                            pipeline.prepare(index), index, 0, training=False
-                        ).input
-                        for index in batch
-                    ]
-                except UnreadableSample as error:
+                inputs, targets = pipeline.empty(len(batch))
+                for error in pipeline.load(batch, 0, inputs, targets, training=False):
                     raise UserError(str(error)) from error
-                yield [source.name(index) for index in batch], np.stack(inputs)
+                yield [source.name(index) for index in batch], inputs
 
-    def _sources(self, files: Sequence[str | Path]) -> Iterator[NamedFiles | NamedRows | NewRows]:
+    def _pipeline(self, source: Source) -> AnyPipeline:
+        """Return the pipeline that prepares inputs like validation samples."""
+        target = TargetSpec("none", 0)
+        sample = replace(self.sample, classes=0, target=target)
+        parts = {
+            name: replace(part, classes=0, target=target)
+            for name, part in self.sample.parts.items()
+        }
+        return make_pipeline(
+            WithoutTargets(source),
+            self._transforms(source),
+            self._spec.seed,
+            replace(sample, parts=parts),
+        )
+
+    def _sources(
+        self, files: Sequence[str | Path]
+    ) -> Iterator[NamedFiles | NamedRows | NewArrays | NewRows]:
         """Yield the sources of files; consecutive images are one source."""
-        for is_single, group in groupby(
-            files, lambda file: self.is_table(file) or Path(file).suffix == ".npy"
-        ):
+        for is_single, group in groupby(files, self._is_single):
             if not is_single:
                 source = NamedFiles(list(group))
                 unread = describe_unread(source)
@@ -210,10 +253,45 @@ class Predictor:
                 yield source
                 continue
             for file in group:
-                if self._columns is not None and self.is_table(file):
-                    yield NewRows(str(file), self._columns, self.sample.input.size)
-                else:
-                    yield NamedRows(file)
+                yield self._source_of(file)
+
+    def _is_single(self, file: str | Path) -> bool:
+        """Return True if a file is a source of its own: a table or arrays, but no image."""
+        is_rows = Path(file).suffix == ".npy" or self._holds_arrays(file)
+        return bool(self.sample.parts) or is_rows or self.is_table(file)
+
+    def _holds_arrays(self, file: str | Path) -> bool:
+        """Return True for a file of named arrays, and for a folder of them for several inputs."""
+        return is_array_file(file) and (bool(self.sample.parts) or not Path(file).is_dir())
+
+    def _source_of(self, file: str | Path) -> NamedRows | NewArrays | NewRows:
+        if self._holds_arrays(file):
+            return NewArrays(file, self._array_names())
+        is_whole = not self.sample.parts or Path(file).suffix.lower() in _TABLES
+        if self._columns is not None and is_whole and self.is_table(file):
+            return NewRows(str(file), self._columns, self.sample.input.size)
+        if not self.sample.parts:
+            return NamedRows(file)
+        listed = ", ".join(self.sample.parts)
+        table = ""
+        if self._columns is not None:
+            table = f"a table with the columns {', '.join(self._columns.inputs)}, or "
+        raise UserError(
+            f"{file} gives no samples of several inputs ({listed}), which these networks take; "
+            f"name {table}an .npz or HDF5 file with these arrays"
+        )
+
+    def _array_names(self) -> dict[str, tuple[str, ...]]:
+        """Return the names that the array of each input may have in a file."""
+        in_data = self._spec.data_by_pipeline[self._feed].options.get("inputs")
+        if not self.sample.parts:
+            named = (in_data,) if isinstance(in_data, str) else ()
+            return {INPUT: (*named, INPUT, "x", "images")}
+        names: dict[str, tuple[str, ...]] = {}
+        for name in self.sample.parts:
+            of_data = in_data.get(name) if isinstance(in_data, Mapping) else None
+            names[name] = (of_data, name) if isinstance(of_data, str) else (name,)
+        return names
 
     def save(self, path: str | Path) -> None:
         """Write the ensemble as one network, for use without FLEET.
@@ -231,19 +309,56 @@ class Predictor:
             raise UserError(f"{path}: the name of the file should end in {suffix}")
         self._ensemble.save(Path(path))
 
-    def _transforms(self, source: Source) -> tuple[Transform, ...]:
-        transforms = parse_transforms(self._spec.data_by_pipeline[self._feed].transforms)
-        if isinstance(source, NamedRows | NewRows) or (
-            transforms and isinstance(transforms[0], Decode)
-        ):
+    def _transforms(self, source: Source) -> AnyTransforms:
+        """Return the transforms of the run; images are decoded even if its data were arrays."""
+        data = self._spec.data_by_pipeline[self._feed]
+        transforms = parse_record_transforms(data.transforms, source, data.together)
+        if isinstance(transforms, RecordTransforms):
+            described = data.transforms if isinstance(data.transforms, Mapping) else {}
+            fields = dict(transforms.fields)
+            for name, is_file in find_inputs(source).items():
+                if is_file:
+                    items = fields[name] if name in described else ()
+                    fields[name] = self._with_decoding(items, source, name)
+            return replace(transforms, fields=tuple(fields.items()))
+        if isinstance(source, NamedFiles):
+            return self._with_decoding(transforms, source, INPUT)
+        return transforms
+
+    def _with_decoding(
+        self, transforms: tuple[Transform, ...], source: Source, name: str
+    ) -> tuple[Transform, ...]:
+        if transforms and isinstance(transforms[0], Decode):
             return transforms
-        shape = self.sample.input.shape
+        shape = self.sample.input.arrays[name].shape
         if len(shape) != 3 or shape[2] not in (1, 3):
+            of_input = "" if name == INPUT else f" for the input {name}"
             raise UserError(
-                f"{source.name(0)}: these networks take {self.sample.input}, not images; name .npy "
-                "files with such rows"
+                f"{source.name(0)}: these networks take {self.sample.input.arrays[name]}"
+                f"{of_input}, not images; name .npy files with such rows"
             )
         return (Decode("L" if shape[2] == 1 else "RGB"), *transforms)
+
+
+def _converted(name: str, values: np.ndarray, expected: ArraySpec) -> np.ndarray:
+    """Return the rows of an input in the type that networks take.
+
+    Raises:
+        UserError: they have another shape, or other numbers.
+    """
+    values = np.asarray(values)
+    if values.shape[1:] != expected.shape or not values.ndim:
+        raise UserError(
+            f"the input {name} has shape {values.shape}; these networks take (n, "
+            f"{', '.join(map(str, expected.shape))})"
+        )
+    with np.errstate(invalid="ignore"):
+        converted = values.astype(expected.dtype)
+    if np.issubdtype(expected.dtype, np.integer) and not np.array_equal(converted, values):
+        raise UserError(
+            f"the input {name} has numbers that are not {expected.dtype}, which these networks take"
+        )
+    return converted
 
 
 def _members(

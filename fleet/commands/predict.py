@@ -7,8 +7,9 @@
   fleet predict runs/wine new.csv > predicted.csv        for each row of a table
 
 Inputs are prepared like the validation samples of the run. A .npy file contains inputs as rows of
-an array. The columns of a table are matched by name, and predictions for its rows are printed as
-CSV. Networks of the engine torch are saved as .safetensors. fleet report compares ensembles.
+an array; .npz and HDF5 files, and folders of .npy files, contain those of several inputs by name.
+The columns of a table are matched by name, and predictions for its rows are printed as CSV.
+Networks of the engine torch are saved as .safetensors. fleet report compares ensembles.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "images",
         metavar="INPUTS",
         nargs="*",
-        help="image files, folders of images, tables (CSV or Parquet), or .npy files of inputs",
+        help="image files, folders of images, tables (CSV or Parquet), or .npy, .npz or HDF5 files "
+        "of inputs",
     )
     selection = parser.add_mutually_exclusive_group()
     selection.add_argument("--top", type=count, metavar="K", help="average the best K networks (1)")
@@ -54,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Print the predictions."""
     if not args.images and args.save is None:
-        raise UserError("give images, tables or .npy files, or a file to --save the networks to")
+        raise UserError("give images, tables or arrays, or a file to --save the networks to")
     with nullcontext() if args.json else only_results():
         _run(args)
 

@@ -16,7 +16,7 @@ from fleet.storage.paths import RunPaths
 from preprocess.base import INPUT
 from preprocess.moments import Standardization
 from preprocess.sample import ArraySpec, SampleSpec
-from preprocess.sources.table import Columns
+from preprocess.sources.table import Columns, InputColumns
 from preprocess.target import TargetSpec
 
 
@@ -48,6 +48,8 @@ def write_sample(
         content["feeds"] = feeds
     if columns is not None:
         content["table"] = {name: getattr(columns, name) for name in _TABLE_FIELDS}
+        if columns.parts:
+            content["table"]["parts"] = list(map(asdict, columns.parts))
     write_json(paths.sample, content)
 
 
@@ -76,6 +78,10 @@ def read_columns(paths: RunPaths) -> Columns | None:
             bool(table["is_paths"]),
             tuple(table["targets"]),
             delimiter=table["delimiter"],
+            parts=tuple(
+                InputColumns(part["name"], tuple(part["columns"]), part["are_files"])
+                for part in table.get("parts", ())
+            ),
         )
 
 

@@ -222,7 +222,7 @@ class RecordRows(TableRows):
 
     def read(self, index: int) -> Any:
         """Read the features and files of a row, by input."""
-        return self._reader.read(index, self.name(index))
+        return self._reader.read(index, self._row(index))
 
     def name(self, index: int) -> str:
         """Return the row and its first file."""
@@ -273,12 +273,14 @@ class _RecordReader:
 
     def read(self, index: int, name: str) -> dict[str, bytes | np.ndarray]:
         """Read the inputs of a row, whose name is for errors."""
-        return {
-            part: self.features[part][index].copy()
-            if part in self.features
-            else _read_file(os.path.join(self.folder, self.files[part][index]), name)
-            for part in self._names
-        }
+        inputs: dict[str, bytes | np.ndarray] = {}
+        for part in self._names:
+            if part in self.features:
+                inputs[part] = self.features[part][index].copy()
+            else:
+                file = self.files[part][index]
+                inputs[part] = _read_file(os.path.join(self.folder, file), f"{name}: {file}")
+        return inputs
 
     def describe(self, index: int) -> str:
         """Return the first file of a row after a colon; empty without files."""
@@ -332,16 +334,19 @@ class NewRows(SequentialOrder):
     def read(self, index: int) -> Any:
         """Return the features of a row, or its file; see :class:`~preprocess.base.Source`."""
         if self._reader is not None:
-            return self._reader.read(index, self.name(index))
+            return self._reader.read(index, printable(f"{self._path}[{index}]"))
         if self._features is None:
             return _read_file(self._files[index], self.name(index))
         return self._features[index].copy()
 
     def name(self, index: int) -> str:
         """Return the table and the number of the row, from 0."""
-        return printable(
-            f"{self._path}[{index}]" + (f": {self._files[index]}" if self._files else "")
-        )
+        row = f"{self._path}[{index}]"
+        if self._files:
+            return printable(f"{row}: {self._files[index]}")
+        if self._reader is not None:
+            return printable(row + self._reader.describe(index))
+        return printable(row)
 
 
 def columns_of(source: Source) -> Columns | None:

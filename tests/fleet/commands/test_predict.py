@@ -252,7 +252,7 @@ def test_predict_names_labels_and_values(tmp_path, images, fleet, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
-        (["{run}"], "give images, tables or .npy files, or a file to --save"),
+        (["{run}"], "give images, tables or arrays, or a file to --save"),
         (["{run}", "{images}", "--top", "4"], "--top 4: only 3 networks can be combined"),
         (["{run}", "{images}", "--top", "0"], "--top"),
         (["{run}", "{images}", "--top", "2", "--select", "greedy"], "not allowed with"),
