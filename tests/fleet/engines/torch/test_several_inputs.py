@@ -68,7 +68,7 @@ def test_network_of_several_inputs_equals_a_plain_loop():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        assert totals.loss / 12 == pytest.approx(float(loss), abs=1e-6)
+        assert totals.loss / 12 == pytest.approx(float(loss.detach()), abs=1e-6)
     for weight, expected in zip(trainable.module.parameters(), plain.parameters(), strict=True):
         assert weight.detach().numpy() == pytest.approx(expected.detach().numpy(), abs=1e-6)
 
