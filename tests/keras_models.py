@@ -64,3 +64,48 @@ def penalised(input_shape, classes):
             keras.layers.Dense(classes, kernel_regularizer="l1"),
         ]
     )
+
+
+def three_inputs(input_shape, classes):
+    """Return a functional model of an image, facts and tokens."""
+    image = keras.Input(input_shape["image"], name="image")
+    facts = keras.Input(input_shape["facts"], name="facts")
+    tokens = keras.Input(input_shape["tokens"], name="tokens", dtype="int64")
+    words = keras.layers.Embedding(8, 4, name="words")(tokens)
+    parts = [
+        keras.layers.Dense(4, name="pixels")(keras.layers.Flatten()(image)),
+        keras.layers.Dense(4, name="numbers")(facts),
+        keras.layers.GlobalAveragePooling1D()(words),
+    ]
+    joined = keras.layers.Activation("relu")(keras.layers.Concatenate()(parts))
+    return keras.Model([image, facts, tokens], keras.layers.Dense(classes, name="head")(joined))
+
+
+class Three(keras.Model):
+    """Takes an image, facts and tokens as a mapping."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.pixels = keras.layers.Dense(4)
+        self.numbers = keras.layers.Dense(4)
+        self.words = keras.layers.Embedding(8, 4)
+        self.head = keras.layers.Dense(classes)
+
+    def call(self, inputs):
+        parts = [
+            self.pixels(keras.ops.reshape(inputs["image"], (-1, 16))),
+            self.numbers(inputs["facts"]),
+            keras.ops.mean(self.words(inputs["tokens"]), axis=1),
+        ]
+        return self.head(keras.ops.relu(keras.ops.concatenate(parts, axis=1)))
+
+
+def three_inputs_subclass(input_shape, classes):
+    """Return a subclass of Model of an image, facts and tokens."""
+    return Three(classes)
+
+
+def one_of_three_inputs(input_shape, classes):
+    """Return a model that takes an image alone."""
+    image = keras.Input(input_shape["image"], name="image")
+    return keras.Model(image, keras.layers.Dense(classes)(keras.layers.Flatten()(image)))

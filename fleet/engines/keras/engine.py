@@ -19,6 +19,7 @@ from fleet.engines.custom import user_code_of, with_default_rate
 from fleet.engines.keras.exchange import find_horovod, make_exchange
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.engines.keras.graphs import StepGraphs
+from fleet.engines.keras.inputs import integer_inputs
 from fleet.engines.keras.kernels import use_kernels
 from fleet.engines.keras.losses import make_losses
 from fleet.engines.keras.metrics import make_metrics
@@ -117,13 +118,13 @@ class KerasEngine:
         try:
             model = build_model(
                 network.architecture,
-                sample.input.shape,
+                sample.input_shape,
                 sample.classes,
                 network.seed,
                 sample.target,
                 train.loss,
                 train.step is not None,
-                () if sample.affine is not None else getattr(sample.input, "values", ()),
+                integer_inputs(sample),
             )
         finally:
             keras.config.set_dtype_policy(policy)
@@ -180,7 +181,10 @@ class KerasEngine:
             rate,
             code,
             own_step,
-            own_step is None or returns_predictions(model, sample.input.shape, sample.target),
+            own_step is None
+            or returns_predictions(
+                model, sample.input_shape, sample.target, integer_inputs(sample)
+            ),
         )
         if network.architecture.kind == "import":
             built.check_export()  # fail now, not after the last epoch

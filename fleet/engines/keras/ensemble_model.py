@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 
 from fleet.engines.keras.export import short_error
+from fleet.engines.keras.inputs import structured_for
 from fleet.errors import UserError
 from fleet.storage.files import atomic_write_with
 from preprocess.target_kinds import KINDS
@@ -31,9 +33,22 @@ class EnsembleModel:
     def __init__(self, files: Sequence[Path], weights: Sequence[float], kind: str) -> None:
         models = [_load(file) for file in files]
         _check_separate_weights(files, models)
-        dtype = models[0].inputs[0].dtype
-        inputs = keras.Input(models[0].input_shape[1:], name="images", dtype=dtype)
-        self._is_precise = dtype == "float64"
+        first = models[0]
+        if isinstance(first.input, dict):
+            inputs: Any = {
+                name: keras.Input(symbolic.shape[1:], name=name, dtype=symbolic.dtype)
+                for name, symbolic in first.input.items()
+            }
+        elif isinstance(first.input, list):
+            inputs = {
+                symbolic.name: keras.Input(
+                    symbolic.shape[1:], name=symbolic.name, dtype=symbolic.dtype
+                )
+                for symbolic in first.input
+            }
+        else:
+            inputs = keras.Input(first.input_shape[1:], name="images", dtype=first.input.dtype)
+        self._is_precise = any(symbolic.dtype == "float64" for symbolic in first.inputs)
         parts = []
         for number, (model, weight) in enumerate(zip(models, weights, strict=True)):
             model.name = f"network_{number}"  # two models may have the same name
@@ -42,20 +57,27 @@ class EnsembleModel:
                 KINDS[kind].activation, dtype="float32", name=f"predicted_{number}"
             )
             weighted = keras.layers.Rescaling(weight, dtype="float32", name=f"weighted_{number}")
-            parts.append(weighted(predicted(model(inputs))))
+            parts.append(weighted(predicted(model(structured_for(model, inputs)))))
         mean = parts[0] if len(parts) == 1 else keras.layers.Add(name="mean")(parts)
         self._model = keras.Model(inputs, mean, name="joined")
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:  # noqa: D102 - see ExportedEnsemble
         if self._is_precise:  # predict() of Keras would cast to float32
             parts = range(0, len(inputs), _BATCH)
-            outputs = [self._model(inputs[first : first + _BATCH]) for first in parts]
+            outputs = [self._model(_by_name(inputs[first : first + _BATCH])) for first in parts]
             return np.concatenate(list(map(keras.ops.convert_to_numpy, outputs)))
-        predicted: np.ndarray = self._model.predict(inputs, batch_size=_BATCH, verbose=0)
+        predicted: np.ndarray = self._model.predict(_by_name(inputs), batch_size=_BATCH, verbose=0)
         return predicted
 
     def save(self, path: Path) -> None:  # noqa: D102 - see ExportedEnsemble
         atomic_write_with(path, self._model.save)
+
+
+def _by_name(inputs: np.ndarray) -> Any:
+    """Return samples as a model takes them: of several inputs, by name."""
+    if inputs.dtype.names is None:
+        return inputs
+    return {name: np.ascontiguousarray(inputs[name]) for name in inputs.dtype.names}
 
 
 def _check_separate_weights(files: Sequence[Path], models: Sequence[keras.Model]) -> None:
@@ -87,7 +109,11 @@ def to_onnx(file: Path, path: Path) -> None:
     model = _load(file)
     try:
         # The exporter requires a model that has been called.
-        model(np.zeros((1, *model.input_shape[1:]), np.float32))
+        model(
+            keras.tree.map_structure(
+                lambda symbolic: np.zeros((1, *symbolic.shape[1:]), symbolic.dtype), model.input
+            )
+        )
         model.export(path, format="onnx", verbose=False)
     except ImportError as error:
         raise UserError(

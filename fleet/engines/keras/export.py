@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from fleet.engines.keras.inputs import integer_inputs, structured_for
 from fleet.errors import ModelError
 from fleet.spec.model import one_line
 from preprocess.sample import SampleSpec
@@ -34,7 +35,7 @@ def export_model(model: keras.Model, sample: SampleSpec) -> keras.Model:
     """
     try:
         if _is_keras(type(model).__module__):
-            if sample.affine is None:
+            if all(part.affine is None for part in sample.by_input.values()):
                 return model
             return _with_scaling(model, sample, model)
         for call in (_layers_of(model), model):
@@ -125,12 +126,7 @@ def outputs_agree(model: keras.Model, written: keras.Model, sample: SampleSpec) 
         sample: shape and type of the inputs.
     """
     random = np.random.default_rng(0)
-    shape = (2, *sample.input.shape)
-    inputs = sample.input.random_inputs(random, 2).astype(np.float32)
-    affine = sample.affine
-    if affine is not None and affine.precise:
-        inputs = affine.unit * (np.array(affine.mean) + affine.std * random.normal(size=shape))
-    scaled = inputs if affine is None else affine.apply(inputs)
+    inputs, scaled = _made_up(sample, random)
     outputs, repeated, exported = (
         keras.ops.convert_to_numpy(network(batch, training=False)).astype(np.float64)
         for network, batch in ((model, scaled), (model, scaled), (written, inputs))
@@ -143,6 +139,23 @@ def outputs_agree(model: keras.Model, written: keras.Model, sample: SampleSpec) 
     )
 
 
+def _made_up(sample: SampleSpec, random: np.random.Generator) -> tuple[Any, Any]:
+    """Return two random samples as they travel, and as the network takes them."""
+    if sample.parts:
+        made_up = {name: _made_up(part, random) for name, part in sample.parts.items()}
+        for name in integer_inputs(sample):
+            inputs = sample.parts[name].input.random_inputs(random, 2)
+            made_up[name] = inputs, inputs
+        raw = {name: inputs for name, (inputs, _) in made_up.items()}
+        return raw, {name: scaled for name, (_, scaled) in made_up.items()}
+    shape = (2, *sample.input.shape)
+    inputs = sample.input.random_inputs(random, 2).astype(np.float32)
+    affine = sample.affine
+    if affine is not None and affine.precise:
+        inputs = affine.unit * (np.array(affine.mean) + affine.std * random.normal(size=shape))
+    return inputs, inputs if affine is None else affine.apply(inputs)
+
+
 def _agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool:
     """Return True if outputs agree, or cannot be compared, because there are several."""
     if isinstance(written.output, list | tuple | dict):
@@ -152,18 +165,33 @@ def _agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool
 
 def _with_scaling(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Model:
     """Return a model that scales its inputs, unless the stream does, and applies a call."""
+    if not sample.parts:
+        raw, scaled = _scaled_input(sample, "raw_image")
+        return keras.Model(raw, call(scaled), name=model.name)
+    integers = integer_inputs(sample)
+    pairs = {
+        name: _scaled_input(part, name, str(part.input.dtype) if name in integers else "float32")
+        for name, part in sample.parts.items()
+    }
+    scaled_by_name = {name: scaled for name, (_, scaled) in pairs.items()}
+    outputs = call(structured_for(call, scaled_by_name))
+    return keras.Model({name: raw for name, (raw, _) in pairs.items()}, outputs, name=model.name)
+
+
+def _scaled_input(sample: SampleSpec, name: str, dtype: str = "float32") -> tuple[Any, Any]:
+    """Return an input of an exported model, and the same scaled."""
     affine = sample.affine
     if affine is not None and affine.precise:
-        raw = keras.Input(sample.input.shape, name="raw_image", dtype="float64")
+        raw = keras.Input(sample.input.shape, name=name, dtype="float64")
         # Keras stores the parameters of layers in float32.
         shift, affine = affine.split_shift()
         shifted = keras.layers.Rescaling(1.0, (-shift).tolist(), dtype="float64")(raw)
         scaled = keras.ops.cast(shifted, "float32")
     else:
-        raw = scaled = keras.Input(sample.input.shape, name="raw_image")
+        raw = scaled = keras.Input(sample.input.shape, name=name, dtype=dtype)
     if affine is not None:
         scaled = keras.layers.Rescaling(affine.multiplier.tolist(), affine.offset.tolist())(scaled)
-    return keras.Model(raw, call(scaled), name=model.name)
+    return raw, scaled
 
 
 def _layers_of(model: keras.Model) -> Any:

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from fleet.engines.base import INDEX, WIDTH
 from fleet.engines.batch_transforms import transformed_sample
-from fleet.engines.keras.deferred_augmentation import augment_deferred
 from fleet.engines.keras.exchange import Exchange, HorovodExchange, NoExchange
+from fleet.engines.keras.inputs import Inputs, integer_inputs, model_inputs, row_spec
 from fleet.engines.keras.losses import OPS
 from fleet.engines.keras.optimizer import drop_unconnected
 from fleet.engines.keras.own_step import KerasStep
@@ -73,9 +73,8 @@ class StepGraphs:
         self._inner = variables.inner
         self._statistics = variables.statistics
         self._sample = sample
-        self._affine = sample.affine
         self._measures = measures
-        self._are_sums = sums_over_rows(self._model, sample.input.shape)
+        self._are_sums = sums_over_rows(self._model, sample.input_shape, integer_inputs(sample))
         self._transforms_batches = transforms_batches
         own_rows = [] if own_step is None else [tf.TensorSpec((None,), tf.int64)]
         evaluated = _specs_of(sample, own_rows)
@@ -108,20 +107,9 @@ class StepGraphs:
         """True if a step of the user computes the losses."""
         return self._own_step is not None
 
-    def inputs(self, inputs: tf.Tensor) -> tf.Tensor:
+    def inputs(self, inputs: tf.Tensor) -> Inputs:
         """Return the inputs of the model, augmented and scaled, from samples as they travel."""
-        inputs = augment_deferred(inputs, self._sample)
-        if self._affine is None:
-            return inputs
-        if len(self._sample.input.shape) != 3:
-            scaled = inputs * self._affine.multiplier + self._affine.offset
-            return tf.cast(scaled, tf.float32)
-        height, width, channels = self._sample.input.shape
-        multiplier, offset = self._affine.along_row(width)
-        # TensorFlow is slow with operands of three numbers.
-        rows = tf.reshape(inputs, (-1, height, width * channels))
-        scaled = tf.cast(rows * multiplier + offset, tf.float32)
-        return tf.reshape(scaled, (-1, height, width, channels))
+        return model_inputs(inputs, self._sample)
 
     def _compute(
         self,
@@ -306,7 +294,7 @@ def _specs_of(sample: SampleSpec, own_rows: Sequence[tf.TensorSpec]) -> list[tf.
     """Return the specs of inputs, ``own_rows``, targets and, except for plain classes, weights."""
     target = sample.target
     return [
-        tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
+        row_spec(sample),
         *own_rows,
         tf.TensorSpec((None, *target.shape), target.dtype),
         *([] if target.is_plain else [tf.TensorSpec((None,), tf.float32)]),

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -28,10 +29,11 @@ from fleet.engines.custom import (
     seeded_generators,
 )
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
+from fleet.engines.keras.inputs import random_samples, symbolic_samples
 from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.layers import Layer, layers_of
 from fleet.spec.measures import Measure
-from fleet.spec.model import Architecture, check_target, one_line, wrapping_errors
+from fleet.spec.model import Architecture, InputShape, check_target, one_line, wrapping_errors
 from preprocess.target import TargetSpec, class_target
 
 # The epsilon of keras.applications, so that its weights give the same outputs here. The
@@ -53,26 +55,27 @@ _SET_BY_SPEC = (
 
 def build_model(
     model: Architecture,
-    input_shape: tuple[int, ...],
+    input_shape: InputShape,
     classes: int,
     seed: int = 0,
     target: TargetSpec | None = None,
     loss: Measure | None = None,
     has_own_step: bool = False,
-    values: Sequence[int] = (),
+    integers: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> keras.Model:
     """Build a network that returns logits, or values.
 
     Args:
         model: what to build. A user function is called as ``function(input_shape=..., classes=...,
             **args)``, or with ``outputs`` instead of ``classes``.
-        input_shape: height, width (pixels) and channels of an image; the shape of other inputs.
+        input_shape: height, width (pixels) and channels of an image; the shape of other inputs; of
+            several inputs, by name. The model is then called with a mapping by name.
         classes: number of classes, labels or values.
         seed: equal seeds give equal initial weights and dropout masks.
         target: target of a sample; a class by default.
         loss: loss that the spec names, for a warning.
         has_own_step: True if a step of the user calls the model, which may then return anything.
-        values: values of whole numbers in the data, such as tokens; empty if unknown.
+        integers: the names of inputs that are whole numbers, and values of theirs in the data.
 
     Returns:
         A model from (batch, ...) to (batch, classes), or for masks to (batch, height, width,
@@ -92,9 +95,9 @@ def build_model(
                 return built
             built = _with_chosen_output(model, built)
             if has_own_step:
-                returns_predictions(built, input_shape, checked_target)  # builds it
+                returns_predictions(built, input_shape, checked_target, integers)  # builds it
                 return built
-            return _logits(model.target, built, input_shape, checked_target, values)
+            return _logits(model.target, built, input_shape, checked_target, integers)
 
     if model.kind != "import":
         return build()
@@ -106,7 +109,10 @@ def build_model(
 
 
 def returns_predictions(
-    model: keras.Model, input_shape: tuple[int, ...], target: TargetSpec
+    model: keras.Model,
+    input_shape: InputShape,
+    target: TargetSpec,
+    integers: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> bool:
     """Return True if a model, called on samples, returns predictions of the target.
 
@@ -114,16 +120,17 @@ def returns_predictions(
         model: the model, which may be built by the call.
         input_shape: shape of a sample.
         target: target of a sample.
+        integers: the names of inputs that are whole numbers, and values of theirs in the data.
     """
     try:
-        values = _call_on_samples("", model, input_shape)
+        values = _call_on_samples("", model, input_shape, integers)
     except ModelError:
         return False
     return values.shape[1:] == target.output_shape
 
 
 def count_keras_parameters(
-    model: Architecture, input_shape: tuple[int, ...], classes: int, seed: int
+    model: Architecture, input_shape: InputShape, classes: int, seed: int
 ) -> int:
     """Count the parameters of a network, trainable or not, without allocating them.
 
@@ -146,7 +153,7 @@ def count_keras_parameters(
         with _seeded(seed), keras.StatelessScope(initialize_variables=False):
             built = _build_described(model, input_shape, classes, target)
             if not built.built:
-                built(keras.KerasTensor((None, *input_shape)))
+                built(symbolic_samples(input_shape, keras.KerasTensor))
             return built
 
     try:
@@ -166,14 +173,15 @@ def count_keras_parameters(
 
 
 def _build_described(
-    model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec
+    model: Architecture, input_shape: InputShape, classes: int, target: TargetSpec
 ) -> keras.Model:
     """Build a network from its description; it may not have been called yet."""
+    if model.kind == "import":
+        return build_custom_model(model, input_shape, classes, keras.Model, "keras.Model")
+    assert not isinstance(input_shape, dict)  # see fleet.spec.fit_checks
     if model.kind == "family":
         return _build_family(model, input_shape, classes, target)
-    if model.kind == "application":
-        return _build_application(model, input_shape, classes)
-    return build_custom_model(model, input_shape, classes, keras.Model, "keras.Model")
+    return _build_application(model, input_shape, classes)
 
 
 @contextmanager
@@ -284,8 +292,11 @@ def _check_application_args(model: Architecture, function: Callable[..., Any]) -
             )
 
 
-def _describe_samples(input_shape: tuple[int, ...]) -> str:
+def _describe_samples(input_shape: InputShape) -> str:
     """Return a phrase such as ``images of 32x32x3``."""
+    if isinstance(input_shape, dict):
+        shapes = [f"{name} {'x'.join(map(str, part))}" for name, part in input_shape.items()]
+        return f"samples of {', '.join(shapes)}, a mapping by name"
     noun = "images" if len(input_shape) == 3 else "samples"
     return f"{noun} of {'x'.join(map(str, input_shape))}"
 
@@ -349,12 +360,12 @@ def _with_chosen_output(model: Architecture, built: keras.Model) -> keras.Model:
 def _logits(
     name: str,
     model: keras.Model,
-    input_shape: tuple[int, ...],
+    input_shape: InputShape,
     target: TargetSpec,
-    values_of_data: Sequence[int],
+    integers: Mapping[str, Sequence[int]],
 ) -> keras.Model:
     """Check the model on two samples, and remove a final softmax, or sigmoid for labels."""
-    values = _call_on_samples(name, model, input_shape, values_of_data)
+    values = _call_on_samples(name, model, input_shape, integers)
     check_output_shape(name, values.shape, target.output_shape)
     if target.semantics.is_numeric:
         return model
@@ -371,7 +382,7 @@ def _logits(
             for variable in model.trainable_variables
         ]
         with keras.StatelessScope(state_mapping=noisy):
-            return _call_on_samples(name, model, input_shape, values_of_data)
+            return _call_on_samples(name, model, input_shape, integers)
 
     activation = find_activation(values, is_multilabel, noisy_outputs)
     if activation == "softmax" or (activation and is_multilabel and _ends_in(model, activation)):
@@ -382,7 +393,10 @@ def _logits(
 
 
 def _call_on_samples(
-    name: str, model: keras.Model, input_shape: tuple[int, ...], values: Sequence[int] = ()
+    name: str,
+    model: keras.Model,
+    input_shape: InputShape,
+    integers: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> np.ndarray:
     """Call a model on two random samples, which also builds it if necessary.
 
@@ -390,21 +404,25 @@ def _call_on_samples(
         name: name of the function, for messages.
         model: model to call.
         input_shape: shape of a sample.
-        values: values of whole numbers in the data; empty to draw floats.
+        integers: the names of inputs that are whole numbers, and values of theirs in the data.
 
     Raises:
-        ModelError: it has several inputs or outputs, or fails on such samples.
+        ModelError: it has other inputs, several outputs, or fails on such samples.
     """
-    if len(getattr(model, "inputs", None) or ()) > 1:
+    inputs = getattr(model, "inputs", None) or ()
+    if isinstance(input_shape, dict):
+        input_names = _input_names(model) if inputs else []
+        if input_names and set(input_names) != set(input_shape):
+            raise ModelError(
+                f"{name} returns a model with the inputs {', '.join(input_names)}; samples have "
+                f"{', '.join(input_shape)}: name them so, as in keras.Input(shape, name=...)"
+            )
+    elif len(inputs) > 1:
         raise ModelError(
             f"{name} returns a model with {len(model.inputs)} inputs; it should have one, like the "
             "samples"
         )
-    shape = (2, *input_shape)
-    if values:
-        samples = np.random.choice(np.array(values), shape).astype("float32")
-    else:
-        samples = np.random.uniform(-1.0, 1.0, shape).astype("float32")
+    samples = random_samples(input_shape, 2, integers)
     try:
         with tf.GradientTape() as tape:
             outputs = model(samples, training=False)
@@ -422,6 +440,13 @@ def _call_on_samples(
         f"{name} returns a model with {len(outputs)} outputs; name one of them by `output:` beside "
         f"`build:`, such as output: {names[0]}"
     )
+
+
+def _input_names(model: keras.Model) -> list[str]:
+    """Return the names by which a mapping of inputs is passed to a model."""
+    if isinstance(model.input, dict):
+        return list(model.input)
+    return [symbolic.name for symbolic in model.inputs]
 
 
 def _check_self_contained(name: str, model: keras.Model, used: Iterable[tf.Variable]) -> None:

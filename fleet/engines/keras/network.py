@@ -23,6 +23,7 @@ from fleet.engines.base import (
 from fleet.engines.custom import runs_user_code
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.graphs import StepGraphs
+from fleet.engines.keras.inputs import as_rows
 from fleet.engines.keras.losses import check_losses
 from fleet.engines.keras.memory import activation_bytes
 from fleet.engines.keras.optimizer import ScalableRate, epoch_schedule_of
@@ -90,7 +91,9 @@ class KerasNetwork:
         if not len(readable_rows[1]):
             return StepTotals()
         with self.steps.seeded_generators(), self.variables.running_means():
-            return StepTotals.unpack(self.graphs.evaluation(*readable_rows).numpy())
+            return StepTotals.unpack(
+                self.graphs.evaluation(as_rows(readable_rows[0]), *readable_rows[1:]).numpy()
+            )
 
     @runs_user_code
     def evaluate(self, *rows: np.ndarray) -> StepTotals:  # noqa: D102
@@ -100,13 +103,13 @@ class KerasNetwork:
     def predict(self, *rows: np.ndarray) -> tuple[StepTotals, np.ndarray]:  # noqa: D102
         if self.own_step is not None:
             with self.steps.seeded_generators(), self.variables.running_means():
-                return StepTotals(), self.graphs.prediction(rows[0]).numpy()
+                return StepTotals(), self.graphs.prediction(as_rows(rows[0])).numpy()
         sums, outputs = self._run_evaluation(rows)
         return StepTotals.unpack(sums.numpy()), outputs.numpy()
 
     def _run_evaluation(self, rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
         with self.steps.seeded_generators(), self.variables.running_means():
-            sums, outputs = self.graphs.evaluation(*rows)
+            sums, outputs = self.graphs.evaluation(as_rows(rows[0]), *rows[1:])
             return sums, outputs
 
     @runs_user_code
@@ -189,7 +192,8 @@ class KerasNetwork:
             return
         with tf.GradientTape() as tape:
             outputs = tf.cast(
-                self.model(self.graphs.inputs(tf.constant(inputs)), training=True), tf.float32
+                self.model(self.graphs.inputs(tf.constant(as_rows(inputs))), training=True),
+                tf.float32,
             )
         if not np.isfinite(outputs).all():
             raise ModelError(
@@ -242,7 +246,7 @@ class KerasNetwork:
 def _check_user_step(network: KerasNetwork, step: KerasStep, rows: Rows) -> None:
     """Check on samples of the data that the loss is finite and depends on weights."""
     before = network.variables.state()
-    inputs, indices, *targets = (tf.constant(part) for part in rows)
+    inputs, indices, *targets = (tf.constant(part) for part in (as_rows(rows[0]), *rows[1:]))
     with tf.GradientTape() as tape:
         batch = step.batch_of(network.graphs.inputs(inputs), indices, *targets)
         returned = step.read(step.user_step(network.model, batch, True), len(rows[0]))

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from fleet.engines.keras.inputs import Inputs, as_rows, model_inputs
 from fleet.engines.own_step import (
     ACCURACY,
     INDEX,
@@ -72,14 +73,18 @@ class KerasStep:
         trial = cls(OwnStep(train), sample.target, StepMetrics([]), False)
         random = np.random.default_rng(0)
         inputs = sample.input.random_inputs(random, _ROWS)
-        scaled = inputs if sample.affine is None else sample.affine.apply(inputs)
+        if sample.parts:
+            model_samples = model_inputs(tf.constant(as_rows(inputs)), sample)
+        else:
+            scaled = inputs if sample.affine is None else sample.affine.apply(inputs)
+            model_samples = tf.constant(scaled, tf.float32)
         targets = sample.target.split(sample.target.random_targets(random, _ROWS))
         names: dict[str, None] = {}
         is_scalar = False
         before = [(variable, np.array(variable.numpy())) for variable in model.variables]
         for training in (True, False):
             batch = trial.batch_of(
-                tf.constant(scaled, tf.float32),
+                model_samples,
                 tf.range(_ROWS, dtype=tf.int64),
                 *(tf.constant(part) for part in targets),
             )
@@ -106,7 +111,7 @@ class KerasStep:
 
     def batch_of(
         self,
-        inputs: tf.Tensor,
+        inputs: Inputs,
         indices: tf.Tensor,
         targets: tf.Tensor,
         weights: tf.Tensor | None = None,
@@ -114,7 +119,7 @@ class KerasStep:
         """Return the batch that the function is called with.
 
         Args:
-            inputs: (n, ...), scaled.
+            inputs: (n, ...), scaled; of several inputs, by name.
             indices: (n,) int64, rows in the data set.
             targets: (n, ...), as they travel.
             weights: (n,) float32; None for classes without weights.
@@ -122,7 +127,7 @@ class KerasStep:
         is_number = len(self.target.shape) == 1  # values or labels, not classes
         if weights is None:
             weights = tf.ones(tf.shape(targets)[:1], tf.float32)
-        named = {INPUT: inputs}
+        named = dict(inputs) if isinstance(inputs, dict) else {INPUT: inputs}
         if self.target.semantics.exists:
             named[TARGET] = tf.cast(targets, tf.float32 if is_number else tf.int64)
         return StepBatch({**named, WEIGHT: weights, INDEX: indices})

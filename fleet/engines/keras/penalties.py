@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import tree
 
+from fleet.engines.keras.inputs import random_samples
 from fleet.errors import NetworkWarning
+from fleet.spec.model import InputShape
 
 # A sum over rows grows with copies of the random inputs; a mean does not.
 _ROWS = 4
@@ -27,7 +31,11 @@ _NOISE = 0.3  # relative change of a penalty that dropout may cause
 _SMALL = 0.01  # noise on the weights, so that penalties of zero weights are not zero
 
 
-def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ...]:
+def sums_over_rows(
+    model: keras.Model,
+    shape: InputShape,
+    integers: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> tuple[bool, ...]:
     """Detect which losses of a model are sums over rows, rather than means or functions of weights.
 
     The model is called on random inputs and on copies of them; its variables do not change. Models
@@ -35,12 +43,16 @@ def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ..
 
     Args:
         model: model to call.
-        shape: shape of one input.
+        shape: shape of an input; of several, by name.
+        integers: the names of inputs that are whole numbers, and their values.
     """
     if all(type(layer).__module__.startswith("keras.") for layer in model._flatten_layers()):
         return ()
     random = np.random.default_rng(0)
-    inputs = random.random((_ROWS, *shape), np.float32)
+    if isinstance(shape, dict):
+        inputs: Any = random_samples(shape, _ROWS, integers, low=0.0)
+    else:
+        inputs = random.random((_ROWS, *shape), np.float32)
     weights = [
         (
             variable,
@@ -50,7 +62,11 @@ def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ..
     ]
     try:
         once, often = (
-            _losses(model, weights, rows) for rows in (inputs, np.concatenate([inputs] * _COPIES))
+            _losses(model, weights, tree.map_structure(tf.constant, rows))
+            for rows in (
+                inputs,
+                tree.map_structure(lambda part: np.concatenate([part] * _COPIES), inputs),
+            )
         )
     except Exception:  # an error of user code is reported in the first step
         return ()
@@ -66,11 +82,9 @@ def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ..
     return tuple((from_sum < from_mean).tolist())
 
 
-def _losses(
-    model: keras.Model, weights: Sequence[tuple[Any, Any]], inputs: np.ndarray
-) -> np.ndarray:
+def _losses(model: keras.Model, weights: Sequence[tuple[Any, Any]], inputs: Any) -> np.ndarray:
     with keras.StatelessScope(state_mapping=weights, collect_losses=True):
-        model(tf.constant(inputs), training=True)
+        model(inputs, training=True)
         return np.array([float(tf.reduce_sum(tf.cast(loss, tf.float32))) for loss in model.losses])
 
 

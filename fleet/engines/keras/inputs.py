@@ -1,0 +1,148 @@
+"""Turn samples as they travel into the inputs of a model, in a graph.
+
+Samples of several inputs enter a graph as rows of bytes, of which each input is a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from fleet.engines.keras.deferred_augmentation import augment_deferred
+from fleet.spec.model import InputShape
+from preprocess.base import INPUT
+from preprocess.sample import SampleSpec
+
+Inputs: TypeAlias = tf.Tensor | dict[str, tf.Tensor]
+
+
+def row_spec(sample: SampleSpec) -> tf.TensorSpec:
+    """Return the specification of samples in a graph."""
+    if sample.parts:
+        return tf.TensorSpec((None, sample.wire.nbytes), tf.uint8)
+    return tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype)
+
+
+def as_rows(inputs: np.ndarray) -> np.ndarray:
+    """Return samples as they enter a graph: those of several inputs as bytes, (n, bytes)."""
+    if inputs.dtype.names is None:
+        return inputs
+    return np.ascontiguousarray(inputs).view(np.uint8).reshape(len(inputs), inputs.dtype.itemsize)
+
+
+def integer_inputs(sample: SampleSpec) -> dict[str, tuple[int, ...]]:
+    """Return the names of the inputs that stay whole numbers, with some of their values.
+
+    Without values of the data, those of several inputs are 0 and 1; a single input is left out.
+    """
+    integers = {}
+    for name, part in sample.by_input.items():
+        values = getattr(part.input, "values", ())
+        if not values and sample.parts:
+            values = (0, 1)
+        is_whole = len(part.input.shape) != 3 and np.dtype(part.input.dtype).kind in "iu"
+        if values and is_whole and part.affine is None:
+            integers[name] = values
+    return integers
+
+
+def model_inputs(rows: tf.Tensor, sample: SampleSpec) -> Inputs:
+    """Return the inputs of a model, augmented and scaled; of several, by name.
+
+    Args:
+        rows: (n, ...) as :func:`row_spec` specifies.
+        sample: shape and type of the samples.
+    """
+    if not sample.parts:
+        return _scaled(augment_deferred(rows, sample), sample)
+    integers = integer_inputs(sample)
+    dtype = sample.wire.dtype
+    assert isinstance(dtype, np.dtype)
+    assert dtype.fields is not None
+    inputs = {}
+    for name, part in sample.parts.items():
+        start = dtype.fields[name][1]
+        array = _field(rows[:, start : start + part.input.nbytes], part)
+        if name not in integers:
+            array = _scaled(augment_deferred(array, part), part)
+        inputs[name] = array
+    return inputs
+
+
+def _field(content: tf.Tensor, part: SampleSpec) -> tf.Tensor:
+    """Return an input from its bytes, (n, bytes)."""
+    dtype = tf.as_dtype(part.input.dtype)
+    shape = (-1, *part.input.shape)
+    if dtype == tf.uint8:
+        return tf.reshape(content, shape)
+    if dtype.size == 1:
+        return tf.bitcast(tf.reshape(content, shape), dtype)
+    return tf.bitcast(tf.reshape(content, (*shape, dtype.size)), dtype)
+
+
+def _scaled(inputs: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
+    affine = sample.affine
+    if affine is None:
+        return inputs
+    if len(sample.input.shape) != 3:
+        return tf.cast(inputs * affine.multiplier + affine.offset, tf.float32)
+    height, width, channels = sample.input.shape
+    multiplier, offset = affine.along_row(width)
+    # TensorFlow is slow with operands of three numbers.
+    rows = tf.reshape(inputs, (-1, height, width * channels))
+    scaled = tf.cast(rows * multiplier + offset, tf.float32)
+    return tf.reshape(scaled, (-1, height, width, channels))
+
+
+def random_samples(
+    shape: InputShape,
+    rows: int,
+    integers: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    low: float = -1.0,
+) -> np.ndarray | dict[str, np.ndarray]:
+    """Return random samples of a model, float32; of several inputs, by name.
+
+    Args:
+        shape: shape of a sample; of several inputs, by name.
+        rows: number of samples.
+        integers: the names of inputs that are whole numbers, and their values.
+        low: the smallest number; the largest is 1.
+    """
+    if isinstance(shape, Mapping):
+        return {name: _random(part, rows, integers.get(name), low) for name, part in shape.items()}
+    return _random(shape, rows, integers.get(INPUT), low).astype(np.float32)
+
+
+def _random(
+    shape: tuple[int, ...], rows: int, values: Sequence[int] | None, low: float
+) -> np.ndarray:
+    if values:
+        return np.random.choice(np.array(values, np.int32), (rows, *shape))
+    return np.random.uniform(low, 1.0, (rows, *shape)).astype(np.float32)
+
+
+def structured_for(model: keras.Model, samples: Any) -> Any:
+    """Return named samples in the structure that a functional model has been made with.
+
+    Keras sorts a mapping by name before a symbolic call, also for a model of a list of inputs.
+    """
+    if not isinstance(samples, dict) or not getattr(model, "inputs", None):
+        return samples
+    structure = model.input
+    if isinstance(structure, list | tuple):
+        return [samples[symbolic.name] for symbolic in structure]
+    if isinstance(structure, keras.KerasTensor):
+        return samples[structure.name]
+    return samples
+
+
+def symbolic_samples(shape: InputShape, make: Any) -> Any:
+    """Return symbolic samples that a function makes of a shape (None, ...); by name of several."""
+    if isinstance(shape, Mapping):
+        return {name: make((None, *part)) for name, part in shape.items()}
+    return make((None, *shape))
