@@ -233,6 +233,7 @@ ORDER = 2
 AUGMENT = 3
 TEST_SPLIT = 4
 FOLDS = 5
+LENGTHS = 6
 
 
 def rng_for(seed: int, purpose: int, *more: int) -> np.random.Generator:

@@ -80,6 +80,8 @@ class Pipeline(Chain):
         self._shape = sample.wire.shape
         self._dtype = np.dtype(sample.wire.dtype)
         self._target = sample.target
+        self.row_lengths: dict[str, np.ndarray] = {}  # see RecordPipeline
+        self.lengths: np.ndarray | None = None  # as above
         self._room = _BatchBuffer()
 
     @classmethod

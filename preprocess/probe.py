@@ -147,7 +147,10 @@ def _probe_records(source: Source, transforms: RecordTransforms, seed: int) -> S
                     f"{format_sizes(sizes[name][index])}; add a resize or a crop to both"
                 )
     sample = SampleSpec.of_parts(
-        {name: part.sample for name, part in parts.items()}, parts[transforms.owner].sample.target
+        {name: part.sample for name, part in parts.items()},
+        parts[transforms.owner].sample.target,
+        tuple(pad.name for pad in transforms.pads),
+        transforms.varying,
     )
     stored = None
     if all(part.stored is not None for part in parts.values()):

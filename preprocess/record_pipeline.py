@@ -8,8 +8,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from preprocess.base import Source, UnreadableSample
+from preprocess.base import LENGTHS, Source, UnreadableSample, rng_for
 from preprocess.chain import PreparedSample
+from preprocess.length_order import order_by_length
+from preprocess.padding import row_lengths
 from preprocess.pipeline import Pipeline
 from preprocess.records import (
     AnyTransforms,
@@ -50,6 +52,9 @@ class RecordPipeline:
         fixed: how many transforms of each input :meth:`load_stored` applies; None for those before
             the first random one.
         carried: the target of stored samples, if another pipeline stored them.
+
+    Attributes:
+        row_lengths: the inputs of which batches are cut to their longest row -> (samples,) int64.
     """
 
     def __init__(
@@ -66,7 +71,8 @@ class RecordPipeline:
         self._seed = seed
         self._owner = transforms.owner
         self._carried = carried or sample.stored_target
-        self._reader = RecordReader(source, tuple(transforms.by_input))
+        self._reader = RecordReader(source, transforms)
+        self.row_lengths = row_lengths(source, transforms.pads)
         self._parts = {
             name: (_MovingPart if name in transforms.moving else Pipeline)(
                 InputSource(self._reader, name, name == self._owner),
@@ -103,8 +109,24 @@ class RecordPipeline:
         return any(part.has_host_work for part in self._parts.values())
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the permutation of the samples in one epoch of the stream, (n,) int64."""
-        return self.source.order(self._seed, epoch)
+        """Return the permutation of the samples in one epoch of the stream, (n,) int64.
+
+        Samples of like length lie together, if rows of batches differ in length.
+        """
+        order = self.source.order(self._seed, epoch)
+        if self.lengths is None:
+            return order
+        return order_by_length(order, self.lengths, rng_for(self._seed, LENGTHS, epoch))
+
+    @property
+    def lengths(self) -> np.ndarray | None:
+        """The length of each sample, (samples,) int64, of all its inputs; None if they are equal.
+
+        An epoch is ordered by it.
+        """
+        if not self.row_lengths:
+            return None
+        return np.sum(list(self.row_lengths.values()), axis=0)
 
     def empty(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """Allocate records (samples,) and targets (samples,) of dtype ``target.wire``."""
@@ -246,7 +268,7 @@ def make_input_pipeline(
     """
     if isinstance(transforms, tuple):
         return Pipeline(source, transforms, seed, part)
-    reader = RecordReader(source, tuple(transforms.by_input))
+    reader = RecordReader(source, transforms)
     return Pipeline(
         InputSource(reader, name, has_target=False),
         transforms.by_input[name],

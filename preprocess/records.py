@@ -22,14 +22,18 @@ from preprocess.base import (
     AUGMENT,
     INPUT,
     Source,
+    UnreadableImage,
     UnreadableSample,
     as_input,
     check_input_name,
 )
 from preprocess.chain import count_common, count_fixed, split_scale, user_code_of
+from preprocess.padding import Pad
+from preprocess.sample import mask_of
 from preprocess.target import is_mask
 from preprocess.transforms import Transform, parse_transforms
 from preprocess.transforms.base import MovesPixels, name_of
+from preprocess.transforms.color import Standardize
 from preprocess.transforms.decoding import Decode, with_full_decoding
 from preprocess.transforms.on_device import split_device
 from preprocess.user_code import running_user_code
@@ -45,11 +49,18 @@ class RecordTransforms:
         fields: the name and the transforms of each input, in the order of the record.
         together: the inputs whose pixels move alike.
         mask_input: the input whose transforms move the mask of a sample; empty without masks.
+        pads: how inputs of unequal length are padded; each is followed by its mask.
     """
 
     fields: tuple[tuple[str, tuple[Transform, ...]], ...]
     together: tuple[str, ...] = ()
     mask_input: str = ""
+    pads: tuple[Pad, ...] = ()
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """The inputs of which batches are cut to their longest row."""
+        return tuple(pad.name for pad in self.pads if pad.varies)
 
     @property
     def by_input(self) -> dict[str, tuple[Transform, ...]]:
@@ -197,14 +208,16 @@ class RecordReader(threading.local):
     """Reads the records of a source, each once while it is held.
 
     Args:
-        source: returns mappings from ``read(index)``.
-        names: the names of the inputs.
+        source: returns mappings from ``read(index)``; or arrays, if its only input is padded.
+        transforms: the transforms of the inputs.
     """
 
-    def __init__(self, source: Source, names: Sequence[str]) -> None:
+    def __init__(self, source: Source, transforms: RecordTransforms) -> None:
         self.source = source
-        self._names = tuple(names)
         self._code = user_code_of(source)
+        self._pads = transforms.pads
+        masks = {mask_of(pad.name) for pad in transforms.pads}
+        self._names = tuple(name for name in transforms.by_input if name not in masks)
         self._records: dict[int, Mapping[str, Any] | Exception] | None = None
         self._sizes: dict[int, tuple[str, tuple[int, ...]]] = {}
 
@@ -276,6 +289,8 @@ class RecordReader(threading.local):
     def _read_record(self, index: int) -> Mapping[str, Any]:
         content: Any = self.source.read(index)
         listed = ", ".join(self._names)
+        if self._names == (INPUT,) and not isinstance(content, Mapping):
+            content = {INPUT: content}
         if not isinstance(content, Mapping):
             raise InputError(
                 f"data.source: read({index}) returned a {type(content).__name__}; other samples "
@@ -286,7 +301,20 @@ class RecordReader(threading.local):
                 f"data.source: read({index}) returned the inputs "
                 f"{', '.join(map(str, content)) or 'none'}; other samples have {listed}"
             )
-        return content
+        if not self._pads:
+            return content
+        record = dict(content)
+        for pad in self._pads:
+            array = as_input(content[pad.name], f"data.source: read({index}), {pad.name},")
+            if isinstance(array, bytes):
+                raise InputError(f"data.pad: {pad.name}: files of images cannot be padded")
+            try:
+                record[pad.name], record[mask_of(pad.name)] = pad.apply(array)
+            except UnreadableImage as error:
+                raise UnreadableSample(
+                    f"{self.source.name(index)} ({pad.name})", str(error)
+                ) from error
+        return record
 
 
 def format_sizes(size: Sequence[int]) -> str:
@@ -344,7 +372,7 @@ _OF_TARGETS = ("labels", "classes", "target", "targets", "weights", "read_target
 
 def input_sources(source: Source, transforms: RecordTransforms) -> dict[str, InputSource]:
     """Return the inputs of a source, each as a source; the owner's has its targets."""
-    reader = RecordReader(source, tuple(transforms.by_input))
+    reader = RecordReader(source, transforms)
     return {
         name: InputSource(reader, name, name == transforms.owner) for name, _ in transforms.fields
     }
@@ -354,7 +382,7 @@ def input_sources(source: Source, transforms: RecordTransforms) -> dict[str, Inp
 
 
 def parse_record_transforms(
-    items: object, source: Source, together: Sequence[str] = ()
+    items: object, source: Source, together: Sequence[str] = (), pads: Sequence[Pad] = ()
 ) -> AnyTransforms:
     """Parse a spec's transforms: a list for one input, or a mapping by input for several.
 
@@ -362,14 +390,21 @@ def parse_record_transforms(
         items: ``data.transforms``.
         source: the samples, of which one is read if they may have several inputs.
         together: ``data.together``.
+        pads: ``data.pad``.
 
     Raises:
         InputError: names every wrong item, one line each; or the transforms are not those of the
             inputs.
     """
     inputs = find_inputs(source)
-    if not inputs:
+    if not inputs and not pads:
         return _parse_single(items, together)
+    if not inputs:
+        inputs = {INPUT: False}
+        items = items if isinstance(items, Mapping) else {INPUT: items}
+        if list(items[INPUT]) == ["decode"]:
+            items = {}
+    _check_pads(pads, inputs)
     listed = ", ".join(inputs)
     if not isinstance(items, Mapping):
         if list(items) not in ([], ["decode"]):  # type: ignore[call-overload]
@@ -390,8 +425,29 @@ def parse_record_transforms(
         except InputError as error:
             text = str(error).replace("transforms", f"transforms.{name}")
             raise InputError(text) from None
-    transforms = RecordTransforms(tuple(fields))
+        if any(pad.name == name for pad in pads):
+            _check_padded(name, fields[-1][1])
+            fields.append((mask_of(name), ()))
+    transforms = RecordTransforms(tuple(fields), pads=tuple(pads))
     return _with_moves(transforms, source, together)
+
+
+def _check_pads(pads: Sequence[Pad], inputs: Mapping[str, bool]) -> None:
+    for pad in pads:
+        if pad.name not in inputs:
+            raise InputError(f"pad: no input is named {pad.name!r}; there are {', '.join(inputs)}")
+        if mask_of(pad.name) in inputs:
+            raise InputError(
+                f"pad: {pad.name}: its mask would be called {mask_of(pad.name)}, like another input"
+            )
+
+
+def _check_padded(name: str, items: Sequence[Transform]) -> None:
+    if items and isinstance(items[-1], Standardize):
+        raise InputError(
+            f"transforms.{name}: standardize would count the numbers that fill its rows; "
+            "standardize padded inputs in your data, or in the network"
+        )
 
 
 def _parse_single(items: object, together: Sequence[str]) -> tuple[Transform, ...]:
@@ -436,6 +492,7 @@ def _with_moves(
         ),
         names,
         mask_input,
+        transforms.pads,
     )
 
 

@@ -6,7 +6,7 @@ Rank 0 infers it once (:mod:`preprocess.probe`) and sends it to all ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias, cast
@@ -99,18 +99,27 @@ class ArraySpec:
         return f"{' x '.join(map(str, self.shape)) or 'a number,'} {self.dtype}"
 
 
+def mask_of(name: str) -> str:
+    """Return the name of the input that tells where a padded input has numbers."""
+    return f"{name}_mask"
+
+
 @dataclass(frozen=True)
 class RecordSpec:
     """The arrays of a sample of several inputs, which travel as one row of a structured array.
 
     Attributes:
         fields: the name and the spec of each array, in order.
+        padded: the arrays that are padded at the end of rows; NAME_mask is 1 where they are not.
+        varying: those of them of which batches can be cut to their longest row.
 
     >>> print(RecordSpec.of({"image": ArraySpec((2, 2, 1), "uint8"), "age": ArraySpec((1,), "f4")}))
     image: 2 x 2 x 1 uint8, age: 1 f4
     """
 
     fields: tuple[tuple[str, ArraySpec], ...]
+    padded: tuple[str, ...] = ()
+    varying: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, arrays: Mapping[str, ArraySpec]) -> RecordSpec:
@@ -146,13 +155,20 @@ class RecordSpec:
 
     def as_float64(self) -> RecordSpec:
         """Return the same spec with float64 instead of float32."""
-        return RecordSpec(tuple((name, array.as_float64()) for name, array in self.fields))
+        fields = tuple((name, array.as_float64()) for name, array in self.fields)
+        return replace(self, fields=fields)
 
     def random_inputs(self, random: np.random.Generator, rows: int) -> np.ndarray:
         """Draw random rows, (rows,) of :attr:`dtype`; see :meth:`ArraySpec.random_inputs`."""
         inputs = np.zeros(rows, self.dtype)
         for name, array in self.fields:
             inputs[name] = array.random_inputs(random, rows)
+        for name in self.padded:
+            limit = self.arrays[name].shape[0]
+            lengths = random.integers(1, limit + 1, rows)
+            is_padding = np.arange(limit) >= lengths[:, None]
+            inputs[name][is_padding] = 0
+            inputs[mask_of(name)] = ~is_padding
         return inputs
 
     def __str__(self) -> str:
@@ -176,6 +192,70 @@ def named_arrays(inputs: np.ndarray) -> dict[str, np.ndarray]:
     if inputs.dtype.names is None:
         return {INPUT: inputs}
     return {name: inputs[name] for name in inputs.dtype.names}
+
+
+def cut_rows(inputs: np.ndarray, lengths: Mapping[str, int]) -> np.ndarray:
+    """Return records whose padded inputs are cut, as a view.
+
+    The view has rows of the same size, with shorter fields in them, so that nothing is copied, and
+    ``cut.view(inputs.dtype)`` are the whole rows again.
+
+    Args:
+        inputs: (n,) records.
+        lengths: padded input -> its new length, which is also that of its mask.
+
+    >>> rows = np.zeros(2, [("x", "f4", (5,)), ("x_mask", "u1", (5,))])
+    >>> cut_rows(rows, {"x": 3})["x_mask"].shape
+    (2, 3)
+    """
+    limits = {**lengths, **{mask_of(name): length for name, length in lengths.items()}}
+    fields = inputs.dtype.fields
+    assert fields is not None
+    formats = []
+    for name, (dtype, *_) in fields.items():
+        shape = dtype.shape
+        if name in limits:
+            shape = (min(limits[name], shape[0]), *shape[1:])
+        formats.append((dtype.base, shape))
+    dtype = np.dtype(
+        {
+            "names": list(fields),
+            "formats": formats,
+            "offsets": [offset for _, offset, *_ in fields.values()],
+            "itemsize": inputs.dtype.itemsize,
+        }
+    )
+    return inputs.view(dtype)
+
+
+def longest_rows(inputs: np.ndarray, names: Sequence[str]) -> dict[str, int]:
+    """Return the length of the longest row of padded inputs, at least 1.
+
+    Args:
+        inputs: (n,) records, with the masks of the inputs.
+        names: the inputs.
+
+    >>> rows = np.zeros(2, [("x", "f4", (5,)), ("x_mask", "u1", (5,))])
+    >>> rows["x_mask"][1, :3] = 1
+    >>> longest_rows(rows, ["x"])
+    {'x': 3}
+    """
+    return {
+        name: max(1, int(np.count_nonzero(inputs[mask_of(name)].any(axis=0)))) for name in names
+    }
+
+
+def round_length(length: int) -> int:
+    """Round a length up to one of four sizes from each power of two to the next.
+
+    Engines that compile a graph for each shape then compile few of them.
+
+    >>> [round_length(length) for length in (1, 7, 8, 17, 21, 100, 128, 129)]
+    [4, 8, 8, 20, 24, 112, 128, 160]
+    """
+    octave = 1 << max((length - 1).bit_length() - 1, 4)
+    step = octave // 4
+    return -(-length // step) * step
 
 
 @dataclass(frozen=True)
@@ -298,12 +378,19 @@ class SampleSpec:
             object.__setattr__(self, "target", class_target(self.classes))
 
     @classmethod
-    def of_parts(cls, parts: Mapping[str, SampleSpec], target: TargetSpec) -> SampleSpec:
+    def of_parts(
+        cls,
+        parts: Mapping[str, SampleSpec],
+        target: TargetSpec,
+        padded: tuple[str, ...] = (),
+        varying: tuple[str, ...] = (),
+    ) -> SampleSpec:
         """Return the spec of samples of several inputs.
 
         Args:
             parts: the spec of each input, in order.
             target: the target of a sample.
+            padded, varying: see :class:`RecordSpec`.
         """
         stored = None
         if all(part.stored is not None for part in parts.values()):
@@ -311,7 +398,11 @@ class SampleSpec:
                 tuple((name, cast(ArraySpec, part.stored)) for name, part in parts.items())
             )
         return cls(
-            RecordSpec(tuple((name, cast(ArraySpec, part.input)) for name, part in parts.items())),
+            RecordSpec(
+                tuple((name, cast(ArraySpec, part.input)) for name, part in parts.items()),
+                padded,
+                varying,
+            ),
             target.outputs,
             None,
             stored,
@@ -321,7 +412,8 @@ class SampleSpec:
 
     def with_parts(self, parts: Mapping[str, SampleSpec]) -> SampleSpec:
         """Return the spec with others of its inputs."""
-        changed = SampleSpec.of_parts(parts, self.target)
+        padded = self.input.padded if isinstance(self.input, RecordSpec) else ()
+        changed = SampleSpec.of_parts(parts, self.target, padded, self.varying)
         return replace(self, input=changed.input, stored=changed.stored, parts=changed.parts)
 
     def with_stored(self, stored: InputSpec) -> SampleSpec:
@@ -343,6 +435,11 @@ class SampleSpec:
         if not self.parts:
             return self.input.shape
         return {name: part.input.shape for name, part in self.parts.items()}
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """The inputs of which batches can be cut to their longest row; see :class:`RecordSpec`."""
+        return self.input.varying if isinstance(self.input, RecordSpec) else ()
 
     @property
     def joined_shape(self) -> tuple[int, ...]:

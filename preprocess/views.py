@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from launch.errors import InputError
 from preprocess.base import ClassSource, Source, and_more, normalize_name, row_numbers
+from preprocess.padding import given_lengths
 from preprocess.target import TargetSpec, TargetWish, find_targets, target_of
 
 
@@ -28,6 +30,9 @@ class View:
         self.places: tuple[str, ...] = getattr(source, "places", ())
         self.input_names: tuple[str, ...] = getattr(source, "input_names", ())
         self.row_numbers = row_numbers(source)[indices]
+        self.input_lengths = {
+            name: lengths[indices] for name, lengths in given_lengths(source).items()
+        }
         self._positions = np.full(len(source), -1)
         self._positions[indices] = np.arange(len(indices))
         for name in ("groups", "strata", "weights"):
@@ -66,6 +71,19 @@ class View:
         """Return the source's order without the samples outside of the view, (n,) int64."""
         positions = self._positions[self.source.order(seed, epoch)]
         return positions[positions >= 0]
+
+
+class Measured(View):
+    """All samples of a source, whose lengths are known.
+
+    Args:
+        source: the samples.
+        lengths: the names of inputs -> (n,) integers, the length of each sample.
+    """
+
+    def __init__(self, source: Source, lengths: Mapping[str, np.ndarray]) -> None:
+        super().__init__(source, np.arange(len(source)))
+        self.input_lengths = dict(lengths)
 
 
 class _LazyTargets:

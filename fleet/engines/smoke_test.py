@@ -165,6 +165,8 @@ class _SmokeTest:
                 np.zeros((_ROWS, *array.shape), array.dtype),
                 target.random_targets(np.random.default_rng(0), _ROWS),
             )
+            steps = steps_of(trainable, is_alone=True)
+            inputs = steps.capabilities.cut(inputs, sample.varying)
             rows = (inputs, *target.split(targets))
             if isinstance(trainable, SupportsLearningCheck):
                 trainable.check_learns(*rows[:2])
@@ -178,7 +180,7 @@ class _SmokeTest:
                 rows = (inputs, targets["target"], targets["weight"])
             size = min(_ROWS, len(inputs), self.network.train.batch.bounds[0])
             batches = StepBatches(tuple(part[:size] for part in rows), [size], [size])
-            steps_of(trainable, is_alone=True).begin_steps(batches)()
+            steps.begin_steps(batches)()
         try:
             if isinstance(trainable, SupportsInspection):
                 return trainable.row_bytes()

@@ -10,11 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from fleet.engines.base import Rows, StepResult, StepTotals
+from preprocess.sample import cut_rows, longest_rows, round_length
 
 MAX_STEPS = 16  # largest number of steps of a call
 
@@ -28,10 +29,28 @@ class StepCapabilities:
             steps.
         can_overlap: True if it computes while the next batch is prepared, so that the totals are
             read after the next steps have begun.
+        lengths: what it takes of inputs of unequal length: rows of one length in all batches
+            (``one``), batches cut to their longest row (``any``), or to a few lengths, because it
+            compiles for each (``few``). If batches are cut, a call takes one step.
     """
 
     max_steps_per_call: int = 1
     can_overlap: bool = False
+    lengths: Literal["one", "few", "any"] = "one"
+
+    def cut(self, inputs: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        """Return rows as it takes them, cut to the longest of them; see :func:`cut_rows`.
+
+        Args:
+            inputs: (n, ...) rows.
+            names: inputs of unequal length; empty if there are none.
+        """
+        if self.lengths == "one" or not names or not len(inputs):
+            return inputs
+        lengths = longest_rows(inputs, names)
+        if self.lengths == "few":
+            lengths = {name: round_length(length) for name, length in lengths.items()}
+        return cut_rows(inputs, lengths)
 
 
 class StepBatches(NamedTuple):

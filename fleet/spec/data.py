@@ -29,6 +29,20 @@ class Target:
     """Mask value of pixels excluded from loss and metrics."""
 
 
+@section
+class Pad:
+    """How an input of unequal length is padded, at the end of its first axis."""
+
+    to: Literal["longest"] | kinds.Positive = "longest"
+    """longest: all rows of a batch have the length of its longest one. A number: all rows of all
+    batches have this length, and longer ones are cut.
+    """
+    value: kinds.Real = 0
+    """Number that fills the end of a row."""
+    max_length: kinds.Positive | None = None
+    """With `to: longest`, the length to which longer rows are cut."""
+
+
 TargetSetting = Kind | Target
 
 
@@ -102,6 +116,11 @@ class Data:
     """Names of the inputs, of several, whose pixels random crops, flips and rotations move alike;
     `target` is a mask.
     """
+    pad: dict[str, Pad] = Field(default_factory=dict)
+    """Inputs of unequal length, such as tokens, by name: `{tokens: {to: longest, value: 0}}`. Rows
+    are filled at the end, and a further input `NAME_mask` is 1 where they are not; an input without
+    a name is called `input`. With `to: longest`, samples of like length lie together in an epoch.
+    """
     shared_memory: kinds.Size = Field(default=2 * 10**9, json_schema_extra={"default": "2GB"})
     """Memory on each node for prepared samples, like 2GB. It limits how far apart networks that
     share a stream can be.
@@ -144,4 +163,10 @@ class Data:
                 "order: ring is for data sets larger than the shared memory, cache: memory for "
                 "smaller ones; use only one of them"
             )
+        for name, pad in self.pad.items():
+            if pad.to != "longest" and pad.max_length is not None:
+                raise ValueError(
+                    f"pad: {name}: max_length is for to: longest; with to: {pad.to}, longer rows "
+                    f"are cut to {pad.to} anyway"
+                )
         return self

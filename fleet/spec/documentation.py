@@ -37,6 +37,7 @@ _PARTS = {
     "models: data of an entry": "EntryData",
     "data": "Data",
     "data.target": "Target",
+    "data.pad: an input": "Pad",
     "train": "Train",
     "train.batch": "Batch",
     "train.optimizer": "Optimizer",

@@ -6,7 +6,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
         "test": test,
         "target": data.target,
         "together": data.together or None,
+        "pad": {name: asdict(pad) for name, pad in data.pad.items()} or None,
         # split by the targets of another pipeline
         "divided": first.target if is_divided and first.target != data.target else None,
         "fold": None if network.fold is None else [network.fold, data.folds],

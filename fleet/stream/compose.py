@@ -18,7 +18,7 @@ in strict order the ranks of a group need not even switch at the same batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,6 +38,7 @@ from fleet.stream.store import FileStore, NodeStore, RankMemory
 from fleet.stream.window import Window
 from preprocess.base import UnreadableSample, row_numbers
 from preprocess.record_pipeline import AnyPipeline
+from preprocess.sample import cut_rows, round_length
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Stream:
         reader: the window's reader; None without a window. It raises WriterDied when it waits for
             samples that will not come.
         finish: the remaining transforms of samples of the window; None if there are none.
+        row_lengths: inputs of unequal length -> (samples of the source,) int64, their lengths.
 
     Attributes:
         local: for the remaining epoch if the stream is already past it.
@@ -91,12 +93,14 @@ class Stream:
         numbers: np.ndarray,
         reader: Reader | None = None,
         finish: DeferredAugmentation | None = None,
+        row_lengths: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.local = local
         self._order = order
         self._reader = reader
         self._finish = finish
         self._numbers = numbers
+        self._row_lengths = row_lengths or {}
 
     @property
     def waited_s(self) -> float:
@@ -161,19 +165,48 @@ class Stream:
         for batch, indices, _ in self._planned(batches, group, consumed):
             yield dataclasses.replace(batch, indices=self._numbers[indices])
 
+    def cut(
+        self, batches: Iterator[Batch], is_rounded: bool, consumed: Container[int] = ()
+    ) -> Iterator[Batch]:
+        """Yield batches whose inputs of unequal length are cut to their longest row.
+
+        It is the longest row of the global batch, so that all ranks of a group cut alike.
+
+        Args:
+            batches: batches of an epoch, of this stream or of :attr:`local`.
+            is_rounded: whether lengths are rounded up to a few sizes.
+            consumed: as in :meth:`batches`.
+        """
+        for batch, plan in self._with_plans(batches, consumed):
+            indices = plan.indices[batch.position - batch.size : batch.position]
+            lengths = {
+                name: max(1, int(values[indices].max()))
+                for name, values in self._row_lengths.items()
+            }
+            if is_rounded:
+                lengths = {name: round_length(length) for name, length in lengths.items()}
+            yield dataclasses.replace(batch, inputs=cut_rows(batch.inputs, lengths))
+
     def _planned(
         self, batches: Iterator[Batch], group: Group, consumed: Container[int]
     ) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
-        """Yield each batch with the indices and productions of its samples."""
+        """Yield each batch with the indices and productions of this rank's samples."""
+        for batch, plan in self._with_plans(batches, consumed):
+            rows = slice(
+                *split_rows(batch.position - batch.size, batch.position, group.rank, group.size)
+            )
+            yield batch, plan.indices[rows], plan.productions[rows]
+
+    def _with_plans(
+        self, batches: Iterator[Batch], consumed: Container[int]
+    ) -> Iterator[tuple[Batch, EpochPlan]]:
+        """Yield each batch with the samples of its epoch."""
         plan: EpochPlan | None = None
         for batch in batches:
             # In a ring the path is known up to the present batch.
             if plan is None or plan.path[: len(batch.epoch.path)] != batch.epoch.path:
                 plan = self._order.plan_epoch(batch.epoch, consumed)
-            rows = slice(
-                *split_rows(batch.position - batch.size, batch.position, group.rank, group.size)
-            )
-            yield batch, plan.indices[rows], plan.productions[rows]
+            yield batch, plan
 
 
 def compose(
@@ -221,12 +254,12 @@ def compose(
         local = LocalBatches(store, part_order, waiting, on_bad)
         window = memory.window
         if window is None:
-            return Stream(local, part_order, numbers)
+            return Stream(local, part_order, numbers, row_lengths=pipeline.row_lengths)
         if isinstance(order, RingOrder):
             first = window.layout.sequence(first_epoch, 0)
             ring = RingReader(window, reader, waiting, order, keeps, first)
-            return Stream(local, part_order, numbers, ring, finish)
+            return Stream(local, part_order, numbers, ring, finish, pipeline.row_lengths)
         strict = Reader(window, reader, waiting, order, keeps)
-        return Stream(local, part_order, numbers, strict, finish)
+        return Stream(local, part_order, numbers, strict, finish, pipeline.row_lengths)
 
     return stream

@@ -21,6 +21,7 @@ import numpy as np
 
 from launch.place import format_numbers
 from preprocess.base import ORDER, rng_for
+from preprocess.length_order import run_size, shuffle_runs, sort_by_length
 from preprocess.record_pipeline import AnyPipeline
 
 
@@ -103,6 +104,9 @@ class RingOrder:
     sequence. All shards have ``size`` samples except the last, which may be shorter and then comes
     last in every production, so that chunks begin at multiples of ``size``.
 
+    If samples differ in length, shards hold samples of like length, neighbors among them follow
+    each other in runs, and a chunk is sorted; see :mod:`preprocess.length_order`.
+
     Args:
         orders: draws the order that is cut into shards.
         size: number of samples of a shard.
@@ -117,27 +121,47 @@ class RingOrder:
         seed: int,
         recorded: Sequence[tuple[int, ...]] = (),
     ) -> None:
+        self._lengths = orders.lengths
         self._samples = orders.order(0)
+        if self._lengths is not None:
+            self._samples = self._samples[np.argsort(self._lengths[self._samples], kind="stable")]
         self._size = size
         self._seed = seed
         self._recorded = tuple(recorded)
         self.shards = -(-len(self._samples) // size)
         self._full_shards = len(self._samples) // size
         self._latest: tuple[int, np.ndarray] | None = None
+        self._is_backward = np.zeros(self.shards, bool)  # of the latest production
 
     def shard(self, sequence: int) -> int:
         """Return the shard of a chunk."""
         production, position = divmod(sequence, self.shards)
         if self._latest is None or self._latest[0] != production:
-            order = rng_for(self._seed, ORDER, production, 1).permutation(self._full_shards)
+            order = self._draw_shards(rng_for(self._seed, ORDER, production, 1))
             self._latest = production, np.append(order, range(self._full_shards, self.shards))
         return int(self._latest[1][position])
+
+    def _draw_shards(self, rng: np.random.Generator) -> np.ndarray:
+        """Draw the order of the full shards in a production, and their directions."""
+        if self._lengths is None:
+            return rng.permutation(self._full_shards)
+        size = -(-run_size(len(self._samples)) // self._size)
+        runs = shuffle_runs(self._full_shards, size, rng)
+        for run in runs:
+            self._is_backward[list(run)] = run.step < 0
+        return np.concatenate([np.arange(0), *(np.asarray(run) for run in runs)])
 
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - see Order
         production = sequence // self.shards
         shard = self.shard(sequence)
         samples = self._samples[shard * self._size : (shard + 1) * self._size]
-        return production, rng_for(self._seed, ORDER, production, 2, shard).permutation(samples)
+        rng = rng_for(self._seed, ORDER, production, 2, shard)
+        samples = rng.permutation(samples)
+        if self._lengths is not None:
+            samples = sort_by_length(samples, self._lengths, rng)
+            if self._is_backward[shard]:
+                samples = samples[::-1]
+        return production, samples
 
     def plan_epoch(self, epoch: Epoch, consumed: Container[int] = ()) -> EpochPlan:  # noqa: D102
         path = self._complete(epoch, consumed)

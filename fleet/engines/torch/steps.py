@@ -95,9 +95,11 @@ class TorchSteps:
     @property
     def capabilities(self) -> StepCapabilities:
         """See :class:`fleet.engines.steps.SupportsSteps`."""
+        takes_several = self.exchange.group.size == 1 and not self.sample.varying
         return StepCapabilities(
-            MAX_STEPS if self.exchange.group.size == 1 else 1,
+            MAX_STEPS if takes_several else 1,
             can_overlap=self.device.type == "cuda",
+            lengths="any" if self.compiled is None else "few",
         )
 
     def regroup(self, group: Group) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from fleet.errors import UserError
 from fleet.runtime.startup import input_pipelines
 from fleet.runtime.startup.input_pipelines import InputPipeline
+from fleet.runtime.startup.padding import measure_padded
 from fleet.spec import Spec
 from fleet.spec.criteria import with_data_defaults
 from fleet.spec.data import Target
@@ -140,7 +141,10 @@ def open_inputs(
             f"data.source: {spec.data.source} cannot be sent to the other ranks: {error}; store "
             "only picklable attributes, and open files when samples are read"
         ) from None
-    transforms_by_key = input_pipelines.parse_pipeline_transforms(spec, data_of)
+    padded = measure_padded(spec, data_of)
+    data_of = dict(padded.data)
+    data = next(iter(data_of.values()))
+    transforms_by_key = input_pipelines.parse_pipeline_transforms(spec, data_of, padded.pads)
     transforms = next(iter(transforms_by_key.values()))
     pipelines = dict[str, InputPipeline]()
     prepares_own = spec.policy.own_samples and spec.data.cache != "file"
@@ -167,6 +171,7 @@ def open_inputs(
             None,
             (
                 data.remark,
+                padded.remark,
                 probes["train"].remark,
                 input_pipelines.describe_sharing(spec, pipelines),
                 _describe_channels(samples),

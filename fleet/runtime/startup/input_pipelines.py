@@ -8,7 +8,7 @@ docs/design/stream.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.errors import UserError
@@ -17,6 +17,7 @@ from fleet.units import listed
 from launch.errors import InputError, pluralize
 from preprocess.base import DataSet
 from preprocess.chain import split_scale
+from preprocess.padding import Pad
 from preprocess.probe import SampleProbe, probe_samples
 from preprocess.record_pipeline import AnyPipeline, make_pipeline
 from preprocess.records import (
@@ -126,8 +127,14 @@ class SharedTransforms:
     packed_slices: Mapping[str, PackedSlice]
 
 
-def parse_pipeline_transforms(spec: Spec, data: Mapping[str, DataSet]) -> dict[str, AnyTransforms]:
+def parse_pipeline_transforms(
+    spec: Spec, data: Mapping[str, DataSet], pads: Sequence[Pad] = ()
+) -> dict[str, AnyTransforms]:
     """Parse the transforms of each input pipeline.
+
+    Args:
+        data: the data of each pipeline.
+        pads: how inputs of unequal length are padded.
 
     Raises:
         InputError: they do not fit the inputs of the data.
@@ -136,7 +143,7 @@ def parse_pipeline_transforms(spec: Spec, data: Mapping[str, DataSet]) -> dict[s
     for key, settings in spec.data_by_pipeline.items():
         try:
             transforms_by_key[key] = parse_record_transforms(
-                settings.transforms, data[key].train, settings.together
+                settings.transforms, data[key].train, settings.together, pads
             )
         except InputError as error:
             raise InputError(f"{_locate(spec, key)}.{error}") from error

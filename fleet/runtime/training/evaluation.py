@@ -70,6 +70,7 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
 
     def fill(inputs: np.ndarray, targets: np.ndarray, indices: np.ndarray) -> StepTotals:
         nonlocal position
+        inputs = training.cut(inputs)
         values, *weights = target.split(targets)
         sums, outputs = trainable.predict(inputs, values, *weights)
         user_steps = user_steps_of(trainable)

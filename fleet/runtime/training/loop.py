@@ -192,6 +192,9 @@ class TrainingLoop:
         if network.train.step is not None:
             stream = self.sources.of(network).stream
             batches = stream.number(batches, group, consumed)
+        if training.cuts_batches:
+            is_rounded = training.capabilities.lengths == "few"
+            batches = self.sources.of(network).stream.cut(batches, is_rounded, consumed)
         for finished in steps.run(strides(training, batches)):
             for batch, sums in zip(finished.batches, finished.sums, strict=True):
                 if batch.size == size:

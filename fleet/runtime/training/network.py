@@ -68,6 +68,12 @@ class Training:
         return self._trainable_steps.capabilities
 
     @property
+    def cuts_batches(self) -> bool:
+        """True if inputs of unequal length are cut to the longest row of each batch."""
+        is_varying = self.sample is not None and bool(self.sample.varying)
+        return is_varying and self.capabilities.lengths != "one"
+
+    @property
     def _trainable_steps(self) -> SupportsSteps:
         return steps_of(self.trainable, self.group.size == 1)
 
@@ -202,11 +208,18 @@ class Training:
             inputs, targets: as the stream carries them.
             indices: (rows,) int64, rows of the samples in the data set.
         """
-        rows = (inputs, *self.target.split(targets))
+        rows = (self.cut(inputs), *self.target.split(targets))
         user_steps = user_steps_of(self.trainable)
         if user_steps is not None:
             return user_steps.evaluate(rows, indices)
         return self.trainable.evaluate(*rows)
+
+    def cut(self, inputs: np.ndarray) -> np.ndarray:
+        """Return rows to evaluate or to predict, cut to their longest one if batches are cut."""
+        if not self.cuts_batches:
+            return inputs
+        assert self.sample is not None
+        return self.capabilities.cut(inputs, self.sample.varying)
 
     @property
     def has_accuracy(self) -> bool:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fleet.stream.order import Epoch, RingOrder, StrictOrder, format_path, parse_path
 from preprocess.base import RandomAccess
+from preprocess.length_order import padding_share
 
 
 class Source(RandomAccess):
@@ -17,8 +18,9 @@ class Source(RandomAccess):
 class PermutationSource:
     """A source of permutations, as a pipeline is one."""
 
-    def __init__(self, count):
+    def __init__(self, count, lengths=None):
         self._source = Source(count)
+        self.lengths = lengths
 
     def order(self, epoch):
         return self._source.order(3, epoch)
@@ -83,6 +85,16 @@ def test_ring_order_shard_has_same_samples_reordered():
         for production in range(10)
     }
     assert len(orders_of_shards) > 1
+
+
+def test_ring_order_of_unequal_lengths_pads_little():
+    lengths = np.clip(np.random.default_rng(0).lognormal(3, 1, 10000).astype(int), 1, 512)
+    order = RingOrder(PermutationSource(10000, lengths), 200, seed=1)
+    plans = [order.plan_epoch(Epoch(production)).indices for production in range(2)]
+    assert sorted(plans[0]) == sorted(plans[1]) == list(range(10000))
+    assert plans[0].tolist() != plans[1].tolist()
+    for plan in plans:
+        assert padding_share(lengths, plan, 32) < 0.1
 
 
 def test_ring_order_of_replay_uses_recorded_paths_in_order():
