@@ -187,6 +187,17 @@ class Arrays(TargetedSource):
             return rows
         return rows[INPUT]
 
+    @cached_property
+    def input_lengths(self) -> dict[str, np.ndarray]:
+        """The length of each row, by input: (samples,) int64; see :mod:`preprocess.padding`."""
+        return {
+            name: np.array([len(row) for row in inputs])
+            if inputs.dtype.hasobject
+            else np.full(len(inputs), inputs.shape[1])
+            for name, inputs in self._inputs.items()
+            if inputs.dtype.hasobject or inputs.ndim > 1
+        }
+
     def name(self, index: int) -> str:
         """Return the array and the row."""
         return printable(f"{next(iter(self._inputs_at.values()))}[{index}]")
@@ -376,7 +387,7 @@ def open_splits(
 
 
 def _check_inputs(inputs: np.ndarray, location: ArrayPlace) -> None:
-    if inputs.dtype.kind not in "uifb":
+    if inputs.dtype.kind not in "uifbO":  # objects: rows of unequal length
         raise InputError(f"{location}: inputs are of type {inputs.dtype}; they should be numbers")
     if not inputs.shape or not inputs.size:
         raise InputError(f"{location}: inputs are an array {inputs.shape}; each sample needs a row")

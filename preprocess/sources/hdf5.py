@@ -192,7 +192,8 @@ class HDF5(TargetedSource):
         targets = h5_group[self._column]
         for name in self._inputs.values():
             inputs = h5_group[name]
-            if not (_is_encoded(inputs) or (inputs.ndim >= 1 and inputs.dtype.kind in "uifb")):
+            is_numeric = inputs.ndim >= 1 and _dtype_of_numbers(inputs).kind in "uifb"
+            if not (_is_encoded(inputs) or is_numeric):
                 raise InputError(
                     f"{self.path}: {group}/{name} is {inputs.shape} of {inputs.dtype}; it "
                     "must be (n, ...) numbers, such as (n, height, width, channels) uint8, or (n,) "
@@ -319,6 +320,11 @@ def _names(h5_group: h5py.Group, name: str) -> tuple[str, ...]:
 def _is_encoded(column: h5py.Dataset) -> bool:
     """Return True if a data set holds files."""
     return column.ndim == 1 and h5py.check_vlen_dtype(column.dtype) == np.uint8
+
+
+def _dtype_of_numbers(column: h5py.Dataset) -> np.dtype:
+    """Return the dtype of a data set's numbers, whose rows may have unequal lengths."""
+    return np.dtype(h5py.check_vlen_dtype(column.dtype) or column.dtype)
 
 
 def open_hdf5(

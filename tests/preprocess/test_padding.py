@@ -11,6 +11,9 @@ from preprocess.probe import infer_sample_spec
 from preprocess.record_pipeline import make_pipeline
 from preprocess.records import parse_record_transforms
 from preprocess.sample import cut_rows, longest_rows
+from preprocess.sources.arrays import open_npy, open_npz
+from preprocess.sources.table import open_table
+from preprocess.sources.webdataset import open_webdataset
 from preprocess.views import Measured, View
 from tests.refusals import refused
 
@@ -142,3 +145,95 @@ def test_random_inputs_of_padded_arrays_have_masks_of_prefixes():
     assert (np.diff(mask.astype(int), axis=1) <= 0).all()
     assert mask[:, 0].all()
     assert not inputs["tokens"][mask == 0].any()
+
+
+def rows_of_unequal_length():
+    rows = np.empty(6, object)
+    rows[:] = [np.arange(1, length + 1) for length in (3, 1, 2, 5, 1, 2)]
+    return rows
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_holds_rows_of_unequal_length(save, tmp_path):
+    rows = rows_of_unequal_length()
+    save(tmp_path / "a.npz", x=rows, y=np.arange(6) % 2)
+    source, _, _ = open_npz(str(tmp_path / "a.npz"))
+    assert [source.read(index).tolist() for index in range(6)] == [row.tolist() for row in rows]
+    np.testing.assert_array_equal(source.input_lengths["input"], [3, 1, 2, 5, 1, 2])
+
+
+def test_npy_holds_lists_of_unequal_length(tmp_path):
+    rows = np.empty(4, object)
+    rows[:] = [[1, 2], [3], [4, 5, 6], [7]]
+    np.save(tmp_path / "x.npy", rows)
+    np.save(tmp_path / "y.npy", np.arange(4) % 2)
+    source, _, _ = open_npy(str(tmp_path))
+    assert source.read(2).tolist() == [4, 5, 6]
+    assert source.read(2).dtype == np.int64
+
+
+class Code:
+    def __reduce__(self):
+        return (print, ("ran",))
+
+
+@pytest.mark.parametrize("value", [Code(), np.array([Code()], object), ["text"], [[1], [2, 3]]])
+def test_npz_refuses_objects_that_are_no_rows(value, tmp_path, capsys):
+    rows = np.empty(2, object)
+    rows[:] = [np.arange(2), value]
+    np.savez(tmp_path / "a.npz", x=rows, y=np.arange(2))
+    with refused(InputError, "a.npz:x", "Python objects other than arrays"):
+        open_npz(str(tmp_path / "a.npz"))
+    assert "ran" not in capsys.readouterr().out
+
+
+def test_hdf5_holds_rows_of_unequal_length(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    from preprocess.sources.hdf5 import open_hdf5
+
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        tokens = file.create_dataset("tokens", 6, h5py.vlen_dtype(np.int32))
+        tokens[:] = rows_of_unequal_length()
+        file["labels"] = np.arange(6) % 2
+    source, _, _ = open_hdf5(str(tmp_path / "a.h5"), inputs=["tokens"])
+    assert source.read(3)["tokens"].tolist() == [1, 2, 3, 4, 5]
+    assert source.read(3)["tokens"].dtype == np.int32
+
+
+def test_webdataset_holds_rows_of_unequal_length(tmp_path):
+    import io
+    import tarfile
+
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for index, row in enumerate(rows_of_unequal_length()):
+            file = io.BytesIO()
+            np.save(file, row)
+            for suffix, content in (("npy", file.getvalue()), ("cls", b"%d" % (index % 2))):
+                info = tarfile.TarInfo(f"{index}.{suffix}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    source, *_ = open_webdataset(str(tmp_path / "a.tar"))
+    lengths = measure_lengths(source, ["input"])["input"]
+    np.testing.assert_array_equal(lengths, [3, 1, 2, 5, 1, 2])
+
+
+def test_table_names_files_of_unequal_length(tmp_path):
+    lines = ["path,target"]
+    for index, row in enumerate(rows_of_unequal_length()):
+        np.save(tmp_path / f"{index}.npy", row)
+        lines.append(f"{index}.npy,{'ab'[index % 2]}")
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    source, _, _ = open_table(str(tmp_path / "a.csv"), inputs={"tokens": {"files": "path"}})
+    lengths = measure_lengths(source, ["tokens"])["tokens"]
+    np.testing.assert_array_equal(lengths, [3, 1, 2, 5, 1, 2])
+
+
+def test_huggingface_lists_have_unequal_lengths(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    from preprocess.sources.huggingface import open_huggingface
+
+    rows = [row.tolist() for row in rows_of_unequal_length()]
+    datasets.Dataset.from_dict({"tokens": rows, "label": [0, 1] * 3}).save_to_disk(tmp_path / "a")
+    source, _, _ = open_huggingface(str(tmp_path / "a"), inputs=["tokens"])
+    lengths = measure_lengths(source, ["tokens"])["tokens"]
+    np.testing.assert_array_equal(lengths, [3, 1, 2, 5, 1, 2])

@@ -104,8 +104,8 @@ def _describe(spec: Spec, train: Source, pads: Sequence[Pad], lengths: Lengths) 
     for pad in pads:
         own = lengths[pad.name]
         text = (
-            f"data.pad: {pad.name}: {own.min()} to {own.max()} rows a sample, "
-            f"{own.mean():.3g} on average"
+            f"data.pad: {pad.name}: lengths from {own.min()} to {own.max()}, {own.mean():.3g} on "
+            "average"
         )
         kept = np.minimum(own, pad.to)
         if pad.varies:
@@ -121,7 +121,7 @@ def _describe(spec: Spec, train: Source, pads: Sequence[Pad], lengths: Lengths) 
         if count:
             verb = "is" if count == 1 else "are"
             text += (
-                f"; {pluralize(count, 'training sample')} of {len(own)} {verb} longer than "
+                f"; {count} of {pluralize(len(own), 'training sample')} {verb} longer than "
                 f"{pad.to}, and cut"
             )
         lines.append(text)

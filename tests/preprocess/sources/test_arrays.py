@@ -90,7 +90,7 @@ def test_arrays_infer_the_kind_of_targets(saved, y, target):
         ),
         (np.zeros((6, 2, 2)), r"an array \(6, 2, 2\) of float64; they should be \(n,\) classes,"),
         (np.zeros(6, complex), "of complex128; they should be"),
-        (np.array([None] * 6), "a.npz:y: it holds Python objects, which are not read"),
+        (np.array([None] * 6), "a.npz:y: it holds Python objects other than arrays"),
         (
             np.array(["a", "", "b", " ", "a", "b"]),
             r"a.npz:y: .*:x\[1\] has no class \(and 1 more\): an empty text",
