@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from launch.errors import InputError
-from preprocess.base import INPUT, Source, UnreadableImage, UnreadableSample
+from preprocess.base import INPUT, Source, UnreadableImage, UnreadableSample, format_exception
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ def measure_lengths(
         The lengths; 0 for samples that cannot be read.
 
     Raises:
-        InputError: there is no such input, or it has no length.
+        InputError: there is no such input, it has no length, or a sample cannot be read.
     """
-    given = given_lengths(source)
-    if all(name in given for name in names):
-        return {name: given[name] for name in names}
+    known_lengths = given_lengths(source)
+    if all(name in known_lengths for name in names):
+        return {name: known_lengths[name] for name in names}
     lengths = {name: np.zeros(len(source), np.int64) for name in names}
     for index in range(len(source)):
         progress(1)
@@ -89,6 +89,12 @@ def measure_lengths(
             content: Any = source.read(index)
         except UnreadableSample:
             continue
+        except InputError:
+            raise
+        except Exception as error:  # a source of the user may raise anything
+            raise InputError(
+                f"reading {source.name(index)} failed: {format_exception(error)}"
+            ) from error
         if not isinstance(content, Mapping):
             content = {INPUT: content}
         for name, values in lengths.items():
@@ -111,14 +117,14 @@ def given_lengths(source: Source) -> dict[str, np.ndarray]:
     Raises:
         InputError: they are not one whole number for each sample.
     """
-    given: Any = getattr(source, "input_lengths", {})
-    if not isinstance(given, Mapping):
+    attribute: Any = getattr(source, "input_lengths", {})
+    if not isinstance(attribute, Mapping):
         raise InputError(
-            f"input_lengths of the source is a {type(given).__name__}; it should be a mapping of "
-            "names of inputs to (samples,) integers"
+            f"input_lengths of the source is a {type(attribute).__name__}; it should map names of "
+            "inputs to (samples,) integers"
         )
     lengths = {}
-    for name, values in given.items():
+    for name, values in attribute.items():
         array = np.asarray(values)
         if array.shape != (len(source),) or array.dtype.kind not in "iu" or (array < 0).any():
             raise InputError(
@@ -139,9 +145,9 @@ def row_lengths(source: Source, pads: Sequence[Pad]) -> dict[str, np.ndarray]:
     Returns:
         (samples,) int64 for each such input, at most the length of rows as they travel.
     """
-    given: Mapping[str, np.ndarray] = getattr(source, "input_lengths", {})
+    known_lengths: Mapping[str, np.ndarray] = getattr(source, "input_lengths", {})
     return {
-        pad.name: np.minimum(given[pad.name], pad.to)
+        pad.name: np.minimum(known_lengths[pad.name], pad.to)
         for pad in pads
-        if pad.varies and pad.name in given
+        if pad.varies and pad.name in known_lengths
     }

@@ -306,14 +306,14 @@ def _common_array_spec(probed: Sequence[_ProbedSample]) -> ArraySpec:
     if np.dtype(array.dtype).kind not in "fiu":
         raise InputError(f"{name} becomes {array}; transforms must give numbers")
     for sample in probed[1:]:
-        other = ArraySpec.of(sample.input)
-        if other != array:
+        sample_array = ArraySpec.of(sample.input)
+        if sample_array != array:
             advice = "add a resize or a crop"
-            if len(array.shape) < 3 and array.shape[1:] == other.shape[1:]:
+            if len(array.shape) < 3 and array.shape[1:] == sample_array.shape[1:]:
                 advice = "pad them (data.pad), or let a transform give them one length"
             raise InputError(
                 f"transforms: samples must end in one shape, but {name} is {array} and "
-                f"{sample.name} is {other}; {advice}"
+                f"{sample.name} is {sample_array}; {advice}"
             )
     return array
 

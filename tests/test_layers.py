@@ -81,15 +81,18 @@ MAY_IMPORT = {
     "preprocess.deferred_augmentation",
     "preprocess.chain": "preprocess.base preprocess.batches preprocess.user_code preprocess.sample "
     "preprocess.target preprocess.transforms",
-    "preprocess.records": "preprocess.base preprocess.chain preprocess.sample preprocess.target "
-    "preprocess.transforms preprocess.user_code",
+    "preprocess.length_order": "",
+    "preprocess.padding": "preprocess.base",
+    "preprocess.records": "preprocess.base preprocess.chain preprocess.padding preprocess.sample "
+    "preprocess.target preprocess.transforms preprocess.user_code",
     "preprocess.probe": "preprocess.base preprocess.chain preprocess.decode preprocess.records "
     "preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.pipeline": "preprocess.base preprocess.batches preprocess.chain "
     "preprocess.lazy_numba preprocess.probe "
     "preprocess.sample preprocess.target preprocess.transforms",
-    "preprocess.record_pipeline": "preprocess.base preprocess.chain preprocess.pipeline "
-    "preprocess.records preprocess.sample preprocess.target preprocess.transforms",
+    "preprocess.record_pipeline": "preprocess.base preprocess.chain preprocess.length_order "
+    "preprocess.padding preprocess.pipeline preprocess.records preprocess.sample "
+    "preprocess.target preprocess.transforms",
     "preprocess.moments": "preprocess.base preprocess.pipeline preprocess.sample "
     "preprocess.transforms",
     "preprocess.packing": "preprocess.base preprocess.files preprocess.pipeline preprocess.sample "
@@ -97,7 +100,7 @@ MAY_IMPORT = {
     "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing "
     "preprocess.pipeline preprocess.sample preprocess.sources preprocess.target "
     "preprocess.transforms preprocess.views",
-    "preprocess.views": "preprocess.base preprocess.target",
+    "preprocess.views": "preprocess.base preprocess.padding preprocess.target",
     "preprocess.open_source": "preprocess.base preprocess.import_path preprocess.sources "
     "preprocess.target "
     "preprocess.target_checks preprocess.user_code preprocess.views",

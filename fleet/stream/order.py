@@ -21,7 +21,7 @@ import numpy as np
 
 from launch.place import format_numbers
 from preprocess.base import ORDER, rng_for
-from preprocess.length_order import run_size, shuffle_runs, sort_by_length
+from preprocess.length_order import BLOCK, run_size, shuffle_blocks, sort_by_length
 from preprocess.record_pipeline import AnyPipeline
 
 
@@ -104,8 +104,8 @@ class RingOrder:
     sequence. All shards have ``size`` samples except the last, which may be shorter and then comes
     last in every production, so that chunks begin at multiples of ``size``.
 
-    If samples differ in length, shards hold samples of like length, neighbors among them follow
-    each other in runs, and a chunk is sorted; see :mod:`preprocess.length_order`.
+    If samples differ in length, shards hold samples of like length, and a production is ordered
+    like other epochs of such samples, with shards for blocks; see :mod:`preprocess.length_order`.
 
     Args:
         orders: draws the order that is cut into shards.
@@ -145,11 +145,12 @@ class RingOrder:
         """Draw the order of the full shards in a production, and their directions."""
         if self._lengths is None:
             return rng.permutation(self._full_shards)
-        size = -(-run_size(len(self._samples)) // self._size)
-        runs = shuffle_runs(self._full_shards, size, rng)
-        for run in runs:
-            self._is_backward[list(run)] = run.step < 0
-        return np.concatenate([np.arange(0), *(np.asarray(run) for run in runs)])
+        block = max(1, BLOCK // self._size)
+        run = block * -(-run_size(len(self._samples)) // (block * self._size))
+        parts = shuffle_blocks(self._full_shards, block, run, rng)
+        for part in parts:
+            self._is_backward[list(part)] = part.step < 0
+        return np.concatenate([np.arange(0), *(np.asarray(part) for part in parts)])
 
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - see Order
         production = sequence // self.shards

@@ -16,7 +16,7 @@ from preprocess.length_order import order_by_length, padding_share
 from preprocess.padding import Pad, measure_lengths, row_lengths
 from preprocess.views import Measured
 
-_BATCHES = 3  # largest number of batch sizes for which padding is told
+_BATCHES = 3  # largest number of batch sizes in a remark
 
 Lengths = Mapping[str, np.ndarray]  # input -> (samples,) int64
 
