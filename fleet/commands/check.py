@@ -265,8 +265,16 @@ def _numbers(result: _CheckResult) -> dict[str, Any]:
         numbers["name"] = result.spec.document.name
     if result.spec is not None and result.opened is not None:
         data = result.opened.data
-        image = result.opened.sample.input
-        target = result.opened.sample.target
+        sample = result.opened.sample
+        target = sample.target
+        if sample.parts:
+            form: dict[str, Any] = {
+                "inputs": {
+                    name: dataclasses.asdict(part.input) for name, part in sample.parts.items()
+                }
+            }
+        else:
+            form = dataclasses.asdict(sample.input)
         test = {} if data.test is None else {"test_samples": len(data.test)}
         numbers |= {
             "samples": len(data.train),
@@ -275,8 +283,7 @@ def _numbers(result: _CheckResult) -> dict[str, Any]:
             "classes": list(data.classes),
             "class_counts": _counts(data),
             "target": {"kind": target.kind, "outputs": target.outputs},
-            "shape": list(image.shape),
-            "dtype": image.dtype,
+            **form,
             "cache": None if result.cache is None else dataclasses.asdict(result.cache),
             "networks": [
                 _record(network, trial) | {"steps_per_epoch": _steps_per_epoch(network, result)}

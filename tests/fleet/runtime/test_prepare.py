@@ -111,6 +111,7 @@ def test_prepare_reads_each_sample_once(preparation, tmp_path, data):
     ]
     looked_at = [
         ("opened", -1),
+        ("train", 0),  # which tells whether samples have several inputs
         *(
             (part, index)
             for part, count in (("train", 60), ("validation", 20))

@@ -133,6 +133,7 @@ class Recorder:
 class _RecordedValidation:
     def __init__(self, samples, checksums):
         self._samples, self._checksums, self.samples = samples, checksums, samples.samples
+        self.numbers = samples.numbers
 
     def batches(self, batch, rank, size):
         checksums = []
