@@ -147,6 +147,9 @@ def check_input_name(name: object, origin: str) -> None:
         )
 
 
+_READY = (bytes, np.ndarray)  # forms of an input that need no conversion
+
+
 def read_input(source: Source, index: int) -> bytes | np.ndarray:
     """Read the input of a sample; a source may also return a tensor or a Pillow image.
 
@@ -157,7 +160,10 @@ def read_input(source: Source, index: int) -> bytes | np.ndarray:
         UnreadableSample: the sample is missing or unreadable.
         InputError: the source returns something else.
     """
-    return as_input(source.read(index), f"data.source: read({index})")
+    content: Any = source.read(index)
+    if isinstance(content, _READY):  # by far the most frequent, and samples may be small
+        return content
+    return as_input(content, f"data.source: read({index})")
 
 
 def as_input(content: Any, giver: str) -> bytes | np.ndarray:
@@ -170,7 +176,7 @@ def as_input(content: Any, giver: str) -> bytes | np.ndarray:
     Raises:
         InputError: it is neither the bytes of a file nor an array.
     """
-    if isinstance(content, bytes | np.ndarray):
+    if isinstance(content, _READY):
         return content
     if isinstance(content, bytearray | memoryview):
         return bytes(content)

@@ -313,6 +313,7 @@ class TargetReader:
     def __init__(self, source: Source, spec: TargetSpec) -> None:
         self._source = source
         self.spec = spec
+        self._is_plain = spec.is_plain
         self._weights: np.ndarray | None = getattr(source, "weights", None)
         self._values = plain_targets(source)
 
@@ -330,7 +331,7 @@ class TargetReader:
         Raises:
             UnreadableSample: the mask has another size than the others, or a pixel of no class.
         """
-        if self.spec.is_plain:
+        if self._is_plain:
             targets[position] = self._values[index]
             return
         if mask is None:
@@ -354,7 +355,7 @@ class TargetReader:
             indices: (m,) integers, the samples.
             masks: (m, height, width); None for other targets.
         """
-        if self.spec.is_plain and isinstance(self._values, np.ndarray):
+        if self._is_plain and isinstance(self._values, np.ndarray):
             targets[positions] = self._values[indices]
             return
         for row, (position, index) in enumerate(

@@ -178,7 +178,7 @@ def test_session_trainers_decode_own_samples_once(launch, tmp_path):
     )
     (chosen,) = events_of(prepared.paths.events, CacheChosen)
     assert (chosen.cache, chosen.shuffle) == ("memory", "network")
-    probed = 8
+    probed = 1 + 8  # the first tells whether samples have several inputs
     assert sum(split == "train" for split, _ in reads(folder)[0]) == probed + 12
 
 

@@ -40,7 +40,12 @@ def test_measure_rate_times_last_steps_of_each_rank(monkeypatch, rank, rows):
 
 
 def group(step, rank=0):
-    return SimpleNamespace(group=Group(3, rank), step=step, network=SimpleNamespace(name="a"))
+    return SimpleNamespace(
+        group=Group(3, rank),
+        step=step,
+        network=SimpleNamespace(name="a"),
+        batch_transforms=None,
+    )
 
 
 SAMPLE = SampleSpec(ArraySpec((2, 2, 1), "uint8"), 2)
