@@ -148,6 +148,7 @@ _KEYWORDS = {
     "exclusiveMaximum": _holds(lambda value, limit: value < limit, (int, float)),
     "minItems": _holds(lambda value, limit: len(value) >= limit, list),
     "maxItems": _holds(lambda value, limit: len(value) <= limit, list),
+    "minLength": _holds(lambda value, limit: len(value) >= limit, str),
     "minProperties": _holds(lambda value, limit: len(value) >= limit, dict),
     "maxProperties": _holds(lambda value, limit: len(value) <= limit, dict),
     "pattern": _holds(lambda value, pattern: re.search(pattern, value), str),
