@@ -109,3 +109,36 @@ def one_of_three_inputs(input_shape, classes):
     """Return a model that takes an image alone."""
     image = keras.Input(input_shape["image"], name="image")
     return keras.Model(image, keras.layers.Dense(classes)(keras.layers.Flatten()(image)))
+
+
+def _tokens(length, classes):
+    tokens = keras.Input((length,), name="tokens", dtype="int64")
+    mask = keras.Input((length,), name="tokens_mask", dtype="uint8")
+    words = keras.layers.Embedding(8, 4, name="words")(tokens)
+    mean = keras.layers.GlobalAveragePooling1D()(words)
+    return keras.Model([tokens, mask], keras.layers.Dense(classes, name="head")(mean))
+
+
+def tokens_of_any_length(input_shape, classes):
+    """Return a functional model of tokens, which ignores their mask."""
+    return _tokens(None, classes)
+
+
+def tokens_of_one_length(input_shape, classes):
+    """Return such a model that takes rows of the longest length alone."""
+    return _tokens(input_shape["tokens"][0], classes)
+
+
+class _Tokens(keras.Model):
+    def __init__(self, classes):
+        super().__init__()
+        self.words = keras.layers.Embedding(8, 4)
+        self.head = keras.layers.Dense(classes)
+
+    def call(self, inputs):
+        return self.head(keras.ops.mean(self.words(inputs["tokens"]), axis=1))
+
+
+def tokens_subclass(input_shape, classes):
+    """Return a subclass of Model of tokens, which ignores their mask."""
+    return _Tokens(classes)

@@ -243,8 +243,19 @@ def _try(test: _SmokeTest, engine: Engine | None, row_bytes: dict[str, int | Non
             trial.problem = str(error)
             trial.setting = error.setting
         except BaseException as error:  # a user's function may raise anything
-            trial.problem = describe_failure(error)
+            trial.problem = describe_failure(error) + _explain_lengths(test)
     trial.warnings = tuple(messages)
+
+
+def _explain_lengths(test: _SmokeTest) -> str:
+    """Explain that rows of batches differ in length; empty if they do not."""
+    varying = test.request.sample.for_pipeline(test.network.pipeline).varying
+    if not varying:
+        return ""
+    return (
+        f" (batches of {', '.join(varying)} are cut to their longest row; for networks that need "
+        "rows of one length, write data.pad: {NAME: {to: NUMBER}})"
+    )
 
 
 def _step_key(network: NetworkSpec) -> str:

@@ -103,6 +103,16 @@ class StepGraphs:
         self.prediction = graph_of(self._predict, input_signature=evaluated[:1])
 
     @property
+    def is_compiled(self) -> bool:
+        """True if XLA compiles steps, which need static sizes."""
+        return self.compiled is not None
+
+    @property
+    def sample(self) -> SampleSpec:
+        """Shape and type of the samples."""
+        return self._sample
+
+    @property
     def has_own_step(self) -> bool:
         """True if a step of the user computes the losses."""
         return self._own_step is not None

@@ -1,6 +1,8 @@
 """Turn samples as they travel into the inputs of a model, in a graph.
 
-Samples of several inputs enter a graph as rows of bytes, of which each input is a part.
+Samples of several inputs enter a graph as rows of bytes, of which each input is a part. Batches of
+inputs of unequal length enter whole, followed by the length to which the graph cuts them, so that
+it is traced once.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import tensorflow as tf
 from fleet.engines.keras.deferred_augmentation import augment_deferred
 from fleet.spec.model import InputShape
 from preprocess.base import INPUT
-from preprocess.sample import SampleSpec
+from preprocess.sample import SampleSpec, mask_of
+
+_LENGTH = np.dtype(np.int32)  # of the length of a batch
 
 Inputs: TypeAlias = tf.Tensor | dict[str, tf.Tensor]
 
@@ -24,15 +28,39 @@ Inputs: TypeAlias = tf.Tensor | dict[str, tf.Tensor]
 def row_spec(sample: SampleSpec) -> tf.TensorSpec:
     """Return the specification of samples in a graph."""
     if sample.parts:
-        return tf.TensorSpec((None, sample.wire.nbytes), tf.uint8)
+        lengths_bytes = len(sample.varying) * _LENGTH.itemsize
+        return tf.TensorSpec((None, sample.wire.nbytes + lengths_bytes), tf.uint8)
     return tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype)
 
 
-def as_rows(inputs: np.ndarray) -> np.ndarray:
-    """Return samples as they enter a graph: those of several inputs as bytes, (n, bytes)."""
+def as_rows(inputs: np.ndarray, sample: SampleSpec) -> np.ndarray:
+    """Return samples as they enter a graph: those of several inputs as bytes, (n, bytes).
+
+    Args:
+        inputs: (n, ...) samples as they travel, perhaps cut to their longest row.
+        sample: shape and type of the samples.
+    """
     if inputs.dtype.names is None:
         return inputs
-    return np.ascontiguousarray(inputs).view(np.uint8).reshape(len(inputs), inputs.dtype.itemsize)
+    size = inputs.dtype.itemsize
+    content = np.ascontiguousarray(inputs).view(np.uint8).reshape(len(inputs), size)
+    if not sample.varying:
+        return content
+    lengths = np.array([inputs.dtype[name].shape[0] for name in sample.varying], _LENGTH)
+    rows = np.empty((len(inputs), size + lengths.nbytes), np.uint8)
+    rows[:, :size] = content
+    rows[:, size:] = lengths.view(np.uint8)
+    return rows
+
+
+def takes_cut_rows(model: keras.Model, sample: SampleSpec) -> bool:
+    """Return True if a model takes rows of any length of inputs of unequal length.
+
+    A functional model does if the length of such an input is None.
+    """
+    symbolic_inputs = {tensor.name: tensor for tensor in getattr(model, "inputs", None) or ()}
+    names = [name for padded in sample.varying for name in (padded, mask_of(padded))]
+    return all(symbolic_inputs[name].shape[1] is None for name in names if name in symbolic_inputs)
 
 
 def integer_inputs(sample: SampleSpec) -> dict[str, tuple[int, ...]]:
@@ -71,6 +99,12 @@ def model_inputs(rows: tf.Tensor, sample: SampleSpec) -> Inputs:
         if name not in integers:
             array = _scaled(augment_deferred(array, part), part)
         inputs[name] = array
+    for index, name in enumerate(sample.varying):
+        start = dtype.itemsize + index * _LENGTH.itemsize
+        lengths = tf.bitcast(rows[:, start : start + _LENGTH.itemsize], tf.int32)
+        length = tf.maximum(tf.reduce_max(lengths), 1)  # of no rows, too
+        for padded in (name, mask_of(name)):
+            inputs[padded] = inputs[padded][:, :length]
     return inputs
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import keras
@@ -23,7 +23,7 @@ from fleet.engines.base import (
 from fleet.engines.custom import runs_user_code
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.graphs import StepGraphs
-from fleet.engines.keras.inputs import as_rows
+from fleet.engines.keras.inputs import as_rows, takes_cut_rows
 from fleet.engines.keras.losses import check_losses
 from fleet.engines.keras.memory import activation_bytes
 from fleet.engines.keras.optimizer import ScalableRate, epoch_schedule_of
@@ -68,7 +68,11 @@ class KerasNetwork:
 
     @property
     def capabilities(self) -> StepCapabilities:  # noqa: D102 - see SupportsSteps
-        return self.steps.capabilities
+        capabilities = self.steps.capabilities
+        if not self.sample.varying:
+            return capabilities
+        is_cut = not self.graphs.is_compiled and takes_cut_rows(self.model, self.sample)
+        return replace(capabilities, max_steps_per_call=1, lengths="any" if is_cut else "one")
 
     def begin_steps(self, batches: StepBatches) -> Callable[[], StepResult]:  # noqa: D102
         return self.steps.begin(batches)
@@ -92,7 +96,7 @@ class KerasNetwork:
             return StepTotals()
         with self.steps.seeded_generators(), self.variables.running_means():
             return StepTotals.unpack(
-                self.graphs.evaluation(as_rows(readable_rows[0]), *readable_rows[1:]).numpy()
+                self.graphs.evaluation(self._rows(readable_rows[0]), *readable_rows[1:]).numpy()
             )
 
     @runs_user_code
@@ -103,13 +107,16 @@ class KerasNetwork:
     def predict(self, *rows: np.ndarray) -> tuple[StepTotals, np.ndarray]:  # noqa: D102
         if self.own_step is not None:
             with self.steps.seeded_generators(), self.variables.running_means():
-                return StepTotals(), self.graphs.prediction(as_rows(rows[0])).numpy()
+                return StepTotals(), self.graphs.prediction(self._rows(rows[0])).numpy()
         sums, outputs = self._run_evaluation(rows)
         return StepTotals.unpack(sums.numpy()), outputs.numpy()
 
+    def _rows(self, inputs: np.ndarray) -> np.ndarray:
+        return as_rows(inputs, self.sample)
+
     def _run_evaluation(self, rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
         with self.steps.seeded_generators(), self.variables.running_means():
-            sums, outputs = self.graphs.evaluation(as_rows(rows[0]), *rows[1:])
+            sums, outputs = self.graphs.evaluation(self._rows(rows[0]), *rows[1:])
             return sums, outputs
 
     @runs_user_code
@@ -192,7 +199,7 @@ class KerasNetwork:
             return
         with tf.GradientTape() as tape:
             outputs = tf.cast(
-                self.model(self.graphs.inputs(tf.constant(as_rows(inputs))), training=True),
+                self.model(self.graphs.inputs(tf.constant(self._rows(inputs))), training=True),
                 tf.float32,
             )
         if not np.isfinite(outputs).all():
@@ -246,7 +253,7 @@ class KerasNetwork:
 def _check_user_step(network: KerasNetwork, step: KerasStep, rows: Rows) -> None:
     """Check on samples of the data that the loss is finite and depends on weights."""
     before = network.variables.state()
-    inputs, indices, *targets = (tf.constant(part) for part in (as_rows(rows[0]), *rows[1:]))
+    inputs, indices, *targets = (tf.constant(part) for part in (network._rows(rows[0]), *rows[1:]))
     with tf.GradientTape() as tape:
         batch = step.batch_of(network.graphs.inputs(inputs), indices, *targets)
         returned = step.read(step.user_step(network.model, batch, True), len(rows[0]))

@@ -74,7 +74,7 @@ class KerasStep:
         random = np.random.default_rng(0)
         inputs = sample.input.random_inputs(random, _ROWS)
         if sample.parts:
-            model_samples = model_inputs(tf.constant(as_rows(inputs)), sample)
+            model_samples = model_inputs(tf.constant(as_rows(inputs, sample)), sample)
         else:
             scaled = inputs if sample.affine is None else sample.affine.apply(inputs)
             model_samples = tf.constant(scaled, tf.float32)

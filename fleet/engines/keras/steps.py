@@ -93,7 +93,7 @@ class KerasSteps:
             indices: (rows,) int64, rows of the samples in the data set, for a step of the user.
         """
         inputs, *targets = batches.local_rows
-        batches = batches._replace(local_rows=(as_rows(inputs), *targets))
+        batches = batches._replace(local_rows=(as_rows(inputs, self.graphs.sample), *targets))
         if self.graphs.has_own_step:
             local_rows = with_indices(batches.local_rows, indices)
             batches = batches._replace(local_rows=local_rows)
