@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 
-def network(input_shape, classes=0, units=64, noise=16):
+def network(input_shape, units=64, noise=16):
     height, width, channels = input_shape
     pixels = height * width * channels
     model = nn.ModuleDict(

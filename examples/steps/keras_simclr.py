@@ -5,12 +5,12 @@ import tensorflow as tf
 from keras import layers
 
 
-def network(input_shape, classes=0, width=16, outputs_of_head=16):
+def network(input_shape, width=16, outputs_of_head=16):
     return keras.Sequential(
         [
             keras.Input(input_shape),
-            layers.Conv2D(width, 3, strides=2, padding="same", activation="relu"),
-            layers.Conv2D(2 * width, 3, strides=2, padding="same", activation="relu"),
+            layers.Conv2D(width, 3, strides=2, padding="same", activation="gelu"),
+            layers.Conv2D(2 * width, 3, strides=2, padding="same", activation="gelu"),
             layers.AveragePooling2D(2),
             layers.Flatten(),
             layers.Dense(outputs_of_head),

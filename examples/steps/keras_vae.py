@@ -22,7 +22,7 @@ class Sampling(layers.Layer):
         return mean + noise * keras.ops.exp(log_variance / 2)
 
 
-def network(input_shape, classes=0, units=64, latent=8):
+def network(input_shape, units=64, latent=8):
     """Return a model with three outputs: logits of pixels, mean and log variance of the code."""
     images = keras.Input(input_shape)
     hidden = layers.Dense(units, activation="relu")(layers.Flatten()(images))

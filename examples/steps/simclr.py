@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
 
-def network(input_shape, classes=0, width=16, outputs_of_head=16):
+def network(input_shape, width=16, outputs_of_head=16):
     return nn.Sequential(
         nn.Conv2d(input_shape[2], width, 3, stride=2, padding=1),
         nn.ReLU(),

@@ -26,7 +26,7 @@ class Autoencoder(nn.Module):
         return self.decoder(code), mean, log_variance
 
 
-def network(input_shape, classes=0, units=64, latent=8):
+def network(input_shape, units=64, latent=8):
     height, width, channels = input_shape
     return Autoencoder(height * width * channels, units, latent)
 

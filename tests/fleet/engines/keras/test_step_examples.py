@@ -12,6 +12,7 @@ from fleet.engines.base import EngineContext
 from fleet.engines.steps import StepBatches
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ArraySpec, SampleSpec
+from preprocess.target import TargetSpec
 from tests.places import ROOT
 
 pytestmark = pytest.mark.tensorflow
@@ -29,21 +30,21 @@ def _import_examples(monkeypatch):
 
 
 def batches():
-    """Yield images of blurred spots, and labels, of all steps of ten epochs."""
+    """Yield images of blurred spots, and their rows, of all steps of ten epochs."""
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (BATCHES * ROWS, 4, 4, 1)).astype(np.uint8)
     images = images.repeat(4, 1).repeat(4, 2)
-    labels = random.integers(0, 10, len(images))
     for _ in range(EPOCHS):
         for rows in random.permutation(len(images)).reshape(BATCHES, ROWS):
-            yield images[rows], labels[rows], rows
+            yield images[rows], rows
 
 
 def built(name, mean, std, rate):
     """Build the network of an example."""
     from fleet.engines.keras.engine import KerasEngine
 
-    sample = SampleSpec(ArraySpec((16, 16, 1), "uint8"), 10, Affine(mean, std))
+    target = TargetSpec("none", 0)
+    sample = SampleSpec(ArraySpec((16, 16, 1), "uint8"), 0, Affine(mean, std), None, target)
     content = {
         "models": [{"build": f"{name}:network"}],
         "train": {
@@ -63,12 +64,12 @@ def check_equal(name, mean, std, rate, loss_of):
     import tensorflow as tf
 
     trainable = built(name, mean, std, rate)
-    for images, labels, indices in batches():
-        size = [len(labels)]
-        trainable.user_steps.begin(StepBatches((images, labels), size, size), indices)()
+    for images, indices in batches():
+        rows = (images, np.zeros(ROWS, np.int64))
+        trainable.user_steps.begin(StepBatches(rows, [ROWS], [ROWS]), indices)()
     model = built(name, mean, std, rate).model
     optimizer = keras.optimizers.Adam(rate)
-    for images, _, rows in batches():
+    for images, rows in batches():
         inputs = tf.constant(Affine(mean, std).apply(images))
         with tf.GradientTape() as tape:
             loss = loss_of(model, inputs, rows)

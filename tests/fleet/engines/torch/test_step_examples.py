@@ -18,7 +18,7 @@ from preprocess.probe import infer_sample_spec
 from preprocess.record_pipeline import make_pipeline
 from preprocess.records import parse_record_transforms
 from preprocess.sample import Affine, ArraySpec, SampleSpec, cut_rows
-from preprocess.target import TargetWish
+from preprocess.target import TargetSpec, TargetWish, class_target
 from preprocess.user_code import seed_host_generators
 from preprocess.views import Measured, with_requested_targets
 from tests.places import ROOT
@@ -38,8 +38,9 @@ def _import_examples(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def sample_of(mean=0.5, std=0.5):
-    return SampleSpec(ArraySpec((16, 16, 1), "uint8"), 10, Affine(mean, std))
+def sample_of(mean=0.5, std=0.5, target=TargetSpec("none", 0)):
+    affine = Affine(mean, std)
+    return SampleSpec(ArraySpec((16, 16, 1), "uint8"), target.outputs, affine, None, target)
 
 
 def batches():
@@ -70,8 +71,9 @@ def trained(name, sample, args=None, batches=batches, **train):
     trainable = engine.build(replace(network, seed=SEED), SingleRankGroup())
     before = copy.deepcopy(trainable.module)
     for images, labels, indices in batches():
+        targets = labels if sample.target.semantics.exists else np.zeros_like(labels)
         size = [len(labels)]
-        trainable.user_steps.begin(StepBatches((images, labels), size, size), indices)()
+        trainable.user_steps.begin(StepBatches((images, targets), size, size), indices)()
     return before, trainable.module
 
 
@@ -175,7 +177,7 @@ def test_distillation_equals_a_plain_loop(tmp_path, monkeypatch):
     import torch
 
     monkeypatch.setenv("TEACHER", str(tmp_path / "best.safetensors"))
-    sample = sample_of()
+    sample = sample_of(target=class_target(10))
     content = {
         "models": [{"build": "distillation:network"}],
         "resources": {"engine": "torch"},
