@@ -68,7 +68,7 @@ class Chain:
         self.is_precise = self.affine is not None and self.affine.precise
         self._masks = None
         if is_mask(source):
-            self._masks = target_of(source)
+            self._masks = target_of(source).mask
             transforms = with_full_decoding(transforms)
         self._fixed, self._varying = split_transforms(transforms, fixed)
         self._seed = seed

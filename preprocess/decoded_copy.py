@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import h5py
 import numpy as np
@@ -146,12 +146,19 @@ def _fingerprint(data: DataSet, transforms: Sequence[Transform]) -> str:
         targets = plain_targets(source)
         weights = getattr(source, "weights", None)
         for index in range(len(source)):
-            target = "" if targets is None else targets[index]
+            target = "" if targets is None else _target_at(targets, index)
             digest.update(encode_name(f"{source.name(index)}\0{target}\n"))
         if weights is not None:
             digest.update(np.asarray(weights).tobytes())
         digest.update(b"\0")
     return digest.hexdigest()
+
+
+def _target_at(targets: Any, index: int) -> Any:
+    """Return the target of a sample; of several, as text."""
+    if not isinstance(targets, Mapping):
+        return targets[index]
+    return ", ".join(f"{name}={values[index]}" for name, values in targets.items())
 
 
 def _is_made_from(path: str | Path, made_from: str) -> bool:

@@ -10,6 +10,8 @@ import numpy as np
 
 from launch.errors import InputError, pluralize
 from preprocess.base import FOLDS, SPLIT, TEST_SPLIT, ClassSource, Source, rng_for
+from preprocess.target import TargetSpec
+from preprocess.views import split_targets
 
 
 def draw_held_out(
@@ -24,7 +26,7 @@ def draw_held_out(
     A class of two samples or more has at least one on either side. A source may have attributes of
     integers, (n,): ``strata`` are divided instead of classes, and samples of one of its ``groups``
     stay together, whatever their classes. Samples with other targets than classes are divided as
-    one class.
+    one class; with several targets, by the first one of classes.
 
     Args:
         source: the samples.
@@ -58,7 +60,7 @@ def draw_held_out(
     if not is_held_out.any():
         if groups is not None:
             reason = "all samples are in one group"
-        elif isinstance(source, ClassSource):
+        elif _with_classes(source) is not None:
             reason = "no class has two samples"
         else:
             reason = "there is only one sample"
@@ -191,12 +193,29 @@ def groups_of(source: Source) -> np.ndarray | None:
 
 
 def strata_of(source: Source) -> list[np.ndarray]:
-    """Return the indices of each stratum or class; one stratum if there are groups."""
+    """Return the indices of each stratum or class; one stratum if there are groups.
+
+    Of several targets, the classes are those of the first target that has some.
+    """
     if groups_of(source) is not None:  # a group may have samples of several classes
         return [np.arange(len(source))]
     strata: np.ndarray | None = getattr(source, "strata", None)
     if strata is None:
-        if not isinstance(source, ClassSource):
+        classified = _with_classes(source)
+        if classified is None:
             return [np.arange(len(source))]
-        return [np.flatnonzero(source.labels == label) for label in range(len(source.classes))]
+        labels = np.asarray(classified.labels)
+        return [np.flatnonzero(labels == label) for label in range(len(classified.classes))]
     return [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
+
+
+def _with_classes(source: Source) -> ClassSource | None:
+    """Return a source with its first target of classes; None if it has none."""
+    if isinstance(source, ClassSource):
+        return source
+    target: TargetSpec | None = getattr(source, "target", None)
+    if target is None or not target.parts:
+        return None
+    return next(
+        (part for part in split_targets(source).values() if isinstance(part, ClassSource)), None
+    )

@@ -25,7 +25,7 @@ import numpy as np
 
 from launch.errors import InputError, encode_name, pluralize
 from preprocess.base import Source, UnreadableSample, as_input, format_exception
-from preprocess.target import TargetWish, is_mask, plain_targets, target_of
+from preprocess.target import Request, TargetSpec, is_mask, plain_targets, target_of
 from preprocess.target_kinds import Kind
 
 FULL_READ_BYTES = 256 << 20  # up to so many bytes of data, all content is read
@@ -205,9 +205,7 @@ def _strip_path(name: str, places: Iterable[str]) -> str:
     return next((name[len(path) :] for path in places if name.startswith(path)), name)
 
 
-def add_target_ids(
-    marks: SampleIds, source: Source, requested_target: TargetWish | None
-) -> SampleIds:
+def add_target_ids(marks: SampleIds, source: Source, requested_target: Request) -> SampleIds:
     """Add targets and weights to the ids of samples.
 
     Args:
@@ -235,13 +233,23 @@ def add_target_ids(
         if masks is not None:
             hashes = masks.hashes(marks.names).items()
             seen |= {f"mask {name}": values for name, values in hashes}
-    else:
+    elif not target.parts:
         seen["target"] = hash_rows(np.asarray(plain_targets(source)))
-    return replace(
-        marks,
-        hashes=seen,
-        facts={**marks.facts, f"{target.kind}s": f"{target.outputs} {target.names}"},
-    )
+    for name, part in target.parts.items():
+        if not part.semantics.is_of_pixels:
+            seen[f"target {name}"] = _hash_named(np.asarray(plain_targets(source)[name]), part)
+    facts = {
+        f"{part.kind}s{f' {name}' if target.parts else ''}": f"{part.outputs} {part.names}"
+        for name, part in target.by_name.items()
+    }
+    return replace(marks, hashes=seen, facts={**marks.facts, **facts})
+
+
+def _hash_named(targets: np.ndarray, target: TargetSpec) -> np.ndarray:
+    """Hash one of several targets of each sample, (n,): classes by their names."""
+    if target.semantics.is_scalar and target.names:
+        return hash_each(target.names)[targets.astype(np.int64)]
+    return hash_rows(targets)
 
 
 class HashableMasks(Protocol):

@@ -117,18 +117,23 @@ def _write_split(
     written: list[int] = []
     bad = []
     inputs = None
-    if target.semantics.is_of_pixels:
-        masks = _create_files(group, "targets", len(source))
-    else:
-        masks = None
+    mask_target = target.mask
+    mask_column = "targets"
+    if target.parts:
+        group.create_group("targets", track_order=True)
+        names = [f"targets/{name}" for name, part in target.parts.items() if part is mask_target]
+        mask_column = "".join(names)
+    masks = None
+    if mask_target is not None:
+        masks = _create_files(group, mask_column, len(source))
     for index in range(len(source)):
         try:
-            content, mask = _sample(data, index, target)
+            content, mask = _sample(data, index, mask_target)
             if inputs is None:
                 inputs = _create_inputs(group, data, content)
             inputs[len(written)] = _as_row(content, inputs, source.name(index))
-            if masks is not None:
-                masks[len(written)] = _encode(mask, target)
+            if masks is not None and mask_target is not None:
+                masks[len(written)] = _encode(mask, mask_target)
             written.append(index)
         except UnreadableSample as error:
             bad.append(error)
@@ -140,7 +145,14 @@ def _write_split(
     for files in (inputs, masks):
         if files is not None:
             files.resize(len(written), axis=0)
-    _write_targets(group, source, target, written)
+    if target.parts:
+        _write_several(group["targets"], source, target, written)
+    else:
+        _write_target(group, source, target, written)
+    for name in ("weights", "groups", "strata"):
+        values = getattr(source, name, None)
+        if values is not None:
+            group.create_dataset(name, data=np.asarray(values)[written])
     if is_copy:
         group.create_dataset("left_out_at", data=np.setdiff1d(np.arange(len(source)), written))
     for name, texts in (
@@ -153,7 +165,7 @@ def _write_split(
 
 
 def _sample(
-    data: Source | Pipeline, index: int, target: TargetSpec
+    data: Source | Pipeline, index: int, mask_target: TargetSpec | None
 ) -> tuple[bytes | np.ndarray, np.ndarray | None]:
     """Return a sample as it is to be written, and its mask if it has one."""
     if isinstance(data, Pipeline):
@@ -162,8 +174,8 @@ def _sample(
     if not isinstance(content, bytes):
         content = np.atleast_1d(content)
     mask = None
-    if target.semantics.is_of_pixels:
-        mask = read_mask(data, index, target)
+    if mask_target is not None:
+        mask = read_mask(data, index, mask_target)
     return content, mask
 
 
@@ -223,10 +235,29 @@ def _as_row(content: bytes | np.ndarray, inputs: h5py.Dataset, name: str) -> np.
     )
 
 
-def _write_targets(
+def _write_several(
     group: h5py.Group, source: Source, target: TargetSpec, written: Sequence[int]
 ) -> None:
-    """Write targets, weights, groups and strata; masks were written one by one before."""
+    """Write several targets by name; masks were written one by one before."""
+    values = plain_targets(source)
+    for name, part in target.parts.items():
+        if name in values:
+            group.create_dataset(name, data=np.asarray(values[name])[written].astype(part.dtype))
+        else:
+            group[name].attrs["ignore"] = _ignored_value(part)
+        names = part.names
+        if part.semantics.has_classes and not names:
+            names = tuple(map(str, range(part.outputs)))
+        if names:
+            texts = list(map(printable, names))
+            group[name].attrs.create("names", texts, dtype=h5py.string_dtype())
+        group[name].attrs["kind"] = part.kind
+
+
+def _write_target(
+    group: h5py.Group, source: Source, target: TargetSpec, written: Sequence[int]
+) -> None:
+    """Write the only target; masks were written one by one before."""
     column = target.semantics.column
     if target.semantics.is_of_pixels:
         group[column].attrs["ignore"] = _ignored_value(target)
@@ -243,10 +274,6 @@ def _write_targets(
         group.create_dataset("target_names", data=texts, dtype=h5py.string_dtype())
     if not target.semantics.is_scalar:
         group[column].attrs["kind"] = target.kind
-    for name in ("weights", "groups", "strata"):
-        values = getattr(source, name, None)
-        if values is not None:
-            group.create_dataset(name, data=np.asarray(values)[written])
 
 
 def _encode(mask: np.ndarray | None, target: TargetSpec) -> np.ndarray:

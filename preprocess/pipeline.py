@@ -294,10 +294,7 @@ class Pipeline(Chain):
             return []
         target = self._carried
         usable = target.is_usable(stored_targets)
-        if target.semantics.is_of_pixels:
-            masks = stored_targets["target"]
-        else:
-            masks = None
+        masks = target.masks_in(stored_targets)
         for position in np.flatnonzero(~usable).tolist():
             inputs[position] = 0
             self._target.mark_unusable(targets, position)
@@ -370,9 +367,10 @@ class Pipeline(Chain):
         targets: np.ndarray,
     ) -> bool:
         """Write a finished batch to its positions; return False if its form is wrong."""
+        mask = self._target.mask
         if work.output_form != (self._shape, self._dtype) or (
             work.masks is not None
-            and (work.size, work.masks.dtype) != (self._target.shape, self._target.dtype)
+            and (mask is None or (work.size, work.masks.dtype) != (mask.shape, mask.dtype))
         ):
             return False
         is_all = len(positions) == len(inputs)

@@ -183,12 +183,9 @@ def _probe_input(
         )
     if chain.affine is not None:
         chain.affine.check(array.shape[-1] if array.shape else 1)
-    target = replace(target_of(source), names=())
-    if target.semantics.is_numeric and target.semantics.exists:
-        center = np.mean(plain_targets(source), axis=0, dtype=np.float64)
-        target = replace(target, center=tuple(center.ravel().tolist()))
+    target = target_of(source).without_names().with_center(plain_targets(source))
     if probed[0].mask is not None:
-        target = replace(target, size=_common_mask_size(probed))
+        target = target.with_size(_common_mask_size(probed))
     stored, not_stored_reason = _common_stored_spec(probed, chain)
     if chain.is_precise:
         array = array.as_float64()
@@ -331,7 +328,7 @@ def _with_device_augmentation(sample: SampleSpec, deferred: OnDevice, name: str)
     except UnreadableImage as error:
         raise InputError(f"none of the samples can be used; the first: {name} {error}") from error
     if sample.target.semantics.is_of_pixels:
-        target = replace(sample.target, size=size)
+        target = sample.target.with_size(size)
     else:
         target = sample.target
     return replace(

@@ -512,7 +512,7 @@ class SampleSpec:
                 if part.target.semantics.is_of_pixels
             )
         height, width = self.stored.shape[:2]
-        return replace(self.target, size=(height, width))
+        return self.target.with_size((height, width))
 
     def identity(self) -> dict[str, Any]:
         """Return all that a network depends on, as fingerprints of checkpoints use it."""

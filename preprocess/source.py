@@ -26,8 +26,9 @@ from preprocess.fingerprint import (
     identify_samples,
 )
 from preprocess.open_source import SOURCES, Opened, Opener, open_with_features
+from preprocess.record_target import check_request
 from preprocess.sources.image_folder import describe_unread
-from preprocess.target import TargetWish, target_of
+from preprocess.target import Request, target_of
 from preprocess.views import View, with_labels_of, with_requested_targets
 
 __all__ = [
@@ -51,7 +52,7 @@ def open_data(
     seed: int,
     options: Mapping[str, Any] | None = None,
     test: float | str | None = None,
-    target: TargetWish | None = None,
+    target: Request = None,
 ) -> DataSet:
     """Open the data of a spec.
 
@@ -83,7 +84,7 @@ def open_per_target(
     seed: int,
     options: Mapping[str, Any] | None = None,
     test: float | str | None = None,
-    targets: Sequence[TargetWish | None] = (None,),
+    targets: Sequence[Request] = (None,),
     division: str | None = None,
     before: Fingerprint | None = None,
     features: Sequence[str] = (),
@@ -124,8 +125,7 @@ def open_per_target(
             raise InputError(
                 f"{path or source}: only one class, {train.classes[0]!r}; at least two are needed"
             )
-        if target is not None:
-            target.check(target_of(train))
+        check_request(target, target_of(train))
         if division is not None:
             marks |= _training_ids(train, path, number, target, marks)
         if first is None:
@@ -177,7 +177,7 @@ def _training_ids(
     train: Source,
     path: str | None,
     number: int,
-    target: TargetWish | None,
+    target: Request,
     marks: Mapping[str, SampleIds],
 ) -> dict[str, SampleIds]:
     """Return the ids of training samples before any are held out; or of further targets only."""

@@ -12,29 +12,38 @@
 - If a source has an array of targets but cannot tell their kind, the spec says it in
   ``data.target``. A function that opens a source receives it as its argument ``target``, a
   :class:`TargetWish`, if it has such a parameter.
+- A source of several targets has an attribute ``targets`` that maps their names to such arrays, and
+  if it can tell their kinds an attribute ``target``, a
+  :class:`preprocess.record_target.RecordTarget`. Of one of them, ``read_target(index)`` may return
+  the mask.
 - A source of any kind may have ``weights``, (n,) numbers from 0: how much each sample counts in the
   loss.
 
 Between ranks, targets are one array of dtype :attr:`TargetSpec.wire`. Classes without weights are
 plain int64, and -1 marks an unusable sample. Everything else is records of a target and a weight,
-and a weight below 0 is that mark. Only :class:`TargetSpec` and :class:`TargetReader` depend on
-this.
+and a weight below 0 is that mark. Several targets are the fields of ``target``. Only
+:class:`TargetSpec`, its subclass and :class:`TargetReader` depend on this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
 
 from launch.errors import InputError, pluralize
 from preprocess.base import ClassSource, Source, UnreadableSample, first_duplicate
-from preprocess.target_kinds import KINDS, UNDECIDED, Kind, TargetKind
+from preprocess.target_kinds import KINDS, UNDECIDED, AnyKind, Kind, TargetKind
 
 UNUSABLE = -1  # the label, or the weight, of a sample that cannot be used
+TARGET = "target"  # the name of a target that the source gives no name
+
+
+# The outputs that a network is built with: their number; of several targets, by name.
+ModelOutputs: TypeAlias = int | dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class TargetSpec:
     dtype([('target', '<f4', (2,)), ('weight', '<f4')], align=True)
     """
 
-    kind: Kind
+    kind: AnyKind
     outputs: int
     names: tuple[str, ...] = ()
     size: tuple[int, int] | None = None
@@ -84,6 +93,61 @@ class TargetSpec:
     def semantics(self) -> TargetKind:
         """What the kind means."""
         return KINDS[self.kind]
+
+    @property
+    def parts(self) -> dict[str, TargetSpec]:
+        """Each target by name, if there are several; empty for one."""
+        return {}
+
+    @property
+    def by_name(self) -> dict[str, TargetSpec]:
+        """Each target by name."""
+        return self.parts or {TARGET: self}
+
+    @property
+    def mask(self) -> TargetSpec | None:
+        """The target that is a mask; None if there is none."""
+        return next(
+            (target for target in self.by_name.values() if target.semantics.is_of_pixels), None
+        )
+
+    def masks_in(self, targets: np.ndarray) -> np.ndarray | None:
+        """Return the masks of targets as they travel, a view; None if there are none.
+
+        Args:
+            targets: (n,) of dtype :attr:`wire`.
+        """
+        if not self.semantics.is_of_pixels:
+            return None
+        masks: np.ndarray = targets["target"]
+        for name, target in self.parts.items():
+            if target.semantics.is_of_pixels:
+                return masks[name]
+        return masks
+
+    @property
+    def model_outputs(self) -> ModelOutputs:
+        """The number of outputs that networks are built with; of several targets by name."""
+        return self.outputs
+
+    def with_size(self, size: tuple[int, int] | None) -> Self:
+        """Return the spec with another size of its mask."""
+        return replace(self, size=size)
+
+    def without_names(self) -> Self:
+        """Return the spec without the names of its outputs, if it is one target."""
+        return replace(self, names=())
+
+    def with_center(self, targets: Any) -> Self:
+        """Return the spec with the mean of each value.
+
+        Args:
+            targets: the targets of all samples, as :func:`plain_targets` returns them.
+        """
+        if not (self.semantics.is_numeric and self.semantics.exists):
+            return self
+        center = np.mean(targets, axis=0, dtype=np.float64)
+        return replace(self, center=tuple(center.ravel().tolist()))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -257,6 +321,10 @@ class TargetWish:
         return self.semantics.outputs_of(np.asanyarray(find_targets(source)))
 
 
+# The targets that a spec requests; of several, by name.
+Request: TypeAlias = TargetWish | Mapping[str, TargetWish] | None
+
+
 def requested_semantics(request: TargetWish | None) -> TargetKind:
     """Return what the kind in ``data.target`` means; without a request it is undecided."""
     return UNDECIDED if request is None else request.semantics
@@ -293,11 +361,14 @@ def is_mask(source: Source) -> bool:
 
 
 def plain_targets(source: Source) -> Any:
-    """Return the targets of all samples, (n, ...), as the source has them; None for masks."""
+    """Return the targets of all samples, (n, ...), as the source has them; None for masks.
+
+    Of several targets, all but masks, by name.
+    """
     target: TargetSpec | None = getattr(source, "target", None)
     if target is None:
         return cast(ClassSource, source).labels
-    if target.semantics.is_of_pixels:
+    if target.semantics.is_of_pixels and not target.parts:
         return None
     return source.targets  # type: ignore[attr-defined]
 
@@ -316,6 +387,10 @@ class TargetReader:
         self._is_plain = spec.is_plain
         self._weights: np.ndarray | None = getattr(source, "weights", None)
         self._values = plain_targets(source)
+        self._mask = spec.mask
+        self._mask_name = next(
+            (name for name, target in spec.parts.items() if target.semantics.is_of_pixels), ""
+        )
 
     def write(
         self, targets: np.ndarray, position: int, index: int, mask: np.ndarray | None = None
@@ -334,7 +409,13 @@ class TargetReader:
         if self._is_plain:
             targets[position] = self._values[index]
             return
-        if mask is None:
+        if self.spec.parts:
+            fields = targets["target"]
+            for name, values in self._values.items():
+                fields[name][position] = values[index]
+            if mask is not None:
+                fields[self._mask_name][position] = self._checked(mask, index)
+        elif mask is None:
             targets[position]["target"] = self._values[index]
         else:
             targets[position]["target"] = self._checked(mask, index)
@@ -358,20 +439,29 @@ class TargetReader:
         if self._is_plain and isinstance(self._values, np.ndarray):
             targets[positions] = self._values[indices]
             return
+        if self.spec.parts and masks is None:
+            for name, values in self._values.items():
+                field = targets["target"][name]
+                field[positions] = np.asarray(values[indices]).reshape(-1, *field.shape[1:])
+            weights = 1.0 if self._weights is None else self._weights[indices]
+            targets["weight"][positions] = weights
+            return
         for row, (position, index) in enumerate(
             zip(positions.tolist(), indices.tolist(), strict=True)
         ):
             self.write(targets, position, index, None if masks is None else masks[row])
 
     def _checked(self, mask: np.ndarray, index: int) -> np.ndarray:
-        if mask.shape != self.spec.shape:
+        spec = self._mask
+        assert spec is not None
+        if mask.shape != spec.shape:
             raise UnreadableSample(
                 self._source.name(index),
                 f"its mask is {_format_size(mask.shape)}; the others are "
-                f"{_format_size(self.spec.shape)}",
+                f"{_format_size(spec.shape)}",
             )
-        if mask.dtype != self.spec.dtype:  # from a user's transform
-            _check_classes(mask, self._source.name(index), self.spec, self.spec.void)
+        if mask.dtype != spec.dtype:  # from a user's transform
+            _check_classes(mask, self._source.name(index), spec, spec.void)
         return mask
 
 

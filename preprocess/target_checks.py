@@ -31,7 +31,7 @@ def checked_target(source: Source, origin: str) -> TargetSpec | None:
         InputError: it is not a :class:`TargetSpec`; targets have the wrong shape or type; a label
             is not 0 or 1, a value not finite, or a weight negative.
     """
-    _check_weights(source, origin)
+    check_weights(source, origin)
     target = getattr(source, "target", None)
     if target is None:
         return None
@@ -72,7 +72,16 @@ def _check_targets(source: Source, target: TargetSpec, origin: str) -> None:
     )
 
 
-def _check_weights(source: Source, origin: str) -> None:
+def check_weights(source: Source, origin: str) -> None:
+    """Check the weights of a source's samples, if it has some.
+
+    Args:
+        source: may be a user's.
+        origin: the origin of the source, for messages.
+
+    Raises:
+        InputError: they are not one number from 0 for each sample, or all are 0.
+    """
     if getattr(source, "weights", None) is None:
         return
     weights = _array(source, "weights", origin)

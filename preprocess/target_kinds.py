@@ -23,6 +23,8 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 Kind = Literal["class", "multilabel", "value", "mask", "none"]
+SEVERAL: Literal["several"] = "several"  # the word of several targets by name
+AnyKind = Kind | Literal["several"]
 
 _MIN_PROBABILITY = 1e-7  # keeps log losses finite; about the precision of float32
 

@@ -11,7 +11,20 @@ import numpy as np
 from launch.errors import InputError
 from preprocess.base import ClassSource, Source, and_more, normalize_name, row_numbers
 from preprocess.padding import given_lengths
-from preprocess.target import TargetSpec, TargetWish, find_targets, target_of
+from preprocess.record_target import (
+    RecordTarget,
+    check_names_of,
+    request_of,
+    single_request,
+)
+from preprocess.target import (
+    Request,
+    TargetSpec,
+    TargetWish,
+    find_targets,
+    plain_targets,
+    target_of,
+)
 
 
 class View:
@@ -49,8 +62,13 @@ class View:
             self.classes = classified.classes
             return
         self.target = target
-        if not target.semantics.is_of_pixels:
-            self.targets: Any = _LazyTargets(source, self.indices)
+        if target.parts:
+            self.targets: Any = {
+                name: _LazyTargets(values, self.indices)
+                for name, values in plain_targets(source).items()
+            }
+        elif not target.semantics.is_of_pixels:
+            self.targets = _LazyTargets(plain_targets(source), self.indices)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -87,17 +105,22 @@ class Measured(View):
 
 
 class _LazyTargets:
-    """The targets of a view, looked up on demand because arrays may be memory-mapped."""
+    """The targets of a view, looked up on demand because arrays may be memory-mapped.
 
-    def __init__(self, source: Source, indices: np.ndarray) -> None:
-        self._source = source
+    Args:
+        targets: of all samples of the source, (n, ...).
+        indices: the samples of the view.
+    """
+
+    def __init__(self, targets: Any, indices: np.ndarray) -> None:
+        self._targets = targets
         self._indices = indices
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._source.targets[self._indices[index]]  # type: ignore[attr-defined]
+        return self._targets[self._indices[index]]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[:], dtype)
@@ -168,12 +191,133 @@ class WithLabels(View):
         self.target = replace(target, weighted=False)
 
 
-def with_requested_targets(source: Source, request: TargetWish) -> Source:
-    """Return a source with targets of the requested kind.
+# ---- several targets ----------------------------------------------------------------------------
+
+
+class TargetPart(View):
+    """All samples of a source with one of its several targets.
+
+    Args:
+        source: the samples.
+        target: the target.
+        values: the targets of all samples; None for masks, which are read.
+    """
+
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    target: TargetSpec
+
+    def __init__(self, source: Source, target: TargetSpec, values: Any) -> None:
+        self.masks = None
+        if target.semantics.is_scalar and target.semantics.has_classes:
+            self.labels = np.asarray(values)
+            self.classes = target.names or tuple(map(str, range(target.outputs)))
+        else:
+            self.target = target
+            self.masks = getattr(source, "masks", None)
+            if values is not None:
+                self.targets: Any = values
+        super().__init__(source, np.arange(len(source)))
+
+    def _take_targets(self, source: Source) -> None:
+        """Do nothing: the constructor has them."""
+
+
+class MaskPart(TargetPart):
+    """All samples of a user's source with the mask among its several targets.
+
+    Args:
+        source: its ``read_target(index)`` returns the mask, or a mapping that has it by name.
+        name: the name of the mask.
+        target: the target.
+    """
+
+    def __init__(self, source: Source, name: str, target: TargetSpec) -> None:
+        self._name = name
+        super().__init__(source, target, None)
+
+    def read_target(self, index: int) -> np.ndarray:
+        """Read the mask of a sample; see :class:`View`."""
+        content: Any = super().read_target(index)
+        return content[self._name] if isinstance(content, Mapping) else content
+
+
+class WithParts(View):
+    """All samples of a source, with several targets that sources of each of them have.
+
+    Args:
+        source: the samples.
+        parts: the samples with each target alone.
+    """
+
+    def __init__(self, source: Source, parts: Mapping[str, Source]) -> None:
+        self.target = RecordTarget.of({name: target_of(part) for name, part in parts.items()})
+        values = {name: plain_targets(part) for name, part in parts.items()}
+        self.targets = {name: array for name, array in values.items() if array is not None}
+        self._masked = next((parts[name] for name in parts if values[name] is None), None)
+        self.masks = getattr(self._masked, "masks", None)
+        super().__init__(source, np.arange(len(source)))
+
+    def _take_targets(self, source: Source) -> None:
+        """Do nothing: the constructor has them."""
+
+    def read_target(self, index: int) -> np.ndarray:
+        """Read the mask of a sample; see :class:`View`."""
+        return self._masked.read_target(index)  # type: ignore[union-attr]
+
+
+def split_targets(source: Source) -> dict[str, Source]:
+    """Return a source with each of its several targets alone, by name."""
+    target = target_of(source)
+    values = plain_targets(source)
+    return {name: TargetPart(source, part, values.get(name)) for name, part in target.parts.items()}
+
+
+def join_targets(
+    source: Source, before: Mapping[str, Source], after: Mapping[str, Source]
+) -> Source:
+    """Return a source with changed targets, or as it is if none has changed.
+
+    Args:
+        source: the samples.
+        before: what :func:`split_targets` returned.
+        after: the same with other targets.
+    """
+    if list(before) == list(after) and all(after[name] is before[name] for name in after):
+        return source
+    return WithParts(source, after)
+
+
+def with_requested_targets(source: Source, request: Request) -> Source:
+    """Return a source with targets of the requested kind, or kinds by name.
 
     Raises:
         InputError: its own targets are of another kind, or it has none of that kind.
     """
+    own_target: TargetSpec | None = getattr(source, "target", None)
+    if own_target is not None and own_target.parts and not _is_without(request):
+        check_names_of(request, tuple(own_target.parts), "the source")
+        parts = split_targets(source)
+        requested = {name: request_of(request, name) for name in parts}
+        return join_targets(
+            source,
+            parts,
+            {
+                name: part if single is None else with_requested_targets(part, single)
+                for (name, part), single in zip(parts.items(), requested.values(), strict=True)
+            },
+        )
+    single = single_request(request, "the source")
+    if single is None:
+        return source
+    return _with_requested_target(source, single)
+
+
+def _is_without(request: Request) -> bool:
+    return isinstance(request, TargetWish) and not request.semantics.exists
+
+
+def _with_requested_target(source: Source, request: TargetWish) -> Source:
     own_target: TargetSpec | None = getattr(source, "target", None)
     if not request.semantics.exists:
         if own_target is not None and not own_target.semantics.exists:
@@ -223,6 +367,14 @@ def with_labels_of(
         return _with_classes(source, train.classes, location, split_name)
     train_target = target_of(train)
     own_target = target_of(source)
+    if own_target.parts and own_target.parts.keys() == train_target.parts.keys():
+        parts = split_targets(source)
+        of_train = split_targets(train)
+        after = {
+            name: with_labels_of(parts[name], of_train[name], location, f"{split_name} {name}")
+            for name in of_train
+        }
+        return join_targets(source, parts, after)
     are_label_sets = train_target.kind == own_target.kind and own_target.semantics.has_label_sets
     if are_label_sets and set(own_target.names) < set(train_target.names):
         return WithLabels(source, train_target)

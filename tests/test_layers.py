@@ -61,17 +61,18 @@ MAY_IMPORT = {
     "preprocess.splits": "preprocess.base",
     "preprocess.target_kinds": "",
     "preprocess.target": "preprocess.base preprocess.target_kinds",
+    "preprocess.record_target": "preprocess.base preprocess.target preprocess.target_kinds",
     "preprocess.target_checks": "preprocess.base preprocess.target preprocess.target_kinds",
     "preprocess.fingerprint": "preprocess.base preprocess.target preprocess.target_kinds",
-    "preprocess.division": "preprocess.base",
+    "preprocess.division": "preprocess.base preprocess.target preprocess.views",
     "preprocess.kernels": "",
     "preprocess.lazy_numba": "preprocess.kernels",
     "preprocess.scaling": "preprocess.lazy_numba",
     "preprocess.sample": "preprocess.base preprocess.scaling preprocess.target",
     "preprocess.sources": "preprocess.base preprocess.files preprocess.decode "
     "preprocess.fingerprint "
-    "preprocess.splits preprocess.transient_errors preprocess.target preprocess.target_kinds "
-    "preprocess.user_code",
+    "preprocess.splits preprocess.transient_errors preprocess.record_target preprocess.target "
+    "preprocess.target_kinds preprocess.user_code",
     "preprocess.deferred_augmentation": "preprocess.sample",
     "preprocess.transforms": "preprocess.import_path preprocess.base preprocess.decode "
     "preprocess.user_code "
@@ -100,12 +101,14 @@ MAY_IMPORT = {
     "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing "
     "preprocess.pipeline preprocess.sample preprocess.sources preprocess.target "
     "preprocess.transforms preprocess.views",
-    "preprocess.views": "preprocess.base preprocess.padding preprocess.target",
-    "preprocess.open_source": "preprocess.base preprocess.import_path preprocess.sources "
-    "preprocess.target "
+    "preprocess.views": "preprocess.base preprocess.padding preprocess.record_target "
+    "preprocess.target",
+    "preprocess.open_source": "preprocess.base preprocess.import_path preprocess.record_target "
+    "preprocess.sources preprocess.target "
     "preprocess.target_checks preprocess.user_code preprocess.views",
     "preprocess.source": "preprocess.base preprocess.division preprocess.fingerprint "
-    "preprocess.open_source preprocess.sources preprocess.target preprocess.views",
+    "preprocess.open_source preprocess.record_target preprocess.sources preprocess.target "
+    "preprocess.views",
     "scheduler.base": "",
     "scheduler.files": "scheduler.base",
     "scheduler.hulls": "",

@@ -23,9 +23,11 @@ from launch.errors import InputError, printable
 from preprocess.base import INPUT, Source
 from preprocess.files.npz import ArrayPlace, member_names
 from preprocess.fingerprint import SampleIds, describe_rows, identify_by_content
-from preprocess.sources.input_names import parse_input_names, parse_target_name
+from preprocess.record_target import parse_each, single_request
+from preprocess.sources.input_names import parse_input_names, parse_target_names
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import (
+    AnyTargets,
     TargetedSource,
     Targets,
     flatten_column,
@@ -33,7 +35,7 @@ from preprocess.sources.targets import (
     parse_targets,
 )
 from preprocess.splits import TRAIN, choose_held_out, find_splits, mark_stand_in
-from preprocess.target import TargetWish
+from preprocess.target import TARGET, Request, TargetWish
 from preprocess.target_kinds import KINDS
 
 Opened = tuple[Source, Source | None, Source | None]  # training, validation and test samples
@@ -46,19 +48,22 @@ class ArrayNames:
     Attributes:
         inputs: the name of the inputs; of several inputs, the names by which networks know them ->
             the names of their arrays.
-        targets: the name of the targets.
+        targets: the name of the targets; of several targets, their names -> those of their arrays.
         weights: the name of the weights.
         must_weigh: True if weights are required.
     """
 
     inputs: str | Mapping[str, str] = "x"
-    targets: str = "y"
+    targets: str | Mapping[str, str] = "y"
     weights: str = "w"
     must_weigh: bool = False
 
     @classmethod
     def from_options(
-        cls, inputs: str | Sequence[str], targets: str | Sequence[str], weights: str | None
+        cls,
+        inputs: str | Sequence[str],
+        targets: str | Sequence[str] | Mapping[str, str],
+        weights: str | None,
     ) -> ArrayNames:
         """Create names from options; None for optional weights named ``w``.
 
@@ -67,7 +72,7 @@ class ArrayNames:
         """
         return cls(
             parse_input_names(inputs),
-            parse_target_name(targets),
+            parse_target_names(targets),
             weights or cls.weights,
             weights is not None,
         )
@@ -80,6 +85,13 @@ class ArrayNames:
         return dict(self.inputs)
 
     @property
+    def target_places(self) -> dict[str, str]:
+        """The names of targets -> the names of their arrays."""
+        if isinstance(self.targets, str):
+            return {TARGET: self.targets}
+        return dict(self.targets)
+
+    @property
     def first(self) -> str:
         """The name of the first input's array."""
         return next(iter(self.input_places.values()))
@@ -88,15 +100,19 @@ class ArrayNames:
         """Return the names with a split's name appended, if there is one."""
         if not split:
             return self
-        inputs: str | Mapping[str, str] = f"{self.inputs}_{split}"
-        if not isinstance(self.inputs, str):
-            inputs = {name: f"{array}_{split}" for name, array in self.inputs.items()}
         return ArrayNames(
-            inputs,
-            f"{self.targets}_{split}",
+            _append(self.inputs, split),
+            _append(self.targets, split),
             f"{self.weights}_{split}",
             self.must_weigh,
         )
+
+
+def _append(names: str | Mapping[str, str], split: str) -> str | dict[str, str]:
+    """Return the name of an array, or of several, of a split."""
+    if isinstance(names, str):
+        return f"{names}_{split}"
+    return {name: f"{array}_{split}" for name, array in names.items()}
 
 
 class Arrays(TargetedSource):
@@ -114,19 +130,20 @@ class Arrays(TargetedSource):
     """
 
     input_names: tuple[str, ...] = ()
+    _mask_name = ""
 
     def __init__(
         self,
         places: Mapping[str, ArrayPlace],
         names: ArrayNames,
-        target: TargetWish | None,
+        target: Request,
         masks: PixelClasses,
         origin: str,
     ) -> None:
-        has_targets = target is None or target.semantics.exists
+        has_targets = not isinstance(target, TargetWish) or target.semantics.exists
         needed = [*names.input_places.values()]
         if has_targets:
-            needed.append(names.targets)
+            needed += names.target_places.values()
         if names.must_weigh:
             needed.append(names.weights)
         for name in needed:
@@ -137,7 +154,9 @@ class Arrays(TargetedSource):
                 )
         self._inputs_at = {name: places[array] for name, array in names.input_places.items()}
         first = places[names.first]
-        self._targets_at = places.get(names.targets, first)
+        self._targets_at = {
+            name: places.get(array, first) for name, array in names.target_places.items()
+        }
         self.places = (f"{os.path.realpath(first.path)}:{first.member or ''}",)
         if not isinstance(names.inputs, str):
             self.input_names = tuple(self._inputs_at)
@@ -150,9 +169,17 @@ class Arrays(TargetedSource):
                     f"{origin}: {names.first} has {count} rows and {name} {len(inputs)}; all "
                     "inputs need the same samples"
                 )
-        targets: Masks | Targets = Targets.missing(count)
-        if has_targets:
-            targets = self._parsed(count, names, target, masks, origin)
+        targets: AnyTargets = Targets.missing(count)
+        if has_targets and isinstance(names.targets, str):
+            single = single_request(target, origin)
+            targets = self._parsed(count, names, TARGET, single, masks, origin)
+        elif has_targets:
+            targets = parse_each(
+                names.targets,
+                target,
+                origin,
+                lambda name, single: self._parsed(count, names, name, single, masks, origin),
+            )
         if names.weights in places:
             weights = np.array(flatten_column(places[names.weights].open()))
         else:
@@ -163,20 +190,22 @@ class Arrays(TargetedSource):
         self,
         count: int,
         names: ArrayNames,
+        name: str,
         target: TargetWish | None,
         masks: PixelClasses,
         origin: str,
     ) -> Masks | Targets:
-        """Parse the array of targets, one for each of ``count`` inputs."""
-        values = self._targets
-        origin_of_targets = str(self._targets_at)
+        """Parse the array of the target ``name``, one for each of ``count`` inputs."""
+        values = self._targets[name]
+        origin_of_targets = str(self._targets_at[name])
         if values.shape[:1] != (count,):
             raise InputError(
-                f"{origin}: {names.first} has {count} rows and {names.targets} "
+                f"{origin}: {names.first} has {count} rows and {names.target_places[name]} "
                 f"{values.shape[0] if values.shape else 'none'}; each input needs a target"
             )
         kind = guess_kind(values, origin_of_targets) if target is None else target.kind
         if KINDS[kind].is_of_pixels:
+            self._mask_name = name
             return Masks(count, masks, self._name_of_mask, self._mask)
         return parse_targets(values, target, origin_of_targets, self.name)
 
@@ -217,32 +246,33 @@ class Arrays(TargetedSource):
         return {name: location.open() for name, location in self._inputs_at.items()}
 
     @cached_property
-    def _targets(self) -> np.ndarray:
-        return self._targets_at.open()
+    def _targets(self) -> dict[str, np.ndarray]:
+        return {name: location.open() for name, location in self._targets_at.items()}
 
     def _mask(self, index: int) -> np.ndarray:
         """Return one mask, (height, width) integers."""
-        return np.array(self._targets[index])
+        return np.array(self._targets[self._mask_name][index])
 
     def _name_of_mask(self, index: int) -> str:
-        return f"{self._targets_at}[{index}]"
+        return f"{self._targets_at[self._mask_name]}[{index}]"
 
 
 def open_npz(
     path: str,
     inputs: str | Sequence[str] = "x",
-    targets: str | Sequence[str] = ArrayNames.targets,
+    targets: str | Sequence[str] | Mapping[str, str] = "y",
     weights: str | None = None,
     pixels: Mapping[str, int] | None = None,
     *,
-    target: TargetWish | None = None,
+    target: Request = None,
 ) -> Opened:
     """Open an ``.npz`` file, or a folder with ``train.npz`` and optional other splits.
 
     Args:
         path: the path of the file or folder.
         inputs: the name of the inputs' array; or a list of the names of several inputs.
-        targets: the name of the targets' array.
+        targets: the name of the targets' array; of several targets, a list of names, or a mapping
+            of their names to arrays.
         weights: the name of the weights' array.
         pixels: the number of each class in masks; see
             :class:`preprocess.sources.masks.PixelClasses`.
@@ -252,7 +282,7 @@ def open_npz(
         InputError: the file is missing, or arrays do not fit.
     """
     names = ArrayNames.from_options(inputs, targets, weights)
-    masks = PixelClasses.from_options(pixels, target)
+    masks = PixelClasses.from_request(pixels, target)
     if os.path.isdir(path):
         files = {file.stem: str(file) for file in Path(path).glob("*.npz")}
         splits = find_splits(files, path)
@@ -270,11 +300,11 @@ def open_npz(
 def open_npy(
     path: str,
     inputs: str | Sequence[str] = "x",
-    targets: str | Sequence[str] = ArrayNames.targets,
+    targets: str | Sequence[str] | Mapping[str, str] = "y",
     weights: str | None = None,
     pixels: Mapping[str, int] | None = None,
     *,
-    target: TargetWish | None = None,
+    target: Request = None,
 ) -> Opened:
     """Open a folder with ``x.npy``, ``y.npy`` and optionally ``w.npy``.
 
@@ -282,7 +312,7 @@ def open_npy(
         path: the path of the folder; it may hold folders ``train``, ``validation`` and ``test``
             with such files.
         inputs: the name of the inputs' file, with or without ``.npy``; or a list of several.
-        targets: the name of the targets' file.
+        targets: the name of the targets' file; or those of several, as for inputs.
         weights: the name of the weights' file.
         pixels: the number of each class in masks; see
             :class:`preprocess.sources.masks.PixelClasses`.
@@ -297,11 +327,11 @@ def open_npy(
     if os.path.isfile(path):
         raise InputError(
             f"{path} is a file; it must be the folder with {names.first}.npy and "
-            f"{names.targets}.npy"
+            f"{next(iter(names.target_places.values()))}.npy"
         )
     if not os.path.isdir(path):
         raise InputError(f"{path}: folder not found")
-    masks = PixelClasses.from_options(pixels, target)
+    masks = PixelClasses.from_request(pixels, target)
     folders = {entry.name: entry.path for entry in os.scandir(path) if entry.is_dir()}
     places = {name: files for name, folder in folders.items() if (files := _files(folder))}
     splits = find_splits(places, path)
@@ -310,11 +340,13 @@ def open_npy(
     return _open_split_arrays(_files(path), names, target, masks, path)
 
 
-def _without_suffix(names: str | Sequence[str]) -> str | Sequence[str]:
+def _without_suffix(names: Any) -> Any:
     if isinstance(names, str):
         return names.removesuffix(".npy")
     if isinstance(names, list | tuple):
         return [name.removesuffix(".npy") if isinstance(name, str) else name for name in names]
+    if isinstance(names, Mapping):
+        return dict(zip(names, _without_suffix(list(names.values())), strict=True))
     return names
 
 
@@ -329,7 +361,7 @@ def _files(folder: str) -> dict[str, ArrayPlace]:
 def _open_split_files(
     places: Mapping[str, Mapping[str, ArrayPlace]],
     names: ArrayNames,
-    target: TargetWish | None,
+    target: Request,
     masks: PixelClasses,
     origins: Mapping[str, str],
     splits: Mapping[str, str],
@@ -346,7 +378,7 @@ def _open_split_files(
 def _open_split_arrays(
     places: Mapping[str, ArrayPlace],
     names: ArrayNames,
-    target: TargetWish | None,
+    target: Request,
     masks: PixelClasses,
     origin: str,
 ) -> Opened:

@@ -1,6 +1,7 @@
 """Samples of a map-style ``Dataset`` of PyTorch, or of any object like it.
 
-Such an object has ``__len__`` and ``__getitem__``, which returns (input, target). Nothing here
+Such an object has ``__len__`` and ``__getitem__``, which returns (input, target), where both may be
+mappings by name; or one mapping, of which ``data.target`` says what the targets are. Nothing here
 imports PyTorch: the dataset is sent to other ranks as it was pickled, and unpickled, with what its
 classes import, by the ranks that read samples.
 """
@@ -10,17 +11,24 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from launch.errors import InputError, printable
-from preprocess.base import UnreadableSample, as_array, format_exception
+from preprocess.base import UnreadableSample, as_array, check_input_name, format_exception
+from preprocess.record_target import check_target_name, parse_each, single_request
 from preprocess.sources.masks import Masks, PixelClasses
-from preprocess.sources.targets import TargetedSource, Targets, class_targets, parse_targets
-from preprocess.target import TargetWish
+from preprocess.sources.targets import (
+    AnyTargets,
+    TargetedSource,
+    Targets,
+    class_targets,
+    parse_targets,
+)
+from preprocess.target import Request, TargetWish
 from preprocess.user_code import UserCode, import_user_module
 
 _PYTORCH = "torch"  # the names of its modules, and of packages beside it, begin with this
@@ -73,7 +81,7 @@ class DatasetSource(TargetedSource):
     """The samples of a map-style dataset.
 
     Args:
-        dataset: has ``__len__``, and ``__getitem__``, which returns (input, target).
+        dataset: has ``__len__``, and ``__getitem__``, which returns (input, target), or a mapping.
         target: the ``data.target`` of the spec.
         origin: the import path of the user's function.
 
@@ -82,8 +90,12 @@ class DatasetSource(TargetedSource):
             ambiguous; or the dataset cannot be pickled.
     """
 
-    def __init__(self, dataset: Any, target: TargetWish | None, origin: str) -> None:
+    input_names: tuple[str, ...] = ()
+
+    def __init__(self, dataset: Any, target: Request, origin: str) -> None:
         self._origin = origin
+        self._target_names = tuple(target) if isinstance(target, Mapping) else ()
+        self._mask_name = ""
         self._code = UserCode()
         self._dataset = dataset
         self._last: tuple[int, Any] = (-1, None)
@@ -100,14 +112,30 @@ class DatasetSource(TargetedSource):
                 "functions of a module, and open files in __getitem__"
             ) from error
         self._check_samples(count)
-        values = self._find_targets(count)
-        if values is None:
-            parsed: Targets | Masks = Masks(
-                count, PixelClasses.from_options(None, target), self.name, self._read_mask
+        inputs, targets = self._sample(0)
+        if isinstance(inputs, Mapping):
+            for name in inputs:
+                check_input_name(name, self.name(0))
+            self.input_names = tuple(inputs)
+        parsed: AnyTargets
+        if isinstance(targets, Mapping):
+            for name in targets:
+                check_target_name(name, self.name(0))
+            parsed = parse_each(
+                targets, target, origin, lambda name, single: self._parsed(name, single, count)
             )
         else:
-            parsed = self._parse(values, target)
+            parsed = self._parsed("", single_request(target, origin), count)
         super().__init__(parsed, None, count)
+
+    def _parsed(self, name: str, request: TargetWish | None, count: int) -> Masks | Targets:
+        """Parse the only target of all samples, or the one of several that has a name."""
+        values = self._find_targets(name, count)
+        if values is None:
+            self._mask_name = name
+            masks = PixelClasses.from_options(None, request)
+            return Masks(count, masks, self.name, self._read_mask)
+        return self._parse(values, request, name)
 
     def __getstate__(self) -> dict[str, object]:
         """Send the pickled dataset."""
@@ -129,11 +157,21 @@ class DatasetSource(TargetedSource):
         with self._code.running():
             return _Unpickler(io.BytesIO(self._packed)).load()
 
-    def read(self, index: int) -> bytes | np.ndarray:
-        """Return the input of a sample; a tensor of an image gets its channels last."""
+    def read(self, index: int) -> Any:
+        """Return the input of a sample; a tensor of an image gets its channels last.
+
+        Of several inputs, these by name.
+        """
         content = self._sample(index)[0]
+        if isinstance(content, Mapping):
+            return {name: self._as_input(value, index) for name, value in content.items()}
+        return self._as_input(content, index)
+
+    def _as_input(self, content: Any, index: int) -> bytes | np.ndarray:
         if isinstance(content, bytes):
             return content
+        if isinstance(content, int | float | np.generic):
+            return np.array(content, ndmin=1)
         array = as_array(content, self.name(index), "a tensor or an array, and its target")
         if array.ndim == 3 and type(content).__module__.startswith(_PYTORCH):
             array = np.moveaxis(array, 0, -1)
@@ -160,11 +198,8 @@ class DatasetSource(TargetedSource):
             raise
         except BaseException as error:  # the user's class may raise anything, and exit
             raise InputError(f"{self.name(index)} failed: {format_exception(error)}") from error
-        if isinstance(sample, dict):
-            raise InputError(
-                f"{self.name(index)} is a mapping ({', '.join(map(str, sample))}); it should be "
-                "(input, target)"
-            )
+        if isinstance(sample, Mapping):
+            sample = self._divided(sample, index)
         if not isinstance(sample, tuple | list) or len(sample) != 2:
             extent = f"of {len(sample)}" if isinstance(sample, tuple | list) else "alone"
             raise InputError(
@@ -174,14 +209,43 @@ class DatasetSource(TargetedSource):
         self._last = (index, sample)
         return sample[0], sample[1]
 
-    def _target(self, index: int) -> np.ndarray:
+    def _divided(self, sample: Mapping[Any, Any], index: int) -> tuple[Any, Any]:
+        """Return the inputs and the targets in a mapping, by name.
+
+        Raises:
+            InputError: the spec does not say what the targets are, or one is missing.
+        """
+        listed = ", ".join(map(str, sample))
+        if not self._target_names:
+            raise InputError(
+                f"{self.name(index)} is a mapping ({listed}); name its targets in data.target, "
+                f"like {{{list(sample)[-1]}: class}}, or return (input, target)"
+            )
+        missing = [name for name in self._target_names if name not in sample]
+        if missing:
+            raise InputError(
+                f"data.target: {missing[0]}: {self.name(index)} has no target of this name; it has "
+                f"{listed}"
+            )
+        inputs = {name: value for name, value in sample.items() if name not in self._target_names}
+        if not inputs:
+            raise InputError(
+                f"data.target: {listed}: {self.name(index)} has no inputs beside these"
+            )
+        return inputs, {name: sample[name] for name in self._target_names}
+
+    def _target(self, index: int, name: str = "") -> np.ndarray:
         value = self._sample(index)[1]
+        if name:
+            if not isinstance(value, Mapping) or name not in value:
+                raise InputError(f"{self.name(index)} has no target {name!r}, unlike the first one")
+            value = value[name]
         if isinstance(value, str | int | float | np.generic):
             return np.asarray(value)
         return as_array(value, self.name(index), "a number, a tensor or an array as target")
 
     def _read_mask(self, index: int) -> np.ndarray:
-        return self._target(index)
+        return self._target(index, self._mask_name)
 
     def _check_samples(self, count: int) -> None:
         """Check that some samples are the same when they are read again.
@@ -193,29 +257,30 @@ class DatasetSource(TargetedSource):
             first = self.read(index)
             self._last = (-1, None)
             again = self.read(index)
-            is_same = first == again if isinstance(first, bytes) else np.array_equal(first, again)
-            if not is_same:
+            if not _are_equal(first, again):
                 raise InputError(
                     f"{self.name(index)} differs from call to call: FLEET reads a sample once and "
                     "changes it in each epoch by data.transforms; move what is random there "
                     "(docs/data.md, transforms of your own)"
                 )
 
-    def _find_targets(self, count: int) -> np.ndarray | None:
+    def _find_targets(self, name: str, count: int) -> np.ndarray | None:
         """Return the targets of all samples, (count, ...); None for masks.
 
         Targets that the dataset has are used if some samples confirm them; otherwise
         all samples are read.
         """
-        if self._target(0).ndim > 1:
+        if self._target(0, name).ndim > 1:
             return None
-        with self._code.running():
-            declared = _declared_targets(self._dataset, count)
+        declared = None
+        if not name:
+            with self._code.running():
+                declared = _declared_targets(self._dataset, count)
         if declared is not None and all(
             np.array_equal(self._target(index), declared[index]) for index in _spread(count)
         ):
             return declared
-        values = [self._target(index) for index in range(count)]
+        values = [self._target(index, name) for index in range(count)]
         shapes = {value.shape for value in values}
         if len(shapes) > 1:
             wrong = next(
@@ -227,8 +292,8 @@ class DatasetSource(TargetedSource):
             )
         return np.stack(values)
 
-    def _parse(self, values: np.ndarray, target: TargetWish | None) -> Targets:
-        names = getattr(self._dataset, "classes", ())
+    def _parse(self, values: np.ndarray, target: TargetWish | None, name: str) -> Targets:
+        names = () if name else getattr(self._dataset, "classes", ())
         is_named = (
             isinstance(names, list | tuple)
             and all(isinstance(name, str) for name in names)
@@ -239,6 +304,15 @@ class DatasetSource(TargetedSource):
         if is_named and len(names) > max(1, int(values.max(initial=0))):
             return class_targets(values, tuple(names), self._origin, self.name)
         return parse_targets(values, target, self._origin, self.name)
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Return True if the inputs of a sample are equal; of several, by name."""
+    if isinstance(first, Mapping):
+        return first.keys() == second.keys() and all(
+            _are_equal(first[name], second[name]) for name in first
+        )
+    return first == second if isinstance(first, bytes) else np.array_equal(first, second)
 
 
 class _Unpickler(pickle.Unpickler):

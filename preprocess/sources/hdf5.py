@@ -9,6 +9,8 @@
                         integers, or (n,) variable-length uint8: image files. Its attribute ``kind``
                         may say what they are
     /train/target_names  str: of the labels or values; optional
+    /train/targets/NAME  several targets by name; their attributes ``kind`` and ``names`` may say
+                        what they are
     /train/weights      (n,) numbers from 0; optional
     /train/groups, /train/strata  (n,) integers: what stays together, and what is divided evenly;
                         optional
@@ -31,11 +33,13 @@ import numpy as np
 from launch.errors import InputError, printable
 from preprocess.base import INPUT, UnreadableSample, and_more
 from preprocess.fingerprint import SampleIds, describe_rows, hash_each, identify_by_content
+from preprocess.record_target import check_target_name, parse_each, single_request
 from preprocess.sources.arrays import Opened, open_splits
 from preprocess.sources.hdf5_file import decode_text, find_member, open_file, wrapping_errors
-from preprocess.sources.input_names import parse_input_names, parse_target_name
+from preprocess.sources.input_names import parse_input_names, parse_target_names
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import (
+    AnyTargets,
     TargetedSource,
     Targets,
     class_targets,
@@ -44,7 +48,7 @@ from preprocess.sources.targets import (
     with_names,
 )
 from preprocess.splits import TEST, TRAIN, VALIDATION, find_splits, parse_split
-from preprocess.target import TargetWish, requested_semantics
+from preprocess.target import Request, TargetWish, requested_semantics
 from preprocess.target_kinds import KINDS
 from preprocess.transient_errors import read_with_retries
 
@@ -56,7 +60,8 @@ class HDF5(TargetedSource):
         path: the path of the file.
         group: the group that holds ``images`` and ``labels``, or ``targets``.
         inputs: another name of ``images``; of several inputs, their names -> their data sets.
-        targets: another name of ``labels`` or ``targets``.
+        targets: another name of ``labels`` or ``targets``; of several targets, their names -> their
+            data sets.
         weights: another name of ``weights``.
         masks: the classes of mask pixels.
         target: the ``data.target`` of the spec.
@@ -66,16 +71,17 @@ class HDF5(TargetedSource):
     """
 
     input_names: tuple[str, ...] = ()
+    _mask_column = ""
 
     def __init__(
         self,
         path: str,
         group: str,
         inputs: str | Mapping[str, str] = "images",
-        targets: str | None = None,
+        targets: str | Mapping[str, str] | None = None,
         weights: str = "weights",
         masks: PixelClasses = PixelClasses(),  # noqa: B008
-        target: TargetWish | None = None,
+        target: Request = None,
     ) -> None:
         self.path = path
         self.group = group
@@ -90,18 +96,22 @@ class HDF5(TargetedSource):
             h5_group = find_member(file, group)
             if not isinstance(h5_group, h5py.Group):
                 raise InputError(f"{path}: {group} is not a group of data sets")
-            self._column = targets or "labels"
-            if not targets and "targets" in h5_group and "labels" not in h5_group:
-                self._column = "targets"
-            self._check(h5_group)
+            columns = _target_columns(h5_group, targets)
+            self._check(h5_group, columns)
             count = len(h5_group[self._first])
-            request = self._target_request(h5_group[self._column], target)
             weights_of_rows = find_member(h5_group, weights)
             weighed = None if weights_of_rows is None else flatten_column(weights_of_rows[:])
-            if requested_semantics(request).is_of_pixels:
-                parsed: Masks | Targets = self._open_masks(h5_group, masks)
+            parsed: AnyTargets
+            if isinstance(columns, str):
+                single = single_request(target, path)
+                parsed = self._parsed(h5_group, columns, single, masks)
             else:
-                parsed = self._understood(h5_group, request)
+                parsed = parse_each(
+                    columns,
+                    target,
+                    path,
+                    lambda name, single: self._parsed(h5_group, columns[name], single, masks, True),
+                )
             super().__init__(parsed, weighed, count)
             for name in ("groups", "strata"):
                 column = find_member(h5_group, name)
@@ -126,7 +136,7 @@ class HDF5(TargetedSource):
 
     def mask(self, index: int) -> bytes | np.ndarray:
         """Read a mask as it is stored: a file, or (height, width) integers."""
-        content = np.asarray(self._row(self._column, index))
+        content = np.asarray(self._row(self._mask_column, index))
         if self._masks_are_files:
             return content.tobytes()
         return content
@@ -182,14 +192,14 @@ class HDF5(TargetedSource):
             again=lambda: self.__dict__.pop("_h5_group", None),
         )
 
-    def _check(self, h5_group: h5py.Group) -> None:
+    def _check(self, h5_group: h5py.Group, targets: str | Mapping[str, str]) -> None:
         group = self.group.rstrip("/")
-        for name in (*self._inputs.values(), self._column):
+        target_columns = [targets] if isinstance(targets, str) else list(targets.values())
+        for name in (*self._inputs.values(), *target_columns):
             column = find_member(h5_group, name)
             if not isinstance(column, h5py.Dataset) or not column.shape:
                 raise InputError(f"{self.path}: there is no data set {group}/{name}")
         images = h5_group[self._first]
-        targets = h5_group[self._column]
         for name in self._inputs.values():
             inputs = h5_group[name]
             is_numeric = inputs.ndim >= 1 and _dtype_of_numbers(inputs).kind in "uifb"
@@ -204,12 +214,51 @@ class HDF5(TargetedSource):
                     f"{self.path}: {group}/{self._first} has {images.shape[0]} rows and {name} "
                     f"{inputs.shape[0]}; all inputs need the same samples"
                 )
-        if targets.shape[:1] != images.shape[:1]:
-            raise InputError(
-                f"{self.path}: {group}/{self._column} is {targets.shape} of {targets.dtype}; it "
-                f"must be {images.shape[:1]} integers, or {images.shape[0]} targets, one for each "
-                "image"
-            )
+        for name in target_columns:
+            column = h5_group[name]
+            if column.shape[:1] != images.shape[:1]:
+                raise InputError(
+                    f"{self.path}: {group}/{name} is {column.shape} of {column.dtype}; it "
+                    f"must be {images.shape[:1]} integers, or {images.shape[0]} targets, one for "
+                    "each image"
+                )
+
+    def _parsed(
+        self,
+        h5_group: h5py.Group,
+        name: str,
+        request: TargetWish | None,
+        masks: PixelClasses,
+        is_named: bool = False,
+    ) -> Masks | Targets:
+        """Parse the targets in a data set.
+
+        Args:
+            name: the name of the data set.
+            request: what the spec says of them.
+            masks: the classes of mask pixels.
+            is_named: True if they are one of several targets.
+        """
+        column = h5_group[name]
+        request = self._target_request(column, request)
+        if requested_semantics(request).is_of_pixels:
+            return self._open_masks(h5_group, name, masks)
+        if not is_named:
+            return self._understood(h5_group, name, request)
+        origin = f"{self.path}: {self.group.rstrip('/')}/{name}"
+        names = (
+            tuple(decode_text(np.atleast_1d(column.attrs["names"])))
+            if ("names" in column.attrs)
+            else ()
+        )
+        is_class = request is None or request.semantics.is_scalar
+        if names and is_class and column.ndim == 1 and column.dtype.kind in "iu":
+            labels = class_targets(column[:].astype(np.int64), names, origin, self.name)
+            return with_names(labels, request, origin)
+        values = column[:]
+        if _is_text(column):
+            values = np.array(decode_text(values.ravel())).reshape(values.shape)
+        return parse_targets(values, request, origin, self.name, names)
 
     def _target_request(
         self, column: h5py.Dataset, request: TargetWish | None
@@ -229,9 +278,12 @@ class HDF5(TargetedSource):
             return TargetWish(kind)
         return request
 
-    def _open_masks(self, h5_group: h5py.Group, coding: PixelClasses) -> Masks:
-        column = h5_group[self._column]
+    def _open_masks(self, h5_group: h5py.Group, name: str, coding: PixelClasses) -> Masks:
+        column = h5_group[name]
+        self._mask_column = name
         names = _names(h5_group, "classes")
+        if "names" in column.attrs:
+            names = tuple(decode_text(np.atleast_1d(column.attrs["names"])))
         if not coding.names and names:
             if "ignore" in column.attrs:
                 ignore: int | None = int(column.attrs["ignore"])
@@ -241,16 +293,16 @@ class HDF5(TargetedSource):
         self._masks_are_files = _is_encoded(column)
         return Masks(len(column), coding, self.name, self.mask)
 
-    def _understood(self, h5_group: h5py.Group, request: TargetWish | None) -> Targets:
-        origin = f"{self.path}: {self.group.rstrip('/')}/{self._column}"
-        column = h5_group[self._column]
+    def _understood(self, h5_group: h5py.Group, name: str, request: TargetWish | None) -> Targets:
+        origin = f"{self.path}: {self.group.rstrip('/')}/{name}"
+        column = h5_group[name]
         is_class = request is None or request.semantics.is_scalar
         members = h5py.check_enum_dtype(column.dtype)
         if is_class and members is not None and column.shape[1:] in ((), (1,)):
             return with_names(
                 self._members(flatten_column(column[:]), members, origin), request, origin
             )
-        if is_class and self._column == "labels" and column.ndim == 1 and column.dtype.kind != "b":
+        if is_class and name == "labels" and column.ndim == 1 and column.dtype.kind != "b":
             return self._labelled(h5_group, request, origin)
         values = column[:]
         if _is_text(column):
@@ -304,6 +356,23 @@ class HDF5(TargetedSource):
         return Targets("class", places.astype(np.int64), names)
 
 
+def _target_columns(
+    h5_group: h5py.Group, targets: str | Mapping[str, str] | None
+) -> str | dict[str, str]:
+    """Return the data set of the targets; of several, their names -> their data sets."""
+    if isinstance(targets, Mapping):
+        return dict(targets)
+    column = targets or "labels"
+    if not targets and "targets" in h5_group and "labels" not in h5_group:
+        column = "targets"
+    member = find_member(h5_group, column)
+    if isinstance(member, h5py.Group):
+        for name in member:
+            check_target_name(name, f"{h5_group.name}/{column}")
+        return {name: f"{column}/{name}" for name in member}
+    return column
+
+
 def _is_text(column: h5py.Dataset) -> bool:
     """Return True if a data set holds text."""
     return h5py.check_string_dtype(column.dtype) is not None
@@ -330,18 +399,19 @@ def _dtype_of_numbers(column: h5py.Dataset) -> np.dtype:
 def open_hdf5(
     path: str,
     inputs: str | Sequence[str] = "images",
-    targets: str | Sequence[str] | None = None,
+    targets: str | Sequence[str] | Mapping[str, str] | None = None,
     weights: str = "weights",
     pixels: Mapping[str, int] | None = None,
     *,
-    target: TargetWish | None = None,
+    target: Request = None,
 ) -> Opened:
     """Open the training samples of a file and, if it has some, validation and test samples.
 
     Args:
         path: the path of the file.
         inputs: the name of the inputs' data set; or a list of the names of several inputs.
-        targets: the name of the targets' data set; ``labels`` or ``targets`` by default.
+        targets: the name of the targets' data set; ``labels`` or ``targets`` by default. Of several
+            targets, a list of names, or a mapping of their names to data sets.
         weights: the name of the weights' data set.
         pixels: the number of each class in masks; see
             :class:`preprocess.sources.masks.PixelClasses`.
@@ -355,8 +425,7 @@ def open_hdf5(
     if not h5py.is_hdf5(path):
         raise InputError(f"{path} is not an HDF5 file")
     named_inputs = parse_input_names(inputs)
-    if targets is not None:
-        targets = parse_target_name(targets)
+    named_targets = None if targets is None else parse_target_names(targets)
     if isinstance(named_inputs, str):
         first = named_inputs
     else:
@@ -373,12 +442,15 @@ def open_hdf5(
 
     def opened(name: str, masks: PixelClasses) -> HDF5:
         if groups or not name:
-            return HDF5(path, f"/{name}", named_inputs, targets, weights, masks, target)
-        column = targets or ("labels" if f"labels_{name}" in members else "targets")
+            return HDF5(path, f"/{name}", named_inputs, named_targets, weights, masks, target)
+        column = named_targets or ("labels" if f"labels_{name}" in members else "targets")
+        targets_of_split: str | dict[str, str] = f"{column}_{name}"
+        if not isinstance(column, str):
+            targets_of_split = {key: f"{array}_{name}" for key, array in column.items()}
         inputs_of_split: str | dict[str, str] = f"{first}_{name}"
         if not isinstance(named_inputs, str):
             inputs_of_split = {key: f"{array}_{name}" for key, array in named_inputs.items()}
-        columns = (f"{column}_{name}", f"{weights}_{name}")
+        columns = (targets_of_split, f"{weights}_{name}")
         split = HDF5(path, "/", inputs_of_split, *columns, masks, target)
         split.places = (f"{os.path.realpath(path)}:{first}_{name}",)
         return split
@@ -388,5 +460,5 @@ def open_hdf5(
         opened,
         "" if is_plain else splits.get(TRAIN, ""),
         (splits.get(VALIDATION), splits.get(TEST)),
-        PixelClasses.from_options(pixels, target),
+        PixelClasses.from_request(pixels, target),
     )

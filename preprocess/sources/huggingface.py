@@ -17,10 +17,12 @@ import numpy as np
 from launch.errors import InputError
 from preprocess.base import INPUT, RandomAccess, UnreadableSample, check_input_name
 from preprocess.fingerprint import SampleIds, identify_by_content
+from preprocess.record_target import parse_each, single_request
 from preprocess.sources.arrays import Opened, open_splits
-from preprocess.sources.input_names import parse_names, parse_target_name
+from preprocess.sources.input_names import parse_names, parse_target_names
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import (
+    AnyTargets,
     TargetedSource,
     Targets,
     class_targets,
@@ -30,7 +32,7 @@ from preprocess.sources.targets import (
     with_names,
 )
 from preprocess.splits import TRAIN, choose_held_out, find_splits
-from preprocess.target import TargetWish
+from preprocess.target import Request, TargetWish
 from preprocess.transient_errors import read_file, read_with_retries
 
 # default columns; the first existing one is used
@@ -55,7 +57,7 @@ class Rows(TargetedSource):
         split: None if the folder holds a single data set.
         inputs: one column, or several columns of numbers; of several inputs, their names -> such
             columns.
-        targets: a column.
+        targets: a column; of several targets, their names -> their columns.
         weights: a column, or None.
         masks: the classes of mask pixels.
         target: the ``data.target`` of the spec.
@@ -65,16 +67,17 @@ class Rows(TargetedSource):
     """
 
     input_names: tuple[str, ...] = ()
+    _mask_column = ""
 
     def __init__(
         self,
         path: str,
         split: str | None,
         inputs: tuple[str, ...] | Mapping[str, tuple[str, ...]],
-        targets: str,
+        targets: str | Mapping[str, str],
         weights: str | None,
         masks: PixelClasses,
-        target: TargetWish | None,
+        target: Request,
     ) -> None:
         self._path = path
         self._split = split
@@ -83,12 +86,12 @@ class Rows(TargetedSource):
         else:
             self._inputs = dict(inputs)
             self.input_names = tuple(inputs)
-        self._column = targets
+        target_columns = [targets] if isinstance(targets, str) else list(targets.values())
         self.places = (os.path.join(os.path.realpath(path), split or ""),)
         rows = self._rows
         origin = f"{path}{f' ({split})' if split else ''}"
         used = [column for columns in self._inputs.values() for column in columns]
-        for column in (*used, targets, *([weights] if weights else [])):
+        for column in (*used, *target_columns, *([weights] if weights else [])):
             if column not in rows.column_names:
                 raise InputError(
                     f"{origin}: no column {column!r}; its columns: {', '.join(rows.column_names)} "
@@ -96,13 +99,28 @@ class Rows(TargetedSource):
                 )
         if not len(rows):
             raise InputError(f"{origin}: no rows")
-        origin_of_targets = f"{origin}, column {targets!r}"
         weights_of_rows = None if weights is None else flatten_column(np.asarray(rows[weights][:]))
-        if _is_image(rows.features[targets]):
-            parsed: Masks | Targets = Masks(len(rows), masks, self.name, self.mask)
+        parsed: AnyTargets
+        if isinstance(targets, str):
+            parsed = self._parsed(targets, single_request(target, origin), masks, origin)
         else:
-            parsed = _parse_targets(rows, targets, target, origin_of_targets, self.name)
+            parsed = parse_each(
+                targets,
+                target,
+                origin,
+                lambda name, single: self._parsed(targets[name], single, masks, origin),
+            )
         super().__init__(parsed, weights_of_rows, len(rows))
+
+    def _parsed(
+        self, column: str, request: TargetWish | None, masks: PixelClasses, origin: str
+    ) -> Masks | Targets:
+        """Parse the targets in a column."""
+        rows = self._rows
+        if _is_image(rows.features[column]):
+            self._mask_column = column
+            return Masks(len(rows), masks, self.name, self.mask)
+        return _parse_targets(rows, column, request, f"{origin}, column {column!r}", self.name)
 
     def read(self, index: int) -> Any:
         """Return the encoded image, or the array of the columns, (columns,) or (...).
@@ -137,7 +155,7 @@ class Rows(TargetedSource):
 
     def mask(self, index: int) -> bytes:
         """Return the encoded image in the targets' column."""
-        return _image_bytes(self._row(index)[self._column], self.name(index))
+        return _image_bytes(self._row(index)[self._mask_column], self.name(index))
 
     def _row(self, index: int) -> Any:
         return read_with_retries(
@@ -197,11 +215,11 @@ class _ComparableRows(RandomAccess):
 def open_huggingface(
     path: str,
     inputs: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
-    targets: str | Sequence[str] | None = None,
+    targets: str | Sequence[str] | Mapping[str, str] | None = None,
     weights: str | None = None,
     pixels: Mapping[str, int] | None = None,
     *,
-    target: TargetWish | None = None,
+    target: Request = None,
 ) -> Opened:
     """Open a data set that ``save_to_disk`` wrote, or its splits.
 
@@ -210,7 +228,8 @@ def open_huggingface(
         inputs: a column of images or arrays, or a list of columns of numbers; by default the first
             existing one of ``INPUTS``. Of several inputs, a mapping of names to these, or a list of
             columns of which at least one does not hold single numbers.
-        targets: a column; by default the first existing one of ``TARGETS``.
+        targets: a column; by default the first existing one of ``TARGETS``. Of several targets, a
+            list of columns, or a mapping of their names to columns.
         weights: a column with the weight of each row.
         pixels: the number of each class in masks; see
             :class:`preprocess.sources.masks.PixelClasses`.
@@ -229,16 +248,17 @@ def open_huggingface(
     input_columns = _parse_inputs(
         inputs or _find_column(columns, INPUTS, "inputs", path), train_rows.features
     )
-    if targets is not None:
-        targets = parse_target_name(targets)
-    column = targets or _find_column(columns, TARGETS, "targets", path)
+    if targets is None:
+        target_columns: str | dict[str, str] = _find_column(columns, TARGETS, "targets", path)
+    else:
+        target_columns = parse_target_names(targets)
 
     def rows(split: str, masks: PixelClasses) -> Rows:
-        return Rows(path, split or None, input_columns, column, weights, masks, target)
+        return Rows(path, split or None, input_columns, target_columns, weights, masks, target)
 
     train = split_names[TRAIN] if splits else ""
     return open_splits(
-        rows, train, choose_held_out(split_names), PixelClasses.from_options(pixels, target)
+        rows, train, choose_held_out(split_names), PixelClasses.from_request(pixels, target)
     )
 
 

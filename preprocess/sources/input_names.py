@@ -7,6 +7,7 @@ from typing import Any
 
 from launch.errors import InputError
 from preprocess.base import check_input_name, first_duplicate
+from preprocess.record_target import check_target_name
 
 
 def parse_input_names(inputs: Any) -> str | dict[str, str]:
@@ -55,17 +56,25 @@ def parse_names(names: Any, option: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def parse_target_name(targets: Any) -> str:
-    """Parse the option ``targets`` of a source with one target.
+def parse_target_names(targets: Any) -> str | dict[str, str]:
+    """Parse the option ``targets``: a name; or of several targets, a list or a mapping of names.
+
+    Returns:
+        The name; of several targets, their names -> their names in the data, which are the same in
+        a list.
 
     Raises:
-        InputError: it is not one name.
+        InputError: it is neither; there is no name, one twice, or one that no target can have.
     """
     if isinstance(targets, str):
         return targets
+    if isinstance(targets, Mapping) and targets:
+        for name, of_data in targets.items():
+            check_target_name(name, "options: targets")
+            if not isinstance(of_data, str):
+                raise InputError(f"options: targets: {name}: {of_data!r}; it should be a name")
+        return dict(targets)
     names = parse_names(targets, "targets")
-    if len(names) > 1:
-        raise InputError(
-            f"options: targets: {', '.join(names)}: this source has one target; name one of them"
-        )
-    return names[0]
+    for name in names:
+        check_target_name(name, "options: targets")
+    return {name: name for name in names}

@@ -14,7 +14,7 @@ from preprocess.base import UnreadableImage, UnreadableSample
 from preprocess.decode import load_upright, open_image
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.fingerprint import NOT_READ, hash64, hash_files, select_rows
-from preprocess.target import TargetSpec, TargetWish
+from preprocess.target import Request, TargetSpec, TargetWish
 from preprocess.transient_errors import read_file
 
 Color: TypeAlias = tuple[int, int, int]
@@ -190,6 +190,19 @@ class PixelClasses:
                 f"pixels: {dict(pixels)} should give each class a different integer from 0"
             )
         return cls(values, list(map(str, pixels)), request.ignore)
+
+    @classmethod
+    def from_request(cls, pixels: Mapping[str, int] | None, request: Request) -> PixelClasses:
+        """Create the mapping from a spec that may request several targets by name.
+
+        Args:
+            pixels: see :meth:`from_options`.
+            request: the ``data.target``, of which one may be a mask.
+        """
+        if isinstance(request, Mapping):
+            requests = [single for single in request.values() if single.semantics.is_of_pixels]
+            request = requests[0] if requests else None
+        return cls.from_options(pixels, request)
 
     def of_palettes(self, colors: Mapping[int, Color], by_grey: bool) -> PixelClasses:
         """Return the same classes for masks whose palettes are known."""

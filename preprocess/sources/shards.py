@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,8 +32,15 @@ from preprocess.base import (
     rng_for,
 )
 from preprocess.fingerprint import FULL_READ_BYTES, SampleIds, hash_each, identify_by_content
+from preprocess.record_target import parse_each, single_request
 from preprocess.sources.masks import Masks, PixelClasses
-from preprocess.sources.targets import TargetedSource, Targets, encode_label_sets, parse_targets
+from preprocess.sources.targets import (
+    AnyTargets,
+    TargetedSource,
+    Targets,
+    encode_label_sets,
+    parse_targets,
+)
 from preprocess.splits import (
     TRAIN,
     check_numbered,
@@ -42,7 +49,7 @@ from preprocess.splits import (
     find_splits,
     mark_stand_in,
 )
-from preprocess.target import TargetWish, requested_semantics
+from preprocess.target import TARGET, Request, TargetWish, requested_semantics
 from preprocess.transient_errors import read_with_retries
 
 OPEN_FILES = 64  # open shards per process
@@ -61,6 +68,7 @@ class Record(NamedTuple):
         value: its target as in the file; of a mask, offset and size of its image in the shard.
         weight: None if it has none.
         parts: offset and size of each of several inputs.
+        further: the targets after the first, if there are several.
     """
 
     offset: int
@@ -68,6 +76,7 @@ class Record(NamedTuple):
     value: Value
     weight: float | None = None
     parts: tuple[tuple[int, int], ...] = ()
+    further: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,7 @@ class ShardIndex:
         lengths: (records,) how many of ``values`` belong to each record; empty if all have as many.
         weights: (records,) float64; empty if there are none.
         parts: (records, inputs, 2) offset and size of each of several inputs; empty for one.
+        further: values and lengths of the targets after the first, if there are several.
     """
 
     shards: tuple[str, ...]
@@ -94,6 +104,14 @@ class ShardIndex:
     lengths: np.ndarray
     weights: np.ndarray
     parts: np.ndarray
+    further: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+
+    def of_target(self, number: int) -> ShardIndex:
+        """Return the index with the values of one of several targets, by its number."""
+        if not number:
+            return replace(self, further=())
+        values, lengths = self.further[number - 1]
+        return replace(self, values=values, lengths=lengths, further=())
 
 
 class Format(Protocol):
@@ -104,6 +122,10 @@ class Format(Protocol):
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names of several inputs; empty for one."""
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The names of several targets; empty for one."""
 
     def scan(self, shard: str) -> Iterable[Record]:
         """Yield the records of a shard, in order.
@@ -140,20 +162,22 @@ class Shards(TargetedSource):
         buffer: size of the shuffle buffer, in records.
         target: the ``data.target`` of the spec.
         masks: the classes of mask pixels.
-        are_lists: True if targets are lists of labels, even if all lists are equally long.
+        are_lists: names of targets that are lists of labels, even if all lists are equally long.
 
     Attributes:
-        are_lists: True if targets are lists of labels.
+        are_lists: names of targets that are lists of labels.
     """
+
+    _mask_number = 0
 
     def __init__(
         self,
         shards: list[str],
         form: Format,
         buffer: int = BUFFER,
-        target: TargetWish | None = None,
+        target: Request = None,
         masks: PixelClasses = PixelClasses(),  # noqa: B008
-        are_lists: bool = False,
+        are_lists: Collection[str] = (),
     ) -> None:
         if not shards:
             raise InputError("no shards")
@@ -167,12 +191,33 @@ class Shards(TargetedSource):
         index = self._index
         count = len(self._index.offsets)
         weights = index.weights if len(index.weights) else None
-        self.are_lists = are_lists or _are_lists(index, target)
-        if requested_semantics(target).is_of_pixels:
-            targets: Masks | Targets = Masks(count, masks, self.name, self.mask)
+        self.are_lists = set(are_lists)
+        targets: AnyTargets
+        if not form.target_names:
+            targets = self._parsed(TARGET, 0, single_request(target, shards[0]), masks)
         else:
-            targets = _parse_targets(index, target, shards[0], self.name, self.are_lists)
+            targets = parse_each(
+                form.target_names,
+                target,
+                shards[0],
+                lambda name, single: self._parsed(
+                    name, form.target_names.index(name), single, masks
+                ),
+            )
         super().__init__(targets, weights, count)
+
+    def _parsed(
+        self, name: str, number: int, request: TargetWish | None, masks: PixelClasses
+    ) -> Masks | Targets:
+        """Parse a target of all records by its name and number among several."""
+        if requested_semantics(request).is_of_pixels:
+            self._mask_number = number
+            return Masks(len(self._index.offsets), masks, self.name, self.mask)
+        index = self._index.of_target(number)
+        if name in self.are_lists or _are_lists(index, request):
+            self.are_lists.add(name)
+        origin = self._index.shards[0]
+        return _parse_targets(index, request, origin, self.name, name in self.are_lists)
 
     def read(self, index: int) -> Any:
         """Read the image file of a record, or its array; see :class:`~preprocess.base.Source`."""
@@ -243,7 +288,12 @@ class Shards(TargetedSource):
 
     def mask(self, index: int) -> bytes:
         """Read the file of a record's mask, whose location is the target's value."""
-        return self._piece(index, *self._index.values[index].tolist())
+        return self._piece(index, *self._mask_places[index].tolist())
+
+    @cached_property
+    def _mask_places(self) -> np.ndarray:
+        """Where the masks lie, (records, 2): offset and size."""
+        return self._index.of_target(self._mask_number).values
 
     def _piece(self, index: int, offset: int, size: int) -> bytes:
         return read_with_retries(
@@ -461,7 +511,13 @@ def _load_saved(path: str, shards: tuple[str, ...], identity: str) -> ShardIndex
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
             if str(saved["identity"]) == identity and not _is_lossy(saved["values"]):
                 columns = {name: saved[name] for name in _COLUMNS if name in saved}
-                return ShardIndex(shards, **{"parts": _NO_PARTS, **columns})
+                further: list[tuple[np.ndarray, np.ndarray]] = []
+                while f"values_{len(further) + 1}" in saved:
+                    number = len(further) + 1
+                    further.append((saved[f"values_{number}"], saved[f"lengths_{number}"]))
+                if any(_is_lossy(values) for values, _ in further):
+                    return None
+                return ShardIndex(shards, **{"parts": _NO_PARTS, **columns}, further=tuple(further))
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # it is missing or damaged
         pass
     return None
@@ -478,7 +534,10 @@ def _save_index(index: ShardIndex, identity: str, path: str) -> None:
     partial = f"{path}.partial-{os.getpid()}"
     try:
         with open(partial, "wb") as file:
-            np.savez(file, identity=identity, **{name: getattr(index, name) for name in _COLUMNS})
+            columns = {name: getattr(index, name) for name in _COLUMNS}
+            for number, (values, lengths) in enumerate(index.further, 1):
+                columns |= {f"values_{number}": values, f"lengths_{number}": lengths}
+            np.savez(file, identity=identity, **columns)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -500,11 +559,23 @@ def _scan(shards: tuple[str, ...], form: Format) -> ShardIndex:
     if weights and len(weights) < len(records):
         raise InputError(f"{shards[0]}: some records have a weight and some have none")
     values, lengths = _columns(shards[0], [record.value for record in records])
+    further = tuple(
+        _columns(shards[0], values_of_target)
+        for values_of_target in zip(*(record.further for record in records), strict=True)
+    )
     parts = (
         np.array([record.parts for record in records], np.int64) if records[0].parts else _NO_PARTS
     )
     return ShardIndex(
-        shards, starts, offsets, sizes, values, lengths, np.array(weights, np.float64), parts
+        shards,
+        starts,
+        offsets,
+        sizes,
+        values,
+        lengths,
+        np.array(weights, np.float64),
+        parts,
+        further,
     )
 
 
@@ -528,7 +599,7 @@ def _columns(shard: str, values: Sequence[Value]) -> tuple[np.ndarray, np.ndarra
 
 
 def open_shards(
-    form: Format, path: str, buffer: int, target: TargetWish | None, masks: PixelClasses
+    form: Format, path: str, buffer: int, target: Request, masks: PixelClasses
 ) -> tuple[Shards, Shards | None]:
     """Open the training records at a path and, if there are some, validation records."""
     train, held_out = find_shards(path, form.pattern)

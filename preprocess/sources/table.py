@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,11 +27,18 @@ from preprocess.base import (
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.files.table import Table, format_names, read_table, table_files
 from preprocess.fingerprint import SampleIds, hash_each, hash_rows, identify_files
+from preprocess.record_target import check_target_name, parse_each, single_request
 from preprocess.sources.arrays import Opened
 from preprocess.sources.files import SequentialOrder
 from preprocess.sources.image_folder import EXTENSIONS
 from preprocess.sources.masks import MaskFiles, PixelClasses
-from preprocess.sources.targets import TargetedSource, Targets, encode_label_sets, parse_targets
+from preprocess.sources.targets import (
+    AnyTargets,
+    TargetedSource,
+    Targets,
+    encode_label_sets,
+    parse_targets,
+)
 from preprocess.splits import (
     TRAIN,
     check_numbered,
@@ -40,7 +47,7 @@ from preprocess.splits import (
     mark_stand_in,
     parse_split,
 )
-from preprocess.target import TargetWish, requested_semantics
+from preprocess.target import Request, TargetWish, requested_semantics
 from preprocess.transient_errors import read_file
 
 # default columns; the first existing one is used
@@ -67,6 +74,9 @@ class InputColumns:
     name: str
     columns: tuple[str, ...]
     are_files: bool
+
+
+_TableTargets: TypeAlias = Targets | MaskFiles | Mapping[str, Targets | MaskFiles]
 
 
 @dataclass(frozen=True)
@@ -125,7 +135,7 @@ class TableRows(TargetedSource):
     """
 
     def __init__(
-        self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
+        self, table: Table, rows: np.ndarray, columns: Columns, targets: _TableTargets
     ) -> None:
         self._origins = replace(  # without the cells, which other splits have too
             table,
@@ -144,7 +154,12 @@ class TableRows(TargetedSource):
             weights = None
         else:
             weights = table.numbers(columns.weights, "a weight")[rows]
-        super().__init__(targets.select(rows), weights, len(rows))
+        selected: AnyTargets
+        if isinstance(targets, Mapping):
+            selected = {name: target.select(rows) for name, target in targets.items()}
+        else:
+            selected = targets.select(rows)
+        super().__init__(selected, weights, len(rows))
         for name, column in (("groups", columns.group), ("strata", columns.stratify)):
             if column is not None:
                 setattr(
@@ -159,7 +174,7 @@ class FeatureRows(TableRows):
     """Rows of features, (features,) float32 each, or float64 if numbers are large."""
 
     def __init__(
-        self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
+        self, table: Table, rows: np.ndarray, columns: Columns, targets: _TableTargets
     ) -> None:
         super().__init__(table, rows, columns, targets)
         self._features = _features(table, columns.inputs)[rows]
@@ -187,7 +202,7 @@ class FileRows(TableRows):
     """Rows that name a file each: an encoded image, or an array in a ``.npy`` file."""
 
     def __init__(
-        self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
+        self, table: Table, rows: np.ndarray, columns: Columns, targets: _TableTargets
     ) -> None:
         super().__init__(table, rows, columns, targets)
         self.folder = os.path.dirname(table.path)
@@ -214,7 +229,7 @@ class RecordRows(TableRows):
     """Rows of several inputs: features, and files that columns name."""
 
     def __init__(
-        self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
+        self, table: Table, rows: np.ndarray, columns: Columns, targets: _TableTargets
     ) -> None:
         super().__init__(table, rows, columns, targets)
         self.input_names = tuple(part.name for part in columns.parts)
@@ -362,7 +377,7 @@ def columns_of(source: Source) -> Columns | None:
 def open_table(
     path: str,
     inputs: str | Sequence[str] | Mapping[str, Any] | None = None,
-    targets: str | Sequence[str] = "target",
+    targets: str | Sequence[str] | Mapping[str, str | Sequence[str]] = "target",
     weights: str | None = None,
     split: str | None = None,
     group: str | None = None,
@@ -371,7 +386,7 @@ def open_table(
     delimiter: str | None = None,
     pixels: Mapping[str, int] | None = None,
     *,
-    target: TargetWish | None = None,
+    target: Request = None,
 ) -> Opened:
     """Open the rows of a CSV or Parquet file.
 
@@ -381,7 +396,9 @@ def open_table(
         inputs: a column of paths, or a list of columns of features. By default, the first existing
             column of ``PATH_COLUMNS``, or else all columns without another role. Of several inputs,
             a mapping of names to columns, or to {files: COLUMN}.
-        targets: a column, or a list of them.
+        targets: a column, or a list of them: of numbers, they are one target of several values
+            unless ``data.target`` is a mapping by name. Of several targets, a mapping of names to
+            columns, or to lists of columns of numbers.
         weights: a column with the weight of each row.
         split: a column of train, validation or test.
         group: a column; rows with the same value stay together when some are held out.
@@ -402,8 +419,13 @@ def open_table(
     if isinstance(inputs, Mapping):
         parts = _parse_parts(inputs)
         inputs = tuple(dict.fromkeys(name for part in parts for name in part.columns))
-    if target is not None and not target.semantics.exists:
+    if isinstance(target, TargetWish) and not target.semantics.exists:
         targets = ()
+    target_parts = _parse_target_parts(table, targets, target)
+    if isinstance(targets, Mapping):
+        targets = tuple(
+            dict.fromkeys(name for columns in target_parts.values() for name in columns)
+        )
     names, is_paths = _inputs(table, inputs, _as_tuple(targets), (weights, split, group, stratify))
     if parts:
         is_paths = False
@@ -419,14 +441,25 @@ def open_table(
         group,
         stratify,
         separator,
-        PixelClasses.from_options(pixels, target),
+        PixelClasses.from_request(pixels, target),
         delimiter,
         parts,
     )
     if columns.is_paths:
         files = np.array(_files(table, names[0]), object)
         table = replace(table, columns={**table.columns, names[0]: files})
-    all_targets = _targets(table, columns, target)
+    all_targets: _TableTargets
+    if target_parts:
+        all_targets = parse_each(
+            target_parts,
+            target,
+            path,
+            lambda name, single: _targets(
+                table, replace(columns, targets=target_parts[name]), single
+            ),
+        )
+    else:
+        all_targets = _targets(table, columns, single_request(target, path))
     form: type[TableRows] = FileRows if columns.is_paths else FeatureRows
     if parts:
         form = RecordRows
@@ -448,6 +481,57 @@ def open_table(
             location = f"{held_out} in column {split!r}"
         mark_stand_in(validation, held_out, location)
     return train, validation, open_split(tested)
+
+
+def _parse_target_parts(
+    table: Table,
+    targets: str | Sequence[str] | Mapping[str, str | Sequence[str]],
+    request: Request,
+) -> dict[str, tuple[str, ...]]:
+    """Return the columns of each of several targets by name; empty for one target.
+
+    Args:
+        table: the table.
+        targets: the option. A list of columns that are not all numbers is several targets, too.
+        request: the ``data.target``.
+
+    Raises:
+        InputError: a target cannot have such a name, or is not described by columns.
+    """
+    if isinstance(targets, Mapping):
+        parts = {}
+        for name, described in targets.items():
+            check_target_name(name, "options: targets")
+            columns: Any = (described,) if isinstance(described, str) else described
+            is_list = isinstance(columns, list | tuple) and columns
+            if not is_list or not all(isinstance(column, str) for column in columns):
+                raise InputError(
+                    f"options: targets: {name}: {described!r}; it should be a column, or a list "
+                    "of columns of numbers"
+                )
+            parts[name] = _as_tuple(columns)
+        if not parts:
+            raise InputError("options: targets: {}; it should name at least one target")
+        return parts
+    if isinstance(targets, str) and not isinstance(request, Mapping):
+        return {}
+    names = _as_tuple(targets)
+    are_several = isinstance(request, Mapping) or (
+        len(names) > 1 and request is None and not all(_are_numbers(table, name) for name in names)
+    )
+    if not are_several:
+        return {}
+    for name in names:
+        check_target_name(name, "options: targets")
+    return {name: (name,) for name in names}
+
+
+def _are_numbers(table: Table, column: str) -> bool:
+    """Return True if a column holds numbers, or is wrong, which is reported elsewhere."""
+    try:
+        return table.typed_column(column, "targets").dtype.kind in "iufb"
+    except InputError:
+        return True
 
 
 def _parse_parts(inputs: Mapping[str, Any]) -> tuple[InputColumns, ...]:

@@ -14,15 +14,16 @@ A source knows dtype and shape; if these are ambiguous, ``data.target`` of the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from launch.errors import InputError, pluralize, printable
 from preprocess.base import RandomAccess, and_more, normalize_name
+from preprocess.record_target import RecordTarget
 from preprocess.sources.masks import Masks
 from preprocess.target import TargetSpec, TargetWish
 from preprocess.target_kinds import KINDS, Kind, TargetKind
@@ -423,12 +424,15 @@ def _describe(values: np.ndarray) -> str:
     return f"an array {values.shape} of {kind}"
 
 
+AnyTargets: TypeAlias = Targets | Masks | Mapping[str, Targets | Masks]
+
+
 class TargetedSource(RandomAccess):
     """Base of the built-in sources: a source of any kind of targets.
 
     Args:
-        targets: the targets of its samples. Masks are read one at a time instead, through
-            ``masks``.
+        targets: the targets of its samples; of several, by name. Masks are read one at a time
+            instead, through ``masks``.
         weights: (n,) numbers; None if all samples weigh the same.
         count: number of samples.
 
@@ -439,10 +443,12 @@ class TargetedSource(RandomAccess):
 
     places: tuple[str, ...] = ()
 
-    def __init__(self, targets: Targets | Masks, weights: np.ndarray | None, count: int) -> None:
+    def __init__(self, targets: AnyTargets, weights: np.ndarray | None, count: int) -> None:
         self._count = count
         self.masks: Masks | None = None
-        if not isinstance(targets, Targets):
+        if isinstance(targets, Mapping):
+            self._take_several(targets)
+        elif not isinstance(targets, Targets):
             self.masks = targets
             self.target = targets.spec
             self.classes = targets.spec.names
@@ -451,10 +457,28 @@ class TargetedSource(RandomAccess):
             self.classes = targets.names
         else:
             self.target = targets.spec()
-            self.targets = targets.values
+            self.targets: Any = targets.values
             self.classes = targets.names
         if weights is not None:
             self.weights = weights
+
+    def _take_several(self, targets: Mapping[str, Targets | Masks]) -> None:
+        specs = {}
+        self.targets = {}
+        for name, target in targets.items():
+            if isinstance(target, Targets):
+                specs[name] = target.spec()
+                self.targets[name] = target.values
+                continue
+            if self.masks is not None:
+                raise InputError(
+                    f"targets: {name}: a sample may have one mask among its targets; join masks "
+                    "into one, with a class for each combination"
+                )
+            specs[name] = target.spec
+            self.masks = target
+        self.target = RecordTarget.of(specs)
+        self.classes = ()
 
     def __len__(self) -> int:
         return self._count

@@ -69,6 +69,7 @@ class TFRecord:
     is_multilabel: bool = False
 
     input_names = ()
+    target_names = ()
     # train.tfrecord, train.tfrecord-00000-of-00010, train-00000-of-01024
     pattern = r"\.tfrec(ords?)?(-\d+-of-\d+)?$|-\d+-of-\d+$"
 

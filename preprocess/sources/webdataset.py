@@ -13,17 +13,18 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from launch.errors import InputError
 from preprocess.base import UnreadableImage
 from preprocess.files.npz import is_npy, parse_npy
-from preprocess.sources.input_names import parse_input_names, parse_target_name
+from preprocess.record_target import check_names_of, request_of, single_request
+from preprocess.sources.input_names import parse_input_names, parse_target_names
 from preprocess.sources.masks import PixelClasses
 from preprocess.sources.shards import BUFFER, Record, Shards, Value, open_shards
-from preprocess.target import TargetWish, requested_semantics
+from preprocess.target import Request, TargetWish, requested_semantics
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class WebDataset:
         """The names of several inputs; empty for one."""
         return ()
 
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The names of several targets; empty for one."""
+        return ()
+
     def scan(self, shard: str) -> Iterator[Record]:
         """Yield offset, size, target and weight of each image.
 
@@ -84,12 +90,21 @@ class WebDataset:
                 f"({self.label_key}); this one has {', '.join(members)} (options: image_key, "
                 "label_key)"
             )
+        value = self.read_value(name, file, members)
+        return Record(*image, value, self._weight(name, file, members))
+
+    def read_value(self, name: str, file: int, members: Mapping[str, tuple[int, int]]) -> Value:
+        """Read the target of a sample from its members; of a mask return where it lies.
+
+        Args:
+            name: the name of the sample, for messages.
+            file: the descriptor of the shard.
+            members: offset and size of each member by its extension.
+        """
         offset, size = members[self.label_key]
         if self.is_mask:
-            value: Value = (offset, size)
-        else:
-            value = self._target(name, os.pread(file, size, offset))
-        return Record(*image, value, self._weight(name, file, members))
+            return offset, size
+        return self._target(name, os.pread(file, size, offset))
 
     def _target(self, name: str, content: bytes) -> Value:
         """Parse the target in a member."""
@@ -122,19 +137,26 @@ class WebDataset:
 
 @dataclass(frozen=True)
 class WebDatasetRecords(WebDataset):
-    """The format of samples of several inputs, each a member.
+    """The format of samples of several inputs or targets, each a member.
 
     Args:
         inputs: the name of each input, and the extensions of its member, separated by semicolons;
-            the first existing one is used.
+            the first existing one is used. Empty for one input.
+        targets: the name of each target, and the format that reads it; empty for one target.
     """
 
     inputs: tuple[tuple[str, str], ...] = ()
+    targets: tuple[tuple[str, WebDataset], ...] = ()
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names of the inputs."""
         return tuple(name for name, _ in self.inputs)
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The names of the targets."""
+        return tuple(name for name, _ in self.targets)
 
     def parse_input(self, name: str, content: bytes) -> bytes | np.ndarray:
         """Return an input of a record: an image file, or an array; see :class:`Shards`."""
@@ -161,9 +183,20 @@ class WebDatasetRecords(WebDataset):
                     f"has {', '.join(members)} (options: inputs)"
                 )
             parts.append(span)
-        sample = super()._sample(name, file, {**members, self.image_key: parts[0]})
+        if parts:
+            members = {**members, self.image_key: parts[0]}
+        for target_name, form in self.targets:
+            if form.label_key not in members:
+                raise InputError(
+                    f"{name}: a sample must have the target {target_name} ({form.label_key}); this "
+                    f"one has {', '.join(members)} (options: targets)"
+                )
+        sample = super()._sample(name, file, members)
+        further = tuple(form.read_value(name, file, members) for _, form in self.targets[1:])
+        if not parts:
+            return sample._replace(further=further)
         sizes = sum(size for _, size in parts)
-        return sample._replace(size=sizes, parts=tuple(parts))
+        return sample._replace(size=sizes, parts=tuple(parts), further=further)
 
 
 _PICTURES = frozenset(WebDataset.image_key.split(";")) - {"npy"}
@@ -189,9 +222,9 @@ def open_webdataset(
     pixels: Mapping[str, int] | None = None,
     buffer: int = BUFFER,
     inputs: str | Sequence[str] | Mapping[str, str] | None = None,
-    targets: str | Sequence[str] | None = None,
+    targets: str | Sequence[str] | Mapping[str, str] | None = None,
     *,
-    target: TargetWish | None = None,
+    target: Request = None,
 ) -> tuple[Shards, Shards | None]:
     """Open the shards at a path; see :func:`preprocess.sources.shards.find_shards`.
 
@@ -205,22 +238,47 @@ def open_webdataset(
         buffer: size of the shuffle buffer, in samples.
         inputs: the extension of the input's member, instead of ``image_key``; of several inputs, a
             list of extensions, or a mapping of names to extensions.
-        targets: the extension of the target's member, instead of ``label_key``.
+        targets: the extension of the target's member, instead of ``label_key``; of several targets,
+            a list of extensions, or a mapping of names to extensions.
         target: the ``data.target`` of the spec.
     """
+    named_targets: str | dict[str, str] | None = label_key
     if targets is not None:
-        label_key = parse_target_name(targets)
+        named_targets = parse_target_names(targets)
     if isinstance(inputs, str):
         image_key = inputs
         inputs = None
-    if target is None and label_key is not None and label_key.endswith(_IMAGES):
-        target = TargetWish("mask")
+    target = _with_guessed_masks(target, named_targets, path)
+    first_form: WebDataset
+    forms: tuple[tuple[str, WebDataset], ...] = ()
+    if isinstance(named_targets, dict):
+        forms = tuple(
+            (name, _form(image_key, extension, weight_key, request_of(target, name)))
+            for name, extension in named_targets.items()
+        )
+        first_form = forms[0][1]
+    else:
+        first_form = _form(image_key, named_targets, weight_key, single_request(target, path))
+    form = first_form
+    if inputs is not None or forms:
+        form = WebDatasetRecords(
+            **{field.name: getattr(form, field.name) for field in fields(WebDataset)},
+            inputs=() if inputs is None else _parse_inputs(inputs),
+            targets=forms,
+        )
+    return open_shards(form, path, buffer, target, PixelClasses.from_request(pixels, target))
+
+
+def _form(
+    image_key: str, label_key: str | None, weight_key: str | None, target: TargetWish | None
+) -> WebDataset:
+    """Return the format that reads one target."""
     semantics = requested_semantics(target)
     if not label_key:
         label_key = WebDataset.label_key
         if semantics.is_of_pixels:
             label_key = "mask.png"
-    form = WebDataset(
+    return WebDataset(
         image_key,
         label_key,
         weight_key,
@@ -228,12 +286,22 @@ def open_webdataset(
         is_text=semantics.is_scalar,
         is_multilabel=semantics.has_label_sets,
     )
-    if inputs is not None:
-        form = WebDatasetRecords(
-            **{field.name: getattr(form, field.name) for field in fields(WebDataset)},
-            inputs=_parse_inputs(inputs),
-        )
-    return open_shards(form, path, buffer, target, PixelClasses.from_options(pixels, target))
+
+
+def _with_guessed_masks(
+    target: Request, extensions: str | Mapping[str, str] | None, path: str
+) -> Request:
+    """Return the request with masks for targets whose members are images."""
+    if not isinstance(extensions, Mapping):
+        if target is None and extensions is not None and extensions.endswith(_IMAGES):
+            return TargetWish("mask")
+        return target
+    check_names_of(target, tuple(extensions), path)
+    requests = {} if target is None else dict(cast(Mapping[str, TargetWish], target))
+    for name, extension in extensions.items():
+        if extension.endswith(_IMAGES):
+            requests.setdefault(name, TargetWish("mask"))
+    return requests
 
 
 # formats of masks; JPEG would change their numbers

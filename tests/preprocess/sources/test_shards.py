@@ -119,6 +119,7 @@ class Letters:
 
     pattern = "txt$"
     input_names = ()
+    target_names = ()
     numbers: bool = False
 
     def scan(self, shard):
