@@ -106,7 +106,16 @@ def _of_classes(document: Document, spec: Spec, sample: SampleSpec) -> Document:
         return document
     train = document.train
     stopping = dataclasses.replace(train.stopping, monitor=None, direction=None, stop_at=None)
-    train = dataclasses.replace(train, stopping=stopping, loss=None, metrics=(), class_weights=None)
+    smoothing = 0.0 if isinstance(train.label_smoothing, Mapping) else train.label_smoothing
+    train = dataclasses.replace(
+        train,
+        stopping=stopping,
+        loss=None,
+        loss_weights=None,
+        metrics=(),
+        label_smoothing=smoothing,
+        class_weights=None,
+    )
     return dataclasses.replace(
         document,
         train=train,
@@ -121,7 +130,8 @@ def _without_targets(train: Mapping[str, Any]) -> dict[str, Any]:
     settings = {
         key: value
         for key, value in train.items()
-        if key not in ("loss", "metrics", "class_weights")
+        if key not in ("loss", "loss_weights", "metrics", "class_weights")
+        and not (key == "label_smoothing" and isinstance(value, Mapping))
     }
     if isinstance(stopping := settings.get("stopping"), Mapping):
         settings["stopping"] = {

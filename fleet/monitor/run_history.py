@@ -80,7 +80,7 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     spec, samples = with_added_networks(spec, run), _samples(paths, spec)
     if samples:
         spec = with_data_defaults(
-            spec, {pipeline: (sample.target, ()) for pipeline, sample in samples.items()}
+            spec, {pipeline: (sample.target, {}) for pipeline, sample in samples.items()}
         )
     refused = run.refused
     for network in spec.networks if samples else ():

@@ -349,7 +349,9 @@ class RankZero:
             return []
         pipeline, candidates = find_joinable(self._launch.spec, rows)
         ensembles = score_ensembles(
-            self._launch.paths, candidates, self._launch.sample.for_pipeline(pipeline).target.kind
+            self._launch.paths,
+            candidates,
+            self._launch.sample.for_pipeline(pipeline).target.semantics,
         )
         if ensembles:
             write_ensembles(self._launch.paths, ensembles)

@@ -10,30 +10,41 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, get_args
 
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.spec import measures as m
+from fleet.spec.by_target import list_metrics
 from fleet.spec.fit_checks import find_unfit_measures
 from fleet.spec.schema import NetworkSpec, Spec
 from fleet.spec.search import find_rule
+from fleet.spec.target_settings import (
+    TargetKinds,
+    are_several,
+    columns,
+    has_several_targets,
+    kinds_of,
+    loss_weights,
+    settings_by_target,
+)
 from fleet.spec.train import Train
 from fleet.units import listed
-from fleet.vocabulary.measures import direction_of
+from fleet.vocabulary.measures import MeasureWord, direction_by_target, direction_of
 from preprocess.sample import SampleSpec
 from preprocess.target import TargetSpec
-from preprocess.target_kinds import KINDS
+from preprocess.target_kinds import KINDS, AnyKind, Kind
 
 # ---- settings that depend on the data -----------------------------------------------------------
 
 
 def with_data_defaults(
-    spec: Spec, targets: Mapping[str, tuple[TargetSpec, tuple[int, ...]]]
+    spec: Spec, targets: Mapping[str, tuple[TargetSpec, Mapping[str, tuple[int, ...]]]]
 ) -> Spec:
     """Return the spec with every setting that depends on the data filled in.
 
     Args:
         targets: key of an input pipeline -> the target of its training data, and the number of
-            training samples in each class (empty unless a network needs it).
+            training samples in each class, by target (empty unless a network needs it).
 
     Raises:
         UserError: a class weight names a class that does not exist.
@@ -41,44 +52,64 @@ def with_data_defaults(
     return replace(
         spec,
         networks=tuple(
-            _with_data_defaults(network, *targets[network.pipeline]) for network in spec.networks
+            _with_data_defaults(network, *targets[network.pipeline], spec.engine.words.metrics)
+            for network in spec.networks
         ),
     )
 
 
 def _with_data_defaults(
-    network: NetworkSpec, target: TargetSpec, counts: tuple[int, ...]
+    network: NetworkSpec,
+    target: TargetSpec,
+    counts: Mapping[str, tuple[int, ...]],
+    words: Mapping[str, MeasureWord],
 ) -> NetworkSpec:
     train = network.train
-    monitor = _default_monitor(train, target.kind)
+    monitor = _default_monitor(train, kinds_of(target))
     if train.stopping.monitor is None and monitor != train.stopping.metric:
         train = replace(train, stopping=replace(train.stopping, monitor=monitor))
-    class_weights = train.class_weights
-    if class_weights is not None and target.semantics.has_classes:
+    if train.class_weights is not None:
         try:
-            if isinstance(class_weights, str):
-                if counts:
-                    weights = m.balanced_weights(counts)
-                else:
-                    weights = ()
-            else:
-                weights = m.class_weight_vector(class_weights, target.names, target.outputs)
+            train = replace(train, class_weights=_weights_of(train, target, counts, words))
         except UserError as error:
             raise UserError(f"{network.name}: {error}") from error
-        train = replace(
-            train,
-            class_weights={str(index): weight for index, weight in enumerate(weights)}
-            or class_weights,
-        )
-    if train is network.train:
+    if train == network.train:
         return network
     return replace(network, train=train)
 
 
-def _default_monitor(train: Train, kind: str) -> str:
-    if train.step is not None:
+def _weights_of(
+    train: Train,
+    target: TargetSpec,
+    counts: Mapping[str, tuple[int, ...]],
+    words: Mapping[str, MeasureWord],
+) -> Any:
+    """Return the weight of each class by its number; of several targets by their names."""
+    if not target.parts:
+        if not target.semantics.has_classes:
+            return train.class_weights
+        return _class_weights(train.class_weights, target, counts.get("", ()))
+    weights = {}
+    for name, settings in settings_by_target(train, kinds_of(target), words).items():
+        part = target.parts[name]
+        if settings.class_weights is not None and part.semantics.has_classes:
+            weights[name] = _class_weights(settings.class_weights, part, counts.get(name, ()))
+    return weights or train.class_weights
+
+
+def _class_weights(weights: Any, target: TargetSpec, counts: tuple[int, ...]) -> Any:
+    """Return the weight of each class by its number; as they are if samples are not counted."""
+    if isinstance(weights, str):
+        vector = m.balanced_weights(counts) if counts else ()
+    else:
+        vector = m.class_weight_vector(weights, target.names, target.outputs)
+    return {str(index): weight for index, weight in enumerate(vector)} or weights
+
+
+def _default_monitor(train: Train, kinds: TargetKinds) -> str:
+    if train.step is not None or are_several(kinds):
         return "val_loss"
-    return KINDS[kind].default_monitor
+    return KINDS[kinds[0][1]].default_monitor
 
 
 # ---- how networks are ranked --------------------------------------------------------------------
@@ -104,8 +135,14 @@ class SelectionCriterion:
         return cls(
             train.stopping.metric,
             train.stopping.sign,
-            train.step or repr((train.loss, train.label_smoothing)),
+            train.step or repr(_loss_of(train)),
         )
+
+
+def _loss_of(train: Train) -> tuple[Any, ...]:
+    """Return all that decides what the loss means."""
+    weights = () if train.loss_weights is None else (train.loss_weights,)
+    return (train.loss, train.label_smoothing, *weights)
 
 
 def ranking_of(criteria: Collection[SelectionCriterion]) -> tuple[tuple[str, int], ...]:
@@ -135,14 +172,16 @@ def ranking_of(criteria: Collection[SelectionCriterion]) -> tuple[tuple[str, int
 
 
 def check_comparable(
-    spec: Spec, networks: Iterable[NetworkSpec], kinds_of: Callable[[NetworkSpec], Collection[str]]
+    spec: Spec,
+    networks: Iterable[NetworkSpec],
+    possible_kinds: Callable[[NetworkSpec], Collection[TargetKinds]],
 ) -> None:
     """Check that networks with the same target are judged by comparable quantities.
 
     Args:
         networks: the networks of the spec, with one or more samples of each search.
-        kinds_of: returns the kinds that a network's target may have: more than one if its data is
-            not known yet. The spec is refused only if the comparison fails for all of them.
+        possible_kinds: returns the kinds that a network's targets may have: more than one if its
+            data is not known yet. The spec is refused only if the comparison fails for all of them.
 
     Raises:
         SpecError: a quantity differs between networks; with one mistake for each.
@@ -157,8 +196,7 @@ def check_comparable(
                 (
                     network.pipeline,
                     network.entry,
-                    train.loss,
-                    train.label_smoothing,
+                    _loss_of(train),
                     train.class_weights,
                     train.metrics,
                     train.step,
@@ -174,7 +212,7 @@ def check_comparable(
         groups_by_target.setdefault(repr(data.target), []).append(networks_alike)
     mistakes = []
     for groups in groups_by_target.values():
-        kinds = kinds_of(groups[0][0])
+        kinds = possible_kinds(groups[0][0])
         possible = [
             kind
             for kind in kinds
@@ -187,22 +225,33 @@ def check_comparable(
         raise SpecError(mistakes)
 
 
-def target_kinds(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
-    """Return a function that returns the kind of a network's target."""
-    return lambda network: (sample.for_pipeline(network.pipeline).target.kind,)
+def target_kinds(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[TargetKinds]]:
+    """Return a function that returns the kinds of a network's targets."""
+    return lambda network: (kinds_of(sample.for_pipeline(network.pipeline).target),)
 
 
-def target_kinds_of_spec(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]:
-    """Return a function that returns the target kinds a spec allows, before its data is read."""
+def target_kinds_of_spec(
+    spec: Spec,
+) -> Callable[[NetworkSpec], Collection[TargetKinds]]:
+    """Return a function that returns the target kinds a spec allows, before its data is read.
 
-    def kinds_of(network: NetworkSpec) -> Collection[str]:
-        target = spec.data_by_pipeline.get(network.pipeline, spec.data).target
+    It returns none for several targets, of which the spec may not name all.
+    """
+
+    def possible_kinds(network: NetworkSpec) -> Collection[TargetKinds]:
+        data = spec.data_by_pipeline.get(network.pipeline, spec.data)
+        target = data.target
+        if isinstance(target, Mapping) or has_several_targets(network.train):
+            return ()
         if target is None:
-            kinds = [kind for kind in KINDS if KINDS[kind].exists]
-            return sorted(kinds, key=lambda kind: not KINDS[kind].is_numeric)
-        return (target if isinstance(target, str) else target.kind,)
+            kinds = sorted(
+                (kind for kind in get_args(Kind) if KINDS[kind].exists),
+                key=lambda kind: not KINDS[kind].is_numeric,
+            )
+            return tuple((("", kind),) for kind in kinds)
+        return ((("", target if isinstance(target, str) else target.kind),),)
 
-    return kinds_of
+    return possible_kinds
 
 
 def _weighing(weights: str | Mapping[str, float] | None) -> str | dict[str, float] | None:
@@ -228,12 +277,12 @@ class _Comparison:
     Attributes:
         spec: the spec of the networks.
         groups: the groups of networks.
-        kind: the kind of their targets.
+        kinds: the kinds of their targets.
     """
 
     spec: Spec
     groups: Sequence[Sequence[NetworkSpec]]
-    kind: str
+    kinds: TargetKinds
 
     def mistakes(self) -> Iterable[SpecMistake]:
         """Yield the quantities that cannot be compared."""
@@ -267,7 +316,7 @@ class _Comparison:
                 f"{rule} compares all networks, but they monitor different metrics: {differences}",
                 "one train.stopping.monitor at the top",
             )
-        elif KINDS[self.kind].is_numeric and len(losses) > 1:
+        elif not self._has_accuracy and len(losses) > 1:
             yield self._mistake(
                 list(monitors.values())[-1],
                 "monitor",
@@ -279,7 +328,12 @@ class _Comparison:
             )
 
     def _monitor(self, train: Train) -> str:
-        return train.stopping.monitor or _default_monitor(train, self.kind)
+        return train.stopping.monitor or _default_monitor(train, self.kinds)
+
+    @property
+    def _has_accuracy(self) -> bool:
+        """Whether networks have the column ``accuracy``."""
+        return not are_several(self.kinds) and not KINDS[self.kinds[0][1]].is_numeric
 
     def _direction(self, train: Train, monitor: str) -> str:
         return str(train.stopping.direction or direction_of(monitor))
@@ -287,24 +341,51 @@ class _Comparison:
     def _measure(self, train: Train, monitor: str) -> str:
         """Return the loss or metric behind a monitored name, with its parameters."""
         name = monitor.removeprefix("val_")
-        words = self.spec.engine.words
         if train.step is not None:
             return f"{name} of {train.step}"
+        if are_several(self.kinds):
+            return self._measure_of_target(train, monitor)
+        return self._measure_of(train, monitor, self.kinds[0][1])
+
+    def _measure_of_target(self, train: Train, monitor: str) -> str:
+        """Return what a monitored name of several targets means."""
+        name = monitor.removeprefix("val_")
+        settings = settings_by_target(train, self.kinds, self.spec.engine.words.metrics)
+        prefix = monitor[: -len(name)]
+        if name == "loss":
+            weights = loss_weights(train, self.kinds)
+            return " + ".join(
+                f"{weights[target]:g} * {self._measure_of(settings[target], monitor, kind)}"
+                for target, kind in self.kinds
+            )
+        for target, kind in self.kinds:
+            if name.startswith(f"{target}_"):
+                column = name.removeprefix(f"{target}_")
+                measure = self._measure_of(settings[target], prefix + column, kind)
+                if measure:
+                    return f"{measure} of {target}"
+        return ""
+
+    def _measure_of(self, train: Train, monitor: str, kind: AnyKind) -> str:
+        """Return the loss or metric of one target behind a monitored name."""
+        name = monitor.removeprefix("val_")
+        words = self.spec.engine.words
         if name == "accuracy":
             return name
         if name != "loss":
             return next(
                 (
                     m.format_measure(m.canonical(metric, words.metrics))
-                    for metric in train.metrics
+                    for metric in list_metrics(train.metrics)
                     if m.label_of(metric) == name
                 ),
                 "",
             )
+        single = train.single
         loss = m.format_measure(
-            m.canonical_loss(train.loss, train.label_smoothing, self.kind, words.losses)
+            m.canonical_loss(single.loss, single.label_smoothing, kind, words.losses)
         )
-        weights = _weighing(train.class_weights)
+        weights = _weighing(single.class_weights)
         if monitor != "loss" or not weights:  # class weights apply to the training loss only
             return loss
         return f"{loss} with class_weights {json.dumps(weights, sort_keys=True)}"
@@ -343,10 +424,12 @@ class _Comparison:
         trains = [group[0].train for group in self.groups]
         common = [
             name
-            for name in map(m.label_of, trains[0].metrics)
-            if len({self._measure(train, name) for train in trains}) == 1 and direction_of(name)
+            for name in columns(trains[0], self.kinds, self.spec.engine.words.metrics)
+            if name not in m.FIELDS
+            and len({self._measure(train, name) for train in trains}) == 1
+            and direction_by_target(name)
         ]
-        if KINDS[self.kind].is_numeric:
+        if not self._has_accuracy:
             proposed = "mean_absolute_error"
         else:
             proposed = "accuracy"

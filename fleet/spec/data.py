@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from fleet.spec import fields as kinds
 from fleet.spec.section import section
@@ -43,7 +44,41 @@ class Pad:
     """With `to: longest`, the length to which longer rows are cut."""
 
 
-TargetSetting = Kind | Target
+def _is_by_name(value: Mapping[str, Any]) -> bool:
+    """Return True if a mapping describes targets by name, not one target.
+
+    >>> _is_by_name({"price": "value", "kind": "class"}), _is_by_name({"kind": "class"})
+    (True, False)
+    >>> _is_by_name({"kind": {"kind": "class"}}), _is_by_name({"kind": "class", "names": "mask"})
+    (True, True)
+    """
+    if isinstance(value.get("kind"), Mapping | Target):
+        return True
+    if "kind" not in value and not value.keys() & _KEYS:
+        return True
+    words = get_args(Kind)
+    items = [item for key, item in value.items() if key != "kind"]
+    return any(isinstance(item, Mapping | Target) or item in words for item in items)
+
+
+def _form_of_target(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return "kind" if isinstance(value, str) else "settings"
+    return "by name" if _is_by_name(value) else "settings"
+
+
+_KEYS = frozenset({"kind", "outputs", "names", "ignore"})
+_NamedTarget = Annotated[
+    Annotated[Kind, Tag("kind")] | Annotated[Target, Tag("settings")],
+    Discriminator(lambda value: "kind" if isinstance(value, str) else "settings"),
+]
+# Tagged by form, so that a mistake is reported for the form that the user chose.
+TargetSetting = Annotated[
+    Annotated[Kind, Tag("kind")]
+    | Annotated[Target, Tag("settings")]
+    | Annotated[dict[str, _NamedTarget], Tag("by name")],
+    Discriminator(_form_of_target),
+]
 
 
 @section
@@ -101,6 +136,7 @@ class Data:
     """What networks predict, if the source cannot tell: class (one of several), multilabel (any
     number of labels), value (numbers) or mask (a class for each pixel); or a mapping with more
     settings. none: nothing, for a step of your own (`train.step`) that learns from inputs alone.
+    Of several targets, a mapping of their names to these, like {price: value, kind: class}.
     """
     folds: Annotated[int, Field(ge=2), kinds.NO_FLAG] | None = None
     """Number of folds for cross-validation, instead of `validation`. Each network is trained once

@@ -9,10 +9,11 @@ from typing import Any
 
 from fleet.errors import UserError
 from fleet.plugins import find_policy
+from fleet.spec.by_target import list_metrics
 from fleet.spec.engine_keys import Problem, find_unknown_words
 from fleet.spec.engines import ENGINES, find_engine
 from fleet.spec.entries import attempt, engine_of, merged
-from fleet.spec.measures import FIELDS, label_of
+from fleet.spec.measures import FIELDS, label_of, may_be_computed
 from fleet.spec.naming import is_name, rule_of
 from fleet.spec.schema import OPTION_OF, Document, ModelEntry, policy_of_keys
 from fleet.spec.search import NETWORK_OBJECTIVES, Prune, find_rule
@@ -176,7 +177,7 @@ def find_objective_problems(document: Document, index: int, entry: ModelEntry) -
     if not objectives:
         return
     train = attempt([], merged, document.train, entry.train, {})
-    labels = [] if train is None else map(label_of, train.metrics)
+    labels = [] if train is None else map(label_of, list_metrics(train.metrics))
     quantities = [
         name for label in dict.fromkeys([*FIELDS, *labels]) for name in (label, f"val_{label}")
     ]
@@ -203,7 +204,7 @@ def find_objective_problems(document: Document, index: int, entry: ModelEntry) -
                 "objective",
                 f"the first objective should be one of {measured}",
             )
-        elif name not in quantities and name not in NETWORK_OBJECTIVES:
+        elif not may_be_computed(name, quantities) and name not in NETWORK_OBJECTIVES:
             yield (
                 path,
                 f"{name!r} is not computed",

@@ -182,7 +182,8 @@ def _kind(value: dict[str, Any]) -> str:
     """
     choices = value.get("anyOf", value.get("oneOf"))
     if choices:
-        kinds = [kind for kind in dict.fromkeys(map(_kind, choices)) if kind]
+        parts = [part for choice in choices for part in _kind(choice).split(", ")]
+        kinds = [kind for kind in dict.fromkeys(parts) if kind]
         return ", ".join(kind for kind in kinds if kind != "integer" or "number" not in kinds)
     names = value.get("enum", [value["const"]] if "const" in value else [])
     if names and len(names) <= MAX_CHOICES:

@@ -5,15 +5,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from fleet.errors import UserError
+from fleet.spec.by_target import is_loss_by_target, list_metrics
 from fleet.spec.engines import ENGINES, EngineInfo
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.model import check_import
 from fleet.spec.train import Optimizer, Train
 from fleet.vocabulary.batch_transforms import BATCH_TRANSFORMS
-from fleet.vocabulary.measures import SHORT, Direction, MeasureWord, canonical_name, direction_of
+from fleet.vocabulary.measures import (
+    SHORT,
+    Direction,
+    MeasureWord,
+    canonical_name,
+    direction_by_target,
+    direction_of,
+)
 from fleet.vocabulary.optimizers import SAME_ARGUMENTS
 from fleet.vocabulary.schedules import (
     accepted_arguments,
@@ -47,9 +55,12 @@ def find_unknown_words(
     words = engine.words
     knows = engine.knows
     yield from _check_optimizer(train.optimizer, engine, is_complete)
-    if train.loss is not None:
-        yield from _check_measure(("loss",), train.loss, words.losses, engine)
-    for metric in train.metrics:
+    if is_loss_by_target(train.loss):
+        for target, loss in dict(cast(Mapping[str, Measure], train.loss)).items():
+            yield from _check_measure(("loss", target), loss, words.losses, engine)
+    elif train.single.loss is not None:
+        yield from _check_measure(("loss",), train.single.loss, words.losses, engine)
+    for metric in list_metrics(train.metrics):
         yield from _check_measure(("metrics",), metric, words.metrics, engine)
     yield from _check_batch_transforms(train, engine)
     monitor = train.stopping.monitor
@@ -126,18 +137,15 @@ def find_direction(train: Train, engine: EngineInfo) -> Direction | None:
     direction = train.stopping.direction or direction_of(monitor)
     if direction is not None:
         return direction
-    metric_name = next(
-        (
-            name_of(metric)
-            for metric in train.metrics
-            if label_of(metric) == monitor.removeprefix("val_")
-        ),
-        "",
-    )
-    word = engine.words.metrics.get(canonical_name(metric_name))
-    if word is None:
-        return None
-    return word.better
+    column = monitor.removeprefix("val_")
+    names = {label_of(metric): name_of(metric) for metric in list_metrics(train.metrics)}
+    label = column
+    if label not in names:  # perhaps that of one of several targets
+        label = next((name for name in names if column.endswith(f"_{name}")), "")
+    if label:
+        word = engine.words.metrics.get(canonical_name(names[label]))
+        return None if word is None else word.better
+    return direction_by_target(monitor)
 
 
 def with_engine_defaults(train: Train, engine: EngineInfo, defaults: str) -> Train:

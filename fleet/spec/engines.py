@@ -123,6 +123,7 @@ class EngineInfo:
         joins_inputs: whether its families take samples of several inputs.
         takes_records: whether its networks take samples of several inputs.
         had_keras_optimizers: whether its optimizers were those of Keras in FLEET 0.2.
+        takes_several_targets: whether its networks predict several targets.
         needs_rates: whether it can train only at known rates, so that ``schedule.rates`` is
             required.
         checkpoint_bytes: (parameters, slots) -> bytes of a checkpoint's arrays; slots are the
@@ -130,7 +131,8 @@ class EngineInfo:
         count_parameters: counts the parameters of a network that is not of a family: (architecture,
             input shape, classes, seed) -> count; a function, or its import path as for ``make``.
             None if only building the network would tell.
-        join: joins several exported networks: (files, weight of each, kind of the targets) ->
+        join: joins several exported networks: (files, weight of each, kind of the targets, or a
+            :class:`preprocess.record_target.RecordTarget` of several) ->
             :class:`fleet.engines.base.ExportedEnsemble`; a function, or its import path as for
             ``make``. None if an export cannot be loaded again.
         to_onnx: writes an exported network as ONNX: (its file, the file to write); a function, or
@@ -163,6 +165,7 @@ class EngineInfo:
     joins_inputs: bool = False
     takes_records: bool = False
     had_keras_optimizers: bool = False
+    takes_several_targets: bool = False
     needs_rates: bool = False
     checkpoint_bytes: Callable[[int, int], int] = float32_bytes
     count_parameters: str | Callable[..., int] | None = None
@@ -225,6 +228,7 @@ ENGINES: dict[str, EngineInfo] = {
             # Keras plots galleries with the first and wraps models for the second; they take a
             # quarter of its import time.
             unwanted=("matplotlib", "sklearn"),
+            takes_several_targets=True,
             count_parameters=".keras.models:count_keras_parameters",
         ),
         EngineInfo(
@@ -274,6 +278,7 @@ ENGINES: dict[str, EngineInfo] = {
                 }
                 | TORCH_METRICS,
             ),
+            takes_several_targets=True,
             count_parameters=".torch.models:count_parameters",
         ),
         EngineInfo(

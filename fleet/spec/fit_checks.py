@@ -13,10 +13,18 @@ from fleet.spec.layers import count_for
 from fleet.spec.measures import describe_unfit
 from fleet.spec.model import Softmax, check_input
 from fleet.spec.schema import NetworkSpec, Spec
+from fleet.spec.target_settings import (
+    TargetKinds,
+    columns,
+    find_problems,
+    kinds_of,
+    settings_by_target,
+)
+from fleet.spec.train import Train
 from fleet.units import format_size, listed
 from fleet.vocabulary.measures import MeasureWord
 from preprocess.sample import SampleSpec
-from preprocess.target_kinds import KINDS
+from preprocess.target_kinds import KINDS, AnyKind
 
 # More bytes than any GPU has (2026: 432 GB). Each GPU holds the whole network, so a larger one
 # cannot be trained anywhere.
@@ -81,7 +89,8 @@ def _misfits(
             f"{monitor} needs validation data",
             "set data.validation, or monitor accuracy or loss",
         )
-    yield from find_unfit_measures(network, spec, sample.target.kind)
+    kinds = kinds_of(sample.target)
+    yield from find_unfit_measures(network, spec, kinds)
     is_softmax = network.architecture.kind == "family" and isinstance(
         network.architecture.settings, Softmax
     )
@@ -93,6 +102,24 @@ def _misfits(
             f"{network.architecture.target} predicts targets, and there are none "
             "(data.target: none)",
             "your own function (build:)",
+        )
+        return
+    if sample.target.parts and not spec.engine.takes_several_targets and spec.engine.learns:
+        yield (
+            network,
+            ("resources", "engine"),
+            f"{spec.engine.name} takes one target, and samples have several "
+            f"({', '.join(sample.target.parts)})",
+            "an engine that takes several, such as torch",
+        )
+        return
+    if sample.target.parts and is_built_in and spec.engine.learns:
+        yield (
+            network,
+            ("models", network.entry),
+            f"{network.architecture.target} has one output, and samples have several targets "
+            f"({', '.join(sample.target.parts)})",
+            "your own function (build:), which returns an output for each",
         )
         return
     if sample.target.semantics.is_of_pixels and is_built_in and not is_softmax:
@@ -151,44 +178,101 @@ def _misfit(
     return network, location, f"train.{key}: {wrong}", right
 
 
-def find_unfit_measures(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
-    """Yield losses and metrics that do not fit a kind of target."""
+def find_unfit_measures(network: NetworkSpec, spec: Spec, kinds: TargetKinds) -> Iterator[Misfit]:
+    """Yield settings, losses and metrics that do not fit the kinds of targets."""
     misfit = partial(_misfit, network, spec)
     train = network.train
-    losses = spec.engine.words.losses
-    metrics = spec.engine.words.metrics
-    if not KINDS[kind].exists and train.step is None and spec.engine.learns:
+    if not KINDS[kinds[0][1]].exists and train.step is None and spec.engine.learns:
         yield misfit(
             "step",
             "without targets (data.target: none) no named loss can be computed",
             "the import path of your own training step",
         )
         return
+    if train.step is None and spec.engine.learns:
+        problems = list(find_problems(train, kinds))
+        for key, wrong, right in problems:
+            yield misfit(".".join(key), wrong, right)
+        if problems:
+            return
+        yield from _find_unmeasured(network, spec, kinds)
+    settings = settings_by_target(train, kinds, spec.engine.words.metrics)
+    for name, kind in kinds:
+        yield from _find_unfit(network, spec, name, kind, settings[name])
+
+
+def _find_unmeasured(network: NetworkSpec, spec: Spec, kinds: TargetKinds) -> Iterator[Misfit]:
+    """Yield a monitored column that is not computed for these targets."""
+    monitor = network.train.stopping.monitor
+    computed = columns(network.train, kinds, spec.engine.words.metrics)
+    if monitor is not None and monitor.removeprefix("val_") not in computed:
+        yield _misfit(
+            network,
+            spec,
+            "stopping.monitor",
+            f"{monitor} is not computed",
+            f"one of {', '.join(computed)}, with or without val_ before it; add others to "
+            "train.metrics",
+        )
+
+
+def _find_unfit(
+    network: NetworkSpec, spec: Spec, name: str, kind: AnyKind, train: Train
+) -> Iterator[Misfit]:
+    """Yield losses and metrics that do not fit the kind of a target.
+
+    Args:
+        name: the name of the target, if there are several.
+        kind: its kind.
+        train: the settings that apply to it.
+    """
+    misfit = partial(_misfit, network, spec)
+    losses = spec.engine.words.losses
+    metrics = spec.engine.words.metrics
+    written = network.train
     if KINDS[kind].is_numeric and train.step is None:
         for key, value in (
             ("label_smoothing", train.label_smoothing),
             ("class_weights", train.class_weights),
         ):
             if value:
-                yield misfit(key, "targets are values, not classes", "leave it out")
+                yield misfit(
+                    _key_of(key, name, getattr(written, key)),
+                    f"{_subject(name)} are values, not classes",
+                    "leave it out",
+                )
         if (train.stopping.monitor or "").removeprefix("val_") == "accuracy":
             yield misfit(
                 "stopping.monitor",
                 describe_unfit("accuracy", kind, metrics),
                 "val_loss, or a metric such as val_mean_absolute_error from train.metrics",
             )
-    if train.loss is not None and (wrong := describe_unfit(train.loss, kind, losses)):
-        yield misfit("loss", wrong, _fitting(losses, kind))
+    loss = train.single.loss
+    if loss is not None and (wrong := describe_unfit(loss, kind, losses)):
+        yield misfit(_key_of("loss", name, written.loss), wrong, _fitting(losses, kind))
     for index, metric in enumerate(train.metrics):
         wrong = describe_unfit(metric, kind, metrics)
         if wrong:
-            yield misfit("metrics", wrong, _fitting(metrics, kind), index)
+            key = _key_of("metrics", name, written.metrics)
+            yield misfit(key, wrong, _fitting(metrics, kind), index)
     if train.class_weights is not None and KINDS[kind].has_label_sets:
         yield misfit(
-            "class_weights",
+            _key_of("class_weights", name, written.class_weights),
             "a sample with multilabel targets has no single class",
             "sample weights from the source",
         )
+
+
+def _subject(name: str) -> str:
+    """Return the subject of a sentence about a target."""
+    return f"the targets {name}" if name else "targets"
+
+
+def _key_of(key: str, name: str, value: object) -> str:
+    """Return the key of a setting, or of one target in it."""
+    if name and isinstance(value, Mapping) and name in value:
+        return f"{key}.{name}"
+    return key
 
 
 def _fitting(words: Mapping[str, MeasureWord], kind: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fleet.errors import UserError
@@ -159,15 +159,31 @@ def format_measure(measure: Measure) -> str:
 
 
 def check_measures(
-    loss: Measure | None, metrics: tuple[Measure, ...], class_weights: Any
+    losses: Sequence[Measure],
+    metrics: Sequence[Measure] | Mapping[str, Sequence[Measure]],
+    class_weights: Sequence[Any],
 ) -> list[str]:
-    """Check the loss, metrics and class weights; return the columns of the metrics.
+    """Check the losses, metrics and class weights; return the columns of the metrics.
+
+    Args:
+        losses: the loss, or that of each target.
+        metrics: the metrics, or those of each target.
+        class_weights: the class weights, or those of each target.
 
     Raises:
         ValueError: one of them is invalid.
     """
-    for key, measures in (("loss", () if loss is None else (loss,)), ("metrics", metrics)):
+    lists = list(metrics.values()) if isinstance(metrics, Mapping) else [metrics]
+    for key, measures in (("loss", losses), *(("metrics", names) for names in lists)):
         check_single_names(key, measures, "{AUC: {curve: PR}}")
+    for weights in class_weights:
+        if isinstance(weights, Mapping) and not all(map(is_weight, weights.values())):
+            raise ValueError(f"class_weights: {weights} should be numbers of at least 0")
+    return list(dict.fromkeys(label for names in lists for label in _check_labels(names)))
+
+
+def _check_labels(metrics: Sequence[Measure]) -> list[str]:
+    """Return the columns of metrics of one target, after checking that they differ."""
     labels = [label_of(name) for name in metrics]
     duplicates = [
         name
@@ -183,12 +199,10 @@ def check_measures(
             f"metrics: two columns of the results would be named {duplicates[0]!r}; rename one "
             "with the parameter `name`, as in {AUC: {curve: PR, name: auc_pr}}"
         )
-    if isinstance(class_weights, Mapping) and not all(map(is_weight, class_weights.values())):
-        raise ValueError(f"class_weights: {class_weights} should be numbers of at least 0")
     return labels
 
 
-def check_single_names(key: str, measures: tuple[Measure, ...], example: str) -> None:
+def check_single_names(key: str, measures: Sequence[Measure], example: str) -> None:
     """Check that each item of a setting is one name, perhaps with parameters.
 
     Args:
@@ -207,16 +221,27 @@ def check_single_names(key: str, measures: tuple[Measure, ...], example: str) ->
 
 
 def check_monitor(monitor: str | None, computed: list[str]) -> None:
-    """Check that the monitored quantity is computed.
+    """Check that the monitored quantity is computed, or may be one of several targets.
 
     Raises:
         ValueError: it is not computed.
     """
-    if monitor is not None and monitor.removeprefix("val_") not in computed:
+    if monitor is not None and not may_be_computed(monitor, computed):
         raise ValueError(
             f"stopping.monitor: {monitor!r} is not computed; it should be one of "
-            f"{', '.join(computed)}, with or without val_ before it; add others to train.metrics"
+            f"{', '.join(computed)}, with or without val_ before it, of several targets with their "
+            "names, like val_TARGET_loss; add others to train.metrics"
         )
+
+
+def may_be_computed(column: str, computed: Sequence[str]) -> bool:
+    """Return True if a column is computed, perhaps for a target whose name is not known yet.
+
+    >>> [may_be_computed(name, FIELDS) for name in ("val_loss", "val_kind_accuracy", "val_mae")]
+    [True, True, False]
+    """
+    name = column.removeprefix("val_")
+    return name in computed or name.endswith(tuple(f"_{measure}" for measure in computed))
 
 
 def class_weight_vector(

@@ -329,7 +329,7 @@ def arguments_for(
     function: Callable[..., Any],
     architecture: Architecture,
     input_shape: InputShape,
-    outputs: int,
+    outputs: int | dict[str, int],
 ) -> dict[str, Any]:
     """Return the keyword arguments for a custom model function.
 
@@ -341,7 +341,7 @@ def arguments_for(
         architecture: the description of the network.
         input_shape: the shape of a sample, such as (height, width, channels); of several inputs,
             their shapes by name.
-        outputs: number of classes, labels or values; 0 without targets.
+        outputs: number of classes, labels or values, of several targets by name; 0 without targets.
     """
     try:
         names = inspect.signature(function).parameters
@@ -351,7 +351,8 @@ def arguments_for(
         word = "outputs"
     else:
         word = "classes"
-    keywords = {"input_shape": input_shape, word: outputs, **copy.deepcopy(architecture.args)}
+    keywords = {"input_shape": input_shape, word: copy.copy(outputs)}
+    keywords |= copy.deepcopy(dict(architecture.args))
     is_required = word in names and names[word].default is inspect.Parameter.empty
     if not outputs and word not in architecture.args and not is_required:
         del keywords[word]

@@ -21,7 +21,7 @@ from fleet.spec.fields import (
 )
 from fleet.spec.old_keys import new_prune_key
 from fleet.spec.section import section
-from fleet.vocabulary.measures import UP, direction_of
+from fleet.vocabulary.measures import UP, direction_by_target
 from preprocess.user_code import UserCode
 
 Mode: TypeAlias = Literal["maximize", "minimize"]
@@ -71,7 +71,7 @@ class Objective:
         """Whether the objective is maximized or minimized; None if unknown."""
         if self.mode is not None or self.value in NETWORK_OBJECTIVES:
             return self.mode or NETWORK_OBJECTIVES[self.value]
-        direction = direction_of(self.value)
+        direction = direction_by_target(self.value)
         if direction is None:
             return None
         if direction == UP:

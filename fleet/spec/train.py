@@ -18,6 +18,15 @@ from pydantic import (
 )
 
 from fleet.spec import fields as kinds
+from fleet.spec.by_target import (
+    ClassWeights,
+    Loss,
+    MetricsSetting,
+    Smoothing,
+    TargetSettings,
+    list_class_weights,
+    list_losses,
+)
 from fleet.spec.fields import AboveZero, BelowOne, NotNegative, Positive, Real
 from fleet.spec.measures import FIELDS, Measure, check_measures, check_monitor, check_single_names
 from fleet.spec.section import section
@@ -29,15 +38,6 @@ from scheduler.ensemble.policies import POLICIES
 def _policies_with_batches() -> str:
     """Name the policies that choose batch sizes."""
     return " and ".join(policy.name for policy in POLICIES.values() if policy.sets_batch)
-
-
-def _with_text_keys(weights: Any) -> Any:
-    if isinstance(weights, Mapping):
-        return {str(key): value for key, value in weights.items()}
-    return weights
-
-
-ByClass = Annotated[dict[str, float], BeforeValidator(_with_text_keys)]
 
 
 @section
@@ -338,8 +338,9 @@ class Stopping:
     """
     monitor: kinds.Monitor | None = None
     """Quantity that decides which epoch is the best and when training ends: loss, accuracy or a
-    metric, with val_ in front for validation data. Default: val_accuracy for classes, val_loss
-    otherwise. Ties go to the epoch with the lowest loss, on validation data if there is any.
+    metric, with val_ in front for validation data; of one of several targets with its name, like
+    val_kind_accuracy. Default: val_accuracy for classes, val_loss otherwise. Ties go to the epoch
+    with the lowest loss, on validation data if there is any.
     """
     min_delta: NotNegative = 0.0
     """Smallest change of `monitor` that counts as an improvement."""
@@ -408,18 +409,24 @@ class Train:
     batch: Batch = Batch()
     optimizer: Optimizer = Optimizer()
     stopping: Stopping = Stopping()
-    loss: Measure | None = None
+    loss: Loss | None = None
     """Loss: a Keras name, like mean_absolute_error, or the import path of your own function of
     (targets, outputs), or (outputs, targets) if its parameters have these names, which returns a
     number for each sample, or for each pixel of masks; or one of these with parameters, like
     {huber: {delta: 2}}. Default: softmax cross-entropy for class, sigmoid cross-entropy for
-    multilabel, mean squared error for value, and the cross-entropy of each pixel for mask.
+    multilabel, mean squared error for value, and the cross-entropy of each pixel for mask. Of
+    several targets, a mapping of their names to losses, like {price: huber, kind:
+    categorical_crossentropy}; the loss is then their sum.
     """
-    metrics: tuple[Measure, ...] = ()
+    loss_weights: dict[str, NotNegative] | None = None
+    """Only for several targets: the factor of each target's loss in the sum, by name. Default: 1.
+    """
+    metrics: MetricsSetting = ()
     """More metrics to compute in each epoch: Keras names, like AUC or mean_absolute_error, and
     import paths of your own functions of (targets, outputs), which return a number for each sample;
     with parameters, like {AUC: {curve: PR, name: auc_pr}}, where `name` is the name of the column.
-    Outputs are probabilities, except for value.
+    Outputs are probabilities, except for value. Of several targets, a list applies to each target
+    that it fits; or a mapping of their names to such lists.
     """
     step: kinds.ImportPath | None = None
     """Import path of your own training step, a function of (model, batch, training). `batch` maps
@@ -437,18 +444,19 @@ class Train:
     A batch maps input, target and weight to NumPy arrays with rows first; classes are shares,
     (rows, classes). The numbers that rng draws, and the rows, do not depend on the number of GPUs.
     """
-    label_smoothing: BelowOne = 0.0
+    label_smoothing: Smoothing = 0.0
     """Label smoothing: the share of each target that the loss spreads evenly over all classes or
-    labels. Only for class, multilabel and mask.
+    labels. Only for class, multilabel and mask. Of several targets, also a mapping by name.
     """
     start: _FileOrStart | None = None
     """Initial weights: a file or a mapping. A network that resumes from a checkpoint, or starts
     from the weights of another network, does not read the file.
     """
-    class_weights: Literal["balanced"] | ByClass | None = None
+    class_weights: ClassWeights | None = None
     """Weight of the samples, or pixels, of each class in the training loss: a mapping of class
     names or indices to numbers of at least 0; missing classes have 1. balanced: all classes get the
-    same total weight; for mask, all masks are read first.
+    same total weight; for mask, all masks are read first. Of several targets, a mapping of their
+    names to these.
     """
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = "float32"
     """Precision of computations, as a Keras dtype policy. The mixed policies compute in 16 bits and
@@ -474,6 +482,12 @@ class Train:
     """
 
     @property
+    def single(self) -> TargetSettings:
+        """The settings of the only target; see :mod:`fleet.spec.target_settings`."""
+        settings: Any = (self.loss, self.metrics, self.label_smoothing, self.class_weights)
+        return TargetSettings(*settings)
+
+    @property
     def initial_weights(self) -> Start | None:
         """The settings of `start` as a mapping."""
         if isinstance(self.start, str):
@@ -482,7 +496,11 @@ class Train:
 
     @model_validator(mode="after")
     def _check_metrics(self) -> Train:
-        labels = check_measures(self.loss, self.metrics, self.class_weights)
+        labels = check_measures(
+            list_losses(self.loss),
+            self.metrics,
+            list_class_weights(self.class_weights),
+        )
         check_single_names("batch_transforms", self.batch_transforms, "{mixup: {alpha: 0.2}}")
         if self.step is None:
             check_monitor(self.stopping.monitor, [*FIELDS, *labels])
@@ -518,7 +536,8 @@ class Train:
                 "compile: true has no effect, because the function of `step` calls the module; "
                 "leave it out"
             )
-        for key in ("loss", "metrics", "label_smoothing", "class_weights", "batch_transforms"):
+        computed = ("loss", "metrics", "label_smoothing", "class_weights", "batch_transforms")
+        for key in (*computed, "loss_weights"):
             if getattr(self, key):
                 raise ValueError(
                     f"{key}: {getattr(self, key)} has no effect, because the function of `step` "

@@ -110,6 +110,7 @@ _OPTIMIZER_BEFORE = (
 )
 _LATER: dict[str, Any] = {
     "loss": None,
+    "loss_weights": None,
     "metrics": [],
     "label_smoothing": 0.0,
     "class_weights": None,

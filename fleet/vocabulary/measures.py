@@ -222,6 +222,17 @@ def canonical_name(name: str) -> str:
     return SHORT.get(name.lower(), SHORT.get(lower, lower))
 
 
+def direction_by_target(monitor: str) -> Direction | None:
+    """Return ``max`` or ``min`` of a column that may be of one of several targets; None if unknown.
+
+    >>> direction_by_target("val_kind_accuracy"), direction_by_target("val_accuracy")
+    ('max', 'max')
+    """
+    words = monitor.removeprefix("val_").split("_")
+    names = ("_".join(words[first:]) for first in range(len(words)))
+    return next((direction for name in names if (direction := direction_of(name))), None)
+
+
 @cache  # each ranking of networks calls it for every network
 def direction_of(monitor: str) -> Direction | None:
     """Return ``max`` or ``min``; None if unknown, for a metric that Keras does not have.

@@ -33,7 +33,14 @@ from preprocess.record_pipeline import make_input_pipeline
 from preprocess.records import AnyTransforms, lists_of, transforms_by_input
 from preprocess.sample import Affine, SampleSpec
 from preprocess.source import assign_folds, open_per_target
-from preprocess.target import TargetSpec, TargetWish, plain_targets, read_mask, target_of
+from preprocess.target import (
+    Request,
+    TargetSpec,
+    TargetWish,
+    plain_targets,
+    read_mask,
+    target_of,
+)
 from preprocess.transforms.color import Standardize
 from preprocess.transforms.on_device import inline_device_transforms
 
@@ -269,7 +276,7 @@ def _describe_standardizing(spec: Spec, transforms_by_key: Mapping[str, AnyTrans
     )
 
 
-def _list_targets(spec: Spec) -> list[Target | str | None]:
+def _list_targets(spec: Spec) -> list[Any]:
     """Return the distinct targets of all input pipelines."""
     targets = [settings.target for settings in spec.data_by_pipeline.values()]
     return [target for index, target in enumerate(targets) if target not in targets[:index]]
@@ -286,10 +293,16 @@ def _split_by_pipeline(spec: Spec, data_sets: tuple[DataSet, ...]) -> dict[str, 
     }
 
 
-def _parse_target(target: str | Target | None) -> TargetWish | None:
+def _parse_target(target: str | Target | Mapping[str, str | Target] | None) -> Request:
     """Parse the target settings of a spec."""
     if target is None:
         return None
+    if isinstance(target, Mapping):
+        return {name: _parse_wish(part) for name, part in target.items()}
+    return _parse_wish(target)
+
+
+def _parse_wish(target: str | Target) -> TargetWish:
     if isinstance(target, str):
         target = Target(kind=target)  # type: ignore[arg-type] # the schema has checked it
     return TargetWish(target.kind, target.outputs, target.names, target.ignore)
@@ -301,24 +314,44 @@ def resolve_with_data(opened: Inputs, *specs: Spec) -> list[Spec]:
     Raises:
         UserError: class weights do not fit the classes of the data.
     """
-    target_counts: dict[str, tuple[TargetSpec, tuple[int, ...]]] = {}
+    target_counts: dict[str, tuple[TargetSpec, dict[str, tuple[int, ...]]]] = {}
     networks = [network for spec in specs for network in spec.networks]
     for key in specs[0].data_by_pipeline:
         source = (opened.pipelines[key].data if opened.pipelines else opened.data).train
         target = target_of(source)
-        counts = tuple[int, ...]()
-        if any(
-            network.train.class_weights == "balanced"
-            for network in networks
-            if network.pipeline == key
-        ):
-            if target.semantics.is_of_pixels:
-                counts = _count_class_pixels(source, target)
-            elif target.semantics.has_classes:
-                targets = np.asarray(plain_targets(source))
-                counts = tuple(np.bincount(targets, minlength=target.outputs).tolist())
-        target_counts[key] = target, counts
+        balanced: set[str] = set()
+        for network in networks:
+            if network.pipeline == key:
+                balanced |= _balanced_targets(network.train.class_weights, target)
+        target_counts[key] = target, {name: _count(source, target, name) for name in balanced}
     return [with_data_defaults(spec, target_counts) for spec in specs]
+
+
+def _balanced_targets(weights: Any, target: TargetSpec) -> set[str]:
+    """Return the names of targets whose classes are weighted by their samples; one has no name."""
+    if weights == "balanced":
+        return {
+            name
+            for name, part in (target.parts or {"": target}).items()
+            if part.semantics.has_classes
+        }
+    if not isinstance(weights, Mapping):
+        return set()
+    return {
+        name
+        for name, part in target.parts.items()
+        if weights.get(name) == "balanced" and part.semantics.has_classes
+    }
+
+
+def _count(source: Source, target: TargetSpec, name: str) -> tuple[int, ...]:
+    """Count the samples, or pixels, of each class of a target by its name, if there are several."""
+    part = target.parts[name] if name else target
+    if part.semantics.is_of_pixels:
+        return _count_class_pixels(source, part)
+    targets = plain_targets(source)
+    labels = np.asarray(targets[name] if name else targets)
+    return tuple(np.bincount(labels, minlength=part.outputs).tolist())
 
 
 def _count_class_pixels(source: Source, target: TargetSpec) -> tuple[int, ...]:

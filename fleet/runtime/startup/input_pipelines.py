@@ -356,7 +356,7 @@ def _check_targets(spec: Spec, pipelines: Mapping[str, InputPipeline]) -> None:
 
 
 def _sizeless_target(pipeline: InputPipeline) -> TargetSpec:
-    return replace(pipeline.samples["train"].target, size=None)
+    return pipeline.samples["train"].target.with_size(None)
 
 
 def _locate(spec: Spec, key: str) -> str:

@@ -62,7 +62,7 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
     group = training.group
     assert isinstance(trainable, SupportsPrediction)  # see can_predict()
     predictions = Outputs(
-        np.zeros((samples.samples, target.outputs), np.float32),
+        np.zeros((samples.samples, *target.output_shape), np.float32),
         np.zeros((samples.samples, *target.shape), target.dtype),
         None if target.is_plain else np.zeros(samples.samples, np.float32),
     )
@@ -87,8 +87,18 @@ def predict(training: Training, samples: Validation) -> tuple[StepTotals, Output
     summed = _sum_over(training, samples, fill, lambda: False)
     assert summed is not None
     for array in predictions.arrays.values():  # each row is 0 on all ranks except one
-        group.sum(array)
+        for column in columns_of(array):
+            total = np.ascontiguousarray(column)
+            group.sum(total)
+            column[...] = total
     return summed, predictions
+
+
+def columns_of(array: np.ndarray) -> list[np.ndarray]:
+    """Return the fields of records as views; other arrays as they are."""
+    if array.dtype.names is None:
+        return [array]
+    return [array[name] for name in array.dtype.names]
 
 
 def _sum_over(

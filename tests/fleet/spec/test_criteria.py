@@ -115,8 +115,8 @@ def test_check_comparable_ignores_class_weights_of_one():
 def test_check_comparable_with_unknown_target_kind():
     resolved = spec({"loss": "huber"}, {}, target=None)
     with refused(SpecError, "val_loss"):
-        check_comparable(resolved, resolved.networks, lambda network: ("value",))
-    check_comparable(resolved, resolved.networks, lambda network: ("class",))
+        check_comparable(resolved, resolved.networks, lambda network: ((("", "value"),),))
+    check_comparable(resolved, resolved.networks, lambda network: ((("", "class"),),))
     # mse is the default loss of values.
     spec({"loss": "mse"}, {}, target=None, train={"stopping": {"monitor": "val_loss"}})
     refusal_of(
@@ -178,7 +178,9 @@ def test_check_comparable_names_no_line_of_an_added_entry(tmp_path):
         before, {"family": "softmax", "name": "b", "train": {"loss": "huber"}}, ["a"]
     )
     with pytest.raises(SpecError) as refusal:
-        check_comparable(extended, (*before.networks, *networks), lambda network: ("value",))
+        check_comparable(
+            extended, (*before.networks, *networks), lambda network: ((("", "value"),),)
+        )
     message = str(refusal.value)
     assert "\n  entry: train.stopping.monitor: val_loss is not the same" in message
     assert "mean_squared_error for a (line 3), huber for b;" in message

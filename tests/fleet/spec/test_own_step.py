@@ -67,5 +67,5 @@ def test_step_needs_a_direction_of_unknown_metrics():
 
 
 def test_step_monitors_the_validation_loss_by_default():
-    spec = with_data_defaults(parse(document()), {"": (class_target(3), ())})
+    spec = with_data_defaults(parse(document()), {"": (class_target(3), {})})
     assert spec.networks[0].train.stopping.metric == "val_loss"
