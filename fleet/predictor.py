@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from fleet.storage.results import read_results
 from fleet.storage.run_spec import load_run_spec
 from preprocess.base import INPUT, Source
 from preprocess.record_pipeline import AnyPipeline, make_pipeline
+from preprocess.record_target import record_of
 from preprocess.records import (
     AnyTransforms,
     RecordTransforms,
@@ -32,6 +33,7 @@ from preprocess.sources.image_folder import describe_unread
 from preprocess.sources.new_arrays import NewArrays, is_array_file
 from preprocess.sources.table import Columns, NewRows
 from preprocess.target import TargetSpec
+from preprocess.target_kinds import TargetKind
 from preprocess.transforms import Transform
 from preprocess.transforms.decoding import Decode
 from preprocess.views import WithoutTargets
@@ -81,7 +83,7 @@ class Predictor:
             columns = Columns((), False, ())  # of arrays, which have no names
         self._columns = columns
         self._target_columns = () if columns is None else columns.targets
-        members = _members(paths, candidates, self.sample.target.kind, top, select)
+        members = _members(paths, candidates, self.sample.target.semantics, top, select)
         parts = {
             candidate.row.name: [part.name for part in candidate.parts]
             for candidate in candidates
@@ -105,19 +107,35 @@ class Predictor:
         for name, file in files.items():
             if self._spec.engine.join is not None and not file.is_file():
                 raise UserError(f"{file} is missing: {name} was not exported")
+        target = self.sample.target
         self._ensemble = load_ensemble(
-            self._spec, list(files.values()), list(self.weights.values()), self.sample.target.kind
+            self._spec,
+            list(files.values()),
+            list(self.weights.values()),
+            record_of(target) if target.parts else target.kind,
         )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the classes, labels or values; numbers if they are unnamed."""
+        """Names of the classes, labels or values; numbers if they are unnamed.
+
+        Those of several targets follow each other, with the names of their targets.
+        """
         target = self.sample.target
+        if target.parts:
+            return tuple(
+                f"{name} {output}" for name in target.parts for output in self.names_of(name)
+            )
         if target.names:
             return target.names
         if target.semantics.is_numeric and len(self._target_columns) == target.outputs:
             return self._target_columns
         return tuple(map(str, range(target.outputs)))
+
+    def names_of(self, target: str) -> tuple[str, ...]:
+        """Return the names of the outputs of one of several targets by its name."""
+        part = self.sample.target.by_name[target]
+        return part.names or tuple(map(str, range(part.outputs)))
 
     @property
     def target_column(self) -> str | None:
@@ -127,7 +145,9 @@ class Predictor:
             return columns[0]
         return None
 
-    def predict(self, inputs: np.ndarray | Mapping[str, np.ndarray]) -> np.ndarray:
+    def predict(
+        self, inputs: np.ndarray | Mapping[str, np.ndarray]
+    ) -> np.ndarray | dict[str, np.ndarray]:
         """Predict from prepared inputs, such as :meth:`prepare` yields.
 
         Args:
@@ -136,7 +156,8 @@ class Predictor:
 
         Returns:
             (n, classes) probabilities that sum to 1, (n, labels) probabilities of labels, (n,
-            values), or for masks (n, height, width, classes), all float32.
+            values), or for masks (n, height, width, classes), all float32. Of several targets, such
+            arrays by name.
 
         Raises:
             UserError: the inputs have another shape, or one is missing.
@@ -154,7 +175,10 @@ class Predictor:
                 f"the inputs have shape {inputs.shape}; these networks take (n, "
                 f"{', '.join(map(str, self.sample.input.shape))})"
             )
-        return self._ensemble.predict(inputs)
+        predicted = self._ensemble.predict(inputs)
+        if not self.sample.target.parts:
+            return predicted
+        return record_of(self.sample.target).split_outputs(predicted)
 
     def _joined(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return named inputs as one array: records, if there are several."""
@@ -184,7 +208,9 @@ class Predictor:
             or Path(file).suffix.lower() in _TABLES
         )
 
-    def predict_files(self, files: Sequence[str | Path]) -> tuple[list[str], np.ndarray]:
+    def predict_files(
+        self, files: Sequence[str | Path]
+    ) -> tuple[list[str], np.ndarray | dict[str, np.ndarray]]:
         """Predict from files: images, folders, tables, or arrays with one input per row.
 
         The columns of a table may have any order, and may include other columns. A table of numbers
@@ -199,13 +225,18 @@ class Predictor:
             InputError, UserError: a file cannot be read, or does not fit these networks.
         """
         names = []
-        predicted = []
+        predicted: list[Any] = []
         for batch_names, inputs in self.prepare(files):
             names += batch_names
             predicted.append(self.predict(inputs))
         if not names:
             raise UserError("no inputs to predict from; name images, tables or .npy files")
-        return names, np.concatenate(predicted)
+        if not self.sample.target.parts:
+            return names, np.concatenate(predicted)
+        return names, {
+            name: np.concatenate([batch[name] for batch in predicted])
+            for name in self.sample.target.parts
+        }
 
     def prepare(self, files: Sequence[str | Path]) -> Iterator[tuple[list[str], np.ndarray]]:
         """Read files like :meth:`predict_files`, and transform them like validation samples.
@@ -364,7 +395,7 @@ def _converted(name: str, values: np.ndarray, expected: ArraySpec) -> np.ndarray
 def _members(
     paths: RunPaths,
     candidates: Sequence[Candidate],
-    kind: str,
+    semantics: TargetKind,
     count: int | None,
     select: str | None,
 ) -> dict[str, int]:
@@ -376,4 +407,4 @@ def _members(
         raise UserError("--top and --select exclude each other")
     if select != GREEDY:
         raise UserError(f"--select {select}: should be {GREEDY}")
-    return select_greedy(paths, candidates, kind)
+    return select_greedy(paths, candidates, semantics)

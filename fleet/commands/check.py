@@ -47,8 +47,9 @@ from fleet.terminal import print_table, progress_bar
 from fleet.units import format_size
 from launch.errors import InputError
 from launch.memory import free_shared_memory
-from preprocess.base import DataSet
-from preprocess.target import plain_targets, target_of
+from preprocess.base import DataSet, Source
+from preprocess.target import TargetSpec, plain_targets, target_of
+from preprocess.views import split_targets
 
 _SAMPLES = 8  # samples of the data for training steps
 _CLASSES = 40  # classes to list at most, the rarest ones first
@@ -282,7 +283,7 @@ def _numbers(result: _CheckResult) -> dict[str, Any]:
             **test,
             "classes": list(data.classes),
             "class_counts": _counts(data),
-            "target": {"kind": target.kind, "outputs": target.outputs},
+            "target": _describe_target(target),
             **form,
             "cache": None if result.cache is None else dataclasses.asdict(result.cache),
             "networks": [
@@ -291,6 +292,13 @@ def _numbers(result: _CheckResult) -> dict[str, Any]:
             ],
         }
     return numbers
+
+
+def _describe_target(target: TargetSpec) -> dict[str, Any]:
+    """Return kind and number of outputs; of several targets, by name."""
+    if target.parts:
+        return {name: _describe_target(part) for name, part in target.parts.items()}
+    return {"kind": target.kind, "outputs": target.outputs}
 
 
 def _rows(spec: Spec, result: _CheckResult) -> Iterator[tuple[NetworkSpec, SmokeTestResult]]:
@@ -350,12 +358,30 @@ def _counts(data: DataSet) -> dict[str, dict[str, int]]:
         if split != "train" and source is data.train:  # folds share the training data
             continue
         target = target_of(source)
+        if target.parts:
+            of_split = _counts_by_target(source)
+            if of_split:
+                counts_by_split[split] = of_split
+            continue
         counts = target.semantics.counts(plain_targets(source), target.outputs)
         if counts is None:
             return {}
         names = data.classes or tuple(map(str, range(target.outputs)))
         counts_by_split[split] = dict(zip(names, counts.tolist(), strict=True))
     return counts_by_split
+
+
+def _counts_by_target(source: Source) -> dict[str, int]:
+    """Count the samples of each class or label of several targets."""
+    by_name: dict[str, int] = {}
+    for name, part in split_targets(source).items():
+        target = target_of(part)
+        counts = target.semantics.counts(plain_targets(part), target.outputs)
+        if counts is not None:
+            names = target.names or tuple(map(str, range(target.outputs)))
+            named = [f"{name}: {output}" for output in names]
+            by_name |= dict(zip(named, counts.tolist(), strict=True))
+    return by_name
 
 
 def _print_classes(data: DataSet) -> None:

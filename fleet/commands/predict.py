@@ -18,7 +18,7 @@ import argparse
 import csv
 import sys
 from contextlib import nullcontext, redirect_stdout
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from fleet.errors import StorageError, UserError
 from fleet.prediction.ensembles import GREEDY
 from fleet.predictor import Predictor
 from fleet.terminal import print_table
+from preprocess.target_kinds import TargetKind
+
+_Predicted: TypeAlias = Any  # an array of predictions; of several targets, by name
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +82,8 @@ def _run(args: argparse.Namespace) -> None:
     if args.images:
         names, predicted = predictor.predict_files(args.images)
         predictions = [
-            {"image": name, **_as_record(predictor, row)}
-            for name, row in zip(names, predicted, strict=True)
+            {"image": name, **record}
+            for name, record in zip(names, _records(predictor, predicted), strict=True)
         ]
     show(
         args,
@@ -98,19 +101,22 @@ def _predict_rows(predictor: Predictor, args: argparse.Namespace) -> None:
             "networks": predictor.weights,
             "names": predictor.names,
             "rows": [
-                {"table": table, "row": row, **_as_record(predictor, numbers)}
+                {"table": table, "row": row, **record}
                 for table, predicted in tables.items()
-                for row, numbers in enumerate(predicted)
+                for row, record in enumerate(_records(predictor, predicted))
             ],
         },
         lambda: _print_rows(predictor, tables),
     )
 
 
-def _print_rows(predictor: Predictor, tables: dict[str, np.ndarray]) -> None:
+def _print_rows(predictor: Predictor, tables: dict[str, _Predicted]) -> None:
     semantics = predictor.sample.target.semantics
     print(f"With {_describe_ensemble(predictor)}:", file=sys.stderr)
     first = 1 if len(tables) == 1 else 0  # the name of the only table is left out
+    if predictor.sample.target.parts:
+        _print_several(predictor, tables, first)
+        return
     headers = [
         *["table", "row"][first:],
         *(predictor.target_column or header for header in semantics.headers),
@@ -126,13 +132,58 @@ def _print_rows(predictor: Predictor, tables: dict[str, np.ndarray]) -> None:
             writer.writerow([table, row, *chosen, *map(str, numbers)][first:])
 
 
-def _as_record(predictor: Predictor, row: np.ndarray) -> dict[str, Any]:
-    """Return the prediction for a sample as the JSON output has it."""
-    semantics = predictor.sample.target.semantics
+def _print_several(predictor: Predictor, tables: dict[str, _Predicted], first: int) -> None:
+    """Print the predictions of several targets for the rows of tables, as CSV.
+
+    Args:
+        tables: name of a table -> predictions for its rows, by target.
+        first: the first of the columns table and row that is printed.
+    """
+    targets = predictor.sample.target.parts
+    columns = ["table", "row"]
+    for name, target in targets.items():
+        columns += [name] * len(target.semantics.headers)
+        columns += _output_columns(predictor, name)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns[first:])
+    for table, predicted in tables.items():
+        for row in range(len(next(iter(predicted.values())))):
+            cells: list[Any] = [table, row]
+            for name, target in targets.items():
+                numbers = predicted[name][row]
+                chosen = target.semantics.choose(predictor.names_of(name), numbers)
+                cells += [_joined(chosen[header]) for header in target.semantics.headers]
+                cells += map(str, numbers)
+            writer.writerow(cells[first:])
+
+
+def _output_columns(predictor: Predictor, name: str) -> list[str]:
+    """Return the columns of the outputs for one of several targets."""
+    target = predictor.sample.target.parts[name]
+    if target.semantics.is_numeric and target.outputs == 1:
+        return [name]
+    return [f"{name} {output}" for output in predictor.names_of(name)]
+
+
+def _records(predictor: Predictor, predicted: _Predicted) -> list[dict[str, Any]]:
+    """Return the predictions for samples as the JSON output has them; of several, by target."""
+    target = predictor.sample.target
+    if not target.parts:
+        return [_as_record(target.semantics, predictor.names, row) for row in predicted]
+    by_target = {
+        name: [_as_record(part.semantics, predictor.names_of(name), row) for row in predicted[name]]
+        for name, part in target.parts.items()
+    }
+    rows = zip(*by_target.values(), strict=True)
+    return [dict(zip(by_target, records, strict=True)) for records in rows]
+
+
+def _as_record(semantics: TargetKind, names: tuple[str, ...], row: np.ndarray) -> dict[str, Any]:
+    """Return the prediction of a target for a sample as the JSON output has it."""
     return {
-        **semantics.choose(predictor.names, row),
+        **semantics.choose(names, row),
         "values" if semantics.is_numeric else "probabilities": dict(
-            zip(predictor.names, map(float, row), strict=True)
+            zip(names, map(float, row), strict=True)
         ),
     }
 
@@ -175,8 +226,19 @@ def _describe_ensemble(predictor: Predictor) -> str:
 
 
 def _format_value(value: Any) -> Any:
+    if isinstance(value, dict) and any(isinstance(item, dict) for item in value.values()):
+        return _format_target(value)
     if isinstance(value, dict):
         return ", ".join(f"{name} {number:.4g}" for name, number in value.items())
     if isinstance(value, list):
         return ", ".join(value)
     return value
+
+
+def _format_target(record: dict[str, Any]) -> str:
+    """Format the prediction of one of several targets: the class, the labels or the values."""
+    if "class" in record:
+        return f"{record['class']} ({record['probability']:.4g})"
+    if "labels" in record:
+        return ", ".join(record["labels"])
+    return ", ".join(f"{number:.4g}" for number in record["values"].values())

@@ -24,6 +24,7 @@ from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.results import NetworkResult, Status
 from fleet.units import listed
 from launch.errors import pluralize
+from preprocess.target_kinds import TargetKind
 
 log = logging.getLogger("fleet.prediction.ensembles")
 
@@ -153,18 +154,20 @@ def select_top(candidates: Sequence[Candidate], count: int) -> dict[str, int]:
     return dict.fromkeys(finished[:count], 1)
 
 
-def select_greedy(paths: RunPaths, candidates: Sequence[Candidate], kind: str) -> dict[str, int]:
+def select_greedy(
+    paths: RunPaths, candidates: Sequence[Candidate], semantics: TargetKind
+) -> dict[str, int]:
     """Return the best combination of networks, and how often each counts; see :func:`greedy`.
 
     Args:
         paths: paths of the run.
         candidates: networks of the run that can be combined, best first.
-        kind: kind of the targets.
+        semantics: what the kind of the targets means.
 
     Raises:
         UserError: no predictions were saved.
     """
-    predictions = _comparable(paths, candidates, kind)
+    predictions = _comparable(paths, candidates, semantics)
     if not predictions:
         raise UserError(
             f"{paths.root}: no network has saved predictions for validation samples, which "
@@ -175,7 +178,7 @@ def select_greedy(paths: RunPaths, candidates: Sequence[Candidate], kind: str) -
 
 
 def _comparable(
-    paths: RunPaths, candidates: Sequence[Candidate], kind: str
+    paths: RunPaths, candidates: Sequence[Candidate], semantics: TargetKind
 ) -> dict[str, Predictions]:
     """Return predictions of finished networks for equal validation samples, best first.
 
@@ -185,7 +188,7 @@ def _comparable(
     predictions: dict[str, Predictions] = {}
     numbers = 0
     for candidate in candidates:
-        predicted = _read_validation(paths, candidate, kind) if candidate.is_finished else None
+        predicted = _read_validation(paths, candidate, semantics) if candidate.is_finished else None
         if predicted is None or not predicted.values.size:
             continue
         if predictions and not predicted.is_comparable(next(iter(predictions.values()))):
@@ -202,17 +205,19 @@ def _comparable(
     return predictions
 
 
-def _read_validation(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions | None:
+def _read_validation(
+    paths: RunPaths, candidate: Candidate, semantics: TargetKind
+) -> Predictions | None:
     """Return a network's validation predictions; of folds, each for its held-out samples."""
-    parts = _read_parts(paths, candidate, PARTS[0], kind)
+    parts = _read_parts(paths, candidate, PARTS[0], semantics)
     if not parts:
         return None
     return concatenate(parts)
 
 
-def _read_test(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions | None:
+def _read_test(paths: RunPaths, candidate: Candidate, semantics: TargetKind) -> Predictions | None:
     """Return a network's test predictions; of folds, their mean."""
-    parts = _read_parts(paths, candidate, PARTS[1], kind)
+    parts = _read_parts(paths, candidate, PARTS[1], semantics)
     if not parts or not all(part.is_comparable(parts[0]) for part in parts):
         return None
     mean = np.mean([part.values for part in parts], axis=0, dtype=np.float64)
@@ -220,10 +225,10 @@ def _read_test(paths: RunPaths, candidate: Candidate, kind: str) -> Predictions 
 
 
 def _read_parts(
-    paths: RunPaths, candidate: Candidate, part: str, kind: str
+    paths: RunPaths, candidate: Candidate, part: str, semantics: TargetKind
 ) -> Sequence[Predictions]:
     """Return the predictions of a network, or of each fold; empty if some are missing."""
-    read = [read_predictions(paths, row.name, part, kind) for row in candidate.parts]
+    read = [read_predictions(paths, row.name, part, semantics) for row in candidate.parts]
     available = [predicted for predicted in read if predicted is not None]
     return available if len(available) == len(read) else ()
 
@@ -253,7 +258,8 @@ def greedy(predictions: Sequence[np.ndarray], truth: Truth, rounds: int = ROUNDS
         Index of each network of the best prefix -> number of times that it is included, in the
         order of selection.
 
-    >>> truth = Truth("class", np.array([0, 1]))
+    >>> from preprocess.target_kinds import KINDS
+    >>> truth = Truth(KINDS["class"], np.array([0, 1]))
     >>> greedy([np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([[0.4, 0.6], [0.1, 0.9]])], truth)
     {0: 1, 1: 1}
     """
@@ -286,19 +292,19 @@ def _order(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
 
 
 def score_ensembles(
-    paths: RunPaths, candidates: Sequence[Candidate], kind: str
+    paths: RunPaths, candidates: Sequence[Candidate], semantics: TargetKind
 ) -> list[EnsembleResult]:
     """Score the best network, ensembles of the best few, and the greedy choice.
 
     Args:
         paths: paths of the run.
         candidates: networks of the run that can be combined, best first.
-        kind: kind of the targets.
+        semantics: what the kind of the targets means.
 
     Returns:
         The scores; empty if fewer than two networks can be compared.
     """
-    predictions = _comparable(paths, candidates, kind)
+    predictions = _comparable(paths, candidates, semantics)
     if len(predictions) < 2:
         return []
     names = list(predictions)
@@ -310,7 +316,7 @@ def score_ensembles(
     test_predictions = {}
     for candidate in candidates:
         if candidate.row.name in predictions:
-            test = _read_test(paths, candidate, kind)
+            test = _read_test(paths, candidate, semantics)
             if test is not None:
                 test_predictions[candidate.row.name] = test
     truth = next(iter(predictions.values())).truth

@@ -15,6 +15,7 @@ from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from preprocess.base import INPUT
 from preprocess.moments import Standardization
+from preprocess.record_target import RecordTarget
 from preprocess.sample import ArraySpec, SampleSpec
 from preprocess.sources.table import Columns, InputColumns
 from preprocess.target import TargetSpec
@@ -40,7 +41,9 @@ def write_sample(
     feeds = {}
     for feed, feed_names in names.items():
         described = sample.for_pipeline(feed)
-        target = replace(described.target, names=feed_names)
+        target = described.target
+        if not target.parts:
+            target = replace(target, names=feed_names)
         feeds[feed] = {**_describe_inputs(described), "target": asdict(target)}
     first = next(iter(feeds.values()))
     content: dict[str, Any] = dict(first)
@@ -120,6 +123,17 @@ def read_standardized(paths: RunPaths) -> dict[str, Standardization]:
         ) from error
 
 
+def target_of_record(record: Mapping[str, Any]) -> TargetSpec:
+    """Return the target that :func:`dataclasses.asdict` has described."""
+    if "fields" in record:
+        parts = {name: target_of_record(part) for name, part in record["fields"]}
+        return RecordTarget.of(parts, record["weighted"])
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in record.items()
+    }
+    return TargetSpec(**fields)
+
+
 def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
     """Return the description of a run's samples, without the scaling that exports apply.
 
@@ -137,11 +151,7 @@ def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
             name: ArraySpec(tuple(array["shape"]), array["dtype"])
             for name, array in record.get("inputs", {INPUT: record.get("image")}).items()
         }
-        target_fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in record["target"].items()
-        }
-        target = TargetSpec(**target_fields)
+        target = target_of_record(record["target"])
     except FileNotFoundError:
         raise UserError(
             f"{paths.root} has no {paths.sample.name}, so it is not a run, or is a run of an "

@@ -21,7 +21,7 @@ from fleet.prediction.scores import Truth
 from fleet.storage.paths import RunPaths
 from fleet.storage.writer import CheckpointWriter
 from preprocess.target import TargetSpec
-from preprocess.target_kinds import KINDS
+from preprocess.target_kinds import TargetKind
 
 log = logging.getLogger("fleet.prediction.saved_predictions")
 
@@ -98,14 +98,16 @@ def save_outputs(writer: CheckpointWriter, path: Path, outputs: Outputs, rows: n
     )
 
 
-def read_predictions(paths: RunPaths, name: str, part: str, kind: str) -> Predictions | None:
+def read_predictions(
+    paths: RunPaths, name: str, part: str, semantics: TargetKind
+) -> Predictions | None:
     """Return the predictions of a network; None if they are missing or damaged.
 
     Args:
         paths: paths of the run.
         name: name of the network.
         part: ``validation`` or ``test``.
-        kind: kind of the targets.
+        semantics: what the kind of the targets means.
     """
     path = paths.predictions(name, part)
     try:
@@ -121,8 +123,8 @@ def read_predictions(paths: RunPaths, name: str, part: str, kind: str) -> Predic
         return None
     is_readable = (targets if weights is None else weights) >= 0
     return Predictions(
-        KINDS[kind].predictions(outputs[is_readable]),
-        Truth(kind, targets[is_readable], None if weights is None else weights[is_readable]),
+        semantics.predictions(outputs[is_readable]),
+        Truth(semantics, targets[is_readable], None if weights is None else weights[is_readable]),
         rows[is_readable],
     )
 
@@ -136,7 +138,7 @@ def concatenate(parts: Sequence[Predictions]) -> Predictions:
     rows = np.concatenate([part.rows for part in parts])
     order = np.argsort(rows, kind="stable")
     truth = Truth(
-        truths[0].kind,
+        truths[0].semantics,
         np.concatenate([truth.targets for truth in truths])[order],
         np.concatenate(weights)[order] if len(weights) == len(parts) else None,
     )

@@ -2,6 +2,7 @@
 
 Predictions for ``class`` targets are probabilities of the classes (n, classes); for ``multilabel``
 targets, one probability per label (n, labels); for ``value`` targets, the values (n, values).
+Those of several targets lie side by side.
 Predictions of masks are not saved.
 """
 
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from preprocess.target_kinds import KINDS, TargetKind
+from preprocess.target_kinds import TargetKind
 
 _BINS = 15  # bins of confidence, as in Guo et al., ICML 2017, section 5
 
@@ -22,19 +23,15 @@ class Truth:
     """The targets against which predictions are scored.
 
     Attributes:
-        kind: class, multilabel or value (:mod:`preprocess.target`).
-        targets: (n,) classes, (n, labels) of 0 and 1, or (n, values).
+        semantics: what the kind of the targets means (:mod:`preprocess.target_kinds`).
+        targets: (n,) classes, (n, labels) of 0 and 1, or (n, values); of several targets, (n,)
+            records.
         weights: (n,) weights of the samples in the loss; None if equal.
     """
 
-    kind: str
+    semantics: TargetKind
     targets: np.ndarray
     weights: np.ndarray | None = None
-
-    @property
-    def semantics(self) -> TargetKind:
-        """What the kind means."""
-        return KINDS[self.kind]
 
     def matches(self, reference: Truth) -> bool:
         """Return True if both describe the same samples, so that predictions can be compared."""
@@ -42,7 +39,9 @@ class Truth:
             (truth.targets, np.ones(()) if truth.weights is None else truth.weights)
             for truth in (self, reference)
         )
-        return self.kind == reference.kind and all(map(np.array_equal, arrays, reference_arrays))
+        return self.semantics == reference.semantics and all(
+            map(np.array_equal, arrays, reference_arrays)
+        )
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,8 @@ class Scores:
         log_loss: mean log loss in nats, per sample for classes, per label for multiple labels; NaN
             for values.
         calibration_error: expected calibration error, from 0 to 1; NaN for values.
-        squared_error: mean squared error of values; NaN for classes and labels.
+        squared_error: mean squared error of values; NaN for classes and labels. Of several targets,
+            the sum of the squared errors and log losses of all.
     """
 
     accuracy: float
@@ -70,7 +70,8 @@ def score(predicted: np.ndarray, truth: Truth) -> Scores:
         predicted: predictions (n, ...), as the module describes.
         truth: truth of the same samples.
 
-    >>> score(np.array([[0.9, 0.1], [0.4, 0.6]]), Truth("class", np.array([0, 0]))).accuracy
+    >>> from preprocess.target_kinds import KINDS
+    >>> score(np.array([[0.9, 0.1], [0.4, 0.6]]), Truth(KINDS["class"], np.array([0, 0]))).accuracy
     0.5
     """
     accuracy, loss = quick_score(predicted, truth)

@@ -11,6 +11,7 @@ from fleet.prediction.saved_predictions import read_predictions, should_save
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
 from preprocess.target import TargetSpec, class_target
+from preprocess.target_kinds import KINDS
 from tests.fleet.histories import spec
 from tests.fleet.prediction.saved_predictions import keep, row
 from tests.refusals import refused
@@ -73,10 +74,10 @@ def test_find_joinable_includes_searched_networks():
 
 def test_select_greedy_uses_saved_predictions(paths):
     rows = library(paths)
-    assert set(ens.select_greedy(paths, ens.make_candidates(rows), "class")) == {"a", "c"}
+    assert set(ens.select_greedy(paths, ens.make_candidates(rows), KINDS["class"])) == {"a", "c"}
     candidates = {
         entry.name: entry
-        for entry in ens.score_ensembles(paths, ens.make_candidates(rows), "class")
+        for entry in ens.score_ensembles(paths, ens.make_candidates(rows), KINDS["class"])
     }
     assert list(candidates) == ["single", "top 2", "top 3", "greedy"]
     assert candidates["single"].validation.accuracy == 6 / 8
@@ -86,8 +87,8 @@ def test_select_greedy_uses_saved_predictions(paths):
 
 def test_select_greedy_refuses_runs_without_predictions(paths):
     with refused(UserError, str(paths.root), "no network has saved predictions"):
-        ens.select_greedy(paths, ens.make_candidates([row("a")]), "class")
-    assert ens.score_ensembles(paths, ens.make_candidates([row("a")]), "class") == []
+        ens.select_greedy(paths, ens.make_candidates([row("a")]), KINDS["class"])
+    assert ens.score_ensembles(paths, ens.make_candidates([row("a")]), KINDS["class"]) == []
 
 
 def folded(name, *statuses):
@@ -141,8 +142,10 @@ def test_greedy_uses_out_of_fold_predictions(
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep_folds(paths, name, *logits(right))
     candidates = ens.make_candidates([*folded("a"), *folded("b"), *folded("c")])
-    assert set(ens.select_greedy(paths, candidates, "class")) == {"a", "c"}
-    results = {entry.name: entry for entry in ens.score_ensembles(paths, candidates, "class")}
+    assert set(ens.select_greedy(paths, candidates, KINDS["class"])) == {"a", "c"}
+    results = {
+        entry.name: entry for entry in ens.score_ensembles(paths, candidates, KINDS["class"])
+    }
     single = results["single"]
     assert list(results) == ["single", "top 2", "top 3", "greedy"]
     assert (single.members, single.samples) == ({"a": 1}, 7)  # each sample once
@@ -162,9 +165,9 @@ def test_score_ensembles_averages_folds_on_test_data(paths):
                 targets,
                 part="test",
             )
-    single = ens.score_ensembles(paths, ens.make_candidates([*folded("a"), *folded("b")]), "class")[
-        0
-    ]
+    single = ens.score_ensembles(
+        paths, ens.make_candidates([*folded("a"), *folded("b")]), KINDS["class"]
+    )[0]
     share = np.mean([1 / (1 + np.exp(-logit)) for logit in (-1, 2, 2)])
     assert single.test.log_loss == pytest.approx(-np.log(share))
     assert single.test.accuracy == 1
@@ -177,7 +180,7 @@ def test_saved_predictions_have_rows_of_the_data(paths):
     with np.load(paths.predictions("a", "validation")) as file:
         assert set(file) == {"outputs", "targets", "rows"}
         assert file["rows"].tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
-    assert read_predictions(paths, "a", "validation", "class").rows.tolist() == [
+    assert read_predictions(paths, "a", "validation", KINDS["class"]).rows.tolist() == [
         0,
         10,
         30,
@@ -193,21 +196,21 @@ def test_comparable_excludes_other_samples_or_rows(paths, reference, rows):
     library_ = library(paths)
     outputs, targets = logits(range(8))
     keep(paths, "c", outputs, (targets + reference) % 3, rows=np.arange(8) + rows)
-    assert "c" not in ens.select_greedy(paths, ens.make_candidates(library_), "class")
+    assert "c" not in ens.select_greedy(paths, ens.make_candidates(library_), KINDS["class"])
 
 
 def test_read_predictions_ignores_damaged_files(paths):
     rows = library(paths)
     saved = paths.predictions("a", "validation")
     saved.write_bytes(saved.read_bytes()[:-30])
-    assert read_predictions(paths, "a", "validation", "class") is None
-    assert "a" not in ens.select_greedy(paths, ens.make_candidates(rows), "class")
+    assert read_predictions(paths, "a", "validation", KINDS["class"]) is None
+    assert "a" not in ens.select_greedy(paths, ens.make_candidates(rows), KINDS["class"])
 
 
 def test_select_greedy_compares_only_what_fits_memory(paths, monkeypatch):
     rows = library(paths)
     monkeypatch.setattr(ens, "_MAX_NUMBERS", 2 * 8 * 3)
-    assert set(ens.select_greedy(paths, ens.make_candidates(rows), "class")) <= {"a", "b"}
+    assert set(ens.select_greedy(paths, ens.make_candidates(rows), KINDS["class"])) <= {"a", "b"}
 
 
 def test_ensembles_of_values_are_scored_by_squared_error(paths):
@@ -215,8 +218,8 @@ def test_ensembles_of_values_are_scored_by_squared_error(paths):
     for name, error in {"a": 1.0, "b": -1.0, "c": 5.0}.items():
         keep(paths, name, targets + error, targets, np.ones(6, np.float32))
     rows = [row("a"), row("b"), row("c")]
-    assert ens.select_greedy(paths, ens.make_candidates(rows), "value") == {"a": 1, "b": 1}
-    greedy = ens.score_ensembles(paths, ens.make_candidates(rows), "value")[-1].validation
+    assert ens.select_greedy(paths, ens.make_candidates(rows), KINDS["value"]) == {"a": 1, "b": 1}
+    greedy = ens.score_ensembles(paths, ens.make_candidates(rows), KINDS["value"])[-1].validation
     assert greedy.squared_error == 0
     assert math.isnan(greedy.accuracy)
 
@@ -225,7 +228,7 @@ def test_read_ensembles_returns_the_written_table(paths):
     rows = library(paths)
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep(paths, name, *logits(right, rows=9), part="test")
-    candidates = ens.score_ensembles(paths, ens.make_candidates(rows), "class")
+    candidates = ens.score_ensembles(paths, ens.make_candidates(rows), KINDS["class"])
     ens.write_ensembles(paths, candidates)
     results = ens.read_ensembles(paths.root)
     assert [

@@ -23,7 +23,7 @@ def random_predictions(kind, rows=50, outputs=4):
 def test_score_of_classes_matches_scikit_learn():
     metrics = pytest.importorskip("sklearn.metrics")
     predicted, targets = random_predictions("class")
-    result = score(predicted, Truth("class", targets))
+    result = score(predicted, Truth(KINDS["class"], targets))
     assert result.accuracy == metrics.accuracy_score(targets, predicted.argmax(axis=1))
     assert result.log_loss == pytest.approx(
         metrics.log_loss(targets, predicted, labels=range(4)), rel=1e-6
@@ -34,7 +34,7 @@ def test_score_of_classes_matches_scikit_learn():
 def test_score_of_labels_matches_scikit_learn():
     metrics = pytest.importorskip("sklearn.metrics")
     predicted, targets = random_predictions("multilabel")
-    result = score(predicted, Truth("multilabel", targets))
+    result = score(predicted, Truth(KINDS["multilabel"], targets))
     assert result.accuracy == ((predicted > 0.5) == targets).mean()
     losses = [
         metrics.log_loss(*columns, labels=[0, 1])
@@ -45,22 +45,22 @@ def test_score_of_labels_matches_scikit_learn():
 
 def test_score_of_values_has_only_a_squared_error():
     predicted, targets = random_predictions("value")
-    result = score(predicted, Truth("value", targets))
+    result = score(predicted, Truth(KINDS["value"], targets))
     assert result.squared_error == pytest.approx(np.square(predicted - targets).mean())
     assert all(map(math.isnan, [result.accuracy, result.log_loss, result.calibration_error]))
 
 
 def test_score_applies_weights_only_to_the_loss():
     predicted = np.array([[0.5, 0.5], [0.25, 0.75]])
-    result = score(predicted, Truth("class", np.array([0, 0]), np.array([2.0, 1.0])))
+    result = score(predicted, Truth(KINDS["class"], np.array([0, 0]), np.array([2.0, 1.0])))
     log_loss = pytest.approx((2 * math.log(2) + math.log(4)) / 2)
     assert result == Scores(0.5, log_loss, (0.5 + 0.75) / 2, pytest.approx(math.nan, nan_ok=True))
 
 
 def test_log_loss_of_impossible_class_is_finite():
-    assert score(np.array([[1.0, 0.0]]), Truth("class", np.array([1]))).log_loss == pytest.approx(
-        math.log(1e7)
-    )
+    assert score(
+        np.array([[1.0, 0.0]]), Truth(KINDS["class"], np.array([1]))
+    ).log_loss == pytest.approx(math.log(1e7))
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,12 @@ def libraries(draw):
     return [
         KINDS[kind].predictions(skill * expected + random.normal(size=(rows, outputs)))
         for skill in skew
-    ], Truth(kind, targets)
+    ], Truth(KINDS[kind], targets)
 
 
 def sort_key(predicted, truth):
     accuracy, loss = quick_score(predicted, truth)
-    return (0.0 if truth.kind == "value" else -round(accuracy, 9)), round(loss, 9)
+    return (0.0 if truth.semantics.is_numeric else -round(accuracy, 9)), round(loss, 9)
 
 
 def reference_greedy(predictions, truth, rounds):
@@ -73,7 +73,7 @@ def test_greedy_is_never_worse_than_the_best_network(library):
 
 
 def test_greedy_prefers_different_errors_to_copies():
-    truth = Truth("class", np.array([0, 0, 1, 1]))
+    truth = Truth(KINDS["class"], np.array([0, 0, 1, 1]))
     good, reference = (
         np.array([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.6, 0.4]]),
         np.array([[0.4, 0.6], [0.8, 0.2], [0.3, 0.7], [0.1, 0.9]]),
@@ -82,6 +82,6 @@ def test_greedy_prefers_different_errors_to_copies():
 
 
 def test_greedy_breaks_ties_of_accuracy_by_log_loss():
-    truth = Truth("class", np.array([0, 1]))
+    truth = Truth(KINDS["class"], np.array([0, 1]))
     unsure, sure = np.array([[0.6, 0.4], [0.4, 0.6]]), np.array([[0.9, 0.1], [0.1, 0.9]])
     assert greedy([unsure, sure], truth) == {1: 1}

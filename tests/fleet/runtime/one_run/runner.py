@@ -238,7 +238,7 @@ class Runner:
             self.prepared.inputs.folds,
         )
         for name, row in self.results().items():
-            stored = read_predictions(self.prepared.paths, name, "validation", "class")
+            stored = read_predictions(self.prepared.paths, name, "validation", KINDS["class"])
             if stored is None or row.status is not Status.FINISHED:
                 continue
             best = self.best(name)
