@@ -20,6 +20,7 @@ import numpy as np
 from fleet.errors import ModelError, SettingError, UserError, exit_reason
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Optimizer, Train
+from fleet.spec.by_target import list_losses, list_metrics
 from fleet.spec.measures import name_of, parameters_of
 from fleet.spec.model import (
     Architecture,
@@ -31,6 +32,7 @@ from fleet.spec.model import (
 )
 from fleet.vocabulary.schedules import PLATEAU
 from fleet.vocabulary.torch_schedules import TORCH_SCHEDULES
+from preprocess.target import ModelOutputs
 from preprocess.user_code import (
     UserCode,
     exclusive_generators,
@@ -74,10 +76,10 @@ def make_custom_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict
     Raises:
         SettingError: the loss does not exist or cannot be created.
     """
-    assert train.loss is not None
-    name = name_of(train.loss)
-    arguments = parameters_of(train.loss)
-    if train.label_smoothing:
+    assert train.single.loss is not None
+    name = name_of(train.single.loss)
+    arguments = parameters_of(train.single.loss)
+    if train.single.label_smoothing:
         raise SettingError(
             "label_smoothing applies only to built-in losses; smooth the labels in your loss "
             f"{name} instead",
@@ -239,14 +241,18 @@ def make_custom_optimizer(
 
 
 def build_custom_model(
-    architecture: Architecture, shape: InputShape, outputs: int, kind: type[T], kind_name: str
+    architecture: Architecture,
+    shape: InputShape,
+    outputs: ModelOutputs,
+    kind: type[T],
+    kind_name: str,
 ) -> T:
     """Build a network with a user-defined function.
 
     Args:
         architecture: names the function and its arguments.
         shape: shape of an input; of several inputs, their shapes by name.
-        outputs: number of outputs.
+        outputs: number of outputs; of several targets, by name.
         kind: base class of the library's models.
         kind_name: name of that class, for messages.
 
@@ -352,7 +358,7 @@ def user_code_of(network: NetworkSpec) -> UserCode | None:
     train = network.train
     rate = train.optimizer.learning_rate
     schedule = str(rate.get("name")) if isinstance(rate, Mapping) else ""
-    measures = map(name_of, (train.loss or "", *train.metrics))
+    measures = map(name_of, (*list_losses(train.loss), *list_metrics(train.metrics)))
     names = (*measures, train.optimizer.name, schedule)
     if network.architecture.kind == "import" or train.step or any(":" in name for name in names):
         return UserCode(keeps_rng_state=False)

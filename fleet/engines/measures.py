@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -33,6 +34,7 @@ class LossFunctions(NamedTuple):
         name: name of the loss.
         minimum: lower bound of the loss.
         order: order of the arguments of a user-defined loss.
+        parts: the functions of each target by name, if there are several.
     """
 
     training: Loss
@@ -41,6 +43,7 @@ class LossFunctions(NamedTuple):
     name: str
     minimum: float
     order: ArgumentOrder = ArgumentOrder(True)
+    parts: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
     def of(
@@ -67,16 +70,20 @@ class LossFunctions(NamedTuple):
         Raises:
             SettingError: the spec has class weights, and the loss covers whole masks.
         """
-        name = target.semantics.default_loss if train.loss is None else name_of(train.loss)
+        name = (
+            target.semantics.default_loss
+            if train.single.loss is None
+            else name_of(train.single.loss)
+        )
         evaluation = training = ops.with_class_weights(loss, target)
-        if isinstance(train.class_weights, Mapping):
+        if isinstance(train.single.class_weights, Mapping):
             if (
                 target.semantics.is_of_pixels
-                and train.loss is not None
+                and train.single.loss is not None
                 and canonical_name(name) in OF_MASKS
             ):
                 raise mask_weights_error(name)
-            by_class = as_tensor(list(train.class_weights.values()))
+            by_class = as_tensor(list(train.single.class_weights.values()))
             training = ops.with_class_weights(loss, target, by_class)
         return cls(
             training,
@@ -162,7 +169,9 @@ class Metrics:
         Raises:
             SettingError: a metric cannot be computed for such targets.
         """
-        measures = [name for name in train.metrics if canonical_name(name_of(name)) != "accuracy"]
+        measures = [
+            name for name in train.single.metrics if canonical_name(name_of(name)) != "accuracy"
+        ]
         return cls([make_metric(measure, target) for measure in measures], target)
 
     def scores(self, metric_totals: Sequence[float]) -> dict[str, float]:
@@ -196,9 +205,9 @@ def loss_arguments(train: Train, target: TargetSpec, accepted: Collection[str]) 
     Raises:
         SettingError: a parameter does not exist, or the loss is not for such targets.
     """
-    assert train.loss is not None
-    name = name_of(train.loss)
-    arguments = parameters_of(train.loss)
+    assert train.single.loss is not None
+    name = name_of(train.single.loss)
+    arguments = parameters_of(train.single.loss)
     wrong = [key for key in arguments if key not in accepted]
     if wrong:
         raise SettingError(
@@ -213,12 +222,12 @@ def loss_arguments(train: Train, target: TargetSpec, accepted: Collection[str]) 
             "train",
             "loss",
         )
-    if train.label_smoothing:
+    if train.single.label_smoothing:
         if "label_smoothing" not in accepted:
             raise SettingError(
                 f"the loss {name} does not support label_smoothing; remove it",
                 "train",
                 "label_smoothing",
             )
-        arguments["label_smoothing"] = train.label_smoothing
+        arguments["label_smoothing"] = train.single.label_smoothing
     return arguments

@@ -14,6 +14,7 @@ from fleet.errors import FleetError, NotInstalledError, SpecError, SpecMistake, 
 from fleet.gc_pause import paused_collection
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
+from fleet.spec.by_target import list_metrics
 from fleet.spec.engines import ENGINES, EngineInfo
 from fleet.spec.layers import count_for
 from fleet.spec.measures import name_of
@@ -21,6 +22,7 @@ from fleet.spec.model import one_line, wrapping_errors
 from fleet.storage.files import atomic_write_with
 from fleet.vocabulary.measures import canonical_name
 from preprocess.import_path import import_own
+from preprocess.record_target import RecordTarget
 from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode
 from scheduler.base import RateTable
@@ -92,7 +94,7 @@ def check_metrics_installed(spec: Spec) -> None:
     """
     mistakes: dict[SpecMistake, None] = {}
     for network in spec.networks:
-        for metric in network.train.metrics:
+        for metric in list_metrics(network.train.metrics):
             word = spec.engine.words.metrics.get(canonical_name(name_of(metric)))
             if word is not None and word.package and find_spec(word.package) is None:
                 mistake = spec.origin.mistake(
@@ -151,11 +153,11 @@ def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> in
         return None
     count = _load_function(spec.engine, spec.engine.count_parameters)
     with UserCode().running():
-        return int(count(architecture, shape, sample.classes, network.seed))
+        return int(count(architecture, shape, sample.target.model_outputs, network.seed))
 
 
 def load_ensemble(
-    spec: Spec, files: Sequence[Path], weights: Sequence[float], kind: str
+    spec: Spec, files: Sequence[Path], weights: Sequence[float], kind: str | RecordTarget
 ) -> ExportedEnsemble:
     """Load several exported networks of a run as one.
 
@@ -163,7 +165,7 @@ def load_ensemble(
         spec: spec of the run.
         files: the exports.
         weights: weight of each network; they sum to 1.
-        kind: kind of the targets (:mod:`preprocess.target`).
+        kind: kind of the targets (:mod:`preprocess.target`); or several targets.
 
     Raises:
         UserError: the engine cannot load its exports, or one of the files cannot be loaded.

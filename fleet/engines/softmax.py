@@ -97,13 +97,15 @@ class SoftmaxRegression:
         assert isinstance(optimizer.learning_rate, float)  # the engine supports no schedules
         self._group = group
         self._sample = sample
-        self._measure = make_measure(sample.target, train.label_smoothing, train.class_weights)
+        self._measure = make_measure(
+            sample.target, train.single.label_smoothing, train.single.class_weights
+        )
         self._metrics = {
             label_of(name): make_metric(name_of(name), sample.target)
-            for name in train.metrics
+            for name in train.single.metrics
             if canonical_name(name_of(name)) != "accuracy"
         }
-        if any(map(parameters_of, train.metrics)):
+        if any(map(parameters_of, train.single.metrics)):
             raise SettingError(
                 "metrics of the numpy engine take no parameters; remove them", "train", "metrics"
             )

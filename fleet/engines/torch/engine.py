@@ -15,14 +15,12 @@ import fleet.engines.torch.settings  # noqa: F401 - registers settings of PyTorc
 from fleet.comm.protocols import Group
 from fleet.engines.base import EngineContext, count_threads, gpu_index
 from fleet.engines.custom import user_code_of, with_default_rate
-from fleet.engines.measures import Measures
 from fleet.engines.own_step import measures_of
 from fleet.engines.torch.compile import compile_module
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import Exported, note_of
 from fleet.engines.torch.flat_parameters import FlatParameters
-from fleet.engines.torch.losses import make_losses
-from fleet.engines.torch.metrics import make_metrics
+from fleet.engines.torch.metrics import make_measures
 from fleet.engines.torch.models import build_module
 from fleet.engines.torch.network import TorchNetwork
 from fleet.engines.torch.optimizer import ModuleOptimizer
@@ -93,7 +91,7 @@ class TorchEngine:
         exported = Exported(
             built,
             _scales_of(sample),
-            sample.target.semantics.is_of_pixels,
+            sample.target,
         ).to(self._device)
         own_step = None
         several = None
@@ -111,10 +109,7 @@ class TorchEngine:
         if own_step is not None:
             measures = measures_of(own_step.metrics)
         else:
-            measures = Measures(
-                make_losses(train, sample.target, self._device, self._outputs_first),
-                make_metrics(train, sample.target, self._outputs_first),
-            )
+            measures = make_measures(train, sample.target, self._device, self._outputs_first)
         flat = FlatParameters(module, measures.metrics.width)
         if train.batch.is_elastic:
             scale = 1.0

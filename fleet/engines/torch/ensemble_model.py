@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fleet.engines.torch.export import load, write
 from fleet.engines.torch.flat_parameters import samples_to_device, to_arrays
 from fleet.engines.torch.losses import OPS
 from fleet.engines.torch.models import Samples
+from preprocess.record_target import RecordTarget
 
 _BATCH = 256
 
@@ -24,10 +25,12 @@ class EnsembleModule:
     Args:
         files: the exports.
         weights: weight of each network; they sum to 1.
-        kind: kind of the targets (:mod:`preprocess.target`).
+        kind: kind of the targets (:mod:`preprocess.target`); or several targets.
     """
 
-    def __init__(self, files: Sequence[Path], weights: Sequence[float], kind: str) -> None:
+    def __init__(
+        self, files: Sequence[Path], weights: Sequence[float], kind: str | RecordTarget
+    ) -> None:
         loaded = [load(file) for file in files]
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._networks = nn.ModuleList([network for network, _ in loaded]).to(self._device).eval()
@@ -45,11 +48,22 @@ class EnsembleModule:
 
     def _mean(self, samples: Samples) -> np.ndarray:
         weighted = [
-            OPS.probabilities(network(samples), self._kind) * weight
+            self._predictions(network(samples)) * weight
             for network, weight in zip(self._networks, self._weights, strict=True)
         ]
         mean: np.ndarray = torch.stack(weighted).sum(0).cpu().numpy()
         return mean
+
+    def _predictions(self, outputs: Tensor) -> Tensor:
+        """Return predictions of outputs, (n, ...); of several targets, side by side."""
+        if isinstance(self._kind, str):
+            return OPS.probabilities(outputs, self._kind)
+        parts = self._kind.split_outputs(outputs, torch.reshape)
+        targets = self._kind.parts
+        columns = [
+            OPS.probabilities(part, targets[name].kind).flatten(1) for name, part in parts.items()
+        ]
+        return torch.cat(columns, 1)
 
     def save(self, path: Path) -> None:
         """Write the weights of all networks, prefixed by their numbers, and their notes."""

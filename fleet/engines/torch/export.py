@@ -35,6 +35,7 @@ from fleet.engines.torch.models import (
     build_module,
     call_module,
     describe_outputs,
+    join_outputs,
 )
 from fleet.errors import ModelError, UserError
 from fleet.plugins import append_import_path
@@ -43,6 +44,7 @@ from fleet.spec.model import Architecture, wrapping_errors
 from fleet.storage.files import atomic_write_with, write_json
 from fleet.storage.paths import RunPaths
 from preprocess.base import INPUT
+from preprocess.record_target import RecordTarget, record_of
 from preprocess.sample import ArraySpec, InputSpec, RecordSpec, SampleSpec
 from preprocess.target import TargetSpec
 
@@ -58,11 +60,12 @@ class Exported(nn.Module):
         built: the module, and how to call it.
         scale: multiplier and offset of samples, float32 or float64; None to not scale them. Of
             several inputs, by name.
-        is_mask: True to return logits of pixels as (n, height, width, classes).
+        target: target of a sample. Logits of pixels are (n, height, width, classes); outputs for
+            several targets lie side by side, (n, total).
     """
 
     def __init__(
-        self, built: Built, scale: Sequence[Any] | Mapping[str, Any] | None, is_mask: bool
+        self, built: Built, scale: Sequence[Any] | Mapping[str, Any] | None, target: TargetSpec
     ) -> None:
         super().__init__()
         self.module = built.module
@@ -80,7 +83,8 @@ class Exported(nn.Module):
         self._preparations = nn.ModuleList(preparations)
         self._differentiates = built.differentiates
         self.predicts = built.predicts
-        self._is_mask = is_mask
+        self._targets = record_of(target) if target.parts else None
+        self._is_mask = target.semantics.is_of_pixels and not target.parts
 
     def forward(self, samples: Samples, is_scaled: bool = False) -> Tensor:
         """Return logits, or values.
@@ -93,6 +97,8 @@ class Exported(nn.Module):
         is_evaluating = not torch.is_grad_enabled()
         with torch.enable_grad() if self._differentiates else nullcontext():
             returned = call_module(self.module, inputs)
+            if self._targets is not None:
+                returned = join_outputs(returned, self._targets)
             if not isinstance(returned, Tensor):  # in training only
                 raise ModelError(describe_outputs(returned))
             outputs = returned.float()
@@ -199,9 +205,40 @@ def note_of(
         **({} if network.train.step is None else {"step": network.train.step}),
         **inputs,
         "transforms": dict(transforms) if isinstance(transforms, Mapping) else list(transforms),
-        "target": {"kind": target.kind, "outputs": target.outputs, "size": target.size},
-        "classes": _names_in(folder, network.pipeline, target.outputs),
+        **_note_of_target(target, folder, network.pipeline),
     }
+
+
+def _note_of_target(target: TargetSpec, folder: Path, pipeline: str) -> dict[str, Any]:
+    """Return what a note says of the outputs; of several targets, by name."""
+    if not target.parts:
+        return {
+            "target": {"kind": target.kind, "outputs": target.outputs, "size": target.size},
+            "classes": _names_in(folder, pipeline, target.outputs),
+        }
+    return {
+        "targets": {
+            name: {
+                "kind": part.kind,
+                "outputs": part.outputs,
+                "size": part.size,
+                "classes": part.names or list(map(str, range(part.outputs))),
+            }
+            for name, part in target.parts.items()
+        }
+    }
+
+
+def _noted_target(note: Mapping[str, Any]) -> TargetSpec:
+    """Return the target that a note describes, or several."""
+    if "targets" in note:
+        return RecordTarget.of({name: _noted_part(part) for name, part in note["targets"].items()})
+    return _noted_part(note["target"])
+
+
+def _noted_part(described: Mapping[str, Any]) -> TargetSpec:
+    size = None if described["size"] is None else tuple(described["size"])
+    return TargetSpec(described["kind"], described["outputs"], size=size)
 
 
 def _note_of_input(sample: SampleSpec, dtype: torch.dtype) -> dict[str, Any]:
@@ -284,13 +321,11 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
     with wrapping_errors(f"{file} cannot be loaded:", UserError):
         note: dict[str, Any] = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         inputs_note = _noted_inputs(note)
-        target_note = note["target"]
         architecture = Architecture(
             note.get("family") or note["build"], note["args"], note.get("output")
         )
         image = _noted_arrays(note)
-        size = None if target_note["size"] is None else tuple(target_note["size"])
-        target = TargetSpec(target_note["kind"], target_note["outputs"], size=size)
+        target = _noted_target(note)
         scales = {name: _noted_scale(described) for name, described in inputs_note.items()}
         dtypes: dict[str, torch.dtype] = {
             name: getattr(torch, described["called_with"])
@@ -308,7 +343,7 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
         UserError,
     ):
         built.module.load_state_dict(weights)
-    return Exported(built._replace(dtype=dtype), scale, target.semantics.is_of_pixels).eval(), note
+    return Exported(built._replace(dtype=dtype), scale, target).eval(), note
 
 
 def _built(
@@ -334,22 +369,29 @@ def _built(
 
 
 class _Positional(nn.Module):
-    """A network of several inputs that takes them by position, as exporters need.
+    """A network that takes and returns tensors by position, as exporters need.
 
     Args:
         network: the network.
-        names: names of its inputs.
+        names: names of its inputs, if it has several.
+        target: several targets, whose outputs it returns as a tuple; None for one.
     """
 
-    def __init__(self, network: Exported, names: Sequence[str]) -> None:
+    def __init__(
+        self, network: Exported, names: Sequence[str], target: RecordTarget | None
+    ) -> None:
         super().__init__()
         self.network = network
         self._names = names
+        self._target = target
 
-    def forward(self, *samples: Tensor) -> Tensor:
+    def forward(self, *samples: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return logits, or values."""
-        outputs: Tensor = self.network(dict(zip(self._names, samples, strict=True)))
-        return outputs
+        inputs = dict(zip(self._names, samples, strict=True)) if self._names else samples[0]
+        outputs: Tensor = self.network(inputs)
+        if self._target is None:
+            return outputs
+        return tuple(self._target.split_outputs(outputs, torch.reshape).values())
 
 
 def to_onnx(file: Path, path: Path) -> None:
@@ -394,30 +436,33 @@ def _write_onnx(
         traced: True to use the tracing exporter, which does not need onnxscript.
     """
     names = list(note["inputs"]) if "inputs" in note else ["samples"]
+    target = record_of(_noted_target(note)) if "targets" in note else None
+    output_names = ["outputs"] if target is None else list(target.parts)
+    is_plain = "inputs" not in note and target is None
     samples = tuple(
         torch.ones((rows, *array.shape), dtype=getattr(torch, array.dtype))
         for array in _noted_arrays(note).arrays.values()
     )
     write = partial(
         torch.onnx.export,
-        _Positional(network, names) if "inputs" in note else network,
+        network if is_plain else _Positional(network, names if "inputs" in note else (), target),
         samples,
         str(path),
         input_names=names,
-        output_names=["outputs"],
+        output_names=output_names,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if not traced:
             try:
                 dynamic: Any = tuple({0: torch.export.Dim("n")} for _ in names)
-                if "inputs" in note:
+                if not is_plain:
                     dynamic = (dynamic,)  # of *samples
                 write(dynamo=True, external_data=False, verbose=False, dynamic_shapes=dynamic)
                 return False
             except ImportError:
                 pass
-        write(dynamo=False, dynamic_axes={name: {0: "n"} for name in (*names, "outputs")})
+        write(dynamo=False, dynamic_axes={name: {0: "n"} for name in (*names, *output_names)})
     return True
 
 

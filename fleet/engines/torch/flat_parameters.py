@@ -280,6 +280,25 @@ def samples_to_device(
     return {name: to_device(inputs[name], device) for name in inputs.dtype.names}
 
 
+def targets_to_device(
+    targets: np.ndarray, device: torch.device
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Copy targets to a device; see :func:`to_device`.
+
+    Args:
+        targets: (n, ...), perhaps not contiguous; of several targets, (n,) records.
+        device: device to copy them to.
+
+    Returns:
+        (n, ...) of one target; of several, by name.
+    """
+    if targets.dtype.names is None:
+        return to_device(np.ascontiguousarray(targets), device)
+    return {
+        name: to_device(np.ascontiguousarray(targets[name]), device) for name in targets.dtype.names
+    }
+
+
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Return copies of tensors as arrays."""
     return {name: np.array(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}

@@ -34,6 +34,7 @@ from fleet.engines.custom import (
     takes_outputs_first,
 )
 from fleet.engines.measures import OF_MASKS, LossFunctions, loss_arguments
+from fleet.engines.several_targets import check_each, losses_of_targets
 from fleet.engines.tensor_ops import Loss, TensorOps
 from fleet.errors import SettingError
 from fleet.spec import Train
@@ -42,6 +43,7 @@ from fleet.spec.measures import name_of, parameters_of
 from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.measures import canonical_name
 from fleet.vocabulary.torch_measures import TORCH_LOSSES
+from preprocess.record_target import record_of
 from preprocess.target import TargetSpec
 
 _TINY = 1e-7  # Keras' epsilon
@@ -79,10 +81,18 @@ def make_losses(
     Raises:
         SettingError: the loss does not exist, or is not for such targets.
     """
+    if target.parts:
+        return losses_of_targets(
+            train,
+            record_of(target),
+            find_engine("torch").words.metrics,
+            lambda settings, part: make_losses(settings, part, device, outputs_first),
+            torch.reshape,
+        )
     order = ArgumentOrder(True)
-    if train.loss is None:
-        loss: Loss = partial(_DEFAULTS[target.kind], smoothing=train.label_smoothing)
-    elif ":" in name_of(train.loss):
+    if train.single.loss is None:
+        loss: Loss = partial(_DEFAULTS[target.kind], smoothing=train.single.label_smoothing)
+    elif ":" in name_of(train.single.loss):
         loss, order = _make_custom(train, target, outputs_first)
     else:
         loss = _make_named(train, target, device)
@@ -97,17 +107,22 @@ def make_losses(
     )
 
 
-def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> None:
+def check_losses(
+    losses: LossFunctions, outputs: Tensor, targets: Tensor | dict[str, Tensor]
+) -> None:
     """Check on some samples and the network's outputs for them that losses are usable.
 
     Args:
         losses: losses to check.
         outputs: (n, ...) finite logits or values.
-        targets: (n, ...).
+        targets: (n, ...); of several targets, by name.
 
     Raises:
         SettingError: a loss is not usable.
     """
+    if losses.parts:
+        check_each(losses, outputs, targets, check_losses)
+        return
 
     def slope(loss: Loss) -> np.ndarray | None:
         generator = torch.Generator().manual_seed(0)
@@ -298,8 +313,8 @@ OF_PREDICTIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def _make_named(train: Train, target: TargetSpec, device: torch.device) -> Loss:
-    assert train.loss is not None
-    name = name_of(train.loss)
+    assert train.single.loss is not None
+    name = name_of(train.single.loss)
     short = canonical_name(name)
     if short in TORCH_LOSSES:
         return _make_torch(train, target, TORCH_LOSSES[short].written, device)
@@ -346,8 +361,8 @@ def _without_reduction(train: Train, name: str) -> Train:
     Raises:
         SettingError: it is another one.
     """
-    assert train.loss is not None
-    arguments = parameters_of(train.loss)
+    assert train.single.loss is not None
+    arguments = parameters_of(train.single.loss)
     reduction = arguments.pop("reduction", "mean")
     if reduction not in ("mean", "none"):
         raise SettingError(
@@ -363,8 +378,8 @@ def _make_custom(
     train: Train, target: TargetSpec, outputs_first: bool
 ) -> tuple[Loss, ArgumentOrder]:
     """Return a user function or a loss of ``torch.nn``, which takes outputs of the module."""
-    assert train.loss is not None
-    name = name_of(train.loss)
+    assert train.single.loss is not None
+    name = name_of(train.single.loss)
     function, arguments = make_custom_loss(train, torch.nn.Module, reduction="none")
 
     def ordered(order: ArgumentOrder) -> Loss:

@@ -8,7 +8,7 @@ size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from fleet.engines.custom import ArgumentOrder, find_argument_order, load_custom
-from fleet.engines.measures import Metrics
+from fleet.engines.measures import Measures, Metrics
+from fleet.engines.several_targets import MetricsOfTargets, metrics_by_target
 from fleet.engines.tensor_ops import scalar_result_error
-from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, OPS
+from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, OPS, make_losses
 from fleet.engines.torch.torchmetrics import (
     Kind as _Kind,
 )
@@ -33,10 +34,12 @@ from fleet.engines.torch.torchmetrics import (
 )
 from fleet.errors import SettingError
 from fleet.spec import Train
+from fleet.spec.engines import find_engine
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.measures import LOSSES, METRICS, canonical_name
 from fleet.vocabulary.torch_measures import TORCH_METRICS
+from preprocess.record_target import record_of
 from preprocess.target import TargetSpec
 
 _TINY = 1e-7
@@ -84,6 +87,40 @@ def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
     return Rows(
         OPS.probabilities(outputs, target.kind), OPS.to_dense(targets, target), custom_targets
     )
+
+
+def make_measures(
+    train: Train, target: TargetSpec, device: torch.device, outputs_first: bool = True
+) -> Measures:
+    """Return the losses and metrics of a network.
+
+    Args:
+        train: training settings.
+        target: target of a sample.
+        device: device of class weights.
+        outputs_first: True if a function whose parameters do not tell takes (outputs, targets).
+
+    Raises:
+        SettingError: a loss or metric does not exist, or is not for such targets.
+    """
+    losses = make_losses(train, target, device, outputs_first)
+    if not target.parts:
+        return Measures(losses, make_metrics(train, target, outputs_first))
+    metrics = metrics_by_target(
+        train,
+        record_of(target),
+        find_engine("torch").words.metrics,
+        lambda settings, part: make_metrics(settings, part, outputs_first),
+    )
+    return Measures(
+        losses,
+        MetricsOfTargets(record_of(target), metrics, losses, torch.reshape, _join_states),
+    )
+
+
+def _join_states(states: Sequence[Tensor]) -> Tensor:
+    """Concatenate scalars and vectors as float32."""
+    return torch.cat([state.reshape(-1).float() for state in states])
 
 
 def make_metrics(train: Train, target: TargetSpec, outputs_first: bool = True) -> MetricSet:

@@ -38,8 +38,9 @@ from fleet.spec.layers import Layer, Shape, layers_of
 from fleet.spec.model import Architecture, InputShape, load_function, one_line
 from launch.processes import end_with_parent
 from preprocess.base import INPUT
+from preprocess.record_target import RecordTarget, record_of
 from preprocess.sample import ArraySpec, InputSpec, RecordSpec
-from preprocess.target import TargetSpec
+from preprocess.target import ModelOutputs, TargetSpec
 from preprocess.user_code import exclusive_generators
 
 _EPSILON = 1.001e-5  # epsilon of batch normalization, equal to the Keras engine's
@@ -60,6 +61,63 @@ def call_module(module: Callable[..., Any], samples: Samples) -> Any:
     if isinstance(samples, torch.Tensor):
         return module(samples)
     return module(**samples)
+
+
+def outputs_by_target(returned: Any, target: RecordTarget) -> dict[str, torch.Tensor]:
+    """Return what a module returned for each of several targets by name.
+
+    Args:
+        returned: a tuple in the order of the targets, or a mapping by their names.
+        target: the targets.
+
+    Raises:
+        ModelError: it is something else, or lacks a target.
+    """
+    names = tuple(target.parts)
+    listed = ", ".join(names)
+    if isinstance(returned, Mapping):
+        outputs = dict(returned)
+    elif isinstance(returned, tuple | list):
+        keys = getattr(returned, "_fields", ())
+        outputs = dict(zip(keys if set(names) <= set(keys) else names, returned, strict=False))
+        if not keys and len(returned) != len(names):
+            raise ModelError(
+                f"the module returns {len(returned)} outputs, and there are {len(names)} targets; "
+                f"it should return one for each, in this order: {listed}"
+            )
+    elif isinstance(returned, torch.Tensor) and len(names) == 1:
+        outputs = {names[0]: returned}
+    else:
+        raise ModelError(
+            f"the module returns a {type(returned).__name__}; it should return an output for each "
+            f"target, as a tuple in this order, or as a mapping by name: {listed}"
+        )
+    for name in names:
+        if not isinstance(outputs.get(name), torch.Tensor):
+            kind = "nothing" if outputs.get(name) is None else f"a {type(outputs[name]).__name__}"
+            raise ModelError(
+                f"the module returns {kind} for the target {name}; it returns "
+                f"{', '.join(map(str, outputs))}, and should return a tensor for each of {listed}"
+            )
+    return {name: outputs[name] for name in names}
+
+
+def join_outputs(returned: Any, target: RecordTarget) -> torch.Tensor:
+    """Return the outputs for several targets side by side, (n, total) float32.
+
+    Args:
+        returned: what a module returned; of a mask, (n, classes, height, width).
+        target: the targets.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    columns = []
+    for name, output in outputs_by_target(returned, target).items():
+        if target.parts[name].semantics.is_of_pixels:
+            output = output.movedim(1, -1)
+        columns.append(output.float().flatten(1))
+    return torch.cat(columns, 1)
 
 
 class Built(NamedTuple):
@@ -104,7 +162,7 @@ def build_module(
 
     Returns:
         A module from (n, channels, height, width), or (n, ...), to (n, outputs), or for masks
-        (n, classes, height, width).
+        (n, classes, height, width); of several targets, to a tuple or mapping of these.
 
     Raises:
         UserError: the description is wrong: a function is missing, an argument is wrong, or images
@@ -121,7 +179,7 @@ def build_module(
     def build(seed: int) -> Built:
         with seeded(seed):
             module = build_custom_model(
-                architecture, _shape_of(image), target.outputs, nn.Module, "torch.nn.Module"
+                architecture, _shape_of(image), target.model_outputs, nn.Module, "torch.nn.Module"
             ).float()
             _choose_output(architecture, module)
             check = _try_module if has_own_step else _check_module
@@ -132,7 +190,9 @@ def build_module(
             architecture.target, partial(build, seed), lambda built: built.module.parameters()
         )
         if built.predicts:
-            check_self_contained(architecture.target, built, image, lambda: build(seed + 1).module)
+            check_self_contained(
+                architecture.target, built, image, target, lambda: build(seed + 1).module
+            )
     return built._replace(files=files)
 
 
@@ -142,13 +202,15 @@ def _shape_of(image: InputSpec) -> InputShape:
     return image.shape
 
 
-def count_parameters(architecture: Architecture, shape: InputShape, classes: int, seed: int) -> int:
+def count_parameters(
+    architecture: Architecture, shape: InputShape, classes: ModelOutputs, seed: int
+) -> int:
     """Count the parameters of a network, if possible without allocating them.
 
     Args:
         architecture: what to build.
         shape: shape of a sample; of several inputs, by name.
-        classes: number of classes, labels or values.
+        classes: number of classes, labels or values; of several targets, by name.
         seed: seed of the network.
     """
     load_function(architecture.target)
@@ -174,7 +236,7 @@ def count_parameters(architecture: Architecture, shape: InputShape, classes: int
         else:
             image = ArraySpec(shape, "float32")
         dtypes = {name: [torch.float32, torch.int64] for name in image.arrays}
-        _call_on_samples(architecture.target, module, image, dtypes)
+        _call_on_samples(architecture.target, module, image, dtypes, _first_tensor(module))
         return count_module_parameters(module)
 
 
@@ -388,6 +450,8 @@ def _check_module(
     """Try a module on two samples, which also creates its lazy parameters."""
     _check_state(name, module)
     dtypes = _input_dtypes(image, is_scaled)
+    if target.parts:
+        return _check_several(name, module, image, record_of(target), dtypes)
     values, dtype, differentiates = _call_on_samples(name, module, image, dtypes)
     *axes, classes = target.output_shape
     check_output_shape(name, values.shape, (classes, *axes))
@@ -413,6 +477,64 @@ def _check_module(
     return Built(module, dtype, differentiates)
 
 
+def _check_several(
+    name: str,
+    module: nn.Module,
+    image: InputSpec,
+    target: RecordTarget,
+    dtypes: Mapping[str, Sequence[torch.dtype]],
+    has_own_step: bool = False,
+) -> Built:
+    """Try a module of several targets on two samples; see :func:`_check_module`."""
+
+    def checked(*arguments: torch.Tensor, **keywords: torch.Tensor) -> torch.Tensor:
+        returned = module(*arguments, **keywords)
+        for part, output in outputs_by_target(returned, target).items():
+            *axes, classes = target.parts[part].output_shape
+            check_output_shape(f"{name}, for the target {part},", output.shape, (classes, *axes))
+        return join_outputs(returned, target)
+
+    values, dtype, differentiates = _call_on_samples(name, module, image, dtypes, checked)
+    if has_own_step:
+        return Built(module, dtype, differentiates)
+    weights = dict(module.named_parameters())
+
+    def noisy_outputs(deviation: float, part: str) -> np.ndarray:
+        noisy = {
+            key: weight + deviation * torch.randn_like(weight) for key, weight in weights.items()
+        }
+
+        def call(*arguments: torch.Tensor, **keywords: torch.Tensor) -> torch.Tensor:
+            returned = torch.func.functional_call(module, noisy, arguments, keywords)
+            return join_outputs(returned, target)
+
+        joined = _call_on_samples(name, module, image, _as_lists(dtype), call)[0].numpy()
+        outputs: np.ndarray = target.split_outputs(joined)[part]
+        return outputs
+
+    for part, outputs in target.split_outputs(values.numpy()).items():
+        semantics = target.parts[part].semantics
+        if semantics.is_numeric:
+            continue
+        activation = find_activation(
+            outputs, semantics.has_label_sets, partial(noisy_outputs, part=part)
+        )
+        if activation:
+            raise probabilities_error(f"{name}, for the target {part},", "module", activation)
+    return Built(module, dtype, differentiates)
+
+
+def _first_tensor(module: nn.Module) -> Callable[..., Any]:
+    """Return a call of a module that returns a tensor if it returns several."""
+
+    def call(*arguments: torch.Tensor, **keywords: torch.Tensor) -> Any:
+        returned = module(*arguments, **keywords)
+        tensors = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+        return tensors[0] if tensors else returned
+
+    return call
+
+
 def _try_module(
     name: str,
     module: nn.Module,
@@ -424,6 +546,8 @@ def _try_module(
     _check_state(name, module)
     dtypes = _input_dtypes(image, is_scaled)
     try:
+        if target.parts:
+            return _check_several(name, module, image, record_of(target), dtypes, True)
         values, dtype, differentiates = _call_on_samples(name, module, image, dtypes)
     except ModelError:
         first = {key: candidates[0] for key, candidates in dtypes.items()}
@@ -657,7 +781,11 @@ def _storage_id(tensor: torch.Tensor) -> int:
 
 
 def check_self_contained(
-    name: str, built: Built, image: InputSpec, build: Callable[[], nn.Module]
+    name: str,
+    built: Built,
+    image: InputSpec,
+    target: TargetSpec,
+    build: Callable[[], nn.Module],
 ) -> None:
     """Check that a module's outputs depend only on its parameters and buffers.
 
@@ -668,6 +796,7 @@ def check_self_contained(
         name: name of the function, for messages.
         built: the module.
         image: shape and type of its input, or of several.
+        target: target of a sample.
         build: builds the module again, from another seed.
 
     Raises:
@@ -682,7 +811,7 @@ def check_self_contained(
     try:
         with torch.set_grad_enabled(differentiates), seeded(0), foreign:
             copies = tree_map(torch.clone, samples)  # a module may write into its inputs
-            expected = call_module(module, copies)
+            expected = _joined(call_module(module, copies), target)
     finally:
         module.train(was_training)
     if any(tensor.requires_grad for tensor in foreign.tensors):
@@ -697,13 +826,18 @@ def check_self_contained(
     rebuilt.load_state_dict(module.state_dict())
     rebuilt.eval()
     with torch.set_grad_enabled(differentiates), seeded(0):
-        outputs = call_module(rebuilt, samples)
+        outputs = _joined(call_module(rebuilt, samples), target)
     if not torch.allclose(expected, outputs, rtol=1e-3, atol=1e-3, equal_nan=True):
         raise ModelError(
             f"{name}: the module uses a tensor that is neither a parameter nor a buffer"
             f"{_describe_holder(module, foreign.tensors)}, and a rebuilt module has another one; "
             "register it with register_buffer"
         )
+
+
+def _joined(returned: Any, target: TargetSpec) -> Any:
+    """Return what a module returned as one tensor, also for several targets."""
+    return join_outputs(returned, record_of(target)) if target.parts else returned
 
 
 def _describe_holder(module: nn.Module, tensors: Sequence[torch.Tensor]) -> str:

@@ -28,7 +28,12 @@ from fleet.engines.custom import runs_user_code
 from fleet.engines.own_step import LOSS
 from fleet.engines.steps import StepBatches, StepCapabilities, UserSteps
 from fleet.engines.torch.export import load, write
-from fleet.engines.torch.flat_parameters import as_tensor, samples_to_device, to_arrays
+from fleet.engines.torch.flat_parameters import (
+    as_tensor,
+    samples_to_device,
+    targets_to_device,
+    to_arrays,
+)
 from fleet.engines.torch.losses import check_losses
 from fleet.engines.torch.models import activation_bytes, call_module, count_module_parameters
 from fleet.engines.torch.own_step import TorchStep, unchanged_buffers
@@ -261,7 +266,7 @@ class TorchNetwork:
 
     @runs_user_code
     def check_learns(self, inputs: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102
-        target_tensor = torch.from_numpy(np.array(targets)).to(self.steps.device)
+        target_tensor = targets_to_device(np.array(targets), self.steps.device)
         self.steps.flat.zero_gradients()
         self.sample_inputs = np.array(inputs[:2])
         if self.steps.own_step is not None:

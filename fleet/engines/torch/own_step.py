@@ -26,7 +26,7 @@ from fleet.engines.own_step import (
     StepMetrics,
 )
 from fleet.engines.torch.export import Exported
-from fleet.engines.torch.flat_parameters import samples_to_device, to_device
+from fleet.engines.torch.flat_parameters import samples_to_device, targets_to_device, to_device
 from fleet.engines.torch.models import Samples, seeded
 from fleet.spec import Train
 from preprocess.sample import SampleSpec
@@ -160,19 +160,18 @@ class TorchStep:
             device: the device of the inputs.
         """
         _, indices, targets, *weights = rows
-        target = to_device(np.ascontiguousarray(targets), device)
-        if len(self.target.shape) == 1:  # values or labels
-            target = target.float()
-        else:  # a class, or one for each pixel
-            target = target.long()
         weight = (
             to_device(np.array(weights[0], np.float32), device)
             if weights
             else torch.ones(len(targets), device=device)
         )
         named = {INPUT: inputs} if isinstance(inputs, Tensor) else dict(inputs)
-        if self.target.semantics.exists:
-            named[TARGET] = target
+        moved = targets_to_device(targets, device)
+        tensors = moved if isinstance(moved, dict) else {TARGET: moved}
+        for name, target in self.target.by_name.items():
+            if target.semantics.exists:
+                is_number = len(target.shape) == 1  # values or labels; else classes
+                named[name] = tensors[name].float() if is_number else tensors[name].long()
         index = to_device(np.array(indices, np.int64), device)
         return StepBatch({**named, WEIGHT: weight, INDEX: index})
 

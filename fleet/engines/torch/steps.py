@@ -30,11 +30,17 @@ from fleet.engines.base import (
 )
 from fleet.engines.measures import Measures
 from fleet.engines.own_step import LOSS
+from fleet.engines.several_targets import LossOfTargets
 from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities, finished
 from fleet.engines.torch.deferred_augmentation import augment_deferred
 from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported
-from fleet.engines.torch.flat_parameters import FlatParameters, samples_to_device, to_device
+from fleet.engines.torch.flat_parameters import (
+    FlatParameters,
+    samples_to_device,
+    targets_to_device,
+    to_device,
+)
 from fleet.engines.torch.losses import OPS
 from fleet.engines.torch.models import Samples
 from fleet.engines.torch.optimizer import ModuleOptimizer
@@ -62,7 +68,7 @@ class TorchSteps:
         is_mixed: True to compute with bfloat16 where it is safe.
         code: user code that computes a part of a step.
         own_step: a step of the user, instead of the loss of ``measures``; None without one.
-        parts: indices of the parameters of each optimizer, by its name; empty if there is one.
+        parts: indices of the parameters of by_target optimizer, by its name; empty if there is one.
         compiled: calls the module in training, if it is compiled.
         evaluation_calls: calls of the network since its last step.
         is_new: True before the first step.
@@ -169,7 +175,7 @@ class TorchSteps:
         return (None,) if self.own_step is None else self.own_step.rounds
 
     def _add_rounds(self, earlier: Sequence[Tensor]) -> None:
-        """Add sums of earlier rounds of a step, (6 + metrics,) each, to the current totals."""
+        """Add sums of earlier rounds of a step, (6 + metrics,) by_target, to the current totals."""
         for totals in earlier:
             totals[INDEX["count"] : WIDTH] = 0
             self.flat.totals.add_(totals)
@@ -276,7 +282,7 @@ class TorchSteps:
         return unused
 
     def _differentiate(self, losses: Mapping[str, Tensor], size: int) -> list[int]:
-        """Write the gradient of each loss by the parameters of its optimizer.
+        """Write the gradient of by_target loss by the parameters of its optimizer.
 
         Args:
             losses: summed loss by the name of its optimizer.
@@ -369,7 +375,10 @@ class TorchSteps:
         stop: bool,
     ) -> Tensor:
         """Write the totals of readable rows, and return their summed loss, a scalar."""
-        targets = to_device(np.ascontiguousarray(local_rows[0]), self.device)
+        targets = targets_to_device(local_rows[0], self.device)
+        if isinstance(targets, dict):
+            assert isinstance(loss_of, LossOfTargets)
+            return self._write_totals_of_targets(outputs, targets, local_rows, loss_of, stop)
         losses = loss_of(outputs, targets)
         if len(local_rows) > 1:
             losses = losses * to_device(np.array(local_rows[1]), self.device)
@@ -380,6 +389,33 @@ class TorchSteps:
             correct = self.measures.losses.correct(outputs, targets).sum(dtype=torch.float32)
             metric_totals = self.measures.metrics.sums(outputs.detach(), targets)
             self.flat.write_totals(loss.detach(), correct, len(local_rows[0]), stop, metric_totals)
+        return loss
+
+    def _write_totals_of_targets(
+        self,
+        outputs: Tensor,
+        targets: Mapping[str, Tensor],
+        local_rows: Rows,
+        loss_of: LossOfTargets,
+        stop: bool,
+    ) -> Tensor:
+        """Write the totals of several targets; see :meth:`write_totals`."""
+        weights = to_device(np.array(local_rows[1]), self.device)
+        by_target = {
+            name: (losses * weights).sum()
+            for name, losses in loss_of.by_target(outputs, targets).items()
+        }
+        loss = loss_of.total(by_target)
+        with torch.no_grad():
+            metric_totals = self.measures.metrics.sums(
+                outputs.detach(),
+                targets,
+                {name: value.detach() for name, value in by_target.items()},
+                torch.sum,
+                weights.new_tensor(len(weights)),
+            )
+            no_accuracy = weights.new_zeros(())
+            self.flat.write_totals(loss.detach(), no_accuracy, len(weights), stop, metric_totals)
         return loss
 
     def _precision(self) -> AbstractContextManager[object]:
