@@ -21,8 +21,7 @@ from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.engines.keras.graphs import StepGraphs
 from fleet.engines.keras.inputs import integer_inputs
 from fleet.engines.keras.kernels import use_kernels
-from fleet.engines.keras.losses import make_losses
-from fleet.engines.keras.metrics import make_metrics
+from fleet.engines.keras.metrics import make_measures
 from fleet.engines.keras.models import build_model, returns_predictions
 from fleet.engines.keras.network import KerasNetwork
 from fleet.engines.keras.optimizer import (
@@ -36,7 +35,6 @@ from fleet.engines.keras.pretrained import freeze
 from fleet.engines.keras.step_queue import InputBuffers, StepQueue
 from fleet.engines.keras.steps import KerasSteps
 from fleet.engines.keras.variables import NetworkVariables
-from fleet.engines.measures import Measures
 from fleet.engines.own_step import measures_of
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
@@ -119,10 +117,10 @@ class KerasEngine:
             model = build_model(
                 network.architecture,
                 sample.input_shape,
-                sample.classes,
+                sample.target.model_outputs,
                 network.seed,
                 sample.target,
-                train.loss,
+                train.single.loss,
                 train.step is not None,
                 integer_inputs(sample),
             )
@@ -153,9 +151,7 @@ class KerasEngine:
         if own_step is not None:
             measures = measures_of(own_step.metrics)
         else:
-            measures = Measures(
-                make_losses(train, sample.target), make_metrics(train, sample.target)
-            )
+            measures = make_measures(train, sample.target)
         variables = NetworkVariables(model, optimizer)
         exchange_of = partial(make_exchange, horovod=self._horovod)
         graphs = StepGraphs(

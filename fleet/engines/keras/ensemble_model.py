@@ -11,8 +11,10 @@ import numpy as np
 
 from fleet.engines.keras.export import short_error
 from fleet.engines.keras.inputs import structured_for
+from fleet.engines.keras.outputs import outputs_by_target
 from fleet.errors import UserError
 from fleet.storage.files import atomic_write_with
+from preprocess.record_target import RecordTarget
 from preprocess.target_kinds import KINDS
 
 _BATCH = 256
@@ -24,13 +26,15 @@ class EnsembleModel:
     Args:
         files: exports that return logits, or values; all for samples of one shape.
         weights: weight of each model; they sum to 1.
-        kind: kind of the targets (:mod:`preprocess.target`).
+        kind: kind of the targets (:mod:`preprocess.target`); or several targets.
 
     Raises:
         UserError: a file is missing or cannot be loaded.
     """
 
-    def __init__(self, files: Sequence[Path], weights: Sequence[float], kind: str) -> None:
+    def __init__(
+        self, files: Sequence[Path], weights: Sequence[float], kind: str | RecordTarget
+    ) -> None:
         models = [_load(file) for file in files]
         _check_separate_weights(files, models)
         first = models[0]
@@ -49,25 +53,52 @@ class EnsembleModel:
         else:
             inputs = keras.Input(first.input_shape[1:], name="images", dtype=first.input.dtype)
         self._is_precise = any(symbolic.dtype == "float64" for symbolic in first.inputs)
-        parts = []
+        self._targets = None if isinstance(kind, str) else kind
+        kinds: dict[str, str] = {"": kind} if isinstance(kind, str) else {}
+        if self._targets is not None:
+            kinds = {name: part.kind for name, part in self._targets.parts.items()}
+        parts: dict[str, list[Any]] = {name: [] for name in kinds}
         for number, (model, weight) in enumerate(zip(models, weights, strict=True)):
             model.name = f"network_{number}"  # two models may have the same name
-            # Predictions are float32, whatever the precision of the network.
-            predicted = keras.layers.Activation(
-                KINDS[kind].activation, dtype="float32", name=f"predicted_{number}"
-            )
-            weighted = keras.layers.Rescaling(weight, dtype="float32", name=f"weighted_{number}")
-            parts.append(weighted(predicted(model(structured_for(model, inputs)))))
-        mean = parts[0] if len(parts) == 1 else keras.layers.Add(name="mean")(parts)
+            returned = model(structured_for(model, inputs))
+            outputs = {"": returned}
+            if self._targets is not None:
+                outputs = outputs_by_target(model, returned, self._targets)
+            for name, output in outputs.items():
+                ending = f"{number}_{name}".removesuffix("_")
+                # Predictions are float32, whatever the precision of the network.
+                predicted = keras.layers.Activation(
+                    KINDS[kinds[name]].activation, dtype="float32", name=f"predicted_{ending}"
+                )
+                weighted = keras.layers.Rescaling(
+                    weight, dtype="float32", name=f"weighted_{ending}"
+                )
+                parts[name].append(weighted(predicted(output)))
+        means = {
+            name: added[0] if len(added) == 1 else keras.layers.Add(name=name or "mean")(added)
+            for name, added in parts.items()
+        }
+        mean = means if self._targets is not None else means[""]
         self._model = keras.Model(inputs, mean, name="joined")
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:  # noqa: D102 - see ExportedEnsemble
         if self._is_precise:  # predict() of Keras would cast to float32
             parts = range(0, len(inputs), _BATCH)
-            outputs = [self._model(_by_name(inputs[first : first + _BATCH])) for first in parts]
-            return np.concatenate(list(map(keras.ops.convert_to_numpy, outputs)))
-        predicted: np.ndarray = self._model.predict(_by_name(inputs), batch_size=_BATCH, verbose=0)
-        return predicted
+            outputs = [
+                self._flat(self._model(_by_name(inputs[first : first + _BATCH]))) for first in parts
+            ]
+            return np.concatenate(outputs)
+        return self._flat(self._model.predict(_by_name(inputs), batch_size=_BATCH, verbose=0))
+
+    def _flat(self, predicted: Any) -> np.ndarray:
+        """Return predictions as an array; those of several targets side by side."""
+        if self._targets is None:
+            return np.asarray(keras.ops.convert_to_numpy(predicted))
+        columns = [
+            keras.ops.convert_to_numpy(predicted[name]).reshape(len(predicted[name]), -1)
+            for name in self._targets.parts
+        ]
+        return np.concatenate(columns, axis=1)
 
     def save(self, path: Path) -> None:  # noqa: D102 - see ExportedEnsemble
         atomic_write_with(path, self._model.save)

@@ -128,7 +128,7 @@ def outputs_agree(model: keras.Model, written: keras.Model, sample: SampleSpec) 
     random = np.random.default_rng(0)
     inputs, scaled = _made_up(sample, random)
     outputs, repeated, exported = (
-        keras.ops.convert_to_numpy(network(batch, training=False)).astype(np.float64)
+        _flat(network(batch, training=False))
         for network, batch in ((model, scaled), (model, scaled), (written, inputs))
     )
     tolerance = 1e-3 if model.compute_dtype == "float32" else 5e-2
@@ -137,6 +137,17 @@ def outputs_agree(model: keras.Model, written: keras.Model, sample: SampleSpec) 
         np.allclose(outputs, exported, rtol=tolerance, atol=atol)
         or not np.allclose(outputs, repeated, rtol=tolerance, atol=atol)
     )
+
+
+def _flat(outputs: Any) -> np.ndarray:
+    """Return outputs as an array, float64; several side by side."""
+    arrays = [
+        np.asarray(keras.ops.convert_to_numpy(output)).astype(np.float64)
+        for output in keras.tree.flatten(outputs)
+    ]
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
 
 
 def _made_up(sample: SampleSpec, random: np.random.Generator) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ without rows contributes zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,12 @@ from fleet.engines.keras.exchange import Exchange, HorovodExchange, NoExchange
 from fleet.engines.keras.inputs import Inputs, integer_inputs, model_inputs, row_spec
 from fleet.engines.keras.losses import OPS
 from fleet.engines.keras.optimizer import drop_unconnected
+from fleet.engines.keras.outputs import joined_outputs, target_spec, targets_of
 from fleet.engines.keras.own_step import KerasStep
 from fleet.engines.keras.penalties import penalty, sums_over_rows
 from fleet.engines.keras.variables import NetworkVariables
 from fleet.engines.measures import Measures
+from fleet.engines.several_targets import LossOfTargets
 from preprocess.sample import SampleSpec
 
 
@@ -169,18 +171,18 @@ class StepGraphs:
             batch = own_step.batch_of(self.inputs(inputs), indices, *targets)
             losses, values = own_step.losses(self._model, batch, True)
             return losses, partial(own_step.sums, losses, values)
-        inputs, targets, *weights = local_rows
+        inputs, target_rows, *weights = local_rows
         if not self._transforms_batches:
             inputs = self.inputs(inputs)
-        outputs = tf.cast(self._model(inputs, training=True), tf.float32)
-        losses = _weighted_losses(
-            self._measures.losses.training(outputs, targets),
-            valid,
-            weights[0] if weights else None,
+        targets = targets_of(target_rows, self._sample.target)
+        outputs = joined_outputs(
+            self._model, self._model(inputs, training=True), self._sample.target
         )
+        loss_of = self._measures.losses.training
+        losses, by_target = _weighted(loss_of, outputs, targets, valid, *weights)
         if self._transforms_batches:
             targets = OPS.most_likely(targets, self._sample.target)
-        return losses, partial(self._sums, losses, outputs, targets, valid)
+        return losses, partial(self._sums, losses, outputs, targets, valid, by_target)
 
     def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor | None = None) -> None:
         """Apply gradients, multiplied by ``correction`` if some rows were unreadable."""
@@ -252,15 +254,15 @@ class StepGraphs:
         return sums
 
     def _evaluate(
-        self, inputs: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None
+        self, inputs: tf.Tensor, target_rows: tf.Tensor, weights: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the totals of some rows, (6 + metrics,), and the outputs for them."""
-        valid = (targets if weights is None else weights) >= 0
-        outputs = tf.cast(self._model(self.inputs(inputs), training=False), tf.float32)
-        losses = _weighted_losses(
-            self._measures.losses.evaluation(outputs, targets), valid, weights
-        )
-        return self._sums(losses, outputs, targets, valid), outputs
+        valid = (target_rows if weights is None else weights) >= 0
+        targets = targets_of(target_rows, self._sample.target)
+        outputs = self._predict(inputs)
+        loss_of = self._measures.losses.evaluation
+        losses, by_target = _weighted(loss_of, outputs, targets, valid, weights)
+        return self._sums(losses, outputs, targets, valid, by_target), outputs
 
     def _evaluate_own(
         self, inputs: tf.Tensor, indices: tf.Tensor, *targets: tf.Tensor
@@ -272,12 +274,26 @@ class StepGraphs:
 
     def _predict(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return the outputs for some rows."""
-        return tf.cast(self._model(self.inputs(inputs), training=False), tf.float32)
+        returned = self._model(self.inputs(inputs), training=False)
+        return joined_outputs(self._model, returned, self._sample.target)
 
     def _sums(
-        self, losses: tf.Tensor, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor
+        self,
+        losses: tf.Tensor,
+        outputs: tf.Tensor,
+        targets: Any,
+        valid: tf.Tensor,
+        by_target: Mapping[str, tf.Tensor],
     ) -> tf.Tensor:
-        """Return the totals of some rows, (6 + metrics,) float32."""
+        """Return the totals of some rows, (6 + metrics,) float32.
+
+        Args:
+            losses: (n,) weighted losses.
+            outputs: (n, ...).
+            targets: (n, ...); of several, by name.
+            valid: (n,), True for readable rows.
+            by_target: (n,) weighted losses of each of several targets.
+        """
         correct = self._measures.losses.correct(outputs, targets)
         sums = tf.stack(
             [
@@ -288,6 +304,17 @@ class StepGraphs:
             ]
         )
         metrics = self._measures.metrics
+        if by_target:
+            counted = tf.cast(valid, tf.float32)
+            states = metrics.sums(
+                outputs,
+                targets,
+                {name: tf.reduce_sum(values) for name, values in by_target.items()},
+                lambda values: tf.reduce_sum(values * counted),
+                tf.reduce_sum(counted),
+                valid,
+            )
+            return tf.concat([sums, states], axis=0)
         if metrics.width:
             return tf.concat([sums, metrics.sums(outputs, targets, valid)], axis=0)
         return sums
@@ -306,7 +333,7 @@ def _specs_of(sample: SampleSpec, own_rows: Sequence[tf.TensorSpec]) -> list[tf.
     return [
         row_spec(sample),
         *own_rows,
-        tf.TensorSpec((None, *target.shape), target.dtype),
+        target_spec(target),
         *([] if target.is_plain else [tf.TensorSpec((None,), tf.float32)]),
     ]
 
@@ -319,6 +346,23 @@ def _graph_of(function: Callable[..., Any], **options: Any) -> Any:
     no code object.
     """
     return tf.function(partial(function), **options)
+
+
+def _weighted(
+    loss_of: Callable[..., tf.Tensor],
+    outputs: tf.Tensor,
+    targets: Any,
+    valid: tf.Tensor,
+    weights: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Return the weighted losses of samples, (n,), and those of each of several targets."""
+    if not isinstance(loss_of, LossOfTargets):
+        return _weighted_losses(loss_of(outputs, targets), valid, weights), {}
+    by_target = {
+        name: _weighted_losses(losses, valid, weights)
+        for name, losses in loss_of.by_target(outputs, targets).items()
+    }
+    return loss_of.total(by_target), by_target
 
 
 def _weighted_losses(losses: tf.Tensor, valid: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:

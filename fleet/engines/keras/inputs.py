@@ -33,6 +33,14 @@ def row_spec(sample: SampleSpec) -> tf.TensorSpec:
     return tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype)
 
 
+def as_bytes(records: np.ndarray) -> np.ndarray:
+    """Return records as bytes, (n, bytes), as they enter a graph; other arrays as they are."""
+    if records.dtype.names is None:
+        return records
+    size = records.dtype.itemsize
+    return np.ascontiguousarray(records).view(np.uint8).reshape(len(records), size)
+
+
 def as_rows(inputs: np.ndarray, sample: SampleSpec) -> np.ndarray:
     """Return samples as they enter a graph: those of several inputs as bytes, (n, bytes).
 
@@ -40,12 +48,10 @@ def as_rows(inputs: np.ndarray, sample: SampleSpec) -> np.ndarray:
         inputs: (n, ...) samples as they travel, perhaps cut to their longest row.
         sample: shape and type of the samples.
     """
-    if inputs.dtype.names is None:
-        return inputs
-    size = inputs.dtype.itemsize
-    content = np.ascontiguousarray(inputs).view(np.uint8).reshape(len(inputs), size)
+    content = as_bytes(inputs)
     if not sample.varying:
         return content
+    size = inputs.dtype.itemsize
     lengths = np.array([inputs.dtype[name].shape[0] for name in sample.varying], _LENGTH)
     rows = np.empty((len(inputs), size + lengths.nbytes), np.uint8)
     rows[:, :size] = content
@@ -95,7 +101,8 @@ def model_inputs(rows: tf.Tensor, sample: SampleSpec) -> Inputs:
     inputs = {}
     for name, part in sample.parts.items():
         start = dtype.fields[name][1]
-        array = _field(rows[:, start : start + part.input.nbytes], part)
+        content = rows[:, start : start + part.input.nbytes]
+        array = field_of(content, part.input.dtype, part.input.shape)
         if name not in integers:
             array = _scaled(augment_deferred(array, part), part)
         inputs[name] = array
@@ -108,10 +115,16 @@ def model_inputs(rows: tf.Tensor, sample: SampleSpec) -> Inputs:
     return inputs
 
 
-def _field(content: tf.Tensor, part: SampleSpec) -> tf.Tensor:
-    """Return an input from its bytes, (n, bytes)."""
-    dtype = tf.as_dtype(part.input.dtype)
-    shape = (-1, *part.input.shape)
+def field_of(content: tf.Tensor, dtype: Any, shape: tuple[int, ...]) -> tf.Tensor:
+    """Return one of several arrays, (n, *shape), from its bytes.
+
+    Args:
+        content: (n, bytes) uint8.
+        dtype: dtype of the array.
+        shape: shape of a row.
+    """
+    dtype = tf.as_dtype(dtype)
+    shape = (-1, *shape)
     if dtype == tf.uint8:
         return tf.reshape(content, shape)
     if dtype.size == 1:

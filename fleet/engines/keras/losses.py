@@ -21,10 +21,13 @@ from fleet.engines.custom import (
     takes_outputs_first,
 )
 from fleet.engines.measures import LossFunctions, loss_arguments
+from fleet.engines.several_targets import check_each, losses_of_targets
 from fleet.engines.tensor_ops import Loss, TensorOps
 from fleet.spec import Train
+from fleet.spec.engines import find_engine
 from fleet.spec.measures import name_of, parameters_of
 from fleet.vocabulary.measures import canonical_name
+from preprocess.record_target import record_of
 from preprocess.target import TargetSpec
 
 # Losses of unbounded scores, which take logits rather than probabilities.
@@ -58,13 +61,17 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
     Raises:
         SettingError: the loss does not exist, or is not for such targets.
     """
+    if target.parts:
+        return losses_of_targets(
+            train, record_of(target), find_engine("keras").words.metrics, make_losses, tf.reshape
+        )
     semantics = target.semantics
-    measure = semantics.default_loss if train.loss is None else train.loss
+    measure = semantics.default_loss if train.single.loss is None else train.single.loss
     has_shares = bool(train.batch_transforms) and semantics.is_scalar
     if has_shares and takes_class_numbers(name_of(measure)):
         measure = {"categorical_crossentropy": parameters_of(measure)}
-    is_default = train.loss is None and semantics.has_classes
-    if is_default and not (train.label_smoothing or has_shares):
+    is_default = train.single.loss is None and semantics.has_classes
+    if is_default and not (train.single.label_smoothing or has_shares):
         measure = "sparse_categorical_crossentropy"  # equal, but without one-hot targets
     order = ArgumentOrder(True)
     if ":" in name_of(measure):
@@ -76,17 +83,22 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
     )
 
 
-def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) -> None:
+def check_losses(
+    losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor | dict[str, tf.Tensor]
+) -> None:
     """Check on some samples and the network's outputs for them that losses are usable.
 
     Args:
         losses: losses to check.
         outputs: (n, ...) finite logits or values.
-        targets: (n, ...).
+        targets: (n, ...); of several targets, by name.
 
     Raises:
         SettingError: a loss is not usable.
     """
+    if losses.parts:
+        check_each(losses, outputs, targets, check_losses)
+        return
 
     def slope(loss: Loss) -> tf.Tensor | None:
         random_outputs = tf.constant(
@@ -104,8 +116,8 @@ def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) 
 
 
 def _make_named(train: Train, target: TargetSpec) -> Loss:
-    assert train.loss is not None
-    name = name_of(train.loss)
+    assert train.single.loss is not None
+    name = name_of(train.single.loss)
     function = getattr(keras.losses, canonical_name(name))
     options = inspect.signature(function).parameters
     arguments = loss_arguments(train, target, [key for key in options if key not in _NOT_SET])
@@ -140,8 +152,8 @@ def custom_targets(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
 
 def _make_custom(train: Train, target: TargetSpec) -> tuple[Loss, ArgumentOrder]:
     """Return a user function, or a loss of Keras by its import path."""
-    assert train.loss is not None
-    name = name_of(train.loss)
+    assert train.single.loss is not None
+    name = name_of(train.single.loss)
     loss, arguments = make_custom_loss(train, keras.losses.Loss)
     function = loss.call if isinstance(loss, keras.losses.Loss) else loss
 

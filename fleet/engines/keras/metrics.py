@@ -9,7 +9,7 @@ metrics are refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,14 +19,17 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.engines.custom import ArgumentOrder, load_custom, takes_outputs_first
-from fleet.engines.keras.losses import OPS, custom_targets, takes_class_numbers
-from fleet.engines.measures import Metrics
+from fleet.engines.keras.losses import OPS, custom_targets, make_losses, takes_class_numbers
+from fleet.engines.measures import Measures, Metrics
+from fleet.engines.several_targets import MetricsOfTargets, metrics_by_target
 from fleet.engines.tensor_ops import scalar_result_error
 from fleet.errors import SettingError
 from fleet.spec import Train
+from fleet.spec.engines import find_engine
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.model import wrapping_errors
 from fleet.vocabulary.measures import ACROSS_VALUES, canonical_name
+from preprocess.record_target import record_of
 from preprocess.target import TargetSpec
 
 _PROBES = 12  # random samples on which a metric is tried
@@ -100,6 +103,30 @@ class MetricSet(Metrics):
         return tf.concat(
             [metric.batch_state(outputs, targets, weights) for metric in self._metrics], axis=0
         )
+
+
+def make_measures(train: Train, target: TargetSpec) -> Measures:
+    """Return the losses and metrics of a network.
+
+    Args:
+        train: training settings.
+        target: target of a sample.
+
+    Raises:
+        SettingError: a loss or metric does not exist, or is not for such targets.
+    """
+    losses = make_losses(train, target)
+    if not target.parts:
+        return Measures(losses, make_metrics(train, target))
+    targets = record_of(target)
+    words = find_engine("keras").words.metrics
+    metrics = metrics_by_target(train, targets, words, make_metrics)
+    return Measures(losses, MetricsOfTargets(targets, metrics, losses, tf.reshape, _join_states))
+
+
+def _join_states(states: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Concatenate scalars and vectors as float32."""
+    return tf.concat([tf.reshape(tf.cast(state, tf.float32), [-1]) for state in states], axis=0)
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:

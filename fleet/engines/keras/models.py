@@ -12,6 +12,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -30,11 +31,13 @@ from fleet.engines.custom import (
 )
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.engines.keras.inputs import random_samples, symbolic_samples
+from fleet.engines.keras.outputs import joined_outputs, outputs_by_target
 from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.layers import Layer, layers_of
 from fleet.spec.measures import Measure
 from fleet.spec.model import Architecture, InputShape, check_target, one_line, wrapping_errors
-from preprocess.target import TargetSpec, class_target
+from preprocess.record_target import RecordTarget, record_of
+from preprocess.target import ModelOutputs, TargetSpec, class_target
 
 # The epsilon of keras.applications, so that its weights give the same outputs here. The
 # momentum is the papers' 0.9: Keras' 0.99 takes hundreds of steps to reach the data's
@@ -56,7 +59,7 @@ _SET_BY_SPEC = (
 def build_model(
     model: Architecture,
     input_shape: InputShape,
-    classes: int,
+    classes: ModelOutputs,
     seed: int = 0,
     target: TargetSpec | None = None,
     loss: Measure | None = None,
@@ -70,7 +73,7 @@ def build_model(
             **args)``, or with ``outputs`` instead of ``classes``.
         input_shape: height, width (pixels) and channels of an image; the shape of other inputs; of
             several inputs, by name. The model is then called with a mapping by name.
-        classes: number of classes, labels or values.
+        classes: number of classes, labels or values; of several targets, by name.
         seed: equal seeds give equal initial weights and dropout masks.
         target: target of a sample; a class by default.
         loss: loss that the spec names, for a warning.
@@ -86,7 +89,7 @@ def build_model(
             are too small.
         ModelError: a user function raised, or returned something else.
     """
-    checked_target = class_target(classes) if target is None else target
+    checked_target = _target_of(classes) if target is None else target
 
     def build() -> keras.Model:
         with _seeded(seed):
@@ -96,6 +99,9 @@ def build_model(
             built = _with_chosen_output(model, built)
             if has_own_step:
                 returns_predictions(built, input_shape, checked_target, integers)  # builds it
+                return built
+            if checked_target.parts:
+                _check_several(model.target, built, input_shape, checked_target, integers)
                 return built
             return _logits(model.target, built, input_shape, checked_target, integers)
 
@@ -123,14 +129,15 @@ def returns_predictions(
         integers: the names of inputs that are whole numbers, and values of theirs in the data.
     """
     try:
-        values = _call_on_samples("", model, input_shape, integers)
+        join = partial(joined_outputs, model, target=target) if target.parts else None
+        values = _call_on_samples("", model, input_shape, integers, join)
     except ModelError:
         return False
     return values.shape[1:] == target.output_shape
 
 
 def count_keras_parameters(
-    model: Architecture, input_shape: InputShape, classes: int, seed: int
+    model: Architecture, input_shape: InputShape, classes: ModelOutputs, seed: int
 ) -> int:
     """Count the parameters of a network, trainable or not, without allocating them.
 
@@ -139,7 +146,7 @@ def count_keras_parameters(
     Args:
         model: what to build.
         input_shape: input shape of a sample.
-        classes: number of classes, labels or values.
+        classes: number of classes, labels or values; of several targets, by name.
         seed: seed of the network.
 
     Raises:
@@ -147,7 +154,7 @@ def count_keras_parameters(
     """
     keep_gradients_with_graphs()
 
-    target = class_target(max(classes, 2))
+    target = _target_of(classes)
 
     def build() -> keras.Model:
         with _seeded(seed), keras.StatelessScope(initialize_variables=False):
@@ -165,7 +172,7 @@ def count_keras_parameters(
         with _seeded(seed):
             built = _build_described(model, input_shape, classes, target)
             if not built.built:
-                _call_on_samples(model.target, built, input_shape)
+                _call_on_samples(model.target, built, input_shape, join=_first_output)
             return built.count_params()
     finally:
         # Otherwise Keras would initialize the skipped variables later.
@@ -173,15 +180,26 @@ def count_keras_parameters(
 
 
 def _build_described(
-    model: Architecture, input_shape: InputShape, classes: int, target: TargetSpec
+    model: Architecture, input_shape: InputShape, classes: ModelOutputs, target: TargetSpec
 ) -> keras.Model:
     """Build a network from its description; it may not have been called yet."""
     if model.kind == "import":
         return build_custom_model(model, input_shape, classes, keras.Model, "keras.Model")
     assert not isinstance(input_shape, dict)  # see fleet.spec.fit_checks
+    assert isinstance(classes, int)
     if model.kind == "family":
         return _build_family(model, input_shape, classes, target)
     return _build_application(model, input_shape, classes)
+
+
+def _target_of(classes: ModelOutputs) -> TargetSpec:
+    """Return a target of as many classes, to build a network before its targets are known."""
+    return class_target(max(classes, 2) if isinstance(classes, int) else 2)
+
+
+def _first_output(outputs: Any) -> Any:
+    """Return the first of several outputs."""
+    return keras.tree.flatten(outputs)[0]
 
 
 @contextmanager
@@ -376,8 +394,7 @@ def _logits(
         noisy = [
             (
                 variable,
-                variable
-                + (deviation * random.standard_normal(variable.shape)).astype(variable.dtype),
+                variable + _noise(random, deviation, variable),
             )
             for variable in model.trainable_variables
         ]
@@ -392,11 +409,73 @@ def _logits(
     return model
 
 
+def _check_several(
+    name: str,
+    model: keras.Model,
+    input_shape: InputShape,
+    target: TargetSpec,
+    integers: Mapping[str, Sequence[int]],
+) -> None:
+    """Check a model of several targets on two samples, and remove its final activations."""
+    targets = record_of(target)
+    random = np.random.default_rng(0)
+
+    def checked(returned: Any) -> Any:
+        for part, output in outputs_by_target(model, returned, targets).items():
+            expected = targets.parts[part].output_shape
+            check_output_shape(f"{name}, for the target {part},", output.shape, expected)
+        return joined_outputs(model, returned, target)
+
+    def noisy_outputs(deviation: float, part: str) -> np.ndarray:
+        noisy = [
+            (variable, variable + _noise(random, deviation, variable))
+            for variable in model.trainable_variables
+        ]
+        with keras.StatelessScope(state_mapping=noisy):
+            joined = _call_on_samples(name, model, input_shape, integers, checked)
+        outputs: np.ndarray = targets.split_outputs(joined)[part]
+        return outputs
+
+    values = _call_on_samples(name, model, input_shape, integers, checked)
+    for part, outputs in targets.split_outputs(values).items():
+        semantics = targets.parts[part].semantics
+        if semantics.is_numeric:
+            continue
+        activation = find_activation(
+            outputs, semantics.has_label_sets, partial(noisy_outputs, part=part)
+        )
+        if activation:
+            _linearize(name, model, targets, part, activation)
+
+
+def _linearize(
+    name: str, model: keras.Model, target: RecordTarget, part: str, activation: str
+) -> None:
+    """Remove the softmax or sigmoid of the layer that returns the output for a target.
+
+    Raises:
+        ModelError: it is not an activation of that layer.
+    """
+    last: Any = None
+    if getattr(model, "outputs", None):
+        output = outputs_by_target(model, model.output, target)[part]
+        last = output._keras_history.operation
+    if getattr(last, "activation", None) is not getattr(keras.activations, activation):
+        raise probabilities_error(f"{name}, for the target {part},", "model", activation)
+    last.activation = keras.activations.linear
+
+
+def _noise(random: np.random.Generator, deviation: float, variable: Any) -> np.ndarray:
+    noise: np.ndarray = (deviation * random.standard_normal(variable.shape)).astype(variable.dtype)
+    return noise
+
+
 def _call_on_samples(
     name: str,
     model: keras.Model,
     input_shape: InputShape,
     integers: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    join: Callable[[Any], Any] | None = None,
 ) -> np.ndarray:
     """Call a model on two random samples, which also builds it if necessary.
 
@@ -405,6 +484,7 @@ def _call_on_samples(
         model: model to call.
         input_shape: shape of a sample.
         integers: the names of inputs that are whole numbers, and values of theirs in the data.
+        join: makes one output of several; None if there should be one.
 
     Raises:
         ModelError: it has other inputs, several outputs, or fails on such samples.
@@ -427,6 +507,8 @@ def _call_on_samples(
         with tf.GradientTape() as tape:
             outputs = model(samples, training=False)
         _check_self_contained(name, model, tape.watched_variables())
+        if join is not None:
+            outputs = join(outputs)
         if not isinstance(outputs, list | tuple | dict):
             return keras.ops.convert_to_numpy(outputs).astype("float32")
     except ModelError:

@@ -23,10 +23,11 @@ from fleet.engines.base import (
 from fleet.engines.custom import runs_user_code
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.graphs import StepGraphs
-from fleet.engines.keras.inputs import as_rows, takes_cut_rows
+from fleet.engines.keras.inputs import as_bytes, as_rows, takes_cut_rows
 from fleet.engines.keras.losses import check_losses
 from fleet.engines.keras.memory import activation_bytes
 from fleet.engines.keras.optimizer import ScalableRate, epoch_schedule_of
+from fleet.engines.keras.outputs import joined_outputs, targets_of
 from fleet.engines.keras.own_step import KerasStep
 from fleet.engines.keras.pretrained import load_pretrained
 from fleet.engines.keras.steps import KerasSteps
@@ -95,9 +96,8 @@ class KerasNetwork:
         if not len(readable_rows[1]):
             return StepTotals()
         with self.steps.seeded_generators(), self.variables.running_means():
-            return StepTotals.unpack(
-                self.graphs.evaluation(self._rows(readable_rows[0]), *readable_rows[1:]).numpy()
-            )
+            rows = (self._rows(readable_rows[0]), *map(as_bytes, readable_rows[1:]))
+            return StepTotals.unpack(self.graphs.evaluation(*rows).numpy())
 
     @runs_user_code
     def evaluate(self, *rows: np.ndarray) -> StepTotals:  # noqa: D102
@@ -116,7 +116,7 @@ class KerasNetwork:
 
     def _run_evaluation(self, rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
         with self.steps.seeded_generators(), self.variables.running_means():
-            sums, outputs = self.graphs.evaluation(self._rows(rows[0]), *rows[1:])
+            sums, outputs = self.graphs.evaluation(self._rows(rows[0]), *map(as_bytes, rows[1:]))
             return sums, outputs
 
     @runs_user_code
@@ -198,16 +198,16 @@ class KerasNetwork:
             _check_user_step(self, self.own_step, with_indices((inputs, targets), None))
             return
         with tf.GradientTape() as tape:
-            outputs = tf.cast(
-                self.model(self.graphs.inputs(tf.constant(self._rows(inputs))), training=True),
-                tf.float32,
-            )
+            inputs_of_model = self.graphs.inputs(tf.constant(self._rows(inputs)))
+            returned = self.model(inputs_of_model, training=True)
+            outputs = joined_outputs(self.model, returned, self.sample.target)
         if not np.isfinite(outputs).all():
             raise ModelError(
                 "the untrained model returns NaN or infinity for samples of the data; check its "
                 "initial weights and the scale of its inputs"
             )
-        check_losses(self.measures.losses, outputs, tf.constant(targets))
+        target_rows = tf.constant(as_bytes(targets))
+        check_losses(self.measures.losses, outputs, targets_of(target_rows, self.sample.target))
         if not any(
             gradient is not None
             for gradient in tape.gradient(outputs, self.model.trainable_variables)
@@ -253,7 +253,8 @@ class KerasNetwork:
 def _check_user_step(network: KerasNetwork, step: KerasStep, rows: Rows) -> None:
     """Check on samples of the data that the loss is finite and depends on weights."""
     before = network.variables.state()
-    inputs, indices, *targets = (tf.constant(part) for part in (network._rows(rows[0]), *rows[1:]))
+    in_graph = (network._rows(rows[0]), *map(as_bytes, rows[1:]))
+    inputs, indices, *targets = map(tf.constant, in_graph)
     with tf.GradientTape() as tape:
         batch = step.batch_of(network.graphs.inputs(inputs), indices, *targets)
         returned = step.read(step.user_step(network.model, batch, True), len(rows[0]))

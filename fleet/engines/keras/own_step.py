@@ -9,13 +9,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fleet.engines.keras.inputs import Inputs, as_rows, model_inputs
+from fleet.engines.keras.inputs import Inputs, as_bytes, as_rows, model_inputs
+from fleet.engines.keras.outputs import targets_of
 from fleet.engines.own_step import (
     ACCURACY,
     INDEX,
     INPUT,
     LOSS,
-    TARGET,
     WEIGHT,
     OwnStep,
     StepBatch,
@@ -86,7 +86,7 @@ class KerasStep:
             batch = trial.batch_of(
                 model_samples,
                 tf.range(_ROWS, dtype=tf.int64),
-                *(tf.constant(part) for part in targets),
+                *(tf.constant(as_bytes(part)) for part in targets),
             )
             with tf.GradientTape() as tape:
                 returned = trial.user_step(model, batch, training)
@@ -121,15 +121,18 @@ class KerasStep:
         Args:
             inputs: (n, ...), scaled; of several inputs, by name.
             indices: (n,) int64, rows in the data set.
-            targets: (n, ...), as they travel.
+            targets: (n, ...), as they travel; of several, (n, bytes).
             weights: (n,) float32; None for classes without weights.
         """
-        is_number = len(self.target.shape) == 1  # values or labels, not classes
         if weights is None:
             weights = tf.ones(tf.shape(targets)[:1], tf.float32)
         named = dict(inputs) if isinstance(inputs, dict) else {INPUT: inputs}
-        if self.target.semantics.exists:
-            named[TARGET] = tf.cast(targets, tf.float32 if is_number else tf.int64)
+        tensors = targets_of(targets, self.target)
+        for name, target in self.target.by_name.items():
+            if target.semantics.exists:
+                is_number = len(target.shape) == 1  # values or labels, not classes
+                tensor = tensors[name] if self.target.parts else tensors
+                named[name] = tf.cast(tensor, tf.float32 if is_number else tf.int64)
         return StepBatch({**named, WEIGHT: weights, INDEX: indices})
 
     def read(self, returned: dict[str, Any], rows: int | tf.Tensor) -> Returned:

@@ -20,7 +20,7 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import WIDTH, PeerFailed, Rows, StepResult, select_readable, with_indices
 from fleet.engines.keras.exchange import Exchange, MpiExchange, NoExchange
 from fleet.engines.keras.graphs import StepGraphs
-from fleet.engines.keras.inputs import as_rows
+from fleet.engines.keras.inputs import as_bytes, as_rows
 from fleet.engines.keras.step_queue import StepQueue
 from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities
 from preprocess.user_code import (
@@ -92,8 +92,9 @@ class KerasSteps:
             batches: the batches.
             indices: (rows,) int64, rows of the samples in the data set, for a step of the user.
         """
-        inputs, *targets = batches.local_rows
-        batches = batches._replace(local_rows=(as_rows(inputs, self.graphs.sample), *targets))
+        inputs, *more = batches.local_rows
+        local_rows = (as_rows(inputs, self.graphs.sample), *map(as_bytes, more))
+        batches = batches._replace(local_rows=local_rows)
         if self.graphs.has_own_step:
             local_rows = with_indices(batches.local_rows, indices)
             batches = batches._replace(local_rows=local_rows)
