@@ -96,7 +96,7 @@ class KerasNetwork:
         if not len(readable_rows[1]):
             return StepTotals()
         with self.steps.seeded_generators(), self.variables.running_means():
-            rows = (self._rows(readable_rows[0]), *map(as_bytes, readable_rows[1:]))
+            rows = (as_rows(readable_rows[0], self.sample), *map(as_bytes, readable_rows[1:]))
             return StepTotals.unpack(self.graphs.evaluation(*rows).numpy())
 
     @runs_user_code
@@ -107,16 +107,15 @@ class KerasNetwork:
     def predict(self, *rows: np.ndarray) -> tuple[StepTotals, np.ndarray]:  # noqa: D102
         if self.own_step is not None:
             with self.steps.seeded_generators(), self.variables.running_means():
-                return StepTotals(), self.graphs.prediction(self._rows(rows[0])).numpy()
+                return StepTotals(), self.graphs.prediction(as_rows(rows[0], self.sample)).numpy()
         sums, outputs = self._run_evaluation(rows)
         return StepTotals.unpack(sums.numpy()), outputs.numpy()
 
-    def _rows(self, inputs: np.ndarray) -> np.ndarray:
-        return as_rows(inputs, self.sample)
-
     def _run_evaluation(self, rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
         with self.steps.seeded_generators(), self.variables.running_means():
-            sums, outputs = self.graphs.evaluation(self._rows(rows[0]), *map(as_bytes, rows[1:]))
+            sums, outputs = self.graphs.evaluation(
+                as_rows(rows[0], self.sample), *map(as_bytes, rows[1:])
+            )
             return sums, outputs
 
     @runs_user_code
@@ -198,7 +197,7 @@ class KerasNetwork:
             _check_user_step(self, self.own_step, with_indices((inputs, targets), None))
             return
         with tf.GradientTape() as tape:
-            inputs_of_model = self.graphs.inputs(tf.constant(self._rows(inputs)))
+            inputs_of_model = self.graphs.inputs(tf.constant(as_rows(inputs, self.sample)))
             returned = self.model(inputs_of_model, training=True)
             outputs = joined_outputs(self.model, returned, self.sample.target)
         if not np.isfinite(outputs).all():
@@ -253,7 +252,7 @@ class KerasNetwork:
 def _check_user_step(network: KerasNetwork, step: KerasStep, rows: Rows) -> None:
     """Check on samples of the data that the loss is finite and depends on weights."""
     before = network.variables.state()
-    in_graph = (network._rows(rows[0]), *map(as_bytes, rows[1:]))
+    in_graph = (as_rows(rows[0], network.sample), *map(as_bytes, rows[1:]))
     inputs, indices, *targets = map(tf.constant, in_graph)
     with tf.GradientTape() as tape:
         batch = step.batch_of(network.graphs.inputs(inputs), indices, *targets)
