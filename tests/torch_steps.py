@@ -167,6 +167,12 @@ def loss_of_each_part(model, batch, training):
     }
 
 
+def overflow_of_head(model, batch, training):
+    """Return losses of which one has gradients that float16 cannot hold."""
+    losses = loss_of_each_part(model, batch, training)
+    return {**losses, "head": losses["head"] * 1e4}
+
+
 def loss_of_one_part(model, batch, training, optimizer):
     """Return the losses of :func:`loss_of_each_part`, of one part if an optimizer steps."""
     losses = loss_of_each_part(model, batch, training)

@@ -256,7 +256,6 @@ ENGINES: dict[str, EngineInfo] = {
                 own_optimizers_take=COMMON | ARGUMENTS | {"groups", "args"},
                 unusable_optimizers=UNUSABLE,
                 schedules={**SCHEDULES, **TORCH_SCHEDULES},
-                precisions=("float32", "mixed_bfloat16"),
                 compiles=False,
                 own_steps=True,
                 several_optimizers=True,

@@ -124,6 +124,7 @@ class TorchEngine:
             as_keras=self._defaults == "0.2",
             mode="max" if train.stopping.sign > 0 else "min",
             several=several,
+            precision=train.precision,
         )
         note = partial(
             note_of,
@@ -142,7 +143,7 @@ class TorchEngine:
             self._exchange_of,
             self._exchange_of(group),
             network.seed,
-            train.precision == "mixed_bfloat16",
+            train.precision,
             code,
             own_step,
             {} if several is None else several.indices(flat.parameters.values()),

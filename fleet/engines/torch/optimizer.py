@@ -1,9 +1,9 @@
 """Update all weights of a module with an optimizer, and with what FLEET adds around any optimizer.
 
-Outside of the optimizer, in this order: gradients are averaged over accumulated steps, and clipped;
-the learning rate follows its schedule; weights decay if the optimizer cannot do it; after the step
-running means follow the weights. With accumulation, a schedule counts all steps, as in Keras, and
-an optimizer counts updates.
+Outside of the optimizer, in this order: gradients are averaged over accumulated steps, divided by
+the scale of float16 losses, and clipped; the learning rate follows its schedule; weights decay if
+the optimizer cannot do it; after the step running means follow the weights. With accumulation, a
+schedule counts all steps, as in Keras, and an optimizer counts updates.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fleet.engines.torch.keras_rules import NAMES, KerasRules, with_torch_state
 from fleet.engines.torch.learning_rates import LearningRates
 from fleet.engines.torch.make_optimizer import make_optimizer
 from fleet.engines.torch.optimizer_state import OptimizerState
+from fleet.engines.torch.precision import GradientScaler
 from fleet.engines.torch.several_optimizers import SeveralOptimizers
 from fleet.spec import Optimizer
 
@@ -42,6 +43,7 @@ class ModuleOptimizer:
         mode: ``min`` or ``max``: which values of the monitored metric are better.
         several: optimizers of the user, to use instead of the one of the settings, whose learning
             rate multiplies theirs.
+        precision: ``train.precision`` of the network; losses of float16 are scaled.
 
     Attributes:
         steps: number of steps taken, including steps that only accumulate.
@@ -64,6 +66,7 @@ class ModuleOptimizer:
         as_keras: bool = False,
         mode: str = "min",
         several: SeveralOptimizers | None = None,
+        precision: str = "float32",
     ) -> None:
         self._settings = settings
         self._scale = scale
@@ -99,6 +102,10 @@ class ModuleOptimizer:
         self._clock = Clock(mode=mode)
         self.learning_rate()  # raises now if the schedule cannot be computed
         self._parameters = list(flat.parameters.values())
+        parts: Sequence[Sequence[int]] = [range(len(self._parameters))]
+        if several is not None:
+            parts = [*several.indices(self._parameters).values()]
+        self._scaler = GradientScaler.of(precision, parts, accumulate)
         indices = {parameter: index for index, parameter in enumerate(self._parameters)}
         if self._keras is not None:
             decays = [self._keras.decay] * len(decays)
@@ -113,6 +120,10 @@ class ModuleOptimizer:
         ]
         name = settings.name if several is None else "train.optimizers"
         self._state = OptimizerState(self.optimizer, flat.parameters, flat.weights, name)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return what to differentiate instead of a loss: in float16 a multiple of it."""
+        return loss if self._scaler is None else self._scaler.scaled(loss)
 
     def step(self, correction: float, unused: Collection[int] = ()) -> None:
         """Update the weights from the gradients.
@@ -136,6 +147,8 @@ class ModuleOptimizer:
         if is_due:
             self._update(gradients, iteration, idle)
             self._idle = None
+            if self._scaler is not None:
+                self._scaler.update()
         if self.average is not None:
             momentum = self._settings.ema_momentum
             if momentum is None:
@@ -178,6 +191,11 @@ class ModuleOptimizer:
         return self._idle
 
     def _update(self, gradients: Tensor, iteration: int, idle: Collection[int]) -> None:
+        if self._scaler is not None:
+            skipped = self._scaler.unscale(gradients, self._flat.gradient_views)
+            idle = skipped.union(idle)
+            if skipped and len(idle) == len(self._parameters):
+                return
         self._clip(gradients)
         options = self._rates.options(self.steps, self._clock, self._scale)
         for group, values in zip(self.optimizer.param_groups, options, strict=True):
@@ -264,6 +282,7 @@ class ModuleOptimizer:
         if self.average is not None:
             vectors["average"] = self.average
         return {
+            **({} if self._scaler is None else self._scaler.tensors()),
             **{
                 f"{key}/{name}": view
                 for key, vector in vectors.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from fleet.engines.own_step import (
 from fleet.engines.torch.export import Exported
 from fleet.engines.torch.flat_parameters import samples_to_device, targets_to_device, to_device
 from fleet.engines.torch.models import Samples, seeded
+from fleet.engines.torch.precision import autocasting
 from fleet.spec import Train
 from preprocess.sample import SampleSpec
 from preprocess.target import TargetSpec
@@ -106,7 +107,7 @@ class TorchStep:
             with (
                 seeded(seed),
                 unchanged(exported.module),
-                precision_of(train, device),
+                autocasting(train.precision, device),
                 torch.set_grad_enabled(training),
             ):
                 exported.module.train(training)
@@ -253,13 +254,6 @@ def _named_loss(name: str) -> str:
     if name == LOSS:
         return "loss"
     return f"loss {name!r}"
-
-
-def precision_of(train: Train, device: torch.device) -> Any:
-    """Return the context in which a network computes."""
-    if train.precision == "mixed_bfloat16":
-        return torch.autocast(device.type, torch.bfloat16)
-    return nullcontext()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,6 +45,7 @@ from fleet.engines.torch.losses import OPS
 from fleet.engines.torch.models import Samples
 from fleet.engines.torch.optimizer import ModuleOptimizer
 from fleet.engines.torch.own_step import TorchStep
+from fleet.engines.torch.precision import autocasting
 from preprocess.sample import SampleSpec
 from preprocess.user_code import (
     UserCode,
@@ -65,10 +66,10 @@ class TorchSteps:
         exchange_of: creates the exchange of a group.
         exchange: exchange of the present group.
         seed: seed of all random numbers in steps.
-        is_mixed: True to compute with bfloat16 where it is safe.
+        precision: ``train.precision`` of the network.
         code: user code that computes a part of a step.
         own_step: a step of the user, instead of the loss of ``measures``; None without one.
-        parts: indices of the parameters of by_target optimizer, by its name; empty if there is one.
+        parts: indices of the parameters of each optimizer, by its name; empty if there is one.
         compiled: calls the module in training, if it is compiled.
         evaluation_calls: calls of the network since its last step.
         is_new: True before the first step.
@@ -84,7 +85,7 @@ class TorchSteps:
     exchange_of: Callable[[Group], Exchange]
     exchange: Exchange
     seed: int
-    is_mixed: bool
+    precision: str
     code: UserCode | None
     own_step: TorchStep | None = None
     parts: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -265,7 +266,7 @@ class TorchSteps:
             if self.parts:
                 unused = self._differentiate(losses, size)
             else:
-                (losses[LOSS] / size).backward()
+                self.updates.scaled(losses[LOSS] / size).backward()
         if self.is_new:
             self.flat.check_parameters(self.exported.module)
             self.is_new = False
@@ -296,7 +297,7 @@ class TorchSteps:
         for name, loss in losses.items():
             indices = self.parts[name]
             gradients = torch.autograd.grad(
-                loss / size,
+                self.updates.scaled(loss / size),
                 [parameters[index] for index in indices],
                 retain_graph=len(losses) > 1,
                 allow_unused=True,
@@ -329,7 +330,7 @@ class TorchSteps:
         call: Callable[..., Tensor] = self.exported
         if self.compiled is not None and self.exported.module.training:
             call = self.compiled
-        with self._precision():
+        with autocasting(self.precision, self.device):
             return call(samples, is_scaled)
 
     def _samples(self, inputs: np.ndarray) -> Samples:
@@ -360,7 +361,7 @@ class TorchSteps:
         """
         inputs = self.exported.prepare(self._samples(local_rows[0]))
         batch = own_step.batch_of(inputs, local_rows, self.device)
-        with self._precision():
+        with autocasting(self.precision, self.device):
             sums = own_step.sums(self.exported.module, batch, training, optimizer)
         self.flat.write_totals(
             sums.loss.detach(), sums.correct, len(local_rows[1]), stop, sums.metric_totals
@@ -417,11 +418,6 @@ class TorchSteps:
             no_accuracy = weights.new_zeros(())
             self.flat.write_totals(loss.detach(), no_accuracy, len(weights), stop, metric_totals)
         return loss
-
-    def _precision(self) -> AbstractContextManager[object]:
-        if self.is_mixed:
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return nullcontext()
 
 
 @contextmanager

@@ -218,7 +218,6 @@ def spec(train, row="OWN", **entry):
             "optimizer.name",
             "no optimizer 'lion'; it has sgd, adam, adamw",
         ),
-        ("torch", {"precision": "mixed_float16"}, "precision", "did you mean mixed_bfloat16?"),
         ("torch", {"xla": True}, "xla", "does not support XLA"),
         ("numpy", {"xla": True}, "xla", "does not support XLA"),
         (
