@@ -7,6 +7,7 @@ recorded while it runs, copied beside the export, and read from there when the e
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -65,7 +66,9 @@ def _copy(file: Path, copy: Path) -> None:
 
 
 def keep_files(files: Mapping[str, Path], export: Path) -> dict[str, str]:
-    """Copy files beside an export.
+    """Copy files to the folder ``files`` beside an export.
+
+    Copies are named by their content, because an export is written under another name first.
 
     Args:
         files: the path of each file as the function writes it -> its absolute path.
@@ -79,11 +82,14 @@ def keep_files(files: Mapping[str, Path], export: Path) -> dict[str, str]:
         StorageError: a file cannot be written.
     """
     copies = {}
-    for number, (written, file) in enumerate(sorted(files.items())):
+    for written, file in sorted(files.items()):
         if not file.is_file():
             continue
-        copy = export.with_suffix(".files") / f"{number}-{file.name}"
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        copy = export.with_name("files") / f"{digest[:12]}-{file.name}"
         copy.parent.mkdir(exist_ok=True)
-        atomic_write_with(copy, partial(_copy, file))
+        if not copy.exists():
+            atomic_write_with(copy, partial(_copy, file))
         copies[written] = f"{copy.parent.name}/{copy.name}"
     return copies

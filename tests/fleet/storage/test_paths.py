@@ -102,3 +102,11 @@ def test_segment_name_is_unique_per_run(tmp_path):
         == RunPaths(tmp_path / "b").segment_name
     )
     assert RunPaths(tmp_path / "c").segment_name != name
+
+
+def test_files_of_exports_are_not_foreign(tmp_path):
+    run = RunPaths(tmp_path)
+    kept = run.model("a") / "files/0123456789ab-backbone.pt"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert run.foreign_files() == []
