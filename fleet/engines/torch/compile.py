@@ -15,8 +15,8 @@ from fleet.spec.model import one_line
 _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
 
 
-def compile_module(module: nn.Module) -> Callable[[Samples], Tensor]:
-    """Return a function that calls a module, compiled at its first call.
+def compile_module(module: nn.Module) -> Callable[..., Tensor]:
+    """Return a function that calls an exported network, compiled at its first call.
 
     Raises:
         SettingError: by the function, if the module cannot be compiled.
@@ -25,9 +25,9 @@ def compile_module(module: nn.Module) -> Callable[[Samples], Tensor]:
     torch._inductor.config.compile_threads = 1
     compiled = torch.compile(module)
 
-    def call(samples: Samples) -> Tensor:
+    def call(samples: Samples, is_scaled: bool = False) -> Tensor:
         try:
-            outputs: Tensor = compiled(samples)
+            outputs: Tensor = compiled(samples, is_scaled)
         except Exception as error:
             if type(error).__module__.startswith(_COMPILERS):
                 raise SettingError(

@@ -11,6 +11,7 @@ from tests.refusals import refused
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by PyTorch itself
 @pytest.mark.long
 def test_compiled_module_equals_the_module():
     networks = [built(FLAT_MODEL, FLAT, compile=is_compiled) for is_compiled in (False, True)]
@@ -25,7 +26,7 @@ def test_compiled_module_equals_the_module():
 def test_module_that_cannot_be_compiled_is_refused(monkeypatch):
     import torch
 
-    def fail(_):
+    def fail(*_):
         raise torch._dynamo.exc.Unsupported("a call of C")
 
     monkeypatch.setattr(torch, "compile", lambda module: fail)

@@ -175,4 +175,4 @@ def test_optimizers_need_a_loss_each():
 )
 def test_optimizers_exclude_settings(setting, name):
     with refused(SpecError, "optimizers", name):
-        built(**setting)
+        built(stopping={"monitor": "val_loss"}, **setting)
