@@ -72,7 +72,7 @@ class GradientScaler:
         return loss * (self.scale.item() / self._accumulate)
 
     def unscale(self, gradients: Tensor, views: Sequence[Tensor]) -> set[int]:
-        """Divide gradients by the scale, and find those that cannot be used.
+        """Divide gradients by the scale, and find unusable ones.
 
         Args:
             gradients: all gradients, (n,).

@@ -106,7 +106,7 @@ def test_segment_name_is_unique_per_run(tmp_path):
 
 def test_files_of_exports_are_not_foreign(tmp_path):
     run = RunPaths(tmp_path)
-    kept = run.model("a") / "files/0123456789ab-backbone.pt"
-    kept.parent.mkdir(parents=True)
-    kept.touch()
+    copy = run.model("a") / "files/0123456789ab-backbone.pt"
+    copy.parent.mkdir(parents=True)
+    copy.touch()
     assert run.foreign_files() == []

@@ -42,10 +42,10 @@ def plain_loop(module, batch, accumulate=1, clip=None):
     for step in range(STEPS):
         with torch.autocast("cpu", torch.float16):
             outputs = module(inputs)
-            each = torch.nn.functional.cross_entropy(
+            row_losses = torch.nn.functional.cross_entropy(
                 outputs, torch.from_numpy(labels).long(), reduction="none"
             )
-            loss = (each * torch.from_numpy(weights)).mean()
+            loss = (row_losses * torch.from_numpy(weights)).mean()
         losses.append(12 * loss.item())
         scaler.scale(loss / accumulate).backward()
         if (step + 1) % accumulate:
@@ -148,13 +148,13 @@ def test_float16_resumes_with_its_scale(batch):
 
 
 def test_several_steps_a_call_equal_single_steps_in_float16(batch):
-    one, four = (built(precision="mixed_float16") for _ in range(2))
+    single, quadruple = (built(precision="mixed_float16") for _ in range(2))
     rows = rows_of(batch)
-    expected = trained(one, batch, 4)
+    expected = trained(single, batch, 4)
     images, labels, weights = (np.concatenate([part] * 4) for part in rows)
-    sums = begin(four, images, labels, [12] * 4, weights)().sums
+    sums = begin(quadruple, images, labels, [12] * 4, weights)().sums
     assert [part.loss for part in sums] == expected
-    assert four.state()[SCALE] == one.state()[SCALE]
+    assert quadruple.state()[SCALE] == single.state()[SCALE]
 
 
 def test_overflow_skips_only_its_optimizer():
