@@ -283,7 +283,7 @@ class TorchSteps:
         return unused
 
     def _differentiate(self, losses: Mapping[str, Tensor], size: int) -> list[int]:
-        """Write the gradient of by_target loss by the parameters of its optimizer.
+        """Write the gradient of each loss by the parameters of its optimizer.
 
         Args:
             losses: summed loss by the name of its optimizer.
