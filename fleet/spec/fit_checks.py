@@ -113,6 +113,15 @@ def _misfits(
             "an engine that takes several, such as torch",
         )
         return
+    if sample.target.parts and network.architecture.output is not None:
+        yield (
+            network,
+            ("models", network.entry, "output"),
+            f"it chooses one output, and samples have several targets "
+            f"({', '.join(sample.target.parts)})",
+            "leave it out, and return an output for each of them",
+        )
+        return
     if sample.target.parts and is_built_in and spec.engine.learns:
         yield (
             network,

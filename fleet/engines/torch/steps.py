@@ -176,7 +176,7 @@ class TorchSteps:
         return (None,) if self.own_step is None else self.own_step.rounds
 
     def _add_rounds(self, earlier: Sequence[Tensor]) -> None:
-        """Add sums of earlier rounds of a step, (6 + metrics,) by_target, to the current totals."""
+        """Add sums of earlier rounds of a step, (6 + metrics,) each, to the current totals."""
         for totals in earlier:
             totals[INDEX["count"] : WIDTH] = 0
             self.flat.totals.add_(totals)

@@ -148,6 +148,7 @@ def test_class_weights_become_those_of_all_classes():
     [
         ("numpy", {"family": "softmax"}, "takes one target"),
         ("torch", {"family": "softmax"}, "has one output"),
+        ("torch", {"build": "json:loads", "output": "logits"}, "chooses one output"),
     ],
 )
 def test_networks_with_one_output_are_refused(engine, model, text):
