@@ -85,7 +85,7 @@ class _RowsUnpickler(pickle.Unpickler):
         Raises:
             ValueError: it is another one.
         """
-        if module.partition(".")[0] != "numpy" or name not in self._allowed:
+        if module.partition(".")[0] != np.__name__ or name not in self._allowed:
             raise ValueError(_OBJECTS)
         renamed = {"numpy.core": "numpy._core"}
         if np.lib.NumpyVersion(np.__version__) < "2.0.0":
