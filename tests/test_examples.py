@@ -140,6 +140,27 @@ def check_predicted(folder, run, name, table, target):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("two_inputs", marks=pytest.mark.torch),
+        pytest.param("keras_two_inputs", marks=pytest.mark.tensorflow),
+    ],
+)
+def test_photo_and_numbers_are_learned_and_predicted(tmp_path, name):
+    folder = tmp_path / "records"
+    shutil.copytree(
+        EXAMPLES / "records", folder, ignore=shutil.ignore_patterns("__pycache__", "photos")
+    )
+    printed(folder, "make_data.py")
+    printed(folder, "-m", "fleet.run", f"{name}.yaml")
+    rows = read_results(folder / "runs" / name)
+    assert [row.status for row in rows] == [Status.FINISHED] * 2
+    assert rows[0].val_loss < 0.1  # the variance of the weights is 0.25
+    check_predicted(folder, name, rows[0].name, "fish.csv", "weight")
+
+
+@pytest.mark.long
 def test_example_of_a_table_runs_to_the_end(with_targets):
     spec = (with_targets / "wine.yaml").read_text()
     assert spec.partition("\n\n")[2] in (ROOT / "docs/data.md").read_text(encoding="utf-8")

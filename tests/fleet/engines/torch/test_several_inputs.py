@@ -12,6 +12,7 @@ from fleet.errors import ModelError
 from fleet.spec import parse
 from preprocess.sample import Affine, ArraySpec, SampleSpec
 from preprocess.target import class_target
+from tests.fleet.engines.torch.test_export import without_onnxscript
 from tests.refusals import refused
 
 pytestmark = pytest.mark.torch
@@ -92,6 +93,27 @@ def test_network_of_several_inputs_is_exported(tmp_path):
     joined = EnsembleModule([tmp_path / "best.safetensors"], [1.0], "class").predict(inputs)
     expected = torch.from_numpy(outputs).softmax(-1).numpy()
     assert joined == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("exporter", ["newer", "tracing"])
+def test_onnx_of_several_inputs_takes_them_by_name(tmp_path, monkeypatch, exporter):
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    from onnx.reference import ReferenceEvaluator
+
+    from fleet.engines.torch.export import to_onnx
+
+    if exporter == "tracing":
+        without_onnxscript(monkeypatch)
+    else:
+        pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    trainable = built()
+    trainable.export(trainable.state(), tmp_path / "best.safetensors")
+    to_onnx(tmp_path / "best.safetensors", tmp_path / "best.onnx")
+    inputs, labels = rows_of(1, count=5)
+    _, outputs = trainable.predict(inputs, labels)
+    by_name = {name: np.ascontiguousarray(inputs[name]) for name in inputs.dtype.names}
+    [result] = ReferenceEvaluator(str(tmp_path / "best.onnx")).run(None, by_name)
+    assert result == pytest.approx(outputs, abs=1e-4)
 
 
 def test_network_of_several_inputs_tells_rows_and_parameters():
