@@ -13,6 +13,7 @@ from fleet.spec.layers import count_for
 from fleet.spec.measures import describe_unfit
 from fleet.spec.model import Softmax, check_input
 from fleet.spec.schema import NetworkSpec, Spec
+from fleet.spec.search import NETWORK_OBJECTIVES
 from fleet.spec.target_settings import (
     TargetKinds,
     columns,
@@ -211,10 +212,22 @@ def find_unfit_measures(network: NetworkSpec, spec: Spec, kinds: TargetKinds) ->
 
 
 def _find_unmeasured(network: NetworkSpec, spec: Spec, kinds: TargetKinds) -> Iterator[Misfit]:
-    """Yield a monitored column that is not computed for these targets."""
+    """Yield monitored columns and objectives that are not computed for these targets."""
     monitor = network.train.stopping.monitor
     computed = columns(network.train, kinds, spec.engine.words.metrics)
-    if monitor is not None and monitor.removeprefix("val_") not in computed:
+    entry = spec.searches.get(network.entry)
+    objectives = () if entry is None or entry.search is None else entry.search.objectives
+    values = [objective.value for objective in objectives]
+    for number, value in enumerate(values):
+        if value not in NETWORK_OBJECTIVES and value.removeprefix("val_") not in computed:
+            yield (
+                network,
+                ("models", network.entry, "search", "objectives", number, "value"),
+                f"{value} is not computed",
+                f"one of {', '.join((*computed, *NETWORK_OBJECTIVES))}",
+            )
+    is_measured = monitor is None or monitor.removeprefix("val_") in computed
+    if not (is_measured or monitor in values):
         yield _misfit(
             network,
             spec,

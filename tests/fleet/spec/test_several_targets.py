@@ -6,6 +6,7 @@ from fleet.errors import SpecError
 from fleet.spec import parse
 from fleet.spec.criteria import check_comparable, with_data_defaults
 from fleet.spec.data import Target
+from fleet.spec.entries import with_extreme_networks
 from fleet.spec.fit_checks import find_misfits, find_unfit_measures, merge_misfits
 from fleet.spec.target_settings import columns, kinds_of, settings_by_target
 from preprocess.record_target import RecordTarget
@@ -119,6 +120,22 @@ def test_settings_by_target_of_one_target_are_refused():
     assert (key, "one target" in wrong) == ("loss", True)
     [(key, wrong, _)] = misfits(value, stopping={"monitor": "val_price_loss"})
     assert key == "stopping.monitor"
+
+
+def test_objective_of_a_search_must_be_computed():
+    spec = spec_of(
+        model={
+            "build": "json:loads",
+            "space": {"width": [4, 8]},
+            "search": {"max_trials": 2, "objectives": [{"value": "val_cost_loss"}]},
+        }
+    )
+    drawn = with_extreme_networks(spec)
+    [misfit, *_] = find_unfit_measures(drawn.networks[0], spec, kinds_of(TARGET))
+    assert misfit[1:3] == (
+        ("models", 0, "search", "objectives", 0, "value"),
+        "val_cost_loss is not computed",
+    )
 
 
 def test_monitored_column_has_the_direction_of_its_measure():
