@@ -1,8 +1,8 @@
 """Continue runs of FLEET 0.2, whose optimizers under PyTorch followed Keras' formulas.
 
 ``torch.optim`` computes the same updates with other settings: epsilon is divided by the correction
-of the second moment, the momentum is measured in learning rates, and weights decay outside. Only
-the epsilon of RMSprop, which Keras adds under the root, differs by up to a factor of 1.5.
+of the second moment, or is a part of it for RMSprop; the momentum is measured in learning rates;
+and weights decay outside.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ class KerasRules:
             decay = _DECAY_OF_ADAMW
         self.decay = decay or 0.0
         self._name = settings.name
+        self._epsilon = self.arguments.get("eps", 0.0)
         if self._name == "rmsprop":
-            self.arguments["eps"] **= 0.5
+            self.arguments["eps"] = 0.0  # it is added under the root
 
     def prepare(self, optimizer: torch.optim.Optimizer, iteration: int, rate_before: float) -> None:
-        """Prepare an update.
+        """Prepare an update; parameters that do not change have no gradient.
 
         Args:
             optimizer: the optimizer, with the learning rate of the update.
@@ -74,6 +75,35 @@ class KerasRules:
                     momentum = optimizer.state[parameter].get("momentum_buffer")
                     if momentum is not None:
                         momentum.mul_(rate_before / group["lr"])
+            if self._name == "rmsprop":
+                for parameter in _changed(group):
+                    state = optimizer.state[parameter]
+                    _begin(state, parameter, group)
+                    state["square_avg"].add_(self._epsilon / group["alpha"])
+
+    def finish(self, optimizer: torch.optim.Optimizer) -> None:
+        """Restore what :meth:`prepare` has changed for the update."""
+        if self._name == "rmsprop":
+            for group in optimizer.param_groups:
+                for parameter in _changed(group):
+                    optimizer.state[parameter]["square_avg"].sub_(self._epsilon).clamp_(min=0)
+
+
+def _changed(group: Mapping[str, Any]) -> list[torch.nn.Parameter]:
+    """Return the parameters of a group that an update changes."""
+    return [parameter for parameter in group["params"] if parameter.grad is not None]
+
+
+def _begin(state: dict[str, Any], parameter: Tensor, group: Mapping[str, Any]) -> None:
+    """Give a parameter the state with which RMSprop begins, unless it has one."""
+    if state:
+        return
+    state["step"] = torch.zeros(())
+    state["square_avg"] = torch.zeros_like(parameter)
+    if group["momentum"]:
+        state["momentum_buffer"] = torch.zeros_like(parameter)
+    if group["centered"]:
+        state["grad_avg"] = torch.zeros_like(parameter)
 
 
 def with_torch_state(

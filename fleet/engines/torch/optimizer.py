@@ -204,13 +204,16 @@ class ModuleOptimizer:
             for group, decay, indices in self._decays:
                 views = [self._flat.weight_views[index] for index in indices if index not in idle]
                 torch._foreach_mul_(views, 1 - group["lr"] * decay)
+        for index in idle:
+            self._parameters[index].grad = None
         if self._keras is not None:
             assert isinstance(self.optimizer, torch.optim.Optimizer)
             before = self._learning_rate_at(max(0, self.steps - self._accumulate))
             self._keras.prepare(self.optimizer, iteration, before)
-        for index in idle:
-            self._parameters[index].grad = None
-        self.optimizer.step()
+            self.optimizer.step()
+            self._keras.finish(self.optimizer)
+        else:
+            self.optimizer.step()
         for index in idle:
             self._parameters[index].grad = self._flat.gradient_views[index]
 
