@@ -77,7 +77,7 @@ def measure_lengths(
         The lengths; 0 for samples that cannot be read.
 
     Raises:
-        InputError: there is no such input, it has no length, or a sample cannot be read.
+        InputError: the input does not exist or has no length, or a sample cannot be read.
     """
     known_lengths = given_lengths(source)
     if all(name in known_lengths for name in names):

@@ -102,26 +102,26 @@ def _describe(spec: Spec, train: Source, pads: Sequence[Pad], lengths: Lengths) 
         near = order_by_length(order, np.sum(list(rows.values()), axis=0), rng)
     lines = []
     for pad in pads:
-        own = lengths[pad.name]
+        sizes = lengths[pad.name]
         text = (
-            f"data.pad: {pad.name}: lengths from {own.min()} to {own.max()}, {own.mean():.3g} on "
-            "average"
+            f"data.pad: {pad.name}: lengths from {sizes.min()} to {sizes.max()}, "
+            f"{sizes.mean():.3g} on average"
         )
-        kept = np.minimum(own, pad.to)
+        limited = np.minimum(sizes, pad.to)
         if pad.varies:
             shares = ", ".join(
-                f"{padding_share(kept, near, batch):.1%} of batches of {batch} "
-                f"({padding_share(kept, order, batch):.0%} in random order)"
+                f"{padding_share(limited, near, batch):.1%} of batches of {batch} "
+                f"({padding_share(limited, order, batch):.0%} in random order)"
                 for batch in _batches(spec)
             )
             text += f"; cut to the longest of each batch, padding is {shares}"
         else:
-            text += f"; padded to {pad.to}, padding is {1 - kept.mean() / pad.to:.1%}"
-        count = int(np.count_nonzero(own > pad.to))
+            text += f"; padded to {pad.to}, padding is {1 - limited.mean() / pad.to:.1%}"
+        count = int(np.count_nonzero(sizes > pad.to))
         if count:
             verb = "is" if count == 1 else "are"
             text += (
-                f"; {count} of {pluralize(len(own), 'training sample')} {verb} longer than "
+                f"; {count} of {pluralize(len(sizes), 'training sample')} {verb} longer than "
                 f"{pad.to}, and cut"
             )
         lines.append(text)

@@ -27,11 +27,11 @@ PREDICTED = {
 
 @pytest.fixture
 def predictor():
-    made = object.__new__(Predictor)
-    made.sample = SampleSpec(ArraySpec((4,), "float32"), TARGET.outputs, target=TARGET)
-    made.weights = {"a": 1.0}
-    made.folds = {}
-    return made
+    plain = object.__new__(Predictor)
+    plain.sample = SampleSpec(ArraySpec((4,), "float32"), TARGET.outputs, target=TARGET)
+    plain.weights = {"a": 1.0}
+    plain.folds = {}
+    return plain
 
 
 def test_rows_of_tables_have_columns_by_target(predictor, capsys):
