@@ -19,6 +19,7 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from fleet.storage.run_spec import load_run_spec
 from preprocess.base import INPUT, Source
+from preprocess.padding import Pad, measure_lengths
 from preprocess.record_pipeline import AnyPipeline, make_pipeline
 from preprocess.record_target import record_of
 from preprocess.records import (
@@ -27,7 +28,7 @@ from preprocess.records import (
     find_inputs,
     parse_record_transforms,
 )
-from preprocess.sample import ArraySpec
+from preprocess.sample import ArraySpec, mask_of
 from preprocess.sources.files import NamedFiles, NamedRows
 from preprocess.sources.image_folder import describe_unread
 from preprocess.sources.new_arrays import NewArrays, is_array_file
@@ -152,7 +153,8 @@ class Predictor:
 
         Args:
             inputs: (n, ...) inputs with the shape of :attr:`sample`; images have values of 0 to
-                255. Of several inputs, such arrays by name, or (n,) records of them.
+                255. Of several inputs, such arrays by name, or (n,) records of them. Inputs of
+                unequal length are sequences of n arrays; longer ones are cut.
 
         Returns:
             (n, classes) probabilities that sum to 1, (n, labels) probabilities of labels, (n,
@@ -163,7 +165,7 @@ class Predictor:
             UserError: the inputs have another shape, or one is missing.
         """
         if isinstance(inputs, Mapping):
-            inputs = self._joined(inputs)
+            inputs = self._joined(self._padded(inputs))
         inputs = np.asarray(inputs)
         if self.sample.parts and inputs.dtype.names != tuple(self.sample.parts):
             raise UserError(
@@ -179,6 +181,47 @@ class Predictor:
         if not self.sample.target.parts:
             return predicted
         return record_of(self.sample.target).split_outputs(predicted)
+
+    @property
+    def _pads(self) -> tuple[Pad, ...]:
+        """How the inputs of unequal length are padded."""
+        settings = self._spec.data_by_pipeline[self._feed].pad
+        shapes = {name: array.shape for name, array in self.sample.input.arrays.items()}
+        return tuple(
+            Pad(name, shapes[name][0], pad.value, name in self.sample.varying)
+            for name, pad in settings.items()
+        )
+
+    @property
+    def _data_names(self) -> list[str]:
+        """The names of the inputs that data has, without masks of padding."""
+        masks = {mask_of(pad.name) for pad in self._pads}
+        return [name for name in self.sample.input.arrays if name not in masks]
+
+    def _padded(self, inputs: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+        """Return named inputs with padding and masks, unless they have masks."""
+        padded = dict(inputs)
+        for pad in self._pads:
+            if pad.name not in inputs or mask_of(pad.name) in inputs:
+                continue
+            rows = [pad.apply(np.asarray(row)) for row in inputs[pad.name]]
+            self._warn_of_cut(pad, np.array([len(row) for row in inputs[pad.name]]))
+            for name, parts in zip(
+                (pad.name, mask_of(pad.name)), zip(*rows, strict=True), strict=True
+            ):
+                padded[name] = np.stack(parts)
+        return padded
+
+    def _warn_of_cut(self, pad: Pad, lengths: np.ndarray) -> None:
+        count = int(np.count_nonzero(lengths > pad.to))
+        if count:
+            log.warning(
+                "%s: %d of %d samples are longer than %d, which these networks take, and cut",
+                pad.name,
+                count,
+                len(lengths),
+                pad.to,
+            )
 
     def _joined(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return named inputs as one array: records, if there are several."""
@@ -249,6 +292,9 @@ class Predictor:
         """
         for source in self._sources(files):
             pipeline = self._pipeline(source)
+            lengths = measure_lengths(source, [pad.name for pad in self._pads])
+            for pad in self._pads:
+                self._warn_of_cut(pad, lengths[pad.name])
             for first in range(0, len(source), _BATCH):
                 batch = range(first, min(first + _BATCH, len(source)))
                 inputs, targets = pipeline.empty(len(batch))
@@ -303,7 +349,9 @@ class Predictor:
             return NewRows(str(file), self._columns, self.sample.input.size)
         if not self.sample.parts:
             return NamedRows(file)
-        listed = ", ".join(self.sample.parts)
+        if Path(file).suffix == ".npy" and self._data_names == [INPUT]:
+            return NamedRows(file)
+        listed = ", ".join(self._data_names)
         table = ""
         if self._columns is not None:
             table = f"a table with the columns {', '.join(self._columns.inputs)}, or "
@@ -315,11 +363,11 @@ class Predictor:
     def _array_names(self) -> dict[str, tuple[str, ...]]:
         """Return the names that the array of each input may have in a file."""
         in_data = self._spec.data_by_pipeline[self._feed].options.get("inputs")
-        if not self.sample.parts:
+        if self._data_names == [INPUT]:
             named = (in_data,) if isinstance(in_data, str) else ()
             return {INPUT: (*named, INPUT, "x", "images")}
         names: dict[str, tuple[str, ...]] = {}
-        for name in self.sample.parts:
+        for name in self._data_names:
             of_data = in_data.get(name) if isinstance(in_data, Mapping) else None
             names[name] = (of_data, name) if isinstance(of_data, str) else (name,)
         return names
@@ -343,7 +391,7 @@ class Predictor:
     def _transforms(self, source: Source) -> AnyTransforms:
         """Return the transforms of the run; images are decoded even if its data were arrays."""
         data = self._spec.data_by_pipeline[self._feed]
-        transforms = parse_record_transforms(data.transforms, source, data.together)
+        transforms = parse_record_transforms(data.transforms, source, data.together, self._pads)
         if isinstance(transforms, RecordTransforms):
             described = data.transforms if isinstance(data.transforms, Mapping) else {}
             fields = dict(transforms.fields)

@@ -16,7 +16,7 @@ from fleet.storage.paths import RunPaths
 from preprocess.base import INPUT
 from preprocess.moments import Standardization
 from preprocess.record_target import RecordTarget
-from preprocess.sample import ArraySpec, SampleSpec
+from preprocess.sample import ArraySpec, RecordSpec, SampleSpec
 from preprocess.sources.table import Columns, InputColumns
 from preprocess.target import TargetSpec
 
@@ -58,8 +58,14 @@ def write_sample(
 
 def _describe_inputs(sample: SampleSpec) -> dict[str, Any]:
     """Return the shape and type of the input, or of several by name."""
-    if sample.parts:
-        return {"inputs": {name: asdict(part.input) for name, part in sample.parts.items()}}
+    if isinstance(sample.input, RecordSpec):
+        described: dict[str, Any] = {
+            "inputs": {name: asdict(part.input) for name, part in sample.parts.items()}
+        }
+        for key in ("padded", "varying"):
+            if getattr(sample.input, key):
+                described[key] = getattr(sample.input, key)
+        return described
     return {"image": asdict(sample.input)}
 
 
@@ -164,4 +170,6 @@ def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
     return SampleSpec.of_parts(
         {name: SampleSpec(array, target.outputs, target=target) for name, array in arrays.items()},
         target,
+        tuple(record.get("padded", ())),
+        tuple(record.get("varying", ())),
     )
