@@ -112,6 +112,10 @@ class RecordSpec:
         fields: the name and the spec of each array, in order.
         padded: the arrays that are padded at the end of rows; NAME_mask is 1 where they are not.
         varying: those of them of which batches can be cut to their longest row.
+        collate: the function of the user that makes the inputs of a network of a batch; empty
+            without one.
+        examples: (k,) some rows of the data, because made-up ones would not suit that function;
+            None without it.
 
     >>> print(RecordSpec.of({"image": ArraySpec((2, 2, 1), "uint8"), "age": ArraySpec((1,), "f4")}))
     image: 2 x 2 x 1 uint8, age: 1 f4
@@ -120,6 +124,8 @@ class RecordSpec:
     fields: tuple[tuple[str, ArraySpec], ...]
     padded: tuple[str, ...] = ()
     varying: tuple[str, ...] = ()
+    collate: str = ""
+    examples: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, arrays: Mapping[str, ArraySpec]) -> RecordSpec:
@@ -160,6 +166,9 @@ class RecordSpec:
 
     def random_inputs(self, random: np.random.Generator, rows: int) -> np.ndarray:
         """Draw random rows, (rows,) of :attr:`dtype`; see :meth:`ArraySpec.random_inputs`."""
+        if self.examples is not None:
+            chosen = self.examples[random.integers(0, len(self.examples), rows)]
+            return chosen.astype(self.dtype)
         inputs = np.zeros(rows, self.dtype)
         for name, array in self.fields:
             inputs[name] = array.random_inputs(random, rows)
@@ -412,9 +421,28 @@ class SampleSpec:
 
     def with_parts(self, parts: Mapping[str, SampleSpec]) -> SampleSpec:
         """Return the spec with others of its inputs."""
-        padded = self.input.padded if isinstance(self.input, RecordSpec) else ()
-        changed = SampleSpec.of_parts(parts, self.target, padded, self.varying)
-        return replace(self, input=changed.input, stored=changed.stored, parts=changed.parts)
+        changed = SampleSpec.of_parts(parts, self.target)
+        assert isinstance(self.input, RecordSpec)
+        assert isinstance(changed.input, RecordSpec)
+        record = replace(self.input, fields=changed.input.fields)
+        return replace(self, input=record, stored=changed.stored, parts=changed.parts)
+
+    def with_collation(self, path: str, examples: np.ndarray) -> SampleSpec:
+        """Return the spec of samples of which a function of the user makes inputs of networks.
+
+        Args:
+            path: the import path of the function.
+            examples: (k,) some samples.
+
+        Raises:
+            InputError: samples have a single input.
+        """
+        if not isinstance(self.input, RecordSpec):
+            raise InputError(
+                "collate: samples have one input of one length, which needs no function; name the "
+                "inputs of the source, or pad those of unequal length (data.pad)"
+            )
+        return replace(self, input=replace(self.input, collate=path, examples=examples))
 
     def with_stored(self, stored: InputSpec) -> SampleSpec:
         """Return the spec with what is stored of a sample."""

@@ -157,6 +157,11 @@ class Data:
     are filled at the end, and a further input `NAME_mask` is 1 where they are not; an input without
     a name is called `input`. With `to: longest`, samples of like length lie together in an epoch.
     """
+    collate: kinds.ImportPath | None = None
+    """Import path of your own function that makes the inputs of a PyTorch module of the samples of
+    a batch, for what padding cannot say, such as graphs. It takes a list of mappings, one for each
+    sample, and returns a mapping of keywords, a tuple of arguments, or one argument.
+    """
     shared_memory: kinds.Size = Field(default=2 * 10**9, json_schema_extra={"default": "2GB"})
     """Memory on each node for prepared samples, like 2GB. It limits how far apart networks that
     share a stream can be.

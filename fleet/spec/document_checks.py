@@ -70,6 +70,18 @@ def find_document_problems(document: Document, content: Mapping[str, Any]) -> It
             "[]",
             "add an entry, or `keep_open: 10min` to wait for more networks",
         )
+    if document.data.collate is not None and not engine.collates:
+        yield (
+            ("data", "collate"),
+            f"the engine {engine.name} takes samples with padding",
+            "use the engine torch, or leave it out",
+        )
+    elif document.data.collate is not None and document.train.compile:
+        yield (
+            ("train", "compile"),
+            "data.collate makes the inputs of modules, which cannot be compiled",
+            "leave it out",
+        )
     yield from _contradictions(document)
     yield from _search_problems(document)
     if rates is not None and not os.path.isfile(rates):  # Path.is_file raises for long names

@@ -122,6 +122,7 @@ class EngineInfo:
             (:mod:`preprocess.deferred_augmentation`).
         joins_inputs: whether its families take samples of several inputs.
         takes_records: whether its networks take samples of several inputs.
+        collates: whether it calls ``data.collate``.
         had_keras_optimizers: whether its optimizers were those of Keras in FLEET 0.2.
         takes_several_targets: whether its networks predict several targets.
         needs_rates: whether it can train only at known rates, so that ``schedule.rates`` is
@@ -164,6 +165,7 @@ class EngineInfo:
     finishes: bool = False
     joins_inputs: bool = False
     takes_records: bool = False
+    collates: bool = False
     had_keras_optimizers: bool = False
     takes_several_targets: bool = False
     needs_rates: bool = False
@@ -246,6 +248,7 @@ ENGINES: dict[str, EngineInfo] = {
             suffix=".safetensors",
             finishes=True,
             takes_records=True,
+            collates=True,
             library="torch",
             extra="torch",
             join=".torch.ensemble_model:EnsembleModule",

@@ -59,6 +59,7 @@ def training_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> s
         "target": data.target,
         "together": data.together or None,
         "pad": {name: asdict(pad) for name, pad in data.pad.items()} or None,
+        "collate": data.collate,
         # split by the targets of another pipeline
         "divided": first.target if is_divided and first.target != data.target else None,
         "fold": None if network.fold is None else [network.fold, data.folds],

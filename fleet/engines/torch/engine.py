@@ -16,6 +16,7 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import EngineContext, count_threads, gpu_index
 from fleet.engines.custom import user_code_of, with_default_rate
 from fleet.engines.own_step import measures_of
+from fleet.engines.torch.collation import Collation
 from fleet.engines.torch.compile import compile_module
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import Exported, note_of
@@ -92,6 +93,7 @@ class TorchEngine:
             built,
             _scales_of(sample),
             sample.target,
+            Collation.of(sample.input),
         ).to(self._device)
         own_step = None
         several = None

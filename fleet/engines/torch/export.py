@@ -13,7 +13,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fleet.engines.custom import import_folder
+from fleet.engines.torch.collation import Collation
 from fleet.engines.torch.loaded_files import keep_files
 from fleet.engines.torch.models import (
     Built,
@@ -62,10 +63,15 @@ class Exported(nn.Module):
             several inputs, by name.
         target: target of a sample. Logits of pixels are (n, height, width, classes); outputs for
             several targets lie side by side, (n, total).
+        collation: makes the inputs of the module of a batch; None without.
     """
 
     def __init__(
-        self, built: Built, scale: Sequence[Any] | Mapping[str, Any] | None, target: TargetSpec
+        self,
+        built: Built,
+        scale: Sequence[Any] | Mapping[str, Any] | None,
+        target: TargetSpec,
+        collation: Collation | None = None,
     ) -> None:
         super().__init__()
         self.module = built.module
@@ -85,6 +91,7 @@ class Exported(nn.Module):
         self.predicts = built.predicts
         self._targets = record_of(target) if target.parts else None
         self._is_mask = target.semantics.is_of_pixels and not target.parts
+        self._collation = collation
 
     def forward(self, samples: Samples, is_scaled: bool = False) -> Tensor:
         """Return logits, or values.
@@ -118,10 +125,14 @@ class Exported(nn.Module):
         if isinstance(samples, Tensor):
             prepared: Tensor = self._preparations[0](samples, is_scaled)
             return prepared
-        return {
+        prepared_samples = {
             name: preparation(samples[name], is_scaled)
             for name, preparation in zip(self._names, self._preparations, strict=True)
         }
+        if self._collation is None:
+            return prepared_samples
+        collated: Samples = self._collation(prepared_samples)
+        return collated
 
 
 class Preparation(nn.Module):
@@ -181,11 +192,16 @@ def note_of(
     architecture = network.architecture
     target = sample.target
     if isinstance(dtype, dict):
-        inputs = {
+        inputs: dict[str, Any] = {
             "inputs": {
                 name: _note_of_input(part, dtype[name]) for name, part in sample.parts.items()
             }
         }
+        assert isinstance(sample.input, RecordSpec)
+        if sample.input.padded:
+            inputs["padded"] = list(sample.input.padded)
+        if sample.input.collate:
+            inputs["collate"] = sample.input.collate
     else:
         inputs = {"input": _note_of_input(sample, dtype)}
     if architecture.kind == "family":
@@ -259,7 +275,13 @@ def _noted_arrays(note: Mapping[str, Any]) -> InputSpec:
         name: ArraySpec(tuple(described["shape"]), described["dtype"])
         for name, described in _noted_inputs(note).items()
     }
-    return RecordSpec.of(arrays) if "inputs" in note else arrays[INPUT]
+    if "inputs" not in note:
+        return arrays[INPUT]
+    return replace(
+        RecordSpec.of(arrays),
+        padded=tuple(note.get("padded", ())),
+        collate=note.get("collate", ""),
+    )
 
 
 def _noted_inputs(note: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,7 +365,8 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
         UserError,
     ):
         built.module.load_state_dict(weights)
-    return Exported(built._replace(dtype=dtype), scale, target).eval(), note
+    exported = Exported(built._replace(dtype=dtype), scale, target, Collation.of(image))
+    return exported.eval(), note
 
 
 def _built(

@@ -32,8 +32,9 @@ from fleet.engines.custom import (
     probabilities_error,
     seeded_generators,
 )
+from fleet.engines.torch.collation import Collation
 from fleet.engines.torch.loaded_files import recording_loads
-from fleet.errors import ModelError
+from fleet.errors import FleetError, ModelError
 from fleet.spec.layers import Layer, Shape, layers_of
 from fleet.spec.model import Architecture, InputShape, load_function, one_line
 from launch.processes import end_with_parent
@@ -58,9 +59,11 @@ Samples: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
 
 def call_module(module: Callable[..., Any], samples: Samples) -> Any:
     """Call a module with its input, or with several by keyword."""
-    if isinstance(samples, torch.Tensor):
-        return module(samples)
-    return module(**samples)
+    if isinstance(samples, Mapping):
+        return module(**samples)
+    if isinstance(samples, tuple):  # of the user's collate
+        return module(*samples)
+    return module(samples)
 
 
 def outputs_by_target(returned: Any, target: RecordTarget) -> dict[str, torch.Tensor]:
@@ -176,12 +179,17 @@ def build_module(
             )
             return Built(nn.Sequential(OrderedDict(_modules(layers, image.shape))), torch.float32)
 
+    is_collated = isinstance(image, RecordSpec) and bool(image.collate)
+
     def build(seed: int) -> Built:
         with seeded(seed):
             module = build_custom_model(
                 architecture, _shape_of(image), target.model_outputs, nn.Module, "torch.nn.Module"
             ).float()
             _choose_output(architecture, module)
+            if is_collated:
+                assert isinstance(image, RecordSpec)
+                return _check_collated(architecture.target, module, image, target, has_own_step)
             check = _try_module if has_own_step else _check_module
             return check(architecture.target, module, image, target, is_scaled)
 
@@ -189,7 +197,7 @@ def build_module(
         built = build_isolated(
             architecture.target, partial(build, seed), lambda built: built.module.parameters()
         )
-        if built.predicts:
+        if built.predicts and not is_collated:
             check_self_contained(
                 architecture.target, built, image, target, lambda: build(seed + 1).module
             )
@@ -556,6 +564,47 @@ def _try_module(
         )
     *axes, classes = target.output_shape
     return Built(module, dtype, differentiates, values.shape == (_ROWS, classes, *axes))
+
+
+def _check_collated(
+    name: str, module: nn.Module, record: RecordSpec, target: TargetSpec, has_own_step: bool
+) -> Built:
+    """Try a module on what a function of the user makes of samples, if there are examples."""
+    _check_state(name, module)
+    dtypes = {
+        key: torch.int64 if np.dtype(array.dtype).kind in "iu" else torch.float32
+        for key, array in record.fields
+    }
+    built = Built(module, dtypes, predicts=not has_own_step)
+    collation = Collation.of(record)
+    if record.examples is None or collation is None:  # an export
+        return built
+    rows = record.random_inputs(np.random.default_rng(0), _ROWS)
+    samples = {key: torch.from_numpy(rows[key].copy()).to(dtype) for key, dtype in dtypes.items()}
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            returned = call_module(module, collation(samples))
+    except FleetError:
+        raise
+    except Exception as error:
+        if has_own_step:
+            return built
+        raise ModelError(
+            f"{name}: the module fails for what {record.collate} returns: {one_line(error)}"
+        ) from error
+    finally:
+        module.train(was_training)
+    *axes, classes = target.output_shape
+    if isinstance(returned, torch.Tensor) and returned.shape == (_ROWS, classes, *axes):
+        return built._replace(predicts=True)
+    if has_own_step:
+        return built
+    if not isinstance(returned, torch.Tensor):
+        raise ModelError(f"{name}: {describe_outputs(returned)}")
+    check_output_shape(name, returned.shape, (classes, *axes))
+    return built
 
 
 def _check_state(name: str, module: nn.Module) -> None:

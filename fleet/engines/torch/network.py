@@ -41,6 +41,7 @@ from fleet.engines.torch.pretrained import load_pretrained
 from fleet.engines.torch.steps import TorchSteps
 from fleet.errors import ModelError
 from preprocess.base import INPUT
+from preprocess.sample import RecordSpec
 from preprocess.user_code import UserCode, exclusive_generators
 
 _ROWS = 2  # rows of the samples on which memory is estimated
@@ -321,6 +322,11 @@ def _zeros_outputs(steps: TorchSteps) -> Any:
         name: torch.zeros(_ROWS, *array.shape, device=steps.device)
         for name, array in sample.input.arrays.items()
     }
+    if isinstance(sample.input, RecordSpec) and sample.input.collate:
+        rows_of_data = sample.input.random_inputs(np.random.default_rng(0), _ROWS)
+        zeros = {
+            name: torch.from_numpy(rows_of_data[name].copy()).to(steps.device) for name in zeros
+        }
     inputs = steps.exported.prepare(zeros if sample.parts else zeros[INPUT])
     module = steps.exported.module
     if steps.own_step is None:

@@ -166,7 +166,7 @@ class TorchStep:
             if weights
             else torch.ones(len(targets), device=device)
         )
-        named = {INPUT: inputs} if isinstance(inputs, Tensor) else dict(inputs)
+        named = dict(inputs) if isinstance(inputs, Mapping) else {INPUT: inputs}
         moved = targets_to_device(targets, device)
         tensors = moved if isinstance(moved, dict) else {TARGET: moved}
         for name, target in self.target.by_name.items():

@@ -29,7 +29,7 @@ from preprocess.decoded_copy import decode_once
 from preprocess.fingerprint import Fingerprint
 from preprocess.moments import Standardization, compute_standardization
 from preprocess.probe import SampleProbe
-from preprocess.record_pipeline import make_input_pipeline
+from preprocess.record_pipeline import make_input_pipeline, make_pipeline
 from preprocess.records import AnyTransforms, lists_of, transforms_by_input
 from preprocess.sample import Affine, SampleSpec
 from preprocess.source import assign_folds, open_per_target
@@ -44,6 +44,7 @@ from preprocess.target import (
 from preprocess.transforms.color import Standardize
 from preprocess.transforms.on_device import inline_device_transforms
 
+_EXAMPLES = 16  # samples on which data.collate is tried
 _MAX_CHANNELS = 4  # a first axis of this length or less may be the channels of an image
 
 
@@ -173,6 +174,8 @@ def open_inputs(
             )
             for split, sample in samples.items()
         }
+    if spec.data.collate is not None:
+        samples = _with_collation(spec, data, transforms, samples, len(pipelines))
     remark = "\n".join(
         filter(
             None,
@@ -202,6 +205,40 @@ def open_inputs(
         rows=rows,
         folds=folds,
     )
+
+
+def _with_collation(
+    spec: Spec,
+    data: DataSet,
+    transforms: AnyTransforms,
+    samples: Mapping[str, SampleSpec],
+    pipelines: int,
+) -> dict[str, SampleSpec]:
+    """Return the specs of samples of which a function of the user makes inputs of networks.
+
+    Raises:
+        UserError, InputError: there are several pipelines, or none of the first samples can be
+            used.
+    """
+    path = spec.data.collate
+    assert path is not None
+    if pipelines > 1:
+        raise UserError(
+            "data.collate: entries of models have other data, and one function makes the inputs of "
+            "all; use several runs"
+        )
+    pipeline = make_pipeline(data.train, transforms, spec.seed, samples["train"])
+    count = min(_EXAMPLES, len(data.train))
+    inputs, targets = pipeline.empty(count)
+    errors = pipeline.load(range(count), 0, inputs, targets)
+    unusable = [error.position for error in errors if error.position is not None]
+    examples = np.delete(inputs, np.array(unusable, np.int64), axis=0)
+    if not len(examples):
+        raise UserError(f"data.collate: the first samples cannot be used: {errors[0]}")
+    try:
+        return {split: sample.with_collation(path, examples) for split, sample in samples.items()}
+    except InputError as error:
+        raise InputError(f"data.{error}") from error
 
 
 def open_data_sets(
