@@ -75,11 +75,11 @@ class GraphNetwork(nn.Module):
             features = layer(torch.cat([features, received.tanh()], 1)).relu()
         count = int(graph.max()) + 1
         sums = features.new_zeros(count, features.shape[1]).index_add(0, graph, features)
-        least = sums.scatter_reduce(
+        minima = sums.scatter_reduce(
             0, graph[:, None].expand_as(features), features, "amin", include_self=False
         )
         sizes = torch.bincount(graph, minlength=count)[:, None]
-        return self.head(torch.cat([sums / sizes, least], 1))
+        return self.head(torch.cat([sums / sizes, minima], 1))
 
 
 def network(input_shape, classes, width=16, rounds=8):

@@ -51,7 +51,7 @@ class Collation:
         """Return the inputs of the module.
 
         Args:
-            samples: (n, ...) by name, with masks of those that are padded.
+            samples: (n, ...) by name, with the masks of padded inputs.
 
         Raises:
             SettingError: the function raises.
