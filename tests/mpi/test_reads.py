@@ -19,7 +19,13 @@ def spread(part, count):
     return [(part, index) for index in np.linspace(0, count - 1, PROBES).astype(int).tolist()]
 
 
-LOOKED_AT = [("opened", -1), *spread("train", SAMPLES), *spread("validation", VALIDATION)]
+# The first sample of a source of one's own tells whether it has several inputs.
+LOOKED_AT = [
+    ("opened", -1),
+    ("train", 0),
+    *spread("train", SAMPLES),
+    *spread("validation", VALIDATION),
+]
 
 
 def run_noted(launch, tmp_path, **parts):

@@ -451,7 +451,7 @@ def test_custom_loss_and_metric():
     ("kind", "model", "train", "error", "message"),
     [
         ("value", "two_inputs", {}, ModelError, "a model with 2 inputs; it should have one"),
-        ("value", "two_outputs", {}, ModelError, "a model with 2 outputs; it should have one"),
+        ("value", "two_outputs", {}, ModelError, "a model with 2 outputs; name one of them"),
         (
             "mask",
             "of_outputs",
